@@ -1,0 +1,28 @@
+"""The command line. Heavy imports wait until a command needs them: ``--help`` and ``config check`` load no torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import typer
+
+from opabinia.cli import config, demo, evaluate, train
+
+app = typer.Typer(
+    name="opabinia",
+    help="One PyTorch training engine for five kinds of vision work.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("train")(train.train)
+app.command("eval")(evaluate.evaluate)
+app.command("demo")(demo.demo)
+app.add_typer(config.app, name="config", help="Show, check and compare configs; list what there is.")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command and exit: 0 done, 1 a crash, 2 something given is wrong, 130 or 143 stopped after saving."""
+    app(args=train.with_resume_value(list(sys.argv[1:] if arguments is None else arguments)))

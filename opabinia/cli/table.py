@@ -1,0 +1,18 @@
+"""Scores as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.table import Table
+
+
+def print_scores(title: str, scores: Mapping[str, float]) -> None:
+    """Print scores to stdout, one a row, and where they come from."""
+    table = Table("score", "value")
+    for name, value in scores.items():
+        table.add_row(name, f"{value:.4f}")
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(title, soft_wrap=True)

@@ -1,0 +1,58 @@
+"""``opabinia train``"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from opabinia.cli.errors import report_errors
+
+Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A packaged recipe, a YAML file or a run folder.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the config, such as optimizer.lr=0.1")
+]
+
+
+def with_resume_value(arguments: list[str]) -> list[str]:
+    """``--resume`` may stand alone: give it the value "last" then, so that a parser can take a value always."""
+    result = []
+    for place, argument in enumerate(arguments):
+        result.append(argument)
+        following = arguments[place + 1] if place + 1 < len(arguments) else "-"
+        if argument == "--resume" and (following.startswith("-") or "=" in following or "step-" not in following):
+            result.append("last")
+    return result
+
+
+def train(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    name: Annotated[str, typer.Option(help="Name of the run.")] = "default",
+    out: Annotated[Path, typer.Option(help="Where runs lie: OUT/RECIPE/NAME.")] = Path("runs"),
+    resume: Annotated[
+        str | None, typer.Option(metavar="[CKPT]", help="Go on from the last (or the given) checkpoint of this run.")
+    ] = None,
+) -> None:
+    """Train a recipe.
+
+    opabinia train classification/digits
+
+    opabinia train classification/digits optimizer.lr=0.01 train.length=5ep --name short
+
+    opabinia train classification/digits --resume
+    """
+    with report_errors():
+        from opabinia.launch import train as run
+        from opabinia.runtime.signals import Stopped
+
+        try:
+            folder, scores = run(recipe, overrides or [], out=out, name=name, resume=resume)
+        except Stopped as stopped:
+            raise SystemExit(stopped.exit_status) from None
+        from opabinia.cli.table import print_scores
+
+        print_scores(str(folder), scores)
+
+

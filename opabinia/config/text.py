@@ -1,0 +1,52 @@
+"""Complete configs as text: YAML that loads back to the same, and flat lines that are easy to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from opabinia.config.references import dotted
+from opabinia.config.tree import BadScalar, scalar
+from opabinia.config.types import plain
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Every scalar and every empty section or list, with its path."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    if not items and not (isinstance(value, list) and value):
+        yield path, value
+    for key, item in items:
+        yield from leaves(item, (*path, key))
+
+
+def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config as ``{"data.train.transforms.0.size": 64, ...}``."""
+    return {dotted(path): value for path, value in leaves(plain(dict(config))) if path}
+
+
+def dump(config: Mapping[str, Any]) -> str:
+    """A config as YAML that :func:`compose` reads back to the same."""
+    return yaml.dump(
+        plain(dict(config)), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None
+    )
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what our reader, which follows YAML 1.2, would not take for text."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    text = text.replace("${", "$${")
+    try:
+        quote = None if isinstance(scalar(text), str) else "'"
+    except BadScalar:
+        quote = "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=quote)
+
+
+_Dumper.add_representer(str, _text)

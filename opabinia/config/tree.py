@@ -1,0 +1,271 @@
+"""YAML files as trees of nodes that know their line. Whatever is wrong with a file becomes a problem, never a traceback.
+
+Scalars follow YAML 1.2's core schema: ``1e-3`` is a number, ``on`` and ``yes`` are text, there are no dates.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from opabinia.config.errors import Problem, nearest, show
+
+MAX_DEPTH = 40
+MAX_NODES = 50_000
+MAX_BYTES = 4_000_000
+MAX_DIGITS = 100
+
+_CONSTANTS = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
+_CONSTANTS |= {word: word.lower() == "true" for word in ("true", "True", "TRUE", "false", "False", "FALSE")}
+_INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+
+
+class _Broken:
+    """Stands for a value that could not be read. It has been complained about: nothing else is said of it."""
+
+    def __repr__(self) -> str:
+        return "?"
+
+
+BROKEN = _Broken()
+
+
+@dataclass(frozen=True)
+class Node:
+    """A value and where it is written.
+
+    Attributes:
+        value: a scalar, a dictionary of nodes, a list of nodes, or ``BROKEN``.
+        where: "file.yaml:12", or the override it comes from.
+        via: the reference that brought it here, such as ``${env:HOME}``.
+    """
+
+    value: Any
+    where: str
+    via: str = ""
+
+    def children(self) -> Iterator[tuple[Any, Node]]:
+        """Keys or positions, with the nodes there."""
+        if isinstance(self.value, dict):
+            yield from self.value.items()
+        elif isinstance(self.value, list):
+            yield from enumerate(self.value)
+
+    def plain(self) -> Any:
+        """The value without its places."""
+        if isinstance(self.value, dict):
+            return {key: node.plain() for key, node in self.value.items()}
+        return [node.plain() for node in self.value] if isinstance(self.value, list) else self.value
+
+    def measure(self) -> tuple[int, int]:
+        """The number of nodes, and how deep they nest."""
+        sizes = [node.measure() for _, node in self.children()]
+        return 1 + sum(size for size, _ in sizes), 1 + max((depth for _, depth in sizes), default=0)
+
+
+class BadScalar(ValueError):
+    """A scalar that looks like a number but is none that we take."""
+
+
+def scalar(text: str) -> Any:
+    """The value of a plain (unquoted) scalar.
+
+    Raises:
+        BadScalar: a number of absurd length.
+    """
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    if _INTEGER.fullmatch(text):
+        if len(text) > MAX_DIGITS:
+            raise BadScalar(f"a number of more than {MAX_DIGITS} digits")
+        return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+    if _FLOAT.fullmatch(text):
+        return float(text.replace(".inf", "inf").replace(".Inf", "inf").replace(".INF", "inf").lower().replace(".nan", "nan"))
+    return text
+
+
+def shown_path(path: Path) -> str:
+    """A path as it stands in messages: relative to the working directory when inside it."""
+    try:
+        return str(path.absolute().relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)
+
+
+def read_file(path: Path, problems: list[Problem]) -> Node | None:
+    """The tree of a YAML file; None, and a problem, where it cannot be read."""
+    where = shown_path(path)
+    try:
+        if path.is_dir():
+            raise OSError(0, "is a folder, not a file")
+        if path.exists() and path.stat().st_size > MAX_BYTES:
+            raise OSError(0, f"is larger than {MAX_BYTES // 1_000_000} MB; that is no recipe")
+        data = path.read_bytes()
+    except FileNotFoundError:
+        problems.append(Problem(where, "", "there is no such file"))
+        return None
+    except (OSError, ValueError) as error:
+        problems.append(Problem(where, "", str(getattr(error, "strerror", None) or error)))
+        return None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        problems.append(Problem(f"{where}:{line}", "", f"byte {data[error.start]:#04x} is not UTF-8"))
+        return None
+    return read_text(text, problems, lambda line: f"{where}:{line}")
+
+
+def read_text(text: str, problems: list[Problem], where: Any) -> Node | None:
+    """The tree of a YAML text; None, and a problem, where it cannot be read.
+
+    Args:
+        text: one YAML document.
+        problems: new ones are added here.
+        where: tells the place of a line, given its number from 1 on.
+    """
+    try:
+        return _Reader(text, problems, where).document()
+    except _Stop as stop:
+        problems.append(Problem(where(stop.line), "", str(stop)))
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        problems.append(Problem(where(line), "", f"the character U+{ord(_first(error.character)):04X} is not allowed"))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        problems.append(Problem(where(line), "", _syntax(error)))
+    except (ValueError, OverflowError) as error:  # an escape or a version that PyYAML itself stumbles over
+        problems.append(Problem(where(1), "", f"not valid YAML: {error}"))
+    return None
+
+
+def _first(character: Any) -> str:
+    return character if isinstance(character, str) and len(character) == 1 else chr(character)
+
+
+def _syntax(error: yaml.MarkedYAMLError) -> str:
+    if "'\\t'" in (error.problem or ""):
+        return "a tab; YAML is indented with spaces"
+    return f"not valid YAML: {', '.join(filter(None, (error.context, error.problem)))}"
+
+
+class _Stop(Exception):
+    """Reading cannot go on."""
+
+    def __init__(self, message: str, line: int) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+class _Reader:
+    """Turns PyYAML's events into nodes. Events come one by one, so limits stop a bomb before it goes off."""
+
+    def __init__(self, text: str, problems: list[Problem], where: Any) -> None:
+        self.events: Iterator[Any] = yaml.parse(text, Loader=yaml.SafeLoader)
+        self.problems = problems
+        self.where = where
+        self.anchors: dict[str, Node | None] = {}  # None: being read
+        self.count = 0
+
+    def document(self) -> Node:
+        event = self._next()
+        while not isinstance(event, yaml.DocumentStartEvent | yaml.StreamEndEvent):
+            event = self._next()
+        if isinstance(event, yaml.StreamEndEvent):
+            return Node(None, self.where(1))
+        node = self._node(self._next(), 1)
+        self._next()  # the end of the document
+        after = self._next()
+        if not isinstance(after, yaml.StreamEndEvent):
+            raise _Stop("a second document; a recipe is one", after.start_mark.line + 1)
+        return node
+
+    def _next(self) -> Any:
+        return next(self.events)
+
+    def _node(self, event: Any, depth: int) -> Node:
+        line = event.start_mark.line + 1
+        self._count(1, line)
+        if depth > MAX_DEPTH:
+            raise _Stop(f"nested more than {MAX_DEPTH} levels deep", line)
+        if isinstance(event, yaml.AliasEvent):
+            return self._alias(event, line)
+        if event.anchor:
+            self.anchors[event.anchor] = None
+        if isinstance(event, yaml.ScalarEvent):
+            node = self._scalar(event, line)
+        elif isinstance(event, yaml.SequenceStartEvent):
+            node = Node(self._sequence(depth), self.where(line))
+        else:
+            node = Node(self._mapping(depth), self.where(line))
+        if event.tag is not None:
+            self._complain(line, f"the tag {show(event.tag)} is not allowed; nothing in a recipe needs one")
+            node = Node(BROKEN, node.where)
+        if event.anchor:
+            self.anchors[event.anchor] = node
+        return node
+
+    def _count(self, nodes: int, line: int) -> None:
+        self.count += nodes
+        if self.count > MAX_NODES:
+            raise _Stop(f"more than {MAX_NODES} values; that is no recipe", line)
+
+    def _alias(self, event: Any, line: int) -> Node:
+        if event.anchor not in self.anchors:
+            self._complain(line, f"*{event.anchor} refers to no anchor", nearest(event.anchor, self.anchors))
+            return Node(BROKEN, self.where(line))
+        node = self.anchors[event.anchor]
+        if node is None:
+            self._complain(line, f"*{event.anchor} contains itself")
+            return Node(BROKEN, self.where(line))
+        self._count(node.measure()[0], line)
+        return node
+
+    def _scalar(self, event: Any, line: int) -> Node:
+        text: str = event.value
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            self._complain(line, f"{show(text)} is not text that could be printed")
+            return Node(BROKEN, self.where(line))
+        try:
+            return Node(scalar(text) if event.implicit[0] else text, self.where(line))
+        except BadScalar as error:
+            self._complain(line, str(error))
+            return Node(BROKEN, self.where(line))
+
+    def _sequence(self, depth: int) -> list[Node]:
+        items: list[Node] = []
+        while not isinstance(event := self._next(), yaml.SequenceEndEvent):
+            items.append(self._node(event, depth + 1))
+        return items
+
+    def _mapping(self, depth: int) -> dict[str, Node]:
+        items: dict[str, Node] = {}
+        lines: dict[str, int] = {}
+        while not isinstance(event := self._next(), yaml.MappingEndEvent):
+            line = event.start_mark.line + 1
+            key = self._node(event, depth + 1).value
+            value = self._node(self._next(), depth + 1)
+            if not isinstance(key, str):
+                if key is not BROKEN:
+                    quoted = f"; put it in quotes: '{show(key)}'" if not isinstance(key, dict | list) else ""
+                    self._complain(line, f"the key {show(_plain(key))} is not text{quoted}")
+            elif key in items:
+                self._complain(line, f"the key {show(key)} is already there, in line {lines[key]}")
+            else:
+                # a problem with a section points at its key
+                items[key], lines[key] = Node(value.value, self.where(line)), line
+        return items
+
+    def _complain(self, line: int, message: str, suggestion: str = "") -> None:
+        self.problems.append(Problem(self.where(line), "", message, suggestion=suggestion))
+
+
+def _plain(value: Any) -> Any:
+    return Node(value, "").plain()

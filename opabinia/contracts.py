@@ -1,0 +1,371 @@
+"""The nouns the engine knows. Read this first.
+
+``engine``, ``data`` and ``tasks`` never import each other: they meet here and are joined in ``run.py``.
+
+Shapes in this package: B samples of a batch, C channels, H height, W width, K classes, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from annotated_types import Ge, Gt, Interval
+from torch import Tensor, nn
+
+from opabinia.config import Part
+from opabinia.runtime.durations import Duration
+
+if TYPE_CHECKING:
+    from opabinia.engine.checkpoint import Checkpoints
+    from opabinia.engine.journal import Journal
+
+# --- numbers with a range -------------------------------------------------------------------------------------------
+
+Fraction = Annotated[float, Interval(ge=0, le=1)]
+NonNegative = Annotated[float, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+Count = Annotated[int, Ge(1)]
+
+# --- data -----------------------------------------------------------------------------------------------------------
+
+Sample = dict[str, Any]
+"""One item: ``image`` (uint8, C x H x W, a ``tv_tensors.Image``), ``label`` (int), ``id`` (str, unique in its source)."""
+
+Batch = dict[str, Any]
+"""Collated samples: ``image`` (uint8 or float, B x C x H x W), ``label`` (int64, B, or float, B x K, after mixing), ``id`` (list of B)."""
+
+Scalars = Mapping[str, Tensor]
+"""Named 0-d tensors on the device. They are read by the host only when the journal writes."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the data tells to the parts that are built on it, so that nobody writes it into a config.
+
+    Attributes:
+        samples: number of training samples.
+        channels: channels of an image (1 grey, 3 colour).
+        classes: class names; the index is the label. Empty when there are none.
+    """
+
+    samples: int
+    channels: int = 3
+    classes: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Samples by index. Reading one must not depend on any other having been read."""
+
+    @property
+    def channels(self) -> int: ...
+
+    @property
+    def classes(self) -> Sequence[str]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Sample: ...
+
+
+Transform = Callable[[Sample], Sample]
+"""A change to one sample. Random numbers may come from torch's, Python's or NumPy's global generator:
+all three are seeded for each sample from (seed, epoch, position)."""
+
+Mix = Callable[[Batch, Facts], Batch]
+"""A change to the collated batch of one process, seeded from (seed, step, rank) in the same way."""
+
+
+class Row(NamedTuple):
+    """One global batch of a plan: what every process must know to take its slice.
+
+    Attributes:
+        step: optimizer steps done before it.
+        epoch: epochs done before it.
+        first: position of its first sample in the epoch.
+        count: samples over all processes.
+        shape: size the batch is to have (frames, height, width), or None to leave it to the transforms.
+        lr_factor: multiplies the learning rate while this row is trained.
+    """
+
+    step: int
+    epoch: int
+    first: int
+    count: int
+    shape: tuple[int, ...] | None = None
+    lr_factor: float = 1.0
+
+
+@runtime_checkable
+class Plan(Protocol):
+    """All global batches of a run, known before training: a pure function from step to row."""
+
+    @property
+    def total_steps(self) -> int: ...
+
+    @property
+    def epochs(self) -> int: ...
+
+    def row(self, step: int) -> Row: ...
+
+    def epoch_start(self, epoch: int) -> int:
+        """Step of the first batch of ``epoch``, for 0 to ``epochs``; the end of the last one may lie beyond
+        ``total_steps`` when the run ends within it."""
+        ...
+
+    def samples_before(self, step: int) -> int:
+        """Samples in the batches before ``step``."""
+        ...
+
+
+class Loader(Protocol):
+    """Batches of this process in order, from any row on."""
+
+    def iterate(self, start: int = 0) -> Iterator[tuple[Row, Batch]]: ...
+
+    def close(self) -> None: ...
+
+
+# --- time -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Where the run stands. Everything that changes over time is a function of it.
+
+    Attributes:
+        step: optimizer steps done.
+        epoch: whole epochs done (0 during the first).
+        epoch_step: steps done in the present epoch; 0 right after the last step of an epoch.
+        samples: training samples seen.
+        total_steps: length of the whole run.
+        steps_per_epoch: steps of the present epoch.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    epoch_step: int = 0
+    samples: int = 0
+    total_steps: int = 0
+    steps_per_epoch: int = 1
+
+    @classmethod
+    def at(cls, plan: Plan, step: int) -> Clock:
+        """The clock after ``step`` optimizer steps of ``plan``."""
+        epoch = 0
+        if step:
+            last = plan.row(step - 1).epoch
+            epoch = last + (plan.epoch_start(last + 1) == step)
+        start = plan.epoch_start(epoch)
+        present = min(epoch, max(0, plan.epochs - 1))
+        length = plan.epoch_start(present + 1) - plan.epoch_start(present) if plan.epochs else 1
+        return cls(step, epoch, step - start, plan.samples_before(step), plan.total_steps, length)
+
+    @property
+    def progress(self) -> float:
+        """From 0 (nothing done) to 1 (all done)."""
+        return self.step / self.total_steps if self.total_steps else 1.0
+
+    @property
+    def epochs_done(self) -> float:
+        """Epochs done, with the present one as a fraction: 2.5 in the middle of the third."""
+        return self.epoch + self.epoch_step / self.steps_per_epoch
+
+    @property
+    def phase_ended(self) -> bool:
+        """Whether the newest step was the last of its epoch or of the run."""
+        return self.step > 0 and (self.epoch_step == 0 or self.step >= self.total_steps)
+
+    def steps(self, duration: Duration) -> int:
+        """Length of ``duration`` in optimizer steps."""
+        return duration.steps(self.steps_per_epoch)
+
+
+Schedule = Callable[[Clock], float]
+"""A pure function of the clock; as a learning rate schedule its value multiplies the optimizer's ``lr``."""
+
+# --- tasks ----------------------------------------------------------------------------------------------------------
+
+Predictions = Mapping[str, Tensor]
+"""What a model says of a batch, one row a sample in every tensor: ``logits`` (B x K), ``embedding`` (B x D) ..."""
+
+
+class Evaluator(Protocol):
+    """Accumulates over the batches of one evaluation; the result is the same on any number of processes.
+
+    Example: ``update`` counts correct samples, ``gather`` brings the counts of all processes together in the
+    order of positions, ``compute`` divides.
+
+    Attributes:
+        better: the scores it gives and which way is better ("max" or "min"); the first one is its headline.
+    """
+
+    better: dict[str, str]
+
+    def update(self, predictions: Predictions, batch: Batch) -> None: ...
+
+    def state(self) -> Any:
+        """What this process has seen, plain and small enough to be sent to the others."""
+        ...
+
+    def compute(self, states: Sequence[Any]) -> dict[str, float]:
+        """Scores from the states of all processes, as fractions of 1. An empty data set gives no scores."""
+        ...
+
+
+class Task(nn.Module):
+    """Says what a batch means. DDP, FSDP and compile wrap this one object.
+
+    A task is an ``nn.Module`` with the four methods below, in this order in every task of the house.
+    """
+
+    def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor] | Tensor | Sequence[Tensor]:
+        """Losses of a batch. ``total_loss`` alone is trained if given, else the sum of every key that contains
+        ``loss``; the rest is only logged. A bare tensor is the loss; a list is summed."""
+        raise NotImplementedError
+
+    def predict(self, batch: Batch) -> Predictions:
+        """Batched predictions, read by evaluators and by the predict command."""
+        raise NotImplementedError
+
+    def features(self, batch: Batch, layers: Sequence[str] = ()) -> dict[str, Tensor]:
+        """Features (B x D) by layer name; without names the last one before the head, as ``embedding``."""
+        raise NotImplementedError
+
+    def evaluators(self, facts: Facts) -> list[Evaluator]:
+        """Fresh evaluators for one evaluation of a data set with these facts."""
+        return []
+
+    def hooks(self, facts: Facts) -> list[Hook]:
+        """Hooks the method itself needs (momentum teachers, prototypes frozen at first)."""
+        return []
+
+
+# --- the engine -----------------------------------------------------------------------------------------------------
+
+
+class Step(Protocol):
+    """How gradients become an update. Owns the optimizer; one call is one optimizer step.
+
+    ``after_backward`` is to be called once, when all gradients of the step are there and before they are used.
+    The scalars returned stay on the device; the key ``loss`` is the one that was trained.
+    """
+
+    optimizer: torch.optim.Optimizer
+
+    def __call__(self, batch: Batch, row: Row, clock: Clock, after_backward: Callable[[], None]) -> Scalars: ...
+
+    def learning_rate(self, row: Row, clock: Clock) -> float:
+        """The learning rate of the first parameter group in this step."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass
+class Run:
+    """What a hook may see and use: ten named things, and not the trainer.
+
+    Attributes:
+        task: the model being trained, as the user built it (not a wrapper).
+        optimizer: its optimizer.
+        loader: the training loader; None in an evaluation-only run.
+        journal: takes numbers in; writes them out.
+        clock: where the run stands. Inside ``before_step`` and ``after_backward`` the step is not yet counted.
+        checkpoints: saves and finds checkpoints; None in an evaluation-only run.
+        evaluate: runs one evaluation phase over all validation sets and returns its scores.
+        scores: the newest scores by name (``val/top1``).
+        folder: the run folder.
+        stop: set to a reason (any text) to end the run after this step, saved.
+    """
+
+    task: Task
+    optimizer: torch.optim.Optimizer | None
+    loader: Loader | None
+    journal: Journal
+    clock: Clock
+    checkpoints: Checkpoints | None
+    evaluate: Callable[[], dict[str, float]]
+    scores: dict[str, float]
+    folder: Path
+    stop: str | None = None
+
+
+class Phase(NamedTuple):
+    """One training epoch (``kind`` "train") or one evaluation pass ("evaluate", with the ``name`` of the set)."""
+
+    kind: str
+    name: str
+
+
+class Hook:
+    """Watches a run at seven named moments. Override what you need::
+
+        start                                  everything is built, a checkpoint is loaded if there is one
+        for each phase:
+            before_phase                       a training epoch or an evaluation pass begins
+                for each batch of a training phase:
+                    before_step
+                    after_backward             gradients are there, not yet used
+                    after_step                 the update is done and counted
+            after_phase
+        finish                                 always, with how it ended: "done", "stopped" or the exception
+
+    Changes to a batch are data flow (transforms, mix), not events. What ``state_dict`` returns must be JSON
+    and is saved under the hook's key in the config.
+    """
+
+    def start(self, run: Run) -> None: ...
+
+    def before_phase(self, run: Run, phase: Phase) -> None: ...
+
+    def before_step(self, run: Run, batch: Batch) -> None: ...
+
+    def after_backward(self, run: Run) -> None: ...
+
+    def after_step(self, run: Run) -> None: ...
+
+    def after_phase(self, run: Run, phase: Phase) -> None: ...
+
+    def finish(self, run: Run, how: str | BaseException) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Writer(Protocol):
+    """Takes a finished line of the journal somewhere: terminal, TensorBoard. Built with the run folder and the clock
+    at its start (the first step of a new run, a later one after a resume)."""
+
+    def write(self, line: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Backbone(nn.Module):
+    """Images (B x C x H x W) to one vector each (B x D). A head asks it for D, not a config."""
+
+    out_channels: int
+
+
+# --- parts as parameters --------------------------------------------------------------------------------------------
+
+TaskPart = Annotated[Callable[[Facts], Task], Part("task")]
+StepPart = Annotated[Callable[[Task, torch.optim.Optimizer, Schedule, int], Step], Part("step")]
+BackbonePart = Annotated[Callable[[int], Backbone], Part("backbone")]
+LossPart = Annotated[Callable[[Tensor, Tensor], Tensor], Part("loss")]
+OptimizerPart = Annotated[Callable[[Iterable[Any]], torch.optim.Optimizer], Part("optimizer")]
+SchedulePart = Annotated[Schedule, Part("schedule")]
+SourcePart = Annotated[Source, Part("source")]
+TransformPart = Annotated[Transform, Part("transform")]
+MixPart = Annotated[Mix, Part("mix")]
+HookPart = Annotated[Hook, Part("hook")]
+WriterPart = Annotated[Callable[[Path, Clock], Writer], Part("writer")]

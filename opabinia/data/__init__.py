@@ -1,0 +1,10 @@
+"""Data: order (epoch to positions), batches (positions to rows), sources, transforms, collate, mix, and the loader.
+
+A sample is a pure function of (seed, epoch, position), and a batch is global: what is read does not depend on the
+number of workers or processes, nor on where the run was stopped before.
+"""
+
+from opabinia.data.loader import DataError as DataError
+from opabinia.data.loader import Loader as Loader
+from opabinia.data.sections import Data as Data
+from opabinia.data.sections import Stream as Stream

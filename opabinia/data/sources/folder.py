@@ -1,0 +1,111 @@
+"""Pictures in folders, one folder a class."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from hashlib import blake2b
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from torchvision import tv_tensors
+
+from opabinia.config import register
+from opabinia.contracts import Sample
+from opabinia.data.decode import EXTENSIONS, read_image
+
+
+@register.source
+class ImageFolder:
+    """Pictures in one folder a class (``root/cat/001.jpg``), searched with subfolders; hidden names are left out.
+
+    Classes and files are sorted, so that samples have the same index on every file system. A sample's id is its path
+    below the root.
+
+    Args:
+        root: the folder that holds the class folders.
+        channels: 3 for colour, 1 for grey; pictures of the other kind are converted.
+        classes: folders to use, in the order of their labels; all of them, sorted, when not given.
+
+    Raises:
+        ValueError: the root or a class is missing or holds no picture.
+    """
+
+    def __init__(self, *, root: Path, channels: Literal[1, 3] = 3, classes: list[str] | None = None) -> None:
+        self.root = _existing(root.expanduser())
+        self.channels: Literal[1, 3] = channels
+        self.classes = tuple(_chosen(self.root, classes))
+        names = [_pictures(self.root, folder) for folder in self.classes]
+        # Bytes and numbers, not a list of texts: workers share these arrays' memory, while reading an object writes
+        # its reference count and so copies it into every worker.
+        everything = [name for of_class in names for name in of_class]
+        self._names = np.frombuffer(b"".join(everything), dtype=np.uint8)
+        self._ends = np.cumsum([len(name) for name in everything], dtype=np.int64)
+        self.labels = np.repeat(np.arange(len(names), dtype=np.int64), [len(of_class) for of_class in names])
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Sample:
+        name = self._name(index)
+        image = tv_tensors.Image(read_image(os.path.join(os.fsencode(self.root), name), self.channels))
+        return {"image": image, "label": int(self.labels[index]), "id": name.decode("utf-8", "backslashreplace")}
+
+    def fingerprint(self) -> str:
+        """Changes with the classes, the files' names and their order."""
+        content = blake2b(self._names.tobytes() + self._ends.tobytes() + self.labels.tobytes(), digest_size=8)
+        return f"{len(self)} pictures of {len(self.classes)} classes, {content.hexdigest()}"
+
+    def _name(self, index: int) -> bytes:
+        if not 0 <= index < len(self):
+            raise IndexError(f"index {index} of {len(self)} pictures")
+        start = self._ends[index - 1] if index else 0
+        return self._names[start : self._ends[index]].tobytes()
+
+
+def _existing(root: Path) -> Path:
+    if root.is_dir():
+        return root
+    if root.exists():
+        raise ValueError(f"{root} is a file; root is the folder that holds the class folders")
+    parent = next(parent for parent in root.absolute().parents if parent.exists())
+    raise ValueError(f"there is no folder {root}; what exists of it is {parent}")
+
+
+def _chosen(root: Path, classes: Sequence[str] | None) -> list[str]:
+    found = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    if not found:
+        raise ValueError(f"{root} holds no folders; pictures belong into one folder a class, such as {root / 'cat'}")
+    if classes is None:
+        return found
+    for number, name in enumerate(classes):
+        if name not in found:
+            hint = get_close_matches(name, found, 1) or found[:5]
+            raise ValueError(f"{root} holds no class {name!r}; there is {', '.join(hint)}")
+        if name in classes[:number]:
+            raise ValueError(f"class {name!r} is listed twice")
+    return list(classes)
+
+
+def _pictures(root: Path, folder: str) -> list[bytes]:
+    """Paths below ``root`` of all pictures of one class, sorted by their bytes."""
+    names = sorted(_walk(os.fsencode(root), os.fsencode(folder)))
+    if not names:
+        raise ValueError(f"class folder {root / folder} holds no picture ({', '.join(EXTENSIONS)})")
+    return names
+
+
+def _walk(root: bytes, folder: bytes) -> Iterator[bytes]:
+    for entry in os.scandir(os.path.join(root, folder)):
+        name = folder + b"/" + entry.name
+        if entry.name.startswith(b"."):
+            continue
+        if entry.is_dir():
+            yield from _walk(root, name)
+        elif entry.name.lower().endswith(_EXTENSIONS):
+            yield name
+
+
+_EXTENSIONS = tuple(extension.encode() for extension in EXTENSIONS)

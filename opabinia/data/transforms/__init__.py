@@ -1,0 +1,42 @@
+"""Changes to a sample: torchvision's transforms v2, under their own names.
+
+They take the whole sample: the image (and boxes, masks) changes, the label and the id pass through.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+from torchvision.transforms import v2
+
+from opabinia.config import adapt, register
+
+_NORMALISED = "images stay uint8 until they are on the device, where the task normalises them once"
+_TENSORS = "samples hold tensors from the start, and batches plain ones"
+_BATCHES = "works on batches; see the mix family"
+_SEVERAL = "gives several images of one"
+
+LEFT_OUT = {
+    "Compose": "the list of transforms is one",
+    "ConvertImageDtype": _NORMALISED,
+    "CutMix": _BATCHES,
+    "FiveCrop": _SEVERAL,
+    "Lambda": "takes a function; register it as a transform of its own",
+    "LinearTransformation": "takes tensors",
+    "MixUp": _BATCHES,
+    "Normalize": _NORMALISED,
+    "PILToTensor": _TENSORS,
+    "TenCrop": _SEVERAL,
+    "ToDtype": _NORMALISED,
+    "ToImage": _TENSORS,
+    "ToPILImage": _TENSORS,
+    "ToPureTensor": _TENSORS,
+    "ToTensor": _TENSORS,
+    "Transform": "the base of all",
+    "UniformTemporalSubsample": "picks frames of a film",
+}
+"""torchvision's transforms that are not registered, each with the reason."""
+
+for _name, _class in inspect.getmembers(v2, inspect.isclass):
+    if issubclass(_class, v2.Transform) and _name not in LEFT_OUT:
+        register.transform(name=_name)(adapt(_class))

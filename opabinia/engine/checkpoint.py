@@ -1,0 +1,261 @@
+"""Checkpoints: tensors in safetensors, everything else in JSON, checked by sums, whole or not there.
+
+::
+
+    checkpoints/step-00000500/model.safetensors
+                              optimizer.safetensors      optimizer state by parameter name: ``head.weight.exp_avg``
+                              state.json                 step, seed, hook state ... and the checksums of all three
+    checkpoints/last, checkpoints/best                   one line: the name of a checkpoint
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from opabinia.runtime.files import folder_aside, told, write_aside
+from opabinia.runtime.log import log
+
+FORMAT = 1
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+class BadCheckpoint(ValueError):
+    """A checkpoint is incomplete or damaged. The text names the file and what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that a run needs to go on: tensors by file name and then by tensor name, and plain values."""
+
+    step: int
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    state: Mapping[str, Any]
+
+
+# --- tensors --------------------------------------------------------------------------------------------------------
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors contiguous and once each; tied ones are named in the file's metadata and tied again on loading."""
+    kept: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    seen: dict[tuple[Any, ...], str] = {}
+    for name, tensor in tensors.items():
+        identity = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() and identity in seen:
+            aliases[name] = seen[identity]
+        else:
+            seen[identity] = name
+            kept[name] = tensor.detach().cpu().contiguous()
+    # A view of another tensor's memory (a slice) is refused by safetensors: give it memory of its own.
+    storages: set[int] = set()
+    for name, tensor in kept.items():
+        storage = tensor.untyped_storage().data_ptr()
+        if storage in storages or tensor.untyped_storage().nbytes() != tensor.nbytes:
+            kept[name] = tensor.clone()
+        storages.add(storage)
+    try:
+        save_file(kept, path, {"aliases": json.dumps(aliases)})
+    except SafetensorError as error:
+        # safetensors tells a full disk only in its text.
+        code = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(code[1]) if code else errno.EIO, str(error)) from error
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a file of :func:`save_tensors`, to the CPU."""
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
+    return {**tensors, **{name: tensors[other] for name, other in aliases.items()}}
+
+
+# --- optimizer state by parameter name ------------------------------------------------------------------------------
+
+
+def optimizer_state(task: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors (``<parameter>.<key>``) and plain values of an optimizer's state.
+
+    The options of its groups are not among them: they are config, and a resumed run obeys its config.
+    """
+    names = {id(parameter): name for name, parameter in task.named_parameters()}
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, Any] = {}
+    for parameter, values in optimizer.state.items():
+        for key, value in values.items():
+            name = f"{names[id(parameter)]}.{key}"
+            if isinstance(value, Tensor):
+                tensors[name] = value
+            elif value is not None:
+                plain[name] = value
+    return tensors, plain
+
+
+def load_optimizer_state(
+    task: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]
+) -> None:
+    """Undo :func:`optimizer_state`; parameters that are not named start without state."""
+    names = {id(parameter): name for name, parameter in task.named_parameters()}
+    order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+    by_parameter: dict[str, dict[str, Any]] = {}
+    for full, value in {**tensors, **plain}.items():
+        name, key = full.rsplit(".", 1)
+        by_parameter.setdefault(name, {})[key] = value
+    state = {number: by_parameter[name] for number, name in enumerate(order) if name in by_parameter}
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+# --- one checkpoint -------------------------------------------------------------------------------------------------
+
+
+def _sum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sealed(state: Mapping[str, Any]) -> bytes:
+    """The one way a state is written, with its own checksum in it, so that any changed byte shows."""
+
+    def text(checksum: str) -> bytes:
+        return (json.dumps({**state, "checksum": checksum}, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+
+    return text(hashlib.sha256(text("")).hexdigest())
+
+
+def write_checkpoint(path: Path, snapshot: Snapshot) -> None:
+    """Write a checkpoint aside and rename it into place.
+
+    Raises:
+        DiskError: nothing was changed.
+    """
+    with told(path, "the checkpoints before it are whole"), folder_aside(path) as aside:
+        files = {}
+        for name, tensors in snapshot.tensors.items():
+            file = aside / f"{name}.safetensors"
+            save_tensors(file, tensors)
+            files[file.name] = {"bytes": file.stat().st_size, "sha256": _sum(file)}
+        (aside / "state.json").write_bytes(_sealed({"format": FORMAT, **snapshot.state, "files": files}))
+
+
+def read_checkpoint(path: Path) -> Snapshot:
+    """Read a checkpoint after checking every byte of it.
+
+    Raises:
+        BadCheckpoint: a file is missing, cut short or changed, or of another format.
+    """
+    state_file = path / "state.json"
+    try:
+        raw = state_file.read_bytes()
+    except OSError as error:
+        raise BadCheckpoint(f"{state_file}: {error.strerror}") from error
+    try:
+        state = json.loads(raw)
+        whole = isinstance(state, dict) and _sealed({k: v for k, v in state.items() if k != "checksum"}) == raw
+    except (ValueError, RecursionError):
+        whole = False
+    if not whole:
+        raise BadCheckpoint(f"{state_file}: damaged (its checksum does not match)")
+    if state["format"] != FORMAT:
+        raise BadCheckpoint(f"{state_file}: format {state['format']}; this version reads format {FORMAT}")
+    tensors = {}
+    for name, told_of in state["files"].items():
+        file = path / name
+        size = file.stat().st_size if file.is_file() else None
+        if size is None:
+            raise BadCheckpoint(f"{file}: missing")
+        if size != told_of["bytes"]:
+            raise BadCheckpoint(f"{file}: {size} bytes instead of {told_of['bytes']} (cut short?)")
+        if _sum(file) != told_of["sha256"]:
+            raise BadCheckpoint(f"{file}: damaged (its checksum does not match)")
+        tensors[file.stem] = load_tensors(file)
+    return Snapshot(state["step"], tensors, state)
+
+
+# --- the checkpoints of a run ---------------------------------------------------------------------------------------
+
+
+def listed(folder: Path) -> list[Path]:
+    """The checkpoints in a ``checkpoints`` folder, oldest first, whole or not."""
+    found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def pointed(folder: Path, pointer: str) -> Path | None:
+    """The checkpoint that ``last`` or ``best`` names, if there is one."""
+    file = folder / pointer
+    name = file.read_text(encoding="utf-8", errors="replace").strip() if file.is_file() else ""
+    return folder / name if _NAME.fullmatch(name) and (folder / name).is_dir() else None
+
+
+def newest_whole(folder: Path) -> tuple[Path, Snapshot] | None:
+    """The newest checkpoint that is whole; a damaged one is named in the log and the one before it is tried.
+
+    Raises:
+        BadCheckpoint: there are checkpoints, but none is whole.
+    """
+    paths = listed(folder)
+    for path in reversed(paths):
+        try:
+            return path, read_checkpoint(path)
+        except BadCheckpoint as error:
+            log.warning("refused: %s; trying the checkpoint before it", error)
+    if paths:
+        raise BadCheckpoint(f"{folder}: none of its {len(paths)} checkpoints is whole")
+    return None
+
+
+class Checkpoints:
+    """Saves the checkpoints of one run and keeps the newest few.
+
+    Args:
+        folder: the run's ``checkpoints`` folder.
+        keep: how many of the newest to keep; the best one is kept beside them.
+        capture: takes the snapshot to be saved.
+        write: False on processes that only take part in capturing.
+    """
+
+    def __init__(self, folder: Path, keep: int, capture: Callable[[], Snapshot], *, write: bool = True) -> None:
+        self.folder, self.keep, self.capture, self.write = folder, keep, capture, write
+        self.saved: int | None = None
+
+    def save(self) -> Path:
+        """Save this moment, point ``last`` to it and delete what is no longer to be kept.
+
+        Raises:
+            DiskError: nothing was changed; the checkpoints before are whole.
+        """
+        snapshot = self.capture()
+        path = self.folder / f"step-{snapshot.step:08d}"
+        if self.write:
+            write_checkpoint(path, snapshot)
+            write_aside(self.folder / "last", path.name + "\n")
+            self._delete_old()
+        self.saved = snapshot.step
+        return path
+
+    def mark_best(self, step: int) -> None:
+        """Point ``best`` to the checkpoint of this moment, which is saved first if it is not yet."""
+        if self.saved != step:
+            self.save()
+        if self.write:
+            write_aside(self.folder / "best", f"step-{step:08d}\n")
+            self._delete_old()
+
+    def _delete_old(self) -> None:
+        kept: Iterable[Path | None] = (pointed(self.folder, "best"), pointed(self.folder, "last"))
+        for path in listed(self.folder)[: -self.keep]:
+            if path not in kept:
+                shutil.rmtree(path, ignore_errors=True)

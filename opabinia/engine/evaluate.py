@@ -1,0 +1,66 @@
+"""Evaluation: the same scores on any number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opabinia.contracts import Batch, Facts, Loader, Task
+from opabinia.runtime.processes import gather
+
+
+class EvaluationStopped(Exception):
+    """The run was asked to stop in the middle of an evaluation; its scores are still due."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """A data set to evaluate on. ``name`` is the prefix of its scores."""
+
+    name: str
+    loader: Loader
+    facts: Facts
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch with its tensors on ``device``; copies from pinned memory do not block."""
+
+    def move(value: Any) -> Any:
+        return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+
+    return batch if device.type == "cpu" else {key: move(value) for key, value in batch.items()}
+
+
+def evaluate(
+    task: Task, validation: Validation, device: torch.device, stopped: Callable[[], object] = lambda: False
+) -> dict[str, float]:
+    """Scores of ``task``, named ``val/top1`` and so on; the task is left in the mode it was found in.
+
+    Processes take whole batches in turn, so every forward pass sees the same batch on any number of them, and
+    evaluators put together what the processes have seen.
+
+    Raises:
+        EvaluationStopped: ``stopped()`` became true between two batches.
+    """
+    evaluators = task.evaluators(validation.facts)
+    was_training = task.training
+    task.eval()
+    try:
+        with torch.inference_mode():
+            for _, cpu_batch in validation.loader.iterate():
+                if stopped():
+                    raise EvaluationStopped
+                batch = to_device(cpu_batch, device)
+                predictions = task.predict(batch)
+                for evaluator in evaluators:
+                    evaluator.update(predictions, batch)
+    finally:
+        task.train(was_training)
+    scores: dict[str, float] = {}
+    for evaluator in evaluators:
+        scores.update(evaluator.compute(gather(evaluator.state())))
+    return {f"{validation.name}/{name}": value for name, value in scores.items()}

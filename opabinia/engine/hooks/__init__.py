@@ -1,0 +1,39 @@
+"""The built-in hooks. The order in which they act is part of the contract; each place has its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from opabinia.contracts import Hook
+from opabinia.engine.hooks.best import SaveBest
+from opabinia.engine.hooks.evaluation import Evaluate
+from opabinia.engine.hooks.flush import Flush
+from opabinia.engine.hooks.save import Save
+
+__all__ = ["Evaluate", "Flush", "Save", "SaveBest", "in_order"]
+
+
+def in_order(
+    *,
+    task: Mapping[str, Hook],
+    user: Mapping[str, Hook],
+    flush: Flush,
+    save: Save,
+    evaluate: Evaluate,
+    best: SaveBest | None,
+) -> dict[str, Hook]:
+    """All hooks of a run by their keys, in the order in which they act at every moment."""
+    return {
+        # What the method itself needs (a momentum teacher) acts on the fresh weights, before anybody looks at them.
+        **task,
+        # The user's own: they may add numbers, which the journal is to write, and ask the run to stop.
+        **user,
+        # Pending numbers are checked and written before saving, so that no checkpoint is made of weights that went wrong.
+        "journal": flush,
+        # Before the evaluation: a crash there leaves the weights to look at, and a resume finds what is still due.
+        "save": save,
+        # The weights that were saved are the weights that are measured.
+        "evaluate": evaluate,
+        # Needs the scores.
+        **({"best": best} if best else {}),
+    }

@@ -1,0 +1,35 @@
+"""Writes the journal's pending numbers as a line, every few steps and at the end of every epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opabinia.contracts import Batch, Hook, Phase, Run
+
+
+class Flush(Hook):
+    """The journal's pulse.
+
+    Args:
+        every: steps in a line. A non-finite loss is found when its line is due, or before a save.
+        samples: write a line for every step, with the ids of its batch in order (``sample_ids``).
+    """
+
+    def __init__(self, every: int, *, samples: bool = False) -> None:
+        self.every = 1 if samples else every
+        self._samples = samples
+        self._ids: list[Any] = []
+
+    def before_step(self, run: Run, batch: Batch) -> None:
+        """Note the ids."""
+        if self._samples:
+            self._ids = list(batch["id"])
+
+    def after_step(self, run: Run) -> None:
+        """Write a line when it is time."""
+        if run.clock.step % self.every == 0 or run.clock.phase_ended:
+            run.journal.flush(run.clock, {"sample_ids": self._ids} if self._samples else None)
+
+    def finish(self, run: Run, how: str | BaseException) -> None:
+        """Close the journal, whatever happened. What is pending then is in the newest checkpoint or after it."""
+        run.journal.close()

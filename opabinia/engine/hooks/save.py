@@ -1,0 +1,41 @@
+"""Saves a checkpoint periodically, and when the run is asked to stop."""
+
+from __future__ import annotations
+
+import time
+
+from opabinia.contracts import Run
+from opabinia.engine.hooks.periods import Periodic
+from opabinia.runtime.durations import Duration
+
+
+class Save(Periodic):
+    """Periodic checkpoints.
+
+    Args:
+        every: the period; hours count from the save before.
+    """
+
+    def __init__(self, every: Duration) -> None:
+        super().__init__(every)
+        self._saved_at = time.monotonic()
+
+    def is_due(self, run: Run) -> bool:
+        """Hours by the wall clock, everything else by the run's."""
+        if self.every.unit == "h":
+            late = time.monotonic() - self._saved_at >= self.every.value * 3600
+            return late or run.clock.step >= run.clock.total_steps
+        return super().is_due(run)
+
+    def act(self, run: Run) -> None:
+        """Save."""
+        assert run.checkpoints is not None
+        run.checkpoints.save()
+        self._saved_at = time.monotonic()
+
+    def after_step(self, run: Run) -> None:
+        """Save in the middle of an epoch, at once when the run is to stop."""
+        if run.stop:
+            self.act(run)
+        else:
+            super().after_step(run)

@@ -1,0 +1,125 @@
+"""Scalars in, lines out: ``metrics.jsonl`` and the writers.
+
+Numbers of a step stay on the device until a line is due; then all of them cross in one copy. A line holds the
+mean over the steps since the line before, so every value measured is in exactly one line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opabinia.contracts import Clock, Writer
+from opabinia.runtime.files import told
+
+
+class NonFinite(FloatingPointError):
+    """A loss is not a number any more. The text names the step and the loss."""
+
+
+class Journal:
+    """The numbers of a run.
+
+    Args:
+        path: the file; None to write none (another process does).
+        writers: get every line as it is written.
+    """
+
+    def __init__(self, path: Path | None, writers: Sequence[Writer] = ()) -> None:
+        self.path, self.writers = path, list(writers)
+        self._pending: list[tuple[int, dict[str, Tensor | float]]] = []
+        self._file = None
+        if path is not None:
+            with told(path):
+                self._file = path.open("ab")
+
+    def add(self, step: int, values: Mapping[str, Tensor | float]) -> None:
+        """Note values of one step under their full names; no waiting for the device."""
+        if self._pending and self._pending[-1][0] == step:
+            self._pending[-1][1].update(values)
+        else:
+            self._pending.append((step, dict(values)))
+
+    def settle(self) -> None:
+        """Bring pending values to the host, in one copy for each device.
+
+        Raises:
+            NonFinite: a loss among them is infinite or not a number.
+        """
+        places = [(v, k) for _, values in self._pending for k, v in values.items() if isinstance(v, Tensor)]
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for tensor, _ in places:
+            by_device.setdefault(tensor.device, []).append(tensor.detach().float())
+        numbers = {device: iter(torch.stack(tensors).tolist()) for device, tensors in by_device.items()}
+        for step, values in self._pending:
+            for name, value in values.items():
+                if isinstance(value, Tensor):
+                    values[name] = next(numbers[value.device])
+                if "loss" in name and not math.isfinite(values[name]):
+                    raise NonFinite(f"{name} is {values[name]} at step {step}")
+
+    def flush(self, clock: Clock, extra: Mapping[str, Any] | None = None) -> None:
+        """Write the pending steps as one line: means, but the newest value of ``lr``."""
+        if not self._pending:
+            return
+        self.settle()
+        columns: dict[str, list[float]] = {}
+        for _, values in self._pending:
+            for name, value in values.items():
+                columns.setdefault(name, []).append(float(value))
+        means = {name: math.fsum(column) / len(column) for name, column in columns.items()}
+        if "lr" in columns:
+            means["lr"] = columns["lr"][-1]
+        samples = means.pop("samples", 0.0)
+        if seconds := means.get("time/step"):
+            means["samples_per_s"] = samples / seconds
+        self._pending.clear()
+        self.write(clock, {**means, **(extra or {})})
+
+    def write(self, clock: Clock, values: Mapping[str, Any]) -> None:
+        """Write one line at once.
+
+        Raises:
+            DiskError: the file cannot be written.
+        """
+        line = {"step": clock.step, "epoch": round(clock.epochs_done, 6), "samples": clock.samples, **values}
+        line = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
+        if self._file is not None and self.path is not None:
+            with told(self.path):
+                self._file.write((json.dumps(line, allow_nan=False) + "\n").encode())
+                self._file.flush()
+        for writer in self.writers:
+            writer.write(line)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the file ends, safely on the disk, and the pending values."""
+        self.settle()
+        offset = 0
+        if self._file is not None and self.path is not None:
+            with told(self.path):
+                os.fsync(self._file.fileno())
+            offset = self._file.tell()
+        return {"offset": offset, "pending": [[step, dict(values)] for step, values in self._pending]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Cut the file back to where it ended then, and take up the values that were pending."""
+        if self._file is not None:
+            self._file.truncate(int(state["offset"]))
+            self._file.seek(0, os.SEEK_END)
+        self._pending = [(step, dict(values)) for step, values in state["pending"]]
+
+    def close(self) -> None:
+        """Close the file and the writers. Closing again does nothing."""
+        writers, self.writers = self.writers, []
+        for writer in writers:
+            writer.close()
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,105 @@
+"""Where the journal's lines go beside ``metrics.jsonl``: the terminal, TensorBoard."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from opabinia.config import register
+from opabinia.contracts import Clock
+
+_QUIET = ("step", "epoch", "samples", "sample_ids", "lr", "samples_per_s")
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _clock_time(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def _scores(line: Mapping[str, Any]) -> str:
+    return "  ".join(
+        f"{name.removeprefix('train/')} {_number(value)}"
+        for name, value in line.items()
+        if name not in _QUIET and not name.startswith("time/")
+    )
+
+
+def _pace(line: Mapping[str, Any]) -> str:
+    if "time/step" not in line:
+        return ""
+    waiting = line["time/data"] / line["time/step"] if line["time/step"] else 0.0
+    return f"lr {_number(line['lr'])}  {line.get('samples_per_s', 0):.0f} samples/s  data {waiting:.0%}"
+
+
+@register.writer(name="terminal")
+class Terminal:
+    """Progress for people: a bar on a terminal, plain lines in a pipe. Writes to stderr."""
+
+    def __init__(self, folder: Path, clock: Clock, /) -> None:
+        self._total, self._first, self._began = clock.total_steps, clock.step, time.monotonic()
+        self._bar: Progress | None = None
+        if sys.stderr.isatty():
+            columns = (
+                BarColumn(bar_width=24),
+                TextColumn("epoch {task.fields[epoch]:.1f}  {task.completed:.0f}/{task.total:.0f}"),
+                TextColumn("{task.fields[text]}"),
+                TimeElapsedColumn(),
+            )
+            self._bar = Progress(*columns, console=Console(stderr=True))
+            self._row = self._bar.add_task("train", total=self._total, completed=clock.step, epoch=0.0, text="")
+            self._bar.start()
+
+    def _left(self, step: int) -> str:
+        done = step - self._first
+        return _clock_time((time.monotonic() - self._began) / done * (self._total - step)) if done > 0 else "?"
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Show a line: training moves the bar, scores stay above it."""
+        step, training = line["step"], "time/step" in line
+        if self._bar is None:
+            place = f"epoch {line['epoch']:.2f}  step {step}/{self._total}"
+            rest = [_scores(line), _pace(line)] + ([f"left {self._left(step)}"] if training else [])
+            print("  ".join(text for text in (place, *rest) if text), file=sys.stderr, flush=True)
+            return
+        if training:
+            text = f"{_scores(line)}  {_pace(line)}  left {self._left(step)}"
+            self._bar.update(self._row, completed=step, epoch=line["epoch"], text=text)
+        else:
+            self._bar.console.print(f"epoch {line['epoch']:.2f}  step {step}  {_scores(line)}", highlight=False)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._bar is not None:
+            self._bar.stop()
+
+
+@register.writer(name="tensorboard")
+class TensorBoard:
+    """Every number of the journal by step, in the folder ``tensorboard``; a resumed run hides what it does again."""
+
+    def __init__(self, folder: Path, clock: Clock, /) -> None:
+        # Half a second of imports that an evaluation or a config check need not pay.
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=clock.step + 1 if clock.step else None)  # type: ignore[no-untyped-call]
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Add a line's numbers."""
+        for name, value in line.items():
+            if name not in ("step", "samples", "sample_ids") and value is not None:
+                self._writer.add_scalar(name, value, line["step"])  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._writer.close()  # type: ignore[no-untyped-call]

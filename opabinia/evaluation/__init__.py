@@ -1,0 +1,1 @@
+"""Evaluators: accumulators over predictions. They know no model and no loader."""

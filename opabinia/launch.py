@@ -1,0 +1,203 @@
+"""What a command does around a run: find its folder, keep what is in it, decide where to go on, write the results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from opabinia import run
+from opabinia.config import ConfigError, Problem, build, check, compose, dump, flatten, live_catalog
+from opabinia.engine.checkpoint import BadCheckpoint, Snapshot, newest_whole, pointed, read_checkpoint
+from opabinia.runtime.files import told, write_aside
+from opabinia.runtime.log import log, log_in_full, logging_to
+from opabinia.runtime.processes import is_first
+from opabinia.runtime.seeds import draw_seed
+from opabinia.runtime.signals import Stopped, stop_signals
+
+LAST = "last"
+
+
+def resolve(recipe: str | Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
+    """The complete config of a recipe, file or run folder, and warnings about it.
+
+    Raises:
+        ConfigError: with every mistake.
+    """
+    tree = compose(recipe, overrides)
+    resolved = check(tree, live_catalog(tree.plugins))
+    return resolved.config, list(resolved.warnings)
+
+
+def run_folder(recipe: str, out: Path, name: str) -> Path:
+    """``<out>/<recipe>/<name>``; for a YAML file its name without suffix stands for the recipe, a run folder is itself."""
+    path = Path(recipe)
+    if (path / "config.yaml").is_file():
+        return path
+    return out / (path.stem if path.suffix in (".yaml", ".yml") else recipe) / name
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a run has begun in ``folder``."""
+    return (folder / "config.yaml").exists()
+
+
+def train(
+    recipe: str,
+    overrides: Sequence[str] = (),
+    *,
+    out: Path = Path("runs"),
+    name: str = "default",
+    resume: str | None = None,
+) -> tuple[Path, dict[str, float]]:
+    """Train a recipe in its run folder; return the folder and the final scores.
+
+    Args:
+        recipe: a packaged recipe, a YAML file or a run folder.
+        overrides: ``key=value``.
+        out, name: the run folder is ``<out>/<recipe>/<name>``.
+        resume: "last" or a checkpoint folder of this run; None begins a new run.
+
+    Raises:
+        ConfigError: the config is wrong, or the folder holds a run and ``resume`` is None.
+        Stopped: a signal or a limit ended it early; it has saved.
+    """
+    config, warnings = resolve(recipe, overrides)
+    folder = run_folder(recipe, out, name)
+    if resume is None and holds_run(folder):
+        message = f"{folder} holds a run, which is never overwritten: --resume goes on with it, --name begins another"
+        raise ConfigError(Problem("command line", "", message))
+    with told(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "checkpoints").mkdir(exist_ok=True)
+    with logging_to(folder), stop_signals() as stop:
+        for warning in warnings:
+            log.warning("%s", warning)
+        before = _saved_config(folder)
+        snapshot = _checkpoint_to_resume(folder, resume)
+        if snapshot is None:
+            _clear(folder)
+        else:
+            log.info("resuming %s from step %d", folder, snapshot.step)
+        config = _with_seed(config, snapshot, before)
+        _tell_differences(before, config if resume is not None else None)
+        scores = _finished(folder, snapshot, before, config)
+        if scores is not None:
+            log.info("%s is finished: nothing to do", folder)
+            return folder, scores
+        log_in_full("config as written", _as_written(recipe))
+        log_in_full("config, resolved", dump(config))
+        if is_first():
+            (folder / "results.json").unlink(missing_ok=True)
+            write_aside(folder / "config.yaml", dump(config))
+        session = run.Session(folder, snapshot, lambda: stop.reason)
+        try:
+            scores = build(config, live_catalog(config.get("plugins") or ()))(session)
+        except Stopped as reason:
+            log.info("stopped: %s; to go on: opabinia train %s --resume", reason, folder)
+            raise Stopped(str(reason), stop.exit_status) from None
+        if is_first():
+            write_aside(folder / "results.json", json.dumps(scores, indent=1) + "\n")
+        return folder, scores
+
+
+def _saved_config(folder: Path) -> dict[str, Any] | None:
+    try:
+        return resolve(folder)[0] if holds_run(folder) else None
+    except ConfigError as error:
+        log.warning("the config saved in %s cannot be read any more: %s", folder, error)
+        return None
+
+
+def _checkpoint_to_resume(folder: Path, resume: str | None) -> Snapshot | None:
+    if resume is None:
+        return None
+    checkpoints = folder / "checkpoints"
+    try:
+        if resume == LAST:
+            found = newest_whole(checkpoints)
+            if found is None:
+                log.info("no checkpoint in %s: starting anew", checkpoints)
+            return found[1] if found else None
+        path = Path(resume)
+        if path.parent.resolve() != checkpoints.resolve():
+            raise ConfigError(Problem("command line", "--resume", f"{path} is not a checkpoint in {checkpoints}"))
+        snapshot = read_checkpoint(path)
+        write_aside(checkpoints / LAST, path.name + "\n")
+        return snapshot
+    except BadCheckpoint as error:
+        raise ConfigError(Problem("", "", str(error))) from error
+
+
+def _clear(folder: Path) -> None:
+    """Nothing of an attempt that never saved is to be mistaken for this run's."""
+    if is_first():
+        (folder / "metrics.jsonl").unlink(missing_ok=True)
+
+
+def _with_seed(config: dict[str, Any], snapshot: Snapshot | None, before: Mapping[str, Any] | None) -> dict[str, Any]:
+    """``seed: null`` takes the seed of the run that is resumed, or draws one."""
+    if config["seed"] is not None:
+        return config
+    saved = snapshot.state["seed"] if snapshot else (before or {}).get("seed")
+    return {**config, "seed": draw_seed() if saved is None else saved}
+
+
+def _tell_differences(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> None:
+    if before is None or now is None:
+        return
+    old, new = flatten(dict(before)), flatten(dict(now))
+    for key in sorted(old.keys() | new.keys()):
+        if old.get(key) != new.get(key):
+            log.warning("changed since the run began: %s: %s -> %s", key, old.get(key), new.get(key))
+
+
+def _finished(
+    folder: Path, snapshot: Snapshot | None, before: Mapping[str, Any] | None, now: Mapping[str, Any]
+) -> dict[str, float] | None:
+    """The results of a run that is over; None when there is something to do (a longer length, for example)."""
+    results = folder / "results.json"
+    if snapshot is None or not results.is_file() or before is None:
+        return None
+    if before["train"]["length"] != now["train"]["length"]:
+        return None
+    scores: dict[str, float] = json.loads(results.read_text(encoding="utf-8"))
+    return scores
+
+
+def _as_written(recipe: str) -> str:
+    path = Path(recipe)
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else recipe
+
+
+def evaluate(folder: Path, overrides: Sequence[str] = (), *, checkpoint: str = "best") -> dict[str, float]:
+    """Scores of a run's checkpoint (``best``, ``last`` or a path), also written to ``eval/val/scores.json``.
+
+    Without a best checkpoint the last one is taken.
+
+    Raises:
+        ConfigError: there is no run or no such checkpoint, or it is damaged.
+    """
+    if not holds_run(folder):
+        raise ConfigError(Problem("command line", "", f"{folder} holds no run (no config.yaml in it)"))
+    config, _ = resolve(folder, overrides)
+    checkpoints = folder / "checkpoints"
+    path = Path(checkpoint) if checkpoint not in ("best", LAST) else pointed(checkpoints, checkpoint)
+    if path is None and checkpoint == "best":
+        path = pointed(checkpoints, LAST)
+    if path is None:
+        raise ConfigError(Problem("command line", "--checkpoint", f"{folder} has no {checkpoint} checkpoint"))
+    try:
+        snapshot = read_checkpoint(path)
+    except BadCheckpoint as error:
+        raise ConfigError(Problem("command line", "--checkpoint", str(error))) from error
+    with logging_to(None):
+        log.info("evaluating %s", path)
+        parts = build(config, live_catalog(config.get("plugins") or ())).keywords
+        scores = run.evaluate(parts, snapshot.tensors["model"], snapshot.state["seed"])
+    if is_first():
+        target = folder / "eval" / "val"
+        target.mkdir(parents=True, exist_ok=True)
+        write_aside(target / "scores.json", json.dumps({"checkpoint": path.name, **scores}, indent=1) + "\n")
+    return scores

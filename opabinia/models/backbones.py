@@ -1,0 +1,60 @@
+"""Backbones: images in, one vector each out. timm's models come in through one closed adapter."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import timm as timm_library
+from torch import Tensor, nn
+
+from opabinia.config import register
+from opabinia.contracts import Backbone, Fraction
+
+
+class TimmBackbone(Backbone):
+    """A timm model without its classifier: images B x C x H x W to pooled features B x D."""
+
+    def __init__(self, model: nn.Module, channels: int) -> None:
+        super().__init__()
+        self.model = model
+        self.out_channels = channels
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.model(images)
+        return features
+
+
+@register.backbone
+def timm(
+    channels: int,
+    /,
+    *,
+    model: str,
+    pretrained: bool = False,
+    drop_path: Fraction = 0.0,
+    options: dict[str, Any] | None = None,
+) -> Backbone:
+    """Any model of the timm library, pooled and without classifier.
+
+    Args:
+        channels: channels of the images; the first convolution is made for them.
+        model: timm's name of it, such as ``resnet18`` or ``vit_small_patch16_224``.
+        pretrained: download timm's weights for it.
+        drop_path: stochastic depth (Huang et al. 2016): the chance to skip a residual branch.
+        options: further keyword arguments of that model in timm, for example ``{global_pool: avg}``.
+
+    Raises:
+        ValueError: timm knows no such model, or the model refuses an option.
+    """
+    if not timm_library.is_model(model):
+        near = difflib.get_close_matches(model, timm_library.list_models(), n=3)
+        raise ValueError(f"model: timm {timm_library.__version__} has no {model!r}; near: {', '.join(near) or 'none'}")
+    extra = dict(options or {})
+    if drop_path:
+        extra["drop_path_rate"] = drop_path
+    try:
+        net = timm_library.create_model(model, pretrained=pretrained, in_chans=channels, num_classes=0, **extra)
+    except TypeError as error:
+        raise ValueError(f"options: timm's {model!r} refuses them: {error}") from error
+    return TimmBackbone(net, int(getattr(net, "head_hidden_size", None) or net.num_features))

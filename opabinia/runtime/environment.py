@@ -1,0 +1,47 @@
+"""What a run should remember of where it ran."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+LIBRARIES = ("opabinia", "torch", "torchvision", "timm", "numpy", "safetensors", "pydantic")
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of what decides the numbers."""
+    found = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=Path.cwd(), capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def describe_environment(device: torch.device, threads: int) -> str:
+    """Versions, machine, device and git state of the working folder, one a line."""
+    lines = {**library_versions(), "platform": platform.platform(), "cpus": str(os.cpu_count())}
+    lines["threads"] = str(threads)
+    lines["device"] = f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+    commit = _git("rev-parse", "HEAD")
+    if commit:
+        lines["git"] = commit + (" with uncommitted changes" if _git("status", "--porcelain") else "")
+    lines["command"] = " ".join(sys.argv)
+    return "\n".join(f"  {name:<12} {value}" for name, value in lines.items())

@@ -1,0 +1,87 @@
+"""Files that are either whole or not there: written aside, flushed to the disk, renamed into place."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class DiskError(OSError):
+    """Something could not be written. The text names the file, the reason and what is still whole."""
+
+
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "permission denied",
+}
+
+
+@contextmanager
+def told(path: Path, consequence: str = "") -> Iterator[None]:
+    """Turn an ``OSError`` while ``path`` is written into one clear :class:`DiskError`."""
+    try:
+        yield
+    except DiskError:
+        raise
+    except OSError as error:
+        reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
+        raise DiskError(f"cannot write {path}: {reason}" + (f"; {consequence}" if consequence else "")) from error
+
+
+def flush_to_disk(path: Path) -> None:
+    """Make the file or folder survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_aside(path: Path, content: bytes | str) -> None:
+    """Write ``content`` to ``path`` so that a reader sees the old content or the new, never a part.
+
+    Raises:
+        DiskError: nothing was changed.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with told(path):
+        try:
+            with aside.open("wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(path)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+        flush_to_disk(path.parent)
+
+
+@contextmanager
+def folder_aside(path: Path) -> Iterator[Path]:
+    """A new folder to be filled; it becomes ``path``, replacing what is there, when the block ends well."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        for file in aside.iterdir():
+            flush_to_disk(file)
+        flush_to_disk(aside)
+        if path.exists():
+            old = path.with_name(f".{path.name}.{os.getpid()}.old")
+            path.rename(old)
+            aside.rename(path)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            aside.rename(path)
+        flush_to_disk(path.parent)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise

@@ -1,0 +1,58 @@
+"""The log: ``train.log`` for each process, the terminal for the first only."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from opabinia.runtime.processes import is_first, rank
+
+log = logging.getLogger("opabinia")
+
+
+@contextmanager
+def logging_to(folder: Path | None, *, terminal: bool = True) -> Iterator[None]:
+    """Send the log to ``folder/train.log`` (``train.rank1.log`` ...) and, on the first process, to stderr."""
+    handlers: list[logging.Handler] = []
+    if folder is not None:
+        name = "train.log" if is_first() else f"train.rank{rank()}.log"
+        handlers.append(logging.FileHandler(folder / name, encoding="utf-8"))
+    if terminal and is_first():
+        handlers.append(_terminal_handler())
+    for handler in handlers:
+        if handler.formatter is None:
+            handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%m-%d %H:%M:%S"))
+        log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    # A full disk must not turn every later line into a traceback on the terminal.
+    raising, logging.raiseExceptions = logging.raiseExceptions, False
+    try:
+        yield
+    finally:
+        logging.raiseExceptions = raising
+        for handler in handlers:
+            log.removeHandler(handler)
+            handler.close()
+
+
+class _Terminal(logging.StreamHandler):  # type: ignore[type-arg]
+    """Long texts (the model, the config) belong into the file; the terminal shows the first line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not getattr(record, "file_only", False):
+            super().emit(record)
+
+
+def _terminal_handler() -> logging.Handler:
+    handler = _Terminal(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    return handler
+
+
+def log_in_full(title: str, text: str) -> None:
+    """Write a long text to the log file only."""
+    log.info("%s\n%s", title, text, extra={"file_only": True})

@@ -1,0 +1,67 @@
+"""Every random number of a run comes from counters, never from the history of a generator.
+
+``hash32(SAMPLE, seed, epoch, position)`` seeds what an augmentation draws, ``hash32(ORDER, seed, epoch)`` is the key of
+an epoch's order, and so on. The first counter is the purpose, so that no two uses ever share a seed by accident.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+
+import numpy as np
+import torch
+
+ORDER, SAMPLE, MIX, MODEL, INIT = range(1, 6)
+
+
+def hash32(*counters: int) -> int:
+    """32 well mixed bits of whole numbers (each -2**63 to 2**63 - 1); their order counts.
+
+    32 bits because torch's CPU generator ignores the upper ones and NumPy's takes no more.
+    """
+    packed = struct.pack(f"<{len(counters)}q", *counters)
+    return int.from_bytes(blake2b(packed, digest_size=4).digest(), "little")
+
+
+def draw_seed() -> int:
+    """A seed from the operating system, 0 to 2**31 - 1, for ``seed: null``."""
+    return secrets.randbits(31)
+
+
+def seed_sample(seed: int) -> None:
+    """Seed (32 bits) the CPU generators that data code draws from: torch's, Python's and NumPy's global one.
+
+    ``torch.manual_seed`` would also visit every accelerator: 70 us and more, against 10 us for these three.
+    """
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def seed_model(seed: int, step: int, micro_batch: int, rank: int, device: torch.device) -> None:
+    """Seed what a model draws in one forward pass (dropout, stochastic depth), on the CPU and on ``device``.
+
+    The host does not wait for the device.
+    """
+    value = hash32(MODEL, seed, step, micro_batch, rank)
+    torch.default_generator.manual_seed(value)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(value)
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Give torch's CPU, Python's and NumPy's global generators back as they were before the block (0.3 ms)."""
+    states = torch.default_generator.get_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])

@@ -1,0 +1,1 @@
+"""Tasks: each says what a batch means, with the same four methods in the same order."""

@@ -1,0 +1,78 @@
+"""Image classification: one label an image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from opabinia.config import register
+from opabinia.contracts import BackbonePart, Batch, Clock, Evaluator, Facts, Fraction, LossPart, Predictions, Task
+from opabinia.evaluation.topk import TopK
+from opabinia.losses.cross_entropy import cross_entropy
+from opabinia.models.layers import Normalize
+
+
+@register.task(name="classification")
+class Classification(Task):
+    """Backbone, linear head, loss; evaluated by top-1 and top-5.
+
+    Args:
+        backbone: images to one vector each.
+        loss: of logits (B x K) and labels (B), or targets (B x K) after mixing.
+        dropout: on the vector before the head.
+        mean: of the images in 0..1, per channel or one for all (ImageNet's by default for colour).
+        std: their standard deviation, likewise.
+    """
+
+    def __init__(
+        self,
+        facts: Facts,
+        /,
+        *,
+        backbone: BackbonePart,
+        loss: LossPart = cross_entropy,
+        dropout: Fraction = 0.0,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+    ) -> None:
+        super().__init__()
+        if len(facts.classes) < 2:
+            raise ValueError(f"classification needs two classes or more; the training data has {len(facts.classes)}")
+        colour = facts.channels == 3
+        self.normalize = Normalize(
+            mean if mean is not None else [0.485, 0.456, 0.406] if colour else [0.5],
+            std if std is not None else [0.229, 0.224, 0.225] if colour else [0.5],
+            facts.channels,
+        )
+        self.backbone = backbone(facts.channels)
+        self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(self.backbone.out_channels, len(facts.classes)))
+        self.loss = loss
+
+    def _embed(self, batch: Batch) -> Tensor:
+        features: Tensor = self.backbone(self.normalize(batch["image"]))
+        return features
+
+    def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
+        """``loss`` of the batch."""
+        return {"loss": self.loss(self.head(self._embed(batch)), batch["label"])}
+
+    def predict(self, batch: Batch) -> Predictions:
+        """``logits`` (B x K) and their softmax ``probabilities``."""
+        logits = self.head(self._embed(batch))
+        return {"logits": logits, "probabilities": logits.softmax(1)}
+
+    def features(self, batch: Batch, layers: Sequence[str] = ()) -> dict[str, Tensor]:
+        """``embedding``: what the head sees (B x D).
+
+        Raises:
+            KeyError: another layer is asked for.
+        """
+        for layer in layers:
+            if layer != "embedding":
+                raise KeyError(f"classification has no layer {layer!r}; it has: embedding")
+        return {"embedding": self._embed(batch)}
+
+    def evaluators(self, facts: Facts) -> list[Evaluator]:
+        """Top-1 and top-5."""
+        return [TopK((1, 5))]

@@ -1,0 +1,75 @@
+"""The surroundings of every test: few threads, caches of its own, no network, plain output."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = ROOT.parent / "shared" / "data"
+
+# --- environment: before torch is imported, and inherited by the workers and by programs that tests start ------------
+
+# xdist runs two tests at once on two cores: with a thread each they do not fight, and sums are added in one order.
+for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+
+NETWORK = os.environ.get("OPABINIA_NETWORK") == "1"
+if not NETWORK:
+    os.environ["HF_HUB_OFFLINE"] = "1"  # a test that would fetch weights unasked fails at once
+
+# What the command prints must not depend on the terminal of whoever runs the tests.
+os.environ.pop("FORCE_COLOR", None)
+os.environ.update(NO_COLOR="1", COLUMNS="120")
+
+# No cache of ours from earlier work is seen. The first process makes the folder, xdist's workers share it.
+CACHE = None if "PYTEST_XDIST_WORKER" in os.environ else tempfile.mkdtemp(prefix="opabinia-cache-")
+if CACHE:
+    os.environ["XDG_CACHE_HOME"] = CACHE
+    for name in ("HF_HOME", "TORCH_HOME"):
+        os.environ.pop(name, None)
+
+
+def pytest_unconfigure() -> None:
+    if CACHE:
+        shutil.rmtree(CACHE, ignore_errors=True)
+
+
+# --- Hypothesis: no deadline, since the machine may be busy; in CI the same examples each time ------------------------
+
+slow_draws = [HealthCheck.too_slow]
+settings.register_profile("dev", deadline=None, print_blob=True, suppress_health_check=slow_draws)
+settings.register_profile("ci", deadline=None, derandomize=True, database=None, suppress_health_check=slow_draws)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+# --- markers ----------------------------------------------------------------------------------------------------------
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+NEEDS = {
+    "gpu": (has_gpu, "no CUDA device"),
+    "network": (lambda: NETWORK, "set OPABINIA_NETWORK=1 to run it"),
+    "shared": (SHARED.is_dir, "../shared/data is absent"),
+}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker, (available, reason) in NEEDS.items():
+        if item.get_closest_marker(marker) and not available():
+            pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The small real data sets beside the repository; a test that asks for them is skipped where they are absent."""
+    if not SHARED.is_dir():
+        pytest.skip(NEEDS["shared"][1])
+    return SHARED
