@@ -52,7 +52,7 @@ distclean: clean  ## clean, and remove .venv
 # proxy's certificate) it fails, and pip does the same with the same pins. The pins are exact (torch==2.15.0), so an older
 # or CPU-only torch that pip may have been pointed at is not taken.
 $(READY): pyproject.toml constraints.txt | $(BIN)/uv
-	$(BIN)/uv pip install --python $(BIN)/python -c constraints.txt -b constraints.txt -e '.[dev]' \
+	$(BIN)/uv pip install --compile-bytecode --python $(BIN)/python -c constraints.txt -b constraints.txt -e '.[dev]' \
 		|| $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 

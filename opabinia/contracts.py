@@ -8,7 +8,7 @@ Shapes in this package: B samples of a batch, C channels, H height, W width, K c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -33,10 +33,12 @@ Count = Annotated[int, Ge(1)]
 # --- data -----------------------------------------------------------------------------------------------------------
 
 Sample = dict[str, Any]
-"""One item: ``image`` (uint8, C x H x W, a ``tv_tensors.Image``), ``label`` (int), ``id`` (str, unique in its source)."""
+"""One item: ``image`` (uint8, C x H x W, a ``tv_tensors.Image``), ``label`` (int), ``id`` (str, unique in its
+source)."""
 
 Batch = dict[str, Any]
-"""Collated samples: ``image`` (uint8 or float, B x C x H x W), ``label`` (int64, B, or float, B x K, after mixing), ``id`` (list of B)."""
+"""Collated samples: ``image`` (uint8 or float, B x C x H x W), ``label`` (int64, B; float, B x K, after mixing),
+``id`` (list of B)."""
 
 Scalars = Mapping[str, Tensor]
 """Named 0-d tensors on the device. They are read by the host only when the journal writes."""
@@ -80,7 +82,8 @@ Mix = Callable[[Batch, Facts], Batch]
 """A change to the collated batch of one process, seeded from (seed, step, rank) in the same way."""
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Row:
     """One global batch of a plan: what every process must know to take its slice.
 
     Attributes:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from opabinia import run
-from opabinia.config import ConfigError, Problem, build, check, compose, dump, flatten, live_catalog
+from opabinia.config import ConfigError, Problem, Resolved, build, check, compose, dump, flatten, live_catalog
 from opabinia.engine.checkpoint import BadCheckpoint, Snapshot, newest_whole, pointed, read_checkpoint
-from opabinia.runtime.files import told, write_aside
+from opabinia.runtime.files import only_writer, told, write_aside
 from opabinia.runtime.log import log, log_in_full, logging_to
 from opabinia.runtime.processes import is_first
 from opabinia.runtime.seeds import draw_seed
@@ -19,19 +22,27 @@ from opabinia.runtime.signals import Stopped, stop_signals
 LAST = "last"
 
 
-def resolve(recipe: str | Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
-    """The complete config of a recipe, file or run folder, and warnings about it.
+def resolve(recipe: str | Path, overrides: Sequence[str] = ()) -> Resolved:
+    """The complete config of a recipe, file or run folder.
 
     Raises:
         ConfigError: with every mistake.
     """
     tree = compose(recipe, overrides)
-    resolved = check(tree, live_catalog(tree.plugins))
-    return resolved.config, list(resolved.warnings)
+    return check(tree, live_catalog(tree.plugins))
+
+
+def parts_of(resolved: Resolved) -> partial[dict[str, float]]:
+    """The built config: a call with a session trains it, ``keywords`` are the parts.
+
+    Raises:
+        ConfigError: a part refuses what the config gives it.
+    """
+    return build(resolved.config, live_catalog(resolved.config.get("plugins") or ()), origins=resolved.origins)
 
 
 def run_folder(recipe: str, out: Path, name: str) -> Path:
-    """``<out>/<recipe>/<name>``; for a YAML file its name without suffix stands for the recipe, a run folder is itself."""
+    """``<out>/<recipe>/<name>``; for a YAML file its name without suffix is the recipe's, a run folder is itself."""
     path = Path(recipe)
     if (path / "config.yaml").is_file():
         return path
@@ -63,7 +74,7 @@ def train(
         ConfigError: the config is wrong, or the folder holds a run and ``resume`` is None.
         Stopped: a signal or a limit ended it early; it has saved.
     """
-    config, warnings = resolve(recipe, overrides)
+    resolved = resolve(recipe, overrides)
     folder = run_folder(recipe, out, name)
     if resume is None and holds_run(folder):
         message = f"{folder} holds a run, which is never overwritten: --resume goes on with it, --name begins another"
@@ -71,8 +82,8 @@ def train(
     with told(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "checkpoints").mkdir(exist_ok=True)
-    with logging_to(folder), stop_signals() as stop:
-        for warning in warnings:
+    with only_writer(folder), logging_to(folder), stop_signals() as stop:
+        for warning in resolved.warnings:
             log.warning("%s", warning)
         before = _saved_config(folder)
         snapshot = _checkpoint_to_resume(folder, resume)
@@ -80,7 +91,7 @@ def train(
             _clear(folder)
         else:
             log.info("resuming %s from step %d", folder, snapshot.step)
-        config = _with_seed(config, snapshot, before)
+        config = _with_seed(resolved.config, snapshot, before)
         _tell_differences(before, config if resume is not None else None)
         scores = _finished(folder, snapshot, before, config)
         if scores is not None:
@@ -93,10 +104,13 @@ def train(
             write_aside(folder / "config.yaml", dump(config))
         session = run.Session(folder, snapshot, lambda: stop.reason)
         try:
-            scores = build(config, live_catalog(config.get("plugins") or ()))(session)
+            scores = parts_of(replace(resolved, config=config))(session)
         except Stopped as reason:
             log.info("stopped: %s; to go on: opabinia train %s --resume", reason, folder)
             raise Stopped(str(reason), stop.exit_status) from None
+        except Exception:
+            log.exception("the run ended with an error", extra={"file_only": True})
+            raise
         if is_first():
             write_aside(folder / "results.json", json.dumps(scores, indent=1) + "\n")
         return folder, scores
@@ -104,7 +118,7 @@ def train(
 
 def _saved_config(folder: Path) -> dict[str, Any] | None:
     try:
-        return resolve(folder)[0] if holds_run(folder) else None
+        return resolve(folder).config if holds_run(folder) else None
     except ConfigError as error:
         log.warning("the config saved in %s cannot be read any more: %s", folder, error)
         return None
@@ -134,6 +148,7 @@ def _clear(folder: Path) -> None:
     """Nothing of an attempt that never saved is to be mistaken for this run's."""
     if is_first():
         (folder / "metrics.jsonl").unlink(missing_ok=True)
+        shutil.rmtree(folder / "tensorboard", ignore_errors=True)
 
 
 def _with_seed(config: dict[str, Any], snapshot: Snapshot | None, before: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -181,7 +196,7 @@ def evaluate(folder: Path, overrides: Sequence[str] = (), *, checkpoint: str = "
     """
     if not holds_run(folder):
         raise ConfigError(Problem("command line", "", f"{folder} holds no run (no config.yaml in it)"))
-    config, _ = resolve(folder, overrides)
+    resolved = resolve(folder, overrides)
     checkpoints = folder / "checkpoints"
     path = Path(checkpoint) if checkpoint not in ("best", LAST) else pointed(checkpoints, checkpoint)
     if path is None and checkpoint == "best":
@@ -194,8 +209,8 @@ def evaluate(folder: Path, overrides: Sequence[str] = (), *, checkpoint: str = "
         raise ConfigError(Problem("command line", "--checkpoint", str(error))) from error
     with logging_to(None):
         log.info("evaluating %s", path)
-        parts = build(config, live_catalog(config.get("plugins") or ())).keywords
-        scores = run.evaluate(parts, snapshot.tensors["model"], snapshot.state["seed"])
+        parts = parts_of(resolved).keywords
+        scores = run.evaluate(folder, parts, snapshot.tensors["model"], snapshot.state["seed"])
     if is_first():
         target = folder / "eval" / "val"
         target.mkdir(parents=True, exist_ok=True)

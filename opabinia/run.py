@@ -25,6 +25,7 @@ from opabinia.contracts import (
     HookPart,
     OptimizerPart,
     Plan,
+    Run,
     SchedulePart,
     Source,
     StepPart,
@@ -36,11 +37,11 @@ from opabinia.data import Data, Stream, mix, sources, transforms
 from opabinia.data.batches import ConstantPlan
 from opabinia.data.loader import Loader, Reader, evaluation_requests, training_requests
 from opabinia.data.order import order
-from opabinia.engine import evaluate as evaluation
 from opabinia.engine.checkpoint import Snapshot
-from opabinia.engine.evaluate import Validation
+from opabinia.engine.evaluate import Validation, evaluation_run
 from opabinia.engine.hooks import Evaluate, Flush, Save, SaveBest, in_order, limit
 from opabinia.engine.journal import Journal
+from opabinia.engine.moments import Moments
 from opabinia.engine.step import Standard
 from opabinia.engine.trainer import Trainer
 from opabinia.engine.writers import TensorBoard, Terminal
@@ -157,14 +158,14 @@ def make_task(task: Callable[[Facts], Task], facts: Facts, seed: int, device: to
         return task(facts).to(device)
 
 
-def make_validation(name: str, stream: Stream, batch_size: int, data: Data, seed: int, device: torch.device) -> Validation:
+def make_validation(
+    name: str, stream: Stream, batch_size: int, data: Data, seed: int, device: torch.device
+) -> Validation:
     """A data set to evaluate on, read in whole batches in the order of its source."""
     facts = facts_of(stream.source)
     reader = Reader(stream.source, stream.transforms, facts=facts, seed=seed, rank=rank())
     requests = evaluation_requests(len(stream.source), batch_size, rank(), world_size())
-    return Validation(
-        name, Loader(reader, requests, workers=data.workers, pin_memory=device.type == "cuda"), facts
-    )
+    return Validation(name, Loader(reader, requests, workers=data.workers, pin_memory=device.type == "cuda"), facts)
 
 
 def make_training_loader(data: Data, plan: Plan, facts: Facts, seed: int, device: torch.device) -> Loader:
@@ -341,10 +342,13 @@ def check_same_course(snapshot: Snapshot, about: Mapping[str, Any]) -> None:
             log.warning("%s: %s when saved, %s now; the last bits may differ", key, snapshot.state[key], about[key])
 
 
-def evaluate(parts: Mapping[str, Any], weights: Mapping[str, torch.Tensor], seed: int) -> dict[str, float]:
+def evaluate(
+    folder: Path, parts: Mapping[str, Any], weights: Mapping[str, torch.Tensor], seed: int
+) -> dict[str, float]:
     """Scores of a trained model.
 
     Args:
+        folder: the run folder.
         parts: the built parameters of :func:`train`.
         weights: the model's tensors.
         seed: of what transforms draw, if they draw.
@@ -366,10 +370,18 @@ def evaluate(parts: Mapping[str, Any], weights: Mapping[str, torch.Tensor], seed
         raise ConfigError(Problem("", "task", f"the weights do not fit: {error}")) from error
     batch_size = parts["evaluate"].batch_size or data.batch_size
     validation = make_validation("val", data.val, batch_size, data, seed, device)
-    try:
-        return evaluation.evaluate(model, validation, device)
-    finally:
-        validation.loader.close()
+    session = Run(
+        task=model,
+        optimizer=None,
+        loader=None,
+        journal=Journal(None),
+        clock=Clock(),
+        checkpoints=None,
+        evaluate=dict,
+        scores={},
+        folder=folder,
+    )
+    return evaluation_run(session, Moments(parts["hooks"] or {}), [validation], device)
 
 
 def rehearse(parts: Mapping[str, Any]) -> None:
@@ -411,4 +423,3 @@ def _push(action: Callable[[], object], batch: Batch) -> None:
         raise ConfigError(
             Problem("", "task", f"a batch of shape {shape} does not go through: {type(error).__name__}: {error}")
         ) from error
-

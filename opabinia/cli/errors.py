@@ -26,7 +26,7 @@ def report_errors() -> Iterator[None]:
 def _known(error: Exception) -> int | None:
     """The exit status of an error whose text says all; None for a crash. The classes are not imported to be compared:
     an error can only be of one if its module is loaded."""
-    statuses = {"DataError": 2, "DiskError": 1, "NonFinite": 1}
+    statuses = {"DataError": 2, "InUse": 2, "DiskError": 1, "NonFinite": 1}
     return next((statuses[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in statuses), None)
 
 

@@ -54,5 +54,3 @@ def train(
         from opabinia.cli.table import print_scores
 
         print_scores(str(folder), scores)
-
-

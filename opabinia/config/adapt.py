@@ -27,8 +27,8 @@ def adapt(cls: type[Any], runtime: Collection[str] = (), *, family: str = "trans
 
     What YAML cannot say is narrowed: arms of a union that are tensors, modules, functions or dictionaries keyed by
     types are dropped; an enum becomes its values, a ``torch.dtype`` its name (both are converted back when called);
-    ``Number`` becomes ``int | float``, a sequence a list; a parameter that is a function, or a list of them, takes parts.
-    A parameter without a type takes that of its default.
+    ``Number`` becomes ``int | float``, a sequence a list; a function, or a list of them, becomes parts of ``family``. A
+    parameter without a type takes that of its default.
 
     Args:
         cls: the class.
@@ -53,15 +53,15 @@ def adapt(cls: type[Any], runtime: Collection[str] = (), *, family: str = "trans
         narrow = _Narrow(f"adapt({cls.__name__}): parameter {name!r}", family)
         annotation, default = narrow(hints.get(name, parameter.annotation), parameter), _plain_default(parameter)
         restore[name] = narrow.originals
-        chosen.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
-        )
+        chosen.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default))
+
+    signature = inspect.Signature([*given, *chosen], return_annotation=cls)
 
     def make(*args: Any, **kwargs: Any) -> Any:
-        values = {name: _restored(value, restore.get(name, {})) for name, value in kwargs.items()}
-        return cls(**dict(zip(runtime, args, strict=True)), **values)
+        arguments = signature.bind(*args, **kwargs).arguments
+        return cls(**{name: _restored(value, restore.get(name, {})) for name, value in arguments.items()})
 
-    make.__signature__ = inspect.Signature([*given, *chosen], return_annotation=cls)  # type: ignore[attr-defined]
+    make.__signature__ = signature  # type: ignore[attr-defined]
     make.__name__, make.__qualname__, make.__module__ = cls.__name__, cls.__qualname__, cls.__module__
     make.__doc__ = cls.__doc__ or f"{cls.__module__}.{cls.__qualname__}, which has no description of its own."
     make.__adapts__ = cls  # type: ignore[attr-defined]
@@ -103,10 +103,10 @@ class _Narrow:
             return Annotated[Callable[..., Any], Part(self.family)]
         if origin in _LISTS or annotation in _LISTS:
             of = self.narrow(args[0]) if args else int | float
-            return None if of is None else list[of]
+            return None if of is None else types.GenericAlias(list, of)
         if origin is tuple:
             places = [arg if arg is Ellipsis else self.narrow(arg) for arg in args]
-            return None if None in places else tuple[tuple(places)]
+            return None if None in places else types.GenericAlias(tuple, tuple(places))
         if annotation is numbers.Number:
             return int | float
         if _is_torch(annotation, "dtype"):
@@ -151,7 +151,7 @@ def _is_torch(annotation: Any, name: str) -> bool:
 
 def _hints(cls: type[Any]) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(cls.__init__, include_extras=True)  # type: ignore[misc]
+        return typing.get_type_hints(cls.__init__, include_extras=True)
     except NameError as error:
         raise TypeError(f"adapt({cls.__name__}): its types cannot be read: {error}") from None
 

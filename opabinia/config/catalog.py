@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from opabinia.config.families import Entry, Register, register
+from opabinia.config.types import Spec
 
 ROOT = "opabinia.run"  # importing it registers every built-in part
 GROUP = "opabinia.parts"
@@ -52,6 +53,20 @@ class Catalog:
         """A part, if there is one of that name."""
         return self.entries.get(family, {}).get(name)
 
+    def fills_itself(self, spec: Spec, outer: tuple[str, ...] = ()) -> bool:
+        """Whether a section need not be written because all of its own parameters have defaults.
+
+        Args:
+            spec: of a parameter.
+            outer: the sections around it; one that contains itself cannot be filled in.
+        """
+        name = spec.get("name", "") if spec["kind"] == "part" else ""
+        entry = self.get("section", name) if name not in outer else None
+        return entry is not None and all(
+            not parameter.required or self.fills_itself(parameter.spec, (*outer, name))
+            for parameter in entry.parameters
+        )
+
 
 def live_catalog(plugins: Sequence[str] = ()) -> Catalog:
     """The catalog with its callables, after importing Opabinia's parts, the entry points and ``plugins``."""
@@ -74,8 +89,9 @@ def catalog(plugins: Sequence[str] = ()) -> Catalog:
     path = cache_folder() / f"catalog-{_fingerprint(plugins)}.json"
     cached = _read(path)
     if cached is None:
+        alone = not any(register.entries.values())  # else it may hold parts that belong to other configs
         cached = live_catalog(plugins)
-        if not cached.failed:
+        if alone and not cached.failed:
             _write(path, cached)
     return cached
 

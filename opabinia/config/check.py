@@ -70,6 +70,140 @@ class _Check:
         origins = {dotted(path): self._origin(path) for path, _ in leaves(config)}
         return Resolved(config, origins, tuple(self.warnings))
 
+    def _check_plugins(self) -> None:
+        for name, why in self.catalog.failed.items():
+            path = next((path for path, node in self.places.items() if node.value == name), ("plugins",))
+            self._complain(path[:1], f"the plugin {name!r} cannot be imported: {why}")
+
+    # --- the walk ---
+
+    def _arguments(self, entry: Entry, keys: dict[str, Any], path: Path) -> dict[str, Any]:
+        """What the callable of ``entry`` is to be given: what is written in ``keys``, defaults for the rest."""
+        keys = self._renamed(entry, keys, path)
+        given = {**self._defaults(entry, keys), **keys}
+        for parameter in entry.parameters:
+            name = parameter.name
+            if name in given:
+                value = _with_default_name(parameter, given[name])
+                given[name] = place_parts(parameter.spec, value, (*path, name), self._part)
+        from pydantic import ValidationError
+
+        try:
+            return {name: plain(value) for name, value in entry.judged(given).items()}
+        except ValidationError as error:
+            self._tell(entry, error, keys, path)
+            return {}
+
+    def _defaults(self, entry: Entry, keys: Mapping[str, Any]) -> dict[str, Any]:
+        missing = [parameter for parameter in entry.parameters if parameter.name not in keys]
+        return {
+            parameter.name: {} if parameter.required else parameter.default
+            for parameter in missing
+            if not parameter.required or self.catalog.fills_itself(parameter.spec)
+        }
+
+    def _part(self, spec: Spec, value: Any, path: Path, key: str | None) -> dict[str, Any]:
+        """The section of one part, complete."""
+        if spec.get("name"):
+            entry = self.catalog.get("section", spec["name"])
+            if entry is None:
+                raise TypeError(f"{dotted(path)}: no section is registered as {spec['name']!r}")
+            return self._arguments(entry, value, path)
+        keys = {"name": value} if isinstance(value, str) else dict(value)
+        name = keys.pop("name", key)
+        if path in self.places:  # a bare string, or the key that gives the name
+            self.places.setdefault((*path, "name"), self.places[path])
+        entry = self._find(spec["family"], name, path)
+        return {"name": name, **self._arguments(entry, keys, path)} if entry else {}
+
+    def _find(self, family: str, name: Any, path: Path) -> Entry | None:
+        names = self.catalog.names(family)
+        known = _known(family, names)
+        if name is None:
+            self._complain((*path, "name"), "missing", allowed=f"it says which {family} this is; {known}")
+        elif not isinstance(name, str):
+            if name is not BROKEN:
+                self._complain((*path, "name"), "expected text", name, allowed=known)
+        elif name not in names and not self.catalog.failed:  # else it may be in the plugin that failed
+            guess = nearest(name, names)
+            known = _known(family, names, 8 if guess else 60)
+            self._complain((*path, "name"), f"there is no {family} of this name", name, guess, known)
+        return self.catalog.get(family, name) if isinstance(name, str) else None
+
+    def _renamed(self, entry: Entry, keys: dict[str, Any], path: Path) -> dict[str, Any]:
+        """``keys`` with old names replaced by those of today."""
+        renamed: dict[str, Any] = {}
+        for key, value in keys.items():
+            new = entry.renamed.get(key, key)
+            if new in keys and new != key:
+                self._complain((*path, key), f"is the old name of {new!r}, which is given too", value)
+                continue
+            if new != key:
+                self.warnings.append(f"{self._where((*path, key))}: {dotted((*path, key))}: is now called {new!r}")
+                self._move((*path, key), (*path, new))
+            renamed[new] = value
+        return renamed
+
+    def _move(self, old: Path, new: Path) -> None:
+        inside = {place: node for place, node in self.places.items() if place[: len(old)] == old}
+        self.places |= {(*new, *place[len(old) :]): node for place, node in inside.items()}
+
+    # --- problems ---
+
+    def _tell(self, entry: Entry, error: ValidationError, keys: dict[str, Any], path: Path) -> None:
+        """The judge's findings in our words; one problem a place."""
+        told: set[Path] = set()
+        for finding in error.errors(include_url=False, include_context=False, include_input=False):
+            name, *inside = finding["loc"]
+            parameter = entry.by_name.get(str(name))
+            if parameter is None:
+                self._unknown_key(entry, str(name), keys[str(name)], path)
+            elif finding["type"] == "missing" and not inside:
+                self._missing(parameter, path)
+            else:
+                below, spec = blame(parameter.spec, inside)
+                place = (*path, parameter.name, *below)
+                if place not in told:
+                    told.add(place)
+                    self._misfit(spec, _at(keys.get(parameter.name), below), place)
+
+    def _unknown_key(self, entry: Entry, key: str, value: Any, path: Path) -> None:
+        own = [parameter.name for parameter in entry.parameters]
+        others = [
+            name
+            for name, other in self.catalog.entries[entry.family].items()
+            if key in other.by_name and entry.family not in ("section", "command")
+        ]
+        guess = nearest(key, own)
+        known = f"{entry.name} knows: {listing(own)}" if own else f"{entry.name} has no parameters"
+        if others and not guess:
+            known += f"; {key!r} is a parameter of {listing(others, 5)}"
+        self._complain((*path, key), "unknown key", value, guess, known)
+
+    def _missing(self, parameter: Parameter, path: Path) -> None:
+        if not self.tree.complete:
+            return
+        allowed = f"{describe(parameter.spec)} is required"
+        spec = parameter.spec
+        if spec["kind"] == "part" and not spec.get("name"):
+            allowed += f"; {_known(spec['family'], self.catalog.names(spec['family']))}"
+        self._complain((*path, parameter.name), "missing", allowed=allowed)
+
+    def _misfit(self, spec: Spec, value: Any, path: Path) -> None:
+        if _holds_broken(value):
+            return
+        choices = [str(choice) for choice in spec.get("values", ())]
+        guess = nearest(value, choices) if isinstance(value, str) else ""
+        remark = "without quotes it would fit" if _fits_unquoted(spec, value) else ""
+        if spec["kind"] == "part":
+            name = spec.get("name")
+            remark = "a section of keys" if name else _known(spec["family"], self.catalog.names(spec["family"]))
+        self._complain(path, f"expected {describe(spec)}", value, guess, remark)
+
+    def _complain(self, path: Path, message: str, found: Any = ..., guess: str = "", allowed: str = "") -> None:
+        text = "" if found is ... else show(found)
+        self.problems.append(Problem(self._where(path), dotted(path), message, text, guess, allowed))
+
     # --- places ---
 
     def _where(self, path: Path) -> str:
@@ -79,10 +213,41 @@ class _Check:
         return self.places[path].where
 
     def _origin(self, path: Path) -> str:
-        if path[-1:] == ("name",) and path not in self.places and path[:-1] in self.places:
-            node = self.places[path[:-1]]
-            if not isinstance(node.value, str) and self.implied.get(path[:-1]):
-                return DEFAULT
-        else:
-            node = self.places.get(path)
+        node = self.places.get(path)
         return DEFAULT if node is None else f"{node.where} ({node.via})" if node.via else node.where
+
+
+def _places(node: Node, path: Path) -> Iterator[tuple[Path, Node]]:
+    yield path, node
+    for key, child in node.children():
+        yield from _places(child, (*path, key))
+
+
+def _with_default_name(parameter: Parameter, value: Any) -> Any:
+    """A section without ``name`` goes to the part that the signature names, if it names one."""
+    default = parameter.default
+    if isinstance(value, dict) and "name" not in value and isinstance(default, dict) and "name" in default:
+        return {**default, **value}
+    return value
+
+
+def _known(family: str, names: list[str], limit: int = 12) -> str:
+    return f"every {family}: {listing(names, limit)}" if names else f"there is no {family} yet"
+
+
+def _at(value: Any, path: Path) -> Any:
+    for step in path:
+        value = value[step]
+    return value
+
+
+def _holds_broken(value: Any) -> bool:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return value is BROKEN or any(map(_holds_broken, inside))
+
+
+def _fits_unquoted(spec: Spec, value: Any) -> bool:
+    try:
+        return isinstance(value, str) and not isinstance(scalar(value), str) and accepts(spec, scalar(value))
+    except BadScalar:
+        return False

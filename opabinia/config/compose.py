@@ -1,4 +1,4 @@
-"""From a recipe, its bases and overrides to one tree: merged, with references resolved, and with every value's origin."""
+"""From a recipe, its bases and overrides to one tree: merged, references resolved, every value with its origin."""
 
 from __future__ import annotations
 
@@ -107,14 +107,16 @@ class _Files:
         """The tree of a file, merged over its bases. ``children`` are the files that lead here."""
         root = read_file(path, self.problems)
         if root is None:
-            return self._lost()
+            self.missing = True
+            return None
         if root.value is None:
             root = Node({}, root.where)
         if not isinstance(root.value, dict):
             if root.value is not BROKEN:
                 found = show(root.plain())
                 self.problems.append(Problem(root.where, "", "a recipe is a mapping of keys to values", found))
-            return self._lost()
+            self.missing = True
+            return None
         self.read.append(root)
         own = Node({key: node for key, node in root.value.items() if key != "base"}, root.where)
         merged = Node({}, root.where)
@@ -150,9 +152,6 @@ class _Files:
     def _complain(self, node: Node, message: str, found: str = "", choices: Iterable[str] = ()) -> None:
         suggestion = nearest(node.value, choices) if isinstance(node.value, str) else ""
         self.problems.append(Problem(node.where, "base", message, found, suggestion))
-        self._lost()
-
-    def _lost(self) -> None:
         self.missing = True
 
 
@@ -281,7 +280,9 @@ def _check_vars(variables: Node, written: list[Node], problems: list[Problem]) -
         if not any(target == own or target.startswith(f"{own}.") or target == "vars" for target in read):
             near = nearest(own, (target for target in read if target.startswith("vars.")))
             problems.append(
-                Problem(node.where, own, "nothing reads it", show(node.plain()), allowed=near and f"(${{{near}}} is read)")
+                Problem(
+                    node.where, own, "nothing reads it", show(node.plain()), allowed=near and f"(${{{near}}} is read)"
+                )
             )
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
-import textwrap
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
+from opabinia.config.docstrings import documentation
 from opabinia.config.errors import nearest, show
-from opabinia.config.judge import accepts, model_of, place_parts
-from opabinia.config.types import Spec, Unsupported, describe, holds_part, plain, spec_of
+from opabinia.config.judge import converted, field_of, model_of, place_parts
+from opabinia.config.types import Spec, Unsupported, describe, holds_part, parts_in, plain, spec_of
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -63,6 +65,16 @@ class Entry:
     def model(self) -> type[BaseModel]:
         """The pydantic model of the signature."""
         return model_of(f"{self.family}.{self.name}", self.parameters)
+
+    def judged(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments as the callable takes them, in the signature's order.
+
+        Raises:
+            pydantic.ValidationError: a value does not fit, or a key is unknown or missing.
+        """
+        model = self.model.model_validate(given)
+        names = [parameter.name for parameter in self.parameters]
+        return {name: getattr(model, field_of(i)) for i, name in enumerate(names) if name in given}
 
     def to_json(self) -> dict[str, Any]:
         """All but the target, as plain data."""
@@ -152,7 +164,7 @@ class Register:
     def _read(
         self, family: str, target: Callable[..., Any], name: str, renamed: Mapping[str, str], complain: _Complaint
     ) -> Entry:
-        doc, described = _documentation(target)
+        doc, described = documentation(target)
         if not doc:
             raise complain("has no docstring; its first line is shown by `opabinia config list`")
         runtime: list[str] = []
@@ -204,7 +216,7 @@ class Register:
 
     def _spec(self, target: Callable[..., Any], parameter: inspect.Parameter, complain: _Complaint) -> Spec:
         try:
-            spec = spec_of(_resolve(target, parameter.annotation), self._section_of)
+            spec = spec_of(_resolve(target, parameter.name, parameter.annotation), self._section_of)
         except NameError as error:
             raise complain(
                 f"the type of parameter {parameter.name!r} cannot be read ({error}); import what it names at run time, "
@@ -215,10 +227,12 @@ class Register:
                 f"parameter {parameter.name!r}: {error}. Make it positional-only (before a `/`) if it arrives at run "
                 f'time, or annotate it with a part: Annotated[..., Part("family")]'
             ) from None
-        for part in _parts_in(spec):
+        for part in parts_in(spec):
             if part["family"] not in FAMILIES:
                 hint = nearest(part["family"], FAMILIES)
-                raise complain(f"parameter {parameter.name!r}: there is no family {part['family']!r}; nearest: {hint!r}")
+                raise complain(
+                    f"parameter {parameter.name!r}: there is no family {part['family']!r}; nearest: {hint!r}"
+                )
         return spec
 
     def _section_of(self, annotation: Any) -> str | None:
@@ -228,20 +242,32 @@ class Register:
     def _default(self, spec: Spec, name: str, value: Any, complain: _Complaint) -> Any:
         """The default as plain data; a registered callable stands for the part of that name."""
         if callable(value) and holds_part(spec):
-            families = [part["family"] for part in _parts_in(spec)]
-            entry = next((e for f in families for e in self.entries[f].values() if e.target is value), None)
-            if entry is None:
-                raise complain(
-                    f"the default of parameter {name!r}, {_origin(value)}, is not registered as {' or '.join(families)}; "
-                    f"register it first"
-                )
-            return {} if entry.family == "section" else {"name": entry.name}
-        if isinstance(value, list | tuple) and holds_part(spec):
+            return self._part_default(spec, name, value, complain)
+        if isinstance(value, list | tuple) and value and holds_part(spec):
             return [self._default(spec, name, item, complain) for item in value]
-        default = plain(value)
-        if not accepts(spec, place_parts(spec, default, (), lambda *_: None)) or _leftover(default):
-            raise complain(f"the default of parameter {name!r}, {show(default)}, is not {describe(spec)}")
-        return float(default) if spec["kind"] == "float" else default
+
+        def refuse(*_: Any) -> Any:
+            raise complain(f"the default of parameter {name!r} must be a registered callable: the part itself")
+
+        from pydantic import ValidationError
+
+        try:
+            default = plain(converted(spec, place_parts(spec, plain(value), (), refuse)))
+        except ValidationError:
+            raise complain(
+                f"the default of parameter {name!r}, {show(plain(value))}, is not {describe(spec)}"
+            ) from None
+        if _leftover(default):
+            raise complain(f"the default of parameter {name!r} holds what cannot be written in YAML")
+        return default
+
+    def _part_default(self, spec: Spec, name: str, value: Any, complain: _Complaint) -> dict[str, str]:
+        families = [part["family"] for part in parts_in(spec)]
+        entry = next((e for f in families for e in self.entries[f].values() if e.target is value), None)
+        if entry is None:
+            known = " or ".join(families)
+            raise complain(f"the default of parameter {name!r}, {_origin(value)}, is no {known} yet; register it first")
+        return {} if entry.family == "section" else {"name": entry.name}
 
 
 class _Complaint:
@@ -267,16 +293,13 @@ def _leftover(value: Any) -> bool:
     return not isinstance(value, str | int | float | bool | None)
 
 
-def _parts_in(spec: Spec) -> list[Spec]:
-    if spec["kind"] == "part":
-        return [spec]
-    inside = spec.get("of", [])
-    return [part for inner in (inside if isinstance(inside, list) else [inside]) for part in _parts_in(inner)]
-
-
 def _default_name(target: Callable[..., Any]) -> str:
     name = getattr(target, "__name__", type(target).__name__)
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower() if inspect.isclass(target) else name
+    return (
+        re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+        if inspect.isclass(target)
+        else name
+    )
 
 
 def _origin(target: Callable[..., Any]) -> str:
@@ -290,39 +313,20 @@ def _signature(target: Callable[..., Any]) -> inspect.Signature:
         raise TypeError(f"{_origin(target)} has no signature that Python could read; wrap it in a function") from None
 
 
-def _resolve(target: Callable[..., Any], annotation: Any) -> Any:
-    """An annotation with its strings evaluated where the callable was written."""
+def _resolve(target: Callable[..., Any], name: str, annotation: Any) -> Any:
+    """An annotation with its strings evaluated where they were written."""
     if not isinstance(annotation, str):
         return annotation
-    function = inspect.unwrap(target)
+    holder = types.SimpleNamespace(__annotations__={"it": annotation})
+    return typing.get_type_hints(holder, globalns=_namespace(target, name), include_extras=True)["it"]
+
+
+def _namespace(target: Callable[..., Any], name: str) -> dict[str, Any]:
+    """The globals of the module in which the parameter ``name`` was annotated."""
+    if dataclasses.is_dataclass(target):  # perhaps by a base class in another module
+        owner = next(cls for cls in inspect.getmro(cast(type, target)) if name in vars(cls).get("__annotations__", {}))
+        return vars(sys.modules[owner.__module__])
+    function: Any = inspect.unwrap(target)
     if inspect.isclass(function):
         function = function.__init__ if function.__init__ is not object.__init__ else function.__new__
-    holder = types.SimpleNamespace(__annotations__={"it": annotation})
-    return typing.get_type_hints(holder, globalns=getattr(function, "__globals__", {}), include_extras=True)["it"]
-
-
-def _documentation(target: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """The docstring's first line, and what its ``Args:`` says of each parameter."""
-    written = target.__doc__ or ""
-    if inspect.isclass(target) and written.startswith(f"{target.__name__}("):  # made by dataclass
-        written = ""
-    text = inspect.cleandoc(written)
-    own = inspect.cleandoc(target.__init__.__doc__ or "") if inspect.isclass(target) else ""  # type: ignore[misc]
-    first = text.split("\n\n")[0].replace("\n", " ").strip()
-    return first, {**described_arguments(own), **described_arguments(text)}
-
-
-def described_arguments(text: str) -> dict[str, str]:
-    """The descriptions in a Google-style ``Args:`` block, by parameter."""
-    block = re.search(r"^(?:Args|Arguments|Attributes):[ \t]*\n((?:[ \t]+.*\n?|[ \t]*\n)+)", text, re.MULTILINE)
-    if not block:
-        return {}
-    lines = textwrap.dedent(block[1]).splitlines()
-    described: dict[str, str] = {}
-    name = ""
-    for line in lines:
-        if start := re.match(r"(\w+)(?: *\([^)]*\))?: *(.*)", line):
-            name, described[start[1]] = start[1], start[2]
-        elif name and line.startswith((" ", "\t")):
-            described[name] = f"{described[name]} {line.strip()}".strip()
-    return described
+    return getattr(function, "__globals__", {})

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial, reduce
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 from opabinia.config.types import Spec, holds_part, member_of
 from opabinia.runtime.durations import Duration
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from pydantic import BaseModel, TypeAdapter
 
     from opabinia.config.families import Parameter
+
+PART = "part"
+"""In the JSON Schema of a model: the spec of the part that belongs there."""
 
 Visit = Callable[[Spec, Any, tuple[Any, ...], str | None], Any]
 
@@ -42,7 +45,8 @@ def place_parts(spec: Spec, value: Any, path: tuple[Any, ...], visit: Visit, key
         arm = _arm(spec, value)
         return place_parts(arm, value, path, visit, key) if arm else value
     if kind == "part":
-        return Placed(visit(spec, value, path, key)) if isinstance(value, str | dict) else value
+        fits = isinstance(value, dict) or (isinstance(value, str) and not spec.get("name"))
+        return Placed(visit(spec, value, path, key)) if fits else value
     if not holds_part(spec):
         return value
     if kind == "dict" and isinstance(value, dict):
@@ -51,7 +55,8 @@ def place_parts(spec: Spec, value: Any, path: tuple[Any, ...], visit: Visit, key
         return {name: place_parts(spec["of"], item, (*path, name), visit, name) for name, item in kept.items()}
     if kind in ("list", "tuple") and isinstance(value, list | tuple):
         specs = spec["of"] if kind == "tuple" else [spec["of"]] * len(value)
-        placed = [place_parts(one, item, (*path, i), visit) for i, (one, item) in enumerate(zip(specs, value, strict=False))]
+        pairs = enumerate(zip(specs, value, strict=False))
+        placed = [place_parts(one, item, (*path, i), visit) for i, (one, item) in pairs]
         return placed + list(value[len(specs) :])
     return value
 
@@ -61,7 +66,8 @@ def _arm(spec: Spec, value: Any) -> Spec | None:
     plain_arms = [arm for arm in spec["of"] if not holds_part(arm)]
     if any(accepts(arm, value) for arm in plain_arms):
         return None
-    wanted = {str: ("part",), dict: ("part", "dict"), list: ("list", "tuple"), tuple: ("list", "tuple")}
+    lists = ("list", "tuple")
+    wanted: dict[type, tuple[str, ...]] = {str: ("part",), dict: ("part", "dict"), list: lists, tuple: lists}
     kinds = wanted.get(type(value), ())
     arms = [arm for kind in kinds for arm in spec["of"] if arm["kind"] == kind and holds_part(arm)]
     return arms[0] if arms else None
@@ -72,13 +78,22 @@ def accepts(spec: Spec, value: Any) -> bool:
     from pydantic import ValidationError
 
     try:
-        _adapter(json.dumps(spec)).validate_python(value)
+        converted(spec, value)
     except ValidationError:
         return False
     return True
 
 
-@lru_cache(maxsize=None)
+def converted(spec: Spec, value: Any) -> Any:
+    """Plain data as what the callable takes.
+
+    Raises:
+        pydantic.ValidationError: the value does not fit.
+    """
+    return _adapter(json.dumps(spec)).validate_python(value)
+
+
+@cache
 def _adapter(spec: str) -> TypeAdapter[Any]:
     from pydantic import ConfigDict, TypeAdapter
 
@@ -93,8 +108,13 @@ def model_of(name: str, parameters: Iterable[Parameter]) -> type[BaseModel]:
     for position, parameter in enumerate(parameters):
         default = {} if parameter.required else {"default": parameter.default}
         field = Field(alias=parameter.name, description=parameter.doc or None, **default)
-        fields[f"p{position}"] = (pydantic_type(parameter.spec), field)  # no clash with BaseModel's own names
+        fields[field_of(position)] = (pydantic_type(parameter.spec), field)
     return create_model(name, __config__=ConfigDict(strict=True, extra="forbid"), **fields)
+
+
+def field_of(position: int) -> str:
+    """The model's field for the parameter at ``position``; the parameter's own name could clash with BaseModel's."""
+    return f"p{position}"
 
 
 def pydantic_type(spec: Spec) -> Any:
@@ -116,7 +136,7 @@ def pydantic_type(spec: Spec) -> Any:
         case "str":
             return Annotated[str, _lengths(spec)]
         case "path":
-            return Annotated[str, Field(pattern=r"^[^\x00]+$"), AfterValidator(Path)]
+            return Annotated[str, Field(pattern=r"^[^\x00]+$"), AfterValidator(_path)]
         case "literal":
             return Literal[tuple(spec["values"])]
         case "enum":
@@ -126,37 +146,31 @@ def pydantic_type(spec: Spec) -> Any:
             parse = partial(Duration.parse, allowed=tuple(spec["units"]))
             return Annotated[str, AfterValidator(parse), WithJsonSchema({"type": "string", "pattern": pattern})]
         case "list":
-            of = pydantic_type(spec["of"])
+            item: Any = pydantic_type(spec["of"])
             if spec.get("tuple"):
-                return Annotated[tuple[of, ...], Field(strict=False), _lengths(spec)]
-            return Annotated[list[of], _lengths(spec)]  # type: ignore[valid-type]
+                return Annotated[tuple[item, ...], Field(strict=False), _lengths(spec)]
+            return Annotated[list[item], _lengths(spec)]
         case "tuple":
-            return Annotated[tuple[tuple(map(pydantic_type, spec["of"]))], Field(strict=False)]  # type: ignore[misc]
+            items: Any = tuple(map(pydantic_type, spec["of"]))
+            return Annotated[tuple[items], Field(strict=False)]
         case "dict":
-            return Annotated[dict[str, pydantic_type(spec["of"])], _lengths(spec)]  # type: ignore[misc]
+            value: Any = pydantic_type(spec["of"])
+            return Annotated[dict[str, value], _lengths(spec)]
         case "union":
-            return reduce(lambda left, right: left | right, map(_arm_type, spec["of"]))
+            return Union[tuple(map(pydantic_type, spec["of"]))]  # noqa: UP007 (arms are known at run time only)
         case "part":
-            reference = {"$ref": part_reference(spec)}
-            return Annotated[Any, PlainValidator(_placed), WithJsonSchema(reference)]
+            return Annotated[Any, PlainValidator(_placed), WithJsonSchema({PART: spec})]
     raise AssertionError(spec)
 
 
-def _arm_type(spec: Spec) -> Any:
-    from typing import Union
-
-    return Union[pydantic_type(spec), None] if spec["kind"] == "null" else pydantic_type(spec)
+def _path(text: str) -> Path:  # pydantic cannot read the signature of Path itself
+    return Path(text)
 
 
 def _placed(value: Any) -> Any:
     if not isinstance(value, Placed):
         raise ValueError("not a part")
     return value.value
-
-
-def part_reference(spec: Spec) -> str:
-    """Where the JSON Schema of a part's family, or of a fixed section, is defined."""
-    return f"#/$defs/{spec['family']}.{spec['name']}" if spec.get("name") else f"#/$defs/{spec['family']}"
 
 
 def _only(spec: Spec, *keys: str) -> dict[str, Any]:
@@ -178,7 +192,7 @@ def blame(spec: Spec, location: Sequence[Any]) -> tuple[tuple[Any, ...], Spec]:
         arms = [arm for arm in spec["of"] if arm["kind"] != "null"]
         return blame(arms[0], location) if len(arms) == 1 else ((), spec)
     inner: Spec | None = None
-    if kind == "list" and isinstance(step, int) or kind == "dict":
+    if (kind == "list" and isinstance(step, int)) or kind == "dict":
         inner = spec["of"]
     elif kind == "tuple" and isinstance(step, int) and step < len(spec["of"]):
         inner = spec["of"][step]

@@ -1,4 +1,4 @@
-"""References in configs: ``${a.b}`` to another key, ``${env:NAME,default}`` to the environment, ``$${`` for a plain ``${``."""
+"""References in configs: ``${a.b}`` to a key, ``${env:NAME,default}`` to the environment; ``$${`` is a plain ``${``."""
 
 from __future__ import annotations
 
@@ -80,7 +80,9 @@ class _Resolver:
 
     def _found(self, path: Path, node: Node, match: re.Match[str]) -> Node:
         if match[1] is None:
-            return self._broken(path, node, "a reference is not closed: '${' without '}'; a plain '${' is written '$${'")
+            return self._broken(
+                path, node, "a reference is not closed: '${' without '}'; a plain '${' is written '$${'"
+            )
         target = match[1].strip()
         if target.startswith("env:"):
             return self._environment(path, node, target, whole=match[0] == node.value)

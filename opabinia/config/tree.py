@@ -1,4 +1,4 @@
-"""YAML files as trees of nodes that know their line. Whatever is wrong with a file becomes a problem, never a traceback.
+"""YAML files as trees of nodes that know their line. What is wrong with a file becomes a problem, never a traceback.
 
 Scalars follow YAML 1.2's core schema: ``1e-3`` is a number, ``on`` and ``yes`` are text, there are no dates.
 """
@@ -20,7 +20,7 @@ MAX_NODES = 50_000
 MAX_BYTES = 4_000_000
 MAX_DIGITS = 100
 
-_CONSTANTS = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
+_CONSTANTS: dict[str, bool | None] = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
 _CONSTANTS |= {word: word.lower() == "true" for word in ("true", "True", "TRUE", "false", "False", "FALSE")}
 _INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
@@ -86,7 +86,7 @@ def scalar(text: str) -> Any:
             raise BadScalar(f"a number of more than {MAX_DIGITS} digits")
         return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
     if _FLOAT.fullmatch(text):
-        return float(text.replace(".inf", "inf").replace(".Inf", "inf").replace(".INF", "inf").lower().replace(".nan", "nan"))
+        return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
     return text
 
 

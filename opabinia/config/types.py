@@ -80,7 +80,7 @@ def spec_of(annotation: Any, section_of: Callable[[Any], str | None] = lambda _:
         return _tuple(args, section_of)
     if origin in (dict, Mapping) or annotation in (dict, Mapping):
         return _dict(args, section_of)
-    if annotation in _SIMPLE.keys() if _hashable(annotation) else False:
+    if _hashable(annotation) and annotation in _SIMPLE:
         return {"kind": _SIMPLE[annotation]}
     if annotation is Duration:
         return {"kind": "duration", "units": ["ep", "it"]}
@@ -179,10 +179,17 @@ def member_of(path: str, value: Any) -> Any:
     return found(value) if found else value
 
 
+def parts_in(spec: Spec) -> list[Spec]:
+    """The specs of all parts in a spec."""
+    if spec["kind"] == "part":
+        return [spec]
+    inside = spec.get("of", [])
+    return [part for inner in (inside if isinstance(inside, list) else [inside]) for part in parts_in(inner)]
+
+
 def holds_part(spec: Spec) -> bool:
     """Whether a value of this spec is, or may contain, a part."""
-    inside = spec.get("of", [])
-    return spec["kind"] == "part" or any(map(holds_part, inside if isinstance(inside, list) else [inside]))
+    return bool(parts_in(spec))
 
 
 def plain(value: Any) -> Any:
@@ -210,7 +217,7 @@ def describe(spec: Spec, many: bool = False) -> str:
         return f"{text} such as {' or '.join(examples[unit] for unit in spec['units'])}"
     if kind == "part":
         family = f"{spec['name']} section" if spec.get("name") else spec["family"]
-        return f"{family}s" if many else _article(family)
+        return _plural(family) if many else _article(family)
     if kind == "list":
         return f"{'lists' if many else 'a list'} of {describe(spec['of'], many=True)}{_length(spec)}"
     if kind == "tuple":
@@ -231,15 +238,16 @@ def _describe_scalar(spec: Spec, many: bool) -> str:
         "any": ("any value", "any values"),
     }[spec["kind"]]
     symbols = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-    bounds = [f"{symbol} {spec[bound]:g}" for bound, symbol in symbols.items() if bound in spec]
-    if "multiple_of" in spec:
-        bounds.append(f"a multiple of {spec['multiple_of']:g}")
-    return (several if many else one) + (" " + " and ".join(bounds) if bounds else "") + _length(spec)
+    bounds = " and ".join(f"{symbol} {spec[bound]}" for bound, symbol in symbols.items() if bound in spec)
+    multiple = f", a multiple of {spec['multiple_of']}" if "multiple_of" in spec else ""
+    return (several if many else one) + (f" {bounds}" if bounds else "") + multiple + _length(spec)
 
 
 def _describe_union(arms: list[Spec], many: bool) -> str:
-    if {"kind": "float"} in arms:  # "an integer or a number" says nothing more than "a number"
-        arms = [arm for arm in arms if arm != {"kind": "int"}]
+    integer, number = {"kind": "int"}, {"kind": "float"}
+    for narrow, wide in ((integer, number), ({"kind": "list", "of": integer}, {"kind": "list", "of": number})):
+        if wide in arms:  # "an integer or a number" says no more than "a number"
+            arms = [arm for arm in arms if arm != narrow]
     texts = [describe(arm, many) for arm in arms]
     return texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + " or " + texts[-1]
 
@@ -268,6 +276,10 @@ def _yaml(value: Any) -> str:
 
 def _article(word: str) -> str:
     return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
+
+
+def _plural(word: str) -> str:
+    return f"{word}es" if word.endswith(("ss", "x")) else word if word.endswith("s") else f"{word}s"
 
 
 def _given(**values: Any) -> Spec:

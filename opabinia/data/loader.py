@@ -302,7 +302,6 @@ def _start_worker(number: int) -> None:
     for stop_signal in _STOP_SIGNALS:
         signal.signal(stop_signal, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
-    torch.set_num_threads(1)
 
 
 _open: WeakSet[Loader] = WeakSet()

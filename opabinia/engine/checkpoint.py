@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -190,7 +190,11 @@ def read_checkpoint(path: Path) -> Snapshot:
 def listed(folder: Path) -> list[Path]:
     """The checkpoints in a ``checkpoints`` folder, oldest first, whole or not."""
     found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+    return sorted(found, key=_step)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def pointed(folder: Path, pointer: str) -> Path | None:
@@ -201,12 +205,13 @@ def pointed(folder: Path, pointer: str) -> Path | None:
 
 
 def newest_whole(folder: Path) -> tuple[Path, Snapshot] | None:
-    """The newest checkpoint that is whole; a damaged one is named in the log and the one before it is tried.
+    """The checkpoint that ``last`` names; if it is damaged that is told in the log and the one before it is tried.
 
     Raises:
         BadCheckpoint: there are checkpoints, but none is whole.
     """
-    paths = listed(folder)
+    last = pointed(folder, "last")
+    paths = [path for path in listed(folder) if last is None or _step(path) <= _step(last)]
     for path in reversed(paths):
         try:
             return path, read_checkpoint(path)
@@ -242,7 +247,7 @@ class Checkpoints:
         if self.write:
             write_checkpoint(path, snapshot)
             write_aside(self.folder / "last", path.name + "\n")
-            self._delete_old()
+            self._delete_old(snapshot.step)
         self.saved = snapshot.step
         return path
 
@@ -252,10 +257,13 @@ class Checkpoints:
             self.save()
         if self.write:
             write_aside(self.folder / "best", f"step-{step:08d}\n")
-            self._delete_old()
+            self._delete_old(step)
 
-    def _delete_old(self) -> None:
-        kept: Iterable[Path | None] = (pointed(self.folder, "best"), pointed(self.folder, "last"))
-        for path in listed(self.folder)[: -self.keep]:
-            if path not in kept:
+    def _delete_old(self, step: int) -> None:
+        """Delete all but the newest; and what lies ahead of ``step``, left by a run that was taken back."""
+        paths = listed(self.folder)
+        past = [path for path in paths if _step(path) <= step]
+        kept = {*past[-self.keep :], pointed(self.folder, "best")}
+        for path in paths:
+            if path not in kept or _step(path) > step:
                 shutil.rmtree(path, ignore_errors=True)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Batch, Facts, Loader, Task
+from opabinia.contracts import Batch, Facts, Loader, Phase, Run, Task
+from opabinia.engine.moments import Moments
 from opabinia.runtime.processes import gather
 
 
@@ -64,3 +66,41 @@ def evaluate(
     for evaluator in evaluators:
         scores.update(evaluator.compute(gather(evaluator.state())))
     return {f"{validation.name}/{name}": value for name, value in scores.items()}
+
+
+def evaluate_all(
+    run: Run,
+    moments: Moments,
+    validation: Sequence[Validation],
+    device: torch.device,
+    stopped: Callable[[], object] = lambda: False,
+) -> dict[str, float]:
+    """One phase for each data set; its scores are a line of the journal and go into ``run.scores``."""
+    scores: dict[str, float] = {}
+    for one in validation:
+        phase = Phase("evaluate", one.name)
+        moments.call(run, "before_phase", phase)
+        began = time.perf_counter()
+        found = evaluate(run.task, one, device, stopped)
+        run.journal.write(run.clock, {**found, f"time/{one.name}": time.perf_counter() - began})
+        run.scores.update(found)
+        scores.update(found)
+        moments.call(run, "after_phase", phase)
+    return scores
+
+
+def evaluation_run(
+    run: Run, moments: Moments, validation: Sequence[Validation], device: torch.device
+) -> dict[str, float]:
+    """A run that only evaluates: hooks see its start, its evaluation phases and its finish."""
+    how: str | BaseException = "done"
+    try:
+        moments.call(run, "start")
+        return evaluate_all(run, moments, validation, device)
+    except BaseException as error:
+        how = error
+        raise
+    finally:
+        for one in validation:
+            one.loader.close()
+        moments.call(run, "finish", how)

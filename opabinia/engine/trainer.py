@@ -21,8 +21,9 @@ import torch
 
 from opabinia.contracts import Batch, Clock, Hook, Loader, Phase, Plan, Row, Run, Step, Task
 from opabinia.engine.checkpoint import Checkpoints, Snapshot, load_optimizer_state, optimizer_state
-from opabinia.engine.evaluate import EvaluationStopped, Validation, evaluate, to_device
+from opabinia.engine.evaluate import EvaluationStopped, Validation, evaluate_all, to_device
 from opabinia.engine.journal import Journal
+from opabinia.engine.moments import Moments
 from opabinia.runtime.processes import is_first
 
 TRAIN = Phase("train", "train")
@@ -38,12 +39,12 @@ class Trainer:
         loader: gives them, from any step on.
         validation: data sets to evaluate on.
         journal: takes the numbers.
-        hooks: by key, in the order in which they act; one of them is "save".
+        hooks: by key, in the order in which they act (see ``hooks/__init__.py``).
         folder: the run folder.
         device: where batches go.
         keep: number of newest checkpoints to keep.
         about: plain values saved in every checkpoint (seed, fingerprint of the data ...).
-        interrupted: tells, after every step, why the run is to stop; None to go on.
+        interrupted: asked after every step why the run is to stop; None to go on.
 
     Example::
 
@@ -67,19 +68,18 @@ class Trainer:
         interrupted: Callable[[], str | None] = lambda: None,
     ) -> None:
         self.task, self.step, self.plan, self.loader = task, step, plan, loader
-        self.validation, self.hooks, self.device = validation, hooks, device
+        self.validation, self.device = validation, device
         self.about, self.interrupted = dict(about or {}), interrupted
-        self._moment: str | None = None
-        self._hook: str | None = None
+        self._moments = Moments(hooks)
         self._due: tuple[str, str] | None = None
-        checkpoints = Checkpoints(folder / "checkpoints", keep, self.snapshot, write=is_first())
+        self._checkpoints = Checkpoints(folder / "checkpoints", keep, self.snapshot, write=is_first())
         self._run = Run(
             task=task,
             optimizer=step.optimizer,
             loader=loader,
             journal=journal,
             clock=Clock.at(plan, 0),
-            checkpoints=checkpoints,
+            checkpoints=self._checkpoints,
             evaluate=self.evaluate,
             scores={},
             folder=folder,
@@ -97,16 +97,17 @@ class Trainer:
         run = self._run
         how: str | BaseException = "stopped"
         try:
-            self._call("start")
+            self._moments.call(run, "start")
             self._do_what_is_due()
             batches = self.loader.iterate(run.clock.step)
-            while run.clock.step < self.plan.total_steps and not run.stop:
+            while run.clock.step < self.plan.total_steps and not self._asked_to_stop():
                 self._train_epoch(batches)
             how = "stopped" if run.stop else "done"
             self._save_if_stopped()
         except EvaluationStopped:
-            # Still inside the moment in which the evaluation was asked for: a resume comes back to it.
-            self._hook = "save"
+            # A resume comes back to this moment, behind the save, and evaluates then.
+            moment, _ = self._moments.now or ("after_phase", "")
+            self._moments.now = (moment, "save")
             self._save_if_stopped()
         except BaseException as error:
             how = error
@@ -115,74 +116,49 @@ class Trainer:
             self.loader.close()
             for validation in self.validation:
                 validation.loader.close()
-            self._call("finish", how)
+            self._moments.call(run, "finish", how)
         return dict(run.scores)
 
     def _train_epoch(self, batches: Iterator[tuple[Row, Batch]]) -> None:
         run = self._run
-        run.stop = run.stop or self.interrupted()
-        if run.stop:
-            return
-        self._call("before_phase", TRAIN)
+        self._moments.call(run, "before_phase", TRAIN)
         ended = False
         while not ended and not run.stop:
             began = time.perf_counter()
-            row, cpu_batch = next(batches)
-            batch = to_device(cpu_batch, self.device)
-            loaded = time.perf_counter()
-            self._call("before_step", batch)
+            row, loaded = next(batches)
+            batch = to_device(loaded, self.device)
+            ready = time.perf_counter()
+            self._moments.call(run, "before_step", batch)
             rate = self.step.learning_rate(row, run.clock)
             scalars = self.step(batch, row, run.clock, self._after_backward)
             run.clock = Clock.at(self.plan, row.step + 1)
-            run.journal.add(run.clock.step, {f"train/{name}": value for name, value in scalars.items()})
-            times = {"time/data": loaded - began, "time/step": time.perf_counter() - began}
-            run.journal.add(run.clock.step, {"lr": rate, "samples": float(row.count), **times})
-            run.stop = run.stop or self.interrupted()
-            self._call("after_step")
+            times = {"time/data": ready - began, "time/step": time.perf_counter() - began}
+            values = {f"train/{name}": value for name, value in scalars.items()}
+            run.journal.add(run.clock.step, {**values, "lr": rate, "samples": float(row.count), **times})
+            self._asked_to_stop()
+            self._moments.call(run, "after_step")
             ended = run.clock.phase_ended
-        if ended and not run.stop:
-            self._call("after_phase", TRAIN)
+        if not run.stop:
+            self._moments.call(run, "after_phase", TRAIN)
 
     def _after_backward(self) -> None:
-        self._call("after_backward")
+        self._moments.call(self._run, "after_backward")
 
     def evaluate(self) -> dict[str, float]:
-        """One evaluation phase for each validation set; scores go to the journal and to ``run.scores``."""
-        scores: dict[str, float] = {}
-        for validation in self.validation:
-            phase = Phase("evaluate", validation.name)
-            self._nested("before_phase", phase)
-            began = time.perf_counter()
-            found = evaluate(self.task, validation, self.device, self._wants_to_stop)
-            self._run.journal.write(
-                self._run.clock, {**found, f"time/{validation.name}": time.perf_counter() - began}
-            )
-            scores.update(found)
-            self._run.scores.update(found)
-            self._nested("after_phase", phase)
-        return scores
+        """One evaluation phase for each validation set; scores go to the journal and to the run."""
+        return evaluate_all(self._run, self._moments, self.validation, self.device, self._asked_to_stop)
 
-    def _wants_to_stop(self) -> bool:
+    # --- stopping and going on --------------------------------------------------------------------------------------
+
+    def _asked_to_stop(self) -> bool:
         self._run.stop = self._run.stop or self.interrupted()
         return self._run.stop is not None
 
-    # --- moments ----------------------------------------------------------------------------------------------------
-
-    def _call(self, moment: str, *values: Any, after: str | None = None) -> None:
-        """Let every hook (only those behind ``after``, if given) act at a moment."""
-        keys = list(self.hooks)
-        arguments = (self._run, *values)
-        self._moment = moment
-        for key in keys[keys.index(after) + 1 if after else 0 :]:
-            self._hook = key
-            getattr(self.hooks[key], moment)(*arguments)
-        self._moment = self._hook = None
-
-    def _nested(self, moment: str, phase: Phase) -> None:
-        """A moment inside another one: an evaluation that a hook asked for."""
-        outer = self._moment, self._hook
-        self._call(moment, phase)
-        self._moment, self._hook = outer
+    def _save_if_stopped(self) -> None:
+        """Make sure that a run which stops on request has a checkpoint of its last step."""
+        step = self._run.clock.step
+        if self._run.stop and step > 0 and self._checkpoints.saved != step:
+            self._checkpoints.save()
 
     def _do_what_is_due(self) -> None:
         """Go on right behind the hook that saved the checkpoint this run was resumed from."""
@@ -191,38 +167,28 @@ class Trainer:
             return
         moment, saver = due
         if moment == "after_step":
-            self._call("after_step", after=saver)
+            self._moments.call(self._run, moment, after=saver)
             if self._run.clock.phase_ended and not self._run.stop:
-                self._call("after_phase", TRAIN)
-        else:
-            self._call("after_phase", TRAIN, after=saver)
-
-    def _save_if_stopped(self) -> None:
-        """Make sure that a run which stops on request has a checkpoint of its last step."""
-        checkpoints, step = self._run.checkpoints, self._run.clock.step
-        assert checkpoints is not None
-        if self._run.stop and step > 0 and checkpoints.saved != step:
-            checkpoints.save()
-        self._moment = self._hook = None
-
-    # --- state ------------------------------------------------------------------------------------------------------
+                self._moments.call(self._run, "after_phase", TRAIN)
+        elif moment == "after_phase":
+            self._moments.call(self._run, moment, TRAIN, after=saver)
 
     def snapshot(self) -> Snapshot:
         """Everything that a resumed run needs, at this moment."""
         run = self._run
         tensors, plain = optimizer_state(self.task, self.step.optimizer)
-        moment = self._moment if self._moment in ("after_step", "after_phase") else None
+        epoch_began = self.plan.samples_before(self.plan.epoch_start(run.clock.epoch))
         state = {
             **self.about,
             "step": run.clock.step,
             "epoch": run.clock.epoch,
-            "position": run.clock.samples - self.plan.samples_before(self.plan.epoch_start(run.clock.epoch)),
-            "due": [moment, self._hook] if moment else None,
+            "position": run.clock.samples - epoch_began,
+            "due": list(self._moments.now) if self._moments.now else None,
             "scores": run.scores,
             "journal": run.journal.state_dict(),
             "optimizer": plain,
             "train_step": self.step.state_dict(),
-            "hooks": {key: state for key, hook in self.hooks.items() if (state := hook.state_dict())},
+            "hooks": self._moments.state_dict(),
         }
         return Snapshot(run.clock.step, {"model": self.task.state_dict(), "optimizer": tensors}, state)
 
@@ -236,12 +202,9 @@ class Trainer:
         self.task.load_state_dict(dict(snapshot.tensors["model"]))
         load_optimizer_state(self.task, self.step.optimizer, snapshot.tensors["optimizer"], state["optimizer"])
         self.step.load_state_dict(state["train_step"])
-        for key, saved in state["hooks"].items():
-            if key in self.hooks:
-                self.hooks[key].load_state_dict(saved)
+        self._moments.load_state_dict(state["hooks"])
         run.journal.load_state_dict(state["journal"])
         run.clock = Clock.at(self.plan, snapshot.step)
         run.scores.update(state["scores"])
+        self._checkpoints.saved = snapshot.step
         self._due = tuple(state["due"]) if state["due"] else None
-        assert run.checkpoints is not None
-        run.checkpoints.saved = snapshot.step

@@ -92,14 +92,14 @@ class TensorBoard:
         # Half a second of imports that an evaluation or a config check need not pay.
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=clock.step + 1 if clock.step else None)  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=clock.step + 1 if clock.step else None)
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Add a line's numbers."""
         for name, value in line.items():
             if name not in ("step", "samples", "sample_ids") and value is not None:
-                self._writer.add_scalar(name, value, line["step"])  # type: ignore[no-untyped-call]
+                self._writer.add_scalar(name, value, line["step"])
 
     def close(self) -> None:
         """Flush and close."""
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()

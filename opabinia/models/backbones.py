@@ -25,6 +25,11 @@ class TimmBackbone(Backbone):
         return features
 
 
+def _channels(net: Any) -> int:
+    """Width of the pooled features. Some models put a layer between pooling and classifier, and tell its width apart."""
+    return int(getattr(net, "head_hidden_size", None) or net.num_features)
+
+
 @register.backbone
 def timm(
     channels: int,
@@ -57,4 +62,4 @@ def timm(
         net = timm_library.create_model(model, pretrained=pretrained, in_chans=channels, num_classes=0, **extra)
     except TypeError as error:
         raise ValueError(f"options: timm's {model!r} refuses them: {error}") from error
-    return TimmBackbone(net, int(getattr(net, "head_hidden_size", None) or net.num_features))
+    return TimmBackbone(net, _channels(net))

@@ -26,7 +26,9 @@ class Normalize(nn.Module):
         super().__init__()
         for name, values in (("mean", mean), ("std", std)):
             if len(values) not in (1, channels):
-                raise ValueError(f"{name}: {len(values)} values for images of {channels} channels; give {channels} or 1")
+                raise ValueError(
+                    f"{name}: {len(values)} values for images of {channels} channels; give {channels} or 1"
+                )
         if min(std) <= 0:
             raise ValueError(f"std: every value must be above 0, not {list(std)}")
         # Not saved with the weights: they are config, and a resumed run must obey the config.

@@ -7,5 +7,10 @@ import torch.optim as optim
 from opabinia.config import adapt, register
 
 # LBFGS needs a closure that runs the model again, SparseAdam sparse gradients: neither fits one update per step.
-for _name in ("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"):
+NAMES = (
+    *("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax"),
+    *("Muon", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"),
+)
+
+for _name in NAMES:
     register.optimizer(name=_name.lower())(adapt(getattr(optim, _name), runtime=("params",)))

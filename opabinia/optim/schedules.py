@@ -38,10 +38,8 @@ def constant(clock: Clock, /, *, warmup: Duration = NONE, warmup_factor: Fractio
 
 
 @register.schedule
-def cosine(
-    clock: Clock, /, *, end: Fraction = 0.0, warmup: Duration = NONE, warmup_factor: Fraction = 0.001
-) -> float:
-    """Half a cosine from 1 to ``end`` (Loshchilov and Hutter 2017, without restarts), after an optional linear warm-up."""
+def cosine(clock: Clock, /, *, end: Fraction = 0.0, warmup: Duration = NONE, warmup_factor: Fraction = 0.001) -> float:
+    """Half a cosine from 1 to ``end`` (Loshchilov and Hutter 2017, no restarts), after an optional linear warm-up."""
     curve = end + (1 - end) * (1 + math.cos(math.pi * after(clock, warmup))) / 2
     return warm(clock, warmup, warmup_factor) * curve
 

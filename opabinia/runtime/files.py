@@ -9,6 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 
 class DiskError(OSError):
     """Something could not be written. The text names the file, the reason and what is still whole."""
@@ -85,3 +90,27 @@ def folder_aside(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+class InUse(Exception):
+    """Another process is writing there."""
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Make sure that nobody else writes to ``folder`` meanwhile; the lock ends with the process, killed or not.
+
+    Raises:
+        InUse: somebody does.
+    """
+    if fcntl is None:  # not a POSIX system
+        yield
+        return
+    with told(folder):
+        lock = (folder / ".lock").open("w")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InUse(f"{folder}: another process is writing this run") from error
+        yield

@@ -12,7 +12,8 @@ from types import FrameType
 class Stopped(Exception):
     """The run was asked to stop before its end, has saved and can be resumed.
 
-    The text is the reason; ``exit_status`` is what the command leaves with: 143 after SIGTERM, 130 after Ctrl-C, else 0.
+    The text is the reason; ``exit_status`` is what the command leaves with: 143 after SIGTERM, 130 after Ctrl-C,
+    else 0.
     """
 
     def __init__(self, reason: str, exit_status: int = 0) -> None:

@@ -53,6 +53,10 @@ class Classification(Task):
         features: Tensor = self.backbone(self.normalize(batch["image"]))
         return features
 
+    def extra_repr(self) -> str:
+        """The loss, so that the log shows it with the model."""
+        return f"(loss): {self.loss}"
+
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """``loss`` of the batch."""
         return {"loss": self.loss(self.head(self._embed(batch)), batch["label"])}

@@ -28,7 +28,7 @@ def in_order(
         **task,
         # The user's own: they may add numbers, which the journal is to write, and ask the run to stop.
         **user,
-        # Pending numbers are checked and written before saving, so that no checkpoint is made of weights that went wrong.
+        # Pending numbers are checked and written before saving: no checkpoint is made of weights that went wrong.
         "journal": flush,
         # Before the evaluation: a crash there leaves the weights to look at, and a resume finds what is still due.
         "save": save,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from opabinia.contracts import Batch, Hook, Phase, Run
+from opabinia.contracts import Batch, Hook, Run
 
 
 class Flush(Hook):

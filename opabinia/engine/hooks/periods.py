@@ -14,7 +14,8 @@ def due(clock: Clock, period: Duration) -> bool:
 
     A period of 0 is due at the end only.
 
-    Example: with 10 steps an epoch, ``1ep`` is due after steps 10, 20 ...; ``0.5ep`` after 5, 10 ...; ``3it`` after 3, 6 ...
+    Example: with 10 steps an epoch, ``1ep`` is due after steps 10, 20 ...; ``0.5ep`` after 5, 10 ...; ``3it`` after
+    3, 6 ...
     """
     if clock.step == 0:
         return False

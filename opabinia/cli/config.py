@@ -1,0 +1,179 @@
+"""``opabinia config``: show, check and compare configs; list what there is. Only ``--build`` imports torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from opabinia.cli.errors import report_errors
+
+if TYPE_CHECKING:
+    from opabinia.config import Catalog, Resolved
+    from opabinia.config.families import Entry
+
+app = typer.Typer(no_args_is_help=True)
+
+Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A packaged recipe, a YAML file or a run folder.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the config, such as optimizer.lr=0.1")
+]
+Plugins = Annotated[
+    list[str] | None, typer.Option("--plugin", help="A module with parts of your own; may be repeated.")
+]
+
+
+@app.command()
+def show(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    origin: Annotated[bool, typer.Option("--origin", help="Say of each value where it comes from.")] = False,
+) -> None:
+    """Print the complete config: every default filled in, references resolved."""
+    with report_errors():
+        from opabinia.config import dump
+
+        resolved = _resolve(recipe, overrides or [])
+        print("\n".join(_with_origins(resolved)) if origin else dump(resolved.config).rstrip())
+
+
+@app.command()
+def check(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    build: Annotated[
+        bool, typer.Option("--build", help="Build everything, too, and push one tiny batch through on the CPU.")
+    ] = False,
+) -> None:
+    """Tell all that is wrong with a config at once. Exit status 0: nothing; 2: something."""
+    with report_errors():
+        resolved = _resolve(recipe, overrides or [])
+        if build:
+            _rehearse(resolved)
+        print(f"{recipe}: no problems")
+
+
+@app.command()
+def schema(plugin: Plugins = None) -> None:
+    """Print the JSON Schema of recipes, for completion in editors."""
+    with report_errors():
+        from opabinia.config import json_schema
+
+        print(json.dumps(json_schema(_catalog(plugin or [])), indent=1))
+
+
+@app.command("list")
+def list_parts(
+    family: Annotated[str | None, typer.Argument(help="loss, optimizer, transform, ...")] = None,
+    name: Annotated[str | None, typer.Argument(help="A part of that family.")] = None,
+    plugin: Plugins = None,
+) -> None:
+    """List the families, the parts of a family, or the parameters of a part."""
+    with report_errors():
+        catalog = _catalog(plugin or [])
+        if family is None:
+            lines = _columns((one, ", ".join(catalog.names(one))) for one in catalog.entries if catalog.names(one))
+        elif name is None:
+            _known(family, catalog.entries, "family")
+            lines = _columns((entry.name, entry.doc) for _, entry in sorted(catalog.entries[family].items()))
+        else:
+            _known(family, catalog.entries, "family")
+            _known(name, catalog.names(family), family)
+            lines = _details(catalog.entries[family][name])
+        print("\n".join(lines))
+
+
+@app.command()
+def diff(
+    first: Annotated[str, typer.Argument(metavar="A", help="A packaged recipe, a YAML file or a run folder.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+) -> None:
+    """Compare two complete configs, defaults included; one line a difference."""
+    with report_errors():
+        from opabinia.config import flatten
+
+        old, new = (flatten(_resolve(recipe, []).config) for recipe in (first, second))
+        for path in dict.fromkeys([*old, *new]):
+            if path not in old or path not in new or _differ(old[path], new[path]):
+                print(f"{path}: {_shown(old, path)} -> {_shown(new, path)}")
+
+
+def _resolve(recipe: str, overrides: Sequence[str]) -> Resolved:
+    """The complete config; warnings go to stderr."""
+    from opabinia.config import catalog, check, compose
+
+    tree = compose(recipe, overrides)
+    resolved = check(tree, catalog(tree.plugins))
+    for warning in resolved.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    return resolved
+
+
+def _catalog(plugins: Sequence[str]) -> Catalog:
+    from opabinia.config import ConfigError, Problem, catalog
+
+    found = catalog(plugins)
+    if found.failed:
+        raise ConfigError(Problem("", name, f"cannot be imported: {why}") for name, why in found.failed.items())
+    return found
+
+
+def _rehearse(resolved: Resolved) -> None:
+    from opabinia.config import build, live_catalog
+    from opabinia.run import rehearse
+
+    catalog = live_catalog(resolved.config.get("plugins") or ())
+    rehearse(build(resolved.config, catalog, origins=resolved.origins).keywords)
+
+
+def _with_origins(resolved: Resolved) -> list[str]:
+    from opabinia.config import flatten
+    from opabinia.config.errors import show
+
+    values = flatten(resolved.config)
+    return _columns((f"{path}: {show(value)}", f"# {resolved.origins[path]}") for path, value in values.items())
+
+
+def _columns(rows: Iterable[tuple[str, str]]) -> list[str]:
+    rows = list(rows)
+    width = min(max((len(left) for left, _ in rows), default=0), 60)
+    return [f"{left:<{width}}  {right}".rstrip() for left, right in rows]
+
+
+def _known(name: str, names: Iterable[str], what: str) -> None:
+    from opabinia.config import ConfigError, Problem
+    from opabinia.config.errors import listing, nearest
+
+    names = list(names)
+    if name not in names:
+        message = f"there is no {what} {name!r}"
+        raise ConfigError(Problem("", "", message, "", nearest(name, names), f"there are: {listing(names)}"))
+
+
+def _details(entry: Entry) -> list[str]:
+    """A part with its parameters: type, default and description."""
+    from opabinia.config.errors import show
+    from opabinia.config.types import describe
+
+    lines = [f"{entry.family} {entry.name}", f"  {entry.doc}"]
+    for parameter in entry.parameters:
+        default = "required" if parameter.required else f"default {show(parameter.default)}"
+        lines += ["", f"  {parameter.name}: {describe(parameter.spec)}; {default}"]
+        lines += [f"      {parameter.doc}"] if parameter.doc else []
+    if entry.runtime:
+        lines += ["", f"  given at run time: {', '.join(entry.runtime)}"]
+    if entry.renamed:
+        lines += ["", f"  old names: {', '.join(f'{old} (now {new})' for old, new in entry.renamed.items())}"]
+    return lines
+
+
+def _differ(old: Any, new: Any) -> bool:
+    return type(old) is not type(new) or old != new
+
+
+def _shown(values: dict[str, Any], path: str) -> str:
+    from opabinia.config.errors import show
+
+    return show(values[path]) if path in values else "(not there)"

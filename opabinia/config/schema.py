@@ -1,0 +1,110 @@
+"""The JSON Schema of recipes, from the same pydantic models that judge them. For completion and hints in editors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opabinia.config.catalog import Catalog
+from opabinia.config.errors import ConfigError, Problem, listing
+from opabinia.config.families import Entry
+from opabinia.config.judge import PART
+from opabinia.config.types import Spec, parts_in
+
+Schema = dict[str, Any]
+
+REFERENCE: Schema = {"type": "string", "pattern": r"\$\{.*\}", "description": "a reference"}
+TEXTS: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+COMPOSITION: dict[str, Schema] = {
+    "base": {**TEXTS, "description": "a recipe, or several, that this one builds on"},
+    "vars": {"type": "object", "description": "names for ${vars.name}"},
+    "plugins": {"type": "array", "items": {"type": "string"}, "description": "modules with parts of your own"},
+}
+
+
+def json_schema(catalog: Catalog, command: str = "train") -> Schema:
+    """The schema of a recipe for ``command``.
+
+    It describes files as people write them: a recipe with a ``base`` may leave out anything, ``${...}`` may stand for
+    any value, a bare string for a part. ``opabinia config check`` is the judge of what they add up to.
+
+    Raises:
+        ConfigError: there is no such command.
+    """
+    entry = catalog.get("command", command)
+    if entry is None:
+        known = listing(catalog.names("command"))
+        raise ConfigError(Problem("", "", f"there is no command {command!r}", allowed=f"commands: {known}"))
+    top = _object(entry)
+    required = [
+        parameter.name
+        for parameter in entry.parameters
+        if parameter.required and not catalog.fills_itself(parameter.spec)
+    ]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"opabinia {command}",
+        **top,
+        "properties": {**COMPOSITION, **top["properties"]},
+        "if": {"required": ["base"]},
+        "else": {"required": required},
+        "$defs": _definitions(catalog, entry),
+    }
+
+
+def _definitions(catalog: Catalog, top: Entry) -> dict[str, Schema]:
+    """One definition a part that ``top`` can reach, and one a family."""
+    definitions: dict[str, Schema] = {"reference": REFERENCE}
+    waiting = [top]
+    while waiting:
+        specs = (part for parameter in waiting.pop().parameters for part in parts_in(parameter.spec))
+        for spec in specs:
+            family, name = spec["family"], spec.get("name")
+            if not name and family not in definitions:
+                names = catalog.names(family)
+                references = [{"$ref": f"#/$defs/{family}.{one}"} for one in names]
+                definitions[family] = {"anyOf": [{"enum": names}, *references]}
+            for one in [name] if name else catalog.names(family):
+                entry = catalog.get(family, one)
+                if entry is not None and f"{family}.{one}" not in definitions:
+                    definitions[f"{family}.{one}"] = _object(entry)
+                    waiting.append(entry)
+    return dict(sorted(definitions.items()))
+
+
+def _definition(spec: Spec) -> str:
+    return f"{spec['family']}.{spec['name']}" if spec.get("name") else str(spec["family"])
+
+
+def _object(entry: Entry) -> Schema:
+    """The schema of one part's section."""
+    model = entry.model.model_json_schema(by_alias=True)
+    properties = {name: _property(schema) for name, schema in model.get("properties", {}).items()}
+    if entry.family not in ("section", "command"):
+        properties = {"name": {"const": entry.name, "description": entry.doc}, **properties}
+    return {"type": "object", "description": entry.doc, "properties": properties, "additionalProperties": False}
+
+
+def _property(schema: Schema) -> Schema:
+    """A parameter's schema, or a reference; description and default stay where editors look for them."""
+    about: Schema = {key: schema[key] for key in ("description", "default") if key in schema}
+    value = {key: item for key, item in schema.items() if key not in ("title", "description", "default")}
+    return {"anyOf": [_relaxed(value), {"$ref": "#/$defs/reference"}], **about}
+
+
+def _relaxed(schema: Schema) -> Schema:
+    """References as items of lists, and null to take an entry of a dictionary of parts away."""
+    if PART in schema:
+        return {"$ref": f"#/$defs/{_definition(schema[PART])}"}
+    schema = dict(schema)
+    if "anyOf" in schema:
+        schema["anyOf"] = [_relaxed(arm) for arm in schema["anyOf"]]
+    if isinstance(schema.get("items"), dict):
+        schema["items"] = {"anyOf": [_relaxed(schema["items"]), {"$ref": "#/$defs/reference"}]}
+    if "prefixItems" in schema:
+        schema["prefixItems"] = [
+            {"anyOf": [_relaxed(item), {"$ref": "#/$defs/reference"}]} for item in schema["prefixItems"]
+        ]
+    values = schema.get("additionalProperties")
+    if isinstance(values, dict):
+        schema["additionalProperties"] = {"anyOf": [_relaxed(values), {"type": "null"}]} if PART in values else values
+    return schema

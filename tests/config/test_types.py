@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Literal, Optional, Union
+
+import pytest
+from annotated_types import Ge, Gt, Interval, Le, Len, Lt, MaxLen, MinLen, MultipleOf, Predicate
+from pydantic import AllowInfNan, ValidationError
+
+from opabinia.config.judge import accepts, converted
+from opabinia.config.types import Part, Unsupported, describe, plain, spec_of
+from opabinia.runtime.durations import Duration, Units
+from tests.config.toys import Mode
+
+LOSS = Annotated[Callable[..., Any], Part("loss")]
+NAN = float("nan")
+
+CASES: list[tuple[Any, str, list[Any], list[Any]]] = [
+    # annotation, description, fits, does not fit
+    (int, "an integer", [0, -3, 10**60], [True, 1.0, "3", None, [1]]),
+    (float, "a number", [0, 1.5, -2], [True, "1", None, NAN, float("inf")]),
+    (bool, "true or false", [True, False], [0, 1, "true", None]),
+    (str, "text", ["", "12"], [1, None, True]),
+    (None, "null", [None], [0, "", False]),
+    (Path, "a path", ["a/b", "."], ["", 3, None, "a\0b"]),
+    (Annotated[float, AllowInfNan()], "a number", [float("inf"), 1.0], ["inf"]),
+    (Annotated[float, Ge(0), Lt(1)], "a number >= 0 and < 1", [0, 0.99], [-0.1, 1]),
+    (Annotated[float, Interval(gt=0, le=2)], "a number > 0 and <= 2", [2, 0.1], [0, 2.1]),
+    (Annotated[int, Gt(1), Le(3)], "an integer > 1 and <= 3", [2, 3], [1, 4]),
+    (Annotated[int, MultipleOf(32)], "an integer, a multiple of 32", [64], [65]),
+    (Annotated[int | None, Ge(1)], "an integer >= 1 or null", [1, None], [0]),
+    (Annotated[str, MinLen(1)], "text (not empty)", ["a"], [""]),
+    (Annotated[list[int], Len(2, 2)], "a list of integers (length 2)", [[1, 2]], [[1], [1, 2, 3]]),
+    (Annotated[list[int], MaxLen(2)], "a list of integers (length <= 2)", [[], [1, 2]], [[1, 2, 3]]),
+    (Literal["a", 1, True, None], "one of 'a', 1, true, null", ["a", 1, True, None], ["b", 2, False]),
+    (Literal["only"], "'only'", ["only"], ["other"]),
+    (Mode, "one of 'nearest', 'bilinear'", ["nearest"], ["NEAREST", 0]),
+    (int | list[int], "an integer or a list of integers", [3, [3, 4]], ["3", [3.5], None]),
+    (int | float | list[int] | list[float], "a number or a list of numbers", [1, [1, 2.5]], [["a"]]),
+    (Union[int, float, str], "a number or text", [1, 1.5, "x"], [None, []]),  # noqa: UP007
+    (Optional[bool], "true or false or null", [None, True], [0]),  # noqa: UP045
+    (list[str], "a list of texts", [[], ["a"]], ["a", [1], {}]),
+    (Sequence[int], "a list of integers", [[1]], [1]),
+    (tuple[int, ...], "a list of integers", [[], [1, 2]], [["a"], 1]),
+    (tuple[float, float], "a list of 2 numbers", [[0, 1.5]], [[1], [1, 2, 3], ["a", 1]]),
+    (tuple[str, int], "a list of text, an integer", [["a", 1]], [[1, "a"]]),
+    (dict[str, float], "a mapping of names to numbers", [{}, {"a": 1}], [{"a": "b"}, [], {1: 2}]),
+    (Mapping[str, Any], "a mapping of names to any values", [{"a": [None, {}]}], [3]),
+    (Duration, "a duration such as 12ep or 5000it", ["12ep", "0.5 ep"], ["1h", "12", 12, "1.5it", "-1ep", None]),
+    (Annotated[Duration, Units("ep", "h")], "a duration such as 12ep or 1.5h", ["1.5h"], ["3it"]),
+    (Annotated[Duration | None, Units("it")], "a duration such as 5000it or null", [None, "3it"], ["3ep"]),
+    (LOSS, "a loss", [], ["focal", {"name": "focal"}, 3]),
+    (list[LOSS] | None, "a list of losses or null", [None, []], [3]),
+    (Annotated[Any, Part("optimizer")], "an optimizer", [], []),
+    (Annotated[Any, Part("section", "ema")], "an ema section", [], []),
+]
+
+
+@pytest.mark.parametrize(("annotation", "description", "fits", "misfits"), CASES, ids=[case[1] for case in CASES])
+def test_annotations_become_specs(annotation: Any, description: str, fits: list[Any], misfits: list[Any]) -> None:
+    spec = spec_of(annotation)
+    assert json.loads(json.dumps(spec)) == spec
+    assert describe(spec) == description
+    assert [value for value in fits if not accepts(spec, value)] == []
+    assert [value for value in misfits if accepts(spec, value)] == []
+
+
+class Objects(Enum):
+    A = (1, 2)
+
+
+class Unknown:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("annotation", "message"),
+    [
+        (Any, "Any says nothing"),
+        (Unknown, "Unknown cannot come from YAML"),
+        (Callable[[int], int], "cannot come from YAML"),
+        (list, "must say of what"),
+        (tuple, "must say of what"),
+        (dict, "keys of a dictionary are text"),
+        (dict[int, str], "keys of a dictionary are text"),
+        (list[Any], "Any says nothing"),
+        (set[int], "cannot come from YAML"),
+        (bytes, "bytes cannot come from YAML"),
+        (Literal[b"x"], "literal b'x'"),
+        (Literal[Mode.NEAREST], "literal"),
+        (Objects, "values that cannot come"),
+        (Annotated[str, Ge(0)], "not known for text"),
+        (Annotated[int, Predicate(bool)], "not known for an integer"),
+        (Annotated[int, Units("ep")], "not known for an integer"),
+        (Annotated[int, MinLen(3)], "not known for an integer"),
+        ("int", "cannot come from YAML"),
+    ],
+    ids=str,
+)
+def test_other_annotations_are_refused(annotation: Any, message: str) -> None:
+    with pytest.raises(Unsupported, match=message.replace("(", r"\(")):
+        spec_of(annotation)
+
+
+def test_values_arrive_as_the_callable_wants_them() -> None:
+    assert converted(spec_of(tuple[int, ...]), [1, 2]) == (1, 2)
+    assert converted(spec_of(tuple[float, float]), [1, 2]) == (1.0, 2.0)
+    assert type(converted(spec_of(float), 1)) is float
+    assert type(converted(spec_of(int | float), 1)) is int
+    assert converted(spec_of(Path), "a") == Path("a")
+    assert converted(spec_of(Duration), "12 ep") == Duration(12, "ep")
+    assert converted(spec_of(dict[str, tuple[Duration, ...]]), {"a": ["3it"]}) == {"a": (Duration(3, "it"),)}
+    assert converted(spec_of(Mode), "bilinear") is Mode.BILINEAR
+
+
+def test_an_enum_stays_plain_where_its_module_is_not_loaded() -> None:
+    spec = {"kind": "enum", "values": ["a"], "class": "a_module_nobody_loaded:Enum"}
+    assert converted(spec, "a") == "a"
+    with pytest.raises(ValidationError):
+        converted(spec, "b")
+
+
+def test_plain_is_what_one_would_write() -> None:
+    value = {"a": (Path("x/y"), Duration(12, "ep")), "b": Mode.NEAREST, "c": [1.5, None, True]}
+    assert plain(value) == {"a": ["x/y", "12ep"], "b": "nearest", "c": [1.5, None, True]}
+
+
+def test_a_remark_in_annotated_is_not_a_constraint() -> None:
+    assert spec_of(Annotated[int, "pixels"]) == {"kind": "int"}

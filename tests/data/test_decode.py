@@ -1,0 +1,80 @@
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from opabinia.data.decode import read_image
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
+COLOUR = Image.fromarray(PIXELS)
+
+
+def write(path: Path, image: Image.Image, kind: str, **options: object) -> Path:
+    content = io.BytesIO()
+    image.save(content, kind, **options)
+    path.write_bytes(content.getvalue())
+    return path
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "1", "LA", "CMYK"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM"])
+def test_every_kind_of_picture(tmp_path: Path, kind: str, mode: str, channels: int) -> None:
+    try:
+        path = write(tmp_path / "name.says.nothing", COLOUR.convert(mode), kind)
+    except OSError:
+        pytest.skip(f"{kind} holds no {mode}")
+    image = read_image(path, channels)  # type: ignore[arg-type]
+    assert (image.shape, image.dtype) == ((channels, 6, 9), torch.uint8)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF"])
+def test_lossless_pixels(tmp_path: Path, kind: str) -> None:
+    image = read_image(write(tmp_path / "a", COLOUR, kind))
+    assert np.array_equal(image.permute(1, 2, 0).numpy(), PIXELS)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF"])
+def test_upright(tmp_path: Path, kind: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned by a quarter
+    image = read_image(write(tmp_path / "a", COLOUR, kind, exif=exif))
+    assert image.shape == (3, 9, 6)
+
+
+def test_the_first_picture_of_a_film(tmp_path: Path) -> None:
+    red, blue = Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "blue")
+    image = read_image(write(tmp_path / "a.gif", red, "GIF", save_all=True, append_images=[blue]))
+    assert image[:, 0, 0].tolist() == [255, 0, 0]
+
+
+def test_sixteen_bits(tmp_path: Path) -> None:
+    deep = Image.fromarray(np.array([[0, 255, 256, 65535]], dtype=np.uint16))
+    assert read_image(write(tmp_path / "a.png", deep, "PNG"), 1).tolist() == [[[0, 0, 1, 255]]]
+    with pytest.raises(ValueError, match=r"a\.tif cannot be decoded: its pixels have more than 8 bits"):
+        read_image(write(tmp_path / "a.tif", deep, "TIFF"))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP"])
+def test_broken_files_are_named(tmp_path: Path, kind: str) -> None:
+    path = write(tmp_path / "broken.jpg", COLOUR.resize((90, 60)), kind)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(ValueError, match=r"broken\.jpg cannot be decoded: [^\n]*$") as caught:
+        read_image(path)
+    assert ".cpp" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>", b"\xff\xd8\xff", b"\x89PNG"])
+def test_no_pictures(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.jpg"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.jpg cannot be decoded"):
+        read_image(path)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"a\.jpg"):
+        read_image(tmp_path / "a.jpg")

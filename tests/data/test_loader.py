@@ -1,0 +1,452 @@
+"""The loader with real worker processes: same batches always, clear errors, and no process left behind."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from opabinia.contracts import Batch, Facts, Row, Sample
+from opabinia.contracts import Loader as LoaderContract
+from opabinia.data.batches import ConstantPlan
+from opabinia.data.loader import DataError, Loader, Reader, evaluation_requests, training_requests
+from opabinia.data.mix import mixup
+from opabinia.data.order import order
+from opabinia.runtime.durations import Duration
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # 3 workers on 2 cores, on purpose
+
+ROOT = Path(__file__).resolve().parents[2]
+Batches = list[tuple[Row, Batch]]
+
+
+class Numbers:
+    """Images filled with their index."""
+
+    channels = 3
+    classes = ("a", "b", "c")
+
+    def __init__(self, n: int, broken: int | None = None) -> None:
+        self.n = n
+        self.broken = broken
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> Sample:
+        if index == self.broken:
+            raise OSError("the disk is on fire")
+        image = torch.full((3, 8, 8), index % 256, dtype=torch.uint8)
+        return {"image": tv_tensors.Image(image), "label": index % 3, "id": f"n/{index}"}
+
+
+def noisy(sample: Sample) -> Sample:
+    """Draws from all three generators."""
+    noise = torch.rand(3, 8, 8) + random.random() + float(np.random.rand())
+    return {**sample, "image": sample["image"] + noise}
+
+
+def plan_of(n: int, batch_size: int, length: str = "2ep") -> ConstantPlan:
+    return ConstantPlan(n, batch_size, Duration.parse(length))
+
+
+def make_loader(
+    n: int = 23,
+    batch_size: int = 5,
+    *,
+    length: str = "2ep",
+    seed: int = 3,
+    workers: int = 0,
+    rank: int = 0,
+    world: int = 1,
+    source: Any = None,
+    transforms: Any = (noisy, v2.RandomHorizontalFlip()),
+    mixes: Any = (),
+) -> Loader:
+    source = source or Numbers(n)
+    facts = Facts(n, classes=Numbers.classes)
+    requests = training_requests(plan_of(n, batch_size, length), partial(order, seed, n=n, shuffle=True), rank, world)
+    return Loader(Reader(source, transforms, mixes, facts, seed, rank), requests, workers=workers)
+
+
+def read(loader: LoaderContract, start: int = 0) -> Batches:
+    try:
+        return list(loader.iterate(start))
+    finally:
+        loader.close()
+
+
+def assert_same(left: Batches, right: Batches) -> None:
+    assert [row for row, _ in left] == [row for row, _ in right]
+    for (_, a), (_, b) in zip(left, right, strict=True):
+        assert a.keys() == b.keys()
+        assert a["id"] == b["id"]
+        assert torch.equal(a["label"], b["label"])
+        assert torch.equal(a["image"], b["image"])
+
+
+def children() -> set[int]:
+    path = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+    return {int(pid) for pid in path.read_text().split() if is_alive(int(pid))}
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+# --- the same batches, always ---------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 5), st.integers(0, 2**31 - 1))
+def test_each_sample_once_an_epoch(n: int, batch_size: int, world: int, seed: int) -> None:
+    plan = plan_of(n, batch_size, "3ep")
+    orders = partial(order, seed, n=n, shuffle=True)
+    of_rank = [list(training_requests(plan, orders, rank, world)(0)) for rank in range(world)]
+    alone = list(training_requests(plan, orders, 0, 1)(0))
+    for epoch in range(3):
+        seen = [
+            i for requests in of_rank for request in requests if request.row.epoch == epoch for i in request.indices
+        ]
+        assert sorted(seen) == list(range(n))
+    for step, request in enumerate(alone):
+        slices = [requests[step] for requests in of_rank]
+        assert {one.row for one in slices} == {request.row}
+        assert np.concatenate([one.positions for one in slices]).tolist() == request.positions.tolist()
+        assert np.concatenate([one.indices for one in slices]).tolist() == request.indices.tolist()
+
+
+@given(st.integers(0, 60), st.integers(1, 20), st.integers(1, 5))
+def test_evaluation_sees_each_sample_once(n: int, batch_size: int, world: int) -> None:
+    seen = [list(evaluation_requests(n, batch_size, rank, world)(0)) for rank in range(world)]
+    in_turn = sorted((request for requests in seen for request in requests), key=lambda request: request.row.step)
+    assert [i for request in in_turn for i in request.indices] == list(range(n))
+    assert all(request.positions.size == request.row.count > 0 for request in in_turn)
+    later = list(evaluation_requests(n, batch_size, world - 1, world)(2))
+    assert [request.row for request in later] == [request.row for request in seen[-1] if request.row.step >= 2]
+
+
+@settings(max_examples=12)
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(0, 2**31 - 1), st.sampled_from([1, 2, 3]), st.floats(0, 1))
+def test_any_number_of_workers_and_any_start(n: int, batch_size: int, seed: int, workers: int, at: float) -> None:
+    make = partial(make_loader, n, batch_size, seed=seed, mixes=(partial(mixup, alpha=1.0),))
+    expected = read(make(workers=0))
+    start = round(at * len(expected))
+    assert_same(read(make(workers=workers), start), expected[start:])
+    assert_same(read(make(workers=0), start), expected[start:])
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 4))
+def test_slices_of_the_processes_make_up_the_batch(n: int, batch_size: int, world: int) -> None:
+    slices = zip(*[read(make_loader(n, batch_size, rank=rank, world=world)) for rank in range(world)], strict=True)
+    for (row, whole), parts in zip(read(make_loader(n, batch_size)), slices, strict=True):
+        assert {part_row for part_row, _ in parts} == {row}
+        assert [name for _, part in parts for name in part["id"]] == whole["id"]
+        assert torch.equal(torch.cat([part["image"] for _, part in parts]), whole["image"])
+
+
+def test_a_share_without_samples_keeps_types_and_shapes() -> None:
+    loader = make_loader(9, 2, rank=0, world=4, mixes=(partial(mixup, alpha=1.0),))
+    batches = [batch for _, batch in read(loader)]
+    assert all(len(batch["id"]) == 0 for batch in batches)
+    assert all(batch["image"].shape == (0, 3, 8, 8) for batch in batches)
+    assert all(batch["image"].dtype == torch.float32 for batch in batches)
+    assert all(batch["label"].shape == (0, 3) for batch in batches)
+
+
+def test_what_is_drawn_depends_on_seed_epoch_and_position() -> None:
+    flat = Numbers(1)
+    images = {}
+    for seed in (3, 4):
+        batches = read(make_loader(6, 3, seed=seed, source=_Alike(flat)))
+        images |= {(seed, row.epoch, row.first + i): batch["image"][i] for row, batch in batches for i in range(3)}
+    assert len({image.numpy().tobytes() for image in images.values()}) == 2 * 2 * 6
+
+
+class _Alike(Numbers):
+    """The same sample at every index."""
+
+    def __init__(self, one: Numbers) -> None:
+        super().__init__(6)
+        self.one = one
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.one[0]
+
+
+def test_mixing_differs_between_steps_and_processes() -> None:
+    def weights(rank: int) -> list[float]:
+        loader = make_loader(40, 20, rank=rank, world=2, mixes=(partial(mixup, alpha=1.0),))
+        return [batch["label"].max(dim=1).values.min().item() for _, batch in read(loader)]
+
+    drawn = weights(0) + weights(1)
+    assert len(set(drawn)) == len(drawn)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_generators_of_this_process_are_left_alone(workers: int) -> None:
+    def states() -> tuple[bytes, Any, bytes]:
+        name, numbers, *_ = np.random.get_state()
+        return torch.get_rng_state().numpy().tobytes(), random.getstate(), np.asarray(numbers).tobytes()
+
+    before = states()
+    read(make_loader(workers=workers))
+    assert states() == before
+
+
+def test_threads_make_no_difference() -> None:
+    make = partial(make_loader, 8, 2, transforms=(summed,))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        here = read(make(workers=0))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert_same(here, read(make(workers=1)))
+
+
+def summed(sample: Sample) -> Sample:
+    """A sum that two threads add up in another order."""
+    return {**sample, "image": torch.rand(300_000).sum()}
+
+
+# --- one iterator over the whole run --------------------------------------------------------------------------------
+
+
+def test_prefetching_goes_on_over_the_end_of_an_epoch() -> None:
+    asked: list[Row] = []
+    loader = make_loader(10, 5, length="4ep", workers=2)
+    requests = loader._requests._requests
+
+    def watched(start: int) -> Iterator[Any]:
+        for request in requests(start):
+            asked.append(request.row)
+            yield request
+
+    loader._requests._requests = watched
+    batches = loader.iterate()
+    next(batches)
+    assert asked[-1].epoch == 2  # 2 workers x 2 ahead, in epochs of 2 steps
+    loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_passes_can_be_dropped_and_repeated(workers: int) -> None:
+    expected = read(make_loader())
+    loader = make_loader(workers=workers)
+    dropped = loader.iterate()
+    next(dropped)
+    before = children()
+    assert_same(list(loader.iterate(4)), expected[4:])
+    with pytest.raises(RuntimeError, match="a later iterate"):
+        next(dropped)
+    assert_same(list(loader.iterate()), expected)
+    assert children() == before, "workers persist"
+    assert list(loader.iterate(len(expected))) == []
+    loader.close()
+
+
+def test_close_ends_the_workers_and_is_not_final() -> None:
+    before = children()
+    loader = make_loader(workers=2)
+    batches = loader.iterate()
+    next(batches)
+    assert len(children() - before) == 2
+    loader.close()
+    loader.close()
+    assert children() == before
+    assert_same(read(loader), read(make_loader()))
+
+
+def test_a_forgotten_loader_ends_its_workers() -> None:
+    before = children()
+    loader = make_loader(workers=2)
+    batches = loader.iterate()
+    next(batches)
+    del batches, loader
+    assert children() == before
+
+
+@pytest.mark.gpu
+def test_pinned_memory() -> None:
+    reader = Reader(Numbers(4), seed=1)
+    loader = Loader(reader, evaluation_requests(4, 2, 0, 1), workers=1, pin_memory=True)
+    for row, batch in read(loader):
+        assert isinstance(row, Row)
+        assert batch["image"].is_pinned()
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+def too_small(sample: Sample) -> Sample:
+    raise ValueError("crop 9 x 9 does not fit")
+
+
+def forgetful(sample: Sample) -> None:
+    pass
+
+
+def of_its_own_size(sample: Sample) -> Sample:
+    return {**sample, "image": sample["image"][:, : 4 + int(sample["id"][2:]) % 2]}
+
+
+def unlucky(batch: Batch, facts: Facts, /) -> Batch:
+    raise KeyError("boxes")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (partial(make_loader, source=Numbers(23, broken=7)), "sample 7, Numbers: OSError: the disk is on fire"),
+        (
+            partial(make_loader, transforms=[partial(too_small)]),
+            "(n/17), too_small: ValueError: crop 9 x 9 does not fit",
+        ),
+        (
+            partial(make_loader, transforms=[v2.LinearTransformation(torch.eye(2), torch.zeros(2))]),
+            "LinearTransformation",
+        ),
+        (partial(make_loader, transforms=[forgetful, noisy]), "forgetful: TypeError: a transform returns the sample"),
+        (
+            partial(make_loader, transforms=[of_its_own_size]),
+            "step 0, collate: ValueError: 'image' differs in size: n/",
+        ),
+        (partial(make_loader, mixes=[unlucky]), "step 0, unlucky: KeyError: 'boxes'"),
+    ],
+)
+def test_errors_name_the_sample_and_the_part(workers: int, make: Callable[..., Loader], message: str) -> None:
+    loader = make(workers=workers)
+    with pytest.raises(DataError) as caught:
+        read(loader)
+    assert message in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    assert "Traceback" in caught.value.__notes__[0]
+    assert isinstance(caught.value, ValueError)
+
+
+# --- processes and signals ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_workers_leave_stop_signals_to_the_main_process(number: signal.Signals) -> None:
+    before = children()
+    loader = make_loader(60, 2, workers=2)
+    batches = loader.iterate()
+    first = next(batches)
+    for pid in children() - before:
+        os.kill(pid, number)
+    assert_same([first, *batches], read(make_loader(60, 2)))
+    loader.close()
+
+
+PROGRAM = """
+    import os, signal, sys, time
+    import torch
+    from opabinia.data.loader import Loader, Reader, evaluation_requests
+
+    class Slow:
+        channels, classes = 1, ()
+        def __len__(self): return 100_000
+        def __getitem__(self, index):
+            time.sleep({seconds} if index > {after} else 0)
+            return {{"image": torch.zeros(1, 2, 2)}}
+
+    loader = Loader(Reader(Slow()), evaluation_requests(100_000, 10, 0, 1), workers=2)
+    batches = loader.iterate()
+"""
+
+
+@contextmanager
+def program(body: str, *, seconds: float = 0.0, after: int = 0) -> Iterator[subprocess.Popen[str]]:
+    """A Python process with a loader, in a process group of its own."""
+    text = textwrap.dedent(PROGRAM).format(seconds=seconds, after=after) + textwrap.dedent(body)
+    command = [sys.executable, "-c", text]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+SHOW_WORKERS = "print(*[worker.pid for worker in loader._batches._iterator._workers], flush=True)"
+
+
+def pids_from(process: subprocess.Popen[str]) -> list[int]:
+    assert process.stdout
+    return [int(pid) for pid in process.stdout.readline().split()]
+
+
+def wait_until_gone(pids: list[int], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while any(map(is_alive, pids)) and time.monotonic() < end:
+        time.sleep(0.1)
+    return not any(map(is_alive, pids))
+
+
+def test_workers_end_after_their_main_process_is_killed() -> None:
+    with program(f"next(batches)\n{SHOW_WORKERS}\ntime.sleep(60)") as process:
+        pids = pids_from(process)
+        assert len(pids) == 2 and all(map(is_alive, pids))
+        process.kill()
+        assert wait_until_gone(pids, 15)
+
+
+@pytest.mark.parametrize("end", ["", "loader.close()"])
+def test_a_pass_dropped_in_the_middle_does_not_hang_at_exit(end: str) -> None:
+    with program(f"next(batches)\n{SHOW_WORKERS}\n{end}") as process:
+        pids = pids_from(process)
+        assert process.wait(timeout=20) == 0
+        assert wait_until_gone(pids, 1)
+
+
+@pytest.mark.slow
+def test_workers_in_the_middle_of_something_long_do_not_hold_up_the_exit() -> None:
+    with program(f"next(batches)\n{SHOW_WORKERS}", seconds=600, after=30) as process:
+        pids = pids_from(process)
+        assert process.wait(timeout=40) == 0
+        assert wait_until_gone(pids, 1)
+
+
+def test_stop_signals_while_workers_start() -> None:
+    """They go to the whole group, as a terminal and many schedulers send them."""
+    body = """
+        signals = []
+        signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
+        print("ready", flush=True)
+        while len(signals) < 5:
+            time.sleep(0.001)
+        for turn in range(5):
+            list(zip(range(3), loader.iterate()))
+            loader.close()
+        print(len(signals), flush=True)
+    """
+    with program(body) as process:
+        assert process.stdout and process.stdout.readline() == "ready\n"
+        while process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            time.sleep(0.001)
+        # Between the last signal and the end Python gives SIGTERM its default back.
+        assert int(process.stdout.readline()) > 20
+        assert process.returncode in (0, -signal.SIGTERM)

@@ -1,0 +1,17 @@
+from opabinia.config import register
+from opabinia.data import Data, Stream
+from opabinia.data.sources import Digits
+
+
+def test_defaults() -> None:
+    data = Data(train=Stream(source=Digits()), batch_size=64)
+    assert (data.workers, data.shuffle, data.drop_last, list(data.mix), data.val) == (0, True, False, [], None)
+    assert list(data.train.transforms) == []
+
+
+def test_keys_of_the_section() -> None:
+    section = register.entries["section"]["data"]
+    names = [parameter.name for parameter in section.parameters]
+    assert names == ["train", "val", "batch_size", "workers", "shuffle", "drop_last", "mix"]
+    assert [parameter.name for parameter in section.parameters if parameter.required] == ["train", "batch_size"]
+    assert all(parameter.doc for parameter in section.parameters)

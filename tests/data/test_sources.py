@@ -1,0 +1,160 @@
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import tv_tensors
+
+from opabinia.config import register
+from opabinia.contracts import Source
+from opabinia.data.sources import Digits, ImageFolder
+from opabinia.data.sources.digits import load_digits, split_digits
+
+# --- digits -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_split_never_changes() -> None:
+    """Scores on another split could not be compared."""
+    val = split_digits(load_digits()[1])["val"]
+    assert val[:6].tolist() == [20, 21, 23, 28, 34, 37]
+    assert hashlib.sha256(val.astype("<i8").tobytes()).hexdigest().startswith("8b6e938c356b44648b6bf535c1024e0f")
+
+
+def test_the_split_is_disjoint_and_stratified() -> None:
+    train, val = Digits(), Digits(split="val")
+    assert (len(train), len(val)) == (1437, 360)
+    assert sorted([*train.numbers, *val.numbers]) == list(range(1797))
+    shares = np.bincount(val.labels) / (np.bincount(val.labels) + np.bincount(train.labels))
+    assert np.abs(shares - 360 / 1797).max() < 0.005
+
+
+def test_a_digit() -> None:
+    source = Digits(split="val")
+    assert isinstance(source, Source)
+    sample = source[3]
+    assert sample["id"] == "digits/0028"
+    assert (sample["label"], type(sample["label"])) == (8, int)
+    assert isinstance(sample["image"], tv_tensors.Image)
+    assert (sample["image"].shape, sample["image"].dtype) == ((1, 8, 8), torch.uint8)
+    sample["image"].zero_()
+    assert source[3]["image"].max() == 255
+
+
+def test_digits_are_cached_and_a_broken_cache_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = load_digits()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    load_digits()
+    (file,) = (tmp_path / "opabinia").iterdir()
+    whole = file.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr("opabinia.data.sources.digits._from_sklearn", lambda: pytest.fail("the cache was not read"))
+        assert np.array_equal(load_digits()[0], expected[0])
+    for broken in (b"", whole[:1000], whole.replace(whole[5000:5010], b"0123456789"), b"\x80\x04no"):
+        file.write_bytes(broken)
+        assert np.array_equal(load_digits()[0], expected[0])
+        assert file.read_bytes() == whole
+
+
+def test_digits_without_a_place_for_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert len(Digits()) == 1437
+
+
+# --- image_folder -----------------------------------------------------------------------------------------------------
+
+
+def save(path: Path, value: int = 0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (5, 4), (value, 0, 0)).save(path)
+
+
+@pytest.fixture
+def pets(tmp_path: Path) -> Path:
+    for number, name in enumerate(["dog/b.png", "dog/a.PNG", "cat/z/1.png", "cat/y.png", "cat/é.png", "Zebra/1.png"]):
+        save(tmp_path / name, number * 10)
+    save(tmp_path / "cat/.hidden.png")
+    save(tmp_path / ".trash/1.png")
+    (tmp_path / "dog/notes.txt").write_text("no picture")
+    (tmp_path / "README.md").write_text("no class")
+    return tmp_path
+
+
+def test_samples_are_sorted(pets: Path) -> None:
+    source = ImageFolder(root=pets)
+    assert isinstance(source, Source)
+    assert source.classes == ("Zebra", "cat", "dog")
+    ids = ["Zebra/1.png", "cat/y.png", "cat/z/1.png", "cat/é.png", "dog/a.PNG", "dog/b.png"]
+    assert [source[i]["id"] for i in range(len(source))] == ids
+    assert [source[i]["label"] for i in range(len(source))] == source.labels.tolist() == [0, 1, 1, 1, 2, 2]
+    assert [int(source[i]["image"][0, 0, 0]) for i in range(len(source))] == [50, 30, 20, 40, 10, 0]
+    assert source[0]["image"].shape == (3, 4, 5)
+    assert isinstance(source[0]["image"], tv_tensors.Image)
+
+
+def test_grey(pets: Path) -> None:
+    source = ImageFolder(root=pets, channels=1)
+    assert source.channels == 1
+    assert source[0]["image"].shape == (1, 4, 5)
+
+
+def test_chosen_classes_in_their_order(pets: Path) -> None:
+    source = ImageFolder(root=pets, classes=["dog", "cat"])
+    assert source.classes == ("dog", "cat")
+    assert [source[i]["label"] for i in range(len(source))] == [0, 0, 1, 1, 1]
+
+
+def test_the_fingerprint_tells_what_is_there(pets: Path) -> None:
+    before = ImageFolder(root=pets).fingerprint()
+    assert ImageFolder(root=pets).fingerprint() == before
+    assert ImageFolder(root=pets, classes=["dog", "cat", "Zebra"]).fingerprint() != before
+    (pets / "dog/b.png").rename(pets / "dog/c.png")
+    assert ImageFolder(root=pets).fingerprint() != before
+
+
+@pytest.mark.parametrize("index", [-1, 6])
+def test_no_such_sample(pets: Path, index: int) -> None:
+    with pytest.raises(IndexError, match="of 6 pictures"):
+        ImageFolder(root=pets)[index]
+
+
+def test_a_name_that_is_no_unicode(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    save(tmp_path / "cat/a.png")
+    os.rename(tmp_path / "cat/a.png", os.fsencode(tmp_path) + b"/cat/\xff.png")
+    assert ImageFolder(root=tmp_path)[0]["id"] == "cat/\\xff.png"
+
+
+def test_folder_errors(pets: Path) -> None:
+    def message(root: Path, classes: list[str] | None = None) -> str:
+        with pytest.raises(ValueError) as caught:
+            ImageFolder(root=root, classes=classes)
+        return str(caught.value)
+
+    assert f"no folder {pets / 'no/train'}; what exists of it is {pets}" in message(pets / "no" / "train")
+    assert "README.md is a file" in message(pets / "README.md")
+    assert "holds no folders" in message(pets / "dog")
+    assert "no class 'dgo'; there is dog" in message(pets, ["cat", "dgo"])
+    assert "'cat' is listed twice" in message(pets, ["cat", "cat"])
+    (pets / "emu").mkdir()
+    assert f"class folder {pets / 'emu'} holds no picture (.jpg, " in message(pets)
+
+
+def test_a_relative_root(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(pets.parent)
+    assert len(ImageFolder(root=Path(pets.name))) == 6
+    with pytest.raises(ValueError, match=f"what exists of it is {pets.parent}"):
+        ImageFolder(root=Path("nowhere"))
+
+
+def test_real_photographs(shared_data: Path) -> None:
+    source = ImageFolder(root=shared_data / "clothing_small" / "train")
+    assert (len(source), len(source.classes)) == (3068, 10)
+    assert source[5]["image"].shape == (3, 213, 160)
+
+
+def test_registered_names() -> None:
+    assert {"digits", "image_folder"} <= register.entries["source"].keys()

@@ -1,0 +1,73 @@
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from opabinia.config import register
+from opabinia.data.transforms import LEFT_OUT
+from opabinia.runtime.seeds import seed_sample
+
+CLASSES = {name for name, cls in inspect.getmembers(v2, inspect.isclass) if issubclass(cls, v2.Transform)}
+REGISTERED = sorted(CLASSES - LEFT_OUT.keys())
+BOXES = {"RandomIoUCrop", "SanitizeBoundingBoxes"}  # do nothing useful without boxes, and say so
+KEY_POINTS = {"SanitizeKeyPoints"}
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "CenterCrop": {"size": 8},
+    "ConvertBoundingBoxFormat": {"format": "XYXY"},
+    "GaussianBlur": {"kernel_size": 3},
+    "JPEG": {"quality": 50},
+    "Pad": {"padding": [1, 2]},
+    "RandomAdjustSharpness": {"sharpness_factor": 2.0},
+    "RandomAffine": {"degrees": 10},
+    "RandomApply": {"transforms": [v2.RGB()]},
+    "RandomChoice": {"transforms": [v2.RGB()]},
+    "RandomCrop": {"size": [8, 8]},
+    "RandomOrder": {"transforms": [v2.RGB()]},
+    "RandomPosterize": {"bits": 3},
+    "RandomResize": {"min_size": 8, "max_size": 12},
+    "RandomResizedCrop": {"size": 8},
+    "RandomRotation": {"degrees": 10},
+    "RandomShortestSize": {"min_size": 8},
+    "RandomSolarize": {"threshold": 128.0},
+    "Resize": {"size": 8},
+    "ScaleJitter": {"target_size": (20, 20)},
+    "SetClampingMode": {"clamping_mode": "soft"},
+}
+
+
+def sample_for(name: str) -> dict[str, Any]:
+    pixels = torch.arange(3 * 16 * 20).reshape(3, 16, 20) % 256
+    sample: dict[str, Any] = {"image": tv_tensors.Image(pixels.to(torch.uint8)), "label": 3, "id": "a/b"}
+    if name in BOXES:
+        boxes = tv_tensors.BoundingBoxes([[1, 1, 9, 9]], format="XYXY", canvas_size=(16, 20))  # type: ignore[arg-type]
+        sample |= {"boxes": boxes, "labels": torch.tensor([1])}
+    if name in KEY_POINTS:
+        sample |= {"points": tv_tensors.KeyPoints([[1, 1]], canvas_size=(16, 20))}  # type: ignore[arg-type]
+    return sample
+
+
+def test_every_transform_is_registered_or_left_out_with_a_reason() -> None:
+    assert LEFT_OUT.keys() <= CLASSES
+    assert set(REGISTERED) <= register.entries["transform"].keys()
+    assert not LEFT_OUT.keys() & register.entries["transform"].keys()
+    assert all(len(reason) > 8 for reason in LEFT_OUT.values())
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_a_sample_passes_through(name: str) -> None:
+    make = register.entries["transform"][name].target
+    assert make is not None
+    transform = make(**SETTINGS.get(name, {}))
+    results = []
+    for _ in range(2):
+        seed_sample(7)
+        results.append(transform(sample_for(name)))
+    first, second = results
+    assert first["image"].dtype == torch.uint8
+    assert first["image"].ndim == 3
+    assert (first["label"], first["id"]) == (3, "a/b")
+    assert torch.equal(first["image"], second["image"]), "draws from something that is not seeded"

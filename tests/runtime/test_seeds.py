@@ -1,0 +1,111 @@
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opabinia.runtime.seeds import (
+    INIT,
+    MIX,
+    MODEL,
+    ORDER,
+    SAMPLE,
+    draw_seed,
+    generators_kept,
+    hash32,
+    seed_model,
+    seed_sample,
+)
+
+CPU = torch.device("cpu")
+
+
+def draws() -> tuple[float, float, float]:
+    return torch.rand(()).item(), random.random(), float(np.random.rand())
+
+
+def test_hash_never_changes() -> None:
+    """Another hash would be another order of every run there is."""
+    assert [hash32(), hash32(0), hash32(1, 2, 3), hash32(-1, 2**63 - 1)] == [
+        634351890,
+        3594686616,
+        2534417627,
+        3407457615,
+    ]
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=6))
+def test_hash_is_32_bits_for_python_and_numpy_integers(counters: list[int]) -> None:
+    value = hash32(*counters)
+    assert 0 <= value < 2**32
+    assert value == hash32(*[np.int64(counter) for counter in counters])
+
+
+def test_hash_tells_neighbours_orders_and_lengths_apart() -> None:
+    grid = [hash32(purpose, 0, epoch, at) for purpose in (SAMPLE, MIX) for epoch in range(30) for at in range(300)]
+    assert len(set(grid)) >= len(grid) - 2  # 18,000 draws of 2**32: 0.04 collisions expected
+    assert len({hash32(1, 2), hash32(2, 1), hash32(1, 2, 0), hash32(0, 1, 2)}) == 4
+
+
+def test_every_bit_of_the_hash_is_fair() -> None:
+    values = np.array([hash32(SAMPLE, 1, 0, position) for position in range(20_000)], dtype=np.uint32)
+    ones = np.unpackbits(values.view(np.uint8).reshape(-1, 4), axis=1).mean(axis=0)
+    assert np.abs(ones - 0.5).max() < 0.02  # 5 standard deviations
+
+
+def test_purposes_differ() -> None:
+    assert len({ORDER, SAMPLE, MIX, MODEL, INIT}) == 5
+
+
+def test_a_sample_seed_fixes_all_three_generators() -> None:
+    seed_sample(2**32 - 1)
+    first = draws()
+    seed_sample(2**32 - 1)
+    assert draws() == first
+    seed_sample(2**32 - 2)
+    assert all(a != b for a, b in zip(draws(), first, strict=True))
+
+
+def test_generators_are_kept_even_through_an_error() -> None:
+    seed_sample(5)
+    expected = draws()
+    seed_sample(5)
+    with pytest.raises(ZeroDivisionError), generators_kept():
+        seed_sample(6)
+        draws()
+        raise ZeroDivisionError
+    assert draws() == expected
+
+
+@pytest.mark.parametrize("change", [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)])
+def test_model_seed_depends_on_every_counter(change: tuple[int, int, int, int]) -> None:
+    seed_model(0, 0, 0, 0, CPU)
+    first = torch.rand(8)
+    seed_model(*change, CPU)
+    assert not torch.equal(torch.rand(8), first)
+    seed_model(0, 0, 0, 0, CPU)
+    assert torch.equal(torch.rand(8), first)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["cuda", "cuda:0"])
+def test_model_seed_reaches_the_gpu_without_a_wait(name: str) -> None:
+    device = torch.device(name)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        seed_model(0, 1, 0, 0, device)
+        first = torch.rand(8, device=device)
+        seed_model(0, 1, 0, 0, device)
+        again = torch.rand(8, device=device)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(first, again)
+
+
+def test_drawn_seeds_are_31_bits_and_differ() -> None:
+    seeds = Counter(draw_seed() for _ in range(100))
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert len(seeds) > 95
