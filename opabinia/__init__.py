@@ -1,3 +1,20 @@
 """Opabinia: one PyTorch training engine for five kinds of vision work."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from opabinia.config import adapt as adapt
+    from opabinia.config import register as register
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """``opabinia.register`` and ``opabinia.adapt``, imported when they are first used."""
+    if name in ("adapt", "register"):
+        from opabinia import config
+
+        return getattr(config, name)
+    raise AttributeError(f"module 'opabinia' has no attribute {name!r}")

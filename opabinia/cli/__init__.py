@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -24,4 +25,6 @@ app.add_typer(config.app, name="config", help="Show, check and compare configs; 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit: 0 done, 1 a crash, 2 something given is wrong, 130 or 143 stopped after saving."""
+    # Plug-ins may lie in the folder one works in, as with python -m; at the end, so that they shadow nothing.
+    sys.path.append(os.getcwd())
     app(args=train.with_resume_value(list(sys.argv[1:] if arguments is None else arguments)))

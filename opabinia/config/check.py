@@ -111,8 +111,8 @@ class _Check:
             return self._arguments(entry, value, path)
         keys = {"name": value} if isinstance(value, str) else dict(value)
         name = keys.pop("name", key)
-        if path in self.places:  # a bare string, or the key that gives the name
-            self.places.setdefault((*path, "name"), self.places[path])
+        if path in self.places and (isinstance(value, str) or "name" not in value):
+            self.places[*path, "name"] = self.places[path]  # a bare string, or the key, is the name
         entry = self._find(spec["family"], name, path)
         return {"name": name, **self._arguments(entry, keys, path)} if entry else {}
 
@@ -161,6 +161,8 @@ class _Check:
             elif finding["type"] == "missing" and not inside:
                 self._missing(parameter, path)
             else:
+                if finding["type"] == "missing":  # a place of a list that is too short: the list is to blame
+                    inside.pop()
                 below, spec = blame(parameter.spec, inside)
                 place = (*path, parameter.name, *below)
                 if place not in told:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from opabinia.config.errors import Problem, listing, nearest, show
-from opabinia.config.references import dotted, resolve, targets
+from opabinia.config.references import dotted, nearest_path, resolve, targets
 from opabinia.config.tree import BROKEN, MAX_DEPTH, Node, read_file, read_text, shown_path
 
 PACKAGED = Path(__file__).resolve().parent.parent / "recipes"
@@ -55,7 +55,8 @@ def compose(recipe: str | Path, overrides: Sequence[str] = (), *, recipes: Path 
     for keys, value in sorted(given, key=_breadth):
         root = _put(root, keys, value, (), problems)
     root = _finish(root, [*files.read, *(value for _, value in given)], problems)
-    return Tree(name, root, tuple(problems), _plugins(root, problems), complete)
+    plugins = _plugins(root, problems)
+    return Tree(name, root, tuple(problems), plugins, complete)
 
 
 def packaged_names(recipes: Path = PACKAGED) -> list[str]:
@@ -193,7 +194,7 @@ Override = tuple[list[str], Node]
 def _parse_override(text: str, problems: list[Problem]) -> Override | None:
     where = f"command line: {_printable(text)}"
     left, equals, right = text.partition("=")
-    left = left.removeprefix("--").strip()
+    left = left.removeprefix("--").strip(" ")
     keys = left.split(".")
     message = ""
     if not equals:
@@ -256,7 +257,7 @@ def _finish(root: Node, written: list[Node], problems: list[Problem]) -> Node:
     """References resolved, ``vars`` read and taken away."""
     try:
         resolved = resolve(root, problems)
-        if resolved.measure()[1] > MAX_DEPTH:
+        if resolved.extent[1] > MAX_DEPTH:
             raise RecursionError
     except RecursionError:
         problems.append(Problem(root.where, "", f"nested more than {MAX_DEPTH} levels deep"))
@@ -278,7 +279,7 @@ def _check_vars(variables: Node, written: list[Node], problems: list[Problem]) -
     for name, node in variables.value.items():
         own = f"vars.{name}"
         if not any(target == own or target.startswith(f"{own}.") or target == "vars" for target in read):
-            near = nearest(own, (target for target in read if target.startswith("vars.")))
+            near = nearest_path(own, read)
             problems.append(
                 Problem(
                     node.where, own, "nothing reads it", show(node.plain()), allowed=near and f"(${{{near}}} is read)"

@@ -106,7 +106,7 @@ class _Resolver:
         try:
             found_path, found, is_settled = self._walk(target)
         except LookupError:
-            guess = nearest(target, _paths(self.root))
+            guess = nearest_path(target, _paths(self.root))
             return self._broken(path, node, f"${{{target}}} refers to no key", guess)
         if not is_settled:
             if self._would_loop(found_path):
@@ -115,7 +115,7 @@ class _Resolver:
             if len(self.active) > MAX_CHAIN:
                 return self._broken(path, node, f"${{{target}}} ends a chain of more than {MAX_CHAIN} references")
             found = self.settle(found_path, found)
-        size, depth = found.measure()
+        size, depth = found.extent
         self.count += size
         if self.count > MAX_NODES or depth > MAX_DEPTH:
             return self._broken(path, node, f"${{{target}}} makes the config too large")
@@ -132,9 +132,8 @@ class _Resolver:
                 node, is_settled = self.settle(path, node), True
             if node.value is BROKEN:
                 break
-            step: Any = int(key) if isinstance(node.value, list) and re.fullmatch(r"[0-9]{1,6}", key) else key
-            children = dict(node.children())
-            path, node = (*path, step), children[step]
+            step, node = node.child(key)
+            path = (*path, step)
         return path, node, is_settled
 
     def _would_loop(self, target: Path) -> bool:
@@ -144,6 +143,15 @@ class _Resolver:
     def _broken(self, path: Path, node: Node, message: str, suggestion: str = "") -> Node:
         self.problems.append(Problem(node.where, dotted(path), message, suggestion=suggestion))
         return Node(BROKEN, node.where)
+
+
+def nearest_path(target: str, paths: Iterable[str]) -> str:
+    """The dotted path most like ``target``: among those of the same section, if it exists."""
+    paths = list(paths)
+    section, _, name = target.rpartition(".")
+    siblings = {path.rpartition(".")[2]: path for path in paths if path.rpartition(".")[0] == section}
+    guess = nearest(name, siblings)
+    return siblings[guess] if guess else "" if section and siblings else nearest(target, paths)
 
 
 def _paths(root: Node, prefix: Path = ()) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,23 @@ class Node:
             return {key: node.plain() for key, node in self.value.items()}
         return [node.plain() for node in self.value] if isinstance(self.value, list) else self.value
 
-    def measure(self) -> tuple[int, int]:
+    def child(self, key: str) -> tuple[Any, Node]:
+        """The key or position that ``key`` names, with the node there.
+
+        Raises:
+            LookupError: there is none.
+        """
+        if isinstance(self.value, list) and re.fullmatch(r"[0-9]{1,6}", key):
+            return int(key), self.value[int(key)]
+        if isinstance(self.value, dict):
+            return key, self.value[key]
+        raise LookupError(key)
+
+    @cached_property
+    def extent(self) -> tuple[int, int]:
         """The number of nodes, and how deep they nest."""
-        sizes = [node.measure() for _, node in self.children()]
-        return 1 + sum(size for size, _ in sizes), 1 + max((depth for _, depth in sizes), default=0)
+        inside = [node.extent for _, node in self.children()]
+        return 1 + sum(size for size, _ in inside), 1 + max((depth for _, depth in inside), default=0)
 
 
 class BadScalar(ValueError):
@@ -140,7 +154,7 @@ def read_text(text: str, problems: list[Problem], where: Any) -> Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        problems.append(Problem(where(line), "", _syntax(error)))
+        problems.append(Problem(where(line), "", _syntax(error, "".join(text.splitlines()[line - 1 : line]))))
     except (ValueError, OverflowError) as error:  # an escape or a version that PyYAML itself stumbles over
         problems.append(Problem(where(1), "", f"not valid YAML: {error}"))
     return None
@@ -150,9 +164,11 @@ def _first(character: Any) -> str:
     return character if isinstance(character, str) and len(character) == 1 else chr(character)
 
 
-def _syntax(error: yaml.MarkedYAMLError) -> str:
+def _syntax(error: yaml.MarkedYAMLError, line: str) -> str:
     if "'\\t'" in (error.problem or ""):
         return "a tab; YAML is indented with spaces"
+    if "${" in line:
+        return "not valid YAML; inside [] and {} a reference needs quotes: '${...}'"
     return f"not valid YAML: {', '.join(filter(None, (error.context, error.problem)))}"
 
 
@@ -225,7 +241,7 @@ class _Reader:
         if node is None:
             self._complain(line, f"*{event.anchor} contains itself")
             return Node(BROKEN, self.where(line))
-        self._count(node.measure()[0], line)
+        self._count(node.extent[0], line)
         return node
 
     def _scalar(self, event: Any, line: int) -> Node:

@@ -214,7 +214,7 @@ def describe(spec: Spec, many: bool = False) -> str:
     if kind == "duration":
         examples = {"ep": "12ep", "it": "5000it", "h": "1.5h"}
         text = "durations" if many else "a duration"
-        return f"{text} such as {' or '.join(examples[unit] for unit in spec['units'])}"
+        return f"{text} such as {_either([examples[unit] for unit in spec['units']])}"
     if kind == "part":
         family = f"{spec['name']} section" if spec.get("name") else spec["family"]
         return _plural(family) if many else _article(family)
@@ -248,7 +248,10 @@ def _describe_union(arms: list[Spec], many: bool) -> str:
     for narrow, wide in ((integer, number), ({"kind": "list", "of": integer}, {"kind": "list", "of": number})):
         if wide in arms:  # "an integer or a number" says no more than "a number"
             arms = [arm for arm in arms if arm != narrow]
-    texts = [describe(arm, many) for arm in arms]
+    return _either([describe(arm, many) for arm in arms])
+
+
+def _either(texts: list[str]) -> str:
     return texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + " or " + texts[-1]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from io import BytesIO
 from typing import Literal
 
@@ -16,7 +17,7 @@ from torchvision.io import decode_image
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 """What counts as a picture when a folder is searched."""
 
-_FAST = (b"\xff\xd8\xff", b"\x89PNG")  # JPEG and PNG: torchvision is several times as fast as PIL
+_FAST = (b"\xff\xd8\xff", b"\x89PNG")  # JPEG and PNG: torchvision takes half the time of PIL for the same pixels
 _MODES = {1: ("GRAY", "L"), 3: ("RGB", "RGB")}
 
 
@@ -40,7 +41,10 @@ def read_image(path: str | bytes | os.PathLike[str], channels: Literal[1, 3] = 3
 
 def _decode_fast(content: bytes, channels: Literal[1, 3]) -> Tensor:
     data = torch.from_numpy(np.frombuffer(bytearray(content), dtype=np.uint8))
-    image: Tensor = decode_image(data, mode=_MODES[channels][0], apply_exif_orientation=True)
+    with warnings.catch_warnings():
+        # torchvision 0.29 points to torchcodec, which needs FFmpeg. Once this is gone, _decode_any does for all.
+        warnings.filterwarnings("ignore", "The image decoding", DeprecationWarning)
+        image: Tensor = decode_image(data, mode=_MODES[channels][0], apply_exif_orientation=True)
     return (image.int() >> 8).to(torch.uint8) if image.dtype == torch.uint16 else image
 
 
@@ -49,4 +53,4 @@ def _decode_any(content: bytes, channels: Literal[1, 3]) -> Tensor:
         if image.mode.startswith(("I", "F")):  # PIL would cut their values off at 255
             raise OSError(f"its pixels have more than 8 bits (mode {image.mode}); convert it to 8 bits")
         pixels = np.array(ImageOps.exif_transpose(image).convert(_MODES[channels][1]))
-    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], channels)).permute(2, 0, 1).contiguous()
+    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], channels)).permute(2, 0, 1)

@@ -151,7 +151,7 @@ class Reader(Dataset[tuple[Row, Batch] | _Failure]):
     def _sample(self, epoch: int, position: int, index: int) -> Sample:
         seed_sample(hash32(SAMPLE, self.seed, epoch, position))
         with _told(f"sample {index}", self.source):
-            sample = self.source[index]
+            sample = _checked(self.source[index])
         for transform in self.transforms:
             with _told(f"sample {index} ({sample.get('id', 'without id')})", transform):
                 sample = _checked(transform(sample))
@@ -163,7 +163,7 @@ _NONE = np.zeros(1, dtype=np.int64)
 
 def _checked(sample: Any) -> Sample:
     if not isinstance(sample, dict):
-        raise TypeError(f"a transform returns the sample, a dict, but this one returned a {type(sample).__name__}")
+        raise TypeError(f"gives a {type(sample).__name__} where a sample, a dict, is expected")
     return sample
 
 

@@ -26,7 +26,7 @@ class TimmBackbone(Backbone):
 
 
 def _channels(net: Any) -> int:
-    """Width of the pooled features. Some models put a layer between pooling and classifier, and tell its width apart."""
+    """Width of the pooled features; models with a layer between pooling and classifier tell it apart."""
     return int(getattr(net, "head_hidden_size", None) or net.num_features)
 
 

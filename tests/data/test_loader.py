@@ -1,6 +1,7 @@
 """The loader with real worker processes: same batches always, clear errors, and no process left behind."""
 
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from opabinia.data.batches import ConstantPlan
 from opabinia.data.loader import DataError, Loader, Reader, evaluation_requests, training_requests
 from opabinia.data.mix import mixup
 from opabinia.data.order import order
+from opabinia.data.sources import Digits
 from opabinia.runtime.durations import Duration
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # 3 workers on 2 cores, on purpose
@@ -61,6 +63,10 @@ def noisy(sample: Sample) -> Sample:
     return {**sample, "image": sample["image"] + noise}
 
 
+FACTS = Facts(samples=360, classes=Digits.classes)
+USUAL = (noisy, v2.RandomHorizontalFlip())
+
+
 def plan_of(n: int, batch_size: int, length: str = "2ep") -> ConstantPlan:
     return ConstantPlan(n, batch_size, Duration.parse(length))
 
@@ -75,7 +81,7 @@ def make_loader(
     rank: int = 0,
     world: int = 1,
     source: Any = None,
-    transforms: Any = (noisy, v2.RandomHorizontalFlip()),
+    transforms: Any = USUAL,
     mixes: Any = (),
 ) -> Loader:
     source = source or Numbers(n)
@@ -174,7 +180,7 @@ def test_a_share_without_samples_keeps_types_and_shapes() -> None:
 
 def test_what_is_drawn_depends_on_seed_epoch_and_position() -> None:
     flat = Numbers(1)
-    images = {}
+    images: dict[tuple[int, int, int], torch.Tensor] = {}
     for seed in (3, 4):
         batches = read(make_loader(6, 3, seed=seed, source=_Alike(flat)))
         images |= {(seed, row.epoch, row.first + i): batch["image"][i] for row, batch in batches for i in range(3)}
@@ -204,7 +210,7 @@ def test_mixing_differs_between_steps_and_processes() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_generators_of_this_process_are_left_alone(workers: int) -> None:
     def states() -> tuple[bytes, Any, bytes]:
-        name, numbers, *_ = np.random.get_state()
+        _, numbers, *_ = np.random.get_state()
         return torch.get_rng_state().numpy().tobytes(), random.getstate(), np.asarray(numbers).tobytes()
 
     before = states()
@@ -295,6 +301,17 @@ def test_pinned_memory() -> None:
         assert batch["image"].is_pinned()
 
 
+def test_readers_can_be_sent_to_workers_that_are_not_forked() -> None:
+    reader = Reader(Digits(split="val"), (v2.RandomCrop(6), summed), (partial(mixup, alpha=1.0),), FACTS, seed=1)
+    requests = list(evaluation_requests(8, 4, 0, 1)(0))
+    other = pickle.loads(pickle.dumps(reader))
+    assert isinstance(other, Reader)
+    for request in requests:
+        _, left = other[request]
+        _, right = reader[request]
+        assert torch.equal(left["image"], right["image"])
+
+
 # --- errors ---------------------------------------------------------------------------------------------------------
 
 
@@ -327,7 +344,8 @@ def unlucky(batch: Batch, facts: Facts, /) -> Batch:
             partial(make_loader, transforms=[v2.LinearTransformation(torch.eye(2), torch.zeros(2))]),
             "LinearTransformation",
         ),
-        (partial(make_loader, transforms=[forgetful, noisy]), "forgetful: TypeError: a transform returns the sample"),
+        (partial(make_loader, transforms=[forgetful, noisy]), "forgetful: TypeError: gives a NoneType where a sample"),
+        (partial(make_loader, source=[1] * 23), "list: TypeError: gives a int where a sample, a dict, is expected"),
         (
             partial(make_loader, transforms=[of_its_own_size]),
             "step 0, collate: ValueError: 'image' differs in size: n/",

@@ -41,7 +41,7 @@ def test_hash_never_changes() -> None:
 def test_hash_is_32_bits_for_python_and_numpy_integers(counters: list[int]) -> None:
     value = hash32(*counters)
     assert 0 <= value < 2**32
-    assert value == hash32(*[np.int64(counter) for counter in counters])
+    assert value == hash32(*np.array(counters, dtype=np.int64))
 
 
 def test_hash_tells_neighbours_orders_and_lengths_apart() -> None:

@@ -73,7 +73,7 @@ def load_digits() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """
     path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "opabinia" / _FILE
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
             return arrays["images"], arrays["labels"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         if not isinstance(error, FileNotFoundError):
