@@ -37,8 +37,8 @@ Sample = dict[str, Any]
 source)."""
 
 Batch = dict[str, Any]
-"""Collated samples: ``image`` (uint8 or float, B x C x H x W), ``label`` (int64, B; float, B x K, after mixing),
-``id`` (list of B)."""
+"""Collated samples: ``image`` (uint8, or float in 0 to 1, B x C x H x W), ``label`` (int64, B; float, B x K, after
+mixing), ``id`` (list of B)."""
 
 Scalars = Mapping[str, Tensor]
 """Named 0-d tensors on the device. They are read by the host only when the journal writes."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from opabinia import run
 from opabinia.config import ConfigError, Problem, Resolved, build, check, compose, dump, flatten, live_catalog
+from opabinia.config.compose import PACKAGED
 from opabinia.engine.checkpoint import BadCheckpoint, Snapshot, newest_whole, pointed, read_checkpoint
 from opabinia.runtime.files import only_writer, told, write_aside
 from opabinia.runtime.log import log, log_in_full, logging_to
@@ -97,7 +98,7 @@ def train(
         if scores is not None:
             log.info("%s is finished: nothing to do", folder)
             return folder, scores
-        log_in_full("config as written", _as_written(recipe))
+        log_in_full("config as written", _as_written(recipe, overrides))
         log_in_full("config, resolved", dump(config))
         if is_first():
             (folder / "results.json").unlink(missing_ok=True)
@@ -181,9 +182,11 @@ def _finished(
     return scores
 
 
-def _as_written(recipe: str) -> str:
-    path = Path(recipe)
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else recipe
+def _as_written(recipe: str, overrides: Sequence[str]) -> str:
+    """The recipe's own text, and what the command line changes."""
+    places = (Path(recipe), Path(recipe) / "config.yaml", PACKAGED / f"{recipe}.yaml")
+    text = next((place.read_text("utf-8", errors="replace") for place in places if place.is_file()), "")
+    return "\n".join([text.rstrip(), *(f"# command line: {override}" for override in overrides)])
 
 
 def evaluate(folder: Path, overrides: Sequence[str] = (), *, checkpoint: str = "best") -> dict[str, float]:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 
 from opabinia.config import ConfigError, Problem, register
@@ -25,6 +26,7 @@ from opabinia.contracts import (
     HookPart,
     OptimizerPart,
     Plan,
+    Row,
     Run,
     SchedulePart,
     Source,
@@ -35,7 +37,7 @@ from opabinia.contracts import (
 )
 from opabinia.data import Data, Stream, mix, sources, transforms
 from opabinia.data.batches import ConstantPlan
-from opabinia.data.loader import Loader, Reader, evaluation_requests, training_requests
+from opabinia.data.loader import Loader, Reader, Request, evaluation_requests, training_requests
 from opabinia.data.order import order
 from opabinia.engine.checkpoint import Snapshot
 from opabinia.engine.evaluate import Validation, evaluation_run
@@ -146,9 +148,18 @@ def blamed(path: str) -> Iterator[None]:
         raise ConfigError(Problem("", path, str(error))) from error
 
 
-def facts_of(source: Source) -> Facts:
-    """What parts may know of a data set."""
-    return Facts(samples=len(source), channels=source.channels, classes=tuple(source.classes))
+def facts_of(stream: Stream) -> Facts:
+    """What parts may know of a data set. Channels are those of its first sample, as it comes out of the transforms.
+
+    Raises:
+        DataError: the first sample cannot be read.
+    """
+    source = stream.source
+    channels = source.channels
+    if len(source):
+        first = Request(Row(step=0, epoch=0, first=0, count=1), *np.zeros((2, 1), dtype=np.int64))
+        channels = Reader(source, stream.transforms).batch(first)["image"].shape[1]
+    return Facts(samples=len(source), channels=channels, classes=tuple(source.classes))
 
 
 def make_task(task: Callable[[Facts], Task], facts: Facts, seed: int, device: torch.device) -> Task:
@@ -162,7 +173,7 @@ def make_validation(
     name: str, stream: Stream, batch_size: int, data: Data, seed: int, device: torch.device
 ) -> Validation:
     """A data set to evaluate on, read in whole batches in the order of its source."""
-    facts = facts_of(stream.source)
+    facts = facts_of(stream)
     reader = Reader(stream.source, stream.transforms, facts=facts, seed=seed, rank=rank())
     requests = evaluation_requests(len(stream.source), batch_size, rank(), world_size())
     return Validation(name, Loader(reader, requests, workers=data.workers, pin_memory=device.type == "cuda"), facts)
@@ -253,7 +264,7 @@ def train(
     log_in_full("environment", describe_environment(device, threads))
 
     # Data first: the plan, the model and the evaluators need its facts.
-    facts = facts_of(data.train.source)
+    facts = facts_of(data.train)
     with blamed("data"):
         plan = ConstantPlan(facts.samples, data.batch_size, train.length, data.drop_last)
     start = Clock.at(plan, session.resume.step if session.resume else 0)
@@ -270,7 +281,8 @@ def train(
         validation.append(make_validation("val", data.val, evaluate.batch_size or data.batch_size, data, seed, device))
     offered: dict[str, str] = {}
     for one in validation:
-        found = scores_of(model.evaluators(one.facts), one.name)
+        with blamed(f"data.{one.name}"):
+            found = scores_of(model.evaluators(one.facts), one.name)
         if not found:
             log.warning("the task has no evaluator for data.%s: it gives no scores", one.name)
         offered.update(found)
@@ -363,7 +375,7 @@ def evaluate(
         device = choose_device(training.device)
     # cuDNN's trials pay in long trainings only.
     set_arithmetic(deterministic=training.deterministic, cudnn_benchmark=False, threads=training.threads)
-    model = make_task(parts["task"], facts_of(data.train.source), seed, device)
+    model = make_task(parts["task"], facts_of(data.train), seed, device)
     try:
         model.load_state_dict(dict(weights))
     except RuntimeError as error:
@@ -393,7 +405,7 @@ def rehearse(parts: Mapping[str, Any]) -> None:
         ConfigError: what a run would meet.
     """
     data = parts["data"]
-    facts = facts_of(data.train.source)
+    facts = facts_of(data.train)
     with blamed("data"):
         plan = ConstantPlan(facts.samples, data.batch_size, parts["train"].length, data.drop_last)
     with blamed("task"), torch.device("meta"):
@@ -410,7 +422,9 @@ def rehearse(parts: Mapping[str, Any]) -> None:
         batch = reader.batch(request._replace(positions=request.positions[:2], indices=request.indices[:2]))
     _push(lambda: step(batch, request.row, clock, lambda: None), batch)
     if data.val is not None:
-        make_best(parts["checkpoint"].best, scores_of(model.evaluators(facts_of(data.val.source)), "val"))
+        with blamed("data.val"):
+            offered = scores_of(model.evaluators(facts_of(data.val)), "val")
+        make_best(parts["checkpoint"].best, offered)
         _push(lambda: model.eval().predict(batch), batch)
 
 

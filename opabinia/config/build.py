@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from opabinia.config.catalog import Catalog
+from opabinia.config.check import DEFAULT
 from opabinia.config.errors import ConfigError, Problem, show
 from opabinia.config.families import Entry
 from opabinia.config.judge import blame, place_parts
@@ -131,8 +132,10 @@ class _Builder:
             yield Problem(self._where(path), dotted((*path, name)), message, found)
 
     def _where(self, path: tuple[Any, ...]) -> str:
-        prefix = dotted(path)
-        return next((text for key, text in self.origins.items() if key == prefix or key.startswith(f"{prefix}.")), "")
+        """The first place where something of the part at ``path`` is written."""
+        name = dotted(path)
+        places = (place for key, place in self.origins.items() if key == name or key.startswith(f"{name}."))
+        return next((place for place in places if place != DEFAULT), "")
 
 
 @contextmanager

@@ -14,10 +14,10 @@ from opabinia.config.types import plain
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Every scalar and every empty section or list, with its path."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    if not items and not (isinstance(value, list) and value):
+    if not isinstance(value, dict | list) or not value:
         yield path, value
-    for key, item in items:
+        return
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
         yield from leaves(item, (*path, key))
 
 
@@ -29,7 +29,12 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
 def dump(config: Mapping[str, Any]) -> str:
     """A config as YAML that :func:`compose` reads back to the same."""
     return yaml.dump(
-        plain(dict(config)), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None
+        _escaped(plain(dict(config))),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=120,
+        default_flow_style=None,
     )
 
 
@@ -40,13 +45,25 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _escaped(value: Any) -> Any:
+    """Plain data with every ``${`` in a value written so that it is no reference."""
+    if isinstance(value, dict):
+        return {key: _escaped(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_escaped(item) for item in value]
+    return value.replace("${", "$${") if isinstance(value, str) else value
+
+
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    text = text.replace("${", "$${")
-    try:
-        quote = None if isinstance(scalar(text), str) else "'"
-    except BadScalar:
-        quote = "'"
+    quote = '"' if not text.isprintable() else None if _reads_as_text(text) else "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=quote)
+
+
+def _reads_as_text(text: str) -> bool:
+    try:
+        return isinstance(scalar(text), str)
+    except BadScalar:
+        return False
 
 
 _Dumper.add_representer(str, _text)

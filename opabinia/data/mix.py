@@ -15,8 +15,8 @@ from opabinia.contracts import Batch, Facts, NonNegative
 def mixup(batch: Batch, facts: Facts, /, *, alpha: NonNegative = 0.2) -> Batch:
     """Blend each image, and its label, with that of another sample of the batch.
 
-    All pairs of a batch share one weight, drawn from Beta(alpha, alpha). Images become float32 in the range they had
-    (0 to 255), labels float32, B x K. Zhang et al., mixup: Beyond Empirical Risk Minimization, ICLR 2018.
+    All pairs of a batch share one weight, drawn from Beta(alpha, alpha). Images become float32 in 0 to 1, labels
+    float32, B x K. Zhang et al., mixup: Beyond Empirical Risk Minimization, ICLR 2018.
 
     Args:
         alpha: 0 leaves images as they are, 1 draws the weight evenly, 0.1 to 0.4 are usual on ImageNet.
@@ -30,7 +30,7 @@ def mixup(batch: Batch, facts: Facts, /, *, alpha: NonNegative = 0.2) -> Batch:
     partners = torch.randperm(len(batch["image"]))
     return {
         **batch,
-        "image": blend(batch["image"].float(), partners, weight),
+        "image": blend(float_images(batch["image"]), partners, weight),
         "label": blend(soft_labels(batch["label"], len(facts.classes)), partners, weight),
     }
 
@@ -38,6 +38,11 @@ def mixup(batch: Batch, facts: Facts, /, *, alpha: NonNegative = 0.2) -> Batch:
 def blend(values: Tensor, partners: Tensor, weight: float) -> Tensor:
     """``weight`` of each row of ``values`` (B x ..., float), the rest of the row named by ``partners`` (int64, B)."""
     return values.lerp(values[partners], 1 - weight)
+
+
+def float_images(images: Tensor) -> Tensor:
+    """Images as float32 in 0 to 1, the range that tasks expect of float images."""
+    return images.float() / 255 if images.dtype == torch.uint8 else images.float()
 
 
 def soft_labels(labels: Tensor, classes: int) -> Tensor:

@@ -33,13 +33,24 @@ def after(clock: Clock, warmup: Duration) -> float:
 
 @register.schedule
 def constant(clock: Clock, /, *, warmup: Duration = NONE, warmup_factor: Fraction = 0.001) -> float:
-    """Always 1, after an optional linear warm-up."""
+    """Always 1, after an optional linear warm-up.
+
+    Args:
+        warmup: length of the warm-up.
+        warmup_factor: the value at the first step.
+    """
     return warm(clock, warmup, warmup_factor)
 
 
 @register.schedule
 def cosine(clock: Clock, /, *, end: Fraction = 0.0, warmup: Duration = NONE, warmup_factor: Fraction = 0.001) -> float:
-    """Half a cosine from 1 to ``end`` (Loshchilov and Hutter 2017, no restarts), after an optional linear warm-up."""
+    """Half a cosine from 1 to ``end`` (Loshchilov and Hutter 2017, no restarts), after an optional linear warm-up.
+
+    Args:
+        end: the value at the run's end.
+        warmup: length of the warm-up; the curve begins where it ends.
+        warmup_factor: what the curve is multiplied by at the first step.
+    """
     curve = end + (1 - end) * (1 + math.cos(math.pi * after(clock, warmup))) / 2
     return warm(clock, warmup, warmup_factor) * curve
 
@@ -59,6 +70,8 @@ def multi_step(
     Args:
         milestones: when the value drops, such as ``[30ep, 60ep, 90ep]``; one at or after the run's end never acts.
         gamma: the factor at each milestone.
+        warmup: length of the warm-up.
+        warmup_factor: what the value is multiplied by at the first step.
     """
     passed = bisect_right(sorted(clock.steps(milestone) for milestone in milestones), clock.step)
     return warm(clock, warmup, warmup_factor) * gamma**passed

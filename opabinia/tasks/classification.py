@@ -39,6 +39,7 @@ class Classification(Task):
         super().__init__()
         if len(facts.classes) < 2:
             raise ValueError(f"classification needs two classes or more; the training data has {len(facts.classes)}")
+        self.classes = facts.classes
         colour = facts.channels == 3
         self.normalize = Normalize(
             mean if mean is not None else [0.485, 0.456, 0.406] if colour else [0.5],
@@ -78,5 +79,16 @@ class Classification(Task):
         return {"embedding": self._embed(batch)}
 
     def evaluators(self, facts: Facts) -> list[Evaluator]:
-        """Top-1 and top-5."""
+        """Top-1 and top-5.
+
+        Raises:
+            ValueError: the classes are not those of training, in the same order, so labels would not mean the same.
+        """
+        if facts.classes != self.classes:
+            missing = [name for name in self.classes if name not in facts.classes]
+            new = [name for name in facts.classes if name not in self.classes]
+            raise ValueError(
+                f"its classes are not those of the training data (missing: {', '.join(missing) or 'none'}; "
+                f"new: {', '.join(new) or 'none'}; the order counts)"
+            )
         return [TopK((1, 5))]

@@ -76,9 +76,7 @@ def test_every_value_has_an_origin(checked: Check, monkeypatch: pytest.MonkeyPat
     assert origins["checkpoint.every"] == "signature's default"
     assert origins["seed"] == "r.yaml:15 (${env:SEED})"
     assert resolved.config["seed"] == 3
-    assert resolved.warnings == (
-        "command line: task.loss.eps=0.1: task.loss.eps: is now called 'label_smoothing'",
-    )
+    assert resolved.warnings == ("command line: task.loss.eps=0.1: task.loss.eps: is now called 'label_smoothing'",)
 
 
 def test_values_take_one_form(checked: Check) -> None:
@@ -164,23 +162,41 @@ def test_many_mistakes_at_once(problems: Callable[..., list[str]]) -> None:
     [
         ("task.backbone=3", "task.backbone: expected a backbone (found 3); every backbone: timm"),
         ("task.backbone.name=3", "task.backbone.name: expected text (found 3); every backbone: timm"),
-        ("task.backbone.options=3", "task.backbone.options: expected a mapping of names to any values or null (found 3)"),
+        (
+            "task.backbone.options=3",
+            "task.backbone.options: expected a mapping of names to any values or null (found 3)",
+        ),
         ("data=digits", "data: expected a data section (found 'digits'); a section of keys"),
         ("data=[1]", "data: expected a data section (found [1]); a section of keys"),
         ("data.transforms=crop", "data.transforms: expected a list of transforms (found 'crop')"),
-        ("data.transforms=[{size: 3}]", "data.transforms.0.name: missing; it says which transform this is; every transform"),
+        (
+            "data.transforms=[{size: 3}]",
+            "data.transforms.0.name: missing; it says which transform this is; every transform",
+        ),
         ("data.transforms=[3, [], null]", "data.transforms.0: expected a transform (found 3)"),
-        ("data.transforms.0.size=[1, x]", "data.transforms.0.size: expected an integer or a list of integers (found [1, 'x']"),
-        ("data.transforms.0.mode=bilnear", "mode: expected one of 'nearest', 'bilinear' (found 'bilnear'); did you mean"),
+        (
+            "data.transforms.0.size=[1, x]",
+            "data.transforms.0.size: expected an integer or a list of integers (found [1, 'x']",
+        ),
+        (
+            "data.transforms.0.mode=bilnear",
+            "mode: expected one of 'nearest', 'bilinear' (found 'bilnear'); did you mean",
+        ),
         ("optimizer={name: adam, betas: [1]}", "optimizer.betas: expected a list of 2 numbers (found [1])"),
         ("optimizer={name: adam, betas: [1, x]}", "optimizer.betas.1: expected a number (found 'x')"),
         ("optimizer.lr=.nan", "optimizer.lr: expected a number > 0 (found nan)"),
         ("optimizer.lr=1e999", "optimizer.lr: expected a number > 0 (found inf)"),
-        ("optimizer.betas=[1, 2]", "unknown key (found [1, 2]); sgd knows: lr, momentum, nesterov; 'betas' is a parameter of adam"),
+        (
+            "optimizer.betas=[1, 2]",
+            "unknown key (found [1, 2]); sgd knows: lr, momentum, nesterov; 'betas' is a parameter of adam",
+        ),
         ("hooks=[ema]", "hooks: expected a mapping of names to hooks or null (found ['ema'])"),
         ("hooks.none={}", "hooks.none.name: there is no hook of this name (found 'none'); every hook: ema, stop"),
         ("hooks.ema=true", "hooks.ema: expected a hook (found true); every hook: ema, stop"),
-        ("task.loss={name: cross_entropy, eps: 0, label_smoothing: 0}", "is the old name of 'label_smoothing', which is given too"),
+        (
+            "task.loss={name: cross_entropy, eps: 0, label_smoothing: 0}",
+            "is the old name of 'label_smoothing', which is given too",
+        ),
         ("task=null", "task: expected a task (found null); every task: classification"),
     ],
 )

@@ -156,7 +156,9 @@ def _sections(value: Any) -> Any:
 
 # --- overrides ------------------------------------------------------------------------------------------------------
 
-RECIPE = "optimizer: {name: sgd, lr: 0.1}\nloss: cross_entropy\ndata:\n  transforms:\n  - crop\n  - {name: pad, by: 1}\n"
+RECIPE = (
+    "optimizer: {name: sgd, lr: 0.1}\nloss: cross_entropy\ndata:\n  transforms:\n  - crop\n  - {name: pad, by: 1}\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +198,10 @@ def test_overrides(write: Write, overrides: list[str], path: str, expected: Any)
         ("optimizer", "command line: optimizer: an override is written key=value, such as optimizer.lr=0.1"),
         ("=3", "command line: =3: the part before '=' is a dotted path of keys"),
         ("a..b=3", "command line: a..b=3: the part before '=' is a dotted path of keys"),
-        ("data.transforms.5=a", "data.transforms.5: '5' is no position of this list; positions: 0 to 1, or 2 to append"),
+        (
+            "data.transforms.5=a",
+            "data.transforms.5: '5' is no position of this list; positions: 0 to 1, or 2 to append",
+        ),
         ("data.transforms.-1=a", "data.transforms.-1: '-1' is no position of this list"),
         ("data.transforms.x.y=a", "data.transforms.x: 'x' is no position of this list"),
         ("train.parts.0=a", "train.parts.0: there is no list here that is written out; give all of it"),
@@ -250,7 +255,9 @@ def test_plugins(write: Write) -> None:
     write(mine="plugins: [one, two.parts, one]", single="plugins: one", bad="plugins: [1x, 3, ../evil]")
     assert put_together("mine.yaml").plugins == ("one", "two.parts")
     assert put_together("single.yaml").plugins == ("one",)
-    assert [json.dumps(problem)[:40] for problem in problems("bad.yaml")] == ['"bad.yaml:1: plugins: is a list of modul'] * 3
+    assert [json.dumps(problem)[:40] for problem in problems("bad.yaml")] == [
+        '"bad.yaml:1: plugins: is a list of modul'
+    ] * 3
 
 
 def test_nested_deeper_than_the_limit_by_merging(write: Write) -> None:

@@ -164,7 +164,7 @@ def out_of_range(lr: Annotated[float, Ge(0)] = -1.0) -> None:
     """A default out of range."""
 
 
-def object_default(options: dict[str, Any] = {"a": object()}) -> None:  # noqa: B006
+def object_default(options: dict[str, Any] = {"a": max}) -> None:  # noqa: B006
     """A default that YAML cannot say."""
 
 
@@ -191,13 +191,19 @@ def named(name: str) -> None:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        (open_keywords, r"\*\*options leaves the signature open; name every parameter, or .* `options: dict\[str, Any\]`"),
+        (
+            open_keywords,
+            r"\*\*options leaves the signature open; name every parameter, or .* `options: dict\[str, Any\]`",
+        ),
         (open_arguments, r"\*sizes leaves the signature open"),
         (untyped, "parameter 'lr' has no type; annotate it"),
         (untyped_at_run_time, "parameter 'x' has no type"),
         (undocumented, "has no docstring"),
         (Undocumented, "has no docstring"),
-        (object_parameter, r"'model': object cannot come from YAML. Make it positional-only .* or annotate it with a part"),
+        (
+            object_parameter,
+            r"'model': object cannot come from YAML. Make it positional-only .* or annotate it with a part",
+        ),
         (bad_default, "default of parameter 'lr', 'fast', is not a number"),
         (out_of_range, "default of parameter 'lr', -1.0, is not a number >= 0"),
         (object_default, "default of parameter 'options' holds what cannot be written"),
@@ -257,6 +263,8 @@ def test_top_level_keys_of_composition_are_kept_free(register: Register) -> None
 
 
 def test_arguments_in_docstrings() -> None:
-    text = "First.\n\nArgs:\n    a: one.\n    b (int): two\n        lines: here.\n\n    c: three.\n\nReturns:\n    d: no."
+    text = (
+        "First.\n\nArgs:\n    a: one.\n    b (int): two\n        lines: here.\n\n    c: three.\n\nReturns:\n    d: no."
+    )
     assert described_arguments(text) == {"a": "one.", "b": "two lines: here.", "c": "three."}
     assert described_arguments("Nothing.") == {}

@@ -48,7 +48,8 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIST", "[1, 2]")
     monkeypatch.delenv("NOTHING", raising=False)
     value, problems = resolved(
-        "a: ${env:NUMBER}\nb: ${env:ROOT}/x\nc: ${env:LIST}\nd: ${env:NOTHING,4}\ne: ${env:NOTHING,}\nf: x${env:NOTHING, a b}"
+        "a: ${env:NUMBER}\nb: ${env:ROOT}/x\nc: ${env:LIST}\nd: ${env:NOTHING,4}\n"
+        "e: ${env:NOTHING,}\nf: x${env:NOTHING, a b}"
     )
     assert value == {"a": 0.001, "b": "/data/x", "c": "[1, 2]", "d": 4, "e": None, "f": "xa b"}
     assert not problems

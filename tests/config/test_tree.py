@@ -78,7 +78,10 @@ def test_anchors_are_copied() -> None:
         ("true: a", "f:1: the key true is not text; put it in quotes: 'true'"),
         ("[a, b]: c", "f:1: the key ['a', 'b'] is not text"),
         ("? {a: b}\n: c", "f:1: the key {a: 'b'} is not text"),
-        ("a: !!python/object/apply:os.system [ls]", "f:1: the tag 'tag:yaml.org,2002:python/object/apply:os.system' is"),
+        (
+            "a: !!python/object/apply:os.system [ls]",
+            "f:1: the tag 'tag:yaml.org,2002:python/object/apply:os.system' is",
+        ),
         ("a: !!int 3", "f:1: the tag 'tag:yaml.org,2002:int' is not allowed"),
         ("a: !thing {b: c}", "f:1: the tag '!thing' is not allowed"),
         ("a: &x [*x]", "f:1: *x contains itself"),

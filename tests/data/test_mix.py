@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opabinia.contracts import Batch, Facts
-from opabinia.data.mix import blend, mixup, soft_labels
+from opabinia.data.mix import blend, float_images, mixup, soft_labels
 from opabinia.runtime.seeds import seed_sample
 
 FACTS = Facts(samples=10, classes=("a", "b", "c", "d"))
@@ -37,7 +37,8 @@ def test_images_and_labels_are_mixed_alike(seed: int, count: int, alpha: float) 
     batch_of([0] * count)  # draws the same images
     weight = np.random.beta(alpha, alpha) if alpha else 1.0
     partners = torch.randperm(count)
-    torch.testing.assert_close(mixed["image"], weight * before.float() + (1 - weight) * before[partners].float())
+    torch.testing.assert_close(mixed["image"], weight * before / 255 + (1 - weight) * before[partners] / 255)
+    assert mixed["image"].dtype == torch.float32
     hard = torch.eye(4)[batch["label"]]
     torch.testing.assert_close(mixed["label"], weight * hard + (1 - weight) * hard[partners])
     assert mixed["id"] == batch["id"]
@@ -53,6 +54,11 @@ def test_pieces() -> None:
     values = torch.tensor([[0.0, 10], [4, 20]])
     assert blend(values, torch.tensor([1, 0]), 0.75).tolist() == [[1, 12.5], [3, 17.5]]
     assert soft_labels(torch.tensor([2, 0]), 3).tolist() == [[0, 0, 1], [1, 0, 0]]
+
+
+def test_float_images_stay_in_their_range() -> None:
+    assert float_images(torch.tensor([0, 255], dtype=torch.uint8)).tolist() == [0, 1]
+    assert float_images(torch.tensor([0, 0.5])).tolist() == [0, 0.5]
 
 
 def test_without_classes() -> None:

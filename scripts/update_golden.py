@@ -1,0 +1,125 @@
+"""Write the golden files anew: what every packaged recipe resolves to, and how its training begins.
+
+Run ``python scripts/update_golden.py`` after a change that is meant to be seen there, and read the difference before
+you commit it; with names of recipes, only those are written. The tests in ``tests/golden`` compare.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "golden"
+COMMAND = "python scripts/update_golden.py"
+STEPS = 10
+
+ON_CPU = (
+    "seed=0",
+    "train.device=cpu",
+    "train.threads=1",
+    "train.deterministic=true",
+    "train.log_every=1",
+    "data.workers=0",
+    "data.val=null",
+    "checkpoint.best=null",
+    "writers=[]",
+)
+"""What makes the losses of one machine the same every time. Length and schedule stay the recipe's own."""
+
+SMALLER = {
+    # Made for whole nodes: a batch of 64 photographs would take a minute a step here.
+    "classification/image_folder": ("data.batch_size=4",),
+}
+"""Changes to recipes that would take too long."""
+
+PICTURES = {"classification/image_folder": "vars.root"}
+"""Recipes that train on a person's own pictures, and the key that says where they are: here, generated ones."""
+
+
+def golden_file(kind: str, recipe: str) -> Path:
+    """Where the golden ``configs`` or ``losses`` of a recipe lie."""
+    return GOLDEN / kind / f"{recipe}.txt"
+
+
+def flat_config(recipe: str) -> str:
+    """The complete config of a recipe, a line ``path: value`` for every value."""
+    from opabinia.config import catalog, check, compose, flatten
+    from opabinia.config.errors import show
+
+    resolved = check(compose(recipe), catalog())
+    return "".join(f"{path}: {show(value, 1000)}\n" for path, value in flatten(resolved.config).items())
+
+
+def losses(recipe: str) -> str:
+    """The losses of the first ten steps, one a line."""
+    from opabinia.contracts import Hook, Run
+    from opabinia.launch import parts_of, resolve
+    from opabinia.run import Session
+    from opabinia.runtime.signals import Stopped
+
+    class TenSteps(Hook):
+        def after_step(self, run: Run) -> None:
+            if run.clock.step == STEPS:
+                run.stop = "that was all"
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        overrides = [*ON_CPU, *SMALLER.get(recipe, ())]
+        if recipe in PICTURES:
+            save_pictures(folder / "pictures")
+            overrides.append(f"{PICTURES[recipe]}={json.dumps(str(folder / 'pictures'))}")
+        train = parts_of(resolve(recipe, overrides))
+        (folder / "checkpoints").mkdir()
+        try:
+            train(Session(folder), hooks={**(train.keywords["hooks"] or {}), "ten steps": TenSteps()})
+        except Stopped:
+            pass
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return "".join(f"{json.loads(line)['train/loss']:.6g}\n" for line in lines)
+
+
+def save_pictures(root: Path) -> None:
+    """Two classes of eight generated pictures for training and for validation, the same on every machine."""
+    import numpy as np
+    from PIL import Image
+
+    generator = np.random.default_rng(0)
+    for split in ("train", "val"):
+        for colour, name in enumerate(("green", "red")):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for number in range(8):
+                pixels = generator.integers(0, 128, (48, 64, 3), dtype=np.uint8)
+                pixels[..., 1 - colour] += 96
+                Image.fromarray(pixels).save(folder / f"{number}.png")  # no loss, unlike JPEG
+
+
+def main(recipes: Sequence[str]) -> None:
+    """Write the files of these recipes, or of all, and remove those of recipes that are gone."""
+    from opabinia.config.compose import packaged_names
+
+    logging.disable()
+    known = packaged_names()
+    for recipe in recipes or known:
+        for kind, make in (("configs", flat_config), ("losses", losses)):
+            path, text = golden_file(kind, recipe), make(recipe)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            same = path.is_file() and path.read_text(encoding="utf-8") == text
+            path.write_text(text, encoding="utf-8")
+            print(f"{'same' if same else 'new '} {path.relative_to(GOLDEN)}", flush=True)
+    for kind in ("configs", "losses"):
+        for path in (GOLDEN / kind).rglob("*.txt"):
+            if path.relative_to(GOLDEN / kind).with_suffix("").as_posix() not in known:
+                path.unlink()
+                print(f"gone {path.relative_to(GOLDEN)}")
+
+
+if __name__ == "__main__":
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # as in the tests; read when torch is imported
+        os.environ.setdefault(variable, "1")
+    main(sys.argv[1:])

@@ -1,0 +1,137 @@
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opabinia.config import Catalog, ConfigError, build, check, compose
+from opabinia.config.build import Factory
+from opabinia.config.families import Entry, Register
+from opabinia.runtime.durations import Duration
+from tests.config import toys
+from tests.config.toys import CATALOG, RECIPE, Crop, Data, Ema, Mode, Several, Stop
+
+TEXT = RECIPE.replace("- crop", "- {name: crop, size: [1, 2], mode: bilinear}")
+
+
+def resolved(tmp_path: Path, *overrides: str) -> tuple[dict[str, Any], dict[str, str]]:
+    (tmp_path / "r.yaml").write_text(TEXT)
+    found = check(compose(tmp_path / "r.yaml", overrides), CATALOG)
+    return found.config, found.origins
+
+
+def parts(tmp_path: Path, *overrides: str) -> dict[str, Any]:
+    config, origins = resolved(tmp_path, *overrides)
+    return build(config, CATALOG, origins=origins)("the session")
+
+
+def test_values_arrive_converted_and_parts_built(tmp_path: Path) -> None:
+    found = parts(tmp_path, "hooks.stop.after=1.5h", "hooks.slow.name=ema", "optimizer={name: adam, lr: constant}")
+    assert found["session"] == "the session"
+    crops = (Crop([1, 2], Mode.BILINEAR), Several((Crop(3, Mode.NEAREST),)))
+    assert found["data"] == Data(Path("digits"), 32, list(crops))
+    assert found["train"].length == Duration(12, "ep")
+    assert found["hooks"] == {"stop": Stop(Duration(1.5, "h")), "slow": Ema()}
+    name, lr, betas = found["optimizer"]
+    assert (name, betas, lr(0.3)) == ("adam", (0.9, 0.999), 1.0)
+
+
+def test_runtime_parameters_make_factories(tmp_path: Path) -> None:
+    task = parts(tmp_path, "task.backbone.options={a: [1, null]}")["task"]
+    assert isinstance(task, Factory)
+    assert repr(task.keywords["backbone"]) == "timm(model='resnet', pretrained=False, options={'a': [1, None]})"
+    made = task(3)
+    assert isinstance(made, toys.Classification)
+    assert made.backbone == ("timm", 3, "resnet", {"a": [1, None]})
+    assert isinstance(made.loss, partial) and made.loss(3.0, 1.0) == 2.0
+
+
+def test_the_command_is_not_run() -> None:
+    register = Register()
+
+    @register.command
+    def train(*, seed: int) -> None:
+        """Trains."""
+        raise AssertionError("run")
+
+    built = build({"seed": 3, "plugins": ["x"]}, Catalog.of(register))
+    assert built.keywords == {"seed": 3}
+
+
+def test_a_constructor_that_refuses_is_told_with_its_place(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        parts(tmp_path, "optimizer.nesterov=true")
+    (problem,) = error.value.problems
+    assert problem.path == "optimizer"
+    assert problem.where == "command line: optimizer.nesterov=true"
+    assert problem.message.startswith("ValueError: nesterov needs a momentum (toys.py:")
+    assert isinstance(error.value.__cause__, ValueError)
+
+
+def test_a_part_inside_a_part_keeps_its_own_place(tmp_path: Path) -> None:
+    task = parts(tmp_path, "task.backbone.model=unknown")["task"]
+    with pytest.raises(ConfigError) as error:
+        task(3)
+    (problem,) = error.value.problems
+    assert (problem.path, problem.where) == ("task.backbone", f"{tmp_path}/r.yaml:4")
+    assert "there is no model 'unknown'" in problem.message
+
+
+def test_an_error_inside_a_working_function_is_no_config_error(tmp_path: Path) -> None:
+    loss = parts(tmp_path, "task.loss=focal")["task"](3).loss
+    with pytest.raises(ValueError, match="no logits"):
+        loss(1.0, 2.0)
+
+
+def test_a_missing_file_is_told() -> None:
+    register = Register()
+
+    @register.source
+    def folder(*, root: Path) -> str:
+        """Reads a folder."""
+        return root.read_text()
+
+    @register.command
+    def train(*, source: toys.Annotated[Any, toys.Part("source")]) -> None:
+        """Trains."""
+
+    with pytest.raises(ConfigError, match="source: FileNotFoundError: .*no/where"):
+        build({"source": {"name": "folder", "root": "no/where"}}, Catalog.of(register))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"seed": "3"}, "seed: expected an integer or null"),
+        ({"sed": 3}, "sed: unknown key"),
+        ({"optimizer": "lion"}, "optimizer: there is no optimizer 'lion'"),
+        ({"optimizer": {"name": "sgd", "lr": 0}}, "optimizer.lr: expected a number > 0"),
+        ({"hooks": {"stop": {"after": "3"}}}, "hooks.stop.after: expected a duration"),
+    ],
+)
+def test_a_config_that_was_never_checked_is_still_judged(
+    tmp_path: Path, config: dict[str, Any], message: str
+) -> None:
+    complete, _ = resolved(tmp_path)
+    with pytest.raises(ConfigError) as error:
+        build({**complete, **config}, CATALOG)
+    assert message in str(error.value)
+
+
+def test_a_cached_catalog_cannot_build(tmp_path: Path) -> None:
+    config, _ = resolved(tmp_path)
+    cached = {
+        family: {name: Entry.from_json(entry.to_json()) for name, entry in entries.items()}
+        for family, entries in CATALOG.entries.items()
+    }
+    with pytest.raises(TypeError, match="build with live_catalog"):
+        build(config, Catalog(cached))
+
+
+def test_every_part_with_defaults_alone_can_be_built() -> None:
+    """The defaults in a catalog are what the callable's own defaults are."""
+    for family in ("optimizer", "hook", "transform", "section"):
+        for entry in CATALOG.entries[family].values():
+            if not any(parameter.required for parameter in entry.parameters) and entry.target:
+                arguments = entry.judged({parameter.name: parameter.default for parameter in entry.parameters})
+                assert entry.target(**arguments) == entry.target()

@@ -1,0 +1,151 @@
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from opabinia.cli.config import app
+from opabinia.config import Catalog
+from opabinia.runtime.durations import Duration
+from tests.config.toys import CATALOG, RECIPE, Training
+
+
+@pytest.fixture(autouse=True)
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toys in place of Opabinia's parts, and a recipe in the working directory."""
+    monkeypatch.setattr("opabinia.config.catalog", lambda plugins=(): CATALOG)
+    monkeypatch.chdir(tmp_path)
+    Path("r.yaml").write_text(RECIPE.replace("    - crop\n", "    - {name: crop, size: 2}\n"))
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def lines(*arguments: str) -> list[str]:
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout.splitlines()
+
+
+def test_check_says_so_when_all_is_well() -> None:
+    assert lines("check", "r.yaml") == ["r.yaml: no problems"]
+
+
+def test_check_tells_all_problems_on_stderr() -> None:
+    result = run("check", "r.yaml", "data.batch_size=0", "--", "--optimizer.lrr=1")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.splitlines() == [
+        "command line: data.batch_size=0: data.batch_size: expected an integer >= 1 (found 0)",
+        "command line: --optimizer.lrr=1: optimizer.lrr: unknown key (found 1); did you mean 'lr'? "
+        "sgd knows: lr, momentum, nesterov",
+    ]
+
+
+def test_check_warns_of_old_names() -> None:
+    result = run("check", "r.yaml", "task.loss.eps=0.1")
+    assert result.exit_code == 0
+    assert "warning: command line: task.loss.eps=0.1: task.loss.eps: is now called 'label_smoothing'" in result.stderr
+
+
+def test_show_prints_a_config_that_shows_the_same() -> None:
+    first = lines("show", "r.yaml", "train.length=3ep")
+    assert "train: {length: 3ep, device: auto}" in first
+    Path("complete.yaml").write_text("\n".join(first))
+    assert lines("show", "complete.yaml") == first
+
+
+def test_show_origins() -> None:
+    shown = {line.split(":")[0]: line.split("#")[1].strip() for line in lines("show", "--origin", "r.yaml", "seed=1")}
+    assert shown["train.length"] == "r.yaml:11"
+    assert shown["train.device"] == "signature's default"
+    assert shown["seed"] == "command line: seed=1"
+
+
+def test_diff() -> None:
+    assert lines("diff", "r.yaml", "r.yaml") == []
+    Path("other.yaml").write_text("base: r.yaml\noptimizer: adam\ndata: {batch_size: 8}\n")
+    assert lines("diff", "r.yaml", "other.yaml") == [
+        "data.batch_size: 32 -> 8",
+        "optimizer.name: 'sgd' -> 'adam'",
+        "optimizer.lr: 0.1 -> 0.001",
+        "optimizer.momentum: 0.0 -> (not there)",
+        "optimizer.nesterov: false -> (not there)",
+        "optimizer.betas.0: (not there) -> 0.9",
+        "optimizer.betas.1: (not there) -> 0.999",
+    ]
+
+
+def test_list() -> None:
+    assert "loss       cross_entropy, focal" in lines("list")
+    assert lines("list", "loss") == ["cross_entropy  Toy cross entropy.", "focal          Toy focal loss."]
+    assert lines("list", "loss", "cross_entropy") == [
+        "loss cross_entropy",
+        "  Toy cross entropy.",
+        "",
+        "  label_smoothing: a number >= 0 and <= 1; default 0.0",
+        "      spread over all classes.",
+        "",
+        "  given at run time: logits, target",
+        "",
+        "  old names: eps (now label_smoothing)",
+    ]
+    assert "  model: text; required" in lines("list", "backbone", "timm")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["list", "los"], "there is no family 'los'; did you mean 'loss'?"),
+        (["list", "loss", "fokal"], "there is no loss 'fokal'; did you mean 'focal'? there are: cross_entropy, focal"),
+        (["show", "nothing"], "nothing: there is no such recipe"),
+        (["diff", "r.yaml", "s.yaml"], "s.yaml: there is no such file"),
+    ],
+)
+def test_mistakes_leave_with_status_2(arguments: list[str], message: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_schema_is_json() -> None:
+    assert json.loads("\n".join(lines("schema")))["title"] == "opabinia train"
+
+
+def test_a_plugin_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = Catalog(CATALOG.entries, {"my": "ModuleNotFoundError: No module named 'my'"})
+    monkeypatch.setattr("opabinia.config.catalog", lambda plugins=(): failed)
+    result = run("list", "--plugin", "my")
+    assert result.exit_code == 2
+    assert "my: cannot be imported: ModuleNotFoundError" in result.stderr
+
+
+def test_check_build_hands_the_built_parts_to_the_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
+    rehearsed: list[Mapping[str, Any]] = []
+
+    def rehearse(parts: Mapping[str, Any]) -> None:
+        rehearsed.append(parts)
+        parts["task"](3)
+
+    run_module = ModuleType("opabinia.run")
+    run_module.rehearse = rehearse  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "opabinia.run", run_module)
+    monkeypatch.setattr("opabinia.config.live_catalog", lambda plugins=(): CATALOG)
+    assert lines("check", "--build", "r.yaml") == ["r.yaml: no problems"]
+    assert rehearsed[0]["train"] == Training(Duration(12, "ep"))
+    result = run("check", "--build", "r.yaml", "task.backbone.model=unknown")
+    assert result.exit_code == 2
+    assert "r.yaml:4: task.backbone: ValueError: there is no model 'unknown'" in result.stderr
+
+
+@pytest.mark.slow
+def test_check_build_of_a_packaged_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert lines("check", "--build", "classification/digits") == ["classification/digits: no problems"]
+    result = run("check", "--build", "classification/digits", "task.backbone.model=test_resnt")
+    assert result.exit_code == 2 and "task.backbone" in result.stderr

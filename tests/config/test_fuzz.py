@@ -1,0 +1,139 @@
+"""Whatever is written in a recipe or on the command line ends in a complete config or in a ConfigError."""
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from opabinia.config import Catalog, ConfigError, build, check, compose, dump, live_catalog
+from tests.config.toys import CATALOG, RECIPE
+
+FULL = (
+    "vars: {n: 2, deep: {x: [1, 2]}}\n"
+    + RECIPE
+    + """\
+optimizer: {name: adam, lr: 1e-3, betas: [0.9, 0.99]}
+checkpoint: {every: 1.5h, keep: '${vars.n}'}
+hooks:
+  ema: &ema {decay: 0.9}
+  slow: {name: ema, decay: "${hooks.ema.decay}"}
+  stop: {after: "${vars.n}ep"}
+seed: ${vars.deep.x.1}
+"""
+)
+
+KEYS = "task data train optimizer checkpoint hooks seed vars plugins base name lr betas transforms size root model options loss \
+backbone ema stop after every keep length device 0 1 2 9 -1 mode eps label_smoothing deep x n".split()  # fmt: skip
+TOKENS = ": - { } [ ] , \n \t # & * ! | > ' \" % @ ` ? ~ ${ } ${vars.n} ${env:HOME} ${env:NOPE} $${ ${data} << null true 3 -1 0.5 \
+1e3 .nan .inf 12ep 1h 5it crop sgd adam several cross_entropy focal auto bilinear *ema &ema !!str --- ... é \u2028 \x00 \ud800".split(
+    " "
+)
+SCALARS = (None, True, False, 0, 3, -1, 0.5, 1e300, 10**50, "", "crop", "sgd", "12ep", "1h", "auto", "3", "${vars.n}", "$${x}",
+           "${data}", "${seed}", "a.b", "name")  # fmt: skip
+
+values = st.recursive(
+    st.sampled_from(SCALARS),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    max_leaves=8,
+)
+noise = st.lists(st.sampled_from(TOKENS + KEYS) | st.text(max_size=3), max_size=20).map(" ".join)
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzz") / "recipe.yaml"
+
+
+def ends_well(recipe: Path, *overrides: str, catalog: Catalog = CATALOG) -> None:
+    """A complete config, which saved and loaded is the same and can be built as far as constructors like it; or
+    problems, each on one line that can be printed."""
+    try:
+        resolved = check(compose(recipe, overrides), catalog)
+    except ConfigError as error:
+        assert error.problems
+        for problem in error.problems:
+            assert str(problem).isprintable()
+            str(problem).encode()
+        return
+    if catalog is CATALOG:
+        recipe.write_text(dump(resolved.config))
+        assert dump(check(compose(recipe), catalog).config) == dump(resolved.config)
+        try:
+            build(resolved.config, catalog, origins=resolved.origins)
+        except ConfigError:
+            assert "nesterov" in dump(resolved.config)
+
+
+def test_the_recipe_itself_is_well(recipe: Path) -> None:
+    recipe.write_text(FULL)
+    assert check(compose(recipe), CATALOG).config["seed"] == 2
+    ends_well(recipe)
+
+
+@settings(max_examples=1500)
+@given(st.binary(max_size=60) | noise.map(lambda text: text.encode("utf-8", "surrogatepass")))
+def test_noise(recipe: Path, data: bytes) -> None:
+    recipe.write_bytes(data)
+    ends_well(recipe)
+
+
+@settings(max_examples=4000)
+@given(st.lists(st.tuples(st.integers(0, len(FULL)), st.integers(0, 12), st.sampled_from(TOKENS)), min_size=1, max_size=3))
+def test_recipes_with_slips_of_the_pen(recipe: Path, slips: list[tuple[int, int, str]]) -> None:
+    text = FULL
+    for position, length, token in slips:
+        text = text[:position] + token + text[position + length :]
+    recipe.write_bytes(text.encode("utf-8", "surrogatepass"))
+    ends_well(recipe)
+
+
+@settings(max_examples=1500)
+@given(st.permutations(FULL.splitlines()[:14]), st.integers(0, 14))
+def test_recipes_in_disorder(recipe: Path, lines: list[str], count: int) -> None:
+    recipe.write_text("\n".join(lines[:count]))
+    ends_well(recipe)
+
+
+@settings(max_examples=1500)
+@given(st.dictionaries(st.sampled_from(KEYS), values, max_size=5))
+def test_recipes_of_the_wrong_shape(recipe: Path, config: dict[str, object]) -> None:
+    recipe.write_text(yaml.safe_dump({**yaml.safe_load(FULL), **config}))
+    ends_well(recipe)
+
+
+paths = st.lists(st.sampled_from(KEYS), min_size=1, max_size=5).map(".".join)
+overrides = st.tuples(paths, values.map(lambda value: yaml.safe_dump(value, default_flow_style=True)) | noise).map("=".join)
+
+
+@settings(max_examples=2000)
+@given(st.lists(overrides | noise, max_size=4))
+def test_overrides(recipe: Path, given: list[str]) -> None:
+    recipe.write_text(FULL)
+    ends_well(recipe, *given)
+
+
+@settings(max_examples=300)
+@given(st.text(max_size=30))
+def test_names_of_recipes(name: str) -> None:
+    ends_well(Path(os.devnull).with_name(name) if name.isalnum() else Path(name))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def real() -> Catalog:
+    return live_catalog()
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_overrides_of_a_packaged_recipe(real: Catalog, data: st.DataObject) -> None:
+    """With Opabinia's own parts: any key of any of them, anywhere."""
+    families = [entries for entries in real.entries.values() if entries]
+    names = sorted({name for entries in families for name in entries})
+    keys = sorted({key for entries in families for entry in entries.values() for key in entry.by_name})
+    path = st.lists(st.sampled_from([*keys, "name", "0", "1"]), min_size=1, max_size=4).map(".".join)
+    value = st.sampled_from([*names, "3", "0.5", "null", "true", "12ep", "[1, 2]", "{}", "{name: 3}", "${data}", "text"])
+    given = data.draw(st.lists(st.tuples(path, value).map("=".join), min_size=1, max_size=4))
+    ends_well(Path("classification/digits"), *given, catalog=real)

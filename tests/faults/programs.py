@@ -1,0 +1,179 @@
+"""Programs that tests start, watch, signal and kill."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+TRACE = "OPABINIA_TEST_TRACE"
+
+
+class Server:
+    """Starts programs from a warm process (see ``server.py``)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started: list[Program] = []
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("server.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            start_new_session=True,  # Ctrl-C in the tests is not for it
+        )
+        assert self._process.stdout and self._process.stdout.readline() == "ready\n"
+
+    def ask(self, request: Mapping[str, Any]) -> Any:
+        assert self._process.stdin and self._process.stdout
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        return json.loads(self._process.stdout.readline())
+
+    def start(
+        self,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        first: Sequence[str] = (),
+        function: str | None = None,
+        stderr: str | None = None,
+    ) -> "Program":
+        """Start ``opabinia`` with these arguments, or a function named ``module:name`` instead.
+
+        ``first`` are functions to be called before; ``stderr`` is a terminal to be written to.
+        """
+        path = self.folder / f"program-{len(self.started)}"
+        request = {
+            "arguments": arguments,
+            "stdout": str(path.with_suffix(".out")),
+            "stderr": stderr or str(path.with_suffix(".err")),
+            "folder": str(self.folder),
+            "environment": {TRACE: str(path.with_suffix(".trace")), **(environment or {})},
+            "first": list(first),
+            "function": function,
+        }
+        program = Program(self, self.ask(request), path, arguments)
+        self.started.append(program)
+        return program
+
+    def run(self, *arguments: str, status: int = 0, seconds: float = 60, **how: Any) -> "Program":
+        """Start a program, wait for its end and expect this exit status."""
+        program = self.start(*arguments, **how)
+        program.expect(status, seconds)
+        return program
+
+    def end_programs(self) -> None:
+        """Kill what a failed test has left."""
+        for program in self.started:
+            if program.status is None:
+                program.signal_group(signal.SIGKILL)
+                program.wait(10)
+
+    def close(self) -> None:
+        self.end_programs()
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait(10)
+
+
+class Program:
+    """A running or ended program; ``status`` is its exit status once it has been waited for, -9 after SIGKILL."""
+
+    def __init__(self, server: Server, pid: int, path: Path, arguments: Sequence[str]) -> None:
+        self.server, self.pid, self.path, self.arguments = server, pid, path, arguments
+        self.status: int | None = None
+
+    @property
+    def out(self) -> str:
+        return self._read(".out")
+
+    @property
+    def err(self) -> str:
+        return self._read(".err")
+
+    @property
+    def trace(self) -> list[str]:
+        """What the ``trace`` hook of :mod:`tests.faults.parts` has seen."""
+        return self._read(".trace").splitlines()
+
+    def _read(self, suffix: str) -> str:
+        path = self.path.with_suffix(suffix)
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+    def wait(self, seconds: float = 60) -> int | None:
+        if self.status is None:
+            self.status = self.server.ask({"wait": self.pid, "seconds": seconds})
+        return self.status
+
+    def expect(self, status: int, seconds: float = 60) -> None:
+        found = self.wait(seconds)
+        assert found == status, f"{self.arguments}: ended with {found}\n{self.out}\n{self.err}"
+
+    def running(self) -> bool:
+        return self.wait(0) is None
+
+    def until(self, condition: Callable[[], object], seconds: float = 30) -> None:
+        """Wait for a condition while the program runs."""
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, f"waited in vain\n{self.trace[-3:]}\n{self.err}"
+            # Looking for its end is a question to the server: too slow for every turn.
+            time.sleep(0.0002)
+            assert is_alive(self.pid), f"it has ended\n{self.trace[-3:]}\n{self.err}"
+
+    def until_traced(self, line: str) -> None:
+        self.until(lambda: line in self.trace)
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def signal_group(self, number: int) -> None:
+        """What a terminal does at Ctrl-C: the workers get it, too."""
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            pass
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.expect(-signal.SIGKILL)
+
+    def children(self) -> list[int]:
+        path = Path(f"/proc/{self.pid}/task/{self.pid}/children")
+        return [int(pid) for pid in path.read_text().split() if is_alive(int(pid))]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def all_gone(pids: Sequence[int], seconds: float) -> bool:
+    """Whether all these processes end within so many seconds."""
+    end = time.monotonic() + seconds
+    while any(map(is_alive, pids)):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@contextmanager
+def mounted(folder: Path, *options: str) -> Iterator[Path]:
+    """A small file system in memory; needs root."""
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)

@@ -1,0 +1,411 @@
+"""Every registered name, whoever added it: closed, typed, documented, its schema builds, its defaults build and work.
+
+A new part is covered by being registered. If it cannot do without some keys, say in ``MINIMAL`` which values will do;
+a new family says in ``AT_WORK`` what its parts do at run time.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torchvision import tv_tensors
+
+from opabinia.config import Catalog, build, check, compose, dump, json_schema, live_catalog
+from opabinia.config.families import Entry, Family, Parameter, Register
+from opabinia.contracts import Batch, Clock, Facts, Hook, Row, Sample, Source, Task
+from opabinia.data.batches import ConstantPlan
+from opabinia.data.sources import Digits
+from opabinia.engine.step import total_loss
+from opabinia.optim.schedules import constant
+from opabinia.runtime.durations import Duration
+
+CATALOG = live_catalog()
+ENTRIES = [entry for entries in CATALOG.entries.values() for entry in entries.values()]
+OWN = [entry for entry in ENTRIES if entry.target.__module__.startswith("opabinia.")]  # type: ignore[union-attr]
+
+IDENTITY = [{"name": "Identity"}]
+TINY = {"name": "timm", "model": "test_resnet"}
+MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
+    ("backbone", "timm"): {"model": "test_resnet"},
+    ("hook", "time_limit"): {"after": "1h"},
+    ("schedule", "multi_step"): {"milestones": ["3it", "1ep"]},
+    ("section", "data"): {"train": {"source": "digits"}, "batch_size": 2},
+    ("section", "stream"): {"source": "digits"},
+    ("section", "train"): {"length": "1ep"},
+    ("source", "image_folder"): {"root": "PICTURES"},  # a folder that the test makes
+    ("task", "classification"): {"backbone": TINY},
+    ("transform", "CenterCrop"): {"size": 8},
+    ("transform", "ConvertBoundingBoxFormat"): {"format": "XYXY"},
+    ("transform", "GaussianBlur"): {"kernel_size": 3},
+    ("transform", "JPEG"): {"quality": 50},
+    ("transform", "Pad"): {"padding": 2},
+    ("transform", "RandomAdjustSharpness"): {"sharpness_factor": 2},
+    ("transform", "RandomAffine"): {"degrees": 10},
+    ("transform", "RandomApply"): {"transforms": IDENTITY},
+    ("transform", "RandomChoice"): {"transforms": IDENTITY},
+    ("transform", "RandomCrop"): {"size": 8},
+    ("transform", "RandomOrder"): {"transforms": IDENTITY},
+    ("transform", "RandomPosterize"): {"bits": 3},
+    ("transform", "RandomResize"): {"min_size": 8, "max_size": 12},
+    ("transform", "RandomResizedCrop"): {"size": 8},
+    ("transform", "RandomRotation"): {"degrees": 10},
+    ("transform", "RandomShortestSize"): {"min_size": 8},
+    ("transform", "RandomSolarize"): {"threshold": 128},
+    ("transform", "Resize"): {"size": 16},
+    ("transform", "ScaleJitter"): {"target_size": [20, 20]},
+    ("transform", "SetClampingMode"): {"clamping_mode": "soft"},
+}
+"""Values for the keys that a part requires, as one would write them in YAML."""
+
+NOT_FOR_DIGITS = {"ElasticTransform": "blurs over 20 pixels, a digit has 8"}
+NOT_FOR_IMAGES = {
+    "RandomIoUCrop": "needs boxes",
+    "SanitizeBoundingBoxes": "needs boxes",
+    "SanitizeKeyPoints": "needs key points",
+}
+
+
+def label(entry: Entry) -> str:
+    return f"{entry.family}-{entry.name}"
+
+
+every = pytest.mark.parametrize("entry", ENTRIES, ids=label)
+
+
+def of(family: str) -> Any:
+    return pytest.mark.parametrize("entry", CATALOG.entries[family].values(), ids=lambda entry: entry.name)
+
+
+# --- closed, typed, documented ----------------------------------------------------------------------------------------
+
+
+@every
+def test_the_signature_is_closed_and_typed(entry: Entry) -> None:
+    assert entry.target is not None
+    signature = inspect.signature(entry.target)
+    for parameter in signature.parameters.values():
+        assert parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        assert parameter.annotation not in (parameter.empty, Any), f"{parameter.name} has no type"
+    runtime = [name for name, one in signature.parameters.items() if one.kind is one.POSITIONAL_ONLY]
+    assert list(entry.runtime) == runtime
+    assert [*runtime, *entry.by_name] == list(signature.parameters)
+
+
+@pytest.mark.parametrize("entry", OWN, ids=label)
+def test_what_is_given_at_run_time_has_a_type_that_exists(entry: Entry) -> None:
+    target = inspect.unwrap(entry.target)  # type: ignore[arg-type]
+    hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target, include_extras=True)
+    assert hints.keys() >= set(entry.runtime)
+
+
+@every
+def test_it_is_documented(entry: Entry) -> None:
+    assert len(entry.doc) > 10
+    assert "TODO" not in entry.doc
+
+
+@pytest.mark.parametrize("entry", [entry for entry in OWN if not hasattr(entry.target, "__adapts__")], ids=label)
+def test_every_parameter_of_ours_is_described(entry: Entry) -> None:
+    silent = [parameter.name for parameter in entry.parameters if not parameter.doc]
+    assert not silent, f"describe in the Args of {label(entry)}: {', '.join(silent)}"
+
+
+# --- schema -----------------------------------------------------------------------------------------------------------
+
+
+def references(schema: Any) -> set[str]:
+    if isinstance(schema, dict):
+        own = {schema["$ref"]} if isinstance(schema.get("$ref"), str) else set()
+        return own.union(*map(references, schema.values()))
+    return set().union(*map(references, schema)) if isinstance(schema, list) else set()
+
+
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    return typing.cast("dict[str, Any]", json.loads(json.dumps(json_schema(CATALOG), allow_nan=False)))
+
+
+def test_every_reference_of_the_schema_leads_somewhere(schema: dict[str, Any]) -> None:
+    assert references(schema) <= {f"#/$defs/{name}" for name in schema["$defs"]}
+
+
+@every
+def test_its_schema_builds(entry: Entry, schema: dict[str, Any]) -> None:
+    found = schema if entry.family == "command" else schema["$defs"][f"{entry.family}.{entry.name}"]
+    assert entry.by_name.keys() <= found["properties"].keys()
+    assert found["additionalProperties"] is False
+    for parameter in entry.parameters:
+        shown = found["properties"][parameter.name]
+        assert shown.get("description", "") == parameter.doc
+        assert parameter.required or shown["default"] == parameter.default
+
+
+# --- defaults -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("pictures")
+    for number, name in enumerate(["cat", "dog"]):
+        (root / name).mkdir()
+        Image.new("RGB", (20, 16), (number * 200, 90, 30)).save(root / name / "one.png")
+    return root
+
+
+def with_door(catalog: Catalog, entry: Entry) -> Catalog:
+    """``catalog`` with a command that takes such a part as its only key, and hands it back."""
+    spec = {"kind": "part", "family": entry.family}
+    if entry.family == "section":
+        spec["name"] = entry.name
+    door = Entry("command", "door", lambda part: part, (Parameter("part", spec),))
+    return Catalog({**catalog.entries, "command": {"door": door}})
+
+
+def configured(entry: Entry, keys: dict[str, Any], folder: Path, catalog: Catalog = CATALOG) -> dict[str, Any]:
+    """The complete section of a part, as ``opabinia config show`` would print it."""
+    named = keys if entry.family == "section" else {"name": entry.name, **keys}
+    (folder / "part.yaml").write_text(dump({"part": named}))
+    config = check(compose(folder / "part.yaml"), with_door(catalog, entry), "door").config
+    return typing.cast("dict[str, Any]", config["part"])
+
+
+def made(entry: Entry, folder: Path, pictures: Path) -> Any:
+    """The part that a config makes of nothing but the required keys."""
+    required = [one.name for one in entry.parameters if one.required and not CATALOG.fills_itself(one.spec)]
+    keys = MINIMAL.get((entry.family, entry.name), {})
+    assert keys.keys() == set(required), f"MINIMAL is to hold values for these keys of {label(entry)}: {required}"
+    keys = {key: str(pictures) if value == "PICTURES" else value for key, value in keys.items()}
+    section = configured(entry, keys, folder)
+    return build({"part": section}, with_door(CATALOG, entry), "door")()
+
+
+PLAN = ConstantPlan(samples=20, batch_size=4, length=Duration(3, "ep"))
+CLOCK = Clock.at(PLAN, 0)
+FACTS = Facts(samples=20, channels=1, classes=tuple("0123456789"))
+
+
+def batch_of(count: int = 4) -> Batch:
+    images = torch.arange(count * 32 * 32).reshape(count, 1, 32, 32) % 251
+    labels = torch.arange(count) % 10
+    return {"image": images.to(torch.uint8), "label": labels, "id": [str(number) for number in range(count)]}
+
+
+class Line(Task):
+    """The smallest thing that can be trained; its one weight is a matrix, the only kind that Muon takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3, bias=False)
+
+    def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
+        return {"loss": self.layer(torch.ones(2, 4)).square().sum()}
+
+
+def task_works(make: Callable[[Facts], Task], folder: Path) -> None:
+    task = make(FACTS)
+    total_loss(task(batch_of(), CLOCK))[0].backward()  # type: ignore[no-untyped-call]
+    assert any(parameter.grad is not None for parameter in task.parameters())
+    predictions = task.eval().predict(batch_of())
+    assert all(len(value) == 4 for value in predictions.values())
+    for name, features in task.features(batch_of()).items():
+        assert (name, features.ndim, len(features)) == ("embedding", 2, 4)
+    for evaluator in task.evaluators(FACTS):
+        evaluator.update(predictions, batch_of())
+        assert evaluator.compute([evaluator.state()]).keys() == evaluator.better.keys()
+        assert set(evaluator.better.values()) <= {"max", "min"}
+    assert all(isinstance(hook, Hook) for hook in task.hooks(FACTS))
+
+
+def step_works(make: Callable[..., Any], folder: Path) -> None:
+    task = Line()
+    before = task.layer.weight.clone()
+    step = make(task, torch.optim.SGD(task.parameters(), lr=0.1), constant, 0)
+    called = []
+    scalars = step(batch_of(), PLAN.row(0), CLOCK, lambda: called.append(1))
+    assert called == [1], "after_backward is called once"
+    assert all(math.isfinite(float(value)) and not value.requires_grad for value in scalars.values())
+    assert not torch.equal(before, task.layer.weight)
+    assert step.learning_rate(PLAN.row(0), CLOCK) == pytest.approx(0.1)
+    json.dumps(step.state_dict())
+    step.load_state_dict(step.state_dict())
+
+
+def backbone_works(make: Callable[[int], Any], folder: Path) -> None:
+    for channels in (1, 3):
+        net = make(channels).eval()
+        assert net(torch.zeros(2, channels, 64, 64)).shape == (2, net.out_channels)
+
+
+def loss_works(loss: Callable[[Tensor, Tensor], Tensor], folder: Path) -> None:
+    logits = torch.tensor([[2.0, 1, 0.1], [0, 0, 0]], requires_grad=True)
+    value = loss(logits, torch.tensor([0, 2]))
+    assert value.shape == ()
+    value.backward()  # type: ignore[no-untyped-call]
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+
+
+def optimizer_works(make: Callable[..., torch.optim.Optimizer], folder: Path) -> None:
+    task = Line()
+    before = task.layer.weight.detach().clone()
+    optimizer = make(list(task.parameters()))
+    task(batch_of(), CLOCK)["loss"].backward()
+    optimizer.step()
+    assert task.layer.weight.isfinite().all()
+    assert not torch.equal(before, task.layer.weight)
+
+
+def schedule_works(schedule: Callable[[Clock], float], folder: Path) -> None:
+    """At every step of an ordinary run, one that ends in an epoch, one of one step, and one of none."""
+    for length in (Duration(3, "ep"), Duration(7, "it"), Duration(1, "it"), Duration(0, "it")):
+        plan = ConstantPlan(samples=20, batch_size=4, length=length)
+        values = [schedule(Clock.at(plan, step)) for step in range(plan.total_steps + 1)]
+        assert all(isinstance(value, float) and 0 <= value < math.inf for value in values)
+
+
+def source_works(source: Any, folder: Path) -> None:
+    assert isinstance(source, Source)
+    for sample in (source[0], source[len(source) - 1]):
+        assert sample["image"].dtype == torch.uint8
+        assert sample["image"].shape[0] == source.channels
+        assert isinstance(sample["id"], str)
+        assert not source.classes or 0 <= sample["label"] < len(source.classes)
+    assert source[0]["id"] != source[len(source) - 1]["id"]
+
+
+def mix_works(mix: Callable[[Batch, Facts], Batch], folder: Path) -> None:
+    mixed = mix(batch_of(), FACTS)
+    assert mixed["image"].shape == (4, 1, 32, 32)
+    assert mixed["id"] == batch_of()["id"]
+
+
+def hook_works(hook: Any, folder: Path) -> None:
+    assert isinstance(hook, Hook)
+    json.dumps(hook.state_dict())
+    hook.load_state_dict(hook.state_dict())
+
+
+def writer_works(make: Callable[[Path, Clock], Any], folder: Path) -> None:
+    writer = make(folder, CLOCK)
+    training = {"train/loss": 1.5, "lr": 0.1, "time/data": 0.1, "time/step": 0.2, "samples_per_s": 20.0}
+    writer.write({"step": 1, "epoch": 0.2, "samples": 4, **training})
+    writer.write({"step": 1, "epoch": 0.2, "samples": 4, "val/top1": None})
+    writer.close()
+
+
+def is_made(part: Any, folder: Path) -> None:
+    """What transforms do has tests of its own below; sections are read, not called."""
+    assert part is not None
+
+
+AT_WORK: dict[str, Callable[[Any, Path], None]] = {
+    "task": task_works,
+    "step": step_works,
+    "backbone": backbone_works,
+    "loss": loss_works,
+    "optimizer": optimizer_works,
+    "schedule": schedule_works,
+    "source": source_works,
+    "transform": is_made,
+    "mix": mix_works,
+    "hook": hook_works,
+    "writer": writer_works,
+    "section": is_made,
+}
+"""What the parts of a family do at run time, given what the config makes of them."""
+
+
+@pytest.mark.parametrize("entry", [one for one in ENTRIES if one.family != "command"], ids=label)
+def test_the_defaults_build_and_work(entry: Entry, tmp_path: Path, pictures: Path) -> None:
+    """Commands are tried with the packaged recipes (tests/golden)."""
+    assert entry.family in AT_WORK, f"AT_WORK is to say what the parts of the family {entry.family!r} do"
+    AT_WORK[entry.family](made(entry, tmp_path, pictures), tmp_path)
+
+
+def test_no_minimal_values_are_left_over() -> None:
+    assert MINIMAL.keys() <= {(entry.family, entry.name) for entry in ENTRIES}
+
+
+# --- families with tests of their own ---------------------------------------------------------------------------------
+
+
+def colour_image() -> Sample:
+    pixels = torch.arange(3 * 24 * 36).reshape(3, 24, 36) % 256
+    return {"image": tv_tensors.Image(pixels.to(torch.uint8)), "label": 1, "id": "colour"}
+
+
+@pytest.mark.filterwarnings("ignore:The image decoding and encoding")  # JPEG still uses what torchvision deprecates
+@pytest.mark.parametrize("sample", [pytest.param(lambda: Digits()[0], id="digit"), pytest.param(colour_image)])
+@of("transform")
+def test_a_transform_runs(entry: Entry, sample: Callable[[], Sample], tmp_path: Path, pictures: Path) -> None:
+    before = sample()
+    excuses = NOT_FOR_IMAGES | (NOT_FOR_DIGITS if before["image"].shape[0] == 1 else {})
+    transform = made(entry, tmp_path, pictures)
+    if entry.name in excuses:
+        with pytest.raises((TypeError, ValueError, RuntimeError)):  # else the list is out of date
+            transform(before)
+        return
+    after = transform(before)
+    assert (after["label"], after["id"]) == (before["label"], before["id"])
+    assert after["image"].dtype == torch.uint8
+    assert after["image"].ndim == 3
+
+
+def test_no_reason_is_left_over() -> None:
+    assert NOT_FOR_DIGITS.keys() | NOT_FOR_IMAGES.keys() <= CATALOG.entries["transform"].keys()
+
+
+def test_a_row_multiplies_the_rate_of_every_step(tmp_path: Path, pictures: Path) -> None:
+    """Multigrid training relies on it, whatever the step is."""
+    for entry in CATALOG.entries["step"].values():
+        task = Line()
+        step = made(entry, tmp_path, pictures)(task, torch.optim.SGD(task.parameters(), lr=0.1), constant, 0)
+        half = Row(step=0, epoch=0, first=0, count=4, lr_factor=0.5)
+        assert step.learning_rate(half, CLOCK) == pytest.approx(0.05)
+        step(batch_of(), half, CLOCK, lambda: None)
+        assert [group["lr"] for group in step.optimizer.param_groups] == [pytest.approx(0.05)]
+
+
+# --- old names --------------------------------------------------------------------------------------------------------
+
+
+def old_names_that_fail(catalog: Catalog, folder: Path) -> list[str]:
+    """Renamed parameters whose old name does not arrive under the new one."""
+    failed = []
+    for entry in (entry for entries in catalog.entries.values() for entry in entries.values()):
+        for old, new in entry.renamed.items():
+            keys = {**MINIMAL.get((entry.family, entry.name), {}), new: entry.by_name[new].default}
+            keys = keys if keys[new] is not None else MINIMAL[entry.family, entry.name]
+            written = {old if key == new else key: value for key, value in keys.items()}
+            if configured(entry, written, folder, catalog) != configured(entry, keys, folder, catalog):
+                failed.append(f"{label(entry)}: {old}")
+    return failed
+
+
+def test_renamed_parameters_resolve(tmp_path: Path) -> None:
+    assert not old_names_that_fail(CATALOG, tmp_path)
+
+
+def test_a_renamed_parameter_of_a_toy_resolves(tmp_path: Path) -> None:
+    """So that the test above is known to look at something while no part has old names."""
+    register = Register()
+
+    @Family(register, "loss")(renamed={"eps": "smoothing"})
+    def toy(logits: float, /, *, smoothing: float = 0.25) -> float:
+        """A toy."""
+        return logits * smoothing
+
+    toys = Catalog.of(register)
+    assert not old_names_that_fail(toys, tmp_path)
+    entry = toys.entries["loss"]["toy"]
+    assert configured(entry, {"eps": 0.5}, tmp_path, toys) == {"name": "toy", "smoothing": 0.5}
