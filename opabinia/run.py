@@ -21,7 +21,6 @@ from opabinia.contracts import (
     Batch,
     Clock,
     Count,
-    Evaluator,
     Facts,
     HookPart,
     OptimizerPart,
@@ -148,17 +147,21 @@ def blamed(path: str) -> Iterator[None]:
         raise ConfigError(Problem("", path, str(error))) from error
 
 
-def facts_of(stream: Stream) -> Facts:
-    """What parts may know of a data set. Channels are those of its first sample, as it comes out of the transforms.
+def first_samples(stream: Stream, count: int) -> Batch:
+    """The first samples of a data set as a batch, as they come out of the transforms.
 
     Raises:
-        DataError: the first sample cannot be read.
+        DataError: one of them cannot be read.
     """
+    numbers = np.arange(min(count, len(stream.source)))
+    row = Row(step=0, epoch=0, first=0, count=len(numbers))
+    return Reader(stream.source, stream.transforms).batch(Request(row, numbers, numbers))
+
+
+def facts_of(stream: Stream) -> Facts:
+    """What parts may know of a data set. Channels are those of its first sample, as it comes out of the transforms."""
     source = stream.source
-    channels = source.channels
-    if len(source):
-        first = Request(Row(step=0, epoch=0, first=0, count=1), *np.zeros((2, 1), dtype=np.int64))
-        channels = Reader(source, stream.transforms).batch(first)["image"].shape[1]
+    channels = first_samples(stream, 1)["image"].shape[1] if len(source) else source.channels
     return Facts(samples=len(source), channels=channels, classes=tuple(source.classes))
 
 
@@ -188,8 +191,16 @@ def make_training_loader(data: Data, plan: Plan, facts: Facts, seed: int, device
     return Loader(reader, requests, workers=data.workers, pin_memory=device.type == "cuda")
 
 
-def scores_of(evaluators: list[Evaluator], name: str) -> dict[str, str]:
-    """The scores that these evaluators give on the set ``name``, and which way is better."""
+def scores_offered(task: Task, name: str, facts: Facts) -> dict[str, str]:
+    """The scores that ``task`` gives on the set ``name``, and which way is better.
+
+    Raises:
+        ConfigError: the task cannot be evaluated on a set with these facts.
+    """
+    with blamed(f"data.{name}"):
+        evaluators = task.evaluators(facts)
+    if not evaluators:
+        log.warning("the task has no evaluator for data.%s: it gives no scores", name)
     return {f"{name}/{score}": better for evaluator in evaluators for score, better in evaluator.better.items()}
 
 
@@ -281,11 +292,7 @@ def train(
         validation.append(make_validation("val", data.val, evaluate.batch_size or data.batch_size, data, seed, device))
     offered: dict[str, str] = {}
     for one in validation:
-        with blamed(f"data.{one.name}"):
-            found = scores_of(model.evaluators(one.facts), one.name)
-        if not found:
-            log.warning("the task has no evaluator for data.%s: it gives no scores", one.name)
-        offered.update(found)
+        offered.update(scores_offered(model, one.name, one.facts))
 
     flush = Flush(train.log_every, samples=train.log_samples)
     acting = in_order(
@@ -382,6 +389,7 @@ def evaluate(
         raise ConfigError(Problem("", "task", f"the weights do not fit: {error}")) from error
     batch_size = parts["evaluate"].batch_size or data.batch_size
     validation = make_validation("val", data.val, batch_size, data, seed, device)
+    scores_offered(model, validation.name, validation.facts)
     session = Run(
         task=model,
         optimizer=None,
@@ -416,16 +424,14 @@ def rehearse(parts: Mapping[str, Any]) -> None:
         optimizer = parts["optimizer"](list(model.parameters()))
     step = parts["train"].step(model, optimizer, parts["schedule"], 0)
     clock = Clock.at(plan, 0)
-    with blamed("data.train"):
-        reader = Reader(data.train.source, data.train.transforms, data.mix, facts)
-        request = next(iter(training_requests(plan, partial(order, 0, n=facts.samples, shuffle=data.shuffle), 0, 1)(0)))
-        batch = reader.batch(request._replace(positions=request.positions[:2], indices=request.indices[:2]))
-    _push(lambda: step(batch, request.row, clock, lambda: None), batch)
+    batch = first_samples(data.train, 2)
+    for mixing in data.mix:
+        batch = mixing(batch, facts)
+    _push(lambda: step(batch, plan.row(0), clock, lambda: None), batch)
     if data.val is not None:
-        with blamed("data.val"):
-            offered = scores_of(model.evaluators(facts_of(data.val)), "val")
-        make_best(parts["checkpoint"].best, offered)
-        _push(lambda: model.eval().predict(batch), batch)
+        make_best(parts["checkpoint"].best, scores_offered(model, "val", facts_of(data.val)))
+        val_batch = first_samples(data.val, 2)
+        _push(lambda: model.eval().predict(val_batch), val_batch)
 
 
 def _push(action: Callable[[], object], batch: Batch) -> None:

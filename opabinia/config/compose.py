@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opabinia.config.errors import Problem, listing, nearest, show
+from opabinia.config.errors import Problem, listing, nearest, printable, show
 from opabinia.config.references import dotted, nearest_path, resolve, targets
 from opabinia.config.tree import BROKEN, MAX_DEPTH, Node, read_file, read_text, shown_path
 
@@ -91,7 +91,7 @@ def _find_recipe(recipe: str, recipes: Path, problems: list[Problem]) -> tuple[P
     else:
         message = "there is no such recipe, file or run folder"
     allowed = f"packaged recipes: {listing(names)}" if names else ""
-    problems.append(Problem(_printable(recipe), "", message, suggestion=nearest(recipe, names), allowed=allowed))
+    problems.append(Problem(_shortened(recipe), "", message, suggestion=nearest(recipe, names), allowed=allowed))
     return None, recipe
 
 
@@ -192,7 +192,7 @@ Override = tuple[list[str], Node]
 
 
 def _parse_override(text: str, problems: list[Problem]) -> Override | None:
-    where = f"command line: {_printable(text)}"
+    where = f"command line: {_shortened(text)}"
     left, equals, right = text.partition("=")
     left = left.removeprefix("--").strip(" ")
     keys = left.split(".")
@@ -212,9 +212,9 @@ def _parse_override(text: str, problems: list[Problem]) -> Override | None:
     return None if value is None else (keys, value)
 
 
-def _printable(text: str) -> str:
-    """A word of the command line, fit to be printed on one line."""
-    text = text if text.isprintable() else repr(text)[1:-1]
+def _shortened(text: str) -> str:
+    """A word of the command line as it is repeated in messages."""
+    text = printable(text)
     return text if len(text) <= 80 else text[:76] + " ..."
 
 

@@ -36,7 +36,7 @@ class Problem:
             text += f"; did you mean {self.suggestion!r}?"
         if self.allowed:
             text += f" {self.allowed}" if self.suggestion else f"; {self.allowed}"
-        return text
+        return printable(text)
 
 
 class ConfigError(Exception):
@@ -48,6 +48,11 @@ class ConfigError(Exception):
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Problem, ...]]]:
         return type(self), (self.problems,)
+
+
+def printable(text: str) -> str:
+    """A text with line breaks and all else that cannot be printed on one line escaped."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def show(value: Any, limit: int = 60) -> str:

@@ -39,7 +39,7 @@ class Classification(Task):
         super().__init__()
         if len(facts.classes) < 2:
             raise ValueError(f"classification needs two classes or more; the training data has {len(facts.classes)}")
-        self.classes = facts.classes
+        self.facts = facts
         colour = facts.channels == 3
         self.normalize = Normalize(
             mean if mean is not None else [0.485, 0.456, 0.406] if colour else [0.5],
@@ -82,11 +82,14 @@ class Classification(Task):
         """Top-1 and top-5.
 
         Raises:
-            ValueError: the classes are not those of training, in the same order, so labels would not mean the same.
+            ValueError: the classes are not those of training, in the same order, so labels would not mean the same;
+                or the images have another number of channels.
         """
-        if facts.classes != self.classes:
-            missing = [name for name in self.classes if name not in facts.classes]
-            new = [name for name in facts.classes if name not in self.classes]
+        if facts.channels != self.facts.channels:
+            raise ValueError(f"its images have {facts.channels} channels, those of training {self.facts.channels}")
+        if facts.classes != self.facts.classes:
+            missing = [name for name in self.facts.classes if name not in facts.classes]
+            new = [name for name in facts.classes if name not in self.facts.classes]
             raise ValueError(
                 f"its classes are not those of the training data (missing: {', '.join(missing) or 'none'}; "
                 f"new: {', '.join(new) or 'none'}; the order counts)"

@@ -11,7 +11,7 @@ from opabinia.runtime.durations import Duration
 from tests.config import toys
 from tests.config.toys import CATALOG, RECIPE, Crop, Data, Ema, Mode, Several, Stop
 
-TEXT = RECIPE.replace("- crop", "- {name: crop, size: [1, 2], mode: bilinear}")
+TEXT = RECIPE.replace("size: 2", "size: [1, 2], mode: bilinear")
 
 
 def resolved(tmp_path: Path, *overrides: str) -> tuple[dict[str, Any], dict[str, str]]:
@@ -109,9 +109,7 @@ def test_a_missing_file_is_told() -> None:
         ({"hooks": {"stop": {"after": "3"}}}, "hooks.stop.after: expected a duration"),
     ],
 )
-def test_a_config_that_was_never_checked_is_still_judged(
-    tmp_path: Path, config: dict[str, Any], message: str
-) -> None:
+def test_a_config_that_was_never_checked_is_still_judged(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     complete, _ = resolved(tmp_path)
     with pytest.raises(ConfigError) as error:
         build({**complete, **config}, CATALOG)

@@ -184,7 +184,7 @@ task:
 data:
   root: digits
   transforms:
-    - crop
+    - {name: crop, size: 2}
     - {name: several, transforms: [{name: crop, size: 3}]}
 train:
   length: 12ep

@@ -1,0 +1,97 @@
+"""Parts for the recipe of the fault tests. What goes wrong, and when, is said in the environment: the config stays."""
+
+import os
+import time
+from typing import Literal
+
+from torch import Tensor, nn
+
+from opabinia.config import register
+from opabinia.contracts import Backbone, Batch, Count, Hook, Phase, Run, Sample
+from opabinia.data.sources import Digits
+from tests.faults.programs import TRACE
+
+PAUSE = "OPABINIA_TEST_PAUSE"
+"""A line of the trace at which the program sleeps for a minute."""
+CRASH = "OPABINIA_TEST_CRASH"
+"""A line of the trace at which it fails."""
+BROKEN = "OPABINIA_TEST_BROKEN"
+"""Index of a sample that cannot be read."""
+SLOW = "OPABINIA_TEST_SLOW"
+"""Seconds that each backward pass and each validation sample take."""
+
+
+@register.backbone
+class Tiny(Backbone):
+    """Two layers, with batch normalisation: its running means are part of what must be saved."""
+
+    def __init__(self, channels: int, /, *, width: Count = 8) -> None:
+        super().__init__()
+        self.out_channels = width
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels, width, 3, stride=2, padding=1),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(16 * width, width),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        vectors: Tensor = self.layers(images)
+        return vectors
+
+
+@register.source
+class SomeDigits(Digits):
+    """The first ``n`` of the embedded digits."""
+
+    def __init__(self, *, n: Count, split: Literal["train", "val"] = "train") -> None:
+        super().__init__(split=split)
+        self._n, self._split = n, split
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, index: int) -> Sample:
+        if str(index) == os.environ.get(BROKEN):
+            raise OSError("the disk is on fire")
+        if self._split == "val":
+            time.sleep(float(os.environ.get(SLOW, "0")))
+        return super().__getitem__(index)
+
+
+@register.hook
+class Trace(Hook):
+    """Writes every moment to a file as it begins, so that a test knows what the program is doing."""
+
+    def __init__(self) -> None:
+        self._file = os.open(os.environ[TRACE], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def _note(self, line: str) -> None:
+        os.write(self._file, f"{line}\n".encode())
+        if line == os.environ.get(CRASH):
+            raise RuntimeError(f"crashed at {line}")
+        if line == os.environ.get(PAUSE):
+            time.sleep(60)
+
+    def start(self, run: Run) -> None:
+        self._note(f"start {run.clock.step}")
+
+    def before_phase(self, run: Run, phase: Phase) -> None:
+        self._note(f"before_phase {phase.kind} {run.clock.step}")
+
+    def before_step(self, run: Run, batch: Batch) -> None:
+        self._note(f"before_step {run.clock.step}")
+
+    def after_backward(self, run: Run) -> None:
+        self._note(f"after_backward {run.clock.step}")
+        time.sleep(float(os.environ.get(SLOW, "0")))
+
+    def after_step(self, run: Run) -> None:
+        self._note(f"after_step {run.clock.step}")
+
+    def after_phase(self, run: Run, phase: Phase) -> None:
+        self._note(f"after_phase {phase.kind} {run.clock.step}")
+
+    def finish(self, run: Run, how: str | BaseException) -> None:
+        self._note(f"finish {how}")

@@ -1,0 +1,77 @@
+"""The recipe of the fault tests, and what a run leaves behind."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+STEPS, STEPS_PER_EPOCH = 30, 15
+EVALUATIONS = (8, 15, 23, 30)
+SAVES = (5, 10, 15, 20, 25, 30)
+
+RECIPE = """
+# 30 steps of real digits with everything random that there is: order, augmentation, mixup, dropout.
+plugins: [tests.faults.parts]
+task: {name: classification, backbone: {name: tiny, width: 8}, dropout: 0.2, mean: [0.3], std: [0.38]}
+data:
+  train:
+    source: {name: some_digits, n: 470, split: train}
+    transforms:
+      - {name: RandomAffine, degrees: 10, translate: [0.1, 0.1]}
+  val:
+    source: {name: some_digits, n: 90, split: val}
+  batch_size: 32
+  mix: [{name: mixup, alpha: 0.2}]
+optimizer: {name: adamw, lr: 0.01}
+schedule: {name: cosine, warmup: 5it}
+train: {length: 2ep, log_every: 3, deterministic: true}
+evaluate: {every: 0.5ep, batch_size: 20}
+checkpoint: {every: 5it}
+hooks: {trace: {}}
+seed: 3
+"""
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of ``metrics.jsonl`` without what depends on the machine."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "samples_per_s" and not k.startswith("time/")} for line in lines]
+
+
+def checkpoint(folder: Path, step: int) -> Path:
+    return folder / "checkpoints" / f"step-{step:08d}"
+
+
+@dataclass
+class Outcome:
+    """The end of a run: the newest checkpoint's tensors byte for byte, and the journal."""
+
+    model: bytes
+    optimizer: bytes
+    metrics: list[dict[str, Any]]
+    results: dict[str, float]
+    best: str
+
+    @classmethod
+    def of(cls, folder: Path) -> "Outcome":
+        newest = folder / "checkpoints" / (folder / "checkpoints" / "last").read_text().strip()
+        return cls(
+            (newest / "model.safetensors").read_bytes(),
+            (newest / "optimizer.safetensors").read_bytes(),
+            metrics(folder),
+            json.loads((folder / "results.json").read_text()),
+            (folder / "checkpoints" / "best").read_text(),
+        )
+
+
+def assert_same(found: Outcome, expected: Outcome) -> None:
+    assert found.metrics == expected.metrics
+    assert found.results == expected.results
+    assert found.best == expected.best
+    assert found.model == expected.model, "the weights differ"
+    assert found.optimizer == expected.optimizer, "the optimizer's state differs"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder, byte for byte."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
