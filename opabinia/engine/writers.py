@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 
 from opabinia.config import register
 from opabinia.contracts import Clock
@@ -39,7 +40,8 @@ def _pace(line: Mapping[str, Any]) -> str:
     if "time/step" not in line:
         return ""
     waiting = line["time/data"] / line["time/step"] if line["time/step"] else 0.0
-    return f"lr {_number(line['lr'])}  {line.get('samples_per_s', 0):.0f} samples/s  data {waiting:.0%}"
+    data = f"  waits for data {waiting:.0%}" if waiting > 0.1 else ""
+    return f"lr {_number(line['lr'])}  {line.get('samples_per_s', 0):.0f}/s{data}"
 
 
 @register.writer(name="terminal")
@@ -51,12 +53,12 @@ class Terminal:
         self._bar: Progress | None = None
         if sys.stderr.isatty():
             columns = (
-                BarColumn(bar_width=24),
-                TextColumn("epoch {task.fields[epoch]:.1f}  {task.completed:.0f}/{task.total:.0f}"),
-                TextColumn("{task.fields[text]}"),
-                TimeElapsedColumn(),
+                BarColumn(bar_width=16, table_column=Column(min_width=16)),
+                TextColumn("epoch {task.fields[epoch]:.1f}"),
+                TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+                TextColumn("{task.fields[text]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
             )
-            self._bar = Progress(*columns, console=Console(stderr=True))
+            self._bar = Progress(*columns, console=Console(stderr=True), expand=True)
             self._row = self._bar.add_task("train", total=self._total, completed=clock.step, epoch=0.0, text="")
             self._bar.start()
 

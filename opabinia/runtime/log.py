@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from opabinia.runtime.processes import is_first, rank
 
@@ -40,7 +41,15 @@ def logging_to(folder: Path | None, *, terminal: bool = True) -> Iterator[None]:
 
 
 class _Terminal(logging.StreamHandler):  # type: ignore[type-arg]
-    """Long texts (the model, the config) belong into the file; the terminal shows the first line."""
+    """Long texts (the model, the config) belong into the file; the terminal gets the rest."""
+
+    @property
+    def stream(self) -> Any:
+        """Looked up for every line: a progress bar puts something else in place of stderr while it lives."""
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: Any) -> None: ...
 
     def emit(self, record: logging.LogRecord) -> None:
         if not getattr(record, "file_only", False):
@@ -48,7 +57,7 @@ class _Terminal(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def _terminal_handler() -> logging.Handler:
-    handler = _Terminal(sys.stderr)
+    handler = _Terminal()
     handler.setFormatter(logging.Formatter("%(message)s"))
     return handler
 

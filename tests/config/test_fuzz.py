@@ -1,7 +1,6 @@
 """Whatever is written in a recipe or on the command line ends in a complete config or in a ConfigError."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -10,21 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opabinia.config import Catalog, ConfigError, build, check, compose, dump, live_catalog
-from tests.config.toys import CATALOG, RECIPE
+from tests.config.toys import CATALOG
 
-FULL = (
-    "vars: {n: 2, deep: {x: [1, 2]}}\n"
-    + RECIPE
-    + """\
-optimizer: {name: adam, lr: 1e-3, betas: [0.9, 0.99]}
-checkpoint: {every: 1.5h, keep: '${vars.n}'}
+FULL = """\
+vars: {n: 2}
+task:
+  name: classification
+  backbone: {name: timm, model: x}
+data: {root: d, transforms: [{name: crop, size: 2}]}
+train: {length: 12ep}
+optimizer: {name: adam, lr: 1e-3}
 hooks:
   ema: &ema {decay: 0.9}
-  slow: {name: ema, decay: "${hooks.ema.decay}"}
   stop: {after: "${vars.n}ep"}
-seed: ${vars.deep.x.1}
+seed: ${vars.n}
 """
-)
 
 WHOLE = yaml.safe_load(FULL)
 
@@ -50,7 +49,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz") / "recipe.yaml"
 
 
-def ends_well(recipe: Path, *overrides: str, catalog: Catalog = CATALOG) -> None:
+def ends_well(recipe: Path | str, *overrides: str, catalog: Catalog = CATALOG) -> None:
     """A complete config, which saved and loaded is the same and can be built as far as constructors like it; or
     problems, each on one line that can be printed."""
     try:
@@ -62,8 +61,9 @@ def ends_well(recipe: Path, *overrides: str, catalog: Catalog = CATALOG) -> None
             str(problem).encode()
         return
     if catalog is CATALOG:
-        recipe.write_text(dump(resolved.config))
-        assert dump(check(compose(recipe), catalog).config) == dump(resolved.config)
+        saved = Path(recipe)
+        saved.write_text(dump(resolved.config))
+        assert dump(check(compose(saved), catalog).config) == dump(resolved.config)
         try:
             build(resolved.config, catalog, origins=resolved.origins)
         except ConfigError:
@@ -96,7 +96,7 @@ def test_recipes_with_slips_of_the_pen(recipe: Path, slips: list[tuple[int, int,
 
 
 @settings(max_examples=1500)
-@given(st.permutations(FULL.splitlines()[:14]), st.integers(0, 14))
+@given(st.permutations(FULL.splitlines()), st.integers(0, 11))
 def test_recipes_in_disorder(recipe: Path, lines: list[str], count: int) -> None:
     recipe.write_text("\n".join(lines[:count]))
     ends_well(recipe)
@@ -110,9 +110,7 @@ def test_recipes_of_the_wrong_shape(recipe: Path, config: dict[str, object]) -> 
 
 
 paths = st.lists(st.sampled_from(KEYS), min_size=1, max_size=5).map(".".join)
-overrides = st.tuples(paths, values.map(json.dumps) | noise).map(
-    "=".join
-)
+overrides = st.tuples(paths, values.map(json.dumps) | noise).map("=".join)
 
 
 @settings(max_examples=1700)
@@ -125,7 +123,7 @@ def test_overrides(recipe: Path, given: list[str]) -> None:
 @settings(max_examples=300)
 @given(st.text(max_size=30))
 def test_names_of_recipes(name: str) -> None:
-    ends_well(Path(os.devnull).with_name(name) if name.isalnum() else Path(name))  # type: ignore[arg-type]
+    ends_well(name)
 
 
 @pytest.fixture(scope="module")
@@ -145,4 +143,4 @@ def test_overrides_of_a_packaged_recipe(real: Catalog, data: st.DataObject) -> N
         [*names, "3", "0.5", "null", "true", "12ep", "[1, 2]", "{}", "{name: 3}", "${data}", "text"]
     )
     given = data.draw(st.lists(st.tuples(path, value).map("=".join), min_size=1, max_size=4))
-    ends_well(Path("classification/digits"), *given, catalog=real)
+    ends_well("classification/digits", *given, catalog=real)

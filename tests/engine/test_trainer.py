@@ -1,0 +1,263 @@
+"""The order of hooks, and stopping and going on at every place there is."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from opabinia.contracts import Hook, Phase, Run
+from opabinia.engine.checkpoint import listed, newest_whole, pointed, read_checkpoint
+from opabinia.engine.hooks.limit import TimeLimit
+from opabinia.engine.trainer import Trainer
+from opabinia.runtime.durations import Duration
+from tests.engine.toys import FACTS, Event, Rows, Setup, lines, same_tensors, validation, weights
+
+KEYS = ["user", "journal", "save", "evaluate", "best"]
+
+
+def moments(events: list[Event], key: str = "user") -> list[str]:
+    return [f"{moment} {kind or ''}{step}" for moment, found, kind, step in events if found == key]
+
+
+def step(number: int) -> list[str]:
+    return [f"before_step {number}", f"after_backward {number}", f"after_step {number + 1}"]
+
+
+def evaluation(number: int) -> list[str]:
+    return [f"before_phase evaluate{number}", f"after_phase evaluate{number}"]
+
+
+# --- the moments ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_in_its_moments(tmp_path: Path) -> None:
+    """4 steps an epoch, 2.5 epochs, evaluation every 3 steps and at the end."""
+    setup = Setup(tmp_path, user={"user": Hook()})
+    setup.trainer().run()
+    assert moments(setup.events) == [
+        "start 0",
+        "before_phase train0",
+        *(*step(0), *step(1), *step(2)),
+        *evaluation(3),
+        *step(3),
+        "after_phase train4",
+        "before_phase train4",
+        *(*step(4), *step(5)),
+        *evaluation(6),
+        *(*step(6), *step(7)),
+        "after_phase train8",
+        "before_phase train8",
+        *step(8),
+        *evaluation(9),
+        *step(9),
+        "after_phase train10",
+        *evaluation(10),
+        "finish 10",
+    ]
+
+
+def test_at_every_moment_hooks_act_in_the_documented_order(tmp_path: Path) -> None:
+    setup = Setup(tmp_path, user={"user": Hook()}, evaluate="0ep")
+    setup.trainer().run()
+    outside = [event for event in setup.events if event[2] != "evaluate"]
+    for at in range(0, len(outside), len(KEYS)):
+        together = outside[at : at + len(KEYS)]
+        assert [key for _, key, _, _ in together] == KEYS
+        assert len({(moment, kind, number) for moment, _, kind, number in together}) == 1
+
+
+def test_a_task_s_hooks_act_before_the_user_s() -> None:
+    from opabinia.engine.hooks import Evaluate, Flush, Save, in_order
+
+    one = Duration(1, "ep")
+    hooks = in_order(
+        task={"task.0": Hook()}, user={"mine": Hook()}, flush=Flush(1), save=Save(one), evaluate=Evaluate(one), best=None
+    )
+    assert list(hooks) == ["task.0", "mine", "journal", "save", "evaluate"]
+
+
+def test_the_clock_and_the_scores_that_hooks_see(tmp_path: Path) -> None:
+    seen: list[tuple[str, int, float, list[str]]] = []
+
+    class Look(Hook):
+        def before_step(self, run: Run, batch: object) -> None:
+            seen.append(("before_step", run.clock.step, run.clock.epochs_done, sorted(run.scores)))
+
+        def after_step(self, run: Run) -> None:
+            seen.append(("after_step", run.clock.samples, run.clock.progress, sorted(run.scores)))
+
+    Setup(tmp_path, user={"user": Look()}, length="1ep", evaluate="2it").trainer().run()
+    scores = ["val/top1", "val/top2"]
+    assert seen == [
+        *[("before_step", 0, 0.0, []), ("after_step", 2, 0.25, [])],
+        *[("before_step", 1, 0.25, []), ("after_step", 4, 0.5, [])],
+        *[("before_step", 2, 0.5, scores), ("after_step", 6, 0.75, scores)],
+        *[("before_step", 3, 0.75, scores), ("after_step", 8, 1.0, scores)],
+    ]
+
+
+class Failing(Hook):
+    def __init__(self, moment: str, error: BaseException) -> None:
+        self.how: list[object] = []
+        setattr(self, moment, self._fail)
+        self._error = error
+
+    def _fail(self, run: Run, *values: object) -> None:
+        raise self._error
+
+    def finish(self, run: Run, how: object) -> None:
+        self.how.append(how)
+
+
+@pytest.mark.parametrize("moment", ["start", "before_phase", "before_step", "after_backward", "after_step", "after_phase"])
+@pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt(), SystemExit(143)], ids=repr)
+def test_finish_is_told_the_error_and_everything_is_closed(tmp_path: Path, moment: str, error: BaseException) -> None:
+    hook = Failing(moment, error)
+    sets = (validation(),)
+    trainer = Setup(tmp_path, user={"user": hook}, sets=sets).trainer()
+    with pytest.raises(type(error)):
+        trainer.run()
+    assert hook.how == [error]
+    assert trainer.loader.closed == sets[0].loader.closed == 1  # type: ignore[attr-defined]
+
+
+def test_finish_is_told_how_it_ended(tmp_path: Path) -> None:
+    how: list[object] = []
+
+    class Ear(Hook):
+        def finish(self, run: Run, told: object) -> None:
+            how.append(told)
+
+    Setup(tmp_path / "a", user={"user": Ear()}).trainer().run()
+    Setup(tmp_path / "b", user={"user": Ear()}, interrupted=lambda: "SIGTERM").trainer().run()
+    assert how == ["done", "stopped"]
+
+
+def test_a_run_of_no_steps(tmp_path: Path) -> None:
+    setup = Setup(tmp_path, length="0ep")
+    trainer = setup.trainer()
+    assert trainer.run() == {}
+    assert trainer.stopped is None
+    assert {moment for moment, _, _, _ in setup.events} == {"start", "finish"}
+
+
+# --- going on at every place ------------------------------------------------------------------------------------------
+
+
+def undisturbed(tmp_path: Path, **fields: object) -> tuple[Setup, Trainer]:
+    setup = Setup(tmp_path / "undisturbed", **{**fields, "keep": 100})  # type: ignore[arg-type]
+    trainer = setup.trainer()
+    trainer.run()
+    return setup, trainer
+
+
+def rest(events: list[Event]) -> list[Event]:
+    """What is left of a run apart from what a new process begins with."""
+    return [event for event in events if event[0] != "start" and event[:3:2] != ("before_phase", "train")]
+
+
+VARIETIES = {
+    "all at different times": {},
+    "all at once": {"save": "2it", "evaluate": "2it", "log_every": 2},
+    "by epochs": {"save": "1ep", "evaluate": "0.5ep", "log_every": 100},
+    "one checkpoint is kept": {"keep": 1, "save": "1it", "evaluate": "1it"},
+    "every sample is logged": {"log_samples": True},
+    "no best": {"best": False},
+    "two validation sets": {"sets": (validation(), validation("other", 4, 2))},
+}
+
+
+@pytest.fixture(params=VARIETIES.values(), ids=VARIETIES.keys())
+def variety(request: pytest.FixtureRequest) -> dict[str, object]:
+    return dict(request.param)
+
+
+def test_every_checkpoint_leads_to_the_same_end(tmp_path: Path, variety: dict[str, object]) -> None:
+    """The rest of the moment in which it was saved is done, then the rest of the run, and nothing twice."""
+    whole, trainer = undisturbed(tmp_path, **variety)
+    saved = listed(tmp_path / "undisturbed" / "checkpoints")
+    assert len(saved) >= 3
+    for path in saved:
+        snapshot = read_checkpoint(path)
+        setup = Setup(tmp_path / path.name, **variety)  # type: ignore[arg-type]
+        setup.folder.mkdir()
+        (setup.folder / "metrics.jsonl").write_bytes((tmp_path / "undisturbed" / "metrics.jsonl").read_bytes())
+        resumed = setup.trainer()
+        resumed.restore(snapshot)
+        assert resumed.run() == trainer._run.scores
+        assert lines(setup.folder) == lines(whole.folder)
+        assert same_tensors(weights(resumed), weights(trainer))
+        moment, key = snapshot.state["due"]
+        place = whole.events.index((moment, key, "train" if moment == "after_phase" else None, snapshot.step))
+        assert rest(setup.events) == rest(whole.events[place + 1 :])
+
+
+def stop_at(turn: int) -> Callable[[], str | None]:
+    asked = Counter[str]()
+
+    def interrupted() -> str | None:
+        asked["times"] += 1
+        return "SIGTERM" if asked["times"] > turn else None
+
+    return interrupted
+
+
+def test_stopped_whenever_it_asks_and_resumed(tmp_path: Path, variety: dict[str, object]) -> None:
+    whole, trainer = undisturbed(tmp_path, **variety)
+    stopped = True
+    turn = 0
+    while stopped:
+        setup = Setup(tmp_path / f"stopped-{turn}", interrupted=stop_at(turn), **variety)  # type: ignore[arg-type]
+        first = setup.trainer()
+        first.run()
+        stopped = first.stopped == "SIGTERM"
+        if stopped:
+            assert newest_whole(setup.folder / "checkpoints") is not None or first._run.clock.step == 0
+        setup.interrupted = lambda: None
+        second = setup.trainer(resume=True)
+        second.run()
+        assert same_tensors(weights(second), weights(trainer)), turn
+        assert lines(setup.folder) == lines(whole.folder), turn
+        assert pointed(setup.folder / "checkpoints", "best") == same_name(whole, setup), turn
+        turn += 1
+    assert turn > 20
+
+
+def same_name(whole: Setup, setup: Setup) -> Path | None:
+    path = pointed(whole.folder / "checkpoints", "best")
+    return path and setup.folder / "checkpoints" / path.name
+
+
+class Crash(Exception):
+    pass
+
+
+class CrashAt(list[Event]):
+    """A list of events that fails when it has grown to a length."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def append(self, event: Event) -> None:
+        super().append(event)
+        if len(self) == self.length and event[0] != "finish":
+            raise Crash
+
+
+def test_crashed_at_every_moment_of_every_hook_and_resumed(tmp_path: Path, variety: dict[str, object]) -> None:
+    whole, trainer = undisturbed(tmp_path, **variety)
+    for length in range(1, len(whole.events) + 1, 3):
+        setup = Setup(tmp_path / f"crashed-{length}", events=CrashAt(length), **variety)  # type: ignore[arg-type]
+        try:
+            setup.trainer().run()
+        except Crash:
+            setup.events = []
+            found = newest_whole(setup.folder / "checkpoints")
+            if found is None:
+                (setup.folder / "metrics.jsonl").unlink()
+            second = setup.trainer(resume=True)
+            second.run()
+            assert same_tensors(weights(second), weights(trainer)), length
+            assert lines(setup.folder) == lines(whole.folder), length

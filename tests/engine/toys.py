@@ -1,0 +1,188 @@
+"""A training small enough to be done hundreds of times in a test: ten steps of a linear model, in plain Python."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from opabinia.contracts import Batch, Clock, Evaluator, Facts, Hook, Phase, Predictions, Row, Run, Task, Writer
+from opabinia.data.batches import ConstantPlan, evaluation_rows
+from opabinia.engine.checkpoint import newest_whole
+from opabinia.engine.evaluate import Validation
+from opabinia.engine.hooks import Evaluate, Flush, Save, SaveBest, in_order
+from opabinia.engine.journal import Journal
+from opabinia.engine.step import Standard
+from opabinia.engine.trainer import Trainer
+from opabinia.evaluation.topk import TopK
+from opabinia.runtime.durations import Duration
+
+CPU = torch.device("cpu")
+FACTS = Facts(samples=8, channels=1, classes=("a", "b", "c"))
+MOMENTS = ("start", "before_phase", "before_step", "after_backward", "after_step", "after_phase", "finish")
+
+Event = tuple[str, str, str | None, int]
+"""Moment, key of the hook, kind of the phase if the moment is told one, optimizer steps done."""
+
+
+def constant(clock: Clock) -> float:
+    return 1.0
+
+
+class Line(Task):
+    """A linear classifier of vectors of 4, with dropout: what it draws must not depend on the past."""
+
+    def __init__(self, dropout: float = 0.2) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
+        logits = self.layer(self.dropout(batch["image"]))
+        return {"loss": cross_entropy(logits, batch["label"]), "largest": logits.max()}
+
+    def predict(self, batch: Batch) -> Predictions:
+        return {"logits": self.layer(batch["image"])}
+
+    def evaluators(self, facts: Facts) -> list[Evaluator]:
+        return [TopK((1, 2))]
+
+
+def sample_batch(row: Row, seed: int = 0) -> Batch:
+    """A pure function of the row, as every batch is."""
+    generator = torch.Generator().manual_seed(1000 * seed + 100 * row.epoch + row.first)
+    label = torch.randint(3, (row.count,), generator=generator)
+    image = torch.randn(row.count, 4, generator=generator) + label[:, None]
+    return {"image": image, "label": label, "id": [f"{row.epoch}/{row.first + at}" for at in range(row.count)]}
+
+
+class Rows:
+    """A loader that reads nothing."""
+
+    def __init__(self, rows: Callable[[int], Sequence[Row]], seed: int = 0) -> None:
+        self.rows, self.seed, self.closed = rows, seed, 0
+
+    def iterate(self, start: int = 0) -> Iterator[tuple[Row, Batch]]:
+        for row in self.rows(start):
+            yield row, sample_batch(row, self.seed)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def validation(name: str = "val", samples: int = 7, seed: int = 1) -> Validation:
+    rows = list(evaluation_rows(samples, 3, 0, 1))
+    return Validation(name, Rows(lambda start: rows[start:], seed), FACTS)
+
+
+class Watched(Hook):
+    """Passes every moment on to a hook and writes it down first."""
+
+    def __init__(self, key: str, hook: Hook, events: list[Event]) -> None:
+        self.key, self.hook, self.events = key, hook, events
+
+    def _pass(self, moment: str, run: Run, *values: Any) -> None:
+        kind = values[0].kind if values and isinstance(values[0], Phase) else None
+        self.events.append((moment, self.key, kind, run.clock.step))
+        getattr(self.hook, moment)(run, *values)
+
+    def start(self, run: Run) -> None:
+        self._pass("start", run)
+
+    def before_phase(self, run: Run, phase: Phase) -> None:
+        self._pass("before_phase", run, phase)
+
+    def before_step(self, run: Run, batch: Batch) -> None:
+        self._pass("before_step", run, batch)
+
+    def after_backward(self, run: Run) -> None:
+        self._pass("after_backward", run)
+
+    def after_step(self, run: Run) -> None:
+        self._pass("after_step", run)
+
+    def after_phase(self, run: Run, phase: Phase) -> None:
+        self._pass("after_phase", run, phase)
+
+    def finish(self, run: Run, how: str | BaseException) -> None:
+        self._pass("finish", run, how)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.hook.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.hook.load_state_dict(state)
+
+
+@dataclass
+class Setup:
+    """What a training is made of; the fields are what tests vary."""
+
+    folder: Path
+    length: str = "2.5ep"
+    evaluate: str = "3it"
+    save: str = "4it"
+    log_every: int = 3
+    log_samples: bool = False
+    keep: int = 2
+    best: bool = True
+    user: Mapping[str, Hook] = field(default_factory=dict)
+    sets: tuple[Validation, ...] = field(default_factory=lambda: (validation(),))
+    writers: Sequence[Writer] = ()
+    clip_norm: float | None = 1.0
+    interrupted: Callable[[], str | None] = lambda: None
+    schedule: Callable[[Clock], float] = constant
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
+    task: Callable[[], Task] = Line
+    events: list[Event] = field(default_factory=list)
+
+    def trainer(self, *, resume: bool = False) -> Trainer:
+        (self.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        plan = ConstantPlan(FACTS.samples, 2, Duration.parse(self.length))
+        torch.manual_seed(7)
+        task = self.task()
+        optimizer = self.optimizer(list(task.parameters()), lr=0.05)
+        hooks = in_order(
+            task={},
+            user=self.user,
+            flush=Flush(self.log_every, samples=self.log_samples),
+            save=Save(Duration.parse(self.save)),
+            evaluate=Evaluate(Duration.parse(self.evaluate)),
+            best=SaveBest("val/top1", "max") if self.best else None,
+        )
+        trainer = Trainer(
+            task=task,
+            step=Standard(task, optimizer, self.schedule, 5, clip_norm=self.clip_norm),
+            plan=plan,
+            loader=Rows(lambda start: [plan.row(step) for step in range(start, plan.total_steps)]),
+            validation=self.sets,
+            journal=Journal(self.folder / "metrics.jsonl", self.writers),
+            hooks={key: Watched(key, hook, self.events) for key, hook in hooks.items()},
+            folder=self.folder,
+            device=CPU,
+            keep=self.keep,
+            about={"seed": 5},
+            interrupted=self.interrupted,
+        )
+        found = newest_whole(self.folder / "checkpoints") if resume else None
+        if found:
+            trainer.restore(found[1])
+        return trainer
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """The journal without what depends on the machine."""
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "samples_per_s" and not k.startswith("time/")} for line in found]
+
+
+def weights(trainer: Trainer) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in trainer.task.state_dict().items()}
+
+
+def same_tensors(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
