@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from opabinia.contracts import Row
 from opabinia.runtime.durations import Duration
@@ -42,17 +43,17 @@ class ConstantPlan:
                 f"incomplete ones: set drop_last to false or batch_size to {self.samples} or less"
             )
 
-    @property
+    @cached_property
     def steps_per_epoch(self) -> int:
         """Steps of a whole epoch."""
         return self.samples // self.batch_size if self.drop_last else -(-self.samples // self.batch_size)
 
-    @property
+    @cached_property
     def total_steps(self) -> int:
         """Steps of the run."""
         return self.length.steps(self.steps_per_epoch)
 
-    @property
+    @cached_property
     def epochs(self) -> int:
         """Epochs of the run; the last may be cut short."""
         return -(-self.total_steps // self.steps_per_epoch)

@@ -95,7 +95,7 @@ def test_a_missing_file_is_told() -> None:
     def train(*, source: toys.Annotated[Any, toys.Part("source")]) -> None:
         """Trains."""
 
-    with pytest.raises(ConfigError, match="source: FileNotFoundError: .*no/where"):
+    with pytest.raises(ConfigError, match=r"source: FileNotFoundError: .*no/where"):
         build({"source": {"name": "folder", "root": "no/where"}}, Catalog.of(register))
 
 

@@ -150,7 +150,8 @@ def test_many_mistakes_at_once(problems: Callable[..., list[str]]) -> None:
             "train knows: task, data, train, optimizer, checkpoint, hooks, seed",
             "r.yaml:15: checkpoint.every: expected a duration such as 12ep, 5000it or 1.5h (found '1 day')",
             "r.yaml:17: hooks.stop.after: expected a duration such as 12ep, 5000it or 1.5h (found 3)",
-            "command line: optimizer={name: adam, lr: true}: optimizer.lr: expected a number or a schedule (found true)",
+            "command line: optimizer={name: adam, lr: true}: optimizer.lr: expected a number or a schedule "
+            "(found true)",
             "command line: seed.x=1: seed: expected an integer or null (found {x: 1})",
         ]
     )

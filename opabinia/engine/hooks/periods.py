@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from fractions import Fraction
+from functools import cache
 
 from opabinia.contracts import Clock, Hook, Phase, Run
 from opabinia.runtime.durations import Duration
@@ -25,9 +25,16 @@ def due(clock: Clock, period: Duration) -> bool:
         return False
     if period.unit == "it":
         return clock.step % int(period.value) == 0
-    length = Fraction(period.value).limit_denominator(10**6)
-    now = clock.epoch + Fraction(clock.epoch_step, clock.steps_per_epoch)
-    return math.floor(now / length) != math.floor((now - Fraction(1, clock.steps_per_epoch)) / length)
+    # In whole numbers: how many periods fit into the epochs done, now and one step ago.
+    above, below = _ratio(period.value)
+    now = clock.epoch * clock.steps_per_epoch + clock.epoch_step
+    length = clock.steps_per_epoch * above
+    return now * below // length != (now - 1) * below // length
+
+
+@cache
+def _ratio(value: float) -> tuple[int, int]:
+    return Fraction(value).limit_denominator(10**6).as_integer_ratio()
 
 
 class Periodic(Hook):
