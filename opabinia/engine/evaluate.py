@@ -75,17 +75,23 @@ def evaluate_all(
     device: torch.device,
     stopped: Callable[[], object] = lambda: False,
 ) -> dict[str, float]:
-    """One phase for each data set; its scores are a line of the journal and go into ``run.scores``."""
+    """One phase for each data set; its scores are a line of the journal and go into ``run.scores``.
+
+    Lines are written when all sets are done: an evaluation that is stopped leaves none, and is done again as a whole.
+    """
     scores: dict[str, float] = {}
+    lines: list[dict[str, float]] = []
     for one in validation:
         phase = Phase("evaluate", one.name)
         moments.call(run, "before_phase", phase)
         began = time.perf_counter()
         found = evaluate(run.task, one, device, stopped)
-        run.journal.write(run.clock, {**found, f"time/{one.name}": time.perf_counter() - began})
+        lines.append({**found, f"time/{one.name}": time.perf_counter() - began})
         run.scores.update(found)
         scores.update(found)
         moments.call(run, "after_phase", phase)
+    for line in lines:
+        run.journal.write(run.clock, line)
     return scores
 
 

@@ -158,6 +158,14 @@ def rest(events: list[Event]) -> list[Event]:
     return [event for event in events if event[0] != "start" and event[:3:2] != ("before_phase", "train")]
 
 
+class Asks(Hook):
+    """Evaluates on its own account."""
+
+    def after_step(self, run: Run) -> None:
+        if run.clock.step % 2:
+            run.evaluate()
+
+
 VARIETIES = {
     "all at different times": {},
     "all at once": {"save": "2it", "evaluate": "2it", "log_every": 2},
@@ -165,6 +173,7 @@ VARIETIES = {
     "one checkpoint is kept": {"keep": 1, "save": "1it", "evaluate": "1it"},
     "every sample is logged": {"log_samples": True},
     "no best": {"best": False},
+    "a hook of the user's evaluates": {"user": {"user": Asks()}, "save": "1it"},
     "two validation sets": {"sets": (validation(), validation("other", 4, 2))},
 }
 
@@ -248,7 +257,7 @@ class CrashAt(list[Event]):
 
 def test_crashed_at_every_moment_of_every_hook_and_resumed(tmp_path: Path, variety: dict[str, object]) -> None:
     whole, trainer = undisturbed(tmp_path, **variety)
-    for length in range(1, len(whole.events) + 1, 3):
+    for length in range(1, len(whole.events) + 1, 5):
         setup = Setup(tmp_path / f"crashed-{length}", events=CrashAt(length), **variety)  # type: ignore[arg-type]
         try:
             setup.trainer().run()

@@ -10,10 +10,10 @@ from scripts.update_golden import COMMAND, STEPS, golden_file, losses
 
 # On one machine the losses are the same to the last bit. Processors add in another order, and where torch has no fast
 # path it resizes uint8 images in floating point, so that a pixel may be rounded to the next value. Ten steps of Adam
-# (whose first updates look at the sign of a gradient only) make that larger. Measured on the same processor: AVX-512
-# against AVX2 1.6e-4 at most, against no vectors at all 1.3e-3; on Arm the second is to be expected. For comparison, on
-# digits: a learning rate 10 % higher 9e-3, another seed 2e-2.
-TOLERANCE = 3e-3
+# (whose first updates look at the sign of a gradient only) make that larger. Measured on one processor: AVX-512 against
+# AVX2 1e-4 at most, against no vectors at all 3e-3, which is what to expect on Arm. For comparison, on digits: a
+# learning rate 10 % higher 9e-3, another seed 2e-2.
+TOLERANCE = 5e-3
 
 
 @pytest.fixture(autouse=True)
