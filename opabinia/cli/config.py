@@ -16,16 +16,18 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True)
 
+_DASHES = {"ignore_unknown_options": True}  # `--optimizer.lr=0.1` is an override, too
+
 Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A packaged recipe, a YAML file or a run folder.")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the config, such as optimizer.lr=0.1")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to the config, such as optimizer.lr=0.1")
 ]
 Plugins = Annotated[
     list[str] | None, typer.Option("--plugin", help="A module with parts of your own; may be repeated.")
 ]
 
 
-@app.command()
+@app.command(context_settings=_DASHES)
 def show(
     recipe: Recipe,
     overrides: Overrides = None,
@@ -39,7 +41,7 @@ def show(
         print("\n".join(_with_origins(resolved)) if origin else dump(resolved.config).rstrip())
 
 
-@app.command()
+@app.command(context_settings=_DASHES)
 def check(
     recipe: Recipe,
     overrides: Overrides = None,

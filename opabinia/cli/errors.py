@@ -9,11 +9,16 @@ from contextlib import contextmanager
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """Print what a user can mend and exit: 2 for configs, arguments and data, 1 for a disk or numbers gone wrong."""
+    """Print what a user can mend and exit: 2 for configs, arguments and data, 1 for a disk or numbers gone wrong.
+
+    Ctrl-C, where nothing runs yet that would have to be saved, exits with 130 and prints nothing.
+    """
     from opabinia.config import ConfigError
 
     try:
         yield
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
     except ConfigError as error:
         _leave("\n".join(str(problem) for problem in error.problems), 2)
     except Exception as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -20,10 +22,20 @@ def with_resume_value(arguments: list[str]) -> list[str]:
     result = []
     for place, argument in enumerate(arguments):
         result.append(argument)
-        following = arguments[place + 1] if place + 1 < len(arguments) else "-"
-        if argument == "--resume" and (following.startswith("-") or "=" in following or "step-" not in following):
+        if argument == "--resume" and not _names_checkpoint("".join(arguments[place + 1 : place + 2])):
             result.append("last")
     return result
+
+
+def _names_checkpoint(word: str) -> bool:
+    """Whether the word behind ``--resume`` is its value, and not a recipe, a run folder, an override or an option."""
+    folder, name = os.path.split(os.path.normpath(word))
+    if word in ("last", "best") or (word and os.path.isfile(os.path.join(word, "state.json"))):
+        return True
+    is_override = re.match(r"(--)?[\w.-]+=", word)  # such as init=runs/a/checkpoints/step-00000500
+    is_run = os.path.isfile(os.path.join(word, "config.yaml"))
+    looks_so = re.fullmatch(r"step-\d+", name) or os.path.basename(folder) == "checkpoints"
+    return bool(looks_so and not is_override and not is_run)
 
 
 def train(

@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import sys
-import tempfile
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from opabinia.config.families import Entry, Register, register
 from opabinia.config.types import Spec
+from opabinia.runtime.files import write_aside
 
 ROOT = "opabinia.run"  # importing it registers every built-in part
 GROUP = "opabinia.parts"
@@ -178,10 +178,7 @@ def _write(path: Path, catalog: Catalog) -> None:
     }
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=".catalog-", suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({"entries": entries}, file)
-        os.replace(aside, path)
+        write_aside(path, json.dumps({"entries": entries}))
         _forget_old(path.parent)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from opabinia.config.judge import accepts, blame, place_parts
 from opabinia.config.references import dotted
 from opabinia.config.text import leaves
 from opabinia.config.tree import BROKEN, BadScalar, Node, scalar
-from opabinia.config.types import Spec, describe, plain
+from opabinia.config.types import Spec, describe, parts_in, plain
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -65,7 +66,7 @@ class _Check:
         self._check_plugins()
         config = self._arguments(entry, keys, ())
         if self.problems:
-            raise ConfigError(self.problems)
+            raise ConfigError(sorted(self.problems, key=_reading_order))
         config |= {key: list(self.tree.plugins) for key, names in plugins.items() if names}
         origins = {dotted(path): self._origin(path) for path, _ in leaves(config)}
         return Resolved(config, origins, tuple(self.warnings))
@@ -79,6 +80,8 @@ class _Check:
 
     def _arguments(self, entry: Entry, keys: dict[str, Any], path: Path) -> dict[str, Any]:
         """What the callable of ``entry`` is to be given: what is written in ``keys``, defaults for the rest."""
+        from pydantic import ValidationError
+
         keys = self._renamed(entry, keys, path)
         given = {**self._defaults(entry, keys), **keys}
         for parameter in entry.parameters:
@@ -86,8 +89,6 @@ class _Check:
             if name in given:
                 value = _with_default_name(parameter, given[name])
                 given[name] = place_parts(parameter.spec, value, (*path, name), self._part)
-        from pydantic import ValidationError
-
         try:
             return {name: plain(value) for name, value in entry.judged(given).items()}
         except ValidationError as error:
@@ -170,17 +171,27 @@ class _Check:
                     self._misfit(spec, _at(keys.get(parameter.name), below), place)
 
     def _unknown_key(self, entry: Entry, key: str, value: Any, path: Path) -> None:
-        own = [parameter.name for parameter in entry.parameters]
-        others = [
-            name
-            for name, other in self.catalog.entries[entry.family].items()
-            if key in other.by_name and entry.family not in ("section", "command")
-        ]
-        guess = nearest(key, own)
-        known = f"{entry.name} knows: {listing(own)}" if own else f"{entry.name} has no parameters"
-        if others and not guess:
-            known += f"; {key!r} is a parameter of {listing(others, 5)}"
+        guess = nearest(key, entry.by_name)
+        own = listing(list(entry.by_name))
+        known = f"{entry.name} knows: {own}" if own else f"{entry.name} has no parameters"
+        if not guess and (owners := self._owners(entry, key)):
+            known += f"; {key!r} belongs to {listing(owners, 5)}"
         self._complain((*path, key), "unknown key", value, guess, known)
+
+    def _owners(self, entry: Entry, key: str) -> list[str]:
+        """What does know a key that ``entry`` does not: parts of the same family, or what stands in this section."""
+        if entry.family not in ("section", "command"):
+            return [name for name, other in self.catalog.entries[entry.family].items() if key in other.by_name]
+        return [
+            parameter.name
+            for parameter in entry.parameters
+            if any(key in inner.by_name for part in parts_in(parameter.spec) for inner in self._entries(part))
+        ]
+
+    def _entries(self, part: Spec) -> list[Entry]:
+        """Every part that a part's spec allows."""
+        entries = self.catalog.entries.get(part["family"], {})
+        return [entry for name, entry in entries.items() if part.get("name", name) == name]
 
     def _missing(self, parameter: Parameter, path: Path) -> None:
         if not self.tree.complete:
@@ -194,8 +205,7 @@ class _Check:
     def _misfit(self, spec: Spec, value: Any, path: Path) -> None:
         if _holds_broken(value):
             return
-        choices = [str(choice) for choice in spec.get("values", ())]
-        guess = nearest(value, choices) if isinstance(value, str) else ""
+        guess = nearest(value, _choices(spec)) if isinstance(value, str) else ""
         remark = "without quotes it would fit" if _fits_unquoted(spec, value) else ""
         if spec["kind"] == "part":
             name = spec.get("name")
@@ -217,6 +227,19 @@ class _Check:
     def _origin(self, path: Path) -> str:
         node = self.places.get(path)
         return DEFAULT if node is None else f"{node.where} ({node.via})" if node.via else node.where
+
+
+def _reading_order(problem: Problem) -> tuple[bool, str, int]:
+    """By file and line; the command line comes last."""
+    if problem.where.startswith("command line"):
+        return True, "", 0
+    name, _, line = problem.where.rpartition(":")
+    return (False, name, int(line)) if re.fullmatch(r"[0-9]{1,9}", line) else (False, problem.where, 0)
+
+
+def _choices(spec: Spec) -> list[str]:
+    arms = spec["of"] if spec["kind"] == "union" else [spec]
+    return [str(choice) for arm in arms for choice in arm.get("values", ())]
 
 
 def _places(node: Node, path: Path) -> Iterator[tuple[Path, Node]]:

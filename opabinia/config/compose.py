@@ -78,7 +78,7 @@ def _is(path: Path, kind: str) -> bool:
 def _find_recipe(recipe: str, recipes: Path, problems: list[Problem]) -> tuple[Path | None, str]:
     path = Path(recipe)
     if _is(path / "config.yaml", "file"):
-        return path / "config.yaml", path.name
+        return path / "config.yaml", path.absolute().name
     names = packaged_names(recipes)
     if recipe in names:
         return recipes / f"{recipe}.yaml", recipe

@@ -233,6 +233,10 @@ class Register:
                 raise complain(
                     f"parameter {parameter.name!r}: there is no family {part['family']!r}; nearest: {hint!r}"
                 )
+            if (part["family"] == "section") != ("name" in part):
+                raise complain(
+                    f"parameter {parameter.name!r}: a section, and nothing else, is fixed by name in Part(...)"
+                )
         return spec
 
     def _section_of(self, annotation: Any) -> str | None:

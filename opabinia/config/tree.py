@@ -6,7 +6,7 @@ Scalars follow YAML 1.2's core schema: ``1e-3`` is a number, ``on`` and ``yes`` 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -136,7 +136,7 @@ def read_file(path: Path, problems: list[Problem]) -> Node | None:
     return read_text(text, problems, lambda line: f"{where}:{line}")
 
 
-def read_text(text: str, problems: list[Problem], where: Any) -> Node | None:
+def read_text(text: str, problems: list[Problem], where: Callable[[int], str]) -> Node | None:
     """The tree of a YAML text; None, and a problem, where it cannot be read.
 
     Args:
@@ -183,7 +183,7 @@ class _Stop(Exception):
 class _Reader:
     """Turns PyYAML's events into nodes. Events come one by one, so limits stop a bomb before it goes off."""
 
-    def __init__(self, text: str, problems: list[Problem], where: Any) -> None:
+    def __init__(self, text: str, problems: list[Problem], where: Callable[[int], str]) -> None:
         self.events: Iterator[Any] = yaml.parse(text, Loader=yaml.SafeLoader)
         self.problems = problems
         self.where = where

@@ -3,8 +3,8 @@
 A spec is a dictionary with a ``kind``; all of it survives JSON, so a cached catalog needs no import of the parts:
 
     int, float          ge gt le lt multiple_of; float: finite (False lets inf and nan in)
-    bool, null, any
-    str, path           min max (length)
+    bool, null, any, path
+    str                 min max (length)
     literal             values
     enum                values, class ("module:qualname")
     duration            units
@@ -35,7 +35,7 @@ Spec = dict[str, Any]
 
 _SIMPLE: dict[Any, str] = {int: "int", float: "float", bool: "bool", str: "str", None: "null", type(None): "null"}
 _NUMBERS = ("int", "float")
-_SIZED = ("str", "path", "list", "dict")
+_SIZED = ("str", "list", "dict")
 _BOUNDS = ("ge", "gt", "le", "lt", "multiple_of")
 
 

@@ -108,14 +108,23 @@ def load_optimizer_state(
     task: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]
 ) -> None:
     """Undo :func:`optimizer_state`; parameters that are not named start without state."""
-    names = {id(parameter): name for name, parameter in task.named_parameters()}
+    parameters = dict(task.named_parameters())
+    names = {id(parameter): name for name, parameter in parameters.items()}
     order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
     by_parameter: dict[str, dict[str, Any]] = {}
     for full, value in {**tensors, **plain}.items():
         name, key = full.rsplit(".", 1)
-        by_parameter.setdefault(name, {})[key] = value
+        if name in parameters:
+            by_parameter.setdefault(name, {})[key] = _laid_out_like(parameters[name], value)
     state = {number: by_parameter[name] for number, name in enumerate(order) if name in by_parameter}
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+def _laid_out_like(parameter: Tensor, value: Any) -> Any:
+    """A state in the memory layout of its parameter: fused kernels take that for granted, and read wrong numbers."""
+    if not isinstance(value, Tensor) or value.shape != parameter.shape:
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype, device=value.device, requires_grad=False).copy_(value)
 
 
 # --- one checkpoint -------------------------------------------------------------------------------------------------
@@ -140,6 +149,7 @@ def write_checkpoint(path: Path, snapshot: Snapshot) -> None:
 
     Raises:
         DiskError: nothing was changed.
+        ValueError: the state holds what JSON cannot say.
     """
     with told(path, "the checkpoints before it are whole"), folder_aside(path) as aside:
         files = {}
@@ -147,7 +157,9 @@ def write_checkpoint(path: Path, snapshot: Snapshot) -> None:
             file = aside / f"{name}.safetensors"
             save_tensors(file, tensors)
             files[file.name] = {"bytes": file.stat().st_size, "sha256": _sum(file)}
-        (aside / "state.json").write_bytes(_sealed({"format": FORMAT, **snapshot.state, "files": files}))
+        # As it will be read: keys that are numbers become texts, which are sorted in another order.
+        state = json.loads(json.dumps({"format": FORMAT, **snapshot.state, "files": files}))
+        (aside / "state.json").write_bytes(_sealed(state))
 
 
 def read_checkpoint(path: Path) -> Snapshot:
@@ -173,14 +185,15 @@ def read_checkpoint(path: Path) -> Snapshot:
     tensors = {}
     for name, told_of in state["files"].items():
         file = path / name
-        size = file.stat().st_size if file.is_file() else None
-        if size is None:
-            raise BadCheckpoint(f"{file}: missing")
-        if size != told_of["bytes"]:
-            raise BadCheckpoint(f"{file}: {size} bytes instead of {told_of['bytes']} (cut short?)")
-        if _sum(file) != told_of["sha256"]:
-            raise BadCheckpoint(f"{file}: damaged (its checksum does not match)")
-        tensors[file.stem] = load_tensors(file)
+        try:
+            size = file.stat().st_size
+            if size != told_of["bytes"]:
+                raise BadCheckpoint(f"{file}: {size} bytes instead of {told_of['bytes']} (cut short?)")
+            if _sum(file) != told_of["sha256"]:
+                raise BadCheckpoint(f"{file}: damaged (its checksum does not match)")
+            tensors[file.stem] = load_tensors(file)
+        except OSError as error:  # missing, or on a disk that fails
+            raise BadCheckpoint(f"{file}: {error.strerror}") from error
     return Snapshot(state["step"], tensors, state)
 
 

@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,21 @@ from torch import Tensor
 
 from opabinia.contracts import Clock, Writer
 from opabinia.runtime.files import told
+from opabinia.runtime.log import log
 
 
 class NonFinite(FloatingPointError):
     """A loss is not a number any more. The text names the step and the loss."""
+
+
+def told_in_json(values: Mapping[str, Any]) -> dict[str, float | str]:
+    """Numbers by name; JSON has no words for infinities (a gradient's norm, say) and NaN, so they become text."""
+    return {name: value if math.isfinite(value) else str(float(value)) for name, value in values.items()}
+
+
+def read_from_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Undo :func:`told_in_json`."""
+    return {name: float(value) if isinstance(value, str) else value for name, value in values.items()}
 
 
 class Journal:
@@ -74,7 +86,7 @@ class Journal:
         for _, values in self._pending:
             for name, value in values.items():
                 columns.setdefault(name, []).append(float(value))
-        means = {name: math.fsum(column) / len(column) for name, column in columns.items()}
+        means = {name: _mean(column) for name, column in columns.items()}
         if "lr" in columns:
             means["lr"] = columns["lr"][-1]
         samples = means.pop("samples", 0.0)
@@ -106,20 +118,35 @@ class Journal:
             with told(self.path):
                 os.fsync(self._file.fileno())
             offset = self._file.tell()
-        return {"offset": offset, "pending": [[step, dict(values)] for step, values in self._pending]}
+        return {"offset": offset, "pending": [[step, told_in_json(values)] for step, values in self._pending]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Cut the file back to where it ended then, and take up the values that were pending."""
-        if self._file is not None:
-            self._file.truncate(int(state["offset"]))
-            self._file.seek(0, os.SEEK_END)
-        self._pending = [(step, dict(values)) for step, values in state["pending"]]
+        if self._file is not None and self.path is not None:
+            offset = int(state["offset"])
+            with told(self.path):
+                # Cutting a file that is shorter, or was lost, would fill it with zeros.
+                if self._file.seek(0, os.SEEK_END) < offset:
+                    log.warning("%s is shorter than when the checkpoint was saved: lines are missing", self.path)
+                else:
+                    self._file.truncate(offset)
+                    self._file.seek(0, os.SEEK_END)
+        self._pending = [(step, read_from_json(values)) for step, values in state["pending"]]
 
     def close(self) -> None:
         """Close the file and the writers. Closing again does nothing."""
         writers, self.writers = self.writers, []
         for writer in writers:
             writer.close()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            # Lines are flushed as they are written: what is left is one that could not be, and that was told.
+            with suppress(OSError):
+                file.close()
+
+
+def _mean(values: Sequence[float]) -> float:
+    try:
+        return math.fsum(values) / len(values)
+    except (OverflowError, ValueError):  # infinities of both signs have no sum
+        return sum(values) / len(values)

@@ -21,8 +21,16 @@ class Moments:
         self.hooks = dict(hooks)
         self.now: tuple[str, str] | None = None
 
+    def just_before(self) -> tuple[str, str] | None:
+        """The moment and the key of the hook before the one that is acting; no key (``""``) before the first."""
+        if self.now is None:
+            return None
+        moment, acting = self.now
+        keys = ["", *self.hooks]
+        return moment, keys[keys.index(acting) - 1]
+
     def call(self, run: Run, moment: str, *values: Any, after: str | None = None) -> None:
-        """Let every hook act; only those behind the hook ``after``, if it is given."""
+        """Let every hook act; only those behind the hook ``after``, if there is such a hook."""
         outer = self.now
         waiting = after in self.hooks
         for key, hook in self.hooks.items():

@@ -22,7 +22,7 @@ import torch
 from opabinia.contracts import Batch, Clock, Hook, Loader, Phase, Plan, Row, Run, Step, Task
 from opabinia.engine.checkpoint import Checkpoints, Snapshot, load_optimizer_state, optimizer_state
 from opabinia.engine.evaluate import EvaluationStopped, Validation, evaluate_all, to_device
-from opabinia.engine.journal import Journal
+from opabinia.engine.journal import Journal, read_from_json, told_in_json
 from opabinia.engine.moments import Moments
 from opabinia.runtime.processes import is_first
 
@@ -105,9 +105,8 @@ class Trainer:
             how = "stopped" if run.stop else "done"
             self._save_if_stopped()
         except EvaluationStopped:
-            # A resume comes back to this moment, behind the save, and evaluates then.
-            moment, _ = self._moments.now or ("after_phase", "")
-            self._moments.now = (moment, "save")
+            # A resume comes back to the hook that asked for the evaluation.
+            self._moments.now = self._moments.just_before()
             self._save_if_stopped()
         except BaseException as error:
             how = error
@@ -184,7 +183,7 @@ class Trainer:
             "epoch": run.clock.epoch,
             "position": run.clock.samples - epoch_began,
             "due": list(self._moments.now) if self._moments.now else None,
-            "scores": run.scores,
+            "scores": told_in_json(run.scores),
             "journal": run.journal.state_dict(),
             "optimizer": plain,
             "train_step": self.step.state_dict(),
@@ -205,6 +204,6 @@ class Trainer:
         self._moments.load_state_dict(state["hooks"])
         run.journal.load_state_dict(state["journal"])
         run.clock = Clock.at(self.plan, snapshot.step)
-        run.scores.update(state["scores"])
+        run.scores.update(read_from_json(state["scores"]))
         self._checkpoints.saved = snapshot.step
         self._due = tuple(state["due"]) if state["due"] else None

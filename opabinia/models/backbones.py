@@ -55,11 +55,33 @@ def timm(
     if not timm_library.is_model(model):
         near = difflib.get_close_matches(model, timm_library.list_models(), n=3)
         raise ValueError(f"model: timm {timm_library.__version__} has no {model!r}; near: {', '.join(near) or 'none'}")
-    extra = dict(options or {})
+    extra = _checked_options(options or {})
     if drop_path:
         extra["drop_path_rate"] = drop_path
     try:
         net = timm_library.create_model(model, pretrained=pretrained, in_chans=channels, num_classes=0, **extra)
-    except TypeError as error:
-        raise ValueError(f"options: timm's {model!r} refuses them: {error}") from error
+    except OSError:  # weights that cannot be fetched: its own text says it best
+        raise
+    except Exception as error:  # timm checks its arguments in many ways, assertions and failed look-ups among them
+        cause = "options" if options else "drop_path" if drop_path else "model"
+        raise ValueError(f"{cause}: timm's {model!r} refuses: {type(error).__name__}: {error}") from error
     return TimmBackbone(net, _channels(net))
+
+
+_DECIDED = {
+    "features_only": "a backbone gives one vector an image",
+    "in_chans": "it follows from the data",
+    "num_classes": "the task brings its own head",
+    "pretrained": "it is a key beside options",
+    "drop_path_rate": "it is called drop_path and stands beside options",
+}
+
+
+def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
+    """A copy, if nothing in it is decided elsewhere."""
+    for name, reason in _DECIDED.items():
+        if name in options:
+            raise ValueError(f"options: {name} cannot be given here: {reason}")
+    if "global_pool" in options and not options["global_pool"]:
+        raise ValueError("options: global_pool cannot be empty: a backbone gives one vector an image")
+    return dict(options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -90,6 +91,26 @@ def folder_aside(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+_LEFT = re.compile(r"\.(.+)\.\d+\.(tmp|old)")
+
+
+def mend(folder: Path) -> None:
+    """Clear away what :func:`write_aside` and :func:`folder_aside` left in ``folder`` when they were killed.
+
+    A folder that was just being replaced and has no successor yet gets its name back. Only for who is the only writer.
+    """
+    for path in folder.glob(".*"):
+        match = _LEFT.fullmatch(path.name)
+        if match is None:
+            continue
+        if match[2] == "old" and not (folder / match[1]).exists():
+            path.rename(folder / match[1])
+        elif path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 class InUse(Exception):

@@ -180,6 +180,14 @@ def unknown_family(loss: Annotated[Any, Part("lose")]) -> None:
     """A family that is none."""
 
 
+def nameless_section(data: Annotated[Any, Part("section")]) -> None:
+    """A section without its name."""
+
+
+def fixed_part(loss: Annotated[Any, Part("loss", "focal")]) -> None:
+    """A part fixed by name."""
+
+
 def only_for_checkers(x: "Fraction") -> None:
     """A type that is imported for type checkers only."""
 
@@ -210,6 +218,8 @@ def named(name: str) -> None:
         (unregistered_default, "default of parameter 'loss', builtins.max, is no loss yet; register it first"),
         (text_default, "default of parameter 'loss' must be a registered callable"),
         (unknown_family, "no family 'lose'; nearest: 'loss'"),
+        (nameless_section, "a section, and nothing else, is fixed by name"),
+        (fixed_part, "a section, and nothing else, is fixed by name"),
         (only_for_checkers, "type of parameter 'x' cannot be read .*TYPE_CHECKING"),
         (named, "cannot be called 'name'"),
     ],

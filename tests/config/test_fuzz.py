@@ -33,8 +33,8 @@ backbone ema stop after every keep length device 0 1 2 9 -1 mode eps label_smoot
 """.split()  # noqa: SIM905 (a list of words reads better as words)
 
 TOKENS = """
-: - { } [ ] , # & * ! | > ' " % @ ` ? ~ ${ } ${vars.n} ${env:HOME} ${env:NOPE} $${ ${data} << null true 3 -1 0.5 1e3 .nan
-.inf 12ep 1h 5it crop sgd adam several cross_entropy focal auto bilinear *ema &ema !!str --- ... é
+: - { } [ ] , # & * ! | > ' " % @ ` ? ~ ${ } ${vars.n} ${env:HOME} ${env:NOPE} $${ ${data} << null true 3 -1 0.5 1e3
+.nan .inf 12ep 1h 5it crop sgd adam several cross_entropy focal auto bilinear *ema &ema !!str --- ... é
 """.split()  # noqa: SIM905
 TOKENS += ["\n", "\n  ", "\t", "\u2028", "\x00", "\x85", "\ud800", "\r"]
 

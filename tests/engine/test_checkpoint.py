@@ -1,0 +1,564 @@
+"""Checkpoints: what goes in comes out, no changed byte is believed, and a kill at any point leaves a whole one."""
+
+import io
+import json
+import math
+import os
+import random
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from opabinia.engine import checkpoint
+from opabinia.engine.checkpoint import (
+    BadCheckpoint,
+    Checkpoints,
+    Snapshot,
+    listed,
+    load_optimizer_state,
+    load_tensors,
+    newest_whole,
+    optimizer_state,
+    pointed,
+    read_checkpoint,
+    save_tensors,
+    write_checkpoint,
+)
+from opabinia.runtime.files import DiskError, mend
+from tests.engine.toys import same_tensors
+
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+
+
+def snapshot(step: int, **state: Any) -> Snapshot:
+    tensors = {"model": {"w": torch.full((3, 4), float(step))}, "optimizer": {"w.step": torch.tensor(float(step))}}
+    return Snapshot(step, tensors, {"step": step, "seed": 1, **state})
+
+
+def checkpoints(folder: Path, keep: int = 2) -> tuple[Checkpoints, Callable[[int], Path]]:
+    """Checkpoints of a run, and what saves a step of it."""
+    now = {"step": 0}
+    found = Checkpoints(folder, keep, lambda: snapshot(now["step"]))
+
+    def save(step: int) -> Path:
+        now["step"] = step
+        return found.save()
+
+    return found, save
+
+
+def steps(folder: Path) -> list[int]:
+    return [int(path.name[5:]) for path in listed(folder)]
+
+
+# --- tensors ----------------------------------------------------------------------------------------------------------
+
+BASE = torch.arange(24.0).reshape(2, 3, 4)
+
+TENSORS = {
+    "channels last": lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "transposed": lambda: torch.randn(4, 3).T,
+    "a slice": lambda: torch.arange(10.0)[3:7],
+    "every second": lambda: torch.arange(10.0)[::2],
+    "expanded": lambda: torch.randn(3, 1).expand(3, 4),
+    "a single number": lambda: torch.tensor(2.5),
+    "empty": lambda: torch.empty(0),
+    "empty with a shape": lambda: torch.empty(0, 3),
+    "bfloat16": lambda: torch.randn(5).bfloat16(),
+    "float16": lambda: torch.randn(5).half(),
+    "float64": lambda: torch.randn(5).double(),
+    "whole numbers": lambda: torch.tensor([-(2**62), 0, 2**62]),
+    "truth values": lambda: torch.tensor([True, False]),
+    "bytes": lambda: torch.arange(256, dtype=torch.uint8),
+    "not numbers": lambda: torch.tensor([math.nan, math.inf, -math.inf, -0.0, 1e-45]),
+    "a parameter": lambda: nn.Parameter(torch.randn(3)),
+}
+
+
+@pytest.mark.parametrize("make", TENSORS.values(), ids=TENSORS.keys())
+def test_a_tensor_comes_back_bit_for_bit(tmp_path: Path, make: Callable[[], Tensor]) -> None:
+    tensor = make()
+    save_tensors(tmp_path / "t", {"x": tensor})
+    found = load_tensors(tmp_path / "t")["x"]
+    assert found.dtype == tensor.dtype
+    assert found.shape == tensor.shape
+    assert found.is_contiguous()
+    raw = tensor.detach().contiguous()
+    assert found.flatten().view(torch.uint8).tolist() == raw.flatten().view(torch.uint8).tolist()
+
+
+def test_all_of_them_together_and_in_one_memory(tmp_path: Path) -> None:
+    """Slices of one tensor, the whole of it, and the same values under two names."""
+    tensors = {name: make() for name, make in TENSORS.items() if name != "not numbers"}
+    shared = {"whole": BASE, "first": BASE[0], "turned": BASE.permute(2, 0, 1), "again": BASE, "flat": BASE.view(-1)}
+    save_tensors(tmp_path / "t", {**tensors, **shared})
+    assert same_tensors(load_tensors(tmp_path / "t"), {**tensors, **shared})
+
+
+def test_tied_tensors_are_written_once_and_tied_again(tmp_path: Path) -> None:
+    big = torch.randn(1000)
+    save_tensors(tmp_path / "tied", {"a": big, "b": big, "c": big.view(-1)})
+    found = load_tensors(tmp_path / "tied")
+    assert (tmp_path / "tied").stat().st_size < 5000
+    assert found["a"] is found["b"] is found["c"]
+    assert torch.equal(found["a"], big)
+
+
+def test_a_view_does_not_bring_its_whole_memory_along(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "t", {"x": torch.randn(100_000)[:10]})
+    assert (tmp_path / "t").stat().st_size < 1000
+
+
+def test_empty_tensors_are_not_tied(tmp_path: Path) -> None:
+    """They have no memory, so all of them begin at the same place."""
+    save_tensors(tmp_path / "t", {"a": torch.empty(0), "b": torch.empty(0), "c": torch.empty(2, 0)})
+    found = load_tensors(tmp_path / "t")
+    assert found["a"] is not found["b"]
+    assert found["c"].shape == (2, 0)
+
+
+def test_the_same_tensors_give_the_same_bytes(tmp_path: Path) -> None:
+    tensors = {"b": torch.ones(3), "a": torch.zeros(2, dtype=torch.int64)}
+    save_tensors(tmp_path / "1", tensors)
+    save_tensors(tmp_path / "2", dict(reversed(tensors.items())))
+    assert (tmp_path / "1").read_bytes() == (tmp_path / "2").read_bytes()
+
+
+@pytest.mark.parametrize(("text", "number"), [("I/O error: No space left (os error 28)", 28), ("something else", 5)])
+def test_what_safetensors_says_of_the_disk_is_an_oserror(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, number: int
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise SafetensorError(f"Error while serializing: {text}")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError) as caught:
+        save_tensors(tmp_path / "t", {"x": torch.ones(3)})
+    assert caught.value.errno == number
+
+
+# --- the optimizer's state --------------------------------------------------------------------------------------------
+
+
+def net(memory_format: torch.memory_format = torch.contiguous_format) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 2, bias=False))
+    return model.to(memory_format=memory_format)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    generator = torch.Generator().manual_seed(int(sum(len(state) for state in optimizer.state.values())))
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(5, 3, 8, 8, generator=generator)).square().sum().backward()
+        optimizer.step()
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": partial(torch.optim.SGD, lr=0.01),
+    "sgd with momentum": partial(torch.optim.SGD, lr=0.01, momentum=0.9, nesterov=True),
+    "adamw": torch.optim.AdamW,
+    "adamw in one kernel": partial(torch.optim.AdamW, fused=True),
+    "adamw for each": partial(torch.optim.AdamW, foreach=True),
+    "adam with amsgrad": partial(torch.optim.Adam, amsgrad=True),
+    "rmsprop": partial(torch.optim.RMSprop, momentum=0.5, centered=True),
+    "nadam": torch.optim.NAdam,
+    "adafactor": torch.optim.Adafactor,
+    "asgd": torch.optim.ASGD,
+}
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def test_an_optimizer_goes_on_as_if_it_had_never_stopped(
+    tmp_path: Path, make: Callable[..., torch.optim.Optimizer], layout: torch.memory_format
+) -> None:
+    model = net(layout)
+    optimizer = make(model.parameters())
+    train(model, optimizer, 3)
+    tensors, plain = optimizer_state(model, optimizer)
+    write_checkpoint(tmp_path / "step-00000003", Snapshot(3, {"model": model.state_dict(), "optimizer": tensors}, {}))
+    plain = json.loads(json.dumps(plain))
+    train(model, optimizer, 3)
+
+    saved = {name: load_tensors(tmp_path / "step-00000003" / f"{name}.safetensors") for name in ("model", "optimizer")}
+    other = net(layout)
+    other.load_state_dict(saved["model"])
+    resumed = make(other.parameters())
+    load_optimizer_state(other, resumed, saved["optimizer"], plain)
+    train(other, resumed, 3)
+    assert same_tensors(other.state_dict(), model.state_dict())
+    assert {name: tensor.stride() for name, tensor in optimizer_state(other, resumed)[0].items()} == {
+        name: tensor.stride() for name, tensor in optimizer_state(model, optimizer)[0].items()
+    }
+
+
+def test_state_is_named_after_parameters() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(reversed(list(model.parameters())), lr=0.1, momentum=0.9)
+    train(model, optimizer, 1)
+    tensors, plain = optimizer_state(model, optimizer)
+    assert set(tensors) == {"0.weight.momentum_buffer", "0.bias.momentum_buffer", "2.weight.momentum_buffer"}
+    assert plain == {}
+    assert tensors["2.weight.momentum_buffer"].shape == (2, 144)
+
+
+def test_state_finds_its_parameter_in_another_order_and_grouping() -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    train(model, optimizer, 2)
+    tensors, plain = optimizer_state(model, optimizer)
+    weight, bias, linear = model.parameters()
+    other = torch.optim.AdamW([{"params": [linear, bias], "lr": 0.5}, {"params": [weight]}], lr=0.25)
+    load_optimizer_state(model, other, tensors, plain)
+    assert same_tensors(optimizer_state(model, other)[0], tensors)
+    assert [group["lr"] for group in other.param_groups] == [0.5, 0.25], "options are config, not state"
+
+
+def test_a_parameter_without_saved_state_starts_without() -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    train(model, optimizer, 2)
+    tensors, plain = optimizer_state(model, optimizer)
+    fewer = {name: tensor for name, tensor in tensors.items() if not name.startswith("2.")}
+    other = torch.optim.AdamW(model.parameters())
+    load_optimizer_state(model, other, fewer, plain)
+    assert set(optimizer_state(model, other)[0]) == set(fewer)
+    train(model, other, 1)
+    assert set(optimizer_state(model, other)[0]) == set(tensors)
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    path = tmp_path / "step-00000007"
+    write_checkpoint(path, snapshot(7, hooks={"best": {"best": 0.25}}, pending=[[7, {"train/loss": 1.5, "n": "nan"}]]))
+    return path
+
+
+def test_a_whole_checkpoint_is_read(whole: Path) -> None:
+    found = read_checkpoint(whole)
+    assert found.step == 7
+    assert found.state["hooks"] == {"best": {"best": 0.25}}
+    assert same_tensors(found.tensors["model"], snapshot(7).tensors["model"])
+    assert {path.name for path in whole.iterdir()} == set(FILES)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_changed_byte_is_refused_by_name(whole: Path, name: str) -> None:
+    file = whole / name
+    original = file.read_bytes()
+    for at in range(len(original)):
+        for change in (0x01, 0x80) if at % 7 else (0x01, 0x02, 0x20, 0x80, 0xFF):
+            damaged = bytearray(original)
+            damaged[at] ^= change
+            file.write_bytes(damaged)
+            with pytest.raises(BadCheckpoint, match=f"/step-00000007/{name}: "):
+                read_checkpoint(whole)
+    file.write_bytes(original)
+    read_checkpoint(whole)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_cut_and_every_addition_is_refused_by_name(whole: Path, name: str) -> None:
+    file = whole / name
+    original = file.read_bytes()
+    for content in (*(original[:end] for end in range(len(original))), original + b"\0", original + b"\n", b" " + original):
+        file.write_bytes(content)
+        with pytest.raises(BadCheckpoint, match=f"/step-00000007/{name}: "):
+            read_checkpoint(whole)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_refused_by_name(whole: Path, name: str) -> None:
+    (whole / name).unlink()
+    with pytest.raises(BadCheckpoint, match=f"/step-00000007/{name}: "):
+        read_checkpoint(whole)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "null", "{}", '"state"', "[" * 100_000, "1" * 10_000, "\x00", "{'a': 1}", '{"checksum": 5}']
+)
+def test_a_state_that_is_something_else_is_refused(whole: Path, text: str) -> None:
+    (whole / "state.json").write_text(text)
+    with pytest.raises(BadCheckpoint, match=r"state.json: damaged"):
+        read_checkpoint(whole)
+
+
+def test_files_of_two_checkpoints_do_not_mix(whole: Path, tmp_path: Path) -> None:
+    other = tmp_path / "step-00000008"
+    write_checkpoint(other, snapshot(8))
+    shutil.copy(other / "model.safetensors", whole / "model.safetensors")
+    with pytest.raises(BadCheckpoint, match=r"step-00000007/model.safetensors: damaged"):
+        read_checkpoint(whole)
+
+
+def test_a_disk_that_cannot_be_read_is_a_damaged_checkpoint(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(path: Path) -> str:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(checkpoint, "_sum", broken)
+    with pytest.raises(BadCheckpoint, match=r"model.safetensors: Input/output error"):
+        read_checkpoint(whole)
+
+
+def test_a_later_format_is_told(whole: Path) -> None:
+    state = {**read_checkpoint(whole).state, "format": 2}
+    del state["checksum"]
+    (whole / "state.json").write_bytes(checkpoint._sealed(state))
+    with pytest.raises(BadCheckpoint, match=r"state.json: format 2; this version reads format 1"):
+        read_checkpoint(whole)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"counts": {number: number for number in range(12)}},  # as JSON its keys are texts, in another order
+        {"text": "größer ∞ \u2028 \ud83d\ude00 \x00"},
+        {"numbers": [0.1, 1e-320, 1e300, -0.0, 2**70, True, None]},
+        {"pair": (1, 2)},
+    ],
+    ids=str,
+)
+def test_whatever_json_can_say_is_read_again(tmp_path: Path, state: dict[str, Any]) -> None:
+    write_checkpoint(tmp_path / "step-00000001", snapshot(1, hooks=state))
+    assert read_checkpoint(tmp_path / "step-00000001").state["hooks"] == json.loads(json.dumps(state))
+
+
+# --- which one is used ------------------------------------------------------------------------------------------------
+
+
+def damage(path: Path) -> None:
+    raw = bytearray((path / "model.safetensors").read_bytes())
+    raw[-1] ^= 1
+    (path / "model.safetensors").write_bytes(raw)
+
+
+def test_the_newest_is_used_and_if_it_is_damaged_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, save = checkpoints(tmp_path, keep=9)
+    for step in (2, 4, 6, 10_000_000_000):
+        save(step)
+    for expected in (10_000_000_000, 6, 4, 2):
+        found = newest_whole(tmp_path)
+        assert found and found[1].step == expected
+        damage(found[0])
+        if expected != 2:
+            caplog.clear()
+            newest_whole(tmp_path)
+            assert f"{found[0] / 'model.safetensors'}: damaged" in caplog.text
+    with pytest.raises(BadCheckpoint, match="none of its 4 checkpoints is whole"):
+        newest_whole(tmp_path)
+
+
+def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:
+    assert newest_whole(tmp_path) is None
+    assert newest_whole(tmp_path / "absent") is None
+
+
+def test_what_lies_beyond_last_is_not_used(tmp_path: Path) -> None:
+    """A kill between the checkpoint and the pointer, or a run that was taken back by hand."""
+    _, save = checkpoints(tmp_path, keep=9)
+    for step in (2, 4, 6):
+        save(step)
+    (tmp_path / "last").write_text("step-00000004\n")
+    found = newest_whole(tmp_path)
+    assert found and found[1].step == 4
+
+
+@pytest.mark.parametrize("text", ["", "step-00000099\n", "../../etc\n", "step-4\n", "\xff\xfe"])
+def test_a_pointer_to_nothing_is_not_followed(tmp_path: Path, text: str) -> None:
+    _, save = checkpoints(tmp_path)
+    save(4)
+    (tmp_path / "last").write_text(text, encoding="latin-1")
+    assert pointed(tmp_path, "last") is None
+    found = newest_whole(tmp_path)
+    assert found and found[1].step == 4
+
+
+def test_other_things_in_the_folder_are_no_checkpoints(tmp_path: Path) -> None:
+    for name in (".step-00000005.77.tmp", "step-5", "step-abcdefgh", "step-00000005.bak", "notes"):
+        (tmp_path / name).mkdir()
+    assert listed(tmp_path) == []
+
+
+# --- keeping ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    saves, save = checkpoints(tmp_path, keep=2)
+    for step in (1, 2, 3, 4):
+        save(step)
+        if step == 2:
+            saves.mark_best(2)
+    assert steps(tmp_path) == [2, 3, 4]
+    assert pointed(tmp_path, "last") == tmp_path / "step-00000004"
+    assert pointed(tmp_path, "best") == tmp_path / "step-00000002"
+    saves.mark_best(4)
+    assert steps(tmp_path) == [3, 4]
+
+
+def test_the_best_is_saved_if_its_moment_is_not(tmp_path: Path) -> None:
+    now = [3]
+    saves = Checkpoints(tmp_path, 2, lambda: snapshot(now[0]))
+    saves.mark_best(3)
+    assert steps(tmp_path) == [3]
+    raw = (tmp_path / "step-00000003" / "state.json").stat().st_mtime_ns
+    saves.mark_best(3)
+    assert (tmp_path / "step-00000003" / "state.json").stat().st_mtime_ns == raw, "it is saved once"
+
+
+def test_a_run_that_was_taken_back_deletes_what_lies_ahead(tmp_path: Path) -> None:
+    saves, save = checkpoints(tmp_path, keep=9)
+    for step in (2, 4, 6, 8):
+        save(step)
+    saves.mark_best(8)
+    (tmp_path / "last").write_text("step-00000004\n")
+    _, again = checkpoints(tmp_path, keep=9)
+    again(5)
+    assert steps(tmp_path) == [2, 4, 5]
+    assert pointed(tmp_path, "best") is None
+
+
+def test_a_process_that_only_takes_part_writes_nothing(tmp_path: Path) -> None:
+    saves = Checkpoints(tmp_path, 2, lambda: snapshot(5), write=False)
+    assert saves.save() == tmp_path / "step-00000005"
+    saves.mark_best(5)
+    assert saves.saved == 5
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["save_tensors", "_sealed"])
+def test_a_save_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    _, save = checkpoints(tmp_path)
+    save(1)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def full(*arguments: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, place, full)
+    with pytest.raises(DiskError, match=r"step-00000002: the disk is full; the checkpoints before it are whole"):
+        save(2)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+# --- killed at every point --------------------------------------------------------------------------------------------
+
+CALLS = ("open", "mkdir", "rename", "replace", "unlink", "rmdir", "fsync", "close")
+
+
+def die_at(turn: int) -> None:
+    """Make this process kill itself before its ``turn``-th call that changes files."""
+    left = [turn]
+
+    def counted(real: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*arguments, **keywords)
+
+    for name in CALLS:
+        setattr(os, name, partial(counted, getattr(os, name)))
+    io.open = partial(counted, io.open)  # what pathlib opens files with
+
+
+def killed_at(turn: int, action: Callable[[], object]) -> bool:
+    """Whether a forked process is killed at this point of the action; False if it gets to the end."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            die_at(turn)
+            action()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def at_every_point(begin: Callable[[], Callable[[], object]]) -> Iterator[int]:
+    turn = 1
+    while killed_at(turn, begin()):
+        yield turn
+        turn += 1
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_killed_at_any_point_of_a_save_there_is_a_whole_checkpoint(tmp_path: Path, keep: int) -> None:
+    def begin() -> Callable[[], object]:
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        (tmp_path / "run").mkdir()
+        _, save = checkpoints(tmp_path / "run", keep)
+        save(1)
+        save(2)
+        return lambda: save(3)
+
+    found = []
+    for _ in at_every_point(begin):
+        mend(tmp_path / "run")
+        whole = newest_whole(tmp_path / "run")
+        assert whole is not None
+        found.append(whole[1].step)
+        assert same_tensors(whole[1].tensors["model"], snapshot(whole[1].step).tensors["model"])
+        assert not [path for path in (tmp_path / "run").iterdir() if path.name.startswith(".")]
+    assert found == sorted(found) and set(found) == {2, 3}
+    assert len(found) > 15
+
+
+def test_killed_at_any_point_of_saving_the_same_step_again_it_is_not_lost(tmp_path: Path) -> None:
+    """A run stopped at the end of an epoch saves that step twice; with ``keep: 1`` there is no other to fall back on."""
+
+    def begin() -> Callable[[], object]:
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        (tmp_path / "run").mkdir()
+        _, save = checkpoints(tmp_path / "run", 1)
+        save(1)
+        return lambda: save(1)
+
+    for turn in at_every_point(begin):
+        mend(tmp_path / "run")
+        whole = newest_whole(tmp_path / "run")
+        assert whole is not None, turn
+        assert [path.name for path in (tmp_path / "run").iterdir()].count("step-00000001") == 1
+
+
+def test_killed_at_any_point_of_marking_the_best_a_best_is_whole(tmp_path: Path) -> None:
+    def begin() -> Callable[[], object]:
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        (tmp_path / "run").mkdir()
+        saves, save = checkpoints(tmp_path / "run", 1)
+        save(1)
+        saves.mark_best(1)
+        save(2)
+        return lambda: saves.mark_best(2)
+
+    for _ in at_every_point(begin):
+        best = pointed(tmp_path / "run", "best")
+        assert best is not None
+        read_checkpoint(best)
+
+
+def test_random_damage_never_gets_further_than_a_refusal(whole: Path) -> None:
+    """Many bytes at once, moved, repeated: nothing but BadCheckpoint comes out, and no wrong tensor."""
+    originals = {name: (whole / name).read_bytes() for name in FILES}
+    draw = random.Random(0)
+    for _ in range(300):
+        name = draw.choice(FILES)
+        raw = originals[name]
+        a, b = sorted(draw.choices(range(len(raw)), k=2))
+        damaged = draw.choice([raw[:a] + raw[b:], raw[:a] + raw[a:b] * 2 + raw[b:], raw[:a] + draw.randbytes(b - a) + raw[b:]])
+        (whole / name).write_bytes(damaged)
+        if damaged != raw:
+            with pytest.raises(BadCheckpoint):
+                read_checkpoint(whole)
+        (whole / name).write_bytes(raw)

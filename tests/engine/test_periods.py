@@ -1,0 +1,63 @@
+"""When something periodic is due: each multiple once, and the end."""
+
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from opabinia.contracts import Clock
+from opabinia.data.batches import ConstantPlan
+from opabinia.engine.hooks.periods import due
+from opabinia.runtime.durations import Duration
+
+
+def due_steps(steps_per_epoch: int, total: int, period: str) -> list[int]:
+    plan = ConstantPlan(steps_per_epoch, 1, Duration(total, "it"))
+    return [step for step in range(total + 1) if due(Clock.at(plan, step), Duration.parse(period))]
+
+
+@pytest.mark.parametrize(
+    ("steps_per_epoch", "total", "period", "expected"),
+    [
+        (10, 30, "1ep", [10, 20, 30]),
+        (10, 30, "0.5ep", [5, 10, 15, 20, 25, 30]),
+        (10, 30, "3it", [3, 6, 9, 12, 15, 18, 21, 24, 27, 30]),
+        (10, 25, "1ep", [10, 20, 25]),
+        (10, 25, "7it", [7, 14, 21, 25]),
+        (10, 30, "0ep", [30]),
+        (10, 30, "0it", [30]),
+        (10, 30, "2ep", [20, 30]),
+        (10, 30, "1.5ep", [15, 30]),
+        (15, 30, "0.5ep", [8, 15, 23, 30]),  # 7.5 and 22.5 are over after 8 and 23
+        (3, 9, "0.1ep", list(range(1, 10))),  # shorter than a step
+        (7, 21, "0.3ep", [3, 5, 7, 9, 11, 13, 15, 17, 19, 21]),
+        (10, 12, "100ep", [12]),
+        (1, 4, "1ep", [1, 2, 3, 4]),
+        (10, 20, "0.0000001ep", list(range(1, 21))),
+    ],
+)
+def test_due(steps_per_epoch: int, total: int, period: str, expected: list[int]) -> None:
+    assert due_steps(steps_per_epoch, total, period) == expected
+
+
+@given(st.integers(1, 400), st.integers(1, 60), st.integers(1, 400))
+def test_steps_at_every_multiple_once(total: int, period: int, steps_per_epoch: int) -> None:
+    assert due_steps(steps_per_epoch, total, f"{period}it") == sorted({*range(period, total + 1, period), total})
+
+
+@given(st.integers(1, 60), st.integers(1, 300), st.integers(1, 4000))
+def test_epochs_at_every_multiple_once(steps_per_epoch: int, total: int, thousandths: int) -> None:
+    """After a due step the number of multiples that are over is another one; between due steps it stays."""
+    period = Fraction(thousandths, 1000)
+    assume(period * steps_per_epoch >= 1)
+    found = due_steps(steps_per_epoch, total, f"{thousandths / 1000}ep")
+    multiples = [int(Fraction(step, steps_per_epoch) / period) for step in range(total + 1)]
+    expected = [step for step in range(1, total + 1) if multiples[step] > multiples[step - 1]]
+    assert all(multiples[after] - multiples[before] == 1 for before, after in pairwise([0, *expected]))
+    assert found == sorted({*expected, total})
+
+
+def test_nothing_is_due_before_the_first_step() -> None:
+    assert not due(Clock(step=0, total_steps=0), Duration(1, "it"))

@@ -1,0 +1,239 @@
+"""Losses to one number, gradients to one update."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from opabinia.contracts import Batch, Clock, Row, Task
+from opabinia.engine.step import Standard, total_loss
+from tests.engine.toys import Line, Setup, constant, sample_batch
+
+# --- which number is trained (detectron2's and basecls' rules, run there) -----------------------------------------------
+
+
+def tensors(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {name: torch.tensor(float(value)) for name, value in values.items()}
+    return [torch.tensor(float(value)) for value in values]
+
+
+@pytest.mark.parametrize(
+    ("losses", "trained", "logged"),
+    [
+        ({"loss_a": 2, "aux": 10}, 2, {"loss_a": 2, "aux": 10, "loss": 2}),
+        ({"total_loss": 1, "x_loss": 5}, 1, {"total_loss": 1, "x_loss": 5, "loss": 1}),
+        ([1, 2], 3, {"loss_0": 1, "loss_1": 2, "loss": 3}),
+        ((4,), 4, {"loss_0": 4, "loss": 4}),
+        ({"loss": 4}, 4, {"loss": 4}),
+        ({"box_loss": 1, "loss_class": 2, "n": 7}, 3, {"box_loss": 1, "loss_class": 2, "n": 7, "loss": 3}),
+    ],
+    ids=str,
+)
+def test_total_loss(losses: Any, trained: float, logged: dict[str, float]) -> None:
+    total, scalars = total_loss(tensors(losses))
+    assert total.item() == trained
+    assert {name: value.item() for name, value in scalars.items()} == logged
+
+
+def test_a_tensor_is_the_loss() -> None:
+    loss = torch.tensor(3.0)
+    assert total_loss(loss) == (loss, {"loss": loss})
+
+
+@pytest.mark.parametrize(("losses", "told"), [({"acc": 1}, r"no key of \['acc'\] contains 'loss'"), ({}, "no key"), ([], "no key")])
+def test_no_loss_is_told(losses: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        total_loss(tensors(losses))
+
+
+@pytest.mark.parametrize(
+    ("losses", "gradient"),
+    [
+        (lambda w: {"loss_a": 2 * w, "loss_b": 10 * w}, 12),  # detectron2's golden case
+        (lambda w: {"loss_a": 2 * w, "aux": 10 * w}, 2),
+        (lambda w: {"total_loss": 3 * w, "loss_x": 5 * w}, 3),
+        (lambda w: 3 * w, 3),
+        (lambda w: [w, 4 * w], 5),
+    ],
+)
+def test_only_what_is_trained_has_a_gradient(losses: Any, gradient: float) -> None:
+    weight = torch.ones((), requires_grad=True)
+    total_loss(losses(weight))[0].backward()
+    assert weight.grad == gradient
+
+
+# --- the update -------------------------------------------------------------------------------------------------------
+
+
+class Fixed(Task):
+    """Two parameters with gradients [3, 4] and [0, 5]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+
+    def forward(self, batch: Batch, clock: Clock) -> Tensor:
+        return (self.a * torch.tensor([3.0, 4.0])).sum() + (self.b * torch.tensor([0.0, 5.0])).sum()
+
+
+ROW = Row(step=0, epoch=0, first=0, count=2)
+CLOCK = Clock(total_steps=10)
+
+
+def step_of(task: Task, *, lr: float = 1.0, clip_norm: float | None = None, schedule: Any = constant) -> Standard:
+    groups = [{"params": [parameter], "lr": lr / (number + 1)} for number, parameter in enumerate(task.parameters())]
+    return Standard(task, torch.optim.SGD(groups, lr=lr), schedule, 0, clip_norm=clip_norm)
+
+
+def gradients(step: Standard, task: Task) -> list[list[float]]:
+    found: list[list[float]] = []
+    step({}, ROW, CLOCK, lambda: None)
+    found.extend(parameter.grad.tolist() for parameter in task.parameters() if parameter.grad is not None)
+    return found
+
+
+def test_clipping_scales_all_gradients_together() -> None:
+    """The golden numbers of a true global norm; detectron2's "norm" clips each parameter by itself."""
+    task = Fixed()
+    step = step_of(task, clip_norm=1.0)
+    (a, b) = gradients(step, task)
+    assert a == pytest.approx([0.42426, 0.56569], abs=1e-5)
+    assert b == pytest.approx([0, 0.70711], abs=1e-5)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 100.0])
+def test_short_gradients_are_left_alone(clip_norm: float | None) -> None:
+    task = Fixed()
+    assert gradients(step_of(task, clip_norm=clip_norm), task) == [[3, 4], [0, 5]]
+
+
+def test_the_norm_before_clipping_is_logged() -> None:
+    scalars = step_of(Fixed(), clip_norm=1.0)({}, ROW, CLOCK, lambda: None)
+    assert scalars["grad_norm"].item() == pytest.approx(math.sqrt(50))
+    assert "grad_norm" not in step_of(Fixed())({}, ROW, CLOCK, lambda: None)
+
+
+def test_gradients_are_there_after_backward_and_not_yet_used() -> None:
+    task = Fixed()
+    seen: list[Any] = []
+    step = step_of(task, clip_norm=1.0)
+    step({}, ROW, CLOCK, lambda: seen.append((task.a.grad.tolist(), task.a.tolist())))  # type: ignore[union-attr]
+    assert seen == [([3, 4], [0, 0])]
+    assert task.a.tolist() != [0, 0]
+
+
+def test_gradients_do_not_add_up_over_steps() -> None:
+    task = Fixed()
+    step = step_of(task)
+    assert gradients(step, task) == gradients(step, task) == [[3, 4], [0, 5]]
+
+
+def test_the_rate_is_that_of_each_group_times_schedule_and_row() -> None:
+    task = Fixed()
+    step = step_of(task, lr=0.8, schedule=lambda clock: 0.5 if clock.step else 0.25)
+    row = Row(step=0, epoch=0, first=0, count=2, lr_factor=2.0)
+    for number, factor in ((0, 0.25), (1, 0.5)):
+        clock = Clock(step=number, total_steps=10)
+        assert step.learning_rate(row, clock) == pytest.approx(0.8 * factor * 2)
+        step({}, row, clock, lambda: None)
+        rates = [group["lr"] for group in step.optimizer.param_groups]
+        assert rates == pytest.approx([0.8 * factor * 2, 0.4 * factor * 2])
+
+
+def test_what_the_model_draws_hangs_on_seed_and_step_alone() -> None:
+    def losses(seed: int, steps: list[int]) -> list[float]:
+        torch.manual_seed(1)
+        task = Line(dropout=0.5)
+        step = Standard(task, torch.optim.SGD(task.parameters(), lr=0.0), constant, seed)
+        found = []
+        for number in steps:
+            torch.rand(number * 7)  # whoever drew before does not count
+            clock = Clock(step=number, total_steps=100)
+            found.append(float(step(sample_batch(ROW), ROW, clock, lambda: None)["loss"]))
+        return found
+
+    first = losses(0, [0, 1, 2, 3])
+    assert len(set(first)) == 4
+    assert losses(0, [3, 1]) == [first[3], first[1]]
+    assert not set(losses(1, [0, 1, 2, 3])) & set(first)
+
+
+# --- the host never waits for the device --------------------------------------------------------------------------------
+
+
+class Waits(TorchDispatchMode):
+    """Notes the operations whose result the host must wait for."""
+
+    NAMES = ("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "unique", "_to_copy", "copy_")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name().split("::")[1].split(".")[0]
+        if name in self.NAMES:
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+class Asks(TorchFunctionMode):
+    """Notes the methods by which Python gets at the numbers, also where no operation is dispatched for it."""
+
+    NAMES = ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__", "__index__", "__array__", "__iter__")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in self.NAMES:
+            self.found.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_both_watchers_see_what_they_are_for() -> None:
+    with Waits() as waits, Asks() as asks:
+        value = torch.ones(3).sum()
+        float(value), bool(value > 0), value.item(), torch.ones(2).tolist()
+    assert waits.found == ["_local_scalar_dense"] * 3
+    assert asks.found == ["__float__", "__bool__", "item", "tolist"]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_between_two_lines_the_host_waits_for_nothing(tmp_path: Any, optimizer: str) -> None:
+    """All built-in hooks, clipping and a schedule, 10 steps in two lines; saved and evaluated at the end only."""
+    found: list[tuple[int, str]] = []
+    makers = {
+        "sgd": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9),
+        # On the CPU the others read their step count, which lies on the host; on a GPU this one is usual, too.
+        "adamw": lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr, fused=True),
+    }
+    setup = Setup(tmp_path, save="0ep", evaluate="0ep", log_every=5, length="5ep", optimizer=makers[optimizer])
+    trainer = setup.trainer()
+    with Waits() as waits, Asks() as asks:
+        real = setup.events.append
+
+        class Events(list[Any]):
+            """A note of how much was read up to each moment."""
+
+            def append(self, event: Any) -> None:
+                found.extend((event[3], name) for name in waits.found + asks.found)
+                waits.found.clear()
+                asks.found.clear()
+                real(event)
+
+        for hook in trainer._moments.hooks.values():
+            hook.events = Events()  # type: ignore[attr-defined]
+        trainer.run()
+    # A line at 5, 10, 15 and at each end of an epoch of 4 steps; then the save and the evaluation.
+    by_step = {number: [name for at, name in found if at == number] for number in range(20)}
+    assert {number: names for number, names in by_step.items() if names} == {
+        number: ["tolist"] for number in (4, 5, 8, 10, 12, 15, 16)
+    }
+    assert [name for at, name in found if at == 20].count("tolist") >= 2

@@ -1,0 +1,56 @@
+import pytest
+import torch
+
+from opabinia.models.layers import Normalize
+
+PIXELS = torch.tensor([0, 51, 255], dtype=torch.uint8).view(1, 1, 1, 3).expand(2, 3, 4, 3)
+MEAN, STD = [0.5, 0.2, 0.0], [0.5, 0.1, 2.0]
+
+
+def test_values() -> None:
+    normalized = Normalize(MEAN, STD, 3)(PIXELS)
+    assert (normalized.shape, normalized.dtype) == (PIXELS.shape, torch.float32)
+    expected = torch.tensor([[-1, -0.6, 1], [-2, 0, 8], [0, 0.1, 0.5]])
+    for image in normalized:
+        for row in range(4):
+            torch.testing.assert_close(image[:, row], expected)
+
+
+def test_floats_are_in_0_to_1_already() -> None:
+    layer = Normalize(MEAN, STD, 3)
+    torch.testing.assert_close(layer(PIXELS.float() / 255), layer(PIXELS))
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_one_number_stands_for_all_channels(channels: int) -> None:
+    images = torch.rand(2, channels, 4, 4)
+    torch.testing.assert_close(Normalize([0.3], [0.38], channels)(images), (images - 0.3) / 0.38)
+
+
+def test_it_brings_data_to_mean_0_and_deviation_1() -> None:
+    images = torch.rand(8, 3, 16, 16)
+    values = Normalize(images.mean((0, 2, 3)).tolist(), images.std((0, 2, 3)).tolist(), 3)(images)
+    torch.testing.assert_close(values.mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(values.std((0, 2, 3)), torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "channels", "message"),
+    [
+        ([0.5, 0.5], [0.5], 3, "mean: 2 values for images of 3 channels; give 3 or 1"),
+        ([], [0.5], 3, "mean: 0 values"),
+        ([0.5], [0.5, 0.5, 0.5], 1, "std: 3 values for images of 1 channels"),
+        ([0.5], [0.0], 1, "std: every value must be above 0"),
+        ([0.5], [0.1, -0.1, 0.1], 3, "std: every value must be above 0"),
+    ],
+)
+def test_mistakes(mean: list[float], std: list[float], channels: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Normalize(mean, std, channels)
+
+
+def test_it_is_config_and_not_saved_with_the_weights() -> None:
+    layer = Normalize(MEAN, STD, 3)
+    assert layer.state_dict() == {}
+    assert not list(layer.parameters())
+    assert layer.to("meta").mean.is_meta, "but it moves to the device"

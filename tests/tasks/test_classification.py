@@ -1,0 +1,155 @@
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from opabinia.contracts import Backbone, Batch, Clock, Facts, Task
+from opabinia.losses.cross_entropy import cross_entropy
+from opabinia.tasks.classification import Classification
+
+CLASSES = ("cat", "dog", "emu", "fox")
+FACTS = Facts(samples=8, channels=1, classes=CLASSES)
+
+
+class Pool(Backbone):
+    """Means of a 2 x 2 grid and of the whole, through one layer."""
+
+    out_channels = 6
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.seen: Tensor | None = None
+        self.layers = nn.Sequential(
+            nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * channels, self.out_channels), nn.Tanh()
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.seen = images
+        features: Tensor = self.layers(images)
+        return features
+
+
+def make(facts: Facts = FACTS, **keys: Any) -> Classification:
+    torch.manual_seed(0)
+    return Classification(facts, backbone=Pool, **keys)
+
+
+def batch_of(count: int = 8, channels: int = 1) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randint(0, 256, (count, channels, 8, 8), dtype=torch.uint8, generator=generator)
+    return {"image": images, "label": torch.arange(count) % len(CLASSES), "id": [str(i) for i in range(count)]}
+
+
+def test_the_four_methods() -> None:
+    task, batch = make().eval(), batch_of()
+    assert isinstance(task, Task)
+
+    losses = task(batch, Clock())
+    predictions = task.predict(batch)
+    assert losses.keys() == {"loss"}
+    torch.testing.assert_close(losses["loss"], cross_entropy(predictions["logits"], batch["label"]))
+
+    assert predictions["logits"].shape == predictions["probabilities"].shape == (8, 4)
+    torch.testing.assert_close(predictions["probabilities"].sum(1), torch.ones(8))
+
+    embedding = task.features(batch)["embedding"]
+    assert embedding.shape == (8, 6)
+    torch.testing.assert_close(task.head(embedding), predictions["logits"])
+    assert task.features(batch, ["embedding"]).keys() == {"embedding"}
+    with pytest.raises(KeyError, match="no layer 'layer4'; it has: embedding"):
+        task.features(batch, ["embedding", "layer4"])
+
+    assert task.hooks(FACTS) == []
+    (evaluator,) = task.evaluators(FACTS)
+    evaluator.update(predictions, batch)
+    right = (predictions["logits"].argmax(1) == batch["label"]).float().mean().item()
+    assert evaluator.compute([evaluator.state()]) == {"top1": pytest.approx(right), "top5": 1.0}
+    assert task.evaluators(FACTS)[0] is not evaluator, "fresh ones for each evaluation"
+
+
+def test_predictions_do_not_need_labels() -> None:
+    task = make().eval()
+    torch.testing.assert_close(
+        task.predict({"image": batch_of()["image"]})["logits"], task.predict(batch_of())["logits"]
+    )
+
+
+def test_soft_labels() -> None:
+    """What mixup makes: for targets that are one class each the loss is the same."""
+    task, batch = make(loss=partial(cross_entropy, label_smoothing=0.1)), batch_of()
+    soft = {**batch, "label": nn.functional.one_hot(batch["label"], 4).float()}
+    torch.testing.assert_close(task(soft, Clock())["loss"], task(batch, Clock())["loss"])
+    mixed = {**batch, "label": torch.full((8, 4), 0.25)}
+    uniform = cross_entropy(task.predict(batch)["logits"], mixed["label"], label_smoothing=0.1)
+    torch.testing.assert_close(task(mixed, Clock())["loss"], uniform)
+
+
+def test_images_are_normalised_once() -> None:
+    task, batch = make(mean=[0.3], std=[0.38]), batch_of()
+    task(batch, Clock())
+    assert isinstance(task.backbone, Pool)
+    torch.testing.assert_close(task.backbone.seen, (batch["image"].float() / 255 - 0.3) / 0.38)
+    assert batch["image"].dtype == torch.uint8, "the batch stays as it was"
+
+
+@pytest.mark.parametrize(
+    ("channels", "mean", "std"),
+    [(1, [0.5], [0.5]), (3, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]), (4, [0.5], [0.5])],
+)
+def test_usual_means(channels: int, mean: list[float], std: list[float]) -> None:
+    task = make(Facts(samples=8, channels=channels, classes=CLASSES))
+    torch.testing.assert_close(task.normalize.mean.flatten(), torch.tensor(mean))
+    torch.testing.assert_close(task.normalize.std.flatten(), torch.tensor(std))
+    assert task.predict(batch_of(2, channels))["logits"].shape == (2, 4)
+
+
+def test_dropout_acts_before_the_head_in_training_only() -> None:
+    task, batch = make(dropout=1.0), batch_of()
+    bias = task.head[1].bias.expand(8, 4)
+    torch.testing.assert_close(task.train().predict(batch)["logits"], bias)
+    assert not torch.allclose(task.eval().predict(batch)["logits"], bias)
+
+
+def test_it_overfits_a_batch() -> None:
+    task, batch = make(), batch_of()
+    optimizer = torch.optim.Adam(task.parameters(), lr=0.05)
+    losses = []
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss = task(batch, Clock())["loss"]
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] > 1
+    assert losses[-1] < 0.05
+    assert task.predict(batch)["logits"].argmax(1).tolist() == batch["label"].tolist()
+
+
+@pytest.mark.parametrize("classes", [(), ("alone",)])
+def test_two_classes_are_needed(classes: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=f"two classes or more; the training data has {len(classes)}"):
+        make(Facts(samples=8, classes=classes))
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        (Facts(8, 3, CLASSES), "its images have 3 channels, those of training 1"),
+        (Facts(8, 1, ("cat", "dog", "emu", "gnu")), r"missing: fox; new: gnu"),
+        (Facts(8, 1, CLASSES[::-1]), r"missing: none; new: none; the order counts"),
+    ],
+)
+def test_other_data_cannot_be_measured(facts: Facts, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make().evaluators(facts)
+
+
+def test_the_log_shows_the_loss() -> None:
+    assert "label_smoothing=0.1" in str(make(loss=partial(cross_entropy, label_smoothing=0.1)))
+
+
+def test_the_weights_are_all_there_is_to_save() -> None:
+    names = {name.split(".")[0] for name in make().state_dict()}
+    assert names == {"backbone", "head"}
