@@ -13,7 +13,7 @@ from opabinia.cli.errors import report_errors
 
 Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A packaged recipe, a YAML file or a run folder.")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the config, such as optimizer.lr=0.1")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to the config, such as optimizer.lr=0.1")
 ]
 
 

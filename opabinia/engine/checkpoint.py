@@ -268,9 +268,15 @@ class Checkpoints:
         """Point ``best`` to the checkpoint of this moment, which is saved first if it is not yet."""
         if self.saved != step:
             self.save()
+        self.point_to_best(step)
         if self.write:
-            write_aside(self.folder / "best", f"step-{step:08d}\n")
             self._delete_old(step)
+
+    def point_to_best(self, step: int) -> None:
+        """Point ``best`` to the checkpoint of ``step``, if it is there."""
+        path = self.folder / f"step-{step:08d}"
+        if self.write and path.is_dir() and pointed(self.folder, "best") != path:
+            write_aside(self.folder / "best", path.name + "\n")
 
     def _delete_old(self, step: int) -> None:
         """Delete all but the newest; and what lies ahead of ``step``, left by a run that was taken back."""

@@ -22,12 +22,12 @@ def resolved(tmp_path: Path, *overrides: str) -> tuple[dict[str, Any], dict[str,
 
 def parts(tmp_path: Path, *overrides: str) -> dict[str, Any]:
     config, origins = resolved(tmp_path, *overrides)
-    return build(config, CATALOG, origins=origins)("the session")
+    return build(config, CATALOG, origins=origins)("the folder")
 
 
 def test_values_arrive_converted_and_parts_built(tmp_path: Path) -> None:
     found = parts(tmp_path, "hooks.stop.after=1.5h", "hooks.slow.name=ema", "optimizer={name: adam, lr: constant}")
-    assert found["session"] == "the session"
+    assert found["folder"] == "the folder"
     crops = (Crop([1, 2], Mode.BILINEAR), Several((Crop(3, Mode.NEAREST),)))
     assert found["data"] == Data(Path("digits"), 32, list(crops))
     assert found["train"].length == Duration(12, "ep")

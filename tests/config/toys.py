@@ -159,7 +159,7 @@ class Data:
 
 @register.command
 def train(
-    session: Any,
+    folder: Any,
     /,
     *,
     task: TaskPart,
@@ -171,7 +171,7 @@ def train(
     seed: int | None = None,
 ) -> dict[str, Any]:
     """Toy training."""
-    return {"session": session, "task": task, "data": data, "train": train, "optimizer": optimizer, "hooks": hooks}
+    return {"folder": folder, "task": task, "data": data, "train": train, "optimizer": optimizer, "hooks": hooks}
 
 
 CATALOG = Catalog.of(register)

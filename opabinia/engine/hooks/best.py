@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from opabinia.contracts import Hook, Phase, Run
+from opabinia.engine.journal import read_from_json, told_in_json
 from opabinia.runtime.log import log
 
 
@@ -22,6 +23,11 @@ class SaveBest(Hook):
         self._best: float | None = None
         self._step: int | None = None
         self._fresh: float | None = None
+
+    def start(self, run: Run) -> None:
+        """Point to the best again: a kill may have come between saving it and pointing to it."""
+        if self._step is not None and run.checkpoints is not None:
+            run.checkpoints.point_to_best(self._step)
 
     def after_step(self, run: Run) -> None:
         """Look at scores measured in the middle of an epoch."""
@@ -51,8 +57,9 @@ class SaveBest(Hook):
 
     def state_dict(self) -> dict[str, Any]:
         """The best score so far and its step."""
-        return {"best": self._best, "step": self._step}
+        return {} if self._best is None else told_in_json({"best": self._best, "step": self._step})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See :meth:`state_dict`."""
-        self._best, self._step = state["best"], state["step"]
+        values = read_from_json(state)
+        self._best, self._step = values["best"], values["step"]

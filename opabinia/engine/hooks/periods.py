@@ -34,7 +34,7 @@ def due(clock: Clock, period: Duration) -> bool:
 
 @cache
 def _ratio(value: float) -> tuple[int, int]:
-    return Fraction(value).limit_denominator(10**6).as_integer_ratio()
+    return max(Fraction(1, 10**6), Fraction(value).limit_denominator(10**6)).as_integer_ratio()
 
 
 class Periodic(Hook):

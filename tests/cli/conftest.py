@@ -1,0 +1,47 @@
+"""The command in this process, where torch is imported already, and a run of six steps for it to work on."""
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from opabinia.cli import main
+
+SIX_STEPS = ["train.length=6it", "train.device=cpu", "train.threads=1", "data.workers=0"]
+
+
+class Ended(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def opabinia(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Ended]]:
+    """``opabinia("train", ...)``: the command with its exit status and what it has printed."""
+    log = logging.getLogger("opabinia")
+    before = log.propagate, log.level
+
+    def run(*arguments: object) -> Ended:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as leaving:
+            main([str(argument) for argument in arguments])
+        assert isinstance(leaving.value.code, int)
+        return Ended(leaving.value.code, *capsys.readouterr())
+
+    yield run
+    log.propagate, log.level = before
+
+
+@pytest.fixture(scope="session")
+def six_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run of ``classification/digits``, made once; only to be read."""
+    from opabinia.launch import train
+
+    log = logging.getLogger("opabinia")
+    before = log.propagate, log.level
+    folder, _ = train("classification/digits", SIX_STEPS, out=tmp_path_factory.mktemp("runs"))
+    log.propagate, log.level = before
+    return folder

@@ -1,0 +1,231 @@
+"""The commands on a run of six steps: what they print, what they leave, and their exit status."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from opabinia.cli import main
+from tests.cli.conftest import SIX_STEPS, Ended
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = "classification/digits"
+Opabinia = Callable[..., Ended]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def scores(folder: Path) -> dict[str, float]:
+    found: dict[str, float] = json.loads((folder / "results.json").read_text())
+    return found
+
+
+@pytest.fixture
+def own_run(six_steps: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change."""
+    return Path(shutil.copytree(six_steps, tmp_path / "classification" / "digits" / "default"))
+
+
+# --- train ------------------------------------------------------------------------------------------------------------
+
+
+def test_train(opabinia: Opabinia, tmp_path: Path) -> None:
+    ended = opabinia("train", RECIPE, *SIX_STEPS, "train.length=2it", "--name", "short", "--out", tmp_path)
+    folder = tmp_path / "classification" / "digits" / "short"
+    assert ended.status == 0
+    assert re.search(r"val/top1 +│ 0\.\d{4}", ended.out)
+    assert f"{folder}\n" in ended.out
+    assert scores(folder).keys() == {"val/top1", "val/top5"}
+    assert (folder / "checkpoints" / "last").read_text() == "step-00000002\n"
+
+
+def test_a_run_is_not_overwritten(opabinia: Opabinia, six_steps: Path) -> None:
+    before = contents(six_steps)
+    ended = opabinia("train", RECIPE, "--out", six_steps.parents[2])
+    assert ended.status == 2
+    assert f"{six_steps} holds a run, which is never overwritten: --resume goes on" in ended.err
+    assert contents(six_steps) == before
+
+
+def test_a_finished_run_has_nothing_to_resume(opabinia: Opabinia, own_run: Path) -> None:
+    """However it is named: by its recipe, by its folder, with its checkpoint."""
+    checkpoint = own_run / "checkpoints" / "step-00000006"
+    out = ["--out", own_run.parents[2]]
+    for arguments in (
+        [RECIPE, *SIX_STEPS, "--resume", *out],
+        [RECIPE, "--resume", *SIX_STEPS, *out],
+        ["--resume", RECIPE, *SIX_STEPS, *out],
+        [RECIPE, *SIX_STEPS, *out, "--resume", checkpoint],
+        [RECIPE, *SIX_STEPS, *out, f"--resume={checkpoint}"],
+        [own_run, "--resume"],
+        ["--resume", own_run],
+    ):
+        ended = opabinia("train", *arguments)
+        assert ended.status == 0, ended.err
+        assert f"{own_run} is finished: nothing to do" in ended.err
+        assert f"{scores(own_run)['val/top1']:.4f}" in ended.out
+
+
+def test_a_run_goes_on_where_it_was(opabinia: Opabinia, own_run: Path) -> None:
+    ended = opabinia("train", own_run, "--resume", "train.length=8it")
+    assert ended.status == 0
+    assert f"resuming {own_run} from step 6" in ended.err
+    assert "changed since the run began: train.length: 6it -> 8it" in ended.err
+    steps = [json.loads(line)["step"] for line in (own_run / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [6, 8, 8], "training, training, evaluation: step 6 is the end no more"
+
+
+# --- eval -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("checkpoint", [[], ["--checkpoint", "best"], ["--checkpoint", "last"], ["--checkpoint", None]])
+def test_eval(opabinia: Opabinia, own_run: Path, checkpoint: list[str | None]) -> None:
+    path = own_run / "checkpoints" / "step-00000006"
+    ended = opabinia("eval", own_run, *(path if word is None else word for word in checkpoint))
+    assert ended.status == 0, ended.err
+    for name, value in scores(own_run).items():
+        assert re.search(rf"{name} +│ {value:.4f}", ended.out)
+    assert str(own_run) in ended.out
+    written = json.loads((own_run / "eval" / "val" / "scores.json").read_text())
+    assert written == {"checkpoint": path.name, **scores(own_run)}
+
+
+def test_eval_on_other_data(opabinia: Opabinia, own_run: Path) -> None:
+    ended = opabinia("eval", own_run, "data.val.source.split=train", "evaluate.batch_size=500")
+    assert ended.status == 0
+    written = json.loads((own_run / "eval" / "val" / "scores.json").read_text())
+    assert (written["val/top1"] * 1437) % 1 == pytest.approx(0, abs=1e-9), "a share of 1,437 digits"
+    assert written["val/top1"] != scores(own_run)["val/top1"]
+
+
+# --- mistakes leave with status 2, a message and no traceback ---------------------------------------------------------
+
+
+def refused(ended: Ended, *messages: str) -> None:
+    assert ended.status == 2
+    for message in messages:
+        assert message in ended.err
+    assert "Traceback" not in ended.err
+    assert ended.out == ""
+
+
+def test_all_mistakes_in_a_config_are_told(opabinia: Opabinia, tmp_path: Path) -> None:
+    ended = opabinia("train", RECIPE, "optimiser=sgd", "data.batch_size=0", "train.length=5", "--out", tmp_path)
+    refused(ended, "optimiser", "did you mean 'optimizer'?", "data.batch_size", "train.length", "12ep")
+    assert len(ended.err.splitlines()) == 3
+    assert not list(tmp_path.iterdir()), "nothing is left of a run that did not begin"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "classification/digit"], "did you mean 'classification/digits'?"),
+        (["train", "nowhere.yaml"], "nowhere.yaml: there is no such file"),
+        (["train", RECIPE, "seed"], "an override is written key=value"),
+        (["train", RECIPE, "--resume", "checkpoints/step-1"], "checkpoints/step-1 is not a checkpoint in"),
+        (["train", RECIPE, "--resume", "best"], "best is not a checkpoint in"),
+        (["train", RECIPE, "task.backbone.model=resnet81"], "timm"),
+        (["train", RECIPE, "optimizer=sgd", "optimizer.nesterov=true"], "Nesterov momentum requires"),
+        (["train", RECIPE, "data.val.transforms.0.size=-1"], "Resize: RuntimeError: "),
+        (["train", RECIPE, "checkpoint.best=val/top2"], "val/top2"),
+        (["train", "classification/image_folder"], "data.train.source"),
+        (["eval", "nowhere"], "nowhere holds no run (no config.yaml in it)"),
+        (["train"], "Missing argument 'RECIPE'"),
+        (["train", RECIPE, "--nmae", "a"], "--nmae"),
+        (["trian", RECIPE], "No such command 'trian'"),
+    ],
+)
+def test_mistakes(
+    opabinia: Opabinia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused(opabinia(*arguments), message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--checkpoint", "step-1"], "step-1"),
+        (["data.val=null"], "data.val: there is no data to evaluate on"),
+        (["task.backbone.model=test_vit"], "the weights do not fit"),
+    ],
+)
+def test_mistakes_in_an_evaluation(opabinia: Opabinia, six_steps: Path, arguments: list[str], message: str) -> None:
+    refused(opabinia("eval", six_steps, *arguments), message)
+
+
+def test_a_broken_picture(opabinia: Opabinia, tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        for name in ("cat", "dog"):
+            (tmp_path / split / name).mkdir(parents=True)
+            Image.new("RGB", (40, 40)).save(tmp_path / split / name / "1.png")
+    broken = tmp_path / "train" / "dog" / "1.png"
+    broken.write_bytes(broken.read_bytes()[:50])
+    ended = opabinia("train", "classification/image_folder", f"vars.root={tmp_path}", *SIX_STEPS, "--out", tmp_path)
+    assert (ended.status, ended.out) == (2, "")
+    assert str(broken) in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_without_arguments_help_is_shown(opabinia: Opabinia) -> None:
+    ended = opabinia()
+    assert ended.status == 2
+    assert "Usage" in ended.out + ended.err
+
+
+def test_a_crash_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Python exits with status 1 then."""
+    monkeypatch.setattr("opabinia.launch.train", lambda *_, **__: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["train", RECIPE, "--out", str(tmp_path)])
+
+
+# --- config show --origin ---------------------------------------------------------------------------------------------
+
+
+def test_the_origin_of_every_value_is_shown(opabinia: Opabinia, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    ended = opabinia("config", "show", "--origin", RECIPE, "seed=7", "optimizer.lr=0.5")
+    assert ended.status == 0
+    golden = (ROOT / "tests" / "golden" / "configs" / f"{RECIPE}.txt").read_text(encoding="utf-8").splitlines()
+    lines = [re.fullmatch(r"(\S+): (.*\S) +# (.*)", line) for line in ended.out.splitlines()]
+    assert all(lines)
+    shown = [line.groups() for line in lines if line]
+    assert [path for path, _, _ in shown] == [line.split(":")[0] for line in golden]
+    recipe = f"opabinia/recipes/{RECIPE}.yaml"
+    written = (ROOT / recipe).read_text(encoding="utf-8").splitlines()
+    for path, value, origin in shown:
+        if path in ("seed", "optimizer.lr"):
+            assert origin == f"command line: {path}={value}"
+            continue
+        assert f"{path}: {value}" in golden
+        if origin != "signature's default":
+            file, number = origin.split(":")
+            assert file == recipe
+            key = [key for key in path.split(".") if not key.isdigit()][-1]
+            assert f"{key}:" in written[int(number) - 1]
+    assert {origin for _, _, origin in shown} >= {"signature's default", f"{recipe}:7"}
+
+
+# --- as programs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_demo(tmp_path: Path) -> None:
+    """Trains on real handwritten digits, to the score that the recipe states."""
+    program = [sys.executable, "-m", "opabinia", "demo", "--out", tmp_path]
+    done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, check=True)
+    found = re.search(r"val/top1 +│ (0\.\d{4})", done.stdout)
+    assert found
+    assert float(found[1]) >= 0.985
+    (results,) = tmp_path.rglob("results.json")
+    assert str(results.parent) in done.stdout
+    assert results.is_relative_to(tmp_path / "classification" / "digits")

@@ -1,0 +1,79 @@
+"""Help comes at once: nothing heavy is imported for it."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import typer
+
+from opabinia.cli import app
+
+HEAVY = {"torch", "torchvision", "timm", "sklearn", "numpy"}
+PROGRAM = Path(sys.executable).with_name("opabinia")
+
+
+def commands(group: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command with the words that lead to it."""
+    yield path, group
+    for name, command in getattr(group, "commands", {}).items():
+        yield from commands(command, (*path, name))
+
+
+def imported(stderr: str) -> set[str]:
+    """Top-level names in what ``python -X importtime`` has printed."""
+    return set(re.findall(r"^import time:.*\| +(\w+)", stderr, re.MULTILINE))
+
+
+COMMANDS = list(commands(typer.main.get_command(app)))
+
+
+def test_there_are_these_commands() -> None:
+    known = {" ".join(path) for path, _ in COMMANDS}
+    assert known >= {"", "train", "eval", "demo", "config", "config show", "config check", "config list"}
+
+
+@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[" ".join(path) or "opabinia" for path, _ in COMMANDS])
+def test_help(path: tuple[str, ...], command: click.Command) -> None:
+    program = [sys.executable, "-X", "importtime", "-m", "opabinia", *path, "--help"]
+    done = subprocess.run(program, capture_output=True, text=True, check=True)
+    assert "typer" in imported(done.stderr), "importtime has told nothing"
+    assert not imported(done.stderr) & HEAVY
+    assert " ".join(["Usage: python -m opabinia", *path]) in done.stdout
+    for name in getattr(command, "commands", {}):
+        assert f" {name} " in done.stdout
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert parameter.opts[0] in done.stdout
+            assert parameter.help
+        else:
+            assert (parameter.metavar or "").strip("[].") in done.stdout
+
+
+def test_both_ways_to_start_are_one_program() -> None:
+    runs = [[PROGRAM], [sys.executable, "-m", "opabinia"]]
+    texts = [
+        subprocess.run([*run, "train", "--help"], capture_output=True, text=True, check=True).stdout for run in runs
+    ]
+    assert texts[0].replace("Usage: opabinia", "Usage: python -m opabinia").split() == texts[1].split()
+
+
+def test_a_warm_check_of_a_config_imports_no_torch(tmp_path: Path) -> None:
+    """The first one may: it fills the cache."""
+
+    def check(recipe: str) -> subprocess.CompletedProcess[str]:
+        program = [sys.executable, "-X", "importtime", "-m", "opabinia", "config", "check", recipe]
+        return subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, check=False)
+
+    cold, warm, wrong = (check(recipe) for recipe in ("classification/digits", "classification/digits", "wrong.yaml"))
+    assert cold.stdout == warm.stdout == "classification/digits: no problems\n"
+    assert (cold.returncode, warm.returncode, wrong.returncode) == (0, 0, 2)
+    assert "pydantic" in imported(warm.stderr)
+    assert not imported(warm.stderr) & HEAVY
+    told = [line for line in wrong.stderr.splitlines() if not line.startswith("import time:")]
+    assert len(told) == 1, "one line and no traceback"
+    assert told[0].startswith("error: wrong.yaml: there is no such file")
+    assert wrong.stdout == ""

@@ -1,0 +1,248 @@
+"""One number: an evaluation on one process or on many gives the same scores to the last digit."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from opabinia.contracts import Batch, Clock, Evaluator, Facts, Hook, Phase, Predictions, Run
+from opabinia.data.batches import evaluation_rows
+from opabinia.data.loader import Loader, Reader, evaluation_requests
+from opabinia.engine import evaluate as engine
+from opabinia.engine.evaluate import EvaluationStopped, Validation, evaluate, evaluate_all, evaluation_run
+from opabinia.engine.journal import Journal
+from opabinia.engine.moments import Moments
+from opabinia.evaluation.topk import TopK
+from tests.engine.toys import CPU, FACTS, Line, Rows, validation
+
+
+class Vectors:
+    """Samples that a linear model gets right about half of the time."""
+
+    channels, classes = 1, FACTS.classes
+
+    def __init__(self, samples: int) -> None:
+        generator = torch.Generator().manual_seed(samples)
+        self.labels = torch.randint(3, (samples,), generator=generator).tolist()
+        self.images = torch.randn(samples, 4, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"image": self.images[index], "label": self.labels[index], "id": str(index)}
+
+
+class Confidence:
+    """Mean of the largest logit, added in the order of positions: another order would be another last digit."""
+
+    better = {"confidence": "max"}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, float]] = []
+
+    def update(self, predictions: Predictions, batch: Batch) -> None:
+        largest = predictions["logits"].amax(1).double().tolist()
+        self.seen += zip(map(int, batch["id"]), largest, strict=True)
+
+    def state(self) -> list[tuple[int, float]]:
+        return self.seen
+
+    def compute(self, states: Sequence[list[tuple[int, float]]]) -> dict[str, float]:
+        seen = sorted(item for state in states for item in state)
+        return {"confidence": sum(value for _, value in seen) / len(seen)} if seen else {}
+
+
+class Measured(Line):
+    def evaluators(self, facts: Facts) -> list[Evaluator]:
+        return [TopK((1, 2)), Confidence()]
+
+
+def on_processes(world: int, samples: int, batch_size: int) -> list[dict[str, float]]:
+    """The scores that each of so many processes finds; what they send to each other is passed on by hand."""
+    torch.manual_seed(3)
+    task = Measured()
+    source = Vectors(samples)
+
+    def loader(rank: int) -> Loader:
+        return Loader(Reader(source, facts=FACTS), evaluation_requests(samples, batch_size, rank, world))
+
+    sent: list[list[Any]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for rank in range(world):
+            sent.append([])
+            patch.setattr(engine, "gather", lambda state: (sent[-1].append(state), [state])[1])
+            evaluate(task, Validation("val", loader(rank), FACTS), CPU)
+        found = []
+        for rank in range(world):
+            turn = iter(range(9))
+            patch.setattr(engine, "gather", lambda state, turn=turn: [states[at] for at in [next(turn)] for states in sent])
+            found.append(evaluate(task, Validation("val", loader(rank), FACTS), CPU))
+    return found
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(2, 6))
+@settings(max_examples=40)
+def test_any_number_of_processes_finds_the_same_scores(samples: int, batch_size: int, world: int) -> None:
+    alone = on_processes(1, samples, batch_size)[0]
+    assert set(alone) == {"val/top1", "val/top2", "val/confidence"}
+    assert all(found == alone for found in on_processes(world, samples, batch_size))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_fewer_samples_than_processes(world: int) -> None:
+    found = on_processes(world, 2, 1)
+    labels, images = Vectors(2).labels, Vectors(2).images
+    torch.manual_seed(3)
+    logits = Measured().layer(images)
+    assert found == [
+        {
+            "val/top1": sum(int(row.argmax()) == label for row, label in zip(logits, labels, strict=True)) / 2,
+            "val/top2": sum(label in row.topk(2)[1] for row, label in zip(logits, labels, strict=True)) / 2,
+            "val/confidence": sum(logits.amax(1).double().tolist()) / 2,
+        }
+    ] * world
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_no_samples_give_no_scores(world: int) -> None:
+    assert on_processes(world, 0, 4) == [{}] * world
+
+
+# --- how it is done ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_task_is_left_in_the_mode_it_was_in(training: bool) -> None:
+    modes: list[tuple[bool, bool]] = []
+
+    class Look(Line):
+        def predict(self, batch: Batch) -> Predictions:
+            modes.append((self.training, torch.is_grad_enabled()))
+            return super().predict(batch)
+
+    task = Look().train(training)
+    evaluate(task, validation(), CPU)
+    assert modes == [(False, False)] * 3
+    assert task.training is training
+    assert all(module.training is training for module in task.modules())
+
+
+def test_also_when_it_fails() -> None:
+    class Broken(Line):
+        def predict(self, batch: Batch) -> Predictions:
+            raise RuntimeError("no")
+
+    task = Broken()
+    with pytest.raises(RuntimeError, match="no"):
+        evaluate(task, validation(), CPU)
+    assert task.training
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_it_stops_between_two_batches(after: int) -> None:
+    calls = iter(range(99))
+    task = Line()
+    with pytest.raises(EvaluationStopped):
+        evaluate(task, validation(), CPU, lambda: next(calls) == after)
+    assert next(calls) == after + 1
+    assert task.training
+
+
+def make_run(journal: Journal, **fields: Any) -> Run:
+    clock = Clock(step=4, epoch=1, total_steps=8, steps_per_epoch=4, samples=8)
+    rest = {"optimizer": None, "loader": None, "checkpoints": None, "evaluate": dict, "folder": Path()}
+    return Run(task=Line(), journal=journal, clock=clock, scores={}, **{**rest, **fields})  # type: ignore[arg-type]
+
+
+class Kept:
+    def __init__(self) -> None:
+        self.lines: list[Any] = []
+
+    def write(self, line: Any) -> None:
+        self.lines.append(line)
+
+    def close(self) -> None: ...
+
+
+class Phases(Hook):
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def start(self, run: Run) -> None:
+        self.seen.append("start")
+
+    def before_phase(self, run: Run, phase: Phase) -> None:
+        self.seen.append(("before", *phase, sorted(run.scores)))
+
+    def after_phase(self, run: Run, phase: Phase) -> None:
+        self.seen.append(("after", *phase, sorted(run.scores)))
+
+    def finish(self, run: Run, how: Any) -> None:
+        self.seen.append(how)
+
+
+def test_one_phase_and_one_line_for_each_set() -> None:
+    writer, hook = Kept(), Phases()
+    run = make_run(Journal(None, [writer]))
+    scores = evaluate_all(run, Moments({"h": hook}), [validation(), validation("other", 4)], CPU)
+    names = ["other/top1", "other/top2", "val/top1", "val/top2"]
+    assert sorted(scores) == sorted(run.scores) == names
+    assert hook.seen == [
+        ("before", "evaluate", "val", []),
+        ("after", "evaluate", "val", names[2:]),
+        ("before", "evaluate", "other", names[2:]),
+        ("after", "evaluate", "other", names),
+    ]
+    assert [sorted(line) for line in writer.lines] == [
+        ["epoch", "samples", "step", "time/val", "val/top1", "val/top2"],
+        ["epoch", "other/top1", "other/top2", "samples", "step", "time/other"],
+    ]
+
+
+def test_an_evaluation_that_is_stopped_leaves_no_line() -> None:
+    """Also not that of a set that was done: all of them will be evaluated again."""
+    writer = Kept()
+    batches = iter(range(99))
+    with pytest.raises(EvaluationStopped):
+        evaluate_all(
+            make_run(Journal(None, [writer])),
+            Moments({}),
+            [validation(), validation("other")],
+            CPU,
+            lambda: next(batches) == 4,
+        )
+    assert writer.lines == []
+
+
+def test_a_run_that_only_evaluates() -> None:
+    hook, one = Phases(), validation()
+    scores = evaluation_run(make_run(Journal(None)), Moments({"h": hook}), [one], CPU)
+    assert set(scores) == {"val/top1", "val/top2"}
+    assert hook.seen[0] == "start" and hook.seen[-1] == "done"
+    assert one.loader.closed == 1  # type: ignore[attr-defined]
+
+
+def test_a_run_that_only_evaluates_and_fails() -> None:
+    class Failing(Phases):
+        def after_phase(self, run: Run, phase: Phase) -> None:
+            raise KeyError("x")
+
+    hook, one = Failing(), validation()
+    with pytest.raises(KeyError):
+        evaluation_run(make_run(Journal(None)), Moments({"h": hook}), [one], CPU)
+    assert isinstance(hook.seen[-1], KeyError)
+    assert one.loader.closed == 1  # type: ignore[attr-defined]
+
+
+def test_scores_are_fractions_of_all_samples_not_means_of_batches() -> None:
+    """7 samples in batches of 3, 3 and 1: a mean over batches would count the last one three times."""
+    rows = list(evaluation_rows(7, 3, 0, 1))
+    task = Line()
+    scores = evaluate(task, Validation("val", Rows(lambda start: rows[start:], 1), FACTS), CPU)
+    assert math.isclose(scores["val/top1"] * 7, round(scores["val/top1"] * 7))

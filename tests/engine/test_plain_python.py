@@ -1,0 +1,101 @@
+"""The engine without any config: parts are built by hand and put together."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from opabinia.contracts import Backbone, Clock, Facts, Source
+from opabinia.data.batches import ConstantPlan
+from opabinia.data.loader import Loader, Reader, evaluation_requests, training_requests
+from opabinia.data.order import order
+from opabinia.engine.checkpoint import newest_whole
+from opabinia.engine.evaluate import Validation
+from opabinia.engine.hooks import Evaluate, Flush, Save, SaveBest, in_order
+from opabinia.engine.journal import Journal
+from opabinia.engine.step import Standard
+from opabinia.engine.trainer import Trainer
+from opabinia.optim.schedules import cosine
+from opabinia.runtime.durations import Duration
+from opabinia.tasks.classification import Classification
+
+CLASSES = ("left", "right")
+
+
+class Bars:
+    """Images with a bright half; which half is the class."""
+
+    channels, classes = 1, CLASSES
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        image = torch.zeros(1, 4, 4, dtype=torch.uint8)
+        label = index % 2
+        image[:, :, 2 * label : 2 * label + 2] = 100 + index
+        return {"image": image, "label": label, "id": str(index)}
+
+
+class Flat(Backbone):
+    out_channels = 16
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.layers = nn.Flatten()
+
+    def forward(self, images: Tensor) -> Tensor:
+        vectors: Tensor = self.layers(images)
+        return vectors
+
+
+def make_trainer(folder: Path, source: Source, length: str, seed: int = 0) -> Trainer:
+    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    facts = Facts(samples=len(source), channels=source.channels, classes=tuple(source.classes))
+    plan = ConstantPlan(len(source), 8, Duration.parse(length))
+    torch.manual_seed(seed)
+    task = Classification(facts, backbone=Flat)
+    optimizer = torch.optim.SGD(task.parameters(), lr=0.1, momentum=0.9)
+    orders = partial(order, seed, n=len(source), shuffle=True)
+    validation = Validation("val", Loader(Reader(source), evaluation_requests(len(source), 16, 0, 1)), facts)
+    return Trainer(
+        task=task,
+        step=Standard(task, optimizer, partial(cosine, warmup=Duration(2, "it")), seed),
+        plan=plan,
+        loader=Loader(Reader(source, seed=seed), training_requests(plan, orders, 0, 1)),
+        validation=[validation],
+        journal=Journal(folder / "metrics.jsonl"),
+        hooks=in_order(
+            task={},
+            user={},
+            flush=Flush(4),
+            save=Save(Duration(1, "ep")),
+            evaluate=Evaluate(Duration(1, "ep")),
+            best=SaveBest("val/top1", "max"),
+        ),
+        folder=folder,
+        device=torch.device("cpu"),
+    )
+
+
+def test_train_and_go_on(tmp_path: Path) -> None:
+    scores = make_trainer(tmp_path, Bars(), "4ep").run()
+    assert scores == {"val/top1": 1.0, "val/top5": 1.0}
+    found = newest_whole(tmp_path / "checkpoints")
+    assert found and found[1].step == 32
+
+    longer = make_trainer(tmp_path, Bars(), "6ep")
+    longer.restore(found[1])
+    longer.run()
+    again = newest_whole(tmp_path / "checkpoints")
+    assert again and again[1].step == 48
+    assert again[1].state["position"] == 0 and again[1].state["epoch"] == 6
+
+
+def test_it_needs_no_config(tmp_path: Path) -> None:
+    clock = Clock(step=1, total_steps=2)
+    assert clock.progress == 0.5
+    make_trainer(tmp_path, Bars(), "1it").run()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "metrics.jsonl"]
