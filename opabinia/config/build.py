@@ -144,8 +144,10 @@ def blamed(path: str, where: str = "") -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, FileNotFoundError, NotADirectoryError) as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        message = f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
+        message = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error)
+        if isinstance(error, TypeError) or not message:  # not made for a person to read: say where it comes from
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            message = f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
         raise ConfigError(Problem(where, path, message)) from error
 
 

@@ -35,15 +35,18 @@ class Catalog:
         entries: family -> name -> entry. Read from a cache, the entries have no callables: they can be checked
             against, not built.
         failed: plugins that could not be imported, and why.
+        left_out: family -> name -> why there is no such part.
     """
 
     entries: Mapping[str, Mapping[str, Entry]]
     failed: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, register: Register, failed: Mapping[str, str] | None = None) -> Catalog:
         """What is registered now."""
-        return cls({family: dict(entries) for family, entries in register.entries.items()}, failed or {})
+        entries = {family: dict(entries) for family, entries in register.entries.items()}
+        return cls(entries, failed or {}, {family: dict(names) for family, names in register.left_out.items()})
 
     def names(self, family: str) -> list[str]:
         """The names in a family, sorted."""
@@ -164,7 +167,8 @@ def _read(path: Path) -> Catalog | None:
             {
                 family: {name: Entry.from_json(entry) for name, entry in entries.items()}
                 for family, entries in data["entries"].items()
-            }
+            },
+            left_out=data["left_out"],
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
@@ -178,7 +182,7 @@ def _write(path: Path, catalog: Catalog) -> None:
     }
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_aside(path, json.dumps({"entries": entries}))
+        write_aside(path, json.dumps({"entries": entries, "left_out": catalog.left_out}))
         _forget_old(path.parent)
 
 

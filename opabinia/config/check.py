@@ -125,6 +125,8 @@ class _Check:
         elif not isinstance(name, str):
             if name is not BROKEN:
                 self._complain((*path, "name"), "expected text", name, allowed=known)
+        elif reason := self.catalog.left_out.get(family, {}).get(name):
+            self._complain((*path, "name"), f"is left out: {reason}", name)
         elif name not in names and not self.catalog.failed:  # else it may be in the plugin that failed
             guess = nearest(name, names)
             known = _known(family, names, 8 if guess else 60)

@@ -120,6 +120,10 @@ class Family:
 
         return add if target is None else add(target)
 
+    def leave_out(self, name: str, reason: str) -> None:
+        """Tell whoever asks for ``name`` in a config why there is no such part, and what to do instead."""
+        self._register.left_out[self.name][name] = reason
+
 
 class Register:
     """All families. ``section`` is a nested group of keys without a name, ``command`` the top level of a config."""
@@ -147,6 +151,7 @@ class Register:
         self.entries: dict[str, dict[str, Entry]] = {name: {} for name in FAMILIES}
         for name in FAMILIES:
             setattr(self, name, Family(self, name))
+        self.left_out: dict[str, dict[str, str]] = {name: {} for name in FAMILIES}
 
     def add(self, family: str, target: Callable[..., Any], name: str | None, renamed: Mapping[str, str]) -> Entry:
         """Read a signature and enter the part; see :meth:`Family.__call__`."""

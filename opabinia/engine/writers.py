@@ -14,6 +14,8 @@ from rich.table import Column
 
 from opabinia.config import register
 from opabinia.contracts import Clock
+from opabinia.runtime.files import told
+from opabinia.runtime.log import log
 
 _QUIET = ("step", "epoch", "samples", "sample_ids", "lr", "samples_per_s")
 
@@ -60,7 +62,6 @@ class Terminal:
             )
             self._bar = Progress(*columns, console=Console(stderr=True), expand=True)
             self._row = self._bar.add_task("train", total=self._total, completed=clock.step, epoch=0.0, text="")
-            self._bar.start()
 
     def _left(self, step: int) -> str:
         done = step - self._first
@@ -74,6 +75,8 @@ class Terminal:
             rest = [_scores(line), _pace(line)] + ([f"left {self._left(step)}"] if training else [])
             print("  ".join(text for text in (place, *rest) if text), file=sys.stderr, flush=True)
             return
+        # Not before: a run that is refused would leave a terminal without cursor.
+        self._bar.start()
         if training:
             text = f"{_scores(line)}  {_pace(line)}  left {self._left(step)}"
             self._bar.update(self._row, completed=step, epoch=line["epoch"], text=text)
@@ -94,14 +97,21 @@ class TensorBoard:
         # Half a second of imports that an evaluation or a config check need not pay.
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=clock.step + 1 if clock.step else None)
+        self._folder = folder / "tensorboard"
+        with told(self._folder):
+            self._writer = SummaryWriter(str(self._folder), purge_step=clock.step + 1 if clock.step else None)
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Add a line's numbers."""
-        for name, value in line.items():
-            if name not in ("step", "samples", "sample_ids") and value is not None:
-                self._writer.add_scalar(name, value, line["step"])
+        with told(self._folder):
+            for name, value in line.items():
+                if name not in ("step", "samples", "sample_ids") and value is not None:
+                    self._writer.add_scalar(name, value, line["step"])
 
     def close(self) -> None:
         """Flush and close."""
-        self._writer.close()
+        # An error here would hide the one that ended the run.
+        try:
+            self._writer.close()
+        except OSError as error:
+            log.warning("cannot write %s: %s", self._folder, error.strerror)

@@ -64,7 +64,7 @@ def test_a_constructor_that_refuses_is_told_with_its_place(tmp_path: Path) -> No
     (problem,) = error.value.problems
     assert problem.path == "optimizer"
     assert problem.where == "command line: optimizer.nesterov=true"
-    assert problem.message.startswith("ValueError: nesterov needs a momentum (toys.py:")
+    assert problem.message == "nesterov needs a momentum"
     assert isinstance(error.value.__cause__, ValueError)
 
 
@@ -95,7 +95,7 @@ def test_a_missing_file_is_told() -> None:
     def train(*, source: toys.Annotated[Any, toys.Part("source")]) -> None:
         """Trains."""
 
-    with pytest.raises(ConfigError, match=r"source: FileNotFoundError: .*no/where"):
+    with pytest.raises(ConfigError, match="source: No such file or directory: no/where"):
         build({"source": {"name": "folder", "root": "no/where"}}, Catalog.of(register))
 
 

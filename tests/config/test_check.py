@@ -275,3 +275,16 @@ def test_durations_and_parts_in_a_union_are_told_apart(checked: Check) -> None:
     catalog = Catalog.of(register)
     assert checked("warmup: 3ep", catalog=catalog).config == {"warmup": "3ep"}
     assert checked("warmup: constant", catalog=catalog).config == {"warmup": {"name": "constant"}}
+
+
+def test_a_part_that_was_left_out_tells_why(problems: Callable[..., list[str]]) -> None:
+    left_out = {"schedule": {"plateau": "it needs scores, which come late"}}
+    catalog = Catalog(CATALOG.entries, left_out=left_out)
+    (problem,) = problems(RECIPE, "schedule=plateau", catalog=catalog)
+    assert problem.endswith("is left out: it needs scores, which come late (found 'plateau')")
+
+
+def test_left_out_names_are_in_the_catalog() -> None:
+    register = Register()
+    register.transform.leave_out("Lambda", "takes a function")
+    assert Catalog.of(register).left_out["transform"] == {"Lambda": "takes a function"}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opabinia.contracts import Backbone, Clock, Facts, Source
+from opabinia.contracts import Backbone, Facts, Source
 from opabinia.data.batches import ConstantPlan
 from opabinia.data.loader import Loader, Reader, evaluation_requests, training_requests
 from opabinia.data.order import order
@@ -94,8 +94,6 @@ def test_train_and_go_on(tmp_path: Path) -> None:
     assert again[1].state["position"] == 0 and again[1].state["epoch"] == 6
 
 
-def test_it_needs_no_config(tmp_path: Path) -> None:
-    clock = Clock(step=1, total_steps=2)
-    assert clock.progress == 0.5
+def test_it_leaves_what_the_engine_writes_and_no_config(tmp_path: Path) -> None:
     make_trainer(tmp_path, Bars(), "1it").run()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "metrics.jsonl"]

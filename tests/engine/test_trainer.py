@@ -1,18 +1,16 @@
 """The order of hooks, and stopping and going on at every place there is."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from torch import Tensor
 
-from opabinia.contracts import Hook, Phase, Run
+from opabinia.contracts import Hook, Run
 from opabinia.engine.checkpoint import listed, newest_whole, pointed, read_checkpoint
-from opabinia.engine.hooks.limit import TimeLimit
 from opabinia.engine.trainer import Trainer
 from opabinia.runtime.durations import Duration
-from tests.engine.toys import FACTS, Event, Rows, Setup, lines, same_tensors, validation, weights
+from tests.engine.toys import Event, Setup, lines, same_tensors, validation, weights
 
 KEYS = ["user", "journal", "save", "evaluate", "best"]
 

@@ -11,7 +11,7 @@ from torchvision.transforms import v2
 
 from opabinia.config import adapt, register
 
-_NORMALISED = "images stay uint8 until they are on the device, where the task normalises them once"
+_NORMALISED = "images stay uint8 up to the device, where the task normalises them once (its mean and std)"
 _TENSORS = "samples hold tensors from the start, and batches plain ones"
 _BATCHES = "works on batches; see the mix family"
 _SEVERAL = "gives several images of one"
@@ -36,6 +36,9 @@ LEFT_OUT = {
     "UniformTemporalSubsample": "picks frames of a film",
 }
 """torchvision's transforms that are not registered, each with the reason."""
+
+for _name, _reason in LEFT_OUT.items():
+    register.transform.leave_out(_name, _reason)
 
 for _name, _class in inspect.getmembers(v2, inspect.isclass):
     if issubclass(_class, v2.Transform) and _name not in LEFT_OUT:

@@ -1,0 +1,246 @@
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opabinia.runtime import files
+from opabinia.runtime.files import DiskError, InUse, flush_to_disk, folder_aside, mend, only_writer, told, write_aside
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def failing(number: int) -> Any:
+    def fail(*arguments: Any, **keywords: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (errno.ENOSPC, "the disk is full"),
+        (errno.EDQUOT, "the disk quota is used up"),
+        (errno.EROFS, "the file system is read-only"),
+        (errno.EACCES, "permission denied"),
+        (errno.EIO, "Input/output error"),
+    ],
+)
+def test_told_names_the_file_the_reason_and_what_is_left(number: int, reason: str) -> None:
+    with pytest.raises(DiskError) as caught, told(Path("a/b"), "the rest is whole"):
+        failing(number)()
+    assert str(caught.value) == f"cannot write a/b: {reason}; the rest is whole"
+    with pytest.raises(DiskError) as caught, told(Path("a/b")):
+        failing(number)()
+    assert str(caught.value) == f"cannot write a/b: {reason}"
+
+
+def test_told_once() -> None:
+    with pytest.raises(DiskError, match="^cannot write inner: the disk is full$"), told(Path("outer")), told(Path("inner")):
+        failing(errno.ENOSPC)()
+
+
+def test_told_leaves_other_errors_alone() -> None:
+    with pytest.raises(ValueError, match="other"), told(Path("x")):
+        raise ValueError("other")
+    with pytest.raises(DiskError, match="cannot write x: odd"), told(Path("x")):
+        raise OSError("odd")
+
+
+# --- one file ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("content", "expected"), [("größer\n", "größer\n".encode()), (b"\x00\xff", b"\x00\xff"), ("", b"")])
+def test_write_aside(tmp_path: Path, content: str | bytes, expected: bytes) -> None:
+    path = tmp_path / "file"
+    write_aside(path, content)
+    assert path.read_bytes() == expected
+    write_aside(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    versions = [bytes([n]) * 200_000 for n in range(40)]
+    write_aside(path, versions[0])
+    done = threading.Event()
+    seen: list[bytes] = []
+
+    def read() -> None:
+        while not done.is_set():
+            seen.append(path.read_bytes())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for version in versions:
+        write_aside(path, version)
+    done.set()
+    reader.join()
+    assert len(seen) > 1
+    assert set(seen) <= set(versions)
+
+
+@pytest.mark.parametrize("place", ["fsync", "rename"])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()], ids=["full", "interrupt"])
+def test_what_goes_wrong_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException
+) -> None:
+    path = tmp_path / "file"
+    write_aside(path, "old")
+
+    def fail(*arguments: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(os, {"fsync": "fsync", "rename": "replace"}[place], fail)
+    expected = DiskError if isinstance(error, OSError) else KeyboardInterrupt
+    with pytest.raises(expected):
+        write_aside(path, "new")
+    monkeypatch.undo()
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["file"]
+
+
+def test_content_is_on_the_disk_before_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a power cut could leave the new name with nothing in it."""
+    calls: list[str] = []
+    real_fsync, real_replace = os.fsync, os.replace
+
+    def fsync(descriptor: int) -> None:
+        calls.append("flush " + os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")).split(".")[-1])
+        real_fsync(descriptor)
+
+    def replace(source: Any, target: Any, **keywords: Any) -> None:
+        calls.append("rename")
+        real_replace(source, target, **keywords)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    write_aside(tmp_path / "file", "x")
+    assert calls == ["flush tmp", "rename", f"flush {tmp_path.name}"]
+
+
+def test_no_folder_to_write_into(tmp_path: Path) -> None:
+    with pytest.raises(DiskError, match=r"cannot write .*/absent/file: No such file"):
+        write_aside(tmp_path / "absent" / "file", "x")
+
+
+# --- a folder ---------------------------------------------------------------------------------------------------------
+
+
+def fill(folder: Path, text: str) -> None:
+    (folder / "a").write_text(text)
+    (folder / "b").write_text(text)
+
+
+def test_folder_aside(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "folder"
+    for text in ("one", "two"):
+        with folder_aside(path) as aside:
+            fill(aside, text)
+            assert not path.exists() or (path / "a").read_text() == "one"
+        assert [(path / name).read_text() for name in "ab"] == [text, text]
+        assert names(path.parent) == ["folder"]
+
+
+def test_a_folder_that_is_not_finished_does_not_appear(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    with folder_aside(path) as aside:
+        fill(aside, "old")
+    for error in (ValueError, KeyboardInterrupt):
+        with pytest.raises(error), folder_aside(path) as aside:
+            (aside / "a").write_text("new")
+            raise error
+        assert (path / "a").read_text() == "old"
+        assert names(tmp_path) == ["folder"]
+
+
+def test_flushing_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        flush_to_disk(tmp_path / "absent")
+
+
+def test_mend_clears_away_and_gives_back(tmp_path: Path) -> None:
+    (tmp_path / ".step-1.77.tmp").mkdir()
+    (tmp_path / ".step-1.77.tmp" / "half").write_text("x")
+    (tmp_path / ".last.8.tmp").write_text("half")
+    (tmp_path / "step-2").mkdir()
+    (tmp_path / "step-2" / "new").write_text("new")
+    for name in (".step-2.77.old", ".step-3.77.old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "old").write_text("old")
+    for name in (".lock", ".hidden.tmp", "file.7.tmp", ".gitignore"):
+        (tmp_path / name).write_text("not ours")
+    mend(tmp_path)
+    assert names(tmp_path) == [".gitignore", ".hidden.tmp", ".lock", "file.7.tmp", "step-2", "step-3"]
+    assert names(tmp_path / "step-2") == ["new"]
+    assert names(tmp_path / "step-3") == ["old"]
+    mend(tmp_path / "absent")
+
+
+# --- the only writer --------------------------------------------------------------------------------------------------
+
+HOLD = """
+import os, sys, time
+from pathlib import Path
+from opabinia.runtime.files import only_writer
+with only_writer(Path(sys.argv[1])):
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+    print(child, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_second_writer_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
+    """Also while what the first has forked (loader workers) still lives: they write nothing."""
+    root = Path(files.__file__).parents[2]
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as first:
+        assert first.stdout
+        child = int(first.stdout.readline())
+        try:
+            with pytest.raises(InUse, match=f"{tmp_path}: another process is writing this run"), only_writer(tmp_path):
+                pass
+            first.send_signal(signal.SIGKILL)
+            first.wait(10)
+            os.kill(child, 0)
+            with only_writer(tmp_path):
+                pass
+        finally:
+            os.kill(child, signal.SIGKILL)
+            first.kill()
+
+
+def test_the_lock_is_given_back(tmp_path: Path) -> None:
+    for _ in range(2):
+        with only_writer(tmp_path):
+            pass
+    with pytest.raises(ValueError), only_writer(tmp_path):  # noqa: PT011
+        raise ValueError
+    with only_writer(tmp_path):
+        pass
+
+
+def test_a_folder_that_cannot_be_locked_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DiskError, match="cannot write"), only_writer(tmp_path / "absent"):
+        pass
+
+
+def test_without_locks_it_still_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "fcntl", None)
+    with only_writer(tmp_path):
+        pass
+    assert names(tmp_path) == []
