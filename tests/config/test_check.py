@@ -278,10 +278,10 @@ def test_durations_and_parts_in_a_union_are_told_apart(checked: Check) -> None:
 
 
 def test_a_part_that_was_left_out_tells_why(problems: Callable[..., list[str]]) -> None:
-    left_out = {"schedule": {"plateau": "it needs scores, which come late"}}
+    left_out = {"loss": {"triplet": "it needs embeddings, not logits"}}
     catalog = Catalog(CATALOG.entries, left_out=left_out)
-    (problem,) = problems(RECIPE, "schedule=plateau", catalog=catalog)
-    assert problem.endswith("is left out: it needs scores, which come late (found 'plateau')")
+    (problem,) = problems(RECIPE, "task.loss=triplet", catalog=catalog)
+    assert problem.endswith("is left out: it needs embeddings, not logits (found 'triplet')")
 
 
 def test_left_out_names_are_in_the_catalog() -> None:
