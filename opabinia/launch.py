@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,8 +14,16 @@ from typing import Any
 from opabinia import run
 from opabinia.config import ConfigError, Problem, Resolved, build, check, compose, dump, flatten, live_catalog
 from opabinia.config.compose import PACKAGED
-from opabinia.engine.checkpoint import BadCheckpoint, Snapshot, newest_whole, pointed, read_checkpoint
-from opabinia.runtime.files import only_writer, told, write_aside
+from opabinia.engine.checkpoint import (
+    BadCheckpoint,
+    DoesNotFit,
+    Snapshot,
+    listed,
+    newest_whole,
+    pointed,
+    read_checkpoint,
+)
+from opabinia.runtime.files import mend, only_writer, told, write_aside
 from opabinia.runtime.log import log, log_in_full, logging_to
 from opabinia.runtime.processes import is_first
 from opabinia.runtime.seeds import draw_seed
@@ -86,6 +95,9 @@ def train(
     with only_writer(folder), logging_to(folder), stop_signals() as stop:
         for warning in resolved.warnings:
             log.warning("%s", warning)
+        if is_first():
+            mend(folder)
+            mend(folder / "checkpoints")
         before = _saved_config(folder)
         snapshot = _checkpoint_to_resume(folder, resume)
         if snapshot is None:
@@ -100,15 +112,17 @@ def train(
             return folder, scores
         log_in_full("config as written", _as_written(recipe, overrides))
         log_in_full("config, resolved", dump(config))
-        if is_first():
-            (folder / "results.json").unlink(missing_ok=True)
-            write_aside(folder / "config.yaml", dump(config))
         session = run.Session(folder, snapshot, lambda: stop.reason)
         try:
-            scores = parts_of(replace(resolved, config=config))(session)
+            with _taken_back_if_nothing_came_of_it(folder):
+                if is_first():
+                    _begin(folder, config, snapshot)
+                scores = parts_of(replace(resolved, config=config))(session)
         except Stopped as reason:
             log.info("stopped: %s; to go on: opabinia train %s --resume", reason, folder)
             raise Stopped(str(reason), stop.exit_status) from None
+        except DoesNotFit as error:
+            raise ConfigError(Problem("", "task", f"the checkpoint's weights do not fit: {error}")) from error
         except Exception:
             log.exception("the run ended with an error", extra={"file_only": True})
             raise
@@ -138,9 +152,7 @@ def _checkpoint_to_resume(folder: Path, resume: str | None) -> Snapshot | None:
         path = Path(resume)
         if path.parent.resolve() != checkpoints.resolve():
             raise ConfigError(Problem("command line", "--resume", f"{path} is not a checkpoint in {checkpoints}"))
-        snapshot = read_checkpoint(path)
-        write_aside(checkpoints / LAST, path.name + "\n")
-        return snapshot
+        return read_checkpoint(path)
     except BadCheckpoint as error:
         raise ConfigError(Problem("", "", str(error))) from error
 
@@ -150,6 +162,34 @@ def _clear(folder: Path) -> None:
     if is_first():
         (folder / "metrics.jsonl").unlink(missing_ok=True)
         shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+
+
+def _begin(folder: Path, config: Mapping[str, Any], snapshot: Snapshot | None) -> None:
+    """From now on the folder holds this run, and the run goes on from ``snapshot``."""
+    (folder / "results.json").unlink(missing_ok=True)
+    if snapshot is not None:
+        write_aside(folder / "checkpoints" / LAST, f"step-{snapshot.step:08d}\n")
+    write_aside(folder / "config.yaml", dump(config))
+
+
+@contextmanager
+def _taken_back_if_nothing_came_of_it(folder: Path) -> Iterator[None]:
+    """If the config is refused, or a new run fails before there is anything to keep, undo :func:`_begin`."""
+    paths = [folder / "config.yaml", folder / "results.json", folder / "checkpoints" / LAST]
+    before = {path: path.read_bytes() if path.is_file() else None for path in paths}
+    try:
+        yield
+    except Exception as error:
+        refused = isinstance(error, ConfigError | DoesNotFit)
+        if is_first() and not isinstance(error, Stopped) and (refused or not _has_something_to_keep(folder)):
+            for path, content in before.items():
+                path.unlink(missing_ok=True) if content is None else write_aside(path, content)
+        raise
+
+
+def _has_something_to_keep(folder: Path) -> bool:
+    metrics = folder / "metrics.jsonl"
+    return bool(listed(folder / "checkpoints")) or (metrics.is_file() and metrics.stat().st_size > 0)
 
 
 def _with_seed(config: dict[str, Any], snapshot: Snapshot | None, before: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -172,11 +212,11 @@ def _tell_differences(before: Mapping[str, Any] | None, now: Mapping[str, Any] |
 def _finished(
     folder: Path, snapshot: Snapshot | None, before: Mapping[str, Any] | None, now: Mapping[str, Any]
 ) -> dict[str, float] | None:
-    """The results of a run that is over; None when there is something to do (a longer length, for example)."""
+    """The results of a run that is over; None when there is something to do: a longer length, an older checkpoint."""
     results = folder / "results.json"
     if snapshot is None or not results.is_file() or before is None:
         return None
-    if before["train"]["length"] != now["train"]["length"]:
+    if before["train"]["length"] != now["train"]["length"] or snapshot.step < snapshot.state["total_steps"]:
         return None
     scores: dict[str, float] = json.loads(results.read_text(encoding="utf-8"))
     return scores

@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "golden"
@@ -75,10 +76,8 @@ def losses(recipe: str) -> str:
             overrides.append(f"{PICTURES[recipe]}={json.dumps(str(folder / 'pictures'))}")
         train = parts_of(resolve(recipe, overrides))
         (folder / "checkpoints").mkdir()
-        try:
+        with suppress(Stopped):
             train(Session(folder), hooks={**(train.keywords["hooks"] or {}), "ten steps": TenSteps()})
-        except Stopped:
-            pass
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return "".join(f"{json.loads(line)['train/loss']:.6g}\n" for line in lines)
 

@@ -36,6 +36,10 @@ class BadCheckpoint(ValueError):
     """A checkpoint is incomplete or damaged. The text names the file and what is wrong with it."""
 
 
+class DoesNotFit(ValueError):
+    """A checkpoint's tensors are not those of the model. The text is torch's: it names them."""
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """All that a run needs to go on: tensors by file name and then by tensor name, and plain values."""

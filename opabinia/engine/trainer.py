@@ -20,10 +20,11 @@ from typing import Any
 import torch
 
 from opabinia.contracts import Batch, Clock, Hook, Loader, Phase, Plan, Row, Run, Step, Task
-from opabinia.engine.checkpoint import Checkpoints, Snapshot, load_optimizer_state, optimizer_state
+from opabinia.engine.checkpoint import Checkpoints, DoesNotFit, Snapshot, load_optimizer_state, optimizer_state
 from opabinia.engine.evaluate import EvaluationStopped, Validation, evaluate_all, to_device
 from opabinia.engine.journal import Journal, read_from_json, told_in_json
 from opabinia.engine.moments import Moments
+from opabinia.runtime.log import log
 from opabinia.runtime.processes import is_first
 
 TRAIN = Phase("train", "train")
@@ -185,7 +186,9 @@ class Trainer:
             "due": list(self._moments.now) if self._moments.now else None,
             "scores": told_in_json(run.scores),
             "journal": run.journal.state_dict(),
+            "total_steps": self.plan.total_steps,
             "optimizer": plain,
+            "optimizer_class": type(self.step.optimizer).__name__,
             "train_step": self.step.state_dict(),
             "hooks": self._moments.state_dict(),
         }
@@ -195,11 +198,14 @@ class Trainer:
         """Put the run where :meth:`snapshot` was taken.
 
         Raises:
-            RuntimeError: the model's tensors do not fit (torch names them).
+            DoesNotFit: the model's tensors are others.
         """
         run, state = self._run, snapshot.state
-        self.task.load_state_dict(dict(snapshot.tensors["model"]))
-        load_optimizer_state(self.task, self.step.optimizer, snapshot.tensors["optimizer"], state["optimizer"])
+        try:
+            self.task.load_state_dict(dict(snapshot.tensors["model"]))
+        except RuntimeError as error:
+            raise DoesNotFit(str(error)) from error
+        self._restore_optimizer(snapshot)
         self.step.load_state_dict(state["train_step"])
         self._moments.load_state_dict(state["hooks"])
         run.journal.load_state_dict(state["journal"])
@@ -207,3 +213,11 @@ class Trainer:
         run.scores.update(read_from_json(state["scores"]))
         self._checkpoints.saved = snapshot.step
         self._due = tuple(state["due"]) if state["due"] else None
+
+    def _restore_optimizer(self, snapshot: Snapshot) -> None:
+        before, now = snapshot.state["optimizer_class"], type(self.step.optimizer).__name__
+        if before != now:
+            log.warning("the optimizer was %s and is %s now: it begins without a state", before, now)
+            return
+        tensors, plain = snapshot.tensors["optimizer"], snapshot.state["optimizer"]
+        load_optimizer_state(self.task, self.step.optimizer, tensors, plain)

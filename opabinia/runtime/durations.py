@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 
 UNITS = ("ep", "it", "h")
 _PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*(ep|it|h)")
@@ -67,4 +68,6 @@ class Duration:
         return max(1, round(exact)) if self.value > 0 else 0
 
     def __str__(self) -> str:
-        return f"{self.value:.15g}{self.unit}"
+        value = float(self.value)
+        number = str(int(value)) if value.is_integer() else f"{Decimal(repr(value)):f}"  # never 1e-07
+        return f"{number}{self.unit}"

@@ -131,7 +131,8 @@ def only_writer(folder: Path) -> Iterator[None]:
         lock = (folder / ".lock").open("w")
     with lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            # Not flock: forked workers inherit that one, and hold it for seconds after the main process was killed.
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
             raise InUse(f"{folder}: another process is writing this run") from error
         yield

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from opabinia.runtime.files import told
 from opabinia.runtime.processes import is_first, rank
 
 log = logging.getLogger("opabinia")
@@ -20,7 +21,8 @@ def logging_to(folder: Path | None, *, terminal: bool = True) -> Iterator[None]:
     handlers: list[logging.Handler] = []
     if folder is not None:
         name = "train.log" if is_first() else f"train.rank{rank()}.log"
-        handlers.append(logging.FileHandler(folder / name, encoding="utf-8"))
+        with told(folder / name):
+            handlers.append(logging.FileHandler(folder / name, encoding="utf-8"))
     if terminal and is_first():
         handlers.append(_terminal_handler())
     for handler in handlers:
@@ -37,7 +39,9 @@ def logging_to(folder: Path | None, *, terminal: bool = True) -> Iterator[None]:
         logging.raiseExceptions = raising
         for handler in handlers:
             log.removeHandler(handler)
-            handler.close()
+            # A full disk shows again here, and would hide the error that told it.
+            with suppress(OSError):
+                handler.close()
 
 
 class _Terminal(logging.StreamHandler):  # type: ignore[type-arg]

@@ -273,7 +273,12 @@ def test_every_changed_byte_is_refused_by_name(whole: Path, name: str) -> None:
 def test_every_cut_and_every_addition_is_refused_by_name(whole: Path, name: str) -> None:
     file = whole / name
     original = file.read_bytes()
-    for content in (*(original[:end] for end in range(len(original))), original + b"\0", original + b"\n", b" " + original):
+    for content in (
+        *(original[:end] for end in range(len(original))),
+        original + b"\0",
+        original + b"\n",
+        b" " + original,
+    ):
         file.write_bytes(content)
         with pytest.raises(BadCheckpoint, match=f"/step-00000007/{name}: "):
             read_checkpoint(whole)
@@ -516,7 +521,7 @@ def test_killed_at_any_point_of_a_save_there_is_a_whole_checkpoint(tmp_path: Pat
 
 
 def test_killed_at_any_point_of_saving_the_same_step_again_it_is_not_lost(tmp_path: Path) -> None:
-    """A run stopped at the end of an epoch saves that step twice; with ``keep: 1`` there is no other to fall back on."""
+    """A run stopped at the end of an epoch saves that step twice, and with ``keep: 1`` there is no other."""
 
     def begin() -> Callable[[], object]:
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
@@ -556,7 +561,9 @@ def test_random_damage_never_gets_further_than_a_refusal(whole: Path) -> None:
         name = draw.choice(FILES)
         raw = originals[name]
         a, b = sorted(draw.choices(range(len(raw)), k=2))
-        damaged = draw.choice([raw[:a] + raw[b:], raw[:a] + raw[a:b] * 2 + raw[b:], raw[:a] + draw.randbytes(b - a) + raw[b:]])
+        damaged = draw.choice(
+            [raw[:a] + raw[b:], raw[:a] + raw[a:b] * 2 + raw[b:], raw[:a] + draw.randbytes(b - a) + raw[b:]]
+        )
         (whole / name).write_bytes(damaged)
         if damaged != raw:
             with pytest.raises(BadCheckpoint):

@@ -81,7 +81,9 @@ def on_processes(world: int, samples: int, batch_size: int) -> list[dict[str, fl
         found = []
         for rank in range(world):
             turn = iter(range(9))
-            patch.setattr(engine, "gather", lambda state, turn=turn: [states[at] for at in [next(turn)] for states in sent])
+            patch.setattr(
+                engine, "gather", lambda state, turn=turn: [states[at] for at in [next(turn)] for states in sent]
+            )
             found.append(evaluate(task, Validation("val", loader(rank), FACTS), CPU))
     return found
 
@@ -100,13 +102,17 @@ def test_fewer_samples_than_processes(world: int) -> None:
     labels, images = Vectors(2).labels, Vectors(2).images
     torch.manual_seed(3)
     logits = Measured().layer(images)
-    assert found == [
-        {
-            "val/top1": sum(int(row.argmax()) == label for row, label in zip(logits, labels, strict=True)) / 2,
-            "val/top2": sum(label in row.topk(2)[1] for row, label in zip(logits, labels, strict=True)) / 2,
-            "val/confidence": sum(logits.amax(1).double().tolist()) / 2,
-        }
-    ] * world
+    assert (
+        found
+        == [
+            {
+                "val/top1": sum(int(row.argmax()) == label for row, label in zip(logits, labels, strict=True)) / 2,
+                "val/top2": sum(label in row.topk(2)[1] for row, label in zip(logits, labels, strict=True)) / 2,
+                "val/confidence": sum(logits.amax(1).double().tolist()) / 2,
+            }
+        ]
+        * world
+    )
 
 
 @pytest.mark.parametrize("world", [1, 3])

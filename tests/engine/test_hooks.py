@@ -106,7 +106,9 @@ def test_a_best_that_is_gone_is_not_pointed_to(tmp_path: Path) -> None:
     assert found
     (tmp_path / "checkpoints" / "best").unlink()
     trainer = setup.trainer()
-    trainer.restore(type(found[1])(8, found[1].tensors, {**found[1].state, "hooks": {"best": {"best": 2.0, "step": 1}}}))
+    trainer.restore(
+        type(found[1])(8, found[1].tensors, {**found[1].state, "hooks": {"best": {"best": 2.0, "step": 1}}})
+    )
     trainer.run()
     assert not (tmp_path / "checkpoints" / "best").exists()
 
@@ -245,7 +247,9 @@ class Unanswered(Infinite):
 
 
 @pytest.mark.parametrize("task", [Infinite, Unanswered])
-def test_what_is_only_logged_may_be_no_number_and_is_saved_and_resumed(tmp_path: Path, task: Callable[[], Line]) -> None:
+def test_what_is_only_logged_may_be_no_number_and_is_saved_and_resumed(
+    tmp_path: Path, task: Callable[[], Line]
+) -> None:
     whole = Setup(tmp_path / "whole", task=task, save="1it", log_every=4, keep=99)
     trainer = whole.trainer()
     trainer.run()

@@ -13,7 +13,7 @@ from opabinia.contracts import Batch, Clock, Row, Task
 from opabinia.engine.step import Standard, total_loss
 from tests.engine.toys import Line, Setup, constant, sample_batch
 
-# --- which number is trained (detectron2's and basecls' rules, run there) -----------------------------------------------
+# --- which number is trained (detectron2's and basecls' rules, run there) ---------------------------------------------
 
 
 def tensors(values: Any) -> Any:
@@ -45,7 +45,9 @@ def test_a_tensor_is_the_loss() -> None:
     assert total_loss(loss) == (loss, {"loss": loss})
 
 
-@pytest.mark.parametrize(("losses", "told"), [({"acc": 1}, r"no key of \['acc'\] contains 'loss'"), ({}, "no key"), ([], "no key")])
+@pytest.mark.parametrize(
+    ("losses", "told"), [({"acc": 1}, r"no key of \['acc'\] contains 'loss'"), ({}, "no key"), ([], "no key")]
+)
 def test_no_loss_is_told(losses: Any, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         total_loss(tensors(losses))
@@ -163,7 +165,7 @@ def test_what_the_model_draws_hangs_on_seed_and_step_alone() -> None:
     assert not set(losses(1, [0, 1, 2, 3])) & set(first)
 
 
-# --- the host never waits for the device --------------------------------------------------------------------------------
+# --- the host never waits for the device ------------------------------------------------------------------------------
 
 
 class Waits(TorchDispatchMode):

@@ -2,15 +2,19 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from opabinia.contracts import Hook, Run
-from opabinia.engine.checkpoint import listed, newest_whole, pointed, read_checkpoint
+from opabinia.engine.checkpoint import DoesNotFit, listed, newest_whole, pointed, read_checkpoint
+from opabinia.engine.hooks import Evaluate, Flush, Save, in_order
 from opabinia.engine.trainer import Trainer
 from opabinia.runtime.durations import Duration
-from tests.engine.toys import Event, Setup, lines, same_tensors, validation, weights
+from tests.engine.toys import Event, Line, Setup, lines, same_tensors, validation, weights
 
 KEYS = ["user", "journal", "save", "evaluate", "best"]
 
@@ -67,11 +71,14 @@ def test_at_every_moment_hooks_act_in_the_documented_order(tmp_path: Path) -> No
 
 
 def test_a_task_s_hooks_act_before_the_user_s() -> None:
-    from opabinia.engine.hooks import Evaluate, Flush, Save, in_order
-
     one = Duration(1, "ep")
     hooks = in_order(
-        task={"task.0": Hook()}, user={"mine": Hook()}, flush=Flush(1), save=Save(one), evaluate=Evaluate(one), best=None
+        task={"task.0": Hook()},
+        user={"mine": Hook()},
+        flush=Flush(1),
+        save=Save(one),
+        evaluate=Evaluate(one),
+        best=None,
     )
     assert list(hooks) == ["task.0", "mine", "journal", "save", "evaluate"]
 
@@ -109,7 +116,9 @@ class Failing(Hook):
         self.how.append(how)
 
 
-@pytest.mark.parametrize("moment", ["start", "before_phase", "before_step", "after_backward", "after_step", "after_phase"])
+@pytest.mark.parametrize(
+    "moment", ["start", "before_phase", "before_step", "after_backward", "after_step", "after_phase"]
+)
 @pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt(), SystemExit(143)], ids=repr)
 def test_finish_is_told_the_error_and_everything_is_closed(tmp_path: Path, moment: str, error: BaseException) -> None:
     hook = Failing(moment, error)
@@ -268,3 +277,58 @@ def test_crashed_at_every_moment_of_every_hook_and_resumed(tmp_path: Path, varie
             second.run()
             assert same_tensors(weights(second), weights(trainer)), length
             assert lines(setup.folder) == lines(whole.folder), length
+
+
+# --- going on with something else -------------------------------------------------------------------------------------
+
+
+def test_another_model_is_told_with_the_names_of_what_does_not_fit(tmp_path: Path) -> None:
+    Setup(tmp_path).trainer().run()
+
+    class Other(Line):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+    trainer = Setup(tmp_path, task=Other, length="20it").trainer()
+    found = newest_whole(tmp_path / "checkpoints")
+    assert found
+    with pytest.raises(DoesNotFit, match=r"size mismatch for layer.weight"):
+        trainer.restore(found[1])
+    trainer._run.journal.close()
+
+
+@pytest.mark.parametrize("now", [torch.optim.AdamW, torch.optim.SGD])
+def test_another_optimizer_begins_without_a_state_and_that_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, now: type[torch.optim.Optimizer]
+) -> None:
+    before = torch.optim.SGD if now is torch.optim.AdamW else torch.optim.AdamW
+    Setup(tmp_path, optimizer=before).trainer().run()
+    trainer = Setup(tmp_path, optimizer=now, length="20it").trainer(resume=True)
+    assert f"the optimizer was {before.__name__} and is {now.__name__} now: it begins without a state" in caplog.text
+    assert trainer.step.optimizer.state_dict()["state"] == {}
+    trainer.run()
+
+
+def test_options_of_the_optimizer_are_those_of_the_config(tmp_path: Path) -> None:
+    Setup(tmp_path).trainer().run()
+    other = partial(torch.optim.AdamW, weight_decay=0.5, betas=(0.5, 0.6))
+    trainer = Setup(tmp_path, optimizer=other, length="20it").trainer(resume=True)
+    (group,) = trainer.step.optimizer.param_groups
+    assert (group["lr"], group["weight_decay"], group["betas"]) == (0.05, 0.5, (0.5, 0.6))
+    trainer.run()
+
+
+def test_a_longer_run_goes_on_where_the_shorter_one_ended(tmp_path: Path) -> None:
+    short = Setup(tmp_path, length="8it")
+    short.trainer().run()
+    trainer = Setup(tmp_path, length="16it").trainer(resume=True)
+    trainer.run()
+    whole = Setup(tmp_path / "whole", length="16it")
+    expected = whole.trainer()
+    expected.run()
+    # The end of the shorter one was evaluated, too; its rate did not change over time.
+    assert same_tensors(weights(trainer), weights(expected))
+    assert [line for line in lines(tmp_path) if "train/loss" in line] == [
+        line for line in lines(whole.folder) if "train/loss" in line
+    ]

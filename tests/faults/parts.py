@@ -9,16 +9,7 @@ from torch import Tensor, nn
 from opabinia.config import register
 from opabinia.contracts import Backbone, Batch, Count, Hook, Phase, Run, Sample
 from opabinia.data.sources import Digits
-from tests.faults.programs import TRACE
-
-PAUSE = "OPABINIA_TEST_PAUSE"
-"""A line of the trace at which the program sleeps for a minute."""
-CRASH = "OPABINIA_TEST_CRASH"
-"""A line of the trace at which it fails."""
-BROKEN = "OPABINIA_TEST_BROKEN"
-"""Index of a sample that cannot be read."""
-SLOW = "OPABINIA_TEST_SLOW"
-"""Seconds that each backward pass and each validation sample take."""
+from tests.faults.programs import BROKEN, CRASH, PAUSE, SLOW, TRACE
 
 
 @register.backbone
@@ -53,10 +44,10 @@ class SomeDigits(Digits):
         return self._n
 
     def __getitem__(self, index: int) -> Sample:
-        if str(index) == os.environ.get(BROKEN):
-            raise OSError("the disk is on fire")
         if self._split == "val":
             time.sleep(float(os.environ.get(SLOW, "0")))
+        elif str(index) == os.environ.get(BROKEN):
+            raise OSError("the disk is on fire")
         return super().__getitem__(index)
 
 

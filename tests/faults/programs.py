@@ -7,12 +7,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+
+# What tests tell their programs in the environment; the config stays the same.
 TRACE = "OPABINIA_TEST_TRACE"
+"""File to which the hook ``trace`` of :mod:`tests.faults.parts` writes."""
+PAUSE = "OPABINIA_TEST_PAUSE"
+"""A line of the trace at which the program sleeps for a minute."""
+CRASH = "OPABINIA_TEST_CRASH"
+"""A line of the trace at which it fails."""
+BROKEN = "OPABINIA_TEST_BROKEN"
+"""Index of a training sample that cannot be read."""
+SLOW = "OPABINIA_TEST_SLOW"
+"""Seconds that each backward pass and each validation sample take."""
+TURN = "OPABINIA_TEST_TURN"
+"""Which of its calls that change files is its last (see :mod:`tests.faults.injections`)."""
 
 
 class Server:
@@ -84,6 +97,10 @@ class Server:
         self._process.wait(10)
 
 
+class Ended(AssertionError):
+    """A program came to its end while a test waited for something in it."""
+
+
 class Program:
     """A running or ended program; ``status`` is its exit status once it has been waited for, -9 after SIGKILL."""
 
@@ -127,7 +144,8 @@ class Program:
             assert time.monotonic() < end, f"waited in vain\n{self.trace[-3:]}\n{self.err}"
             # Looking for its end is a question to the server: too slow for every turn.
             time.sleep(0.0002)
-            assert is_alive(self.pid), f"it has ended\n{self.trace[-3:]}\n{self.err}"
+            if not is_alive(self.pid) and not condition():
+                raise Ended(f"{self.trace[-3:]}\n{self.err}")
 
     def until_traced(self, line: str) -> None:
         self.until(lambda: line in self.trace)
@@ -137,10 +155,8 @@ class Program:
 
     def signal_group(self, number: int) -> None:
         """What a terminal does at Ctrl-C: the workers get it, too."""
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
-        except ProcessLookupError:
-            pass
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)

@@ -150,7 +150,7 @@ def test_its_schema_builds(entry: Entry, schema: dict[str, Any]) -> None:
         assert parameter.required or shown["default"] == parameter.default
 
 
-# --- defaults -----------------------------------------------------------------------------------------------------------
+# --- defaults ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")

@@ -88,7 +88,7 @@ def test_keys_reach_the_optimizer(made: Callable[..., Any]) -> None:
 
 def test_what_torch_refuses_is_told_with_its_place(made: Callable[..., Any]) -> None:
     factory = made("sgd", nesterov=True)
-    with pytest.raises(ConfigError, match=r"^part: ValueError: Nesterov momentum requires a momentum"):
+    with pytest.raises(ConfigError, match=r"^part: .*Nesterov momentum requires a momentum"):
         factory(model().parameters())
 
 

@@ -1,4 +1,5 @@
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -79,4 +80,4 @@ def test_between_0_and_1_rising_first_and_then_falling(data: st.DataObject) -> N
         assert all(0 <= value <= 1 + 1e-12 for value in values)
         rising, falling = values[: length + 1], values[length:]
         assert rising == sorted(rising)
-        assert all(after <= before + 1e-12 for before, after in zip(falling, falling[1:], strict=False))
+        assert all(after <= before + 1e-12 for before, after in pairwise(falling))

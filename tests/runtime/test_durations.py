@@ -7,14 +7,22 @@ from opabinia.runtime.durations import Duration, Units
 
 @pytest.mark.parametrize(
     ("text", "value", "unit"),
-    [("12ep", 12, "ep"), ("0.5ep", 0.5, "ep"), ("5000it", 5000, "it"), ("5000.0it", 5000, "it"), (" 3 ep ", 3, "ep"), ("0it", 0, "it")],
+    [
+        ("12ep", 12, "ep"),
+        ("0.5ep", 0.5, "ep"),
+        ("5000it", 5000, "it"),
+        ("5000.0it", 5000, "it"),
+        (" 3 ep ", 3, "ep"),
+        ("0it", 0, "it"),
+    ],
 )
 def test_parse(text: str, value: float, unit: str) -> None:
     assert Duration.parse(text) == Duration(value, unit)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "12", "ep", "1.5h", "-1ep", "1e3it", "1,5ep", "12epochs", "12 ep 3", "nanep", "infep", ".5ep", "5.ep", "12EP"]
+    "text",
+    ["", "12", "ep", "1.5h", "-1ep", "1e3it", "1,5ep", "12epochs", "12 ep 3", "nanep", "infep", ".5ep", "5.ep", "12EP"],
 )
 def test_what_is_no_duration_is_told_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match="not a duration such as 12ep or 5000it"):
@@ -72,7 +80,7 @@ def test_hours_are_no_steps() -> None:
 
 durations = st.one_of(
     st.builds(Duration, st.floats(0, 1e25), st.sampled_from(["ep", "h"])),
-    st.builds(Duration, st.integers(0, 10**25), st.just("it")),
+    st.builds(Duration, st.integers(0, 2**53), st.just("it")),
 )
 
 

@@ -47,7 +47,11 @@ def test_told_names_the_file_the_reason_and_what_is_left(number: int, reason: st
 
 
 def test_told_once() -> None:
-    with pytest.raises(DiskError, match="^cannot write inner: the disk is full$"), told(Path("outer")), told(Path("inner")):
+    with (
+        pytest.raises(DiskError, match=r"^cannot write inner: the disk is full$"),
+        told(Path("outer")),
+        told(Path("inner")),
+    ):
         failing(errno.ENOSPC)()
 
 
@@ -61,7 +65,9 @@ def test_told_leaves_other_errors_alone() -> None:
 # --- one file ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("content", "expected"), [("größer\n", "größer\n".encode()), (b"\x00\xff", b"\x00\xff"), ("", b"")])
+@pytest.mark.parametrize(
+    ("content", "expected"), [("größer\n", "größer\n".encode()), (b"\x00\xff", b"\x00\xff"), ("", b"")]
+)
 def test_write_aside(tmp_path: Path, content: str | bytes, expected: bytes) -> None:
     path = tmp_path / "file"
     write_aside(path, content)
@@ -228,7 +234,7 @@ def test_the_lock_is_given_back(tmp_path: Path) -> None:
     for _ in range(2):
         with only_writer(tmp_path):
             pass
-    with pytest.raises(ValueError), only_writer(tmp_path):  # noqa: PT011
+    with pytest.raises(ValueError), only_writer(tmp_path):
         raise ValueError
     with only_writer(tmp_path):
         pass

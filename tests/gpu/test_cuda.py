@@ -1,0 +1,249 @@
+"""The same engine on a GPU: devices by local rank, the CPU's losses, no waiting, bit-identical resumes.
+
+Beside torch, torchvision and timm it needs what ``opabinia.run`` imports (NumPy, scikit-learn, safetensors, pydantic,
+PyYAML, rich), and neither the command line's packages nor TensorBoard. Run: ``pytest tests/gpu``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torchvision.transforms import v2
+
+from opabinia.contracts import Batch, Facts, Hook, Run, Task
+from opabinia.data import Data, Stream
+from opabinia.data.batches import ConstantPlan
+from opabinia.data.mix import mixup
+from opabinia.data.sources import Digits
+from opabinia.engine.checkpoint import newest_whole
+from opabinia.engine.step import Standard
+from opabinia.models.backbones import timm
+from opabinia.optim.schedules import cosine
+from opabinia.run import Checkpointing, Evaluation, Session, Training, make_training_loader, train
+from opabinia.runtime.device import choose_device
+from opabinia.runtime.durations import Duration
+from opabinia.tasks.classification import Classification
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).resolve().parents[2]
+DEVICE = "cuda"
+STEPS = 30
+
+
+@pytest.fixture(autouse=True)
+def arithmetic_kept() -> Iterator[None]:
+    """What a run sets for its process is not to last."""
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cudnn.deterministic = False
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def digits(split: Any) -> Stream:
+    transforms = [v2.Resize(32), v2.RandomAffine(10)] if split == "train" else [v2.Resize(32)]
+    return Stream(source=Digits(split=split), transforms=transforms)
+
+
+def model(dtype: torch.dtype, facts: Facts, dropout: float = 0.0) -> Task:
+    backbone = partial(timm, model="test_resnet")
+    return Classification(facts, backbone=backbone, dropout=dropout, mean=[0.3], std=[0.38]).to(dtype)
+
+
+def run(
+    folder: Path,
+    device: Any,
+    *,
+    dtype: torch.dtype = torch.float32,
+    dropout: float = 0.0,
+    workers: int = 0,
+    mixing: bool = False,
+    log_every: int = 1,
+    save_every: int = 5,
+    deterministic: bool = False,
+    hook: Hook | None = None,
+) -> dict[str, float]:
+    """Thirty steps of digits, from the newest checkpoint in the folder if there is one."""
+    checkpoints = folder / "checkpoints"
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    newest = newest_whole(checkpoints)
+    return train(
+        Session(folder, newest[1] if newest else None),
+        task=partial(model, dtype, dropout=dropout),
+        data=Data(
+            train=digits("train"),
+            val=digits("val"),
+            batch_size=64,
+            workers=workers,
+            mix=[partial(mixup, alpha=0.2)] if mixing else [],
+        ),
+        optimizer=partial(torch.optim.AdamW, lr=0.004, fused=True),
+        schedule=partial(cosine, warmup=Duration(5, "it")),
+        train=Training(
+            length=Duration(STEPS, "it"),
+            step=partial(Standard, clip_norm=5.0),
+            device=device,
+            deterministic=deterministic,
+            threads=1,
+            log_every=log_every,
+        ),
+        evaluate=Evaluation(every=Duration(0, "ep")),
+        checkpoint=Checkpointing(every=Duration(save_every, "it")),
+        hooks={"own": hook} if hook else None,
+        writers=[],
+        seed=0,
+    )
+
+
+def losses(folder: Path) -> list[float]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    return [line["train/loss"] for line in lines if "train/loss" in line]
+
+
+# --- devices ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def as_local_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[int], None]]:
+    """``as_local_rank(2)``: as if a launcher had started this process as the third of its machine."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    yield lambda number: monkeypatch.setenv("LOCAL_RANK", str(number))
+    dist.destroy_process_group()
+    torch.cuda.set_device(0)
+
+
+@pytest.mark.parametrize("name", ["cuda", "auto"])
+def test_the_device_is_that_of_the_local_rank(name: str, as_local_rank: Callable[[int], None]) -> None:
+    count = torch.cuda.device_count()
+    for number in reversed(range(count)):
+        as_local_rank(number)
+        assert choose_device(name) == torch.device("cuda", number)
+        assert torch.cuda.current_device() == number
+    as_local_rank(count)
+    with pytest.raises(ValueError, match=f"local rank {count} has no GPU of its own: this machine has {count}"):
+        choose_device(name)
+
+
+def test_without_a_launcher_it_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "5")  # left over from somewhere: nobody launched this process
+    assert choose_device("cuda") == torch.device("cuda", 0)
+    assert choose_device("cpu") == torch.device("cpu")
+
+
+# --- the same numbers -------------------------------------------------------------------------------------------------
+
+
+def test_thirty_steps_have_the_losses_of_the_cpu(tmp_path: Path) -> None:
+    """In double precision, because a network with batch norm trained from scratch makes a difference of 1e-7 into one
+    of 1e-2 within thirty steps. Doubles that differ by 1e-14 at first still agree to the float32 of the journal."""
+    scores = {device: run(tmp_path / device, device, dtype=torch.float64) for device in ("cpu", DEVICE)}
+    found = {device: losses(tmp_path / device) for device in scores}
+    assert len(found["cpu"]) == STEPS
+    assert found["cpu"][-1] < found["cpu"][0] / 2
+    assert found[DEVICE] == pytest.approx(found["cpu"], rel=1e-6)
+    assert scores[DEVICE] == scores["cpu"]
+
+
+def test_the_first_loss_is_that_of_the_cpu_in_single_precision(tmp_path: Path) -> None:
+    """Ten bits of TensorFloat-32 are 1e-3."""
+    for device in ("cpu", DEVICE):
+        run(tmp_path / device, device)
+    assert losses(tmp_path / DEVICE)[0] == pytest.approx(losses(tmp_path / "cpu")[0], rel=2e-3)
+
+
+# --- no waiting -------------------------------------------------------------------------------------------------------
+
+
+class MustNotWait(Hook):
+    """Between the lines of steps 10 and 20, any wait of the host for the device is an error."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def before_step(self, run: Run, batch: Batch) -> None:
+        if run.clock.step == 11:
+            torch.cuda.set_sync_debug_mode("error")
+
+    def after_step(self, run: Run) -> None:
+        if torch.cuda.get_sync_debug_mode():
+            self.steps.append(run.clock.step)
+        if run.clock.step == 19:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_a_step_between_two_lines_never_waits_for_the_device(tmp_path: Path) -> None:
+    """With all that a step may do: workers, mixing, dropout, a schedule, clipping."""
+    watch = MustNotWait()
+    try:
+        run(tmp_path, DEVICE, workers=2, mixing=True, dropout=0.1, log_every=10, save_every=STEPS, hook=watch)
+        assert watch.steps == list(range(12, 20))
+        torch.cuda.set_sync_debug_mode("error")
+        with pytest.raises(RuntimeError, match="synchroniz"):
+            torch.ones(1, device=DEVICE).item()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(losses(tmp_path)) == STEPS // 10 + 1, "lines at 10, 20, 30 and where the first epoch of 23 steps ends"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_for_the_gpu_are_in_pinned_memory(workers: int) -> None:
+    data = Data(train=digits("train"), batch_size=64, workers=workers)
+    plan = ConstantPlan(1437, 64, Duration(2, "it"))
+    for device, pinned in ((torch.device(DEVICE, 0), True), (torch.device("cpu"), False)):
+        loader = make_training_loader(data, plan, Facts(1437, 1), 0, device)
+        batches = [batch for _, batch in loader.iterate()]
+        loader.close()
+        assert [batch[key].is_pinned() for batch in batches for key in ("image", "label")] == [pinned] * 4
+
+
+# --- killed and resumed -----------------------------------------------------------------------------------------------
+
+
+class Kill(Hook):
+    """A power cut after this step, before anything of the moment is saved."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def after_step(self, run: Run) -> None:
+        if run.clock.step == self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def start(folder: Path, kill_at: int, workers: int) -> int:
+    """A process of its own that trains in ``folder`` and is killed at this step (0: never); its exit status."""
+    program = [sys.executable, __file__, str(folder), str(kill_at), str(workers)]
+    done = subprocess.run(program, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    return done.returncode
+
+
+def test_killed_and_resumed_it_ends_in_the_same_bits(tmp_path: Path) -> None:
+    assert start(tmp_path / "undisturbed", 0, 2) == 0
+    assert start(tmp_path / "killed", 8, 1) == -signal.SIGKILL
+    assert start(tmp_path / "killed", 20, 0) == -signal.SIGKILL
+    assert start(tmp_path / "killed", 0, 2) == 0
+    assert losses(tmp_path / "killed") == losses(tmp_path / "undisturbed")
+    for name in ("model", "optimizer"):
+        file = Path("checkpoints", f"step-{STEPS:08d}", f"{name}.safetensors")
+        assert (tmp_path / "killed" / file).read_bytes() == (tmp_path / "undisturbed" / file).read_bytes(), name
+
+
+if __name__ == "__main__":
+    path, step, readers = sys.argv[1:]
+    run(Path(path), DEVICE, deterministic=True, workers=int(readers), mixing=True, dropout=0.1, hook=Kill(int(step)))

@@ -1,0 +1,77 @@
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from opabinia.runtime import device as module
+from opabinia.runtime.device import choose_device, set_arithmetic
+
+
+@pytest.fixture(autouse=True)
+def arithmetic() -> Iterator[None]:
+    """What the tests change is changed back."""
+    threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
+    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.deterministic = False
+    torch.backends.cudnn.benchmark = benchmark
+    torch.set_num_threads(threads)
+    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+    if workspace is not None:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = workspace
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, *, gpus: int, build: str | None = "13.0", rank: int = 0) -> list[object]:
+    """A machine with so many GPUs; the list of devices that were made the current one."""
+    chosen: list[object] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.version, "cuda", build)
+    monkeypatch.setattr(module, "local_rank", lambda: rank)
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "expected"), [("cpu", 4, "cpu"), ("auto", 0, "cpu"), ("auto", 4, "cuda:2"), ("cuda", 4, "cuda:2")]
+)
+def test_the_device_is_that_of_the_local_rank(
+    monkeypatch: pytest.MonkeyPatch, name: str, gpus: int, expected: str
+) -> None:
+    chosen = pretend(monkeypatch, gpus=gpus, rank=2)
+    assert choose_device(name) == torch.device(expected)
+    assert chosen == [torch.device(expected)] * (expected != "cpu")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "build", "rank", "told"),
+    [
+        (0, "13.0", 0, "'cuda' is not available: no GPU or driver was found; use 'cpu' or 'auto'"),
+        (0, None, 0, "'cuda' is not available: this torch build has no CUDA; use 'cpu' or 'auto'"),
+        (2, "13.0", 2, "local rank 2 has no GPU of its own: this machine has 2"),
+    ],
+)
+def test_what_is_not_there_is_told(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, build: str | None, rank: int, told: str
+) -> None:
+    pretend(monkeypatch, gpus=gpus, build=build, rank=rank)
+    with pytest.raises(ValueError, match=f"^{told}$"):
+        choose_device("cuda")
+
+
+@pytest.mark.parametrize(("deterministic", "benchmark"), [(False, False), (False, True), (True, False), (True, True)])
+def test_arithmetic(deterministic: bool, benchmark: bool) -> None:
+    set_arithmetic(deterministic=deterministic, cudnn_benchmark=benchmark, threads=None)
+    assert torch.are_deterministic_algorithms_enabled() is deterministic
+    assert torch.backends.cudnn.deterministic is deterministic
+    assert torch.backends.cudnn.benchmark is (benchmark and not deterministic)
+    assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) >= deterministic
+
+
+def test_threads() -> None:
+    before = torch.get_num_threads()
+    assert set_arithmetic(deterministic=False, cudnn_benchmark=False, threads=None) == before
+    assert set_arithmetic(deterministic=False, cudnn_benchmark=False, threads=before + 1) == before + 1
+    assert torch.get_num_threads() == before + 1

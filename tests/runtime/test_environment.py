@@ -1,0 +1,60 @@
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+import torch
+
+from opabinia.runtime import environment
+from opabinia.runtime.environment import LIBRARIES, describe_environment, library_versions
+
+CPU = torch.device("cpu")
+
+
+def test_versions_of_what_decides_the_numbers() -> None:
+    found = library_versions()
+    assert list(found) == ["python", *LIBRARIES]
+    assert found["python"] == platform.python_version()
+    assert found["torch"] == torch.__version__.split("+")[0] or found["torch"] == torch.__version__
+    assert "not installed" not in found.values()
+
+
+def test_a_library_that_is_absent_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(environment, "version", absent)
+    assert library_versions()["timm"] == "not installed"
+
+
+def test_one_line_for_each_thing() -> None:
+    lines = dict(line.split(maxsplit=1) for line in describe_environment(CPU, 3).splitlines())
+    assert lines["threads"] == "3"
+    assert lines["device"] == "cpu"
+    assert {"python", "torch", "platform", "cpus", "command"} <= set(lines)
+
+
+def git(folder: Path, *arguments: str) -> None:
+    subprocess.run(
+        ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments], cwd=folder, check=True, capture_output=True
+    )
+
+
+def test_the_commit_and_whether_something_was_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert "  git " not in describe_environment(CPU, 1)
+    git(tmp_path, "init", "-q")
+    (tmp_path / "file").write_text("1")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "-qm", "x")
+    line = next(line for line in describe_environment(CPU, 1).splitlines() if line.startswith("  git "))
+    assert len(line.split()) == 2 and len(line.split()[1]) == 40
+    (tmp_path / "file").write_text("2")
+    assert "with uncommitted changes" in describe_environment(CPU, 1)
+
+
+def test_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert "  git " not in describe_environment(CPU, 1)

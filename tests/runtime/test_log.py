@@ -1,0 +1,83 @@
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+from opabinia.runtime import log as module
+from opabinia.runtime.files import DiskError
+from opabinia.runtime.log import log, log_in_full, logging_to
+
+
+def test_the_file_has_everything_and_the_terminal_what_is_short(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with logging_to(tmp_path):
+        log.info("hello %d", 5)
+        log.warning("careful")
+        log_in_full("model", "line 1\nline 2")
+        log.debug("nobody asked")
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "hello 5\ncareful\n")
+    lines = (tmp_path / "train.log").read_text().splitlines()
+    assert [line[15:] for line in lines[:3]] == ["I hello 5", "W careful", "I model"]
+    assert lines[3:] == ["line 1", "line 2"]
+
+
+def test_a_resumed_run_goes_on_in_the_same_file(tmp_path: Path) -> None:
+    for text in ("first", "second"):
+        with logging_to(tmp_path, terminal=False):
+            log.info(text)
+    assert (tmp_path / "train.log").read_text().count("\n") == 2
+
+
+def test_outside_it_is_silent_and_nothing_is_left_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    handlers, raising = list(log.handlers), logging.raiseExceptions
+    with pytest.raises(ZeroDivisionError), logging_to(tmp_path):
+        raise ZeroDivisionError
+    assert log.handlers == handlers
+    assert logging.raiseExceptions is raising
+    log.info("later")
+    assert (tmp_path / "train.log").read_text() == ""
+    assert capsys.readouterr().err == ""
+
+
+def test_the_terminal_follows_whoever_stands_in_for_stderr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Bar:
+        text = ""
+
+        def write(self, text: str) -> None:
+            self.text += text
+
+        def flush(self) -> None: ...
+
+    bar = Bar()
+    with logging_to(None):
+        monkeypatch.setattr(sys, "stderr", bar)
+        log.info("above the bar")
+    assert bar.text == "above the bar\n"
+
+
+def test_other_processes_write_a_file_of_their_own_and_no_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "is_first", lambda: False)
+    monkeypatch.setattr(module, "rank", lambda: 3)
+    with logging_to(tmp_path):
+        log.info("from afar")
+    assert capsys.readouterr().err == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["train.rank3.log"]
+
+
+def test_a_full_disk_is_no_error_of_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever cannot write what counts tells it; a traceback for each line of the log would bury that."""
+    (tmp_path / "train.log").symlink_to("/dev/full")
+    with logging_to(tmp_path):
+        log.info("hello")
+        log.info("again")
+    assert capsys.readouterr().err == "hello\nagain\n"
+
+
+def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DiskError, match=r"cannot write .*/absent/train.log"), logging_to(tmp_path / "absent"):
+        pass

@@ -1,0 +1,42 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from opabinia.runtime import processes
+from opabinia.runtime.processes import gather, is_first, local_rank, rank, world_size
+
+ROOT = Path(processes.__file__).parents[2]
+
+
+def test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "7")  # left over from something else
+    assert (rank(), world_size(), local_rank(), is_first()) == (0, 1, 0, True)
+    value = {"a": object()}
+    assert gather(value)[0] is value
+
+
+TOGETHER = """
+import os, sys
+import torch.distributed as dist
+from opabinia.runtime.processes import gather, is_first, local_rank, rank, world_size
+import datetime
+number = int(sys.argv[1]) if os.fork() else int(sys.argv[1]) + 1
+os.environ["LOCAL_RANK"] = str(number)
+limit = datetime.timedelta(seconds=30)
+dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], 2), rank=number, world_size=2, timeout=limit)
+found = gather((rank(), world_size(), local_rank(), is_first(), "x" * number))
+assert found == [(0, 2, 0, True, ""), (1, 2, 1, False, "x")], found
+dist.destroy_process_group()
+if number:
+    os._exit(0)
+assert os.wait()[1] == 0
+"""
+
+
+def test_two_processes_know_each_other(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", TOGETHER, "0", str(tmp_path / "store")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, env={**os.environ})
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,58 @@
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from opabinia.runtime.signals import Stopped, stop_signals
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "status"), [(signal.SIGTERM, "SIGTERM", 143), (signal.SIGINT, "SIGINT", 130)]
+)
+def test_the_first_signal_is_noted(number: int, name: str, status: int) -> None:
+    with stop_signals() as stop:
+        assert (stop.reason, stop.exit_status) == (None, 0)
+        os.kill(os.getpid(), number)
+        assert (stop.reason, stop.exit_status) == (name, status)
+
+
+@pytest.mark.parametrize(("first", "second", "status"), [("SIGTERM", "SIGTERM", 143), ("SIGTERM", "SIGINT", 130)])
+def test_the_second_stops_at_once(first: str, second: str, status: int) -> None:
+    with pytest.raises(SystemExit) as caught, stop_signals():
+        os.kill(os.getpid(), signal.Signals[first])
+        os.kill(os.getpid(), signal.Signals[second])
+    assert caught.value.code == status
+
+
+def test_afterwards_signals_do_what_they_did_before() -> None:
+    with stop_signals():
+        pass
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_in_another_thread_nothing_is_changed() -> None:
+    seen: list[object] = []
+
+    def work() -> None:
+        with stop_signals() as stop:
+            seen.extend([stop.reason, signal.getsignal(signal.SIGINT)])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [None, signal.getsignal(signal.SIGINT)]
+
+
+def test_stopped_says_why_and_with_what_status() -> None:
+    assert (str(Stopped("SIGTERM", 143)), Stopped("SIGTERM", 143).exit_status) == ("SIGTERM", 143)
+    assert Stopped("the time limit").exit_status == 0
