@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -27,4 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit: 0 done, 1 a crash, 2 something given is wrong, 130 or 143 stopped after saving."""
     # Plug-ins may lie in the folder one works in, as with python -m; at the end, so that they shadow nothing.
     sys.path.append(os.getcwd())
-    app(args=train.with_resume_value(list(sys.argv[1:] if arguments is None else arguments)))
+    given = [_without_dashes(word) for word in (sys.argv[1:] if arguments is None else arguments)]
+    app(args=train.with_resume_value(given))
+
+
+def _without_dashes(word: str) -> str:
+    """``--optimizer.lr=0.1`` as ``optimizer.lr=0.1``: a dotted path is an override, never an option."""
+    return re.sub(r"^--(?=[A-Za-z_]\w*(\.\w+)+=)", "", word)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True)
 
-_DASHES = {"ignore_unknown_options": True}  # `--optimizer.lr=0.1` is an override, too
 
 Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A packaged recipe, a YAML file or a run folder.")]
 Overrides = Annotated[
@@ -27,7 +26,7 @@ Plugins = Annotated[
 ]
 
 
-@app.command(context_settings=_DASHES)
+@app.command()
 def show(
     recipe: Recipe,
     overrides: Overrides = None,
@@ -41,7 +40,7 @@ def show(
         print("\n".join(_with_origins(resolved)) if origin else dump(resolved.config).rstrip())
 
 
-@app.command(context_settings=_DASHES)
+@app.command()
 def check(
     recipe: Recipe,
     overrides: Overrides = None,

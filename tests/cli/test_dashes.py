@@ -1,0 +1,19 @@
+import pytest
+
+from opabinia.cli import _without_dashes
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("--optimizer.lr=0.1", "optimizer.lr=0.1"),
+        ("--data.train.transforms.0.size=64", "data.train.transforms.0.size=64"),
+        ("optimizer.lr=0.1", "optimizer.lr=0.1"),
+        ("--name=a.b=c", "--name=a.b=c"),
+        ("--out=runs/a.b", "--out=runs/a.b"),
+        ("--resume", "--resume"),
+        ("--nmae=x", "--nmae=x"),
+    ],
+)
+def test_dotted_paths_are_overrides_with_dashes_too(word: str, expected: str) -> None:
+    assert _without_dashes(word) == expected
