@@ -42,7 +42,7 @@ def test_check_tells_all_problems_on_stderr() -> None:
     assert result.stdout == ""
     assert result.stderr.splitlines() == [
         "command line: data.batch_size=0: data.batch_size: expected an integer >= 1 (found 0)",
-        "command line: --optimizer.lrr=1: optimizer.lrr: unknown key (found 1); did you mean 'lr'? "
+        "command line: optimizer.lrr=1: optimizer.lrr: unknown key (found 1); did you mean 'lr'? "
         "sgd knows: lr, momentum, nesterov",
     ]
 
