@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -64,6 +63,12 @@ def holds_run(folder: Path) -> bool:
     return (folder / "config.yaml").exists()
 
 
+def holds_results(folder: Path) -> bool:
+    """Whether there is something in ``folder`` that another run must not overwrite: a checkpoint, or numbers."""
+    metrics = folder / "metrics.jsonl"
+    return bool(listed(folder / "checkpoints")) or (metrics.is_file() and metrics.stat().st_size > 0)
+
+
 def train(
     recipe: str,
     overrides: Sequence[str] = (),
@@ -78,7 +83,7 @@ def train(
         recipe: a packaged recipe, a YAML file or a run folder.
         overrides: ``key=value``.
         out, name: the run folder is ``<out>/<recipe>/<name>``.
-        resume: "last" or a checkpoint folder of this run; None begins a new run.
+        resume: "last", "best" or a checkpoint folder of this run; None begins a new run.
 
     Raises:
         ConfigError: the config is wrong, or the folder holds a run and ``resume`` is None.
@@ -86,7 +91,7 @@ def train(
     """
     resolved = resolve(recipe, overrides)
     folder = run_folder(recipe, out, name)
-    if resume is None and holds_run(folder):
+    if resume is None and holds_results(folder):
         message = f"{folder} holds a run, which is never overwritten: --resume goes on with it, --name begins another"
         raise ConfigError(Problem("command line", "", message))
     with told(folder):
@@ -98,26 +103,23 @@ def train(
         if is_first():
             mend(folder)
             mend(folder / "checkpoints")
-        before = _saved_config(folder)
+        before = None if resume is None else _saved_config(folder)
         snapshot = _checkpoint_to_resume(folder, resume)
         if snapshot is None:
             _clear(folder)
         else:
             log.info("resuming %s from step %d", folder, snapshot.step)
         config = _with_seed(resolved.config, snapshot, before)
-        _tell_differences(before, config if resume is not None else None)
+        _tell_differences(before, config)
         scores = _finished(folder, snapshot, before, config)
         if scores is not None:
             log.info("%s is finished: nothing to do", folder)
             return folder, scores
         log_in_full("config as written", _as_written(recipe, overrides))
         log_in_full("config, resolved", dump(config))
-        session = run.Session(folder, snapshot, lambda: stop.reason)
+        session = run.Session(folder, snapshot, lambda: stop.reason, partial(_begin, folder, config, snapshot))
         try:
-            with _taken_back_if_nothing_came_of_it(folder):
-                if is_first():
-                    _begin(folder, config, snapshot)
-                scores = parts_of(replace(resolved, config=config))(session)
+            scores = parts_of(replace(resolved, config=config))(session)
         except Stopped as reason:
             log.info("stopped: %s; to go on: opabinia train %s --resume", reason, folder)
             raise Stopped(str(reason), stop.exit_status) from None
@@ -149,7 +151,7 @@ def _checkpoint_to_resume(folder: Path, resume: str | None) -> Snapshot | None:
             if found is None:
                 log.info("no checkpoint in %s: starting anew", checkpoints)
             return found[1] if found else None
-        path = Path(resume)
+        path = (pointed(checkpoints, resume) or Path(resume)) if resume == "best" else Path(resume)
         if path.parent.resolve() != checkpoints.resolve():
             raise ConfigError(Problem("command line", "--resume", f"{path} is not a checkpoint in {checkpoints}"))
         return read_checkpoint(path)
@@ -165,31 +167,13 @@ def _clear(folder: Path) -> None:
 
 
 def _begin(folder: Path, config: Mapping[str, Any], snapshot: Snapshot | None) -> None:
-    """From now on the folder holds this run, and the run goes on from ``snapshot``."""
+    """From now on, all being built, the folder holds this run, and the run goes on from ``snapshot``."""
+    if not is_first():
+        return
     (folder / "results.json").unlink(missing_ok=True)
     if snapshot is not None:
         write_aside(folder / "checkpoints" / LAST, f"step-{snapshot.step:08d}\n")
     write_aside(folder / "config.yaml", dump(config))
-
-
-@contextmanager
-def _taken_back_if_nothing_came_of_it(folder: Path) -> Iterator[None]:
-    """If the config is refused, or a new run fails before there is anything to keep, undo :func:`_begin`."""
-    paths = [folder / "config.yaml", folder / "results.json", folder / "checkpoints" / LAST]
-    before = {path: path.read_bytes() if path.is_file() else None for path in paths}
-    try:
-        yield
-    except Exception as error:
-        refused = isinstance(error, ConfigError | DoesNotFit)
-        if is_first() and not isinstance(error, Stopped) and (refused or not _has_something_to_keep(folder)):
-            for path, content in before.items():
-                path.unlink(missing_ok=True) if content is None else write_aside(path, content)
-        raise
-
-
-def _has_something_to_keep(folder: Path) -> bool:
-    metrics = folder / "metrics.jsonl"
-    return bool(listed(folder / "checkpoints")) or (metrics.is_file() and metrics.stat().st_size > 0)
 
 
 def _with_seed(config: dict[str, Any], snapshot: Snapshot | None, before: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -200,8 +184,8 @@ def _with_seed(config: dict[str, Any], snapshot: Snapshot | None, before: Mappin
     return {**config, "seed": draw_seed() if saved is None else saved}
 
 
-def _tell_differences(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> None:
-    if before is None or now is None:
+def _tell_differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+    if before is None:
         return
     old, new = flatten(dict(before)), flatten(dict(now))
     for key in sorted(old.keys() | new.keys()):

@@ -128,11 +128,13 @@ class Session:
         folder: the run folder; it exists.
         resume: the checkpoint to go on from.
         interrupted: asked after every step why to stop; None to go on.
+        begin: called when everything is built and fits together, right before the first step.
     """
 
     folder: Path
     resume: Snapshot | None = None
     interrupted: Callable[[], str | None] = lambda: None
+    begin: Callable[[], None] = lambda: None
 
 
 # --- pieces that every command puts together in the same way --------------------------------------------------------
@@ -333,6 +335,7 @@ def train(
         "%d samples, %d steps of %d (%d an epoch); from step %d",
         facts.samples, plan.total_steps, data.batch_size, plan.steps_per_epoch, start.step,
     )  # fmt: skip
+    session.begin()
     scores = trainer.run()
     if trainer.stopped:
         raise Stopped(trainer.stopped)

@@ -24,12 +24,35 @@ def die_at_turn() -> None:
         return real(*arguments, **keywords)
 
     def opened(real: Callable[..., Any], file: Any, mode: str = "r", *rest: Any, **keywords: Any) -> Any:
-        return (
-            counted(real, file, mode, *rest, **keywords)
-            if set(mode) & set("wax")
-            else real(file, mode, *rest, **keywords)
-        )
+        writes = set(mode) & set("wax")
+        return counted(real, file, mode, *rest, **keywords) if writes else real(file, mode, *rest, **keywords)
 
     for name in CALLS:
         setattr(os, name, partial(counted, getattr(os, name)))
     io.open = partial(opened, io.open)  # what pathlib opens files with
+
+
+def signalled_in_a_save() -> None:
+    """Two SIGTERM while the first checkpoint is written."""
+    from opabinia.engine import checkpoint
+
+    real = checkpoint.save_tensors
+
+    def save(path: Any, tensors: Any) -> None:
+        real(path, tensors)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    checkpoint.save_tensors = save  # called for the model and for the optimizer
+
+
+def signalled_while_resolving() -> None:
+    """SIGTERM while the config is read."""
+    from opabinia import launch
+
+    real = launch.resolve
+
+    def resolve(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(*arguments)
+
+    launch.resolve = resolve

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.programs import ROOT, SLOW, TRACE, TURN, Program, Server, is_alive
+from tests.faults.programs import ROOT, SLOW, TRACE, TURN, Ended, Program, Server, is_alive
 from tests.faults.runs import EVALUATIONS, SAVES, Outcome, assert_same, metrics
 
 Moment = Callable[[Program, Path], None]
@@ -45,16 +45,18 @@ def at_any_time(program: Program, folder: Path) -> None:
     time.sleep(random.uniform(0, 0.1))
 
 
-def some_steps_later(moment: Moment) -> Moment:
-    """Let the program do a few steps first, so that five kills spread over the run."""
+def spread(places: list[Moment], last: int) -> list[Moment]:
+    """The moments over the run: each behind a random step up to ``last``."""
 
-    def wait(program: Program, folder: Path) -> None:
-        program.until(lambda: program.trace)
-        goal = reached(program) + random.randint(1, 2)
-        program.until(lambda: reached(program) >= goal)
-        moment(program, folder)
+    def behind(step: int, place: Moment) -> Moment:
+        def moment(program: Program, folder: Path) -> None:
+            program.until(lambda: reached(program) >= step)
+            place(program, folder)
 
-    return wait
+        return moment
+
+    steps = sorted(random.choices(range(1, last + 1), k=len(places)))
+    return [behind(step, place) for step, place in zip(steps, places, strict=True)]
 
 
 @pytest.fixture
@@ -97,26 +99,26 @@ def test_five_kills_at_random_moments(
 ) -> None:
     places = [in_a_step, in_a_save, in_an_evaluation, in_a_save, at_any_time]
     random.shuffle(places)
-    moments = [some_steps_later(place) for place in places]
-    folder, seen = killed_and_resumed(server, recipe, tmp_path, moments, [2, 0, 3, 1, 0, 2])
+    folder, seen = killed_and_resumed(server, recipe, tmp_path, spread(places, 21), [2, 0, 3, 1, 0, 2])
     print(seen)
     assert len(seen) == 5
     assert_same(Outcome.of(folder), undisturbed)
     assert not [path for path in folder.rglob(".*") if path.name != ".lock"], "nothing half done is left behind"
 
 
-@pytest.mark.parametrize("moment", [in_a_step, in_a_save, in_an_evaluation])
+@pytest.mark.parametrize("place", [in_a_step, in_a_save, in_an_evaluation])
 def test_one_kill_at_each_kind_of_moment(
-    server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path, seed: int, moment: Moment
+    server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path, seed: int, place: Moment
 ) -> None:
     """Behind the first save, so that there is something to go on from."""
 
     def behind_the_first_save(program: Program, folder: Path) -> None:
         program.until(lambda: reached(program) > SAVES[0])
-        moment(program, folder)
+        place(program, folder)
 
-    folder, (last,) = killed_and_resumed(server, recipe, tmp_path, [behind_the_first_save], [0, 2])
-    print(last)
+    folder, seen = killed_and_resumed(server, recipe, tmp_path, [behind_the_first_save], [0, 2])
+    print(seen)
+    assert len(seen) == 1
     assert_same(Outcome.of(folder), undisturbed)
 
 
@@ -125,12 +127,11 @@ def test_one_kill_at_each_kind_of_moment(
 def test_twenty_kills_in_one_run(
     server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path, seed: int, turn: int
 ) -> None:
-    moments = [
-        random.choice([some_steps_later(in_a_step), in_a_save, in_an_evaluation, at_any_time]) for _ in range(20)
-    ]
-    workers = [random.randrange(4) for _ in range(21)]
-    folder, seen = killed_and_resumed(server, recipe, tmp_path, moments, workers)
+    places = random.choices([in_a_step, in_a_save, in_an_evaluation, at_any_time], k=20)
+    workers = random.choices(range(4), k=21)
+    folder, seen = killed_and_resumed(server, recipe, tmp_path, spread(places, 29), workers)
     print(seen)
+    assert len(seen) > 5
     assert_same(Outcome.of(folder), undisturbed)
 
 
@@ -165,32 +166,22 @@ def test_resuming_right_after_a_kill_is_not_refused(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
-def test_killed_at_every_write_of_a_run(
-    server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path, part: int
-) -> None:
+def test_killed_at_every_write_of_a_run(server: Server, recipe: Path, tmp_path: Path, part: int) -> None:
     """A process that kills itself just before its n-th call that changes a file, for a quarter of all n."""
-    turn, ended, found = part + 1, False, 0
-    while not ended:
+    short = ["train", str(recipe), "writers=[]", "train.length=10it", "checkpoint.keep=1"]
+    server.run(*short, "--out", str(tmp_path))
+    expected = Outcome.of(tmp_path / "faults" / "default")
+    for turn in range(part + 1, 1000, 4):
         out = tmp_path / str(turn)
-        first = server.start(
-            *("train", str(recipe), "--out", str(out), "writers=[]", "train.length=10it", "checkpoint.keep=1"),
-            environment={TURN: str(turn)},
-            first=["tests.faults.injections:die_at_turn"],
+        program = server.start(
+            *short, "--out", str(out), environment={TURN: str(turn)}, first=["tests.faults.injections:die_at_turn"]
         )
-        ended = first.wait() == 0
-        assert first.status in (0, -signal.SIGKILL), first.err
-        if not ended:
-            found += 1
-            server.run(
-                *("train", str(recipe), "--out", str(out), "writers=[]", "train.length=10it", "checkpoint.keep=1"),
-                "--resume",
-            )
-        folder = out / "faults" / "default"
-        if turn == part + 1:
-            expected = Outcome.of(folder)
-        assert_same(Outcome.of(folder), expected)
-        turn += 4
-    assert found > 10
+        if program.wait() == 0:
+            break
+        program.expect(-signal.SIGKILL)
+        server.run(*short, "--out", str(out), "--resume")
+        assert_same(Outcome.of(out / "faults" / "default"), expected)
+    assert turn > 40
 
 
 # --- the command as a user gives it -----------------------------------------------------------------------------------

@@ -1,0 +1,176 @@
+"""Asked to stop: saved, told by the exit status, and gone on with as if nothing had happened."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults.programs import PAUSE, SLOW, Server, all_gone, is_alive
+from tests.faults.runs import EVALUATIONS, STEPS, Outcome, assert_same, checkpoint, metrics
+
+
+def last_step(folder: Path) -> int:
+    return int((folder / "checkpoints" / "last").read_text().strip().removeprefix("step-"))
+
+
+def state(folder: Path, step: int) -> dict[str, object]:
+    found: dict[str, object] = json.loads((checkpoint(folder, step) / "state.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("step", [7, 12, 15])
+def test_sigterm_saves_and_the_rest_follows(
+    server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path, step: int
+) -> None:
+    """In the middle of everything, in a step that writes a line, and in the last one of an epoch."""
+    program = server.start("train", str(recipe), "--out", str(tmp_path), environment={SLOW: "0.05"})
+    program.until_traced(f"before_step {step - 1}")
+    program.signal(signal.SIGTERM)
+    program.expect(143)
+    folder = tmp_path / "faults" / "default"
+    assert last_step(folder) in (step, step + 1)
+    assert f"stopped: SIGTERM; to go on: opabinia train {folder} --resume" in program.err
+    assert "Traceback" not in program.err
+    assert program.trace[-1] == "finish stopped"
+    assert not (folder / "results.json").exists()
+    server.run("train", str(folder), "--resume", "data.workers=1")
+    assert_same(Outcome.of(folder), undisturbed)
+
+
+def test_ctrl_c_reaches_the_whole_group(server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path) -> None:
+    program = server.start("train", str(recipe), "--out", str(tmp_path), "data.workers=2", environment={SLOW: "0.02"})
+    program.until_traced("after_step 11")
+    workers = program.children()
+    assert len(workers) >= 2
+    program.signal_group(signal.SIGINT)
+    program.expect(130)
+    assert all_gone(workers, 1)
+    assert "Traceback" not in program.err
+    folder = tmp_path / "faults" / "default"
+    server.run("train", str(recipe), "--out", str(tmp_path), "--resume", "data.workers=0")
+    assert_same(Outcome.of(folder), undisturbed)
+
+
+def test_a_second_signal_stops_at_once(server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path) -> None:
+    moment = "after_backward 8"
+    program = server.start("train", str(recipe), "--out", str(tmp_path), "data.workers=1", environment={PAUSE: moment})
+    program.until_traced(moment)
+    workers = program.children()
+    program.signal(signal.SIGTERM)
+    time.sleep(0.5)
+    assert program.running(), "the first is obeyed at the end of the step, which does not come"
+    began = time.monotonic()
+    program.signal(signal.SIGTERM)
+    program.expect(143, 10)
+    assert time.monotonic() - began < 5
+    assert all_gone(workers, 1)
+    folder = tmp_path / "faults" / "default"
+    assert last_step(folder) <= 8
+    server.run("train", str(recipe), "--out", str(tmp_path), "--resume")
+    assert_same(Outcome.of(folder), undisturbed)
+
+
+def test_a_second_signal_in_the_middle_of_a_save(
+    server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path
+) -> None:
+    """Both come while the checkpoint of step 5 is written: the half of it disappears."""
+    program = server.start(
+        *("train", str(recipe), "--out", str(tmp_path)), first=["tests.faults.injections:signalled_in_a_save"]
+    )
+    program.expect(143)
+    folder = tmp_path / "faults" / "default"
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == []
+    server.run("train", str(recipe), "--out", str(tmp_path), "--resume")
+    assert_same(Outcome.of(folder), undisturbed)
+
+
+def test_before_the_first_step_there_is_nothing_to_save(
+    server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path
+) -> None:
+    program = server.start("train", str(recipe), "--out", str(tmp_path), environment={PAUSE: "start 0"})
+    program.until_traced("start 0")
+    program.signal(signal.SIGTERM)
+    program.expect(143)
+    folder = tmp_path / "faults" / "default"
+    assert list((folder / "checkpoints").iterdir()) == []
+    assert program.trace == ["start 0", "finish stopped"]
+    again = server.run("train", str(recipe), "--out", str(tmp_path), "--resume")
+    assert "starting anew" in again.err
+    assert_same(Outcome.of(folder), undisturbed)
+
+
+def test_before_the_first_step_of_a_resumed_run(
+    server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path
+) -> None:
+    first = server.start("train", str(recipe), "--out", str(tmp_path))
+    first.until_traced("after_step 12")
+    first.kill()
+    second = server.start("train", str(recipe), "--out", str(tmp_path), "--resume", environment={PAUSE: "start 10"})
+    second.until_traced("start 10")
+    second.signal(signal.SIGTERM)
+    second.expect(143)
+    server.run("train", str(recipe), "--out", str(tmp_path), "--resume")
+    assert_same(Outcome.of(tmp_path / "faults" / "default"), undisturbed)
+
+
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+def test_an_evaluation_that_was_interrupted_is_still_due(
+    server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path, evaluation: int
+) -> None:
+    """Steps 8 and 23 are saved by nothing else, 15 and 30 end an epoch and were saved just before."""
+    program = server.start("train", str(recipe), "--out", str(tmp_path), environment={SLOW: "0.004"})
+    program.until_traced(f"before_phase evaluate {evaluation}")
+    program.signal(signal.SIGTERM)
+    program.expect(143)
+    folder = tmp_path / "faults" / "default"
+    assert last_step(folder) == evaluation
+    assert state(folder, evaluation)["due"] == ["after_phase" if evaluation % 15 == 0 else "after_step", "save"]
+    assert [line["step"] for line in metrics(folder) if "val/top1" in line] == [
+        step for step in EVALUATIONS if step < evaluation
+    ]
+    again = server.run("train", str(recipe), "--out", str(tmp_path), "--resume", "data.workers=2")
+    assert again.trace[1] == f"before_phase evaluate {evaluation}"
+    assert_same(Outcome.of(folder), undisturbed)
+    assert [line["step"] for line in metrics(folder) if "val/top1" in line] == list(EVALUATIONS)
+
+
+def test_asked_to_stop_again_and_again(server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path) -> None:
+    """Each attempt gets one step further, if that far."""
+    folder = tmp_path / "faults" / "default"
+    steps = []
+    for attempt in range(12):
+        program = server.start(
+            *("train", str(recipe), "--out", str(tmp_path)), *["--resume"] * bool(attempt), environment={SLOW: "0.002"}
+        )
+        program.until(lambda program=program: len(program.trace) > 2)
+        program.signal(signal.SIGTERM)
+        program.expect(143)
+        steps.append(last_step(folder) if (folder / "checkpoints" / "last").exists() else 0)
+    assert steps == sorted(steps)
+    assert 0 < steps[-1] < STEPS
+    server.run("train", str(recipe), "--out", str(tmp_path), "--resume")
+    assert_same(Outcome.of(folder), undisturbed)
+
+
+def test_the_time_limit_ends_a_run_with_status_0(
+    server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path
+) -> None:
+    limit = "hooks.time_limit={after: 0.0001h}"  # 0.36 s
+    program = server.run("train", str(recipe), "--out", str(tmp_path), limit, environment={SLOW: "0.02"})
+    assert "stopped: the time limit of 0.0001h is over" in program.err
+    folder = tmp_path / "faults" / "default"
+    assert 0 < last_step(folder) < STEPS
+    server.run("train", str(recipe), "--out", str(tmp_path), "--resume")
+    assert_same(Outcome.of(folder), undisturbed)
+
+
+def test_a_signal_while_the_program_still_starts(server: Server, recipe: Path, tmp_path: Path) -> None:
+    """Before anybody listens: it ends, by the signal itself, and leaves no run behind that would be in the way."""
+    program = server.start(
+        *("train", str(recipe), "--out", str(tmp_path)), first=["tests.faults.injections:signalled_while_resolving"]
+    )
+    program.expect(-signal.SIGTERM)
+    assert not is_alive(program.pid)
+    server.run("train", str(recipe), "--out", str(tmp_path))
