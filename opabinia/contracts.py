@@ -255,16 +255,12 @@ class Step(Protocol):
     """How gradients become an update. Owns the optimizer; one call is one optimizer step.
 
     ``after_backward`` is to be called once, when all gradients of the step are there and before they are used.
-    The scalars returned stay on the device; the key ``loss`` is the one that was trained.
+    The scalars returned stay on the device. The learning rate it used stands in the optimizer's first group.
     """
 
     optimizer: torch.optim.Optimizer
 
     def __call__(self, batch: Batch, row: Row, clock: Clock, after_backward: Callable[[], None]) -> Scalars: ...
-
-    def learning_rate(self, row: Row, clock: Clock) -> float:
-        """The learning rate of the first parameter group in this step."""
-        ...
 
     def state_dict(self) -> dict[str, Any]: ...
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -50,11 +52,20 @@ def parts_of(resolved: Resolved) -> partial[dict[str, float]]:
     return build(resolved.config, live_catalog(resolved.config.get("plugins") or ()), origins=resolved.origins)
 
 
-def run_folder(recipe: str, out: Path, name: str) -> Path:
-    """``<out>/<recipe>/<name>``; for a YAML file its name without suffix is the recipe's, a run folder is itself."""
+def run_folder(recipe: str, out: Path, name: str, resume: str | None = None) -> Path:
+    """``<out>/<recipe>/<name>``; a YAML file's name without suffix is its recipe's name.
+
+    A run folder given as recipe is itself when it is resumed; a new run with its config lies beside it.
+
+    Raises:
+        ConfigError: the name is none for a folder.
+    """
+    if not re.fullmatch(r"[\w.-]*\w[\w.-]*", name):
+        message = f"{name!r} is no name for a run: letters, digits, '_', '-' and '.'"
+        raise ConfigError(Problem("command line", "--name", message))
     path = Path(recipe)
     if (path / "config.yaml").is_file():
-        return path
+        return path if resume is not None else path.parent / name
     return out / (path.stem if path.suffix in (".yaml", ".yml") else recipe) / name
 
 
@@ -89,15 +100,16 @@ def train(
         ConfigError: the config is wrong, or the folder holds a run and ``resume`` is None.
         Stopped: a signal or a limit ended it early; it has saved.
     """
+    folder = run_folder(recipe, out, name, resume)
+    if resume is not None:
+        overrides = [*_overrides_of(folder), *overrides]
     resolved = resolve(recipe, overrides)
-    folder = run_folder(recipe, out, name)
-    if resume is None and holds_results(folder):
-        message = f"{folder} holds a run, which is never overwritten: --resume goes on with it, --name begins another"
-        raise ConfigError(Problem("command line", "", message))
+    _refuse_to_overwrite(folder, resume)
     with told(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "checkpoints").mkdir(exist_ok=True)
-    with only_writer(folder), logging_to(folder), stop_signals() as stop:
+    with only_writer(folder) if is_first() else nullcontext(), logging_to(folder), stop_signals() as stop:
+        _refuse_to_overwrite(folder, resume)  # another process may have been there first
         for warning in resolved.warnings:
             log.warning("%s", warning)
         if is_first():
@@ -117,7 +129,9 @@ def train(
             return folder, scores
         log_in_full("config as written", _as_written(recipe, overrides))
         log_in_full("config, resolved", dump(config))
-        session = run.Session(folder, snapshot, lambda: stop.reason, partial(_begin, folder, config, snapshot))
+        session = run.Session(
+            folder, snapshot, lambda: stop.reason, partial(_begin, folder, config, overrides, snapshot)
+        )
         try:
             scores = parts_of(replace(resolved, config=config))(session)
         except Stopped as reason:
@@ -154,7 +168,11 @@ def _checkpoint_to_resume(folder: Path, resume: str | None) -> Snapshot | None:
         path = (pointed(checkpoints, resume) or Path(resume)) if resume == "best" else Path(resume)
         if path.parent.resolve() != checkpoints.resolve():
             raise ConfigError(Problem("command line", "--resume", f"{path} is not a checkpoint in {checkpoints}"))
-        return read_checkpoint(path)
+        snapshot = read_checkpoint(path)
+        ahead = [other.name for other in listed(checkpoints) if other.name > path.name]
+        if ahead:
+            log.warning("going back to step %d: the next save deletes %s", snapshot.step, ", ".join(ahead))
+        return snapshot
     except BadCheckpoint as error:
         raise ConfigError(Problem("", "", str(error))) from error
 
@@ -166,7 +184,7 @@ def _clear(folder: Path) -> None:
         shutil.rmtree(folder / "tensorboard", ignore_errors=True)
 
 
-def _begin(folder: Path, config: Mapping[str, Any], snapshot: Snapshot | None) -> None:
+def _begin(folder: Path, config: Mapping[str, Any], overrides: Sequence[str], snapshot: Snapshot | None) -> None:
     """From now on, all being built, the folder holds this run, and the run goes on from ``snapshot``."""
     if not is_first():
         return
@@ -174,6 +192,22 @@ def _begin(folder: Path, config: Mapping[str, Any], snapshot: Snapshot | None) -
     if snapshot is not None:
         write_aside(folder / "checkpoints" / LAST, f"step-{snapshot.step:08d}\n")
     write_aside(folder / "config.yaml", dump(config))
+    write_aside(folder / "overrides.json", json.dumps(list(overrides), indent=1) + "\n")
+
+
+def _overrides_of(folder: Path) -> list[str]:
+    """What the command line changed when the run began: a resume need not say it again."""
+    try:
+        saved = json.loads((folder / "overrides.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [text for text in saved if isinstance(text, str)] if isinstance(saved, list) else []
+
+
+def _refuse_to_overwrite(folder: Path, resume: str | None) -> None:
+    if resume is None and holds_results(folder):
+        message = f"{folder} holds a run, which is never overwritten: --resume goes on with it, --name begins another"
+        raise ConfigError(Problem("command line", "", message))
 
 
 def _with_seed(config: dict[str, Any], snapshot: Snapshot | None, before: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -225,7 +259,14 @@ def evaluate(folder: Path, overrides: Sequence[str] = (), *, checkpoint: str = "
         raise ConfigError(Problem("command line", "", f"{folder} holds no run (no config.yaml in it)"))
     resolved = resolve(folder, overrides)
     checkpoints = folder / "checkpoints"
-    path = Path(checkpoint) if checkpoint not in ("best", LAST) else pointed(checkpoints, checkpoint)
+    named = checkpoints / checkpoint
+    path = (
+        pointed(checkpoints, checkpoint)
+        if checkpoint in ("best", LAST)
+        else named
+        if named.is_dir()
+        else Path(checkpoint)
+    )
     if path is None and checkpoint == "best":
         path = pointed(checkpoints, LAST)
     if path is None:
@@ -236,8 +277,11 @@ def evaluate(folder: Path, overrides: Sequence[str] = (), *, checkpoint: str = "
         raise ConfigError(Problem("command line", "--checkpoint", str(error))) from error
     with logging_to(None):
         log.info("evaluating %s", path)
-        parts = parts_of(resolved).keywords
-        scores = run.evaluate(folder, parts, snapshot.tensors["model"], snapshot.state["seed"])
+        # The training data may be gone: what the model was built on stands in the checkpoint.
+        data = resolved.config["data"]
+        without = {**resolved.config, "data": {**data, "train": data["val"]}} if data["val"] else resolved.config
+        parts = parts_of(replace(resolved, config=without)).keywords
+        scores = run.evaluate(folder, parts, snapshot)
     if is_first():
         target = folder / "eval" / "val"
         target.mkdir(parents=True, exist_ok=True)

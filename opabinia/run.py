@@ -5,17 +5,18 @@ The parameters of :func:`train` are the top level of a config. Importing this mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from annotated_types import Interval
 
 from opabinia.config import ConfigError, Problem, register
+from opabinia.config.build import blamed
 from opabinia.config.errors import listing, nearest
 from opabinia.contracts import (
     Batch,
@@ -60,6 +61,8 @@ from opabinia.tasks import classification
 
 PARTS = (backbones, classification, cross_entropy, limit, mix, optimizers, schedules, sources, transforms)
 """The modules whose import registers the built-in parts that nothing here names."""
+
+Seed = Annotated[int, Interval(ge=0, lt=2**63)]
 
 # --- sections of a config -------------------------------------------------------------------------------------------
 
@@ -140,15 +143,6 @@ class Session:
 # --- pieces that every command puts together in the same way --------------------------------------------------------
 
 
-@contextmanager
-def blamed(path: str) -> Iterator[None]:
-    """A ValueError inside is a mistake in the config at ``path``."""
-    try:
-        yield
-    except ValueError as error:
-        raise ConfigError(Problem("", path, str(error))) from error
-
-
 def first_samples(stream: Stream, count: int) -> Batch:
     """The first samples of a data set as a batch, as they come out of the transforms.
 
@@ -213,13 +207,19 @@ def make_best(metric: str | None, offered: Mapping[str, str]) -> SaveBest | None
         ConfigError: no evaluator gives ``metric``.
     """
     if metric is None and not offered:
-        log.warning("the task has no evaluator: no checkpoint can be called the best")
         return None
     metric = metric or next(iter(offered))
     if metric not in offered:
-        message = f"no evaluator of this task gives the score {metric!r}"
+        message = f"no evaluation gives the score {metric!r}"
         raise ConfigError(
-            Problem("", "checkpoint.best", message, "", nearest(metric, offered), f"scores: {listing(list(offered))}")
+            Problem(
+                "",
+                "checkpoint.best",
+                message,
+                "",
+                nearest(metric, offered),
+                f"scores: {listing(list(offered)) or 'none'}",
+            )
         )
     return SaveBest(metric, offered[metric])
 
@@ -247,7 +247,7 @@ def train(
     checkpoint: Checkpointing,
     hooks: dict[str, HookPart] | None = None,
     writers: list[WriterPart] = [Terminal, TensorBoard],  # noqa: B006 (never changed)
-    seed: int | None = None,
+    seed: Seed | None = None,
 ) -> dict[str, float]:
     """Train a task and return its final scores, such as ``{"val/top1": 0.99}``.
 
@@ -268,6 +268,8 @@ def train(
         Stopped: it was asked to stop before its end; it has saved and can be resumed.
     """
     seed = draw_seed() if seed is None else seed
+    if train.deterministic and train.cudnn_benchmark:
+        raise ConfigError(Problem("", "train.cudnn_benchmark", "cannot be true when train.deterministic is"))
     with blamed("train.device"):
         device = choose_device(train.device)
     threads = set_arithmetic(
@@ -280,6 +282,20 @@ def train(
     facts = facts_of(data.train)
     with blamed("data"):
         plan = ConstantPlan(facts.samples, data.batch_size, train.length, data.drop_last)
+    if not plan.total_steps:
+        raise ConfigError(Problem("", "train.length", f"{train.length} is a run without a single step"))
+    about = {
+        "seed": seed,
+        "global_batch_size": data.batch_size,
+        "data": fingerprint(data.train.source),
+        "shuffle": data.shuffle,
+        "facts": asdict(facts),
+        "world_size": world_size(),
+        "threads": threads,
+        "versions": library_versions(),
+    }
+    if session.resume is not None:
+        check_same_course(session.resume, about, plan)
     start = Clock.at(plan, session.resume.step if session.resume else 0)
 
     # The model moves to its device before the optimizer sees its parameters.
@@ -297,14 +313,15 @@ def train(
         offered.update(scores_offered(model, one.name, one.facts))
 
     flush = Flush(train.log_every, samples=train.log_samples)
-    acting = in_order(
-        task={f"task.{number}": hook for number, hook in enumerate(model.hooks(facts))},
-        user=hooks or {},
-        flush=flush,
-        save=Save(checkpoint.every),
-        evaluate=Evaluate(evaluate.every),
-        best=make_best(checkpoint.best, offered) if validation else None,
-    )
+    with blamed("hooks"):
+        acting = in_order(
+            task={f"task.{number}": hook for number, hook in enumerate(model.hooks(facts))},
+            user=hooks or {},
+            flush=flush,
+            save=Save(checkpoint.every),
+            evaluate=Evaluate(evaluate.every),
+            best=make_best(checkpoint.best, offered),
+        )
     lines = [writer(session.folder, start) for writer in writers] if is_first() else []
     journal = Journal(session.folder / "metrics.jsonl" if is_first() else None, lines)
     trainer = Trainer(
@@ -318,37 +335,38 @@ def train(
         folder=session.folder,
         device=device,
         keep=checkpoint.keep,
-        about={
-            "seed": seed,
-            "global_batch_size": data.batch_size,
-            "data": fingerprint(data.train.source),
-            "world_size": world_size(),
-            "threads": threads,
-            "versions": library_versions(),
-        },
+        about=about,
         interrupted=session.interrupted,
     )
-    if session.resume is not None:
-        check_same_course(session.resume, trainer.about)
-        trainer.restore(session.resume)
+    try:
+        if session.resume is not None:
+            trainer.restore(session.resume)
+        session.begin()
+    except BaseException:
+        journal.close()
+        raise
     log.info(
         "%d samples, %d steps of %d (%d an epoch); from step %d",
         facts.samples, plan.total_steps, data.batch_size, plan.steps_per_epoch, start.step,
     )  # fmt: skip
-    session.begin()
     scores = trainer.run()
     if trainer.stopped:
         raise Stopped(trainer.stopped)
     return scores
 
 
-def check_same_course(snapshot: Snapshot, about: Mapping[str, Any]) -> None:
+def check_same_course(snapshot: Snapshot, about: Mapping[str, Any], plan: Plan) -> None:
     """What must not change between a checkpoint and its continuation, because the order of the data hangs on it.
 
     Raises:
-        ConfigError: seed, batch size or data differ.
+        ConfigError: seed, batches or data differ, or the run would be over before.
     """
-    keys = {"seed": "seed", "global_batch_size": "data.batch_size", "data": "data.train.source"}
+    keys = {
+        "seed": "seed",
+        "global_batch_size": "data.batch_size",
+        "data": "data.train.source",
+        "shuffle": "data.shuffle",
+    }
     problems = [
         Problem(
             "", path, f"a resumed run keeps its course: the checkpoint has {snapshot.state[key]!r}, the config gives "
@@ -357,6 +375,13 @@ def check_same_course(snapshot: Snapshot, about: Mapping[str, Any]) -> None:
         for key, path in keys.items()
         if snapshot.state[key] != about[key]
     ]  # fmt: skip
+    clock = Clock.at(plan, min(snapshot.step, plan.total_steps))
+    if clock.step < snapshot.step:
+        message = f"the checkpoint is at step {snapshot.step}, and the run would end at step {plan.total_steps}"
+        problems.append(Problem("", "train.length", message))
+    elif not problems and (clock.epoch, clock.samples) != (snapshot.state["epoch"], snapshot.state["samples"]):
+        message = f"step {snapshot.step} would not be where it was in the data: the batches of an epoch are others"
+        problems.append(Problem("", "data", message))
     if problems:
         raise ConfigError(problems)
     for key in ("world_size", "threads", "versions"):
@@ -364,16 +389,13 @@ def check_same_course(snapshot: Snapshot, about: Mapping[str, Any]) -> None:
             log.warning("%s: %s when saved, %s now; the last bits may differ", key, snapshot.state[key], about[key])
 
 
-def evaluate(
-    folder: Path, parts: Mapping[str, Any], weights: Mapping[str, torch.Tensor], seed: int
-) -> dict[str, float]:
+def evaluate(folder: Path, parts: Mapping[str, Any], snapshot: Snapshot) -> dict[str, float]:
     """Scores of a trained model.
 
     Args:
         folder: the run folder.
         parts: the built parameters of :func:`train`.
-        weights: the model's tensors.
-        seed: of what transforms draw, if they draw.
+        snapshot: the checkpoint; it holds the facts of the training data, too.
 
     Raises:
         ConfigError: there is nothing to evaluate on, or the weights do not fit the model.
@@ -385,9 +407,11 @@ def evaluate(
         device = choose_device(training.device)
     # cuDNN's trials pay in long trainings only.
     set_arithmetic(deterministic=training.deterministic, cudnn_benchmark=False, threads=training.threads)
-    model = make_task(parts["task"], facts_of(data.train), seed, device)
+    seed = snapshot.state["seed"]
+    facts = Facts(**{**snapshot.state["facts"], "classes": tuple(snapshot.state["facts"]["classes"])})
+    model = make_task(parts["task"], facts, seed, device)
     try:
-        model.load_state_dict(dict(weights))
+        model.load_state_dict(dict(snapshot.tensors["model"]))
     except RuntimeError as error:
         raise ConfigError(Problem("", "task", f"the weights do not fit: {error}")) from error
     batch_size = parts["evaluate"].batch_size or data.batch_size
@@ -424,7 +448,7 @@ def rehearse(parts: Mapping[str, Any]) -> None:
     cpu = torch.device("cpu")
     model = make_task(parts["task"], facts, 0, cpu)
     with blamed("optimizer"):
-        optimizer = parts["optimizer"](list(model.parameters()))
+        optimizer = parts["optimizer"]([parameter for parameter in model.parameters() if parameter.requires_grad])
     step = parts["train"].step(model, optimizer, parts["schedule"], 0)
     clock = Clock.at(plan, 0)
     batch = first_samples(data.train, 2)

@@ -22,17 +22,11 @@ def report_errors() -> Iterator[None]:
     except ConfigError as error:
         _leave("\n".join(str(problem) for problem in error.problems), 2)
     except Exception as error:
-        status = _known(error)
-        if status is None:
+        # Errors whose text says all bring an exit status along; anything else is a crash.
+        status = getattr(error, "exit_status", None)
+        if not isinstance(status, int):
             raise
         _leave(str(error), status)
-
-
-def _known(error: Exception) -> int | None:
-    """The exit status of an error whose text says all; None for a crash. The classes are not imported to be compared:
-    an error can only be of one if its module is loaded."""
-    statuses = {"DataError": 2, "InUse": 2, "DiskError": 1, "NonFinite": 1}
-    return next((statuses[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in statuses), None)
 
 
 def _leave(text: str, status: int) -> None:

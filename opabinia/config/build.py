@@ -70,33 +70,52 @@ def build(
         origins: where values come from, for messages.
 
     Raises:
-        ConfigError: a value does not fit, or a constructor refuses its arguments.
+        ConfigError: values do not fit, or constructors refuse their arguments; all of them are told.
     """
     entry = catalog.get("command", command)
     if entry is None:
         raise ConfigError(Problem("", "", f"there is no command {command!r}"))
     values = {key: value for key, value in config.items() if key != "plugins" or key in entry.by_name}
-    made = _Builder(catalog, origins or {}).make(entry, values, ())
+    builder = _Builder(catalog, origins or {})
+    made = builder.make(entry, values, ())
+    if builder.problems:
+        raise ConfigError(builder.problems)
     return made if isinstance(made, partial) else partial(made)
+
+
+class Working(partial[Any]):
+    """A working function with what the config gives it; shown without its place in memory, so that logs compare."""
+
+    def __repr__(self) -> str:
+        name = getattr(self.func, "__name__", repr(self.func))
+        return f"{name}({', '.join(f'{key}={value!r}' for key, value in self.keywords.items())})"
 
 
 class _Builder:
     def __init__(self, catalog: Catalog, origins: Mapping[str, str]) -> None:
         self.catalog = catalog
         self.origins = origins
+        self.problems: list[Problem] = []
 
     def make(self, entry: Entry, keys: Mapping[str, Any], path: tuple[Any, ...]) -> Any:
-        """The part, its factory, or a partial of a working function."""
+        """The part, its factory, or a partial of a working function; None where something inside has a problem."""
         if entry.target is None:
             raise TypeError("a cached catalog has no callables; build with live_catalog()")
+        told = len(self.problems)
         arguments = self._arguments(entry, keys, path)
+        if len(self.problems) > told:
+            return None
         place = (dotted(path), self._where(path))
         if entry.family == "command" or (entry.runtime and entry.family in WORKING and not _is_class(entry.target)):
-            return partial(entry.target, **arguments)
+            return Working(entry.target, **arguments)
         if entry.runtime:
             return Factory(entry.target, arguments, entry.name, *place)
-        with blamed(*place):
-            return entry.target(**arguments)
+        try:
+            with blamed(*place):
+                return entry.target(**arguments)
+        except ConfigError as error:
+            self.problems += error.problems
+            return None
 
     def _arguments(self, entry: Entry, keys: Mapping[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
         """The arguments as the callable takes them, parts built."""
@@ -135,7 +154,9 @@ class _Builder:
         """The first place where something of the part at ``path`` is written."""
         name = dotted(path)
         places = (place for key, place in self.origins.items() if key == name or key.startswith(f"{name}."))
-        return next((place for place in places if place != DEFAULT), "")
+        written = [place for place in places if place != DEFAULT]
+        # What was given last is the likelier mistake.
+        return next((place for place in written if place.startswith("command line")), next(iter(written), ""))
 
 
 @contextmanager
@@ -144,7 +165,7 @@ def blamed(path: str, where: str = "") -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, FileNotFoundError, NotADirectoryError) as error:
-        message = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error)
+        message = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else str(error)
         if isinstance(error, TypeError) or not message:  # not made for a person to read: say where it comes from
             frame = traceback.extract_tb(error.__traceback__)[-1]
             message = f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"

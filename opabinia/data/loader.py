@@ -35,6 +35,8 @@ class DataError(ValueError):
     The traceback of the worker is attached as a note.
     """
 
+    exit_status = 2
+
 
 # --- requests -------------------------------------------------------------------------------------------------------
 

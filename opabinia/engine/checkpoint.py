@@ -276,10 +276,19 @@ class Checkpoints:
         if self.write:
             self._delete_old(step)
 
+    def has(self, step: int) -> bool:
+        """Whether there is a checkpoint of ``step``."""
+        return (self.folder / f"step-{step:08d}").is_dir()
+
+    def forget_best(self) -> None:
+        """Let ``best`` point nowhere."""
+        if self.write:
+            (self.folder / "best").unlink(missing_ok=True)
+
     def point_to_best(self, step: int) -> None:
         """Point ``best`` to the checkpoint of ``step``, if it is there."""
         path = self.folder / f"step-{step:08d}"
-        if self.write and path.is_dir() and pointed(self.folder, "best") != path:
+        if self.write and self.has(step) and pointed(self.folder, "best") != path:
             write_aside(self.folder / "best", path.name + "\n")
 
     def _delete_old(self, step: int) -> None:

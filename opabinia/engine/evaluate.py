@@ -30,17 +30,23 @@ class Validation:
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """The batch with its tensors on ``device``; copies from pinned memory do not block."""
+    return batch if device.type == "cpu" else _moved(batch, device)
 
-    def move(value: Any) -> Any:
-        return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
 
-    return batch if device.type == "cpu" else {key: move(value) for key, value in batch.items()}
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {key: _moved(item, device) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_moved(item, device) for item in value) if type(value) in (list, tuple) else value
+    return value
 
 
 def evaluate(
     task: Task, validation: Validation, device: torch.device, stopped: Callable[[], object] = lambda: False
 ) -> dict[str, float]:
-    """Scores of ``task``, named ``val/top1`` and so on; the task is left in the mode it was found in.
+    """Scores of ``task``, named ``val/top1`` and so on; every module is left in the mode it was found in.
 
     Processes take whole batches in turn, so every forward pass sees the same batch on any number of them, and
     evaluators put together what the processes have seen.
@@ -49,10 +55,12 @@ def evaluate(
         EvaluationStopped: ``stopped()`` became true between two batches.
     """
     evaluators = task.evaluators(validation.facts)
-    was_training = task.training
+    # Not all parts need to be in the mode of the whole: a frozen norm or a teacher stays as it was.
+    modes = [(module, module.training) for module in task.modules()]
     task.eval()
     try:
-        with torch.inference_mode():
+        # Not inference_mode: what a module caches in its first forward pass must be fit for the backward pass later.
+        with torch.no_grad():
             for _, cpu_batch in validation.loader.iterate():
                 if stopped():
                     raise EvaluationStopped
@@ -61,7 +69,8 @@ def evaluate(
                 for evaluator in evaluators:
                     evaluator.update(predictions, batch)
     finally:
-        task.train(was_training)
+        for module, training in modes:
+            module.training = training
     scores: dict[str, float] = {}
     for evaluator in evaluators:
         scores.update(evaluator.compute(gather(evaluator.state())))
@@ -109,4 +118,4 @@ def evaluation_run(
     finally:
         for one in validation:
             one.loader.close()
-        moments.call(run, "finish", how)
+        moments.finish(run, how)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,8 @@ from opabinia.runtime.log import log
 
 class NonFinite(FloatingPointError):
     """A loss is not a number any more. The text names the step and the loss."""
+
+    exit_status = 1
 
 
 def told_in_json(values: Mapping[str, Any]) -> dict[str, float | str]:
@@ -47,6 +50,7 @@ class Journal:
     def __init__(self, path: Path | None, writers: Sequence[Writer] = ()) -> None:
         self.path, self.writers = path, list(writers)
         self._pending: list[tuple[int, dict[str, Tensor | float]]] = []
+        self._end: int | None = None
         self._file = None
         if path is not None:
             with told(path):
@@ -54,6 +58,7 @@ class Journal:
 
     def add(self, step: int, values: Mapping[str, Tensor | float]) -> None:
         """Note values of one step under their full names; no waiting for the device."""
+        values = {name: value.detach() if isinstance(value, Tensor) else value for name, value in values.items()}
         if self._pending and self._pending[-1][0] == step:
             self._pending[-1][1].update(values)
         else:
@@ -69,8 +74,13 @@ class Journal:
         by_device: dict[torch.device, list[Tensor]] = {}
         for tensor, _ in places:
             by_device.setdefault(tensor.device, []).append(tensor.detach().float())
+        began = time.perf_counter()
         numbers = {device: iter(torch.stack(tensors).tolist()) for device, tensors in by_device.items()}
+        # Here the host waits for the steps to be really done; that time is theirs.
+        waited = (time.perf_counter() - began) / max(1, len(self._pending))
         for step, values in self._pending:
+            if places and "time/step" in values:
+                values["time/step"] += waited
             for name, value in values.items():
                 if isinstance(value, Tensor):
                     values[name] = next(numbers[value.device])
@@ -101,6 +111,7 @@ class Journal:
         Raises:
             DiskError: the file cannot be written.
         """
+        self._cut_back()
         line = {"step": clock.step, "epoch": round(clock.epochs_done, 6), "samples": clock.samples, **values}
         line = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
         if self._file is not None and self.path is not None:
@@ -113,6 +124,7 @@ class Journal:
     def state_dict(self) -> dict[str, Any]:
         """Where the file ends, safely on the disk, and the pending values."""
         self.settle()
+        self._cut_back()
         offset = 0
         if self._file is not None and self.path is not None:
             with told(self.path):
@@ -121,17 +133,22 @@ class Journal:
         return {"offset": offset, "pending": [[step, told_in_json(values)] for step, values in self._pending]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Cut the file back to where it ended then, and take up the values that were pending."""
-        if self._file is not None and self.path is not None:
-            offset = int(state["offset"])
-            with told(self.path):
-                # Cutting a file that is shorter, or was lost, would fill it with zeros.
-                if self._file.seek(0, os.SEEK_END) < offset:
-                    log.warning("%s is shorter than when the checkpoint was saved: lines are missing", self.path)
-                else:
-                    self._file.truncate(offset)
-                    self._file.seek(0, os.SEEK_END)
+        """Take up the values that were pending; with the next line the file is cut back to where it ended then."""
+        self._end = int(state["offset"])
         self._pending = [(step, read_from_json(values)) for step, values in state["pending"]]
+
+    def _cut_back(self) -> None:
+        """Forget lines behind the checkpoint that was resumed. Not before the run goes on: it may still be refused."""
+        end, self._end = self._end, None
+        if end is None or self._file is None or self.path is None:
+            return
+        with told(self.path):
+            # Cutting a file that is shorter, or was lost, would fill it with zeros.
+            if self._file.seek(0, os.SEEK_END) < end:
+                log.warning("%s is shorter than when the checkpoint was saved: lines are missing", self.path)
+            else:
+                self._file.truncate(end)
+                self._file.seek(0, os.SEEK_END)
 
     def close(self) -> None:
         """Close the file and the writers. Closing again does nothing."""

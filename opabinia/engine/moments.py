@@ -41,6 +41,17 @@ class Moments:
                 waiting = False
         self.now = outer
 
+    def finish(self, run: Run, how: str | BaseException) -> None:
+        """Let every hook finish, whatever those before it did; then raise the first error."""
+        errors: list[Exception] = []
+        for hook in self.hooks.values():
+            try:
+                hook.finish(run, how)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
     def state_dict(self) -> dict[str, Any]:
         """State of the hooks that have any, by key."""
         return {key: state for key, hook in self.hooks.items() if (state := hook.state_dict())}

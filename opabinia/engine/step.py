@@ -18,7 +18,8 @@ def total_loss(losses: Mapping[str, Tensor] | Tensor | Sequence[Tensor]) -> tupl
     """The loss to train, and everything to log under its own name (the rule of basecls).
 
     A tensor is the loss and a list is summed. Of a dictionary ``total_loss`` alone is trained if it is there,
-    else the sum of every key that contains "loss"; the rest is only logged.
+    else the sum of every key that contains "loss"; the rest is only logged. What is trained is logged as ``loss``, or
+    as ``total_loss`` when a part of it has that name.
 
     Raises:
         ValueError: a dictionary without a loss, or an empty list.
@@ -33,7 +34,7 @@ def total_loss(losses: Mapping[str, Tensor] | Tensor | Sequence[Tensor]) -> tupl
     if not trained:
         raise ValueError(f"the task gave no loss: no key of {sorted(losses)} contains 'loss'")
     total = trained[0] if len(trained) == 1 else torch.stack(trained).sum()
-    return total, {**losses, "loss": total}
+    return total, {**losses, "total_loss" if "loss" in losses and len(trained) > 1 else "loss": total}
 
 
 @register.step(name="standard")
@@ -59,10 +60,6 @@ class Standard:
         self._base_rates = [group["lr"] for group in optimizer.param_groups]
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._device = self._parameters[0].device
-
-    def learning_rate(self, row: Row, clock: Clock) -> float:
-        """The learning rate of the first parameter group in this step."""
-        return float(self._base_rates[0]) * self.schedule(clock) * row.lr_factor
 
     def __call__(self, batch: Batch, row: Row, clock: Clock, after_backward: Callable[[], None]) -> Scalars:
         """Train ``batch``; returns the losses (and ``grad_norm`` when clipping) without waiting for the device."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from opabinia.runtime.log import log
 from opabinia.runtime.processes import is_first
 
 TRAIN = Phase("train", "train")
+_BARE = ("grad_norm",)
+"""What a step measures beside losses keeps its own name in the journal."""
 
 
 class Trainer:
@@ -72,7 +75,6 @@ class Trainer:
         self.validation, self.device = validation, device
         self.about, self.interrupted = dict(about or {}), interrupted
         self._moments = Moments(hooks)
-        self._due: tuple[str, str] | None = None
         self._checkpoints = Checkpoints(folder / "checkpoints", keep, self.snapshot, write=is_first())
         self._run = Run(
             task=task,
@@ -85,6 +87,7 @@ class Trainer:
             scores={},
             folder=folder,
         )
+        self._resumed: tuple[tuple[str, str] | None, Clock] = None, self._run.clock
 
     @property
     def stopped(self) -> str | None:
@@ -98,17 +101,13 @@ class Trainer:
         run = self._run
         how: str | BaseException = "stopped"
         try:
-            self._moments.call(run, "start")
-            self._do_what_is_due()
-            batches = self.loader.iterate(run.clock.step)
-            while run.clock.step < self.plan.total_steps and not self._asked_to_stop():
-                self._train_epoch(batches)
+            try:
+                self._turn()
+            except EvaluationStopped:
+                # A resume comes back to the hook that asked for the evaluation.
+                self._moments.now = self._moments.just_before()
+            self._save_if_stopped()
             how = "stopped" if run.stop else "done"
-            self._save_if_stopped()
-        except EvaluationStopped:
-            # A resume comes back to the hook that asked for the evaluation.
-            self._moments.now = self._moments.just_before()
-            self._save_if_stopped()
         except BaseException as error:
             how = error
             raise
@@ -116,8 +115,16 @@ class Trainer:
             self.loader.close()
             for validation in self.validation:
                 validation.loader.close()
-            self._moments.call(run, "finish", how)
+            self._moments.finish(run, how)
         return dict(run.scores)
+
+    def _turn(self) -> None:
+        run = self._run
+        self._moments.call(run, "start")
+        self._do_what_is_due()
+        batches = self.loader.iterate(run.clock.step)
+        while run.clock.step < self.plan.total_steps and not self._asked_to_stop():
+            self._train_epoch(batches)
 
     def _train_epoch(self, batches: Iterator[tuple[Row, Batch]]) -> None:
         run = self._run
@@ -129,11 +136,11 @@ class Trainer:
             batch = to_device(loaded, self.device)
             ready = time.perf_counter()
             self._moments.call(run, "before_step", batch)
-            rate = self.step.learning_rate(row, run.clock)
             scalars = self.step(batch, row, run.clock, self._after_backward)
             run.clock = Clock.at(self.plan, row.step + 1)
             times = {"time/data": ready - began, "time/step": time.perf_counter() - began}
-            values = {f"train/{name}": value for name, value in scalars.items()}
+            values = {name if name in _BARE else f"train/{name}": value for name, value in scalars.items()}
+            rate = self.step.optimizer.param_groups[0]["lr"]
             run.journal.add(run.clock.step, {**values, "lr": rate, "samples": float(row.count), **times})
             self._asked_to_stop()
             self._moments.call(run, "after_step")
@@ -161,11 +168,21 @@ class Trainer:
             self._checkpoints.save()
 
     def _do_what_is_due(self) -> None:
-        """Go on right behind the hook that saved the checkpoint this run was resumed from."""
-        due, self._due = self._due, None
-        if due is None:
-            return
-        moment, saver = due
+        """Go on right behind the hook that saved the checkpoint this run was resumed from.
+
+        The moment is completed as it was then: if it was the end of a shorter run, its evaluation is still due. If it
+        is the end now and was not then, that end is made up for.
+        """
+        (due, then), now = self._resumed, self._run.clock
+        self._resumed = None, now
+        if due is not None:
+            self._run.clock = then
+            self._complete(*due)
+            self._run.clock = now
+        if now.phase_ended and not then.phase_ended and not self._run.stop:
+            self._moments.call(self._run, "after_phase", TRAIN)
+
+    def _complete(self, moment: str, saver: str) -> None:
         if moment == "after_step":
             self._moments.call(self._run, moment, after=saver)
             if self._run.clock.phase_ended and not self._run.stop:
@@ -181,14 +198,15 @@ class Trainer:
         state = {
             **self.about,
             "step": run.clock.step,
+            "samples": run.clock.samples,
             "epoch": run.clock.epoch,
             "position": run.clock.samples - epoch_began,
             "due": list(self._moments.now) if self._moments.now else None,
             "scores": told_in_json(run.scores),
             "journal": run.journal.state_dict(),
-            "total_steps": self.plan.total_steps,
+            "total_steps": run.clock.total_steps,
             "optimizer": plain,
-            "optimizer_class": type(self.step.optimizer).__name__,
+            "optimizer_kind": _kind(self.step.optimizer),
             "train_step": self.step.state_dict(),
             "hooks": self._moments.state_dict(),
         }
@@ -212,12 +230,19 @@ class Trainer:
         run.clock = Clock.at(self.plan, snapshot.step)
         run.scores.update(read_from_json(state["scores"]))
         self._checkpoints.saved = snapshot.step
-        self._due = tuple(state["due"]) if state["due"] else None
+        due = tuple(state["due"]) if state["due"] else None
+        self._resumed = due, replace(run.clock, total_steps=state["total_steps"])
 
     def _restore_optimizer(self, snapshot: Snapshot) -> None:
-        before, now = snapshot.state["optimizer_class"], type(self.step.optimizer).__name__
+        before, now = snapshot.state["optimizer_kind"], _kind(self.step.optimizer)
         if before != now:
             log.warning("the optimizer was %s and is %s now: it begins without a state", before, now)
             return
         tensors, plain = snapshot.tensors["optimizer"], snapshot.state["optimizer"]
         load_optimizer_state(self.task, self.step.optimizer, tensors, plain)
+
+
+def _kind(optimizer: torch.optim.Optimizer) -> str:
+    """What decides which state an optimizer keeps: its class, and the options that add to it."""
+    options = ("amsgrad", "centered", "momentum")
+    return " with ".join([type(optimizer).__name__, *(name for name in options if optimizer.defaults.get(name))])

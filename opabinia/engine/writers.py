@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,18 @@ class Terminal:
             self._bar.stop()
 
 
+@cache
+def _tell_disk_errors_once() -> None:
+    """TensorBoard's thread prints a traceback, and the next call raises the same error: that one is enough."""
+    before = threading.excepthook
+
+    def hook(ended: threading.ExceptHookArgs) -> None:
+        if not (type(ended.thread).__module__.startswith("tensorboard.") and isinstance(ended.exc_value, OSError)):
+            before(ended)
+
+    threading.excepthook = hook
+
+
 @register.writer(name="tensorboard")
 class TensorBoard:
     """Every number of the journal by step, in the folder ``tensorboard``; a resumed run hides what it does again."""
@@ -97,6 +111,7 @@ class TensorBoard:
         # Half a second of imports that an evaluation or a config check need not pay.
         from torch.utils.tensorboard.writer import SummaryWriter
 
+        _tell_disk_errors_once()
         self._folder = folder / "tensorboard"
         with told(self._folder):
             self._writer = SummaryWriter(str(self._folder), purge_step=clock.step + 1 if clock.step else None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import logging
 import os
 import re
 import shutil
@@ -10,14 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
 
 class DiskError(OSError):
     """Something could not be written. The text names the file, the reason and what is still whole."""
+
+    exit_status = 1
 
 
 _REASONS = {
@@ -116,6 +115,8 @@ def mend(folder: Path) -> None:
 class InUse(Exception):
     """Another process is writing there."""
 
+    exit_status = 2
+
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
@@ -124,9 +125,6 @@ def only_writer(folder: Path) -> Iterator[None]:
     Raises:
         InUse: somebody does.
     """
-    if fcntl is None:  # not a POSIX system
-        yield
-        return
     with told(folder):
         lock = (folder / ".lock").open("w")
     with lock:
@@ -135,4 +133,8 @@ def only_writer(folder: Path) -> Iterator[None]:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError) as error:
             raise InUse(f"{folder}: another process is writing this run") from error
+        except OSError as error:  # some network file systems know no locks
+            logging.getLogger("opabinia").warning(
+                "%s cannot be locked (%s): let no second process write there", folder, error.strerror
+            )
         yield

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 
@@ -41,6 +42,9 @@ class StopSignal:
         if self.signum is not None:
             raise SystemExit(128 + signum)
         self.signum = signum
+        # Not print: a handler may have interrupted one.
+        with suppress(OSError):
+            os.write(2, f"\n{self.reason}: saving after this step; once more stops at once\n".encode())
 
 
 @contextmanager

@@ -80,7 +80,7 @@ def test_a_run_goes_on_where_it_was(opabinia: Opabinia, own_run: Path) -> None:
     assert f"resuming {own_run} from step 6" in ended.err
     assert "changed since the run began: train.length: 6it -> 8it" in ended.err
     steps = [json.loads(line)["step"] for line in (own_run / "metrics.jsonl").read_text().splitlines()]
-    assert steps == [6, 8, 8], "training, training, evaluation: step 6 is the end no more"
+    assert steps == [6, 6, 8, 8], "training and evaluation, twice"
 
 
 # --- eval -------------------------------------------------------------------------------------------------------------

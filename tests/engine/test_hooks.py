@@ -98,19 +98,18 @@ def test_best_that_was_saved_but_not_yet_pointed_to(tmp_path: Path) -> None:
     assert pointed(tmp_path / "checkpoints", "best") == tmp_path / "checkpoints" / "step-00000004"
 
 
-def test_a_best_that_is_gone_is_not_pointed_to(tmp_path: Path) -> None:
-    """Taken back to a checkpoint from before it, or deleted by hand."""
+def test_a_best_that_is_gone_is_forgotten(tmp_path: Path) -> None:
+    """After going back to an older checkpoint, or deleted by hand: the next score counts as the best."""
     setup = Setup(tmp_path, save="4it", evaluate="4it", length="8it")
     setup.trainer().run()
     found = newest_whole(tmp_path / "checkpoints")
     assert found
-    (tmp_path / "checkpoints" / "best").unlink()
     trainer = setup.trainer()
     trainer.restore(
         type(found[1])(8, found[1].tensors, {**found[1].state, "hooks": {"best": {"best": 2.0, "step": 1}}})
     )
     trainer.run()
-    assert not (tmp_path / "checkpoints" / "best").exists()
+    assert (tmp_path / "checkpoints" / "best").read_text() == "step-00000008\n"
 
 
 # --- saving -----------------------------------------------------------------------------------------------------------

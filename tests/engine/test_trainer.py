@@ -319,16 +319,24 @@ def test_options_of_the_optimizer_are_those_of_the_config(tmp_path: Path) -> Non
     trainer.run()
 
 
-def test_a_longer_run_goes_on_where_the_shorter_one_ended(tmp_path: Path) -> None:
-    short = Setup(tmp_path, length="8it")
-    short.trainer().run()
-    trainer = Setup(tmp_path, length="16it").trainer(resume=True)
-    trainer.run()
-    whole = Setup(tmp_path / "whole", length="16it")
-    expected = whole.trainer()
-    expected.run()
-    # The end of the shorter one was evaluated, too; its rate did not change over time.
-    assert same_tensors(weights(trainer), weights(expected))
-    assert [line for line in lines(tmp_path) if "train/loss" in line] == [
-        line for line in lines(whole.folder) if "train/loss" in line
-    ]
+@pytest.mark.parametrize("first", range(4, 11))
+def test_the_length_is_changed(tmp_path: Path, first: int) -> None:
+    """Stopped at any step and gone on with for as long, longer or shorter: each end is evaluated, and nothing twice."""
+    for second in range(first, 13, 2):
+        ended = Setup(tmp_path / f"{second}", length="10it", interrupted=stop_at(first) if first < 10 else lambda: None)
+        ended.trainer().run()
+        found = newest_whole(ended.folder / "checkpoints")
+        assert found
+        setup = Setup(ended.folder, length=f"{second}it")
+        if found[1].step > second:
+            continue
+        trainer = setup.trainer(resume=True)
+        scores = trainer.run()
+        whole = Setup(tmp_path / f"{second}-whole", length=f"{second}it")
+        expected = whole.trainer()
+        assert scores == expected.run()
+        assert same_tensors(weights(trainer), weights(expected))
+        evaluated = [line["step"] for line in lines(setup.folder) if "val/top1" in line]
+        former = {10} & {found[1].step}
+        assert evaluated == sorted({*range(3, second + 1, 3), second, *former})
+        assert pointed(setup.folder / "checkpoints", "last") == setup.folder / "checkpoints" / f"step-{second:08d}"

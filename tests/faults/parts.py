@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 from typing import Literal
 
 from torch import Tensor, nn
@@ -10,6 +11,16 @@ from opabinia.config import register
 from opabinia.contracts import Backbone, Batch, Count, Hook, Phase, Run, Sample
 from opabinia.data.sources import Digits
 from tests.faults.programs import BROKEN, CRASH, PAUSE, SLOW, TRACE
+
+
+def pause_at(line: str) -> None:
+    """Wait for the test to say ``go_on`` if this is the line where it asked for a pause."""
+    if line == os.environ.get(PAUSE):
+        trace = Path(os.environ[TRACE])
+        trace.with_suffix(".paused").touch()
+        end = time.monotonic() + 60
+        while not trace.with_suffix(".go").exists() and time.monotonic() < end:
+            time.sleep(0.01)
 
 
 @register.backbone
@@ -44,6 +55,7 @@ class SomeDigits(Digits):
         return self._n
 
     def __getitem__(self, index: int) -> Sample:
+        pause_at(f"{self._split} sample {index}")
         if self._split == "val":
             time.sleep(float(os.environ.get(SLOW, "0")))
         elif str(index) == os.environ.get(BROKEN):
@@ -62,8 +74,7 @@ class Trace(Hook):
         os.write(self._file, f"{line}\n".encode())
         if line == os.environ.get(CRASH):
             raise RuntimeError(f"crashed at {line}")
-        if line == os.environ.get(PAUSE):
-            time.sleep(60)
+        pause_at(line)
 
     def start(self, run: Run) -> None:
         self._note(f"start {run.clock.step}")

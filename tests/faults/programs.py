@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TRACE = "OPABINIA_TEST_TRACE"
 """File to which the hook ``trace`` of :mod:`tests.faults.parts` writes."""
 PAUSE = "OPABINIA_TEST_PAUSE"
-"""A line of the trace at which the program sleeps for a minute."""
+"""Where the program waits until it is told to go on: a line of the trace, or ``val sample 40``."""
 CRASH = "OPABINIA_TEST_CRASH"
 """A line of the trace at which it fails."""
 BROKEN = "OPABINIA_TEST_BROKEN"
@@ -150,6 +150,13 @@ class Program:
     def until_traced(self, line: str) -> None:
         self.until(lambda: line in self.trace)
 
+    def until_paused(self) -> None:
+        self.until(self.path.with_suffix(".paused").exists)
+
+    def go_on(self) -> None:
+        """End the pause."""
+        self.path.with_suffix(".go").touch()
+
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
@@ -172,6 +179,18 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def programs_of_group(group: int) -> list[int]:
+    """Processes of a process group that are alive: a program and all it has started."""
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    return [pid for pid in pids if is_alive(pid) and _group(pid) == group]
+
+
+def _group(pid: int) -> int | None:
+    with suppress(ProcessLookupError):
+        return os.getpgid(pid)
+    return None
 
 
 def all_gone(pids: Sequence[int], seconds: float) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.programs import PAUSE, SLOW, Server, all_gone, is_alive
+from tests.faults.programs import PAUSE, SLOW, Program, Server, all_gone, is_alive
 from tests.faults.runs import EVALUATIONS, STEPS, Outcome, assert_same, checkpoint, metrics
 
 
@@ -15,22 +15,33 @@ def last_step(folder: Path) -> int:
     return int((folder / "checkpoints" / "last").read_text().strip().removeprefix("step-"))
 
 
+def evaluated(folder: Path) -> list[int]:
+    return [line["step"] for line in metrics(folder) if "val/top1" in line]
+
+
 def state(folder: Path, step: int) -> dict[str, object]:
     found: dict[str, object] = json.loads((checkpoint(folder, step) / "state.json").read_text())
     return found
 
 
-@pytest.mark.parametrize("step", [7, 12, 15])
+def paused(server: Server, moment: str, *arguments: str) -> Program:
+    """A program that waits at this moment of its life."""
+    program = server.start(*arguments, environment={PAUSE: moment})
+    program.until_paused()
+    return program
+
+
+@pytest.mark.parametrize("step", [7, 12, 15, 30])
 def test_sigterm_saves_and_the_rest_follows(
     server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path, step: int
 ) -> None:
-    """In the middle of everything, in a step that writes a line, and in the last one of an epoch."""
-    program = server.start("train", str(recipe), "--out", str(tmp_path), environment={SLOW: "0.05"})
-    program.until_traced(f"before_step {step - 1}")
+    """In the middle of everything, in a step that writes a line, and in the last one of an epoch and of the run."""
+    program = paused(server, f"after_backward {step - 1}", "train", str(recipe), "--out", str(tmp_path))
     program.signal(signal.SIGTERM)
+    program.go_on()
     program.expect(143)
     folder = tmp_path / "faults" / "default"
-    assert last_step(folder) in (step, step + 1)
+    assert last_step(folder) == step
     assert f"stopped: SIGTERM; to go on: opabinia train {folder} --resume" in program.err
     assert "Traceback" not in program.err
     assert program.trace[-1] == "finish stopped"
@@ -40,11 +51,11 @@ def test_sigterm_saves_and_the_rest_follows(
 
 
 def test_ctrl_c_reaches_the_whole_group(server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path) -> None:
-    program = server.start("train", str(recipe), "--out", str(tmp_path), "data.workers=2", environment={SLOW: "0.02"})
-    program.until_traced("after_step 11")
+    program = paused(server, "after_backward 11", "train", str(recipe), "--out", str(tmp_path), "data.workers=2")
     workers = program.children()
-    assert len(workers) >= 2
+    assert len(workers) == 4
     program.signal_group(signal.SIGINT)
+    program.go_on()
     program.expect(130)
     assert all_gone(workers, 1)
     assert "Traceback" not in program.err
@@ -54,9 +65,7 @@ def test_ctrl_c_reaches_the_whole_group(server: Server, recipe: Path, undisturbe
 
 
 def test_a_second_signal_stops_at_once(server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path) -> None:
-    moment = "after_backward 8"
-    program = server.start("train", str(recipe), "--out", str(tmp_path), "data.workers=1", environment={PAUSE: moment})
-    program.until_traced(moment)
+    program = paused(server, "after_backward 8", "train", str(recipe), "--out", str(tmp_path), "data.workers=1")
     workers = program.children()
     program.signal(signal.SIGTERM)
     time.sleep(0.5)
@@ -89,9 +98,9 @@ def test_a_second_signal_in_the_middle_of_a_save(
 def test_before_the_first_step_there_is_nothing_to_save(
     server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path
 ) -> None:
-    program = server.start("train", str(recipe), "--out", str(tmp_path), environment={PAUSE: "start 0"})
-    program.until_traced("start 0")
+    program = paused(server, "start 0", "train", str(recipe), "--out", str(tmp_path))
     program.signal(signal.SIGTERM)
+    program.go_on()
     program.expect(143)
     folder = tmp_path / "faults" / "default"
     assert list((folder / "checkpoints").iterdir()) == []
@@ -104,36 +113,36 @@ def test_before_the_first_step_there_is_nothing_to_save(
 def test_before_the_first_step_of_a_resumed_run(
     server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path
 ) -> None:
-    first = server.start("train", str(recipe), "--out", str(tmp_path))
-    first.until_traced("after_step 12")
-    first.kill()
-    second = server.start("train", str(recipe), "--out", str(tmp_path), "--resume", environment={PAUSE: "start 10"})
-    second.until_traced("start 10")
-    second.signal(signal.SIGTERM)
-    second.expect(143)
+    paused(server, "after_backward 12", "train", str(recipe), "--out", str(tmp_path)).kill()
+    program = paused(server, "start 10", "train", str(recipe), "--out", str(tmp_path), "--resume")
+    program.signal(signal.SIGTERM)
+    program.go_on()
+    program.expect(143)
+    assert program.trace == ["start 10", "finish stopped"]
     server.run("train", str(recipe), "--out", str(tmp_path), "--resume")
     assert_same(Outcome.of(tmp_path / "faults" / "default"), undisturbed)
 
 
-@pytest.mark.parametrize("evaluation", EVALUATIONS)
+@pytest.mark.parametrize(
+    ("evaluation", "moment"),
+    [(8, "val sample 50"), *((step, f"before_phase evaluate {step}") for step in EVALUATIONS)],
+)
 def test_an_evaluation_that_was_interrupted_is_still_due(
-    server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path, evaluation: int
+    server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path, evaluation: int, moment: str
 ) -> None:
     """Steps 8 and 23 are saved by nothing else, 15 and 30 end an epoch and were saved just before."""
-    program = server.start("train", str(recipe), "--out", str(tmp_path), environment={SLOW: "0.004"})
-    program.until_traced(f"before_phase evaluate {evaluation}")
+    program = paused(server, moment, "train", str(recipe), "--out", str(tmp_path))
     program.signal(signal.SIGTERM)
+    program.go_on()
     program.expect(143)
     folder = tmp_path / "faults" / "default"
     assert last_step(folder) == evaluation
     assert state(folder, evaluation)["due"] == ["after_phase" if evaluation % 15 == 0 else "after_step", "save"]
-    assert [line["step"] for line in metrics(folder) if "val/top1" in line] == [
-        step for step in EVALUATIONS if step < evaluation
-    ]
+    assert evaluated(folder) == [step for step in EVALUATIONS if step < evaluation]
     again = server.run("train", str(recipe), "--out", str(tmp_path), "--resume", "data.workers=2")
     assert again.trace[1] == f"before_phase evaluate {evaluation}"
     assert_same(Outcome.of(folder), undisturbed)
-    assert [line["step"] for line in metrics(folder) if "val/top1" in line] == list(EVALUATIONS)
+    assert evaluated(folder) == list(EVALUATIONS)
 
 
 def test_asked_to_stop_again_and_again(server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path) -> None:

@@ -6,28 +6,32 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.programs import BROKEN, CRASH, PAUSE, Server, all_gone, is_alive
+from tests.faults.programs import BROKEN, CRASH, PAUSE, Server, all_gone, is_alive, programs_of_group
 
 
 def test_gone_within_seconds_after_a_kill(server: Server, recipe: Path, tmp_path: Path) -> None:
     moment = "after_backward 9"  # both loaders, training and validation, have theirs
     program = server.start("train", str(recipe), "--out", str(tmp_path), "data.workers=2", environment={PAUSE: moment})
-    program.until_traced(moment)
+    program.until_paused()
     workers = program.children()
     assert len(workers) == 4 and all(map(is_alive, workers))
     program.kill()
     assert all_gone(workers, 12)
 
 
-@pytest.mark.parametrize("moment", ["after_backward 9", "before_phase evaluate 8", "after_phase train 15"])
+@pytest.mark.parametrize("moment", ["after_backward 9", "after_phase evaluate 8", "after_phase train 15"])
 def test_gone_at_once_after_a_crash(server: Server, recipe: Path, tmp_path: Path, moment: str) -> None:
-    """The program pauses, is looked at, and is sent on its way into the crash by the end of the pause."""
-    program = server.start("train", str(recipe), "--out", str(tmp_path), "data.workers=2", environment={CRASH: moment})
-    seen: set[int] = set()
-    program.until(lambda: seen.update(program.children()) or "after_backward 7" in program.trace)
+    program = server.start(
+        *("train", str(recipe), "--out", str(tmp_path), "data.workers=2"),
+        environment={PAUSE: "after_backward 7", CRASH: moment},
+    )
+    program.until_paused()
+    workers = program.children()
+    assert len(workers) == 2
+    program.go_on()
     program.expect(1)
-    assert len(seen) >= 2
-    assert all_gone(sorted(seen), 0.5)
+    assert all_gone(workers, 0.5)
+    assert not programs_of_group(program.pid)
     assert "RuntimeError: crashed at" in program.err
     assert program.trace[-1] == f"finish crashed at {moment}"
     log = (tmp_path / "faults" / "default" / "train.log").read_text()
@@ -57,9 +61,10 @@ def test_after_a_broken_sample_was_mended_the_run_goes_on(server: Server, recipe
 def test_a_worker_that_is_killed_is_a_crash(server: Server, recipe: Path, tmp_path: Path) -> None:
     moment = "after_backward 2"
     program = server.start("train", str(recipe), "--out", str(tmp_path), "data.workers=2", environment={PAUSE: moment})
-    program.until_traced(moment)
+    program.until_paused()
     workers = program.children()
     os.kill(workers[0], signal.SIGKILL)
+    program.go_on()
     program.expect(1)
     assert f"DataLoader worker (pid {workers[0]}) is killed by signal: Killed" in program.err
     assert all_gone(workers, 0.5)

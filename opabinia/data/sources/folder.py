@@ -91,7 +91,10 @@ def _chosen(root: Path, classes: Sequence[str] | None) -> list[str]:
 
 def _pictures(root: Path, folder: str) -> list[bytes]:
     """Paths below ``root`` of all pictures of one class, sorted by their bytes."""
-    names = sorted(_walk(os.fsencode(root), os.fsencode(folder)))
+    try:
+        names = sorted(_walk(os.fsencode(root), os.fsencode(folder)))
+    except OSError as error:  # no permission, or links in a circle
+        raise ValueError(f"{os.fsdecode(error.filename)} cannot be searched: {error.strerror}") from error
     if not names:
         raise ValueError(f"class folder {root / folder} holds no picture ({', '.join(EXTENSIONS)})")
     return names

@@ -13,6 +13,9 @@ from opabinia.engine.hooks.save import Save
 __all__ = ["Evaluate", "Flush", "Save", "SaveBest", "in_order"]
 
 
+BUILT_IN = ("journal", "save", "evaluate", "best")
+
+
 def in_order(
     *,
     task: Mapping[str, Hook],
@@ -22,7 +25,14 @@ def in_order(
     evaluate: Evaluate,
     best: SaveBest | None,
 ) -> dict[str, Hook]:
-    """All hooks of a run by their keys, in the order in which they act at every moment."""
+    """All hooks of a run by their keys, in the order in which they act at every moment.
+
+    Raises:
+        ValueError: a hook of the user has the key of another one.
+    """
+    for key in user:
+        if key in BUILT_IN or key in task:
+            raise ValueError(f"{key!r} is the key of a built-in hook; choose another, such as my_{key}")
     return {
         # What the method itself needs (a momentum teacher) acts on the fresh weights, before anybody looks at them.
         **task,

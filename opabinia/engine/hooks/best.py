@@ -25,8 +25,17 @@ class SaveBest(Hook):
         self._fresh: float | None = None
 
     def start(self, run: Run) -> None:
-        """Point to the best again: a kill may have come between saving it and pointing to it."""
-        if self._step is not None and run.checkpoints is not None:
+        """Point to the best again: a kill may have come between saving it and pointing to it.
+
+        After going back to an older checkpoint the best of that time may be gone; then the search begins anew.
+        """
+        assert run.checkpoints is not None
+        if self._step is not None and not run.checkpoints.has(self._step):
+            log.warning("the best checkpoint so far (step %d) is gone: the next one counts as the best", self._step)
+            self._best = self._step = None
+        if self._step is None:
+            run.checkpoints.forget_best()
+        else:
             run.checkpoints.point_to_best(self._step)
 
     def after_step(self, run: Run) -> None:
