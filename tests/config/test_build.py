@@ -65,7 +65,6 @@ def test_a_constructor_that_refuses_is_told_with_its_place(tmp_path: Path) -> No
     assert problem.path == "optimizer"
     assert problem.where == "command line: optimizer.nesterov=true"
     assert problem.message == "nesterov needs a momentum"
-    assert isinstance(error.value.__cause__, ValueError)
 
 
 def test_a_part_inside_a_part_keeps_its_own_place(tmp_path: Path) -> None:
@@ -73,7 +72,7 @@ def test_a_part_inside_a_part_keeps_its_own_place(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         task(3)
     (problem,) = error.value.problems
-    assert (problem.path, problem.where) == ("task.backbone", f"{tmp_path}/r.yaml:4")
+    assert (problem.path, problem.where) == ("task.backbone", "command line: task.backbone.model=unknown")
     assert "there is no model 'unknown'" in problem.message
 
 
