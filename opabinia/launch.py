@@ -247,6 +247,13 @@ def _as_written(recipe: str, overrides: Sequence[str]) -> str:
     return "\n".join([text.rstrip(), *(f"# command line: {override}" for override in overrides)])
 
 
+def _no_run(folder: Path) -> str:
+    if not folder.exists():
+        return f"there is no folder {folder}"
+    inside = sorted(str(path.parent) for path in folder.glob("*/config.yaml")) if folder.is_dir() else []
+    return f"{folder} holds no run (no config.yaml in it)" + (f"; runs in it: {', '.join(inside)}" if inside else "")
+
+
 def evaluate(folder: Path, overrides: Sequence[str] = (), *, checkpoint: str = "best") -> dict[str, float]:
     """Scores of a run's checkpoint (``best``, ``last`` or a path), also written to ``eval/val/scores.json``.
 
@@ -256,7 +263,7 @@ def evaluate(folder: Path, overrides: Sequence[str] = (), *, checkpoint: str = "
         ConfigError: there is no run or no such checkpoint, or it is damaged.
     """
     if not holds_run(folder):
-        raise ConfigError(Problem("command line", "", f"{folder} holds no run (no config.yaml in it)"))
+        raise ConfigError(Problem("command line", "", _no_run(folder)))
     resolved = resolve(folder, overrides)
     checkpoints = folder / "checkpoints"
     named = checkpoints / checkpoint
@@ -271,6 +278,9 @@ def evaluate(folder: Path, overrides: Sequence[str] = (), *, checkpoint: str = "
         path = pointed(checkpoints, LAST)
     if path is None:
         raise ConfigError(Problem("command line", "--checkpoint", f"{folder} has no {checkpoint} checkpoint"))
+    if not path.is_dir():
+        known = ", ".join(["best", LAST, *(one.name for one in listed(checkpoints))])
+        raise ConfigError(Problem("command line", "--checkpoint", f"there is no {checkpoint!r}; there are: {known}"))
     try:
         snapshot = read_checkpoint(path)
     except BadCheckpoint as error:

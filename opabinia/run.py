@@ -28,6 +28,7 @@ from opabinia.contracts import (
     Plan,
     Row,
     Run,
+    Schedule,
     SchedulePart,
     Source,
     StepPart,
@@ -41,7 +42,7 @@ from opabinia.data.loader import Loader, Reader, Request, evaluation_requests, t
 from opabinia.data.order import order
 from opabinia.engine.checkpoint import Snapshot
 from opabinia.engine.evaluate import Validation, evaluation_run
-from opabinia.engine.hooks import Evaluate, Flush, Save, SaveBest, in_order, limit
+from opabinia.engine.hooks import Evaluate, Flush, Save, SaveBest, in_order, limit, refuse_wrong
 from opabinia.engine.journal import Journal
 from opabinia.engine.moments import Moments
 from opabinia.engine.step import Standard
@@ -282,6 +283,7 @@ def train(
     facts = facts_of(data.train)
     with blamed("data"):
         plan = ConstantPlan(facts.samples, data.batch_size, train.length, data.drop_last)
+    warn_of_odd_lengths(plan, schedule, data.batch_size)
     if not plan.total_steps:
         raise ConfigError(Problem("", "train.length", f"{train.length} is a run without a single step"))
     about = {
@@ -353,6 +355,15 @@ def train(
     if trainer.stopped:
         raise Stopped(trainer.stopped)
     return scores
+
+
+def warn_of_odd_lengths(plan: ConstantPlan, schedule: Schedule, batch_size: int) -> None:
+    """What can be meant, as in a short trial of a long recipe, but seldom is."""
+    if batch_size > plan.samples:
+        log.warning("data.batch_size is %d, but there are %d samples: a batch is all of them", batch_size, plan.samples)
+    warmup = getattr(schedule, "keywords", {}).get("warmup")
+    if isinstance(warmup, Duration) and warmup.steps(plan.steps_per_epoch) >= plan.total_steps > 0:
+        log.warning("schedule.warmup (%s) is not over before the run is: lr never reaches its peak", warmup)
 
 
 def check_same_course(snapshot: Snapshot, about: Mapping[str, Any], plan: Plan) -> None:
@@ -447,6 +458,8 @@ def rehearse(parts: Mapping[str, Any]) -> None:
         parts["task"](facts)
     cpu = torch.device("cpu")
     model = make_task(parts["task"], facts, 0, cpu)
+    with blamed("hooks"):
+        refuse_wrong(parts["hooks"] or {})
     with blamed("optimizer"):
         optimizer = parts["optimizer"]([parameter for parameter in model.parameters() if parameter.requires_grad])
     step = parts["train"].step(model, optimizer, parts["schedule"], 0)

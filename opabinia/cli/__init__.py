@@ -6,18 +6,36 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
+from opabinia import __version__
 from opabinia.cli import config, demo, evaluate, train
 
 app = typer.Typer(
     name="opabinia",
-    help="One PyTorch training engine for five kinds of vision work.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """One PyTorch training engine for five kinds of vision work."""
+
+
 app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
 app.command("demo")(demo.demo)

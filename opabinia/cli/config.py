@@ -75,7 +75,10 @@ def list_parts(
     with report_errors():
         catalog = _catalog(plugin or [])
         if family is None:
-            lines = _columns((one, ", ".join(catalog.names(one))) for one in catalog.entries if catalog.names(one))
+            from opabinia.config.compose import packaged_names
+
+            parts = [(one, ", ".join(catalog.names(one))) for one in catalog.entries if catalog.names(one)]
+            lines = _columns([*parts, ("(recipes)", ", ".join(packaged_names()))])
         elif name is None:
             _known(family, catalog.entries, "family")
             lines = _columns((entry.name, entry.doc) for _, entry in sorted(catalog.entries[family].items()))

@@ -56,6 +56,12 @@ def train(
     opabinia train classification/digits --resume
     """
     with report_errors():
+        if resume is None:
+            # Mistakes are told at once, from cached signatures, before seconds of imports.
+            from opabinia.config import catalog, check, compose
+
+            tree = compose(recipe, overrides or [])
+            check(tree, catalog(tree.plugins))
         from opabinia.launch import train as run
         from opabinia.runtime.signals import Stopped
 
@@ -65,4 +71,4 @@ def train(
             raise SystemExit(stopped.exit_status) from None
         from opabinia.cli.table import print_scores
 
-        print_scores(str(folder), scores)
+        print_scores(f"{folder} (after its last step; opabinia eval takes the best checkpoint)", scores)

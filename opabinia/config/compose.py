@@ -91,7 +91,8 @@ def _find_recipe(recipe: str, recipes: Path, problems: list[Problem]) -> tuple[P
     else:
         message = "there is no such recipe, file or run folder"
     allowed = f"packaged recipes: {listing(names)}" if names else ""
-    problems.append(Problem(_shortened(recipe), "", message, suggestion=nearest(recipe, names), allowed=allowed))
+    guess = next((name for name in names if name.endswith(f"/{recipe}")), "") or nearest(recipe, names)
+    problems.append(Problem(_shortened(recipe), "", message, suggestion=guess, allowed=allowed))
     return None, recipe
 
 

@@ -35,7 +35,8 @@ def read_image(path: str | bytes | os.PathLike[str], channels: Literal[1, 3] = 3
     try:
         return (_decode_fast if content.startswith(_FAST) else _decode_any)(content, channels)
     except (RuntimeError, OSError, SyntaxError, Image.DecompressionBombError) as error:
-        reason = re.sub(r"^.*\.cpp:\d+, ", "", str(error).splitlines()[0])
+        first = (str(error) or type(error).__name__).splitlines()[0]
+        reason = re.sub(r"^.*\.cpp:\d+, | <_io\.\w+ object at \w+>", "", first)
         raise ValueError(f"{os.fsdecode(path)} cannot be decoded: {reason}") from error
 
 

@@ -164,6 +164,8 @@ def write_checkpoint(path: Path, snapshot: Snapshot) -> None:
         # As it will be read: keys that are numbers become texts, which are sorted in another order.
         state = json.loads(json.dumps({"format": FORMAT, **snapshot.state, "files": files}))
         (aside / "state.json").write_bytes(_sealed(state))
+        for name in files:  # safetensors lets nobody else read what it writes
+            (aside / name).chmod((aside / "state.json").stat().st_mode)
 
 
 def read_checkpoint(path: Path) -> Snapshot:

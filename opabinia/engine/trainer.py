@@ -179,7 +179,7 @@ class Trainer:
             self._run.clock = then
             self._complete(*due)
             self._run.clock = now
-        if now.phase_ended and not then.phase_ended and not self._run.stop:
+        if then.step < then.total_steps and now.step >= now.total_steps and not self._run.stop:
             self._moments.call(self._run, "after_phase", TRAIN)
 
     def _complete(self, moment: str, saver: str) -> None:

@@ -139,6 +139,13 @@ def test_the_task_is_left_in_the_mode_it_was_in(training: bool) -> None:
     assert all(module.training is training for module in task.modules())
 
 
+def test_a_part_that_is_frozen_stays_in_its_mode() -> None:
+    task = Line().train()
+    task.dropout.eval()
+    evaluate(task, validation(), CPU)
+    assert (task.training, task.dropout.training, task.layer.training) == (True, False, True)
+
+
 def test_also_when_it_fails() -> None:
     class Broken(Line):
         def predict(self, batch: Batch) -> Predictions:

@@ -30,6 +30,7 @@ def tensors(values: Any) -> Any:
         ([1, 2], 3, {"loss_0": 1, "loss_1": 2, "loss": 3}),
         ((4,), 4, {"loss_0": 4, "loss": 4}),
         ({"loss": 4}, 4, {"loss": 4}),
+        ({"loss": 4, "loss_b": 1}, 5, {"loss": 4, "loss_b": 1, "total_loss": 5}),
         ({"box_loss": 1, "loss_class": 2, "n": 7}, 3, {"box_loss": 1, "loss_class": 2, "n": 7, "loss": 3}),
     ],
     ids=str,

@@ -142,6 +142,32 @@ def test_finish_is_told_how_it_ended(tmp_path: Path) -> None:
     assert how == ["done", "stopped"]
 
 
+def test_every_hook_finishes_whatever_those_before_it_did(tmp_path: Path) -> None:
+    finished: list[str] = []
+
+    class Broken(Hook):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def finish(self, run: Run, how: object) -> None:
+            finished.append(self.name)
+            raise RuntimeError(self.name)
+
+    trainer = Setup(tmp_path, user={"a": Broken("a"), "b": Broken("b")}).trainer()
+    with pytest.raises(RuntimeError, match=r"^a$"):
+        trainer.run()
+    assert finished == ["a", "b"]
+    assert trainer._run.journal._file is None, "closed by the hook behind them"
+
+
+@pytest.mark.parametrize("key", ["journal", "save", "evaluate", "best", "task.0"])
+def test_a_hook_of_the_user_with_the_key_of_another_is_refused(key: str) -> None:
+    one = Duration(1, "ep")
+    hooks = {"task": {"task.0": Hook()}, "flush": Flush(1), "save": Save(one), "evaluate": Evaluate(one), "best": None}
+    with pytest.raises(ValueError, match=f"'{key}' is the key of a built-in hook; choose another, such as my_{key}"):
+        in_order(user={key: Hook()}, **hooks)  # type: ignore[arg-type]
+
+
 def test_a_run_of_no_steps(tmp_path: Path) -> None:
     setup = Setup(tmp_path, length="0ep")
     trainer = setup.trainer()
@@ -319,24 +345,28 @@ def test_options_of_the_optimizer_are_those_of_the_config(tmp_path: Path) -> Non
     trainer.run()
 
 
-@pytest.mark.parametrize("first", range(4, 11))
-def test_the_length_is_changed(tmp_path: Path, first: int) -> None:
-    """Stopped at any step and gone on with for as long, longer or shorter: each end is evaluated, and nothing twice."""
-    for second in range(first, 13, 2):
-        ended = Setup(tmp_path / f"{second}", length="10it", interrupted=stop_at(first) if first < 10 else lambda: None)
-        ended.trainer().run()
-        found = newest_whole(ended.folder / "checkpoints")
+@pytest.mark.parametrize("more", [0, 1, 2, 5])
+def test_the_length_is_changed(tmp_path: Path, more: int) -> None:
+    """Stopped whenever it asks, and its new length is over at once or later: each end is evaluated."""
+    steps = set()
+    for turn in range(1, 40, 2):
+        folder = tmp_path / str(turn)
+        first = Setup(folder, length="10it", interrupted=stop_at(turn)).trainer()
+        first.run()
+        found = newest_whole(folder / "checkpoints")
         assert found
-        setup = Setup(ended.folder, length=f"{second}it")
-        if found[1].step > second:
-            continue
+        done = found[1].step
+        steps.add(done)
+        setup = Setup(folder, length=f"{done + more}it")
         trainer = setup.trainer(resume=True)
         scores = trainer.run()
-        whole = Setup(tmp_path / f"{second}-whole", length=f"{second}it")
+        whole = Setup(tmp_path / f"{turn}-whole", length=f"{done + more}it")
         expected = whole.trainer()
         assert scores == expected.run()
         assert same_tensors(weights(trainer), weights(expected))
         evaluated = [line["step"] for line in lines(setup.folder) if "val/top1" in line]
-        former = {10} & {found[1].step}
-        assert evaluated == sorted({*range(3, second + 1, 3), second, *former})
-        assert pointed(setup.folder / "checkpoints", "last") == setup.folder / "checkpoints" / f"step-{second:08d}"
+        if not more and done < 10:  # evaluated on its way, perhaps, and now as the end
+            evaluated = sorted(set(evaluated))
+        assert evaluated == sorted({*range(3, done + more + 1, 3), done + more} | ({10} & {done}))
+        assert pointed(folder / "checkpoints", "last") == folder / "checkpoints" / f"step-{done + more:08d}"
+    assert len(steps) >= 8

@@ -175,9 +175,9 @@ def test_another_optimizer_begins_without_a_state(server: Server, folder: Path) 
     program = server.run(
         "train", str(folder), "train.length=20it", "optimizer={name: sgd, lr: 0.1, momentum: 0.9}", "--resume"
     )
-    assert "the optimizer was AdamW and is SGD now: it begins without a state" in program.err
+    assert "the optimizer was AdamW and is SGD with momentum now: it begins without a state" in program.err
     back = server.run("train", str(folder), "train.length=25it", "optimizer={name: adamw, lr: 0.01}", "--resume")
-    assert "the optimizer was SGD and is AdamW now" in back.err
+    assert "the optimizer was SGD with momentum and is AdamW now" in back.err
 
 
 # --- a seed of its own ------------------------------------------------------------------------------------------------

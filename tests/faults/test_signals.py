@@ -171,7 +171,8 @@ def test_the_time_limit_ends_a_run_with_status_0(
     assert "stopped: the time limit of 0.0001h is over" in program.err
     folder = tmp_path / "faults" / "default"
     assert 0 < last_step(folder) < STEPS
-    server.run("train", str(recipe), "--out", str(tmp_path), "--resume")
+    # Otherwise the limit holds for the resumed run, too.
+    server.run("train", str(recipe), "--out", str(tmp_path), "--resume", "hooks.time_limit.after=1h")
     assert_same(Outcome.of(folder), undisturbed)
 
 

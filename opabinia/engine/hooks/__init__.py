@@ -10,10 +10,23 @@ from opabinia.engine.hooks.evaluation import Evaluate
 from opabinia.engine.hooks.flush import Flush
 from opabinia.engine.hooks.save import Save
 
-__all__ = ["Evaluate", "Flush", "Save", "SaveBest", "in_order"]
+__all__ = ["Evaluate", "Flush", "Save", "SaveBest", "in_order", "refuse_wrong"]
 
 
 BUILT_IN = ("journal", "save", "evaluate", "best")
+
+
+def refuse_wrong(user: Mapping[str, Hook]) -> None:
+    """Tell what cannot work among the user's hooks.
+
+    Raises:
+        ValueError: one has the key of a built-in hook, or is no :class:`opabinia.contracts.Hook`.
+    """
+    for key, hook in user.items():
+        if key in BUILT_IN:
+            raise ValueError(f"{key!r} is the key of a built-in hook; choose another, such as my_{key}")
+        if not isinstance(hook, Hook):
+            raise ValueError(f"{key!r} is a {type(hook).__name__}; a hook's class inherits opabinia.contracts.Hook")
 
 
 def in_order(
@@ -28,11 +41,9 @@ def in_order(
     """All hooks of a run by their keys, in the order in which they act at every moment.
 
     Raises:
-        ValueError: a hook of the user has the key of another one.
+        ValueError: a hook of the user has the key of another one, or is none.
     """
-    for key in user:
-        if key in BUILT_IN or key in task:
-            raise ValueError(f"{key!r} is the key of a built-in hook; choose another, such as my_{key}")
+    refuse_wrong(user)
     return {
         # What the method itself needs (a momentum teacher) acts on the fresh weights, before anybody looks at them.
         **task,
