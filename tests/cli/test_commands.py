@@ -42,7 +42,7 @@ def test_train(opabinia: Opabinia, tmp_path: Path) -> None:
     folder = tmp_path / "classification" / "digits" / "short"
     assert ended.status == 0
     assert re.search(r"val/top1\W+0\.\d{4}", ended.out)
-    assert f"{folder}\n" in ended.out
+    assert f"{folder} (after its last step" in ended.out
     assert scores(folder).keys() == {"val/top1", "val/top5"}
     assert (folder / "checkpoints" / "last").read_text() == "step-00000002\n"
 
@@ -137,7 +137,7 @@ def test_all_mistakes_in_a_config_are_told(opabinia: Opabinia, tmp_path: Path) -
         (["train", RECIPE, "data.val.transforms.0.size=-1"], "Resize: RuntimeError: "),
         (["train", RECIPE, "checkpoint.best=val/top2"], "val/top2"),
         (["train", "classification/image_folder"], "data.train.source"),
-        (["eval", "nowhere"], "nowhere holds no run (no config.yaml in it)"),
+        (["eval", "nowhere"], "there is no folder nowhere"),
         (["train"], "Missing argument 'RECIPE'"),
         (["train", RECIPE, "--nmae", "a"], "--nmae"),
         (["trian", RECIPE], "No such command 'trian'"),

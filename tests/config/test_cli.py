@@ -140,7 +140,7 @@ def test_check_build_hands_the_built_parts_to_the_rehearsal(monkeypatch: pytest.
     assert rehearsed[0]["train"] == Training(Duration(12, "ep"))
     result = run("check", "--build", "r.yaml", "task.backbone.model=unknown")
     assert result.exit_code == 2
-    assert "r.yaml:4: task.backbone: there is no model 'unknown'" in result.stderr
+    assert "command line: task.backbone.model=unknown: task.backbone: there is no model 'unknown'" in result.stderr
 
 
 @pytest.mark.slow

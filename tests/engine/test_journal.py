@@ -243,6 +243,21 @@ def test_resuming_cuts_what_came_after_the_checkpoint_and_half_a_line(opened: Op
     assert [line.get("a", line.get("b")) for line in read(path)] == [1, 2.0]
 
 
+def test_nothing_is_cut_before_the_run_goes_on(opened: Open, tmp_path: Path) -> None:
+    """It may still be refused, or killed before it is settled from where it goes on."""
+    path = tmp_path / "m"
+    journal = opened(path)
+    state = journal.state_dict()
+    journal.write(clock(1), {"a": 1})
+    journal.close()
+    before = path.read_bytes()
+    journal = opened(path)
+    journal.load_state_dict(state)
+    assert path.read_bytes() == before
+    journal.state_dict()
+    assert path.read_bytes() == b""
+
+
 def test_a_file_that_was_lost_is_begun_anew(opened: Open, tmp_path: Path) -> None:
     """Cutting a file to a length that it does not have would fill it with zeros."""
     path = tmp_path / "m"

@@ -11,7 +11,7 @@ from torch import nn
 
 from opabinia.contracts import Hook, Run
 from opabinia.engine.checkpoint import DoesNotFit, listed, newest_whole, pointed, read_checkpoint
-from opabinia.engine.hooks import Evaluate, Flush, Save, in_order
+from opabinia.engine.hooks import Evaluate, Flush, Save, in_order, refuse_wrong
 from opabinia.engine.trainer import Trainer
 from opabinia.runtime.durations import Duration
 from tests.engine.toys import Event, Line, Setup, lines, same_tensors, validation, weights
@@ -166,6 +166,11 @@ def test_a_hook_of_the_user_with_the_key_of_another_is_refused(key: str) -> None
     hooks = {"task": {"task.0": Hook()}, "flush": Flush(1), "save": Save(one), "evaluate": Evaluate(one), "best": None}
     with pytest.raises(ValueError, match=f"'{key}' is the key of a built-in hook; choose another, such as my_{key}"):
         in_order(user={key: Hook()}, **hooks)  # type: ignore[arg-type]
+
+
+def test_a_hook_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'mine' is a function; a hook's class inherits opabinia.contracts.Hook"):
+        refuse_wrong({"fine": Hook(), "mine": lambda run: None})  # type: ignore[dict-item]
 
 
 def test_a_run_of_no_steps(tmp_path: Path) -> None:

@@ -56,3 +56,17 @@ def signalled_while_resolving() -> None:
         return real(*arguments)
 
     launch.resolve = resolve
+
+
+def late_for_the_lock() -> None:
+    """Wait before the folder is locked."""
+    from opabinia import launch
+    from tests.faults.parts import pause_at
+
+    real = launch.only_writer
+
+    def only_writer(folder: Any) -> Any:
+        pause_at("before the lock")
+        return real(folder)
+
+    launch.only_writer = only_writer

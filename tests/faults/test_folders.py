@@ -75,6 +75,23 @@ def test_two_programs_at_the_same_time_in_a_new_folder(
     assert_same(Outcome.of(tmp_path / "faults" / "default"), undisturbed)
 
 
+def test_one_that_was_late_overwrites_nothing(
+    server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path
+) -> None:
+    """It saw an empty folder, and when it got the lock another program had been there from beginning to end."""
+    late = server.start(
+        *("train", str(recipe), "--out", str(tmp_path)),
+        environment={PAUSE: "before the lock"},
+        first=["tests.faults.injections:late_for_the_lock"],
+    )
+    late.until_paused()
+    server.run("train", str(recipe), "--out", str(tmp_path))
+    late.go_on()
+    late.expect(2)
+    assert "holds a run, which is never overwritten" in late.err
+    assert_same(Outcome.of(tmp_path / "faults" / "default"), undisturbed)
+
+
 # --- resume -----------------------------------------------------------------------------------------------------------
 
 
@@ -113,7 +130,8 @@ def test_a_finished_run_goes_on_with_a_longer_length(
 def test_a_length_that_is_over_already_is_refused(server: Server, folder: Path) -> None:
     before = contents(folder)
     program = server.run("train", str(folder), "train.length=5it", "--resume", status=2)
-    assert "train.length" in program.err and "Traceback" not in program.err
+    assert "train.length: the checkpoint is at step 10, and the run would end at step 5" in program.err
+    assert "Traceback" not in program.err
     assert changed(before, folder) <= {"train.log"}
 
 

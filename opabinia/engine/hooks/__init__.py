@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from opabinia.contracts import Hook
 from opabinia.engine.hooks.best import SaveBest
@@ -16,14 +16,14 @@ __all__ = ["Evaluate", "Flush", "Save", "SaveBest", "in_order", "refuse_wrong"]
 BUILT_IN = ("journal", "save", "evaluate", "best")
 
 
-def refuse_wrong(user: Mapping[str, Hook]) -> None:
-    """Tell what cannot work among the user's hooks.
+def refuse_wrong(user: Mapping[str, Hook], taken: Collection[str] = BUILT_IN) -> None:
+    """Tell what cannot work among the user's hooks; keys that are ``taken`` are those of other hooks.
 
     Raises:
         ValueError: one has the key of a built-in hook, or is no :class:`opabinia.contracts.Hook`.
     """
     for key, hook in user.items():
-        if key in BUILT_IN:
+        if key in taken:
             raise ValueError(f"{key!r} is the key of a built-in hook; choose another, such as my_{key}")
         if not isinstance(hook, Hook):
             raise ValueError(f"{key!r} is a {type(hook).__name__}; a hook's class inherits opabinia.contracts.Hook")
@@ -43,7 +43,7 @@ def in_order(
     Raises:
         ValueError: a hook of the user has the key of another one, or is none.
     """
-    refuse_wrong(user)
+    refuse_wrong(user, {*BUILT_IN, *task})
     return {
         # What the method itself needs (a momentum teacher) acts on the fresh weights, before anybody looks at them.
         **task,
