@@ -34,7 +34,7 @@ format: $(READY)  ## mend what ruff can mend
 	$(BIN)/ruff format
 
 bench: $(READY)  ## measure every claim of speed (benchmarks/RESULTS.md)
-	@for script in benchmarks/*.py; do echo "== $$script" && $(BIN)/python "$$script" || exit 1; done
+	@$(BIN)/python benchmarks/all.py
 
 # Keeps the versions that still fit; `make lock LOCK=--upgrade` takes the newest.
 lock: $(BIN)/uv  ## write constraints.txt anew from pyproject.toml

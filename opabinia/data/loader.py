@@ -9,6 +9,7 @@ from (seed, epoch, position), whatever mixing draws from (seed, step, rank): bat
 from __future__ import annotations
 
 import atexit
+import os
 import signal
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -233,7 +234,7 @@ class Loader:
             num_workers=workers,
             prefetch_factor=prefetch if workers else None,
             persistent_workers=workers > 0,
-            worker_init_fn=_start_worker,
+            worker_init_fn=partial(_start_worker, os.getpid()),
             pin_memory=pin_memory,
             generator=torch.Generator(),  # without its own it draws from the global one
         )
@@ -300,7 +301,9 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start_worker(number: int) -> None:
+def _start_worker(main: int, number: int) -> None:
+    if os.getppid() != main:
+        os._exit(1)  # torch watches the parent from here on, and would watch whoever has adopted the worker
     for stop_signal in _STOP_SIGNALS:
         signal.signal(stop_signal, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)

@@ -3,6 +3,7 @@
 import io
 import os
 import signal
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -70,3 +71,19 @@ def late_for_the_lock() -> None:
         return real(folder)
 
     launch.only_writer = only_writer
+
+
+def killed_while_workers_start() -> None:
+    """The first worker kills the main process before it has begun to watch whether that is alive."""
+    from opabinia.data import loader
+
+    main, real = os.getpid(), loader._start_worker
+
+    def start(*arguments: int) -> None:
+        if os.getppid() == main:
+            os.kill(main, signal.SIGKILL)
+        while os.getppid() == main:
+            time.sleep(0.001)
+        real(*arguments)
+
+    loader._start_worker = start

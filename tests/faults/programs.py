@@ -33,7 +33,8 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.started: list[Program] = []
+        self._started = 0
+        self._to_end: list[Program] = []
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("server.py"))],
             stdin=subprocess.PIPE,
@@ -62,7 +63,7 @@ class Server:
 
         ``first`` are functions to be called before; ``stderr`` is a terminal to be written to.
         """
-        path = self.folder / f"program-{len(self.started)}"
+        path = self.folder / f"program-{self._started}"
         request = {
             "arguments": arguments,
             "stdout": str(path.with_suffix(".out")),
@@ -73,7 +74,8 @@ class Server:
             "function": function,
         }
         program = Program(self, self.ask(request), path, arguments)
-        self.started.append(program)
+        self._started += 1
+        self._to_end.append(program)
         return program
 
     def run(self, *arguments: str, status: int = 0, seconds: float = 60, **how: Any) -> "Program":
@@ -83,11 +85,13 @@ class Server:
         return program
 
     def end_programs(self) -> None:
-        """Kill what a failed test has left."""
-        for program in self.started:
-            if program.status is None:
-                program.signal_group(signal.SIGKILL)
-                program.wait(10)
+        """Kill what a test has left: programs, and workers that have outlived theirs."""
+        while self._to_end:
+            program = self._to_end.pop()
+            for pid in programs_of_group(program.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            program.wait(10)
 
     def close(self) -> None:
         self.end_programs()
@@ -182,9 +186,17 @@ def is_alive(pid: int) -> bool:
 
 
 def programs_of_group(group: int) -> list[int]:
-    """Processes of a process group that are alive: a program and all it has started."""
+    """Processes of a process group that are alive: a program of the server and all it has started."""
     pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-    return [pid for pid in pids if is_alive(pid) and _group(pid) == group]
+    return [pid for pid in pids if _group(pid) == group and is_alive(pid) and _is_of_server(pid)]
+
+
+def _is_of_server(pid: int) -> bool:
+    """The number of a group that has ended may have been given to somebody else."""
+    try:
+        return b"tests/faults/server.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _group(pid: int) -> int | None:

@@ -19,6 +19,15 @@ def test_gone_within_seconds_after_a_kill(server: Server, recipe: Path, tmp_path
     assert all_gone(workers, 12)
 
 
+def test_gone_within_seconds_after_a_kill_while_they_start(server: Server, recipe: Path, tmp_path: Path) -> None:
+    program = server.start(
+        *("train", str(recipe), "--out", str(tmp_path), "data.workers=2"),
+        first=["tests.faults.injections:killed_while_workers_start"],
+    )
+    program.expect(-signal.SIGKILL)
+    assert all_gone(programs_of_group(program.pid), 12)
+
+
 @pytest.mark.parametrize("moment", ["after_backward 9", "after_phase evaluate 8", "after_phase train 15"])
 def test_gone_at_once_after_a_crash(server: Server, recipe: Path, tmp_path: Path, moment: str) -> None:
     program = server.start(
