@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from annotated_types import Ge, Gt, Interval
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from opabinia.config import Part
@@ -33,12 +35,14 @@ Count = Annotated[int, Ge(1)]
 # --- data -----------------------------------------------------------------------------------------------------------
 
 Sample = dict[str, Any]
-"""One item: ``image`` (uint8, C x H x W, a ``tv_tensors.Image``), ``label`` (int), ``id`` (str, unique in its
-source)."""
+"""One item: ``image`` (uint8, C x H x W, a ``tv_tensors.Image``), ``label`` (int; of multi-label data float32, K, of 0
+and 1), ``id`` (str, unique in its source)."""
 
 Batch = dict[str, Any]
-"""Collated samples: ``image`` (uint8, or float in 0 to 1, B x C x H x W), ``label`` (int64, B; float, B x K, after
-mixing), ``id`` (list of B)."""
+"""Collated samples: ``image`` (uint8, or float in 0 to 1, B x C x H x W), ``label`` (int64, B; float, B x K, of
+multi-label data and after mixing), ``id`` (list of B)."""
+
+Indices = NDArray[np.int64]
 
 Scalars = Mapping[str, Tensor]
 """Named 0-d tensors on the device. They are read by the host only when the journal writes."""
@@ -52,16 +56,23 @@ class Facts:
         samples: number of training samples.
         channels: channels of an image (1 grey, 3 colour).
         classes: class names; the index is the label. Empty when there are none.
+        multi_label: whether a sample may belong to several classes, or to none.
     """
 
     samples: int
     channels: int = 3
     classes: tuple[str, ...] = ()
+    multi_label: bool = False
 
 
 @runtime_checkable
 class Source(Protocol):
-    """Samples by index. Reading one must not depend on any other having been read."""
+    """Samples by index. Reading one must not depend on any other having been read.
+
+    What a source may have beside these is used where it is there: ``labels`` (int64, N; float32, N x K, of 0 and 1
+    when ``multi_label`` is True) for samplers that balance, ``batch(indices)`` to hand over a whole batch at once,
+    ``fingerprint()``, a text that changes with the samples and their order.
+    """
 
     @property
     def channels(self) -> int: ...
@@ -77,6 +88,19 @@ class Source(Protocol):
 Transform = Callable[[Sample], Sample]
 """A change to one sample. Random numbers may come from torch's, Python's or NumPy's global generator:
 all three are seeded for each sample from (seed, epoch, position)."""
+
+
+class Sampler(Protocol):
+    """Which samples make up an epoch, and in which order: a pure function of (seed, epoch, position)."""
+
+    def __len__(self) -> int:
+        """Positions in an epoch."""
+        ...
+
+    def order(self, epoch: int) -> Callable[[Indices], Indices]:
+        """From positions of this epoch (int64, any shape) to indices of the source, of the same shape."""
+        ...
+
 
 Mix = Callable[[Batch, Facts], Batch]
 """A change to the collated batch of one process, seeded from (seed, step, rank) in the same way."""
@@ -189,7 +213,7 @@ class Clock:
 
 
 Schedule = Callable[[Clock], float]
-"""A pure function of the clock; as a learning rate schedule its value multiplies the optimizer's ``lr``."""
+"""A pure function of the clock. Its value multiplies what it is a schedule of: the optimizer's ``lr``, say."""
 
 # --- tasks ----------------------------------------------------------------------------------------------------------
 
@@ -251,6 +275,23 @@ class Task(nn.Module):
 # --- the engine -----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Arithmetic:
+    """How a step computes.
+
+    Attributes:
+        seed: of the run; what a model draws comes from (seed, step, micro-batch, rank).
+        precision: of forward passes (autocast); weights and their updates are in full precision.
+        micro_batch: samples of one process in one forward pass; larger batches are split. None: no limit.
+        check_losses: look at every loss before it changes the weights, even if that means waiting for the device.
+    """
+
+    seed: int
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    micro_batch: int | None = None
+    check_losses: bool = False
+
+
 class Step(Protocol):
     """How gradients become an update. Owns the optimizer; one call is one optimizer step.
 
@@ -267,6 +308,14 @@ class Step(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
+class Stop(NamedTuple):
+    """Why a run ends early. ``over``: there is nothing to go on with, so it counts as done (an early stop); otherwise
+    it can be resumed (a signal, a time limit)."""
+
+    reason: str
+    over: bool = False
+
+
 @dataclass
 class Run:
     """What a hook may see and use: ten named things, and not the trainer.
@@ -281,7 +330,7 @@ class Run:
         evaluate: runs one evaluation phase over all validation sets and returns its scores.
         scores: the newest scores by name (``val/top1``).
         folder: the run folder.
-        stop: set to a reason (any text) to end the run after this step, saved.
+        stop: set to end the run after this step, saved; the first reason stays.
     """
 
     task: Task
@@ -293,7 +342,7 @@ class Run:
     evaluate: Callable[[], dict[str, float]]
     scores: dict[str, float]
     folder: Path
-    stop: str | None = None
+    stop: Stop | None = None
 
 
 class Phase(NamedTuple):
@@ -317,7 +366,7 @@ class Hook:
         finish                                 always, with how it ended: "done", "stopped" or the exception
 
     Changes to a batch are data flow (transforms, mix), not events. What ``state_dict`` returns must be JSON
-    and is saved under the hook's key in the config.
+    and is saved under the hook's key in the config; what is large goes through ``tensors``.
     """
 
     def start(self, run: Run) -> None: ...
@@ -339,6 +388,13 @@ class Hook:
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Tensors to be saved in every checkpoint, in a file named after the hook's key."""
+        return {}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take back what :meth:`tensors` gave, as it was saved."""
+
 
 class Writer(Protocol):
     """Takes a finished line of the journal somewhere: terminal, TensorBoard. Built with the run folder and the clock
@@ -354,11 +410,22 @@ class Backbone(nn.Module):
 
     out_channels: int
 
+    def depths(self) -> dict[str, int]:
+        """Depth of each parameter by its name, from 0 (the stem) on; for layer-wise learning rates.
+
+        Raises:
+            ValueError: this backbone does not tell.
+        """
+        raise ValueError(f"{type(self).__name__} does not tell the depth of its layers")
+
 
 # --- parts as parameters --------------------------------------------------------------------------------------------
 
 TaskPart = Annotated[Callable[[Facts], Task], Part("task")]
-StepPart = Annotated[Callable[[Task, torch.optim.Optimizer, Schedule, int], Step], Part("step")]
+Schedules = Mapping[str, Schedule]
+"""By the option of the optimizer's groups that they change: ``lr``, ``weight_decay``, ``momentum``."""
+
+StepPart = Annotated[Callable[[Task, torch.optim.Optimizer, Schedules, Arithmetic], Step], Part("step")]
 BackbonePart = Annotated[Callable[[int], Backbone], Part("backbone")]
 LossPart = Annotated[Callable[[Tensor, Tensor], Tensor], Part("loss")]
 OptimizerPart = Annotated[Callable[[Iterable[Any]], torch.optim.Optimizer], Part("optimizer")]
@@ -366,5 +433,6 @@ SchedulePart = Annotated[Schedule, Part("schedule")]
 SourcePart = Annotated[Source, Part("source")]
 TransformPart = Annotated[Transform, Part("transform")]
 MixPart = Annotated[Mix, Part("mix")]
+SamplerPart = Annotated[Callable[[Source, int], Sampler], Part("sampler")]
 HookPart = Annotated[Hook, Part("hook")]
 WriterPart = Annotated[Callable[[Path, Clock], Writer], Part("writer")]

@@ -12,9 +12,9 @@ from math import isqrt
 import numpy as np
 from numpy.typing import NDArray
 
+from opabinia.contracts import Indices
 from opabinia.runtime.seeds import ORDER, hash32
 
-Indices = NDArray[np.int64]
 Order = Callable[[Indices], Indices]
 """From positions (int64, any shape) to indices of the source, of the same shape."""
 

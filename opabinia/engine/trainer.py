@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from opabinia.contracts import Batch, Clock, Hook, Loader, Phase, Plan, Row, Run, Step, Task
+from opabinia.contracts import Batch, Clock, Hook, Loader, Phase, Plan, Row, Run, Step, Stop, Task
 from opabinia.engine.checkpoint import Checkpoints, DoesNotFit, Snapshot, load_optimizer_state, optimizer_state
 from opabinia.engine.evaluate import EvaluationStopped, Validation, evaluate_all, to_device
 from opabinia.engine.journal import Journal, read_from_json, told_in_json
@@ -92,7 +92,8 @@ class Trainer:
     @property
     def stopped(self) -> str | None:
         """Why the run stopped before its end, if it did."""
-        return self._run.stop
+        stop = self._run.stop
+        return stop.reason if stop and not stop.over else None
 
     # --- the crank --------------------------------------------------------------------------------------------------
 
@@ -107,7 +108,7 @@ class Trainer:
                 # A resume comes back to the hook that asked for the evaluation.
                 self._moments.now = self._moments.just_before()
             self._save_if_stopped()
-            how = "stopped" if run.stop else "done"
+            how = "stopped" if self.stopped else "done"
         except BaseException as error:
             how = error
             raise
@@ -158,7 +159,8 @@ class Trainer:
     # --- stopping and going on --------------------------------------------------------------------------------------
 
     def _asked_to_stop(self) -> bool:
-        self._run.stop = self._run.stop or self.interrupted()
+        if self._run.stop is None and (reason := self.interrupted()):
+            self._run.stop = Stop(reason)
         return self._run.stop is not None
 
     def _save_if_stopped(self) -> None:

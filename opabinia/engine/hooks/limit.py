@@ -6,7 +6,7 @@ import time
 from typing import Annotated
 
 from opabinia.config import register
-from opabinia.contracts import Hook, Run
+from opabinia.contracts import Hook, Run, Stop
 from opabinia.runtime.durations import Duration, Units
 
 
@@ -28,4 +28,4 @@ class TimeLimit(Hook):
     def after_step(self, run: Run) -> None:
         """Ask to stop when the time is over."""
         if time.monotonic() - self._began >= self.after.value * 3600:
-            run.stop = run.stop or f"the time limit of {self.after} is over"
+            run.stop = run.stop or Stop(f"the time limit of {self.after} is over")
