@@ -32,6 +32,16 @@ NonNegative = Annotated[float, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 Count = Annotated[int, Ge(1)]
 
+
+class _InfinityToo:
+    """Lets ``.inf`` in where YAML says a number."""
+
+    allow_inf_nan = True
+
+
+NormOrder = Annotated[float, Ge(1), _InfinityToo()]
+"""p of a p-norm: 1, 2, infinity."""
+
 # --- data -----------------------------------------------------------------------------------------------------------
 
 Sample = dict[str, Any]
@@ -327,7 +337,8 @@ class Run:
         journal: takes numbers in; writes them out.
         clock: where the run stands. Inside ``before_step`` and ``after_backward`` the step is not yet counted.
         checkpoints: saves and finds checkpoints; None in an evaluation-only run.
-        evaluate: runs one evaluation phase over all validation sets and returns its scores.
+        evaluate: runs one evaluation phase for each validation set whose name it is told to take, and returns the
+            scores.
         scores: the newest scores by name (``val/top1``).
         folder: the run folder.
         stop: set to end the run after this step, saved; the first reason stays.
@@ -339,7 +350,7 @@ class Run:
     journal: Journal
     clock: Clock
     checkpoints: Checkpoints | None
-    evaluate: Callable[[], dict[str, float]]
+    evaluate: Callable[[Callable[[str], bool]], dict[str, float]]
     scores: dict[str, float]
     folder: Path
     stop: Stop | None = None
@@ -417,6 +428,14 @@ class Backbone(nn.Module):
             ValueError: this backbone does not tell.
         """
         raise ValueError(f"{type(self).__name__} does not tell the depth of its layers")
+
+    def checkpoint_activations(self) -> None:
+        """From now on compute activations again in the backward pass instead of keeping them.
+
+        Raises:
+            ValueError: this backbone cannot.
+        """
+        raise ValueError(f"{type(self).__name__} cannot compute its activations again")
 
 
 # --- parts as parameters --------------------------------------------------------------------------------------------

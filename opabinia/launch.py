@@ -24,6 +24,7 @@ from opabinia.engine.checkpoint import (
     pointed,
     read_checkpoint,
 )
+from opabinia.engine.evaluate import write_json
 from opabinia.runtime.files import mend, only_writer, told, write_aside
 from opabinia.runtime.log import log, log_in_full, logging_to
 from opabinia.runtime.processes import is_first
@@ -255,7 +256,7 @@ def _no_run(folder: Path) -> str:
 
 
 def evaluate(folder: Path, overrides: Sequence[str] = (), *, checkpoint: str = "best") -> dict[str, float]:
-    """Scores of a run's checkpoint (``best``, ``last`` or a path), also written to ``eval/val/scores.json``.
+    """Scores of a run's checkpoint (``best``, ``last`` or a path), also written to ``eval/<set>/scores.json``.
 
     Without a best checkpoint the last one is taken.
 
@@ -289,11 +290,14 @@ def evaluate(folder: Path, overrides: Sequence[str] = (), *, checkpoint: str = "
         log.info("evaluating %s", path)
         # The training data may be gone: what the model was built on stands in the checkpoint.
         data = resolved.config["data"]
-        without = {**resolved.config, "data": {**data, "train": data["val"]}} if data["val"] else resolved.config
-        parts = parts_of(replace(resolved, config=without)).keywords
+        sets = data["val"] if isinstance(data["val"], list) else [data["val"]] if data["val"] else []
+        if sets:
+            train = {key: sets[0][key] for key in data["train"]}
+            data = {**data, "train": train, "sampler": None}
+        parts = parts_of(replace(resolved, config={**resolved.config, "data": data})).keywords
         scores = run.evaluate(folder, parts, snapshot)
     if is_first():
-        target = folder / "eval" / "val"
-        target.mkdir(parents=True, exist_ok=True)
-        write_aside(target / "scores.json", json.dumps({"checkpoint": path.name, **scores}, indent=1) + "\n")
+        for one in sets:
+            own = {name: value for name, value in scores.items() if name.startswith(one["prefix"] + "/")}
+            write_json(folder / "eval" / one["prefix"] / "scores.json", {"checkpoint": path.name, **own})
     return scores

@@ -6,122 +6,71 @@ The parameters of :func:`train` are the top level of a config. Importing this mo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
-from annotated_types import Interval
 
 from opabinia.config import ConfigError, Problem, register
 from opabinia.config.build import blamed
-from opabinia.config.errors import listing, nearest
 from opabinia.contracts import (
+    Arithmetic,
     Batch,
     Clock,
-    Count,
     Facts,
     HookPart,
     OptimizerPart,
     Plan,
-    Row,
     Run,
     Schedule,
     SchedulePart,
-    Source,
-    StepPart,
-    Task,
     TaskPart,
     WriterPart,
 )
-from opabinia.data import Data, Stream, mix, sources, transforms
+from opabinia.data import Data, mix, sources, transforms
 from opabinia.data.batches import ConstantPlan
-from opabinia.data.loader import Loader, Reader, Request, evaluation_requests, training_requests
-from opabinia.data.order import order
 from opabinia.engine.checkpoint import Snapshot
-from opabinia.engine.evaluate import Validation, evaluation_run
-from opabinia.engine.hooks import Evaluate, Flush, Save, SaveBest, in_order, limit, refuse_wrong
+from opabinia.engine.evaluate import evaluation_run
+from opabinia.engine.hooks import Evaluate, Flush, Save, in_order, limit, refuse_wrong
 from opabinia.engine.journal import Journal
 from opabinia.engine.moments import Moments
-from opabinia.engine.step import Standard
 from opabinia.engine.trainer import Trainer
 from opabinia.engine.writers import TensorBoard, Terminal
 from opabinia.losses import cross_entropy
 from opabinia.models import backbones
-from opabinia.optim import optimizers, schedules
+from opabinia.optim import optimizers
+from opabinia.optim import schedules as schedule_parts
+from opabinia.optim.schedules import constant
+from opabinia.pieces import (
+    compile_modules,
+    facts_of,
+    fingerprint,
+    first_samples,
+    make_best,
+    make_plan,
+    make_sampler,
+    make_task,
+    make_training_loader,
+    make_validation,
+    order_fingerprint,
+    prepared,
+    scores_offered,
+    trainable,
+)
 from opabinia.runtime.device import choose_device, set_arithmetic
-from opabinia.runtime.durations import Duration, Units
+from opabinia.runtime.durations import Duration
 from opabinia.runtime.environment import describe_environment, library_versions
 from opabinia.runtime.log import log, log_in_full
 from opabinia.runtime.processes import is_first, rank, world_size
-from opabinia.runtime.seeds import INIT, draw_seed, hash32, seed_sample
+from opabinia.runtime.seeds import draw_seed
 from opabinia.runtime.signals import Stopped
+from opabinia.settings import Checkpointing, Evaluation, Seed, Training
 from opabinia.tasks import classification
 
-PARTS = (backbones, classification, cross_entropy, limit, mix, optimizers, schedules, sources, transforms)
+PARTS = (backbones, classification, cross_entropy, limit, mix, optimizers, schedule_parts, sources, transforms)
 """The modules whose import registers the built-in parts that nothing here names."""
-
-Seed = Annotated[int, Interval(ge=0, lt=2**63)]
-
-# --- sections of a config -------------------------------------------------------------------------------------------
-
-
-@register.section(name="train")
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """How long and how to train.
-
-    Args:
-        length: of the run, such as ``90ep`` or ``5000it``.
-        step: how a batch becomes an update.
-        device: ``auto`` takes the GPU of the local rank if there is one.
-        deterministic: only operations that give the same bits again; slower on GPUs.
-        cudnn_benchmark: let cuDNN try which convolution is fastest; results may differ in the last bits.
-        threads: CPU threads of each process; null leaves it to torch. Other numbers change last bits.
-        log_every: steps in one line of the journal.
-        log_samples: a line for every step, with the ids of its samples.
-    """
-
-    length: Duration
-    step: StepPart = Standard
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    deterministic: bool = False
-    cudnn_benchmark: bool = False
-    threads: Count | None = None
-    log_every: Count = 20
-    log_samples: bool = False
-
-
-@register.section(name="evaluate")
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """When and how to evaluate during training.
-
-    Args:
-        every: the period; the end of the run is always evaluated, and 0ep means only that.
-        batch_size: samples of one forward pass; null takes ``data.batch_size``.
-    """
-
-    every: Duration = Duration(1, "ep")
-    batch_size: Count | None = None
-
-
-@register.section(name="checkpoint")
-@dataclass(frozen=True, kw_only=True)
-class Checkpointing:
-    """When to save, and what to keep.
-
-    Args:
-        every: the period, in hours too; the end of the run is always saved.
-        keep: how many of the newest to keep; the best is kept beside them.
-        best: the score that decides which is best; null takes the first score of the task.
-    """
-
-    every: Annotated[Duration, Units("ep", "it", "h")] = Duration(1, "ep")
-    keep: Count = 2
-    best: str | None = None
 
 
 @dataclass(frozen=True)
@@ -141,96 +90,6 @@ class Session:
     begin: Callable[[], None] = lambda: None
 
 
-# --- pieces that every command puts together in the same way --------------------------------------------------------
-
-
-def first_samples(stream: Stream, count: int) -> Batch:
-    """The first samples of a data set as a batch, as they come out of the transforms.
-
-    Raises:
-        DataError: one of them cannot be read.
-    """
-    numbers = np.arange(min(count, len(stream.source)))
-    row = Row(step=0, epoch=0, first=0, count=len(numbers))
-    return Reader(stream.source, stream.transforms).batch(Request(row, numbers, numbers))
-
-
-def facts_of(stream: Stream) -> Facts:
-    """What parts may know of a data set. Channels are those of its first sample, as it comes out of the transforms."""
-    source = stream.source
-    channels = first_samples(stream, 1)["image"].shape[1] if len(source) else source.channels
-    return Facts(samples=len(source), channels=channels, classes=tuple(source.classes))
-
-
-def make_task(task: Callable[[Facts], Task], facts: Facts, seed: int, device: torch.device) -> Task:
-    """The model with the weights that ``seed`` gives, on ``device``."""
-    seed_sample(hash32(INIT, seed))
-    with blamed("task"):
-        return task(facts).to(device)
-
-
-def make_validation(
-    name: str, stream: Stream, batch_size: int, data: Data, seed: int, device: torch.device
-) -> Validation:
-    """A data set to evaluate on, read in whole batches in the order of its source."""
-    facts = facts_of(stream)
-    reader = Reader(stream.source, stream.transforms, facts=facts, seed=seed, rank=rank())
-    requests = evaluation_requests(len(stream.source), batch_size, rank(), world_size())
-    return Validation(name, Loader(reader, requests, workers=data.workers, pin_memory=device.type == "cuda"), facts)
-
-
-def make_training_loader(data: Data, plan: Plan, facts: Facts, seed: int, device: torch.device) -> Loader:
-    """This process's slice of the batches of ``plan``."""
-    stream = data.train
-    reader = Reader(stream.source, stream.transforms, data.mix, facts, seed, rank())
-    orders = partial(order, seed, n=len(stream.source), shuffle=data.shuffle)
-    requests = training_requests(plan, orders, rank(), world_size())
-    return Loader(reader, requests, workers=data.workers, pin_memory=device.type == "cuda")
-
-
-def scores_offered(task: Task, name: str, facts: Facts) -> dict[str, str]:
-    """The scores that ``task`` gives on the set ``name``, and which way is better.
-
-    Raises:
-        ConfigError: the task cannot be evaluated on a set with these facts.
-    """
-    with blamed(f"data.{name}"):
-        evaluators = task.evaluators(facts)
-    if not evaluators:
-        log.warning("the task has no evaluator for data.%s: it gives no scores", name)
-    return {f"{name}/{score}": better for evaluator in evaluators for score, better in evaluator.better.items()}
-
-
-def make_best(metric: str | None, offered: Mapping[str, str]) -> SaveBest | None:
-    """The hook that keeps the best checkpoint.
-
-    Raises:
-        ConfigError: no evaluator gives ``metric``.
-    """
-    if metric is None and not offered:
-        return None
-    metric = metric or next(iter(offered))
-    if metric not in offered:
-        message = f"no evaluation gives the score {metric!r}"
-        raise ConfigError(
-            Problem(
-                "",
-                "checkpoint.best",
-                message,
-                "",
-                nearest(metric, offered),
-                f"scores: {listing(list(offered)) or 'none'}",
-            )
-        )
-    return SaveBest(metric, offered[metric])
-
-
-def fingerprint(source: Source) -> str:
-    """Tells whether two sources hold the same samples in the same order, as far as the source can say."""
-    own = getattr(source, "fingerprint", None)
-    return str(own() if callable(own) else f"{len(source)} samples, {len(source.classes)} classes")
-
-
 # --- commands -------------------------------------------------------------------------------------------------------
 
 
@@ -242,7 +101,8 @@ def train(
     task: TaskPart,
     data: Data,
     optimizer: OptimizerPart,
-    schedule: SchedulePart = schedules.constant,
+    schedule: SchedulePart = constant,
+    schedules: dict[str, SchedulePart] | None = None,
     train: Training,
     evaluate: Evaluation,
     checkpoint: Checkpointing,
@@ -257,6 +117,7 @@ def train(
         data: where samples come from.
         optimizer: of the task's parameters.
         schedule: multiplies the optimizer's learning rate over time.
+        schedules: multiply other options of the optimizer, by name: ``weight_decay``, ``momentum`` (Adam's first beta).
         train: how long and how to train.
         evaluate: when to evaluate.
         checkpoint: when to save and what to keep.
@@ -269,20 +130,17 @@ def train(
         Stopped: it was asked to stop before its end; it has saved and can be resumed.
     """
     seed = draw_seed() if seed is None else seed
-    if train.deterministic and train.cudnn_benchmark:
-        raise ConfigError(Problem("", "train.cudnn_benchmark", "cannot be true when train.deterministic is"))
-    with blamed("train.device"):
-        device = choose_device(train.device)
-    threads = set_arithmetic(
-        deterministic=train.deterministic, cudnn_benchmark=train.cudnn_benchmark, threads=train.threads
-    )
+    if "lr" in (schedules or {}):
+        raise ConfigError(Problem("", "schedules.lr", "the learning rate's schedule is the key schedule"))
+    device, threads = set_up(train)
     log.info("rank %d of %d on %s, %d threads, seed %d", rank(), world_size(), device, threads, seed)
     log_in_full("environment", describe_environment(device, threads))
 
     # Data first: the plan, the model and the evaluators need its facts.
-    facts = facts_of(data.train)
+    facts = facts_of(data.train, skip=data.on_error == "skip")
     with blamed("data"):
-        plan = ConstantPlan(facts.samples, data.batch_size, train.length, data.drop_last)
+        sampler = make_sampler(data, seed)
+        plan = make_plan(data, sampler, train.length)
     warn_of_odd_lengths(plan, schedule, data.batch_size)
     if not plan.total_steps:
         raise ConfigError(Problem("", "train.length", f"{train.length} is a run without a single step"))
@@ -291,6 +149,7 @@ def train(
         "global_batch_size": data.batch_size,
         "data": fingerprint(data.train.source),
         "shuffle": data.shuffle,
+        "order": order_fingerprint(sampler),
         "facts": asdict(facts),
         "world_size": world_size(),
         "threads": threads,
@@ -301,36 +160,35 @@ def train(
     start = Clock.at(plan, session.resume.step if session.resume else 0)
 
     # The model moves to its device before the optimizer sees its parameters.
-    model = make_task(task, facts, seed, device)
+    model = prepared(make_task(task, facts, seed), train, device)
     log_in_full("model", str(model))
     with blamed("optimizer"):
-        optimizing = optimizer([parameter for parameter in model.parameters() if parameter.requires_grad])
-    step = train.step(model, optimizing, schedule, seed)
+        optimizing = optimizer(trainable(model))
+    with blamed("train.step"):
+        arithmetic = Arithmetic(seed, train.precision, train.micro_batch, train.check_losses)
+        step = train.step(model, optimizing, {"lr": schedule, **(schedules or {})}, arithmetic)
 
-    validation = []
-    if data.val is not None:
-        validation.append(make_validation("val", data.val, evaluate.batch_size or data.batch_size, data, seed, device))
-    offered: dict[str, str] = {}
-    for one in validation:
-        offered.update(scores_offered(model, one.name, one.facts))
+    validation = make_validation(data, evaluate.batch_size, seed, device, train.precision)
+    offered = scores_offered(model, validation)
+    if train.compile:
+        compile_modules(model, device)
 
-    flush = Flush(train.log_every, samples=train.log_samples)
     with blamed("hooks"):
         acting = in_order(
             task={f"task.{number}": hook for number, hook in enumerate(model.hooks(facts))},
             user=hooks or {},
-            flush=flush,
+            flush=Flush(train.log_every, samples=train.log_samples),
             save=Save(checkpoint.every),
-            evaluate=Evaluate(evaluate.every),
+            evaluate=Evaluate(evaluate.every, {one.prefix: one.every for one in data.validation if one.every}),
             best=make_best(checkpoint.best, offered),
         )
     lines = [writer(session.folder, start) for writer in writers] if is_first() else []
-    journal = Journal(session.folder / "metrics.jsonl" if is_first() else None, lines)
+    journal = Journal(session.folder / "metrics.jsonl" if is_first() else None, lines, by=train.log_by)
     trainer = Trainer(
         task=model,
         step=step,
         plan=plan,
-        loader=make_training_loader(data, plan, facts, seed, device),
+        loader=make_training_loader(data, plan, sampler, facts, seed, device),
         validation=validation,
         journal=journal,
         hooks=acting,
@@ -357,6 +215,22 @@ def train(
     return scores
 
 
+def set_up(train: Training) -> tuple[torch.device, int]:
+    """The device, and the number of CPU threads.
+
+    Raises:
+        ConfigError: this machine has no such device, or two settings exclude each other.
+    """
+    if train.deterministic and train.cudnn_benchmark:
+        raise ConfigError(Problem("", "train.cudnn_benchmark", "cannot be true when train.deterministic is"))
+    with blamed("train.device"):
+        device = choose_device(train.device)
+    threads = set_arithmetic(
+        deterministic=train.deterministic, cudnn_benchmark=train.cudnn_benchmark, threads=train.threads
+    )
+    return device, threads
+
+
 def warn_of_odd_lengths(plan: ConstantPlan, schedule: Schedule, batch_size: int) -> None:
     """What can be meant, as in a short trial of a long recipe, but seldom is."""
     if batch_size > plan.samples:
@@ -378,13 +252,15 @@ def check_same_course(snapshot: Snapshot, about: Mapping[str, Any], plan: Plan) 
         "data": "data.train.source",
         "shuffle": "data.shuffle",
     }
+    if all(snapshot.state.get(key) == about[key] for key in keys):
+        keys = {"order": "data.sampler"}
     problems = [
         Problem(
-            "", path, f"a resumed run keeps its course: the checkpoint has {snapshot.state[key]!r}, the config gives "
-            f"{about[key]!r}; go on with the former or begin a new run"
+            "", path, f"a resumed run keeps its course: the checkpoint has {snapshot.state.get(key)!r}, the config "
+            f"gives {about[key]!r}; go on with the former or begin a new run"
         )
         for key, path in keys.items()
-        if snapshot.state[key] != about[key]
+        if snapshot.state.get(key) != about[key]
     ]  # fmt: skip
     clock = Clock.at(plan, min(snapshot.step, plan.total_steps))
     if clock.step < snapshot.step:
@@ -412,22 +288,19 @@ def evaluate(folder: Path, parts: Mapping[str, Any], snapshot: Snapshot) -> dict
         ConfigError: there is nothing to evaluate on, or the weights do not fit the model.
     """
     training, data = parts["train"], parts["data"]
-    if data.val is None:
+    if not data.validation:
         raise ConfigError(Problem("", "data.val", "there is no data to evaluate on"))
-    with blamed("train.device"):
-        device = choose_device(training.device)
     # cuDNN's trials pay in long trainings only.
-    set_arithmetic(deterministic=training.deterministic, cudnn_benchmark=False, threads=training.threads)
+    device, _ = set_up(replace(training, cudnn_benchmark=False))
     seed = snapshot.state["seed"]
     facts = Facts(**{**snapshot.state["facts"], "classes": tuple(snapshot.state["facts"]["classes"])})
-    model = make_task(parts["task"], facts, seed, device)
+    model = make_task(parts["task"], facts, seed).to(device)
     try:
         model.load_state_dict(dict(snapshot.tensors["model"]))
     except RuntimeError as error:
         raise ConfigError(Problem("", "task", f"the weights do not fit: {error}")) from error
-    batch_size = parts["evaluate"].batch_size or data.batch_size
-    validation = make_validation("val", data.val, batch_size, data, seed, device)
-    scores_offered(model, validation.name, validation.facts)
+    validation = make_validation(data, parts["evaluate"].batch_size, seed, device, training.precision)
+    scores_offered(model, validation)
     session = Run(
         task=model,
         optimizer=None,
@@ -435,11 +308,11 @@ def evaluate(folder: Path, parts: Mapping[str, Any], snapshot: Snapshot) -> dict
         journal=Journal(None),
         clock=Clock(),
         checkpoints=None,
-        evaluate=dict,
+        evaluate=lambda takes: {},
         scores={},
         folder=folder,
     )
-    return evaluation_run(session, Moments(parts["hooks"] or {}), [validation], device)
+    return evaluation_run(session, Moments(parts["hooks"] or {}), validation, device)
 
 
 def rehearse(parts: Mapping[str, Any]) -> None:
@@ -450,28 +323,31 @@ def rehearse(parts: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: what a run would meet.
     """
-    data = parts["data"]
-    facts = facts_of(data.train)
-    with blamed("data"):
-        plan = ConstantPlan(facts.samples, data.batch_size, parts["train"].length, data.drop_last)
+    data, training = parts["data"], parts["train"]
+    skip = data.on_error == "skip"
+    facts = facts_of(data.train, skip=skip)
+    plan = make_plan(data, make_sampler(data, 0), training.length)
     with blamed("task"), torch.device("meta"):
         parts["task"](facts)
-    cpu = torch.device("cpu")
-    model = make_task(parts["task"], facts, 0, cpu)
+    model = make_task(parts["task"], facts, 0)
     with blamed("hooks"):
         refuse_wrong(parts["hooks"] or {})
     with blamed("optimizer"):
-        optimizer = parts["optimizer"]([parameter for parameter in model.parameters() if parameter.requires_grad])
-    step = parts["train"].step(model, optimizer, parts["schedule"], 0)
+        optimizer = parts["optimizer"](trainable(model))
+    with blamed("train.step"):
+        every = {"lr": parts["schedule"], **(parts["schedules"] or {})}
+        step = training.step(model, optimizer, every, Arithmetic(0, training.precision))
     clock = Clock.at(plan, 0)
-    batch = first_samples(data.train, 2)
+    batch = first_samples(data.train, 2, skip=skip)
     for mixing in data.mix:
         batch = mixing(batch, facts)
-    _push(lambda: step(batch, plan.row(0), clock, lambda: None), batch)
-    if data.val is not None:
-        make_best(parts["checkpoint"].best, scores_offered(model, "val", facts_of(data.val)))
-        val_batch = first_samples(data.val, 2)
-        _push(lambda: model.eval().predict(val_batch), val_batch)
+    row = replace(plan.row(0), count=len(batch["id"]))
+    _push(lambda: step(batch, row, clock, lambda: None), batch)
+    validation = make_validation(data, None, 0, torch.device("cpu"), training.precision)
+    make_best(parts["checkpoint"].best, scores_offered(model, validation))
+    for stream in data.validation:
+        val_batch = first_samples(stream, 2, skip=skip)
+        _push(partial(model.eval().predict, val_batch), val_batch)
 
 
 def _push(action: Callable[[], object], batch: Batch) -> None:

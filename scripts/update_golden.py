@@ -58,7 +58,7 @@ def flat_config(recipe: str) -> str:
 
 def losses(recipe: str) -> str:
     """The losses of the first ten steps, one a line."""
-    from opabinia.contracts import Hook, Run
+    from opabinia.contracts import Hook, Run, Stop
     from opabinia.launch import parts_of, resolve
     from opabinia.run import Session
     from opabinia.runtime.signals import Stopped
@@ -66,7 +66,7 @@ def losses(recipe: str) -> str:
     class TenSteps(Hook):
         def after_step(self, run: Run) -> None:
             if run.clock.step == STEPS:
-                run.stop = "that was all"
+                run.stop = Stop("that was all")
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -18,14 +18,22 @@ FLOORS = {
     1: ["config"],
     2: ["contracts", "models", "losses", "evaluation", "optim", "drawing"],
     3: ["engine", "data", "tasks"],
-    4: ["run", "report"],
+    4: ["run", "settings", "pieces", "report"],
     5: ["launch", "recipes"],
     6: ["cli"],
     7: ["__init__", "__main__"],  # the public face may show anything
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 STRANGERS = {("models", "losses")} | {(a, b) for a in FLOORS[3] for b in FLOORS[3] if a != b}
-READS_CONFIG = {"config", "run", "launch", "cli", "__init__", "__main__"}  # all others only declare themselves there
+READS_CONFIG = {
+    "config",
+    "run",
+    "pieces",
+    "launch",
+    "cli",
+    "__init__",
+    "__main__",
+}  # all others only declare themselves there
 HEAVY = {"torch", "torchvision", "timm", "sklearn"}
 KNOWS_TORCH = {f"opabinia.runtime.{name}" for name in ("seeds", "device", "processes", "environment")}
 

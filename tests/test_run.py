@@ -80,10 +80,20 @@ def test_a_hook_sees_an_evaluation_run(tmp_path: Path) -> None:
     seen: list[Any] = []
 
     class Watch(Hook):
-        def __getattribute__(self, name: str) -> Any:
-            if name in ("start", "before_phase", "before_step", "after_step", "after_phase", "finish"):
-                seen.append(name)
-            return super().__getattribute__(name)
+        def start(self, run: Any) -> None:
+            seen.append("start")
+
+        def before_phase(self, run: Any, phase: Any) -> None:
+            seen.append("before_phase")
+
+        def before_step(self, run: Any, batch: Any) -> None:
+            seen.append("before_step")
+
+        def after_phase(self, run: Any, phase: Any) -> None:
+            seen.append("after_phase")
+
+        def finish(self, run: Any, how: Any) -> None:
+            seen.append("finish")
 
     folder, _ = launch.train("classification/digits", [*SMALL, "train.length=1it", "writers=[]"], out=tmp_path)
     parts = dict(launch.parts_of(launch.resolve(folder)).keywords, hooks={"watch": Watch()})

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
+from torchvision.transforms.v2.functional import resize
 
 from opabinia.contracts import Batch, Sample
 
@@ -59,3 +60,8 @@ def _stack(key: str, values: list[Tensor], names: list[str]) -> Tensor:
 
 def _size(value: Tensor) -> str:
     return " x ".join(map(str, value.shape)) or "a single number"
+
+
+def resized(batch: Batch, shape: Sequence[int]) -> Batch:
+    """The batch with its images (B x C x H x W) at another size: ``shape`` is (height, width)."""
+    return {**batch, "image": resize(batch["image"], list(shape), antialias=True)}

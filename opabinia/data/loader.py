@@ -15,19 +15,20 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple
 from weakref import WeakSet
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from opabinia.contracts import Batch, Facts, Mix, Plan, Row, Sample, Source, Transform
+from opabinia.contracts import Batch, Facts, Indices, Mix, Plan, Row, Sample, Source, Transform
 from opabinia.data.batches import evaluation_rows, share
-from opabinia.data.collate import collate
-from opabinia.data.order import Indices, Order
-from opabinia.runtime.seeds import MIX, SAMPLE, generators_kept, hash32, seed_sample
+from opabinia.data.collate import collate, resized
+from opabinia.data.order import Order
+from opabinia.runtime.log import log
+from opabinia.runtime.seeds import MIX, REPLACEMENT, SAMPLE, generators_kept, hash32, seed_sample
 
 
 class DataError(ValueError):
@@ -91,6 +92,17 @@ def _array(numbers: range) -> Indices:
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
+class Read(NamedTuple):
+    """What a worker sends: a batch and its row, and what was wrong with samples that had to be passed over.
+
+    The batch is None when none of its samples could be read.
+    """
+
+    row: Row
+    batch: Batch | None
+    passed_over: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class _Failure:
     """What a worker sends in place of a batch."""
@@ -103,8 +115,10 @@ _NO_FACTS = Facts(samples=0)
 
 
 @dataclass(frozen=True)
-class Reader(Dataset[tuple[Row, Batch] | _Failure]):
+class Reader(Dataset[Read | _Failure]):
     """Makes the batch of a request: read, transform, collate, mix. A pure function of seed and request.
+
+    A source that hands over whole batches does so when there are no transforms.
 
     Attributes:
         source: where samples come from.
@@ -113,6 +127,8 @@ class Reader(Dataset[tuple[Row, Batch] | _Failure]):
         facts: of the training data, for the mixes.
         seed: of the run.
         rank: of this process, so that processes mix differently.
+        on_error: what is done about a sample that cannot be made: ``raise`` ends the run; ``replace`` takes another
+            one, chosen by seed, epoch, position and attempt; ``leave_out`` makes the batch smaller.
     """
 
     source: Source
@@ -121,35 +137,82 @@ class Reader(Dataset[tuple[Row, Batch] | _Failure]):
     facts: Facts = _NO_FACTS
     seed: int = 0
     rank: int = 0
+    on_error: Literal["raise", "replace", "leave_out"] = "raise"
 
-    def __getitem__(self, request: Request) -> tuple[Row, Batch] | _Failure:
+    def __getitem__(self, request: Request) -> Read | _Failure:
         try:
+            if self._hands_over and not self.mixes:  # nothing is drawn, nothing is computed
+                return self.read(request)
             with generators_kept(), _one_thread():
-                return request.row, self.batch(request)
+                return self.read(request)
         except DataError as error:
             return _Failure(str(error), traceback.format_exc())
 
+    @cached_property
+    def _hands_over(self) -> bool:
+        return not self.transforms and hasattr(self.source, "batch")
+
     def batch(self, request: Request) -> Batch:
-        """The batch of this request. Without positions: all keys, types and shapes, of no samples.
+        """The batch of this request, of whose samples none may be passed over without replacement.
 
         Draws from the global generators; disturbs them.
 
         Raises:
             DataError: a sample could not be read or transformed, or the samples do not make a batch.
         """
-        if not request.positions.size:
-            one = request._replace(positions=_array(range(request.row.first, request.row.first + 1)), indices=_NONE)
-            return {key: value[:0] for key, value in self.batch(one).items()}
-        row = request.row
-        numbers = zip(request.positions.tolist(), request.indices.tolist(), strict=True)
-        samples = [self._sample(row.epoch, position, index) for position, index in numbers]
-        seed_sample(hash32(MIX, self.seed, row.step, self.rank))
-        with _told(f"step {row.step}", collate):
-            batch = collate(samples)
-        for mix in self.mixes:
-            with _told(f"step {row.step}", mix):
-                batch = mix(batch, self.facts)
+        batch = self.read(request).batch
+        if batch is None:
+            raise DataError(f"step {request.row.step}: none of its samples can be read")
         return batch
+
+    def read(self, request: Request) -> Read:
+        """As :meth:`batch`. Without positions: all keys, types and shapes, of no samples."""
+        row = request.row
+        if not request.positions.size:
+            one = request._replace(positions=_array(range(row.first, row.first + 1)), indices=_NONE)
+            return Read(row, {key: value[:0] for key, value in self.batch(one).items()})
+        batch, passed_over = self._collated(request)
+        if batch is not None and row.shape is not None:
+            with _told(f"step {row.step}", resized):
+                batch = resized(batch, row.shape)
+        if self.mixes and batch is not None:
+            seed_sample(hash32(MIX, self.seed, row.step, self.rank))
+            for mix in self.mixes:
+                with _told(f"step {row.step}", mix):
+                    batch = mix(batch, self.facts)
+        return Read(row, batch, tuple(passed_over))
+
+    def _collated(self, request: Request) -> tuple[Batch | None, list[str]]:
+        row = request.row
+        if self._hands_over:
+            try:
+                with _told(f"step {row.step}", self.source):
+                    return self.source.batch(request.indices), []  # type: ignore[attr-defined]
+            except DataError:
+                pass  # one by one it comes out which sample it was
+        passed_over: list[str] = []
+        samples = []
+        for position, index in zip(request.positions.tolist(), request.indices.tolist(), strict=True):
+            sample = self._sample_or_another(row.epoch, position, index, passed_over)
+            if sample is not None:
+                samples.append(sample)
+        if not samples:
+            return None, passed_over
+        with _told(f"step {row.step}", collate):
+            return collate(samples), passed_over
+
+    def _sample_or_another(self, epoch: int, position: int, index: int, passed_over: list[str]) -> Sample | None:
+        for attempt in range(_ATTEMPTS):
+            try:
+                return self._sample(epoch, position, index)
+            except DataError as error:
+                if self.on_error == "raise":
+                    raise
+                passed_over.append(str(error))
+                if self.on_error == "leave_out":
+                    return None
+                index = hash32(REPLACEMENT, self.seed, epoch, position, attempt) % len(self.source)
+        raise DataError(f"{_ATTEMPTS} samples in a row could not be read; the last: {passed_over[-1]}")
 
     def _sample(self, epoch: int, position: int, index: int) -> Sample:
         seed_sample(hash32(SAMPLE, self.seed, epoch, position))
@@ -161,6 +224,7 @@ class Reader(Dataset[tuple[Row, Batch] | _Failure]):
         return sample
 
 
+_ATTEMPTS = 20
 _NONE = np.zeros(1, dtype=np.int64)
 
 
@@ -210,7 +274,10 @@ class Loader:
         requests: which batches, from a step on.
         workers: processes that read; 0 reads in this one, with the same result.
         prefetch: batches each worker reads ahead.
-        pin_memory: hand tensors out in pinned memory, for copies to a GPU that nobody waits for.
+        pin_memory: workers hand tensors out in pinned memory, for copies to a GPU that nobody waits for.
+
+    Attributes:
+        passed_over: samples that could not be read so far.
 
     Example::
 
@@ -224,21 +291,24 @@ class Loader:
     def __init__(
         self, reader: Reader, requests: Requests, *, workers: int = 0, prefetch: int = 2, pin_memory: bool = False
     ) -> None:
-        self._requests = _FromStart(requests)
+        self.passed_over = 0
+        self._reader, self._requests = reader, _FromStart(requests)
         self._turn = 0
-        self._batches: DataLoader[tuple[Row, Batch] | _Failure] = DataLoader(
-            reader,
-            batch_size=None,  # what the sampler gives is one whole request
-            sampler=self._requests,
-            collate_fn=_as_it_is,
-            num_workers=workers,
-            prefetch_factor=prefetch if workers else None,
-            persistent_workers=workers > 0,
-            worker_init_fn=partial(_start_worker, os.getpid()),
-            pin_memory=pin_memory,
-            generator=torch.Generator(),  # without its own it draws from the global one
-        )
-        _open.add(self)
+        self._workers: DataLoader[Read | _Failure] | None = None
+        if workers:
+            self._workers = DataLoader(
+                reader,
+                batch_size=None,  # what the sampler gives is one whole request
+                sampler=self._requests,
+                collate_fn=_as_it_is,
+                num_workers=workers,
+                prefetch_factor=prefetch,
+                persistent_workers=True,
+                worker_init_fn=partial(_start_worker, os.getpid()),
+                pin_memory=pin_memory,
+                generator=torch.Generator(),  # without its own it draws from the global one
+            )
+            _open.add(self)
 
     def iterate(self, start: int = 0) -> Iterator[tuple[Row, Batch]]:
         """Rows and batches from step ``start`` on. A second iteration ends the one before.
@@ -250,27 +320,47 @@ class Loader:
         self._turn += 1
         turn = self._turn
         self._requests.start = start
-        with _signals_held():
-            results = iter(self._batches)
-        for result in results:
+        for result in self._results():
             if isinstance(result, _Failure):
                 error = DataError(result.message)
                 error.add_note(result.traceback)
                 raise error
-            yield result
+            if result.passed_over:
+                self._tell(result.passed_over)
+            if result.batch is not None:
+                yield result.row, result.batch
             if turn != self._turn:
                 raise RuntimeError("a later iterate() of this loader has begun and ended this one")
+
+    def _results(self) -> Iterator[Read | _Failure]:
+        if self._workers is None:
+            return map(self._reader.__getitem__, self._requests)
+        with _signals_held():
+            return iter(self._workers)
+
+    def _tell(self, passed_over: Sequence[str]) -> None:
+        for message in passed_over:
+            self.passed_over += 1
+            if self.passed_over <= _TOLD:
+                log.warning("passed over: %s", message)
+            elif self.passed_over == _TOLD + 1:
+                log.warning("more samples are passed over; they are counted, but not named any more")
 
     def close(self) -> None:
         """End the workers. Iterating later starts new ones."""
         self._turn += 1
-        results: Any = self._batches._iterator
-        self._batches._iterator = None
+        if self._workers is None:
+            return
+        results: Any = self._workers._iterator
+        self._workers._iterator = None
         if results is not None:
             results._shutdown_workers()
             for worker in results._workers:
                 if worker.is_alive():  # busy for long; it ignores SIGTERM, and Python would wait for it at exit
                     worker.kill()
+
+
+_TOLD = 10
 
 
 class _FromStart(Sampler[Request]):

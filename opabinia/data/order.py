@@ -7,6 +7,7 @@ data set, and all processes agree without talking.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import isqrt
 
 import numpy as np
@@ -110,3 +111,25 @@ def order(seed: int, epoch: int, n: int, shuffle: bool) -> Order:
 
 def _in_turn(positions: Indices) -> Indices:
     return positions
+
+
+@dataclass(frozen=True)
+class EachOnce:
+    """The usual sampler (:class:`opabinia.contracts.Sampler`): every sample once an epoch.
+
+    Attributes:
+        samples: how many there are.
+        seed: of the run.
+        shuffle: a new order for each epoch, or as they lie in the source.
+    """
+
+    samples: int
+    seed: int
+    shuffle: bool = True
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def order(self, epoch: int) -> Order:
+        """See :func:`order`."""
+        return order(self.seed, epoch, self.samples, self.shuffle)

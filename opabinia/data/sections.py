@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, MinLen
 
 from opabinia.config import register
-from opabinia.contracts import Count, MixPart, SourcePart, TransformPart
+from opabinia.contracts import Count, MixPart, SamplerPart, SourcePart, TransformPart
+from opabinia.runtime.durations import Duration
 
 
 @register.section
@@ -26,6 +27,22 @@ class Stream:
     transforms: Sequence[TransformPart] = ()
 
 
+@register.section(name="validation")
+@dataclass(frozen=True, kw_only=True)
+class ValidationStream(Stream):
+    """Samples to evaluate on.
+
+    Args:
+        source: where samples come from.
+        transforms: changes to each sample, in order.
+        prefix: of the scores: ``val`` gives ``val/top1``.
+        every: the period of its evaluation; null takes ``evaluate.every``.
+    """
+
+    prefix: Annotated[str, MinLen(1)] = "val"
+    every: Duration | None = None
+
+
 @register.section
 @dataclass(frozen=True, kw_only=True)
 class Data:
@@ -33,19 +50,39 @@ class Data:
 
     Args:
         train: samples to train on.
-        val: samples to evaluate on; null when there are none.
+        val: samples to evaluate on, or a list of several sets with a ``prefix`` each; null when there are none. The
+            first set's scores choose the best checkpoint.
         batch_size: samples of one optimizer step, over all processes.
         workers: processes that read for each training or evaluation process; 0 reads in that process itself. The
             batches are the same with any number.
         shuffle: a new order for each epoch; false takes samples as they lie in the source.
+        sampler: which samples make up an epoch, in place of each one once.
         drop_last: leave out the incomplete batch at the end of each epoch.
         mix: changes to the training batches of each process, in order.
+        on_error: what is done about a sample that cannot be read: ``raise`` ends the run; ``skip`` trains on another
+            one in its place, and leaves it out of evaluations and counts it.
     """
 
     train: Stream
-    val: Stream | None = None
+    val: ValidationStream | list[ValidationStream] | None = None
     batch_size: Count
     workers: Annotated[int, Ge(0)] = 0
     shuffle: bool = True
+    sampler: SamplerPart | None = None
     drop_last: bool = False
     mix: Sequence[MixPart] = ()
+    on_error: Literal["raise", "skip"] = "raise"
+
+    @property
+    def validation(self) -> list[ValidationStream]:
+        """The sets to evaluate on.
+
+        Raises:
+            ValueError: two of them have the same prefix.
+        """
+        sets = self.val if isinstance(self.val, list) else [self.val] if self.val else []
+        prefixes = [one.prefix for one in sets]
+        for number, prefix in enumerate(prefixes):
+            if prefix in prefixes[:number]:
+                raise ValueError(f"val: two sets have the prefix {prefix!r}; give each its own, such as {prefix}_2")
+        return sets

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +14,9 @@ from torch import Tensor
 
 from opabinia.contracts import Batch, Facts, Loader, Phase, Run, Task
 from opabinia.engine.moments import Moments
-from opabinia.runtime.processes import gather
+from opabinia.runtime.device import autocast
+from opabinia.runtime.files import told, write_aside
+from opabinia.runtime.processes import gather, is_first
 
 
 class EvaluationStopped(Exception):
@@ -21,11 +25,23 @@ class EvaluationStopped(Exception):
 
 @dataclass(frozen=True)
 class Validation:
-    """A data set to evaluate on. ``name`` is the prefix of its scores."""
+    """A data set to evaluate on.
+
+    Attributes:
+        name: the prefix of its scores.
+        loader: its batches of this process.
+        facts: of the set.
+        task: the model to evaluate, such as an average of weights; None takes the one that is trained.
+        precision: of its forward passes.
+        skipped: how many samples could not be read so far and were left out.
+    """
 
     name: str
     loader: Loader
     facts: Facts
+    task: Task | None = None
+    precision: str = "fp32"
+    skipped: Callable[[], int] = lambda: 0
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
@@ -43,10 +59,18 @@ def _moved(value: Any, device: torch.device) -> Any:
     return value
 
 
+@dataclass(frozen=True)
+class Found:
+    """What an evaluation found: scores by full name (``val/top1``), and tables that are too long for the journal."""
+
+    scores: dict[str, float]
+    details: dict[str, Any]
+
+
 def evaluate(
     task: Task, validation: Validation, device: torch.device, stopped: Callable[[], object] = lambda: False
-) -> dict[str, float]:
-    """Scores of ``task``, named ``val/top1`` and so on; every module is left in the mode it was found in.
+) -> Found:
+    """Scores of ``task``; every module is left in the mode it was found in.
 
     Processes take whole batches in turn, so every forward pass sees the same batch on any number of them, and
     evaluators put together what the processes have seen.
@@ -55,12 +79,13 @@ def evaluate(
         EvaluationStopped: ``stopped()`` became true between two batches.
     """
     evaluators = task.evaluators(validation.facts)
+    skipped_before = validation.skipped()
     # Not all parts need to be in the mode of the whole: a frozen norm or a teacher stays as it was.
     modes = [(module, module.training) for module in task.modules()]
     task.eval()
     try:
         # Not inference_mode: what a module caches in its first forward pass must be fit for the backward pass later.
-        with torch.no_grad():
+        with torch.no_grad(), autocast(device, validation.precision):
             for _, cpu_batch in validation.loader.iterate():
                 if stopped():
                     raise EvaluationStopped
@@ -72,9 +97,15 @@ def evaluate(
         for module, training in modes:
             module.training = training
     scores: dict[str, float] = {}
+    details: dict[str, Any] = {}
     for evaluator in evaluators:
-        scores.update(evaluator.compute(gather(evaluator.state())))
-    return {f"{validation.name}/{name}": value for name, value in scores.items()}
+        states = gather(evaluator.state())
+        scores.update(evaluator.compute(states))
+        if hasattr(evaluator, "details"):
+            details.update(evaluator.details(states))
+    if skipped := sum(gather(validation.skipped() - skipped_before)):
+        scores["skipped"] = float(skipped)
+    return Found({f"{validation.name}/{name}": value for name, value in scores.items()}, details)
 
 
 def evaluate_all(
@@ -87,21 +118,38 @@ def evaluate_all(
     """One phase for each data set; its scores are a line of the journal and go into ``run.scores``.
 
     Lines are written when all sets are done: an evaluation that is stopped leaves none, and is done again as a whole.
+    Tables go to ``eval/<set>/details.json`` in the run folder.
     """
     scores: dict[str, float] = {}
     lines: list[dict[str, float]] = []
+    tables: dict[str, dict[str, Any]] = {}
     for one in validation:
         phase = Phase("evaluate", one.name)
         moments.call(run, "before_phase", phase)
         began = time.perf_counter()
-        found = evaluate(run.task, one, device, stopped)
-        lines.append({**found, f"time/{one.name}": time.perf_counter() - began})
-        run.scores.update(found)
-        scores.update(found)
+        found = evaluate(one.task or run.task, one, device, stopped)
+        lines.append({**found.scores, f"time/{one.name}": time.perf_counter() - began})
+        tables[one.name] = found.details
+        run.scores.update(found.scores)
+        scores.update(found.scores)
         moments.call(run, "after_phase", phase)
     for line in lines:
         run.journal.write(run.clock, line)
+    for name, details in tables.items():
+        if details and is_first():
+            write_json(run.folder / "eval" / name / "details.json", {"step": run.clock.step, **details})
     return scores
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write plain values aside and rename them into place.
+
+    Raises:
+        DiskError: the file cannot be written.
+    """
+    with told(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_aside(path, json.dumps(values, indent=1) + "\n")
 
 
 def evaluation_run(

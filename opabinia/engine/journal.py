@@ -10,23 +10,19 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opabinia.contracts import Clock, Writer
+from opabinia.engine.diagnosis import NonFinite
 from opabinia.runtime.files import told
 from opabinia.runtime.log import log
-
-
-class NonFinite(FloatingPointError):
-    """A loss is not a number any more. The text names the step and the loss."""
-
-    exit_status = 1
 
 
 def told_in_json(values: Mapping[str, Any]) -> dict[str, float | str]:
@@ -45,9 +41,11 @@ class Journal:
     Args:
         path: the file; None to write none (another process does).
         writers: get every line as it is written.
+        by: "mean" or "median", what a line holds of the values of its steps.
     """
 
-    def __init__(self, path: Path | None, writers: Sequence[Writer] = ()) -> None:
+    def __init__(self, path: Path | None, writers: Sequence[Writer] = (), by: str = "mean") -> None:
+        self._middle: Callable[[Sequence[float]], float] = median if by == "median" else _mean
         self.path, self.writers = path, list(writers)
         self._pending: list[tuple[int, dict[str, Tensor | float]]] = []
         self._end: int | None = None
@@ -88,7 +86,7 @@ class Journal:
                     raise NonFinite(f"{name} is {values[name]} at step {step}")
 
     def flush(self, clock: Clock, extra: Mapping[str, Any] | None = None) -> None:
-        """Write the pending steps as one line: means, but the newest value of ``lr``."""
+        """Write the pending steps as one line: means (or medians), but the newest value of ``lr``."""
         if not self._pending:
             return
         self.settle()
@@ -96,7 +94,9 @@ class Journal:
         for _, values in self._pending:
             for name, value in values.items():
                 columns.setdefault(name, []).append(float(value))
-        means = {name: _mean(column) for name, column in columns.items()}
+        # Times and samples are shares of a sum: of them the mean alone tells the pace.
+        exact = ("samples", "time/data", "time/step")
+        means = {name: (_mean if name in exact else self._middle)(column) for name, column in columns.items()}
         if "lr" in columns:
             means["lr"] = columns["lr"][-1]
         samples = means.pop("samples", 0.0)

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 from opabinia.contracts import Hook, Run
+
+_MOMENTS = ("start", "before_phase", "before_step", "after_backward", "after_step", "after_phase")
+
+
+def _watches(hook: Hook, moment: str) -> bool:
+    own = getattr(hook, moment)
+    return getattr(own, "__func__", own) is not getattr(Hook, moment)
 
 
 class Moments:
@@ -19,6 +28,10 @@ class Moments:
 
     def __init__(self, hooks: Mapping[str, Hook]) -> None:
         self.hooks = dict(hooks)
+        # Most hooks watch few moments: only those that do are called.
+        self._watching = {
+            moment: [k for k, hook in self.hooks.items() if _watches(hook, moment)] for moment in _MOMENTS
+        }
         self.now: tuple[str, str] | None = None
 
     def just_before(self) -> tuple[str, str] | None:
@@ -31,14 +44,14 @@ class Moments:
 
     def call(self, run: Run, moment: str, *values: Any, after: str | None = None) -> None:
         """Let every hook act; only those behind the hook ``after``, if there is such a hook."""
+        keys = self._watching[moment]
+        if after in self.hooks:
+            order = list(self.hooks)
+            keys = [key for key in keys if order.index(key) > order.index(after)]
         outer = self.now
-        waiting = after in self.hooks
-        for key, hook in self.hooks.items():
-            if not waiting:
-                self.now = (moment, key)
-                getattr(hook, moment)(run, *values)
-            elif key == after:
-                waiting = False
+        for key in keys:
+            self.now = (moment, key)
+            getattr(self.hooks[key], moment)(run, *values)
         self.now = outer
 
     def finish(self, run: Run, how: str | BaseException) -> None:
@@ -61,3 +74,13 @@ class Moments:
         for key, saved in state.items():
             if key in self.hooks:
                 self.hooks[key].load_state_dict(saved)
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Tensors of the hooks that have any, by key."""
+        return {key: tensors for key, hook in self.hooks.items() if (tensors := hook.tensors())}
+
+    def load_tensors(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Give hooks their tensors back."""
+        for key, saved in tensors.items():
+            if key in self.hooks:
+                self.hooks[key].load_tensors(saved)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import Batch, Clock, Positive, Row, Scalars, Schedule, Task
-from opabinia.runtime.processes import rank
+from opabinia.contracts import Arithmetic, Batch, Clock, NormOrder, Positive, Row, Scalars, Schedules, Task
+from opabinia.engine.clip import clip_each, clip_global, clip_values, global_norm
+from opabinia.engine.diagnosis import NonFinite, first_non_finite
+from opabinia.runtime.device import autocast
+from opabinia.runtime.processes import rank, world_size
 from opabinia.runtime.seeds import seed_model
 
 
@@ -37,48 +41,166 @@ def total_loss(losses: Mapping[str, Tensor] | Tensor | Sequence[Tensor]) -> tupl
     return total, {**losses, "total_loss" if "loss" in losses and len(trained) > 1 else "loss": total}
 
 
+def micro_batches(batch: Batch, size: int | None) -> Iterator[Batch]:
+    """The batch in pieces of ``size`` samples, the last one smaller if need be; None: as it is."""
+    if size is None or (count := len(batch["id"])) <= size:
+        yield batch
+        return
+    for start in range(0, count, size):
+        yield {key: _piece(value, count, slice(start, start + size)) for key, value in batch.items()}
+
+
+def _piece(value: Any, count: int, part: slice) -> Any:
+    """The part of a value of the batch that belongs to some samples; several views of them lie in a list."""
+    if isinstance(value, list) and not (value and isinstance(value[0], Tensor) and len(value) != count):
+        return value[part]
+    if isinstance(value, list):
+        return [_piece(view, count, part) for view in value]
+    return value[part] if isinstance(value, Tensor) else value
+
+
 @register.step(name="standard")
 class Standard:
-    """One forward, one backward, one update in full precision.
+    """Forward, backward, one update; a batch too large for the device goes through in pieces.
+
+    Gradients are those of the mean over the global batch, whatever it is split into: each piece counts by its samples.
+    Weights stay in full precision; fp16 scales the loss so that small gradients survive (an update whose gradients
+    overflow is left out, and counts as a step).
+
+    At most one of the four ways to clip can be chosen; the norm of all gradients, before clipping, is then logged
+    as ``grad_norm``.
 
     Args:
-        clip_norm: largest 2-norm of all gradients together; longer ones are scaled down to it. None: no clipping.
+        clip_norm: largest norm of all gradients taken as one vector; longer ones are scaled down to it.
+        clip_each: largest norm of each parameter's gradient on its own.
+        clip_norm_type: p of these norms; ``.inf`` takes the largest absolute value.
+        clip_min: smallest value of a gradient.
+        clip_max: largest value of a gradient.
+
+    Raises:
+        ValueError: two ways to clip, or a schedule of an option that the optimizer does not have.
     """
 
     def __init__(
         self,
         task: Task,
         optimizer: torch.optim.Optimizer,
-        schedule: Schedule,
-        seed: int,
+        schedules: Schedules,
+        arithmetic: Arithmetic,
         /,
         *,
         clip_norm: Positive | None = None,
+        clip_each: Positive | None = None,
+        clip_norm_type: NormOrder = 2.0,
+        clip_min: float | None = None,
+        clip_max: float | None = None,
     ) -> None:
-        self.task, self.optimizer, self.schedule, self.seed = task, optimizer, schedule, seed
-        self.clip_norm = clip_norm
-        self._base_rates = [group["lr"] for group in optimizer.param_groups]
+        by_value = clip_min is not None or clip_max is not None
+        if (clip_norm is not None) + (clip_each is not None) + by_value > 1:
+            raise ValueError("clip_norm, clip_each and clip_min with clip_max exclude each other: choose one")
+        if clip_min is not None and clip_max is not None and clip_min > clip_max:
+            raise ValueError(f"clip_min ({clip_min}) must not be above clip_max ({clip_max})")
+        self.task, self.optimizer, self.arithmetic = task, optimizer, arithmetic
+        self.clip_norm, self.clip_each, self.clip_norm_type = clip_norm, clip_each, clip_norm_type
+        self.clip_min, self.clip_max = clip_min, clip_max
+        self._clips = clip_norm is not None or clip_each is not None or by_value
+        self._scheduled = [_Scheduled(group, schedules) for group in optimizer.param_groups]
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._device = self._parameters[0].device
+        self._scaler = torch.amp.GradScaler(self._device.type) if arithmetic.precision == "fp16" else None
+        # On the CPU looking costs nothing.
+        self._looks = arithmetic.check_losses or self._device.type == "cpu"
 
     def __call__(self, batch: Batch, row: Row, clock: Clock, after_backward: Callable[[], None]) -> Scalars:
-        """Train ``batch``; returns the losses (and ``grad_norm`` when clipping) without waiting for the device."""
-        factor = self.schedule(clock) * row.lr_factor
-        for group, base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
-            group["lr"] = base * factor
+        """Train ``batch``; returns the losses (and ``grad_norm`` when clipping) without waiting for the device.
+
+        Raises:
+            NonFinite: a loss is infinite or not a number, and it was looked at; nothing was changed.
+        """
+        for scheduled in self._scheduled:
+            scheduled.set(clock, row.lr_factor)
         self.optimizer.zero_grad(set_to_none=True)
-        seed_model(self.seed, clock.step, 0, rank(), self._device)
-        loss, scalars = total_loss(self.task(batch, clock))
-        loss.backward()  # type: ignore[no-untyped-call]
+        scalars = self._forward_and_backward(batch, row, clock)
+        if self._scaler is not None:
+            scalars["loss_scale"] = self._scaler._get_scale_async().clone()  # type: ignore[union-attr]
+            self._scaler.unscale_(self.optimizer)
         after_backward()
+        if self._clips:
+            scalars["grad_norm"] = self._clip()
+        if self._scaler is None:
+            self.optimizer.step()
+        else:
+            self._scaler.step(self.optimizer)
+            self._scaler.update()
+        return scalars
+
+    def _forward_and_backward(self, batch: Batch, row: Row, clock: Clock) -> dict[str, Tensor]:
+        """Gradients of the mean over the global batch; what the task says, averaged in the same way."""
+        scalars: dict[str, Tensor] = {}
+        for number, piece in enumerate(micro_batches(batch, self.arithmetic.micro_batch)):
+            seed_model(self.arithmetic.seed, clock.step, number, rank(), self._device)
+            with autocast(self._device, self.arithmetic.precision):
+                loss, said = total_loss(self.task(piece, clock))
+            if self._looks:
+                self._refuse_non_finite(said, piece, clock)
+            # Gradients of processes are averaged afterwards, so a piece counts by its share of an average process.
+            weight = 1.0 if piece is batch and world_size() == 1 else len(piece["id"]) * world_size() / row.count
+            loss = loss if weight == 1 else loss * weight
+            (loss if self._scaler is None else self._scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+            for name, value in said.items():
+                value = value.detach() if weight == 1 else value.detach() * weight
+                scalars[name] = scalars[name] + value if name in scalars else value
+        return scalars
+
+    def _refuse_non_finite(self, said: Mapping[str, Tensor], piece: Batch, clock: Clock) -> None:
+        for name, value in said.items():
+            if "loss" in name and not math.isfinite(value.item()):
+                where = first_non_finite(
+                    self.task, piece, clock, lambda: autocast(self._device, self.arithmetic.precision)
+                )
+                raise NonFinite(
+                    f"train/{name} is {value.item()} at step {clock.step + 1}; {where}; the weights are as before"
+                )
+
+    def _clip(self) -> Tensor:
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        norm = global_norm(gradients, self.clip_norm_type)
         if self.clip_norm is not None:
-            scalars["grad_norm"] = torch.nn.utils.clip_grad_norm_(self._parameters, self.clip_norm)
-        self.optimizer.step()
-        return {name: value.detach() for name, value in scalars.items()}
+            clip_global(self._parameters, norm, self.clip_norm)
+        elif self.clip_each is not None:
+            clip_each(gradients, self.clip_each, self.clip_norm_type)
+        else:
+            clip_values(gradients, self.clip_min, self.clip_max)
+        return norm
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing beside the optimizer, which is saved by itself."""
-        return {}
+        """The loss scale of fp16; the optimizer is saved by itself."""
+        return {} if self._scaler is None else {"scaler": self._scaler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See :meth:`state_dict`."""
+        """See :meth:`state_dict`; a state of another precision is left alone."""
+        if self._scaler is not None and "scaler" in state:
+            self._scaler.load_state_dict(state["scaler"])
+
+
+class _Scheduled:
+    """The options of one parameter group that follow a schedule."""
+
+    def __init__(self, group: dict[str, Any], schedules: Schedules) -> None:
+        self._group = group
+        self._options = []
+        for name, schedule in schedules.items():
+            option = "betas" if name == "momentum" and "momentum" not in group else name
+            if option not in group:
+                known = ", ".join(sorted(key for key, value in group.items() if isinstance(value, float)))
+                raise ValueError(f"schedules: the optimizer has no option {name!r}; it has: {known}")
+            base = group[option][0] if option == "betas" else group[option]
+            self._options.append((name, option, float(base), schedule))
+
+    def set(self, clock: Clock, lr_factor: float) -> None:
+        """What the optimizer is to use in the step after ``clock``."""
+        for name, option, base, schedule in self._options:
+            value = base * schedule(clock)
+            if name == "lr":
+                value *= lr_factor
+            self._group[option] = value if option != "betas" else (value, *self._group["betas"][1:])

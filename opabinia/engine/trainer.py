@@ -152,9 +152,10 @@ class Trainer:
     def _after_backward(self) -> None:
         self._moments.call(self._run, "after_backward")
 
-    def evaluate(self) -> dict[str, float]:
-        """One evaluation phase for each validation set; scores go to the journal and to the run."""
-        return evaluate_all(self._run, self._moments, self.validation, self.device, self._asked_to_stop)
+    def evaluate(self, takes: Callable[[str], bool] = lambda name: True) -> dict[str, float]:
+        """One evaluation phase for each validation set that ``takes`` names; scores go to the journal and the run."""
+        taken = [one for one in self.validation if takes(one.name)]
+        return evaluate_all(self._run, self._moments, taken, self.device, self._asked_to_be_resumed)
 
     # --- stopping and going on --------------------------------------------------------------------------------------
 
@@ -162,6 +163,10 @@ class Trainer:
         if self._run.stop is None and (reason := self.interrupted()):
             self._run.stop = Stop(reason)
         return self._run.stop is not None
+
+    def _asked_to_be_resumed(self) -> bool:
+        """Whether to leave off at once; a run that is over still finishes what it is at."""
+        return self._asked_to_stop() and self.stopped is not None
 
     def _save_if_stopped(self) -> None:
         """Make sure that a run which stops on request has a checkpoint of its last step."""
@@ -212,7 +217,9 @@ class Trainer:
             "train_step": self.step.state_dict(),
             "hooks": self._moments.state_dict(),
         }
-        return Snapshot(run.clock.step, {"model": self.task.state_dict(), "optimizer": tensors}, state)
+        model: dict[str, Any] = self.task.state_dict()
+        files = {"model": model, "optimizer": tensors, **self._moments.tensors()}
+        return Snapshot(run.clock.step, files, state)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Put the run where :meth:`snapshot` was taken.
@@ -228,6 +235,7 @@ class Trainer:
         self._restore_optimizer(snapshot)
         self.step.load_state_dict(state["train_step"])
         self._moments.load_state_dict(state["hooks"])
+        self._moments.load_tensors(snapshot.tensors)
         run.journal.load_state_dict(state["journal"])
         run.clock = Clock.at(self.plan, snapshot.step)
         run.scores.update(read_from_json(state["scores"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -10,13 +11,19 @@ from opabinia.runtime.processes import local_rank
 
 
 def choose_device(name: str) -> torch.device:
-    """The device for ``auto``, ``cpu`` or ``cuda``; CUDA devices are those of the local rank.
+    """The device for ``auto``, ``cpu``, ``cuda`` or ``mps``; CUDA devices are those of the local rank.
 
     Raises:
-        ValueError: CUDA was asked for and this machine or this torch build has none.
+        ValueError: this machine or this torch build has no such device.
     """
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if name == "cpu":
         return torch.device("cpu")
+    if name == "mps":
+        if not torch.backends.mps.is_available():
+            raise ValueError("'mps' is not available: that is Apple's GPUs; use 'cpu' or 'auto'")
+        return torch.device("mps")
     if not torch.cuda.is_available():
         reason = "no GPU or driver was found" if torch.version.cuda else "this torch build has no CUDA"
         raise ValueError(f"'cuda' is not available: {reason}; use 'cpu' or 'auto'")
@@ -41,3 +48,11 @@ def set_arithmetic(*, deterministic: bool, cudnn_benchmark: bool, threads: int |
     if threads is not None:
         torch.set_num_threads(threads)
     return torch.get_num_threads()
+
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
+    """Forward passes in ``bf16`` or ``fp16`` where that is safe; ``fp32`` changes nothing."""
+    return torch.autocast(device.type, _AUTOCAST[precision]) if precision in _AUTOCAST else nullcontext()

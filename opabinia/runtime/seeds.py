@@ -16,7 +16,7 @@ from hashlib import blake2b
 import numpy as np
 import torch
 
-ORDER, SAMPLE, MIX, MODEL, INIT = range(1, 6)
+ORDER, SAMPLE, MIX, MODEL, INIT, REPLACEMENT = range(1, 7)
 
 
 def hash32(*counters: int) -> int:
@@ -53,6 +53,8 @@ def seed_model(seed: int, step: int, micro_batch: int, rank: int, device: torch.
     if device.type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.manual_seed(value)
+    elif device.type == "mps":
+        torch.mps.manual_seed(value)
 
 
 @contextmanager

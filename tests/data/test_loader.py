@@ -307,8 +307,8 @@ def test_readers_can_be_sent_to_workers_that_are_not_forked() -> None:
     other = pickle.loads(pickle.dumps(reader))
     assert isinstance(other, Reader)
     for request in requests:
-        _, left = other[request]
-        _, right = reader[request]
+        left = other.batch(request)
+        right = reader.batch(request)
         assert torch.equal(left["image"], right["image"])
 
 
@@ -408,7 +408,7 @@ def program(body: str, *, seconds: float = 0.0, after: int = 0) -> Iterator[subp
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-SHOW_WORKERS = "print(*[worker.pid for worker in loader._batches._iterator._workers], flush=True)"
+SHOW_WORKERS = "print(*[worker.pid for worker in loader._workers._iterator._workers], flush=True)"
 
 
 def pids_from(process: subprocess.Popen[str]) -> list[int]:

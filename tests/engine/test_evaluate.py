@@ -84,7 +84,7 @@ def on_processes(world: int, samples: int, batch_size: int) -> list[dict[str, fl
             patch.setattr(
                 engine, "gather", lambda state, turn=turn: [states[at] for at in [next(turn)] for states in sent]
             )
-            found.append(evaluate(task, Validation("val", loader(rank), FACTS), CPU))
+            found.append(evaluate(task, Validation("val", loader(rank), FACTS), CPU).scores)
     return found
 
 
@@ -257,5 +257,5 @@ def test_scores_are_fractions_of_all_samples_not_means_of_batches() -> None:
     """7 samples in batches of 3, 3 and 1: a mean over batches would count the last one three times."""
     rows = list(evaluation_rows(7, 3, 0, 1))
     task = Line()
-    scores = evaluate(task, Validation("val", Rows(lambda start: rows[start:], 1), FACTS), CPU)
+    scores = evaluate(task, Validation("val", Rows(lambda start: rows[start:], 1), FACTS), CPU).scores
     assert math.isclose(scores["val/top1"] * 7, round(scores["val/top1"] * 7))

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
 from opabinia.contracts import Clock
-from opabinia.engine.journal import Journal, NonFinite
+from opabinia.engine.diagnosis import NonFinite
+from opabinia.engine.journal import Journal
 from opabinia.runtime.files import DiskError
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opabinia.contracts import Backbone, Facts, Source
+from opabinia.contracts import Arithmetic, Backbone, Facts, Source
 from opabinia.data.batches import ConstantPlan
 from opabinia.data.loader import Loader, Reader, evaluation_requests, training_requests
 from opabinia.data.order import order
@@ -62,7 +62,7 @@ def make_trainer(folder: Path, source: Source, length: str, seed: int = 0) -> Tr
     validation = Validation("val", Loader(Reader(source), evaluation_requests(len(source), 16, 0, 1)), facts)
     return Trainer(
         task=task,
-        step=Standard(task, optimizer, partial(cosine, warmup=Duration(2, "it")), seed),
+        step=Standard(task, optimizer, {"lr": partial(cosine, warmup=Duration(2, "it"))}, Arithmetic(seed)),
         plan=plan,
         loader=Loader(Reader(source, seed=seed), training_requests(plan, orders, 0, 1)),
         validation=[validation],

@@ -10,7 +10,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from opabinia.contracts import Batch, Clock, Evaluator, Facts, Hook, Phase, Predictions, Row, Run, Task, Writer
+from opabinia.contracts import (
+    Arithmetic,
+    Batch,
+    Clock,
+    Evaluator,
+    Facts,
+    Hook,
+    Phase,
+    Predictions,
+    Row,
+    Run,
+    Task,
+    Writer,
+)
 from opabinia.data.batches import ConstantPlan, evaluation_rows
 from opabinia.engine.checkpoint import newest_whole
 from opabinia.engine.evaluate import Validation
@@ -156,7 +169,7 @@ class Setup:
         )
         trainer = Trainer(
             task=task,
-            step=Standard(task, optimizer, self.schedule, 5, clip_norm=self.clip_norm),
+            step=Standard(task, optimizer, {"lr": self.schedule}, Arithmetic(5), clip_norm=self.clip_norm),
             plan=plan,
             loader=Rows(lambda start: [plan.row(step) for step in range(start, plan.total_steps)]),
             validation=self.sets,

@@ -22,7 +22,7 @@ from torchvision import tv_tensors
 
 from opabinia.config import Catalog, build, check, compose, dump, json_schema, live_catalog
 from opabinia.config.families import Entry, Family, Parameter, Register
-from opabinia.contracts import Batch, Clock, Facts, Hook, Row, Sample, Source, Task
+from opabinia.contracts import Arithmetic, Batch, Clock, Facts, Hook, Row, Sample, Source, Task
 from opabinia.data.batches import ConstantPlan
 from opabinia.data.sources import Digits
 from opabinia.engine.step import total_loss
@@ -41,6 +41,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("schedule", "multi_step"): {"milestones": ["3it", "1ep"]},
     ("section", "data"): {"train": {"source": "digits"}, "batch_size": 2},
     ("section", "stream"): {"source": "digits"},
+    ("section", "validation"): {"source": "digits"},
     ("section", "train"): {"length": "1ep"},
     ("source", "image_folder"): {"root": "PICTURES"},  # a folder that the test makes
     ("task", "classification"): {"backbone": TINY},
@@ -229,7 +230,7 @@ def task_works(make: Callable[[Facts], Task], folder: Path) -> None:
 def step_works(make: Callable[..., Any], folder: Path) -> None:
     task = Line()
     before = task.layer.weight.clone()
-    step = make(task, torch.optim.SGD(task.parameters(), lr=0.1), constant, 0)
+    step = make(task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, Arithmetic(0))
     called = []
     scalars = step(batch_of(), PLAN.row(0), CLOCK, lambda: called.append(1))
     assert called == [1], "after_backward is called once"
@@ -368,7 +369,7 @@ def test_a_row_multiplies_the_rate_of_every_step(tmp_path: Path, pictures: Path)
     """Multigrid training relies on it, whatever the step is."""
     for entry in CATALOG.entries["step"].values():
         task = Line()
-        step = made(entry, tmp_path, pictures)(task, torch.optim.SGD(task.parameters(), lr=0.1), constant, 0)
+        step = made(entry, tmp_path, pictures)(task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, Arithmetic(0))
         half = Row(step=0, epoch=0, first=0, count=4, lr_factor=0.5)
         step(batch_of(), half, CLOCK, lambda: None)
         assert [group["lr"] for group in step.optimizer.param_groups] == [pytest.approx(0.05)]

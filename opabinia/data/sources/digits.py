@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torchvision import tv_tensors
 
 from opabinia.config import register
-from opabinia.contracts import Sample
-from opabinia.data.order import Indices, Permutation
+from opabinia.contracts import Indices, Sample
+from opabinia.data.order import Permutation
 from opabinia.runtime.files import write_aside
 from opabinia.runtime.seeds import hash32
 

@@ -1,0 +1,204 @@
+"""Pieces that every command puts together in the same way: facts, model, loaders, scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+
+from opabinia.config import ConfigError, Problem
+from opabinia.config.build import blamed
+from opabinia.config.errors import listing, nearest
+from opabinia.contracts import Backbone, Batch, Facts, Plan, Row, Sampler, Source, Task
+from opabinia.data import Data, Stream
+from opabinia.data.batches import ConstantPlan
+from opabinia.data.loader import DataError, Loader, Reader, Request, evaluation_requests, training_requests
+from opabinia.data.order import EachOnce
+from opabinia.engine.evaluate import Validation
+from opabinia.engine.hooks import SaveBest
+from opabinia.runtime.log import log
+from opabinia.runtime.processes import rank, world_size
+from opabinia.runtime.seeds import INIT, hash32, seed_sample
+from opabinia.settings import Training
+
+# --- data -----------------------------------------------------------------------------------------------------------
+
+
+def first_samples(stream: Stream, count: int, *, skip: bool = False) -> Batch:
+    """The first samples of a data set as a batch, as they come out of the transforms.
+
+    Args:
+        stream: the data set; it is not empty.
+        count: how many.
+        skip: pass over samples that cannot be read.
+
+    Raises:
+        DataError: one of them cannot be read; with ``skip``, none of all can.
+    """
+    reader = Reader(stream.source, stream.transforms, on_error="leave_out" if skip else "raise")
+    samples = len(stream.source)
+    for first in range(0, samples, count):
+        numbers = np.arange(first, min(first + count, samples))
+        batch = reader.read(Request(Row(step=0, epoch=0, first=first, count=len(numbers)), numbers, numbers)).batch
+        if batch is not None:
+            return batch
+    raise DataError(f"none of the {samples} samples can be read")
+
+
+def facts_of(stream: Stream, *, skip: bool = False) -> Facts:
+    """What parts may know of a data set. Channels are those of its first sample, as it comes out of the transforms."""
+    source = stream.source
+    channels = source.channels
+    if len(source):
+        image = first_samples(stream, 1, skip=skip).get("image")
+        channels = image.shape[1] if image is not None else channels
+    return Facts(
+        samples=len(source),
+        channels=channels,
+        classes=tuple(source.classes),
+        multi_label=bool(getattr(source, "multi_label", False)),
+    )
+
+
+def fingerprint(source: Source) -> str:
+    """Tells whether two sources hold the same samples in the same order, as far as the source can say."""
+    own = getattr(source, "fingerprint", None)
+    return str(own() if callable(own) else f"{len(source)} samples, {len(source.classes)} classes")
+
+
+def order_fingerprint(sampler: Sampler) -> str:
+    """Changes with the order of the data: what the sampler gives at the beginning of the first two epochs."""
+    positions = np.arange(min(1000, len(sampler)))
+    content = b"".join(sampler.order(epoch)(positions).tobytes() for epoch in (0, 1))
+    return f"{len(sampler)} positions, {blake2b(content, digest_size=8).hexdigest()}"
+
+
+def make_sampler(data: Data, seed: int) -> Sampler:
+    """What says which samples make up an epoch."""
+    if data.sampler is None:
+        return EachOnce(len(data.train.source), seed, data.shuffle)
+    with blamed("data.sampler"):
+        return data.sampler(data.train.source, seed)
+
+
+def make_training_loader(
+    data: Data, plan: Plan, sampler: Sampler, facts: Facts, seed: int, device: torch.device
+) -> Loader:
+    """This process's slice of the batches of ``plan``."""
+    stream = data.train
+    reader = Reader(
+        *(stream.source, stream.transforms, data.mix, facts, seed, rank()),
+        on_error="replace" if data.on_error == "skip" else "raise",
+    )
+    requests = training_requests(plan, sampler.order, rank(), world_size())
+    return Loader(reader, requests, workers=data.workers, pin_memory=device.type == "cuda")
+
+
+def make_validation(
+    data: Data, batch_size: int | None, seed: int, device: torch.device, precision: str
+) -> list[Validation]:
+    """The data sets to evaluate on, read in whole batches in the order of their sources."""
+    found = []
+    with blamed("data"):
+        streams = data.validation
+    for stream in streams:
+        facts = facts_of(stream, skip=data.on_error == "skip")
+        reader = Reader(
+            *(stream.source, stream.transforms, (), facts, seed, rank()),
+            on_error="leave_out" if data.on_error == "skip" else "raise",
+        )
+        requests = evaluation_requests(len(stream.source), batch_size or data.batch_size, rank(), world_size())
+        loader = Loader(reader, requests, workers=data.workers, pin_memory=device.type == "cuda")
+        found.append(Validation(stream.prefix, loader, facts, precision=precision))
+    return found
+
+
+def make_plan(data: Data, sampler: Sampler, length: Any) -> ConstantPlan:
+    """All batches of the run."""
+    with blamed("data"):
+        return ConstantPlan(len(sampler), data.batch_size, length, data.drop_last)
+
+
+# --- model ----------------------------------------------------------------------------------------------------------
+
+
+def make_task(task: Callable[[Facts], Task], facts: Facts, seed: int) -> Task:
+    """The model with the weights that ``seed`` gives."""
+    seed_sample(hash32(INIT, seed))
+    with blamed("task"):
+        return task(facts)
+
+
+def prepared(task: Task, train: Training, device: torch.device) -> Task:
+    """The model on its device, as the settings want it there.
+
+    Raises:
+        ConfigError: nothing in it can compute its activations again.
+    """
+    if train.checkpoint_activations:
+        with blamed("train.checkpoint_activations"):
+            backbones = [module for module in task.modules() if isinstance(module, Backbone)]
+            if not backbones:
+                raise ValueError("this task has no backbone that could compute its activations again")
+            for backbone in backbones:
+                backbone.checkpoint_activations()
+    task.to(device)
+    if train.channels_last:
+        task.to(memory_format=torch.channels_last)
+    return task
+
+
+def compile_modules(task: Task, device: torch.device) -> None:
+    """Compile the modules a task is made of, in place; without a working compiler tell it and leave them."""
+    try:
+        torch.compile(torch.neg)(torch.ones(1, device=device))
+    except Exception as error:  # many kinds: no compiler, no headers, a broken cache
+        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        log.warning("train.compile: this machine cannot compile (%s); going on without", reason)
+        return
+    for module in task.children():
+        module.compile()
+
+
+def trainable(task: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Parameters that require gradients."""
+    return [parameter for parameter in task.parameters() if parameter.requires_grad]
+
+
+# --- scores ---------------------------------------------------------------------------------------------------------
+
+
+def scores_offered(task: Task, validation: Sequence[Validation]) -> dict[str, str]:
+    """The scores that an evaluation gives, and which way is better.
+
+    Raises:
+        ConfigError: the task cannot be evaluated on a set.
+    """
+    offered = {}
+    for one in validation:
+        with blamed(f"data.val ({one.name})" if len(validation) > 1 else "data.val"):
+            evaluators = (one.task or task).evaluators(one.facts)
+        if not evaluators:
+            log.warning("the task has no evaluator for %s: it gives no scores", one.name)
+        for evaluator in evaluators:
+            offered.update({f"{one.name}/{score}": better for score, better in evaluator.better.items()})
+    return offered
+
+
+def make_best(metric: str | None, offered: Mapping[str, str]) -> SaveBest | None:
+    """The hook that keeps the best checkpoint.
+
+    Raises:
+        ConfigError: no evaluator gives ``metric``.
+    """
+    if metric is None and not offered:
+        return None
+    metric = metric or next(iter(offered))
+    if metric not in offered:
+        message = f"no evaluation gives the score {metric!r}"
+        known = f"scores: {listing(list(offered)) or 'none'}"
+        raise ConfigError(Problem("", "checkpoint.best", message, "", nearest(metric, offered), known))
+    return SaveBest(metric, offered[metric])

@@ -1,0 +1,90 @@
+"""The sections of a config that describe the run itself; the parts they hold are built by the config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Interval
+
+from opabinia.config import register
+from opabinia.contracts import Count, StepPart
+from opabinia.engine.step import Standard
+from opabinia.runtime.durations import Duration, Units
+
+Seed = Annotated[int, Interval(ge=0, lt=2**63)]
+
+
+@register.section(name="train")
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How long and how to train.
+
+    Args:
+        length: of the run, such as ``90ep`` or ``5000it``.
+        step: how a batch becomes an update.
+        micro_batch: samples of one process in one forward pass; a larger share of the batch goes through in pieces,
+            with the gradient of the whole (batch norms see the pieces). null: no limit.
+        precision: of forward passes; weights and updates stay in full precision.
+        device: ``auto`` takes the GPU of the local rank if there is one, then Apple's.
+        channels_last: keep images and weights with the channels last in memory; often faster on GPUs.
+        compile: compile the task's modules; without a compiler that is told, and the run goes on.
+        checkpoint_activations: compute the backbone's activations again in the backward pass instead of keeping them.
+        check_losses: look at every loss before it changes the weights. On a GPU the host then waits for every step;
+            without it a bad loss is found when its line is due. On the CPU this is always done.
+        deterministic: only operations that give the same bits again; slower on GPUs.
+        cudnn_benchmark: let cuDNN try which convolution is fastest; results may differ in the last bits.
+        threads: CPU threads of each process; null leaves it to torch. Other numbers change last bits.
+        log_every: steps in one line of the journal.
+        log_by: what a line holds of its steps' values.
+        log_samples: a line for every step, with the ids of its samples.
+    """
+
+    length: Duration
+    step: StepPart = Standard
+    micro_batch: Count | None = None
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    channels_last: bool = False
+    compile: bool = False
+    checkpoint_activations: bool = False
+    check_losses: bool = False
+    deterministic: bool = False
+    cudnn_benchmark: bool = False
+    threads: Count | None = None
+    log_every: Count = 20
+    log_by: Literal["mean", "median"] = "mean"
+    log_samples: bool = False
+
+
+@register.section(name="evaluate")
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """When and how to evaluate during training.
+
+    Args:
+        every: the period; the end of the run is always evaluated, and 0ep means only that.
+        batch_size: samples of one forward pass; null takes ``data.batch_size``.
+        weights: of which weights, when ``ema`` averages them; scores of the average are named ``val_ema/top1``.
+    """
+
+    every: Duration = Duration(1, "ep")
+    batch_size: Count | None = None
+    weights: Literal["both", "raw", "ema"] = "both"
+
+
+@register.section(name="checkpoint")
+@dataclass(frozen=True, kw_only=True)
+class Checkpointing:
+    """When to save, and what to keep.
+
+    Args:
+        every: the period, in hours too; the end of the run is always saved.
+        keep: how many of the newest to keep; the best is kept beside them.
+        best: the score that decides which is best; null takes the first score of the first validation set, of the
+            averaged weights if they are evaluated.
+    """
+
+    every: Annotated[Duration, Units("ep", "it", "h")] = Duration(1, "ep")
+    keep: Count = 2
+    best: str | None = None
