@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from opabinia.config import adapt as adapt
     from opabinia.config import register as register
+    from opabinia.launch import load as load
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """``opabinia.register`` and ``opabinia.adapt``, imported when they are first used."""
+    """``opabinia.register``, ``adapt`` and ``load``, imported when they are first used."""
+    if name == "load":
+        from opabinia.launch import load
+
+        return load
     if name in ("adapt", "register"):
         from opabinia import config
 

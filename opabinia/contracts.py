@@ -257,7 +257,7 @@ class Evaluator(Protocol):
 class Task(nn.Module):
     """Says what a batch means. DDP, FSDP and compile wrap this one object.
 
-    A task is an ``nn.Module`` with the four methods below, in this order in every task of the house.
+    A task is an ``nn.Module`` with the methods below, in this order in every task of the house.
     """
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor] | Tensor | Sequence[Tensor]:
@@ -268,6 +268,10 @@ class Task(nn.Module):
     def predict(self, batch: Batch) -> Predictions:
         """Batched predictions, read by evaluators and by the predict command."""
         raise NotImplementedError
+
+    def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
+        """One sample's prediction (a row of each tensor) as plain values for people: names of classes, not numbers."""
+        return {name: value.tolist() for name, value in prediction.items()}
 
     def features(self, batch: Batch, layers: Sequence[str] = ()) -> dict[str, Tensor]:
         """Features (B x D) by layer name; without names the last one before the head, as ``embedding``."""
@@ -453,5 +457,7 @@ SourcePart = Annotated[Source, Part("source")]
 TransformPart = Annotated[Transform, Part("transform")]
 MixPart = Annotated[Mix, Part("mix")]
 SamplerPart = Annotated[Callable[[Source, int], Sampler], Part("sampler")]
+ShapesPart = Annotated[Callable[[float], tuple[int, ...]], Part("shapes")]
+"""From the progress at the beginning of an epoch to the size of its batches."""
 HookPart = Annotated[Hook, Part("hook")]
 WriterPart = Annotated[Callable[[Path, Clock], Writer], Part("writer")]

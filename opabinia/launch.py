@@ -25,6 +25,7 @@ from opabinia.engine.checkpoint import (
     read_checkpoint,
 )
 from opabinia.engine.evaluate import write_json
+from opabinia.predictor import Predictor
 from opabinia.runtime.files import mend, only_writer, told, write_aside
 from opabinia.runtime.log import log, log_in_full, logging_to
 from opabinia.runtime.processes import is_first
@@ -255,6 +256,69 @@ def _no_run(folder: Path) -> str:
     return f"{folder} holds no run (no config.yaml in it)" + (f"; runs in it: {', '.join(inside)}" if inside else "")
 
 
+def chosen_checkpoint(folder: Path, checkpoint: str) -> Path:
+    """The checkpoint of a run that is named ``best`` (without one the last is taken), ``last``, or by its path.
+
+    Raises:
+        ConfigError: there is no run or no such checkpoint.
+    """
+    if not holds_run(folder):
+        raise ConfigError(Problem("command line", "", _no_run(folder)))
+    checkpoints = folder / "checkpoints"
+    path: Path | None = checkpoints / checkpoint
+    if checkpoint in ("best", LAST):
+        path = pointed(checkpoints, checkpoint) or (pointed(checkpoints, LAST) if checkpoint == "best" else None)
+    elif path is not None and not path.is_dir():
+        path = Path(checkpoint)
+    if path is None:
+        raise ConfigError(Problem("command line", "--checkpoint", f"{folder} has no {checkpoint} checkpoint"))
+    if not path.is_dir():
+        known = ", ".join(["best", LAST, *(one.name for one in listed(checkpoints))])
+        raise ConfigError(Problem("command line", "--checkpoint", f"there is no {checkpoint!r}; there are: {known}"))
+    return path
+
+
+def _read_chosen(path: Path) -> Snapshot:
+    try:
+        return read_checkpoint(path)
+    except BadCheckpoint as error:
+        raise ConfigError(Problem("command line", "--checkpoint", str(error))) from error
+
+
+def load(
+    folder: Path | str, overrides: Sequence[str] = (), *, checkpoint: str = "best", device: str | None = None
+) -> Predictor:
+    """The trained model of a run, ready to take pictures. The data it was trained on is not needed.
+
+    Args:
+        folder: the run folder.
+        overrides: ``key=value``.
+        checkpoint: ``best`` (without one the last), ``last``, or a checkpoint's name or path.
+        device: ``cpu``, ``cuda``, ``mps`` or ``auto``; None takes what the run's config says.
+
+    Raises:
+        ConfigError: there is no run or no such checkpoint, or it is damaged.
+    """
+    path = chosen_checkpoint(Path(folder), checkpoint)
+    resolved = resolve(folder, overrides)
+    config = resolved.config
+    sets = _validation_sets(config)
+    parts = {
+        "task": config["task"],
+        "transforms": sets[0]["transforms"] if sets else [],
+        "train": config["train"],
+        "evaluate": config["evaluate"],
+    }
+    catalog = live_catalog(config.get("plugins") or ())
+    predictor: Predictor = build(parts, catalog, "predictor", resolved.origins)(_read_chosen(path), device)
+    return predictor
+
+
+def _validation_sets(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    val = config["data"]["val"]
+    return val if isinstance(val, list) else [val] if val else []
+
+
 def evaluate(folder: Path, overrides: Sequence[str] = (), *, checkpoint: str = "best") -> dict[str, float]:
     """Scores of a run's checkpoint (``best``, ``last`` or a path), also written to ``eval/<set>/scores.json``.
 
@@ -263,34 +327,14 @@ def evaluate(folder: Path, overrides: Sequence[str] = (), *, checkpoint: str = "
     Raises:
         ConfigError: there is no run or no such checkpoint, or it is damaged.
     """
-    if not holds_run(folder):
-        raise ConfigError(Problem("command line", "", _no_run(folder)))
+    path = chosen_checkpoint(folder, checkpoint)
     resolved = resolve(folder, overrides)
-    checkpoints = folder / "checkpoints"
-    named = checkpoints / checkpoint
-    path = (
-        pointed(checkpoints, checkpoint)
-        if checkpoint in ("best", LAST)
-        else named
-        if named.is_dir()
-        else Path(checkpoint)
-    )
-    if path is None and checkpoint == "best":
-        path = pointed(checkpoints, LAST)
-    if path is None:
-        raise ConfigError(Problem("command line", "--checkpoint", f"{folder} has no {checkpoint} checkpoint"))
-    if not path.is_dir():
-        known = ", ".join(["best", LAST, *(one.name for one in listed(checkpoints))])
-        raise ConfigError(Problem("command line", "--checkpoint", f"there is no {checkpoint!r}; there are: {known}"))
-    try:
-        snapshot = read_checkpoint(path)
-    except BadCheckpoint as error:
-        raise ConfigError(Problem("command line", "--checkpoint", str(error))) from error
+    snapshot = _read_chosen(path)
     with logging_to(None):
         log.info("evaluating %s", path)
         # The training data may be gone: what the model was built on stands in the checkpoint.
         data = resolved.config["data"]
-        sets = data["val"] if isinstance(data["val"], list) else [data["val"]] if data["val"] else []
+        sets = _validation_sets(resolved.config)
         if sets:
             train = {key: sets[0][key] for key in data["train"]}
             data = {**data, "train": train, "sampler": None}

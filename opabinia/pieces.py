@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from opabinia.data.loader import DataError, Loader, Reader, Request, evaluation_
 from opabinia.data.order import EachOnce
 from opabinia.engine.evaluate import Validation
 from opabinia.engine.hooks import SaveBest
+from opabinia.runtime.durations import Duration
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import rank, world_size
 from opabinia.runtime.seeds import INIT, hash32, seed_sample
@@ -116,10 +116,12 @@ def make_validation(
     return found
 
 
-def make_plan(data: Data, sampler: Sampler, length: Any) -> ConstantPlan:
+def make_plan(
+    data: Data, sampler: Sampler, length: Duration, shapes: Callable[[float], tuple[int, ...]] | None
+) -> ConstantPlan:
     """All batches of the run."""
     with blamed("data"):
-        return ConstantPlan(len(sampler), data.batch_size, length, data.drop_last)
+        return ConstantPlan(len(sampler), data.batch_size, length, data.drop_last, shapes)
 
 
 # --- model ----------------------------------------------------------------------------------------------------------

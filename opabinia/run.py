@@ -5,11 +5,11 @@ The parameters of :func:`train` are the top level of a config. Importing this mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -26,10 +26,14 @@ from opabinia.contracts import (
     Run,
     Schedule,
     SchedulePart,
+    ShapesPart,
+    Task,
     TaskPart,
+    TransformPart,
     WriterPart,
 )
 from opabinia.data import Data, mix, sources, transforms
+from opabinia.data import shapes as shape_parts
 from opabinia.data.batches import ConstantPlan
 from opabinia.engine.checkpoint import Snapshot
 from opabinia.engine.evaluate import evaluation_run
@@ -59,6 +63,7 @@ from opabinia.pieces import (
     scores_offered,
     trainable,
 )
+from opabinia.predictor import Predictor
 from opabinia.runtime.device import choose_device, set_arithmetic
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.environment import describe_environment, library_versions
@@ -69,7 +74,18 @@ from opabinia.runtime.signals import Stopped
 from opabinia.settings import Checkpointing, Evaluation, Seed, Training
 from opabinia.tasks import classification
 
-PARTS = (backbones, classification, cross_entropy, limit, mix, optimizers, schedule_parts, sources, transforms)
+PARTS = (
+    backbones,
+    classification,
+    cross_entropy,
+    limit,
+    mix,
+    optimizers,
+    schedule_parts,
+    shape_parts,
+    sources,
+    transforms,
+)
 """The modules whose import registers the built-in parts that nothing here names."""
 
 
@@ -100,6 +116,7 @@ def train(
     *,
     task: TaskPart,
     data: Data,
+    shapes: ShapesPart | None = None,
     optimizer: OptimizerPart,
     schedule: SchedulePart = constant,
     schedules: dict[str, SchedulePart] | None = None,
@@ -115,6 +132,7 @@ def train(
     Args:
         task: what a batch means.
         data: where samples come from.
+        shapes: size of the batches over time; null leaves it to the transforms.
         optimizer: of the task's parameters.
         schedule: multiplies the optimizer's learning rate over time.
         schedules: multiply other options of the optimizer, by name: ``weight_decay``, ``momentum`` (Adam's first beta).
@@ -140,7 +158,7 @@ def train(
     facts = facts_of(data.train, skip=data.on_error == "skip")
     with blamed("data"):
         sampler = make_sampler(data, seed)
-        plan = make_plan(data, sampler, train.length)
+        plan = make_plan(data, sampler, train.length, shapes)
     warn_of_odd_lengths(plan, schedule, data.batch_size)
     if not plan.total_steps:
         raise ConfigError(Problem("", "train.length", f"{train.length} is a run without a single step"))
@@ -151,6 +169,7 @@ def train(
         "shuffle": data.shuffle,
         "order": order_fingerprint(sampler),
         "facts": asdict(facts),
+        "source_channels": data.train.source.channels,
         "world_size": world_size(),
         "threads": threads,
         "versions": library_versions(),
@@ -293,12 +312,7 @@ def evaluate(folder: Path, parts: Mapping[str, Any], snapshot: Snapshot) -> dict
     # cuDNN's trials pay in long trainings only.
     device, _ = set_up(replace(training, cudnn_benchmark=False))
     seed = snapshot.state["seed"]
-    facts = Facts(**{**snapshot.state["facts"], "classes": tuple(snapshot.state["facts"]["classes"])})
-    model = make_task(parts["task"], facts, seed).to(device)
-    try:
-        model.load_state_dict(dict(snapshot.tensors["model"]))
-    except RuntimeError as error:
-        raise ConfigError(Problem("", "task", f"the weights do not fit: {error}")) from error
+    model = trained_task(parts["task"], snapshot).to(device)
     validation = make_validation(data, parts["evaluate"].batch_size, seed, device, training.precision)
     scores_offered(model, validation)
     session = Run(
@@ -315,6 +329,60 @@ def evaluate(folder: Path, parts: Mapping[str, Any], snapshot: Snapshot) -> dict
     return evaluation_run(session, Moments(parts["hooks"] or {}), validation, device)
 
 
+@register.command
+def predictor(
+    snapshot: Snapshot,
+    device: Literal["auto", "cpu", "cuda", "mps"] | None,
+    /,
+    *,
+    task: TaskPart,
+    transforms: Sequence[TransformPart] = (),
+    train: Training,
+    evaluate: Evaluation,
+) -> Predictor:
+    """A trained task that takes pictures.
+
+    Args:
+        task: what a batch means.
+        transforms: of the validation data.
+        train: how it was trained; of it the device and the precision.
+        evaluate: of it the batch size.
+
+    Raises:
+        ConfigError: the weights do not fit, or there is no such device.
+    """
+    where, _ = set_up(replace(train, device=device or train.device, cudnn_benchmark=False))
+    return Predictor(
+        trained_task(task, snapshot),
+        transforms,
+        facts_from(snapshot),
+        channels=snapshot.state.get("source_channels", 3),
+        device=where,
+        precision=train.precision,
+        batch_size=evaluate.batch_size or 32,
+    )
+
+
+def facts_from(snapshot: Snapshot) -> Facts:
+    """The facts of the data that a checkpoint was trained on."""
+    facts = snapshot.state["facts"]
+    return Facts(**{**facts, "classes": tuple(facts["classes"])})
+
+
+def trained_task(task: Callable[[Facts], Task], snapshot: Snapshot, weights: str = "model") -> Task:
+    """The task with the weights of a checkpoint: ``model``, or ``ema``, their average.
+
+    Raises:
+        ConfigError: they do not fit.
+    """
+    model = make_task(task, facts_from(snapshot), snapshot.state["seed"])
+    try:
+        model.load_state_dict(dict(snapshot.tensors[weights]))
+    except RuntimeError as error:
+        raise ConfigError(Problem("", "task", f"the weights do not fit: {error}")) from error
+    return model
+
+
 def rehearse(parts: Mapping[str, Any]) -> None:
     """Build everything and push one tiny batch through on the CPU, so that a config is known to work before it is run.
 
@@ -326,7 +394,7 @@ def rehearse(parts: Mapping[str, Any]) -> None:
     data, training = parts["data"], parts["train"]
     skip = data.on_error == "skip"
     facts = facts_of(data.train, skip=skip)
-    plan = make_plan(data, make_sampler(data, 0), training.length)
+    plan = make_plan(data, make_sampler(data, 0), training.length, parts["shapes"])
     with blamed("task"), torch.device("meta"):
         parts["task"](facts)
     model = make_task(parts["task"], facts, 0)

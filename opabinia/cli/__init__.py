@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from opabinia import __version__
-from opabinia.cli import config, demo, evaluate, train
+from opabinia.cli import config, demo, evaluate, predict, train
 
 app = typer.Typer(
     name="opabinia",
@@ -38,6 +38,7 @@ def options(
 
 app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
+app.command("predict")(predict.predict)
 app.command("demo")(demo.demo)
 app.add_typer(config.app, name="config", help="Show, check and compare configs; list what there is.")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,6 +22,7 @@ class ConstantPlan:
         batch_size: samples of one optimizer step over all processes.
         length: of the whole run, in epochs (fractions are fine) or iterations; 0 means no step at all.
         drop_last: leave out the incomplete batch at the end of each epoch.
+        shapes: from the progress at the beginning of an epoch to the size of its batches.
 
     Raises:
         ValueError: there is no sample, or no complete batch while ``drop_last`` asks for one.
@@ -31,6 +32,7 @@ class ConstantPlan:
     batch_size: int
     length: Duration
     drop_last: bool = False
+    shapes: Callable[[float], tuple[int, ...]] | None = None
 
     def __post_init__(self) -> None:
         if self.samples < 1:
@@ -68,7 +70,8 @@ class ConstantPlan:
             raise IndexError(f"step {step} of a run of {self.total_steps}")
         epoch, batch = divmod(step, self.steps_per_epoch)
         first = batch * self.batch_size
-        return Row(step=step, epoch=epoch, first=first, count=min(self.batch_size, self.samples - first))
+        shape = self.shapes(epoch * self.steps_per_epoch / self.total_steps) if self.shapes else None
+        return Row(step=step, epoch=epoch, first=first, count=min(self.batch_size, self.samples - first), shape=shape)
 
     def epoch_start(self, epoch: int) -> int:
         """Step of the first batch of ``epoch``, for 0 to ``epochs``.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -66,6 +67,14 @@ class Classification(Task):
         """``logits`` (B x K) and their softmax ``probabilities``."""
         logits = self.head(self._embed(batch))
         return {"logits": logits, "probabilities": logits.softmax(1)}
+
+    def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
+        """``top``: the five likeliest classes with their probabilities."""
+        values, numbers = prediction["probabilities"].topk(min(5, len(self.facts.classes)))
+        pairs = zip(numbers.tolist(), values.tolist(), strict=True)
+        return {
+            "top": [{"class": self.facts.classes[number], "probability": round(value, 6)} for number, value in pairs]
+        }
 
     def features(self, batch: Batch, layers: Sequence[str] = ()) -> dict[str, Tensor]:
         """``embedding``: what the head sees (B x D).

@@ -109,6 +109,69 @@ def test_clipping_scales_all_gradients_together() -> None:
     assert b == pytest.approx([0, 0.70711], abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("keys", "a", "b"),
+    [
+        ({"clip_each": 1.0}, [0.6, 0.8], [0, 1]),
+        ({"clip_max": 1.0}, [1, 1], [0, 1]),
+        ({"clip_min": -1.0, "clip_max": 4.0}, [3, 4], [0, 4]),
+        ({"clip_min": 4.0}, [4, 4], [4, 5]),
+        ({"clip_norm": 1.0, "clip_norm_type": 1.0}, [0.25, 1 / 3], [0, 5 / 12]),
+        ({"clip_norm": 1.0, "clip_norm_type": math.inf}, [0.6, 0.8], [0, 1]),
+        ({"clip_each": 1.0, "clip_norm_type": math.inf}, [0.75, 1], [0, 1]),
+    ],
+    ids=str,
+)
+def test_other_ways_to_clip(keys: dict[str, float], a: list[float], b: list[float]) -> None:
+    """Values and each parameter by itself: detectron2's golden numbers."""
+    task = Fixed()
+    step = Standard(task, torch.optim.SGD(task.parameters(), lr=1.0), {"lr": constant}, Arithmetic(0), **keys)
+    found = gradients(step, task)
+    assert found[0] == pytest.approx(a, abs=1e-5) and found[1] == pytest.approx(b, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"clip_norm": 1.0, "clip_each": 1.0}, "choose one"),
+        ({"clip_norm": 1.0, "clip_min": -1.0}, "choose one"),
+        ({"clip_min": 1.0, "clip_max": -1.0}, "must not be above"),
+    ],
+    ids=str,
+)
+def test_clipping_that_cannot_be_meant_is_refused(keys: dict[str, float], told: str) -> None:
+    task = Fixed()
+    with pytest.raises(ValueError, match=told):
+        Standard(task, torch.optim.SGD(task.parameters(), lr=1.0), {"lr": constant}, Arithmetic(0), **keys)
+
+
+def half(clock: Clock) -> float:
+    return 0.5 if clock.step else 1.0
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "name", "found"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "momentum", {"momentum": 0.45}),
+        (lambda p: torch.optim.AdamW(p, lr=0.1, betas=(0.8, 0.99)), "momentum", {"betas": (0.4, 0.99)}),
+        (lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.04), "weight_decay", {"weight_decay": 0.02}),
+    ],
+)
+def test_other_options_follow_schedules_too(optimizer: Any, name: str, found: dict[str, Any]) -> None:
+    task = Fixed()
+    step = Standard(task, optimizer(task.parameters()), {"lr": constant, name: half}, Arithmetic(0))
+    for number in (0, 1):
+        step({}, ROW, Clock(step=number, total_steps=10), lambda: None)
+    group = step.optimizer.param_groups[0]
+    assert {key: group[key] for key in found} == found and group["lr"] == 0.1
+
+
+def test_a_schedule_of_an_option_that_is_not_there_is_told() -> None:
+    task = Fixed()
+    with pytest.raises(ValueError, match="no option 'weight_decy'; it has: .*weight_decay"):
+        Standard(task, torch.optim.AdamW(task.parameters()), {"weight_decy": half}, Arithmetic(0))
+
+
 @pytest.mark.parametrize("clip_norm", [None, 100.0])
 def test_short_gradients_are_left_alone(clip_norm: float | None) -> None:
     task = Fixed()

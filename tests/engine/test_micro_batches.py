@@ -1,0 +1,165 @@
+"""The gradient of a batch is that of its mean, whatever it is split into and in whatever precision."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from opabinia.contracts import Arithmetic, Batch, Clock, Row, Task
+from opabinia.engine.diagnosis import NonFinite
+from opabinia.engine.step import Standard, micro_batches
+from tests.engine.toys import constant
+
+SAMPLES = 64
+
+
+class Net(Task):
+    """Two layers without batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 5))
+
+    def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
+        logits = self.layers(batch["image"])
+        return {"loss": cross_entropy(logits, batch["label"]), "largest": logits.mean()}
+
+
+def batch_of(samples: int = SAMPLES, seed: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    image = torch.randn(samples, 8, generator=generator)
+    label = torch.randint(5, (samples,), generator=generator)
+    return {"image": image, "label": label, "id": [str(number) for number in range(samples)]}
+
+
+def trained(micro_batch: int | None, optimizer: str, samples: int = SAMPLES, **keys: Any) -> tuple[Task, list[Any]]:
+    task = Net()
+    makers = {
+        "sgd": lambda: torch.optim.SGD(task.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4),
+        "adamw": lambda: torch.optim.AdamW(task.parameters(), lr=0.01),
+    }
+    step = Standard(task, makers[optimizer](), {"lr": constant}, Arithmetic(0, micro_batch=micro_batch), **keys)
+    row = Row(step=0, epoch=0, first=0, count=samples)
+    scalars = [step(batch_of(samples, seed), row, Clock(step=seed, total_steps=5), lambda: None) for seed in range(5)]
+    return task, scalars
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize(("micro_batch", "samples"), [(16, 64), (1, 64), (48, 64), (10, 37), (64, 64), (100, 64)])
+def test_a_batch_in_pieces_trains_as_the_whole(optimizer: str, micro_batch: int, samples: int) -> None:
+    whole, said_whole = trained(None, optimizer, samples)
+    pieces, said = trained(micro_batch, optimizer, samples)
+    for left, right in zip(whole.parameters(), pieces.parameters(), strict=True):
+        assert torch.allclose(left, right, rtol=0, atol=1e-6)
+    for left, right in zip(said_whole, said, strict=True):
+        assert left.keys() == right.keys()
+        for name, value in left.items():
+            assert float(right[name]) == pytest.approx(float(value), abs=1e-5)
+
+
+def test_the_norm_that_is_clipped_is_that_of_the_whole_batch() -> None:
+    _, whole = trained(None, "sgd", clip_norm=0.1)
+    _, pieces = trained(16, "sgd", clip_norm=0.1)
+    norms = [[float(one["grad_norm"]) for one in said] for said in (whole, pieces)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5) and min(norms[0]) > 0.1
+
+
+def test_views_of_samples_are_split_with_them() -> None:
+    batch = {"image": [torch.arange(5.0), torch.arange(5.0) + 10], "label": torch.arange(5), "id": list("abcde"), "n": 3}
+    pieces = list(micro_batches(batch, 2))
+    assert [piece["id"] for piece in pieces] == [["a", "b"], ["c", "d"], ["e"]]
+    assert [piece["image"][1].tolist() for piece in pieces] == [[10, 11], [12, 13], [14]]
+    assert [piece["label"].tolist() for piece in pieces] == [[0, 1], [2, 3], [4]]
+    assert [piece["n"] for piece in pieces] == [3, 3, 3]
+    assert list(micro_batches(batch, 5)) == [batch] == list(micro_batches(batch, None))
+
+
+# --- precision --------------------------------------------------------------------------------------------------------
+
+
+class One(Task):
+    """A single weight whose gradient is 1 for every sample."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.weight, self.factor = nn.Parameter(torch.ones(())), factor
+
+    def forward(self, batch: Batch, clock: Clock) -> Tensor:
+        return self.weight * self.factor * len(batch["id"])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_unscaling_happens_once(precision: Any) -> None:
+    """basecls unscales what it has already unscaled with every piece, and finds 1.0078 for a scale of 128."""
+    task = One()
+    step = Standard(
+        task, torch.optim.SGD(task.parameters(), lr=1.0), {"lr": constant}, Arithmetic(0, precision, micro_batch=2)
+    )
+    found: list[float] = []
+
+    def gradient_seen() -> None:
+        assert task.weight.grad is not None
+        found.append(task.weight.grad.item())
+
+    step({"id": list("abcd")}, Row(step=0, epoch=0, first=0, count=4), Clock(), gradient_seen)
+    assert found == [2.0] and task.weight.item() == -1.0
+
+
+def test_an_update_that_overflows_is_left_out_and_the_scale_is_halved() -> None:
+    task = One(factor=1e5)  # times the scale of 65536 it is beyond fp32's gradients in fp16 arithmetic
+    step = Standard(task, torch.optim.SGD(task.parameters(), lr=1.0), {"lr": constant}, Arithmetic(0, "fp16"))
+    task.weight.register_hook(lambda gradient: gradient * math.inf)
+    row = Row(step=0, epoch=0, first=0, count=1)
+    first = step({"id": ["a"]}, row, Clock(), lambda: None)
+    second = step({"id": ["a"]}, row, Clock(step=1), lambda: None)
+    assert task.weight.item() == 1.0
+    assert float(second["loss_scale"]) == float(first["loss_scale"]) / 2
+
+
+def test_the_scale_is_saved() -> None:
+    def step() -> Standard:
+        task = One()
+        return Standard(task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, Arithmetic(0, "fp16"))
+
+    one, other = step(), step()
+    one.load_state_dict({"scaler": {**one.state_dict()["scaler"], "scale": 512.0}})
+    other.load_state_dict(one.state_dict())
+    scalars = other({"id": ["a"]}, Row(step=0, epoch=0, first=0, count=1), Clock(), lambda: None)
+    assert float(scalars["loss_scale"]) == 512.0
+
+
+class Deep(Task):
+    """Gives infinity in its second layer once a value of the batch is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
+        with torch.no_grad():
+            self.second.weight.fill_(3e38)
+
+    def forward(self, batch: Batch, clock: Clock) -> Tensor:
+        return self.second(self.first(batch["image"]).abs() + 1).sum()
+
+
+def test_a_loss_that_is_no_number_names_loss_layer_and_shape_and_changes_nothing() -> None:
+    task = Deep()
+    before = {name: value.clone() for name, value in task.state_dict().items()}
+    step = Standard(task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, Arithmetic(0))
+    batch = {"image": torch.ones(3, 4), "id": list("abc")}
+    told = r"train/loss is inf at step 7; first not finite after layer second \(Linear, input 3 x 4\)"
+    with pytest.raises(NonFinite, match=told):
+        step(batch, Row(step=6, epoch=0, first=0, count=3), Clock(step=6, total_steps=9), lambda: None)
+    for name, value in task.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_a_batch_that_is_no_number_is_told_as_such() -> None:
+    task = Deep()
+    step = Standard(task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, Arithmetic(0))
+    batch = {"image": torch.full((3, 4), math.nan), "id": list("abc")}
+    with pytest.raises(NonFinite, match="not finite in the batch already: image"):
+        step(batch, Row(step=0, epoch=0, first=0, count=3), Clock(), lambda: None)
