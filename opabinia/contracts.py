@@ -54,8 +54,8 @@ multi-label data and after mixing), ``id`` (list of B)."""
 
 Indices = NDArray[np.int64]
 
-Scalars = Mapping[str, Tensor]
-"""Named 0-d tensors on the device. They are read by the host only when the journal writes."""
+Scalars = Mapping[str, Tensor | float]
+"""Named numbers. Those that are 0-d tensors on the device are read by the host only when the journal writes."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +201,13 @@ class Clock:
         present = min(epoch, max(0, plan.epochs - 1))
         length = plan.epoch_start(present + 1) - plan.epoch_start(present) if plan.epochs else 1
         return cls(step, epoch, step - start, plan.samples_before(step), plan.total_steps, length)
+
+    def following(self, plan: Plan, row: Row) -> Clock:
+        """The clock one step later, ``row`` being the batch of that step; as :meth:`at`, and quicker."""
+        if self.epoch_step + 1 >= self.steps_per_epoch:
+            return Clock.at(plan, self.step + 1)
+        samples, epoch_step = self.samples + row.count, self.epoch_step + 1
+        return Clock(self.step + 1, self.epoch, epoch_step, samples, self.total_steps, self.steps_per_epoch)
 
     @property
     def progress(self) -> float:

@@ -37,7 +37,7 @@ from opabinia.data import shapes as shape_parts
 from opabinia.data.batches import ConstantPlan
 from opabinia.engine.checkpoint import Snapshot
 from opabinia.engine.evaluate import evaluation_run
-from opabinia.engine.hooks import Evaluate, Flush, Save, in_order, limit, refuse_wrong
+from opabinia.engine.hooks import Evaluate, Flush, FlushSamples, Save, in_order, limit, refuse_wrong
 from opabinia.engine.journal import Journal
 from opabinia.engine.moments import Moments
 from opabinia.engine.trainer import Trainer
@@ -196,7 +196,7 @@ def train(
         acting = in_order(
             task={f"task.{number}": hook for number, hook in enumerate(model.hooks(facts))},
             user=hooks or {},
-            flush=Flush(train.log_every, samples=train.log_samples),
+            flush=FlushSamples() if train.log_samples else Flush(train.log_every),
             save=Save(checkpoint.every),
             evaluate=Evaluate(evaluate.every, {one.prefix: one.every for one in data.validation if one.every}),
             best=make_best(checkpoint.best, offered),

@@ -30,6 +30,7 @@ READS_CONFIG = {
     "run",
     "pieces",
     "launch",
+    "predict",
     "cli",
     "__init__",
     "__main__",

@@ -13,9 +13,11 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 from weakref import WeakSet
 
@@ -65,12 +67,31 @@ def training_requests(plan: Plan, orders: Callable[[int], Order], rank: int, wor
     """This process's slice of every batch of ``plan``; ``orders`` gives the order of an epoch."""
 
     def requests(start: int) -> Iterator[Request]:
-        for step in range(start, plan.total_steps):
-            row = plan.row(step)
-            positions = row.first + _array(share(row.count, rank, world))
-            yield Request(row, positions, orders(row.epoch)(positions))
+        rows = map(plan.row, range(start, plan.total_steps))
+        for epoch, of_epoch in groupby(rows, attrgetter("epoch")):
+            order = orders(epoch)
+            while some := _some(of_epoch):
+                # Looking up many positions at once takes hardly longer than a few.
+                positions = [row.first + _array(share(row.count, rank, world)) for row in some]
+                indices = np.split(order(np.concatenate(positions)), np.cumsum([len(p) for p in positions])[:-1])
+                yield from map(Request, some, positions, indices)
 
     return requests
+
+
+def _some(rows: Iterator[Row]) -> list[Row]:
+    """The next rows, about ``_LOOKED_UP`` samples."""
+    some: list[Row] = []
+    samples = 0
+    for row in rows:
+        some.append(row)
+        samples += row.count
+        if samples >= _LOOKED_UP:
+            break
+    return some
+
+
+_LOOKED_UP = 4096
 
 
 def evaluation_requests(samples: int, batch_size: int, rank: int, world: int) -> Requests:
@@ -140,9 +161,11 @@ class Reader(Dataset[Read | _Failure]):
     on_error: Literal["raise", "replace", "leave_out"] = "raise"
 
     def __getitem__(self, request: Request) -> Read | _Failure:
+        if self._hands_over and not self.mixes and request.row.shape is None and request.positions.size:
+            # Nothing is drawn, nothing is computed. What goes wrong is found out below.
+            with suppress(Exception):
+                return Read(request.row, self.source.batch(request.indices))  # type: ignore[attr-defined]
         try:
-            if self._hands_over and not self.mixes:  # nothing is drawn, nothing is computed
-                return self.read(request)
             with generators_kept(), _one_thread():
                 return self.read(request)
         except DataError as error:

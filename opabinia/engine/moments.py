@@ -29,8 +29,9 @@ class Moments:
     def __init__(self, hooks: Mapping[str, Hook]) -> None:
         self.hooks = dict(hooks)
         # Most hooks watch few moments: only those that do are called.
-        self._watching = {
-            moment: [k for k, hook in self.hooks.items() if _watches(hook, moment)] for moment in _MOMENTS
+        self._acting = {
+            moment: [(key, getattr(hook, moment)) for key, hook in self.hooks.items() if _watches(hook, moment)]
+            for moment in _MOMENTS
         }
         self.now: tuple[str, str] | None = None
 
@@ -44,14 +45,14 @@ class Moments:
 
     def call(self, run: Run, moment: str, *values: Any, after: str | None = None) -> None:
         """Let every hook act; only those behind the hook ``after``, if there is such a hook."""
-        keys = self._watching[moment]
+        acting = self._acting[moment]
         if after in self.hooks:
             order = list(self.hooks)
-            keys = [key for key in keys if order.index(key) > order.index(after)]
+            acting = [(key, act) for key, act in acting if order.index(key) > order.index(after)]
         outer = self.now
-        for key in keys:
+        for key, act in acting:
             self.now = (moment, key)
-            getattr(self.hooks[key], moment)(run, *values)
+            act(run, *values)
         self.now = outer
 
     def finish(self, run: Run, how: str | BaseException) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -108,7 +109,8 @@ class Standard:
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._device = self._parameters[0].device
         self._scaler = torch.amp.GradScaler(self._device.type) if arithmetic.precision == "fp16" else None
-        # On the CPU looking costs nothing.
+        self._rank, self._world = rank(), world_size()
+        # On the CPU looking costs nothing, and what is looked at need not be kept.
         self._looks = arithmetic.check_losses or self._device.type == "cpu"
 
     def __call__(self, batch: Batch, row: Row, clock: Clock, after_backward: Callable[[], None]) -> Scalars:
@@ -122,7 +124,7 @@ class Standard:
         self.optimizer.zero_grad(set_to_none=True)
         scalars = self._forward_and_backward(batch, row, clock)
         if self._scaler is not None:
-            scalars["loss_scale"] = self._scaler._get_scale_async().clone()  # type: ignore[union-attr]
+            scalars["loss_scale"] = self._scaler.get_scale()
             self._scaler.unscale_(self.optimizer)
         after_backward()
         if self._clips:
@@ -134,33 +136,36 @@ class Standard:
             self._scaler.update()
         return scalars
 
-    def _forward_and_backward(self, batch: Batch, row: Row, clock: Clock) -> dict[str, Tensor]:
+    def _forward_and_backward(self, batch: Batch, row: Row, clock: Clock) -> dict[str, Tensor | float]:
         """Gradients of the mean over the global batch; what the task says, averaged in the same way."""
-        scalars: dict[str, Tensor] = {}
+        scalars: dict[str, Tensor | float] = {}
         for number, piece in enumerate(micro_batches(batch, self.arithmetic.micro_batch)):
-            seed_model(self.arithmetic.seed, clock.step, number, rank(), self._device)
+            seed_model(self.arithmetic.seed, clock.step, number, self._rank, self._device)
             with autocast(self._device, self.arithmetic.precision):
                 loss, said = total_loss(self.task(piece, clock))
-            if self._looks:
-                self._refuse_non_finite(said, piece, clock)
+            values = self._looked_at(said, piece, clock) if self._looks else said
             # Gradients of processes are averaged afterwards, so a piece counts by its share of an average process.
-            weight = 1.0 if piece is batch and world_size() == 1 else len(piece["id"]) * world_size() / row.count
+            weight = 1.0 if piece is batch and self._world == 1 else len(piece["id"]) * self._world / row.count
             loss = loss if weight == 1 else loss * weight
             (loss if self._scaler is None else self._scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
-            for name, value in said.items():
-                value = value.detach() if weight == 1 else value.detach() * weight
-                scalars[name] = scalars[name] + value if name in scalars else value
+            for name, value in values.items():
+                value = value.detach() if isinstance(value, Tensor) else value
+                scalars[name] = value * weight + scalars[name] if name in scalars else value * weight
         return scalars
 
-    def _refuse_non_finite(self, said: Mapping[str, Tensor], piece: Batch, clock: Clock) -> None:
-        for name, value in said.items():
-            if "loss" in name and not math.isfinite(value.item()):
-                where = first_non_finite(
-                    self.task, piece, clock, lambda: autocast(self._device, self.arithmetic.precision)
-                )
-                raise NonFinite(
-                    f"train/{name} is {value.item()} at step {clock.step + 1}; {where}; the weights are as before"
-                )
+    def _looked_at(self, said: Mapping[str, Tensor], piece: Batch, clock: Clock) -> dict[str, float]:
+        """What the task says, read by the host.
+
+        Raises:
+            NonFinite: a loss among it is infinite or not a number.
+        """
+        values = {name: value.item() for name, value in said.items()}
+        for name, value in values.items():
+            if "loss" in name and not math.isfinite(value):
+                around = partial(autocast, self._device, self.arithmetic.precision)
+                where = first_non_finite(self.task, piece, clock, around)
+                raise NonFinite(f"train/{name} is {value} at step {clock.step + 1}; {where}; the weights are as before")
+        return values
 
     def _clip(self) -> Tensor:
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]

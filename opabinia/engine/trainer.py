@@ -138,7 +138,7 @@ class Trainer:
             ready = time.perf_counter()
             self._moments.call(run, "before_step", batch)
             scalars = self.step(batch, row, run.clock, self._after_backward)
-            run.clock = Clock.at(self.plan, row.step + 1)
+            run.clock = run.clock.following(self.plan, row)
             times = {"time/data": ready - began, "time/step": time.perf_counter() - began}
             values = {name if name in _BARE else f"train/{name}": value for name, value in scalars.items()}
             rate = self.step.optimizer.param_groups[0]["lr"]

@@ -3,26 +3,156 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import timm as timm_library
+from timm.models._manipulate import group_with_matcher
 from torch import Tensor, nn
 
 from opabinia.config import register
 from opabinia.contracts import Backbone, Fraction
 
 
-class TimmBackbone(Backbone):
-    """A timm model without its classifier: images B x C x H x W to pooled features B x D."""
+@dataclass(frozen=True)
+class Preprocessing:
+    """What the images were like that a model's weights were trained on.
 
-    def __init__(self, model: nn.Module, channels: int) -> None:
+    Attributes:
+        mean, std: of the images in 0..1, one number a channel.
+        size: height and width.
+        interpolation: how they were resized: ``bicubic``, ``bilinear`` ...
+        crop: side of the centre crop as a fraction of the resized image, in evaluation.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    size: tuple[int, int]
+    interpolation: str
+    crop: float
+
+
+class TimmClassifier(nn.Module):
+    """The classifier of a timm model: vectors B x D to logits B x K.
+
+    It keeps the name that it has in timm (``fc``, ``head.fc``), so that a file of the whole model fits.
+    """
+
+    def __init__(self, path: str, layer: nn.Module) -> None:
+        super().__init__()
+        self._path = path
+        *outer, last = path.split(".")
+        inner: nn.Module = self
+        for name in outer:
+            inner.add_module(name, nn.Module())
+            inner = inner.get_submodule(name)
+        inner.add_module(last, layer)
+
+    @property
+    def layer(self) -> nn.Module:
+        """The classifier itself, most often ``nn.Linear``."""
+        return self.get_submodule(self._path)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        layer = self.layer
+        if isinstance(layer, nn.Conv2d):  # 1 x 1, in ResNetV2, DPN and DLA
+            vectors = vectors[:, :, None, None]
+        logits: Tensor = layer(vectors)
+        return logits.flatten(1)
+
+
+class TimmBackbone(Backbone):
+    """A timm model without its classifier: images B x C x H x W to pooled features B x D.
+
+    Args:
+        model: made by timm; a classifier is taken off it.
+        channels: D.
+        preprocessing: what its weights were trained on; None when they were drawn.
+
+    Attributes:
+        trained_classes: how many classes the pretrained classifier tells apart; 0 without such a one.
+    """
+
+    def __init__(self, model: nn.Module, channels: int, preprocessing: Preprocessing | None = None) -> None:
         super().__init__()
         self.model = model
         self.out_channels = channels
+        self.preprocessing = preprocessing
+        classes: Any = model.num_classes
+        head = take_off_classifier(model)
+        self.trained_classes = int(classes) if head and preprocessing else 0
+        # In a tuple it is not a child: it is saved and trained only where make_head hands it out.
+        self._trained_head = (head,)
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.model(images)
         return features
+
+    def make_head(self, classes: int) -> nn.Module:
+        """The classifier that timm has for this model, so that both together compute what timm's whole model does.
+
+        Of a pretrained model it is the trained one when it has as many classes (it is handed out once); otherwise its
+        weights are drawn. For models whose classifier is more than a function of the pooled vector (DeiT's and LeViT's
+        two heads, VOLO, CrossViT) it is a linear layer.
+        """
+        (trained,), self._trained_head = self._trained_head, (None,)
+        if trained is not None and classes == self.trained_classes:
+            return trained
+        self.model.reset_classifier(classes)  # type: ignore[operator]
+        return take_off_classifier(self.model) or nn.Linear(self.out_channels, classes)
+
+    def depths(self) -> dict[str, int]:
+        """Depth of each parameter by its name, as timm groups them for layer-wise learning rates.
+
+        A head stands one deeper than the deepest of them. What timm groups with its classifier (a last norm) goes with
+        the last block here.
+
+        Raises:
+            ValueError: timm does not say how this model is layered.
+        """
+        matcher = getattr(self.model, "group_matcher", None)
+        if matcher is None:
+            return super().depths()
+        nowhere = "\n"  # the name of no parameter: timm puts it where it puts the classifier
+        named = chain(self.model.named_parameters(), [(nowhere, None)])
+        depths: dict[str, int] = group_with_matcher(named, matcher(coarse=False), reverse=True)
+        head = depths.pop(nowhere)
+        return {f"model.{name}": min(depth, head - 1) for name, depth in depths.items()}
+
+    def checkpoint_activations(self) -> None:
+        """From now on compute activations again in the backward pass.
+
+        Raises:
+            ValueError: timm cannot for this model.
+        """
+        try:
+            self.model.set_grad_checkpointing(True)  # type: ignore[operator]
+        except (AttributeError, AssertionError, NotImplementedError) as error:
+            raise ValueError(f"timm cannot compute the activations of {type(self.model).__name__} again") from error
+
+
+def take_off_classifier(model: Any) -> TimmClassifier | None:
+    """Make a timm model end at its pooled vector; returns what stood behind.
+
+    None when there was nothing, or when that is more than a function of the vector (several heads).
+    """
+    modules, names = dict(model.named_modules()), set(model.state_dict())
+    model.reset_classifier(0)
+    path = _common_path(names - model.state_dict().keys())
+    layer = modules[path]
+    return TimmClassifier(path, layer) if path and not isinstance(layer, nn.ModuleList) else None
+
+
+def _common_path(names: Iterable[str]) -> str:
+    """The innermost module that holds all of these parameters: ``head.fc`` of ``head.fc.weight, head.fc.bias``."""
+    common: list[str] = []
+    for places in zip(*(name.split(".")[:-1] for name in names), strict=False):
+        if len(set(places)) > 1:
+            break
+        common.append(places[0])
+    return ".".join(common)
 
 
 def _channels(net: Any) -> int:
@@ -45,9 +175,10 @@ def timm(
     Args:
         channels: channels of the images; the first convolution is made for them.
         model: timm's name of it, such as ``resnet18`` or ``vit_small_patch16_224``.
-        pretrained: download timm's weights for it.
+        pretrained: download timm's weights for it, those of its classifier too (``Backbone.make_head``).
         drop_path: stochastic depth (Huang et al. 2016): the chance to skip a residual branch.
-        options: further keyword arguments of that model in timm, for example ``{global_pool: avg}``.
+        options: further keyword arguments of that model in timm, for example ``{global_pool: avg}``,
+            ``{img_size: 192}``, ``{drop_rate: 0.1}``.
 
     Raises:
         ValueError: timm knows no such model, or the model refuses an option.
@@ -58,14 +189,35 @@ def timm(
     extra = _checked_options(options or {})
     if drop_path:
         extra["drop_path_rate"] = drop_path
+    if not pretrained:
+        extra["num_classes"] = 0
     try:
-        net = timm_library.create_model(model, pretrained=pretrained, in_chans=channels, num_classes=0, **extra)
+        net: Any = timm_library.create_model(model, pretrained=pretrained, in_chans=channels, **extra)
     except OSError:  # weights that cannot be fetched: its own text says it best
         raise
     except Exception as error:  # timm checks its arguments in many ways, assertions and failed look-ups among them
         cause = "options" if options else "drop_path" if drop_path else "model"
-        raise ValueError(f"{cause}: timm's {model!r} refuses: {type(error).__name__}: {error}") from error
-    return TimmBackbone(net, _channels(net))
+        remedy = (
+            "; {pretrained_strict: false} leaves out what does not fit" if "loading state_dict" in str(error) else ""
+        )
+        raise ValueError(f"{cause}: timm's {model!r} refuses: {type(error).__name__}: {error}{remedy}") from error
+    return TimmBackbone(net, _channels(net), _preprocessing(net.pretrained_cfg, channels) if pretrained else None)
+
+
+def _preprocessing(trained: Mapping[str, Any], channels: int) -> Preprocessing:
+    """What timm knows of the images. Where the model sees another number of channels, every one gets their mean."""
+
+    def fitted(values: Sequence[float]) -> tuple[float, ...]:
+        return tuple(values) if len(values) == channels else (sum(values) / len(values),) * channels
+
+    height, width = trained["input_size"][1:]
+    return Preprocessing(
+        mean=fitted(trained["mean"]),
+        std=fitted(trained["std"]),
+        size=(height, width),
+        interpolation=trained["interpolation"],
+        crop=trained["crop_pct"],
+    )
 
 
 _DECIDED = {

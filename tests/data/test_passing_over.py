@@ -96,7 +96,7 @@ def test_only_the_first_are_named(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.text.count("passed over: sample") == 10 and "not named any more" in caplog.text
 
 
-# --- whole batches ------------------------------------------------------------------------------------------------------
+# --- whole batches ---
 
 
 class AtOnce(Frail):
@@ -141,7 +141,7 @@ def test_handing_over_draws_nothing() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-# --- sizes over time ----------------------------------------------------------------------------------------------------
+# --- sizes over time ---
 
 
 def test_batches_have_the_size_of_their_epoch() -> None:

@@ -12,6 +12,6 @@ def test_defaults() -> None:
 def test_keys_of_the_section() -> None:
     section = register.entries["section"]["data"]
     names = [parameter.name for parameter in section.parameters]
-    assert names == ["train", "val", "batch_size", "workers", "shuffle", "drop_last", "mix"]
+    assert names == ["train", "val", "batch_size", "workers", "shuffle", "sampler", "drop_last", "mix", "on_error"]
     assert [parameter.name for parameter in section.parameters if parameter.required] == ["train", "batch_size"]
     assert all(parameter.doc for parameter in section.parameters)

@@ -69,7 +69,12 @@ def test_the_norm_that_is_clipped_is_that_of_the_whole_batch() -> None:
 
 
 def test_views_of_samples_are_split_with_them() -> None:
-    batch = {"image": [torch.arange(5.0), torch.arange(5.0) + 10], "label": torch.arange(5), "id": list("abcde"), "n": 3}
+    batch = {
+        "image": [torch.arange(5.0), torch.arange(5.0) + 10],
+        "label": torch.arange(5),
+        "id": list("abcde"),
+        "n": 3,
+    }
     pieces = list(micro_batches(batch, 2))
     assert [piece["id"] for piece in pieces] == [["a", "b"], ["c", "d"], ["e"]]
     assert [piece["image"][1].tolist() for piece in pieces] == [[10, 11], [12, 13], [14]]

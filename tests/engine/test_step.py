@@ -168,7 +168,7 @@ def test_other_options_follow_schedules_too(optimizer: Any, name: str, found: di
 
 def test_a_schedule_of_an_option_that_is_not_there_is_told() -> None:
     task = Fixed()
-    with pytest.raises(ValueError, match="no option 'weight_decy'; it has: .*weight_decay"):
+    with pytest.raises(ValueError, match=r"no option 'weight_decy'; it has: .*weight_decay"):
         Standard(task, torch.optim.AdamW(task.parameters()), {"weight_decy": half}, Arithmetic(0))
 
 

@@ -27,7 +27,7 @@ from opabinia.contracts import (
 from opabinia.data.batches import ConstantPlan, evaluation_rows
 from opabinia.engine.checkpoint import newest_whole
 from opabinia.engine.evaluate import Validation
-from opabinia.engine.hooks import Evaluate, Flush, Save, SaveBest, in_order
+from opabinia.engine.hooks import Evaluate, Flush, FlushSamples, Save, SaveBest, in_order
 from opabinia.engine.journal import Journal
 from opabinia.engine.step import Standard
 from opabinia.engine.trainer import Trainer
@@ -162,7 +162,7 @@ class Setup:
         hooks = in_order(
             task={},
             user=self.user,
-            flush=Flush(self.log_every, samples=self.log_samples),
+            flush=FlushSamples() if self.log_samples else Flush(self.log_every),
             save=Save(Duration.parse(self.save)),
             evaluate=Evaluate(Duration.parse(self.evaluate)),
             best=SaveBest("val/top1", "max") if self.best else None,

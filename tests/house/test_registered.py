@@ -369,7 +369,9 @@ def test_a_row_multiplies_the_rate_of_every_step(tmp_path: Path, pictures: Path)
     """Multigrid training relies on it, whatever the step is."""
     for entry in CATALOG.entries["step"].values():
         task = Line()
-        step = made(entry, tmp_path, pictures)(task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, Arithmetic(0))
+        step = made(entry, tmp_path, pictures)(
+            task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, Arithmetic(0)
+        )
         half = Row(step=0, epoch=0, first=0, count=4, lr_factor=0.5)
         step(batch_of(), half, CLOCK, lambda: None)
         assert [group["lr"] for group in step.optimizer.param_groups] == [pytest.approx(0.05)]

@@ -1,11 +1,14 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
+import timm as timm_library
 import torch
-from torch import nn
+from timm.models import group_parameters
+from torch import Tensor, nn
 
 from opabinia.contracts import Backbone
-from opabinia.models.backbones import timm
+from opabinia.models.backbones import Preprocessing, TimmBackbone, timm
 
 FAMILIES = ["test_resnet", "resnet10t", "convnext_atto", "test_vit", "mobilenetv3_small_050"]
 """Where their pooled width stands differs: mobilenetv3 has a layer behind the pooling, a ViT a class token."""
@@ -74,3 +77,181 @@ def test_options_reach_the_model() -> None:
 def test_what_timm_refuses_is_a_mistake_in_the_config(arguments: dict[str, Any], message: str) -> None:
     with torch.device("meta"), pytest.raises(ValueError, match=message):
         timm(3, **arguments)
+
+
+# --- timm's own classifier --------------------------------------------------------------------------------------------
+
+WHOLE = {
+    "test_resnet": "fc",
+    "test_vit": "head",
+    "test_vit2": "head",
+    "test_vit_relpos": "head",
+    "test_efficientnet": "classifier",
+    "test_convnext": "head.fc",
+    "test_mambaout": "head.fc",
+    "test_nfnet": "head.fc",
+    "test_byobnet": "head.fc",
+    "test_maxvit": "head.fc",
+    "mobilenetv3_small_050": "classifier",
+    "resnetv2_18": "head.fc",  # a 1 x 1 convolution
+    "shvit_s1": "head",  # a batch norm before the linear layer
+    "poolformerv2_s12": "head.fc",
+}
+"""Models, and what timm calls the classifier of each."""
+
+
+def whole(model: str, classes: int, **options: Any) -> Any:
+    """timm's own model, with no weight at the value it was made with."""
+    torch.manual_seed(0)
+    net = timm_library.create_model(model, num_classes=classes, **options).eval()
+    with torch.no_grad():
+        for tensor in net.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.add_(0.02 * torch.randn_like(tensor).abs())
+    return net
+
+
+def pictures(net: Any, channels: int = 3) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    size = net.pretrained_cfg["input_size"][1:] if net.pretrained_cfg.get("fixed_input_size") else (96, 96)
+    return torch.rand(2, channels, *size, generator=generator)
+
+
+@pytest.mark.parametrize(("model", "name"), WHOLE.items())
+@torch.no_grad()
+def test_backbone_and_head_compute_what_timms_whole_model_does(model: str, name: str) -> None:
+    reference = whole(model, 7)
+    net = timm(3, model=model).eval()
+    assert isinstance(net, TimmBackbone)
+    alone = set(net.state_dict())
+    head = net.make_head(7).eval()
+    assert set(net.state_dict()) == alone, "the classifier stays out of the backbone"
+    assert all(key.startswith(name + ".") for key in head.state_dict())
+    weights = reference.state_dict()
+    net.model.load_state_dict({key: value for key, value in weights.items() if key not in head.state_dict()})
+    head.load_state_dict({key: value for key, value in weights.items() if key in head.state_dict()})
+    images = pictures(reference)
+    torch.testing.assert_close(head(net(images)), reference(images))
+
+
+@torch.no_grad()
+def test_models_with_several_heads_get_a_linear_one() -> None:
+    net = timm(3, model="levit_128s").eval()
+    assert isinstance(net, TimmBackbone)
+    head = net.make_head(5)
+    assert isinstance(head, nn.Linear)
+    assert (head.in_features, head.out_features) == (net.out_channels, 5)
+
+
+# --- pretrained, without a network ------------------------------------------------------------------------------------
+
+
+def trained(folder: Path, model: str) -> tuple[Any, dict[str, Any]]:
+    """timm's model of 1000 classes with weights in a file, and the options that make timm read that file."""
+    reference = whole(model, 1000)
+    torch.save(reference.state_dict(), folder / "weights.pth")
+    return reference, {"pretrained_cfg_overlay": {"file": str(folder / "weights.pth")}}
+
+
+@torch.no_grad()
+def test_a_pretrained_model_brings_its_classifier_for_as_many_classes(tmp_path: Path) -> None:
+    reference, options = trained(tmp_path, "test_vit")
+    net = timm(3, model="test_vit", pretrained=True, options=options).eval()
+    assert isinstance(net, TimmBackbone)
+    assert net.trained_classes == 1000
+    assert not [key for key in net.state_dict() if "head" in key]
+    images = pictures(reference)
+    torch.testing.assert_close(net.make_head(1000)(net(images)), reference(images))
+    again, other = net.make_head(1000), net.make_head(10)
+    assert again(net(images)).shape == (2, 1000)
+    assert not torch.allclose(again(net(images)), reference(images)), "handed out once; this one is drawn"
+    assert other(net(images)).shape == (2, 10)
+
+
+def test_pretrained_models_tell_what_images_they_know(tmp_path: Path) -> None:
+    _, options = trained(tmp_path, "test_vit")
+    net = timm(3, model="test_vit", pretrained=True, options=options)
+    assert isinstance(net, TimmBackbone)
+    half = (0.5, 0.5, 0.5)
+    assert net.preprocessing == Preprocessing(half, half, (160, 160), "bicubic", 0.95)
+    _, options = trained(tmp_path, "test_resnet")
+    options["pretrained_cfg_overlay"]["mean"] = [0.3, 0.4, 0.8]
+    grey = timm(1, model="test_resnet", pretrained=True, options=options)
+    assert isinstance(grey, TimmBackbone)
+    assert grey.preprocessing is not None
+    assert grey.preprocessing.mean == (pytest.approx(0.5),)
+    drawn = timm(3, model="test_resnet")
+    assert isinstance(drawn, TimmBackbone)
+    assert drawn.preprocessing is None
+    assert drawn.trained_classes == 0
+
+
+def test_pretrained_weights_that_do_not_fill_the_model_are_refused_unless_asked_for(tmp_path: Path) -> None:
+    _, options = trained(tmp_path, "test_vit")
+    options["global_pool"] = "avg"
+    with pytest.raises(ValueError, match=r"(?s)^options: .*fc_norm.weight.*\{pretrained_strict: false\} leaves out"):
+        timm(3, model="test_vit", pretrained=True, options=options)
+    net = timm(3, model="test_vit", pretrained=True, options={**options, "pretrained_strict": False})
+    assert net.out_channels == 64
+
+
+# --- depths, activations ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "moved"),
+    [
+        ("test_vit", set()),
+        ("test_resnet", set()),
+        ("test_efficientnet", set()),
+        ("test_convnext", {"head.norm.weight", "head.norm.bias"}),  # timm has them beside the classifier
+    ],
+)
+def test_depths_are_timms_with_the_classifier_one_deeper(model: str, moved: set[str]) -> None:
+    reference = timm_library.create_model(model, num_classes=7)
+    theirs = group_parameters(reference, reference.group_matcher(), reverse=True)
+    net = timm(3, model=model)
+    depths = net.depths()
+    assert depths.keys() == dict(net.named_parameters()).keys()
+    assert {key for key, depth in depths.items() if theirs[key.removeprefix("model.")] != depth} == {
+        f"model.{key}" for key in moved
+    }
+    classifier = [depth for key, depth in theirs.items() if f"model.{key}" not in depths]
+    assert set(classifier) == {max(depths.values()) + 1}
+    assert min(depths.values()) == 0
+
+
+def test_depths_of_a_vit_by_name() -> None:
+    depths = timm(3, model="test_vit").depths()
+    assert [depths[f"model.{key}"] for key in ("cls_token", "pos_embed", "patch_embed.proj.weight")] == [0, 0, 0]
+    assert [depths[f"model.blocks.{block}.mlp.fc1.bias"] for block in range(6)] == [1, 2, 3, 4, 5, 6]
+    assert depths["model.norm.weight"] == 6
+
+
+def test_a_model_that_timm_does_not_layer_tells_no_depths() -> None:
+    with torch.device("meta"), pytest.raises(ValueError, match="TimmBackbone does not tell the depth"):
+        timm(3, model="poolformerv2_s12").depths()
+
+
+def test_activations_computed_again_give_the_same_gradients() -> None:
+    def gradients(again: bool) -> tuple[int, list[Tensor]]:
+        torch.manual_seed(0)
+        net = timm(3, model="test_vit")
+        if again:
+            net.checkpoint_activations()
+        calls = []
+        net.get_submodule("model.blocks.0.attn").register_forward_hook(lambda *_: calls.append(1))
+        net(torch.ones(2, 3, 160, 160)).square().sum().backward()
+        return len(calls), [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+
+    (once, plain), (twice, computed_again) = gradients(False), gradients(True)
+    assert (once, twice) == (1, 2)
+    assert plain
+    torch.testing.assert_close(plain, computed_again)
+
+
+def test_a_model_that_cannot_compute_again_says_so() -> None:
+    with torch.device("meta"):
+        net = timm(3, model="inception_v3")
+    with pytest.raises(ValueError, match="timm cannot compute the activations of InceptionV3 again"):
+        net.checkpoint_activations()

@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping
 from opabinia.contracts import Hook
 from opabinia.engine.hooks.best import SaveBest
 from opabinia.engine.hooks.evaluation import Evaluate
-from opabinia.engine.hooks.flush import Flush
+from opabinia.engine.hooks.flush import Flush, FlushSamples
 from opabinia.engine.hooks.save import Save
 
-__all__ = ["Evaluate", "Flush", "Save", "SaveBest", "in_order", "refuse_wrong"]
+__all__ = ["Evaluate", "Flush", "FlushSamples", "Save", "SaveBest", "in_order", "refuse_wrong"]
 
 
 BUILT_IN = ("journal", "save", "evaluate", "best")

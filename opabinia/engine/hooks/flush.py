@@ -12,24 +12,32 @@ class Flush(Hook):
 
     Args:
         every: steps in a line. A non-finite loss is found when its line is due, or before a save.
-        samples: write a line for every step, with the ids of its batch in order (``sample_ids``).
     """
 
-    def __init__(self, every: int, *, samples: bool = False) -> None:
-        self.every = 1 if samples else every
-        self._samples = samples
-        self._ids: list[Any] = []
-
-    def before_step(self, run: Run, batch: Batch) -> None:
-        """Note the ids."""
-        if self._samples:
-            self._ids = list(batch["id"])
+    def __init__(self, every: int) -> None:
+        self.every = every
 
     def after_step(self, run: Run) -> None:
         """Write a line when it is time."""
         if run.clock.step % self.every == 0 or run.clock.phase_ended:
-            run.journal.flush(run.clock, {"sample_ids": self._ids} if self._samples else None)
+            run.journal.flush(run.clock)
 
     def finish(self, run: Run, how: str | BaseException) -> None:
         """Close the journal, whatever happened. What is pending then is in the newest checkpoint or after it."""
         run.journal.close()
+
+
+class FlushSamples(Flush):
+    """Writes a line for every step, with the ids of its batch in order (``sample_ids``)."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self._ids: list[Any] = []
+
+    def before_step(self, run: Run, batch: Batch) -> None:
+        """Note the ids."""
+        self._ids = list(batch["id"])
+
+    def after_step(self, run: Run) -> None:
+        """Write the line."""
+        run.journal.flush(run.clock, {"sample_ids": self._ids})

@@ -1,0 +1,464 @@
+"""Weights from elsewhere: read without running code, fitted by name and shape, and told what did not fit."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import shlex
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isqrt
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from timm.layers.pos_embed import resample_abs_pos_embed
+from timm.layers.pos_embed_rel import resize_rel_pos_bias_table
+from timm.models import adapt_input_conv
+from torch import Tensor, nn
+
+from opabinia.config import register
+
+
+@register.section(name="init")
+@dataclass(frozen=True, kw_only=True)
+class Init:
+    """Weights to begin with.
+
+    Args:
+        weights: a run folder, a checkpoint in it, or a file: .safetensors, .pth, .pt, .bin, .tar.
+        into: the part of the task that gets them, such as ``backbone``; of a file that has such a part, too, only that
+            is taken. Empty: the whole task.
+        take: the part of the file that is taken, such as ``encoder_q``; null finds what fits.
+        only: a regular expression that the names of the task's tensors (below ``into``) must contain to be filled.
+        ema: take averaged weights.
+        strict: anything that does not fit is an error.
+    """
+
+    weights: Path
+    into: str = ""
+    take: str | None = None
+    only: str | None = None
+    ema: bool = False
+    strict: bool = False
+
+
+def initialise(task: nn.Module, init: Init) -> Report:
+    """Fill ``task`` with the weights that ``init`` names.
+
+    Raises:
+        ValueError: the file cannot be read, nothing of it fits, or with ``strict`` not everything does.
+    """
+    try:
+        part = task.get_submodule(init.into)
+    except AttributeError as error:
+        parts = ", ".join(name for name, _ in task.named_children())
+        raise ValueError(f"into: the task has no {init.into!r}; it has: {parts}") from error
+    weights = read_weights(init.weights, ema=init.ema)
+    take = init.take
+    if take is None and init.into and any(name.startswith(f"{init.into}.") for name in weights):
+        take = init.into
+    try:
+        report = fit(part, weights, take=take or "", only=init.only)
+    except ValueError as error:
+        raise ValueError(f"{init.weights}: {error}") from error
+    if init.strict and not report.complete:
+        raise ValueError(f"strict: not everything fits; {init.weights}: {report}")
+    return report
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+_WRAPPERS = (
+    *("state_dict", "model_state_dict", "model_state", "model", "module", "network", "net", "weights", "params"),
+    *("teacher", "student", "classy_state_dict", "base_model"),
+)
+"""Keys under which trainers keep the weights."""
+
+_AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "model_ema_state_dict", "ema_model", "ema", "params_ema")
+"""Keys under which they keep averaged ones."""
+
+
+def read_weights(path: Path, *, ema: bool = False) -> dict[str, Tensor]:
+    """Tensors by name, on the CPU.
+
+    Args:
+        path: a file (.safetensors, or what ``torch.save`` wrote: .pth, .pt, .bin, .tar), a checkpoint folder, or a run
+            folder of ours, of which the best checkpoint is taken, the last one if none is marked.
+        ema: take averaged weights.
+
+    What wraps the weights in a file of ``torch.save`` (``model``, ``state_dict`` ...) is taken off; so are the marks of
+    DataParallel and torch.compile on the names. Where a file holds several sets of weights (``teacher`` and
+    ``student``), all are given, named after their key.
+
+    Raises:
+        ValueError: there is no such file, it is damaged, it holds more than plain data, or no averaged weights.
+    """
+    if path.is_dir():
+        weights = _of_checkpoint(_checkpoint(path), ema)
+    elif not path.is_file():
+        raise ValueError(f"{path}: there is no such file or folder")
+    elif path.suffix == ".safetensors":
+        weights = _of_safetensors(path)
+    else:
+        weights = dict(_flat(_unwrapped(_of_torch(path), path, ema)))
+    weights = {name.replace("_orig_mod.", ""): tensor for name, tensor in weights.items()}
+    while weights and all(name.startswith("module.") for name in weights):
+        weights = {name.removeprefix("module."): tensor for name, tensor in weights.items()}
+    if not weights:
+        raise ValueError(f"{path}: there are no tensors in it")
+    return weights
+
+
+def _checkpoint(folder: Path) -> Path:
+    """The checkpoint that a folder is or holds."""
+    if (folder / "model.safetensors").is_file():
+        return folder
+    for place in (folder / "checkpoints", folder):
+        for pointer in ("best", "last"):
+            if (place / pointer).is_file():
+                found = place / (place / pointer).read_text(encoding="utf-8", errors="replace").strip()
+                if (found / "model.safetensors").is_file():
+                    return found
+    raise ValueError(f"{folder}: neither a run with a checkpoint nor a checkpoint (model.safetensors)")
+
+
+def _of_checkpoint(folder: Path, ema: bool) -> dict[str, Tensor]:
+    """The model's tensors; what is averaged of them (all or only parameters) replaces them if asked for."""
+    weights = _of_safetensors(folder / "model.safetensors")
+    if not ema:
+        return weights
+    if not (folder / "ema.safetensors").is_file():
+        raise ValueError(f"{folder}: it has no averaged weights (ema.safetensors)")
+    averaged = _of_safetensors(folder / "ema.safetensors")
+    if not averaged.keys() & weights.keys():
+        raise ValueError(f"{folder}: ema.safetensors names no tensor of the model")
+    return {name: averaged.get(name, tensor) for name, tensor in weights.items()}
+
+
+def _of_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            # Our checkpoints keep tied tensors once.
+            aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path}: cannot be read: {error}") from error
+    return {**tensors, **{name: tensors[other] for name, other in aliases.items()}}
+
+
+def _of_torch(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    # Files that are none of torch.save fail in many ways.
+    except (RuntimeError, EOFError, OSError, ValueError, LookupError, AttributeError, TypeError) as error:
+        raise ValueError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
+    except pickle.UnpicklingError as error:
+        offender = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if offender is None:
+            raise ValueError(f"{path}: is no file of torch.save, or a damaged one") from error
+        raise ValueError(
+            f"{path}: refused: it holds {offender[1]}, and what is not plain data can run code when it is loaded. "
+            f"If you trust the file, convert it once, in a place where it can do no harm:\n  {_conversion(path)}"
+        ) from error
+
+
+def _conversion(path: Path) -> str:
+    """A command that writes what is plain in a file to another one."""
+    program = (
+        'import sys, torch; d = torch.load(sys.argv[1], map_location="cpu", weights_only=False); '
+        'd = d.state_dict() if hasattr(d, "state_dict") else d; '
+        "torch.save({k: v for k, v in d.items() if isinstance(v, (dict, torch.Tensor))}, sys.argv[2])"
+    )
+    return shlex.join(["python", "-c", program, str(path), str(path.with_suffix(".plain.pth"))])
+
+
+def _unwrapped(found: Any, path: Path, ema: bool) -> Any:
+    """What lies under the keys that trainers wrap weights in."""
+    averaged = [key for key in _AVERAGED if _holds_tensors(found, key)]
+    if ema:
+        if not averaged:
+            raise ValueError(f"{path}: it has no averaged weights (a key such as {', '.join(_AVERAGED[:3])})")
+        return _unwrapped(found[averaged[0]], path, False)
+    wrappers = [key for key in _WRAPPERS if _holds_tensors(found, key)]
+    if not wrappers:
+        return found
+    if len(wrappers) > 1:
+        return {key: _unwrapped(found[key], path, False) for key in wrappers}
+    return _unwrapped(found[wrappers[0]], path, False)
+
+
+def _holds_tensors(found: Any, key: str) -> bool:
+    return isinstance(found, Mapping) and isinstance(found.get(key), Mapping) and any(True for _ in _flat(found[key]))
+
+
+def _flat(found: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Tensors of nested mappings under dotted names, without those of optimizers."""
+    if isinstance(found, Tensor):
+        yield prefix.removesuffix("."), found
+    elif isinstance(found, Mapping):
+        for key, value in found.items():
+            if not (isinstance(value, Mapping) and str(key).startswith("optim")):
+                yield from _flat(value, f"{prefix}{key}.")
+
+
+# --- fitting --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of weights and of the model that got them; ``str`` of it is for people.
+
+    Attributes:
+        prefixes: what stands before names in the file and, in its place, in the model.
+        loaded: names of the model's tensors that were filled.
+        resized: those of them that had to be made to fit, with both shapes.
+        missing: names of the model that the file does not have.
+        unexpected: names of the file that the model does not have.
+        other_shape: names of the model that have another shape in the file, with both shapes; they stay as they were.
+    """
+
+    prefixes: tuple[tuple[str, str], ...]
+    loaded: tuple[str, ...]
+    resized: Mapping[str, str]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    other_shape: Mapping[str, str]
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything of the file found its place and everything of the model was filled."""
+        return not (self.missing or self.unexpected or self.other_shape)
+
+    def __str__(self) -> str:
+        of = len(self.loaded) + len(self.missing) + len(self.other_shape)
+        moved = ", ".join(f"{old}* as {new}*" for old, new in self.prefixes if old != new)
+        lines = [f"{len(self.loaded)} of {of} tensors loaded" + (f" ({moved})" if moved else "")]
+        told = (
+            ("resized", [f"{name} {shapes}" for name, shapes in self.resized.items()]),
+            ("missing in the file", self.missing),
+            ("unexpected in the file", self.unexpected),
+            ("left out, of another shape", [f"{name} {shapes}" for name, shapes in self.other_shape.items()]),
+        )
+        lines += [f"  {what} ({len(names)}): {_first(names)}" for what, names in told if names]
+        return "\n".join(lines)
+
+
+def fit(model: nn.Module, weights: Mapping[str, Tensor], *, take: str = "", only: str | None = None) -> Report:
+    """Copy into ``model`` what has the same name and shape, whatever stands before the names on either side.
+
+    Position embeddings and tables of relative positions are resized, a first convolution is fitted to its number of
+    channels, all as timm does; other tensors of another shape (a classifier of other classes) are left out.
+
+    Args:
+        take: the part of ``weights`` to take, such as ``encoder_q``; the rest is not looked at.
+        only: a regular expression that the names of the model's tensors must contain to be filled.
+
+    Raises:
+        ValueError: nothing fits, or it fits in several ways.
+    """
+    take = f"{take.rstrip('.')}." if take else ""
+    given = {name: tensor for name, tensor in weights.items() if name.startswith(take) and not _computed(name)}
+    if not given:
+        raise ValueError(f"take: no name begins with {take!r}; names: {_first(weights)}")
+    targets = {name: tensor for name, tensor in model.state_dict().items() if not _computed(name)}
+    wanted = _containing(only, targets)
+    prefixes, places = _places(given, targets)
+    sources = {name: given[places[name]] for name in wanted if name in places}
+    resized, other_shape = _fill(model, targets, sources)
+    used = set(places.values())
+    loaded = tuple(name for name in sources if name not in other_shape)
+    if not loaded:
+        raise ValueError(f"nothing fits: the file has {_first(given)}; the model has {_first(wanted)}")
+    return Report(
+        prefixes=prefixes,
+        loaded=loaded,
+        resized=resized,
+        # Counters of batch norms are younger than many files; nothing computed hangs on them.
+        missing=tuple(name for name in wanted if name not in places and not name.endswith("num_batches_tracked")),
+        unexpected=tuple(name for name in given if name not in used),
+        other_shape=other_shape,
+    )
+
+
+def _fill(
+    model: nn.Module, targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Copy ``sources`` over ``targets``; tells both shapes of what was resized, and of what could not be."""
+    resized, other_shape = {}, {}
+    for name, source in sources.items():
+        target = targets[name]
+        shapes = f"{_shape(source)} -> {_shape(target)}"
+        fitted = source if source.shape == target.shape else _fitted(model, name, source, target)
+        if fitted is None:
+            other_shape[name] = shapes
+            continue
+        if fitted is not source:
+            resized[name] = shapes
+        target.copy_(fitted)
+    return resized, other_shape
+
+
+def _containing(pattern: str | None, names: Iterable[str]) -> list[str]:
+    try:
+        found = [name for name in names if re.search(pattern or "", name)]
+    except re.error as error:
+        raise ValueError(f"only: {pattern!r} is no regular expression: {error}") from error
+    if not found:
+        raise ValueError(f"only: no tensor of the model has {pattern!r} in its name: {_first(names)}")
+    return found
+
+
+def _computed(name: str) -> bool:
+    """Whether a model computes this buffer from its sizes, so that it is no weight."""
+    return name.rpartition(".")[2] in ("relative_position_index", "relative_coords_table", "attn_mask")
+
+
+def _first(names: Iterable[str], count: int = 5) -> str:
+    names = list(names)
+    return ", ".join(names[:count]) + (f" ... ({len(names) - count} more)" if len(names) > count else "")
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(str(size) for size in tensor.shape) or "number"
+
+
+# --- which name is which --------------------------------------------------------------------------------------------
+
+Prefixes = tuple[str, str]
+"""What stands before names in the file, and in its place in the model."""
+
+
+def _places(given: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> tuple[tuple[Prefixes, ...], dict[str, str]]:
+    """For names of the model their name in the file, and what the two differ in."""
+    first = _main_prefixes(given, targets)
+    if first is None:
+        return (), {}
+    found = [first]
+    places = _moved(given, targets, *first)
+    # What is left may have stood, or may now stand, in another part: a classifier beside the backbone.
+    while more := _further_prefixes(given.keys() - places.values(), targets.keys() - places.keys(), first):
+        found.append(more)
+        places = {**_moved(given.keys() - places.values(), targets, *more), **places}
+    return tuple(found), places
+
+
+def _moved(given: Iterable[str], targets: Iterable[str], old: str, new: str) -> dict[str, str]:
+    targets = set(targets)
+    moved = {new + name.removeprefix(old): name for name in given if name.startswith(old)}
+    return {target: name for target, name in moved.items() if target in targets}
+
+
+def _main_prefixes(given: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Prefixes | None:
+    """The pair by which most names and shapes agree; every two tensors that end alike have a vote.
+
+    Raises:
+        ValueError: two pairs have as many votes.
+    """
+    alike: dict[Any, list[str]] = defaultdict(list)
+    for name, tensor in targets.items():
+        alike[name.rpartition(".")[2], tensor.shape].append(name)
+    votes: Counter[Prefixes] = Counter()
+    for name, tensor in given.items():
+        for target in alike[name.rpartition(".")[2], tensor.shape]:
+            old, new, shared = _split(name, target)
+            # Below two different modules the mere names "weight" and "bias" say nothing.
+            if shared > 1 or not old or not new:
+                votes[old, new] += 1
+    if not votes:
+        return None
+    best = max(votes.values())
+    winners = sorted(pair for pair, count in votes.items() if count == best)
+    if 10 * best < min(len(given), len(targets)):
+        return None  # a coincidence
+    if len(winners) > 1:
+        ways = "; ".join(f"{old}* as {new}*" for old, new in winners[:4])
+        raise ValueError(
+            f"it fits in several ways ({ways}): say which by take (part of the file) or into (of the task)"
+        )
+    return winners[0]
+
+
+def _split(name: str, target: str) -> tuple[str, str, int]:
+    """What two names begin with before their longest common ending, and how many places that ending has."""
+    a, b = name.split("."), target.split(".")
+    shared = 0
+    while shared < min(len(a), len(b)) and a[-1 - shared] == b[-1 - shared]:
+        shared += 1
+    return _dotted(a[: len(a) - shared]), _dotted(b[: len(b) - shared]), shared
+
+
+def _dotted(places: Sequence[str]) -> str:
+    return "".join(f"{place}." for place in places)
+
+
+def _further_prefixes(given: Iterable[str], targets: Iterable[str], first: Prefixes) -> Prefixes | None:
+    """The pair by which most of these names agree, if on one side it is that of the others."""
+    old, new = first
+    votes: Counter[Prefixes] = Counter()
+    targets = list(targets)
+    for name in given:
+        for target in targets:
+            rest = name.removeprefix(old)
+            if name.startswith(old) and "." in rest and target.endswith("." + rest):
+                votes[old, target.removesuffix(rest)] += 1
+            rest = target.removeprefix(new)
+            if target.startswith(new) and "." in rest and name.endswith("." + rest):
+                votes[name.removesuffix(rest), new] += 1
+    return min(votes, key=lambda pair: (-votes[pair], pair), default=None)
+
+
+# --- other shapes ---------------------------------------------------------------------------------------------------
+
+
+def _fitted(model: nn.Module, name: str, tensor: Tensor, target: Tensor) -> Tensor | None:
+    """``tensor`` in the shape of ``target`` where there is a sound way to do so."""
+    path, _, kind = name.rpartition(".")
+    owner: Any = model.get_submodule(path)
+    try:
+        if kind in ("pos_embed", "pos_embedding", "position_embeddings"):
+            fitted = _positions(owner, tensor, target)
+        elif kind == "relative_position_bias_table":
+            with warnings.catch_warnings(action="ignore"):  # of torch to timm, on speed
+                fitted = resize_rel_pos_bias_table(tensor, owner.window_size, tuple(target.shape))
+        elif kind == "weight" and _sees_images(model, owner) and tensor.shape[1] <= _MOST_CHANNELS:
+            fitted = adapt_input_conv(target.shape[1], tensor, base_chans=tensor.shape[1])
+        else:
+            return None
+    # timm checks what it can do in many ways.
+    except (AttributeError, AssertionError, NotImplementedError, RuntimeError, ValueError, TypeError, IndexError):
+        return None
+    return fitted if fitted.shape == target.shape else None
+
+
+def _positions(owner: Any, tensor: Tensor, target: Tensor) -> Tensor:
+    """A position embedding (1 x tokens x D) for another grid; the tokens before the grid stay as they are.
+
+    Raises:
+        ValueError: the tokens are no such grid.
+    """
+    old, new = tensor.shape[1], target.shape[1]
+    grid = getattr(getattr(owner, "patch_embed", None), "grid_size", None)
+    # Without a grid: as few tokens before it as make both a square.
+    ahead = [new - grid[0] * grid[1]] if grid else range(min(old, new))
+    for prefix in ahead:
+        side = isqrt(old - prefix)
+        height, width = grid or (isqrt(new - prefix),) * 2
+        if prefix + side**2 == old and prefix + height * width == new:
+            fitted: Tensor = resample_abs_pos_embed(tensor, [height, width], [side, side], num_prefix_tokens=prefix)
+            return fitted
+    raise ValueError("no square grid")
+
+
+_MOST_CHANNELS = 16
+"""Of an image, satellite images included; a layer of more takes features."""
+
+
+def _sees_images(model: nn.Module, layer: nn.Module) -> bool:
+    """Whether ``layer`` is the first convolution of ``model``."""
+    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    return first is not None and layer is first and first.groups == 1 and first.in_channels <= _MOST_CHANNELS

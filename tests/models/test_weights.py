@@ -1,0 +1,489 @@
+import argparse
+import shlex
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm as timm_library
+import torch
+from safetensors.torch import save_file
+from timm.layers.pos_embed import resample_abs_pos_embed
+from timm.layers.pos_embed_rel import resize_rel_pos_bias_table
+from timm.models import adapt_input_conv
+from torch import Tensor, nn
+
+from opabinia.engine.checkpoint import Snapshot, save_tensors, write_checkpoint
+from opabinia.models.backbones import TimmBackbone, timm
+from opabinia.models.weights import Init, fit, initialise, read_weights
+
+State = dict[str, Tensor]
+
+
+def drawn(make: Callable[[], nn.Module], seed: int) -> Any:
+    torch.manual_seed(seed)
+    net = make()
+    with torch.no_grad():
+        for tensor in net.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.add_(torch.rand_like(tensor))
+    return net
+
+
+class Net(nn.Module):
+    """A backbone and a head, as tasks have them."""
+
+    def __init__(self, classes: int = 3) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 5))
+        self.head = nn.Sequential(nn.Dropout(), nn.Linear(5, classes))
+
+
+def assert_same(found: State, expected: State) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
+def renamed(state: State, prefix: str) -> State:
+    return {f"{prefix}{name}": tensor for name, tensor in state.items()}
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".pt", ".bin", ".tar", ".pth.tar"])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda state: state,
+        lambda state: {"model": state, "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}}, "epoch": 3},
+        lambda state: {"state_dict": renamed(state, "module."), "best_acc": 0.7},
+        lambda state: {"model_state": renamed(state, "_orig_mod.")},
+        lambda state: {"teacher": renamed(state, "module._orig_mod.")},
+        lambda state: {"student": {"model": state}},
+        lambda state: {"model": state, "model_ema": {name: 0 * tensor for name, tensor in state.items()}},
+        lambda state: {"classy_state_dict": {"base_model": {"model": state}}},
+    ],
+)
+def test_what_trainers_wrap_around_weights_is_taken_off(tmp_path: Path, suffix: str, wrap: Any) -> None:
+    state = drawn(Net, 0).state_dict()
+    torch.save(wrap(state), tmp_path / f"weights{suffix}")
+    assert_same(read_weights(tmp_path / f"weights{suffix}"), state)
+
+
+def test_marks_of_compiled_parts_are_taken_off(tmp_path: Path) -> None:
+    state = drawn(Net, 0).state_dict()
+    torch.save({name.replace("backbone.", "backbone._orig_mod."): t for name, t in state.items()}, tmp_path / "a.pth")
+    assert_same(read_weights(tmp_path / "a.pth"), state)
+
+
+def test_several_sets_of_weights_are_told_apart(tmp_path: Path) -> None:
+    student, teacher = drawn(Net, 0).state_dict(), drawn(Net, 1).state_dict()
+    torch.save({"student": student, "teacher": renamed(teacher, "module."), "epoch": 1}, tmp_path / "a.pth")
+    net = Net()
+    with pytest.raises(
+        ValueError, match=r"a.pth: it fits in several ways \(student\.\*.*; teacher\..*say which by take"
+    ):
+        initialise(net, Init(weights=tmp_path / "a.pth"))
+    initialise(net, Init(weights=tmp_path / "a.pth", take="teacher"))
+    assert_same(net.state_dict(), teacher)
+
+
+def test_averaged_weights_of_a_file(tmp_path: Path) -> None:
+    raw, average = drawn(Net, 0).state_dict(), drawn(Net, 1).state_dict()
+    torch.save({"state_dict": raw, "state_dict_ema": average}, tmp_path / "a.pth")
+    assert_same(read_weights(tmp_path / "a.pth", ema=True), average)
+    torch.save({"state_dict": raw}, tmp_path / "b.pth")
+    with pytest.raises(ValueError, match=r"b.pth: it has no averaged weights"):
+        read_weights(tmp_path / "b.pth", ema=True)
+
+
+def test_safetensors_of_others_and_of_ours(tmp_path: Path) -> None:
+    state = drawn(Net, 0).state_dict()
+    save_file(state, tmp_path / "a.safetensors")
+    assert_same(read_weights(tmp_path / "a.safetensors"), state)
+    tied = {**state, "again": state["head.1.weight"]}
+    save_tensors(tmp_path / "b.safetensors", tied)
+    assert_same(read_weights(tmp_path / "b.safetensors"), tied)
+
+
+def a_run(folder: Path, *, ema: State | None = None) -> tuple[State, State]:
+    """A run folder with two checkpoints; returns the tensors of the best and of the last."""
+    states = drawn(Net, 0).state_dict(), drawn(Net, 1).state_dict()
+    for step, state in zip((1, 2), states, strict=True):
+        tensors = {"model": state, **({"ema": ema} if ema else {})}
+        write_checkpoint(folder / "checkpoints" / f"step-{step:08d}", Snapshot(step, tensors, {"step": step}))
+    (folder / "checkpoints" / "last").write_text("step-00000002\n")
+    (folder / "checkpoints" / "best").write_text("step-00000001\n")
+    return states
+
+
+def test_a_run_gives_its_best_checkpoint_and_otherwise_its_last(tmp_path: Path) -> None:
+    best, last = a_run(tmp_path)
+    assert_same(read_weights(tmp_path), best)
+    assert_same(read_weights(tmp_path / "checkpoints"), best)
+    assert_same(read_weights(tmp_path / "checkpoints" / "step-00000002"), last)
+    (tmp_path / "checkpoints" / "best").unlink()
+    assert_same(read_weights(tmp_path), last)
+
+
+def test_averaged_weights_of_a_run_stand_in_for_those_they_average(tmp_path: Path) -> None:
+    """Only parameters may be averaged: buffers are then the model's."""
+    average = {name: tensor for name, tensor in drawn(Net, 2).state_dict().items() if "running" not in name}
+    best, _ = a_run(tmp_path, ema=average)
+    assert_same(read_weights(tmp_path, ema=True), {**best, **average})
+    a_run(tmp_path / "other")
+    with pytest.raises(ValueError, match=r"step-00000001: it has no averaged weights \(ema.safetensors\)"):
+        read_weights(tmp_path / "other", ema=True)
+    a_run(tmp_path / "third", ema={"updates": torch.ones(1)})
+    with pytest.raises(ValueError, match=r"ema.safetensors names no tensor of the model"):
+        read_weights(tmp_path / "third", ema=True)
+
+
+class Harmful:
+    """What a hostile file holds: a call to be made on loading."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_nothing_in_a_file_is_run(tmp_path: Path, zipped: bool) -> None:
+    mark = tmp_path / "it ran"
+    torch.save(
+        {"model": {"a": torch.ones(1)}, "x": Harmful(mark)}, tmp_path / "a.pth", _use_new_zipfile_serialization=zipped
+    )
+    with pytest.raises(ValueError, match=r"a.pth: refused: it holds [\w.]+, and what is not plain data can run code"):
+        read_weights(tmp_path / "a.pth")
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        lambda state: {"model": state, "args": argparse.Namespace(lr=0.1)},
+        lambda state: {"state_dict": state, "args": argparse.Namespace(lr=0.1)},
+        lambda state: {**state, "args": argparse.Namespace(lr=0.1)},
+    ],
+)
+def test_the_command_that_a_refusal_names_converts_the_file(tmp_path: Path, content: Any) -> None:
+    state = drawn(Net, 0).state_dict()
+    folder = tmp_path / "with a space"
+    folder.mkdir()
+    torch.save(content(state), folder / "old.pth")
+    with pytest.raises(ValueError, match=r"refused: it holds argparse.Namespace") as caught:
+        read_weights(folder / "old.pth")
+    python, *arguments = shlex.split(str(caught.value).splitlines()[-1])
+    assert python == "python"
+    subprocess.run([sys.executable, *arguments], check=True)
+    assert_same(read_weights(folder / "old.plain.pth"), state)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.pth", b"", r"a.pth: cannot be read: EOFError"),
+        ("a.pth", b"hello", r"a.pth: cannot be read|a.pth: is no file of torch.save"),
+        ("a.safetensors", b"hello", r"a.safetensors: cannot be read: .*header"),
+        ("b.pth", None, r"b.pth: there is no such file or folder"),
+    ],
+)
+def test_files_that_are_none(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_weights(tmp_path / name)
+
+
+def test_files_without_tensors_and_folders_without_checkpoints(tmp_path: Path) -> None:
+    torch.save({"epoch": 3}, tmp_path / "a.pth")
+    with pytest.raises(ValueError, match=r"a.pth: there are no tensors in it"):
+        read_weights(tmp_path / "a.pth")
+    with pytest.raises(ValueError, match="neither a run with a checkpoint nor a checkpoint"):
+        read_weights(tmp_path)
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", ["", "module.", "model.", "a.b.c."])
+@pytest.mark.parametrize("ours", ["", "student.", "model.net."])
+def test_prefixes_on_either_side_are_found(file: str, ours: str) -> None:
+    source, target = drawn(Net, 0), drawn(Net, 1)
+    outer: nn.Module = target
+    for name in reversed(ours.split(".")[:-1]):
+        holder = nn.Module()
+        holder.add_module(name, outer)
+        outer = holder
+    report = fit(outer, renamed(source.state_dict(), file))
+    assert_same(target.state_dict(), source.state_dict())
+    assert report.complete
+    assert report.prefixes == ((file, ours),) or file.endswith(ours)
+    assert report.loaded == tuple(outer.state_dict())
+
+
+def test_a_backbone_alone_and_the_backbone_of_a_task() -> None:
+    source, target = drawn(Net, 0), drawn(Net, 1)
+    head = {name: tensor.clone() for name, tensor in target.head.state_dict().items()}
+    report = fit(target, source.backbone.state_dict())
+    assert_same(target.backbone.state_dict(), source.backbone.state_dict())
+    assert_same(target.head.state_dict(), head)
+    assert report.missing == ("head.1.weight", "head.1.bias")
+    assert not report.complete
+
+    alone = drawn(Net, 2).backbone
+    report = fit(alone, source.state_dict())
+    assert_same(alone.state_dict(), source.backbone.state_dict())
+    assert report.unexpected == ("head.1.weight", "head.1.bias")
+
+
+@pytest.mark.parametrize("model", ["test_resnet", "test_vit", "test_convnext", "test_efficientnet", "test_mambaout"])
+@torch.no_grad()
+def test_timms_whole_model_and_a_task_fill_each_other(model: str) -> None:
+    """The classifier stands beside the backbone in the one, within it in the other."""
+    source = drawn(lambda: timm_library.create_model(model, num_classes=7), 0).eval()
+    backbone = timm(3, model=model)
+    assert isinstance(backbone, TimmBackbone)
+    task = nn.ModuleDict({"backbone": backbone, "head": nn.Sequential(nn.Dropout(), backbone.make_head(7))}).eval()
+    assert fit(task, source.state_dict()).complete
+    images = torch.rand(2, 3, 160, 160)
+    logits = task["head"](task["backbone"](images))
+    torch.testing.assert_close(logits, source(images))
+
+    other = drawn(lambda: timm_library.create_model(model, num_classes=7), 1).eval()
+    assert fit(other, task.state_dict()).complete
+    torch.testing.assert_close(other(images), logits)
+
+
+def test_a_part_of_a_file_is_taken_by_name() -> None:
+    query, key = drawn(Net, 0), drawn(Net, 1)
+    weights = {**renamed(query.state_dict(), "encoder_q."), **renamed(key.state_dict(), "encoder_k.")}
+    weights["queue"] = torch.ones(2, 3)
+    with pytest.raises(ValueError, match=r"several ways \(encoder_k\.\* as \*; encoder_q\.\* as \*\)"):
+        fit(Net(), weights)
+    net = Net()
+    report = fit(net, weights, take="encoder_k")
+    assert_same(net.state_dict(), key.state_dict())
+    assert report.complete, "what is not taken is not looked at"
+    with pytest.raises(
+        ValueError, match=r"take: no name begins with 'encoder\.'; names: encoder_q.backbone.0.weight, "
+    ):
+        fit(net, weights, take="encoder")
+
+
+def test_a_model_of_two_equal_parts_wants_to_be_told_which() -> None:
+    pair = nn.ModuleDict({"student": Net(), "teacher": Net()})
+    with pytest.raises(ValueError, match=r"\* as student\.\*; \* as teacher\.\*\).*into"):
+        fit(pair, drawn(Net, 0).state_dict())
+
+
+def test_only_some_tensors_are_filled() -> None:
+    source, target = drawn(Net, 0), drawn(Net, 1)
+    before = {name: tensor.clone() for name, tensor in target.state_dict().items()}
+    report = fit(target, source.state_dict(), only=r"^head|3\.bias")
+    assert report.loaded == ("backbone.3.bias", "head.1.weight", "head.1.bias")
+    assert report.complete
+    expected = {name: source.state_dict()[name] if name in report.loaded else before[name] for name in before}
+    assert_same(target.state_dict(), expected)
+    with pytest.raises(ValueError, match=r"only: no tensor of the model has 'tail' in its name: backbone.0.weight"):
+        fit(target, source.state_dict(), only="tail")
+    with pytest.raises(ValueError, match=r"only: '\[' is no regular expression"):
+        fit(target, source.state_dict(), only="[")
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {"something": torch.ones(3)},
+        {"else.weight": torch.ones(3, 5), "else.bias": torch.ones(3)},  # shaped like the head, and named otherwise
+        {"head.1.weight": torch.ones(9, 9)},
+        {f"layers.{number}.0.weight": torch.ones(5, 4) for number in range(30)},
+    ],
+)
+def test_nothing_fits(weights: State) -> None:
+    net = drawn(Net, 0)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    with pytest.raises(ValueError, match=r"nothing fits: the file has .*; the model has backbone.0.weight, "):
+        fit(net, weights)
+    assert_same(net.state_dict(), before)
+
+
+def test_a_coincidence_is_no_fit() -> None:
+    """Networks of other families share a few names and shapes; that is not what anybody means."""
+    source = timm_library.create_model("test_resnet").state_dict()
+    with pytest.raises(ValueError, match="nothing fits"):
+        fit(timm(3, model="test_vit"), source)
+
+
+# --- shapes -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_classifier_of_other_classes_is_left_out() -> None:
+    source, target = drawn(lambda: Net(9), 0), drawn(Net, 1)
+    before = target.head[1].weight.clone()
+    report = fit(target, source.state_dict())
+    assert report.other_shape == {"head.1.weight": "9x5 -> 3x5", "head.1.bias": "9 -> 3"}
+    assert torch.equal(target.head[1].weight, before)
+    assert_same(target.backbone.state_dict(), source.backbone.state_dict())
+    assert not report.complete
+
+
+def test_counters_that_old_files_lack_are_not_missed() -> None:
+    weights = drawn(Net, 0).state_dict()
+    del weights["backbone.1.num_batches_tracked"]
+    assert fit(Net(), weights).complete
+
+
+def vit(**options: Any) -> Any:
+    return timm_library.create_model("test_vit", num_classes=0, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"img_size": 96},
+        {"img_size": 224},
+        {"img_size": (96, 160)},
+        {"img_size": 96, "class_token": False, "global_pool": "avg"},
+        {"img_size": 96, "no_embed_class": True},
+        {"img_size": 96, "reg_tokens": 4},
+    ],
+)
+def test_position_embeddings_are_resized_as_timm_does(options: dict[str, Any]) -> None:
+    source = drawn(lambda: vit(**{**options, "img_size": 160}), 0)
+    target = drawn(lambda: vit(**options), 1)
+    report = fit(target, source.state_dict())
+    assert report.complete
+    (shapes,) = report.resized.values()
+    ahead = source.pos_embed.shape[1] - 100
+    grid = list(target.patch_embed.grid_size)
+    expected = resample_abs_pos_embed(source.pos_embed, grid, [10, 10], num_prefix_tokens=ahead)
+    torch.testing.assert_close(target.pos_embed, expected)
+    assert shapes == f"1x{100 + ahead}x64 -> 1x{grid[0] * grid[1] + ahead}x64"
+
+
+class Positions(nn.Module):
+    """Somebody else's model: no grid is told."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self.pos_embed = nn.Parameter(torch.arange(float(tokens * 2)).reshape(1, tokens, 2))
+        self.norm = nn.LayerNorm(2)
+
+
+@pytest.mark.parametrize(("old", "new", "ahead"), [(16, 64, 0), (17, 65, 1), (21, 9, 5), (18, 66, 2)])
+def test_position_embeddings_of_models_that_tell_no_grid(old: int, new: int, ahead: int) -> None:
+    source, target = Positions(old), Positions(new)
+    assert list(fit(target, source.state_dict()).resized) == ["pos_embed"]
+    assert torch.equal(target.pos_embed[:, :ahead], source.pos_embed[:, :ahead])
+    side = int((new - ahead) ** 0.5)
+    expected = resample_abs_pos_embed(source.pos_embed, [side, side], num_prefix_tokens=ahead)
+    torch.testing.assert_close(target.pos_embed, expected)
+
+
+def test_position_embeddings_that_are_no_grid_are_left_out() -> None:
+    target = Positions(3)
+    report = fit(target, Positions(7).state_dict())
+    assert report.other_shape == {"pos_embed": "1x7x2 -> 1x3x2"}
+
+
+def test_tables_of_relative_positions_are_resized_as_timm_does() -> None:
+    def swin(window: int) -> Any:
+        options = {"embed_dim": 8, "depths": (2,), "num_heads": (2,), "img_size": 16 * window}
+        return timm_library.create_model("swin_tiny_patch4_window7_224", num_classes=0, window_size=window, **options)
+
+    source, target = drawn(lambda: swin(4), 0), drawn(lambda: swin(6), 1)
+    weights = source.state_dict()
+    weights["layers.0.blocks.0.attn.relative_position_index"] = torch.zeros(16, 16)  # older files have it
+    report = fit(target, weights)
+    name = "layers.0.blocks.1.attn.relative_position_bias_table"
+    assert report.resized[name] == "49x2 -> 121x2"
+    with warnings.catch_warnings(action="ignore"):
+        expected = resize_rel_pos_bias_table(source.state_dict()[name], (6, 6), (121, 2))
+    torch.testing.assert_close(target.state_dict()[name], expected)
+    assert report.complete
+
+
+@pytest.mark.parametrize(("old", "new"), [(3, 1), (3, 4), (3, 6), (1, 3), (4, 3)])
+def test_the_first_convolution_is_fitted_to_its_channels(old: int, new: int) -> None:
+    source = drawn(lambda: timm(old, model="test_resnet"), 0)
+    target = drawn(lambda: timm(new, model="test_resnet"), 1)
+    report = fit(target, source.state_dict())
+    assert list(report.resized) == ["model.conv1.0.weight"] or list(report.resized) == ["model.conv1.weight"]
+    (name,) = report.resized
+    weight = source.state_dict()[name]
+    torch.testing.assert_close(target.state_dict()[name], adapt_input_conv(new, weight.clone(), base_chans=old))
+    grey = torch.rand(1, 1, 8, 8)
+    if new == 1:  # grey images seen as colour and through the fitted layer are the same
+        seen = nn.functional.conv2d(grey.expand(-1, old, -1, -1), weight)
+        torch.testing.assert_close(nn.functional.conv2d(grey, target.state_dict()[name]), seen)
+
+
+def test_other_convolutions_are_not() -> None:
+    def net(width: int) -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(3, width, 1), nn.Conv2d(width, 4, 1), nn.Conv2d(4, 5, 1))
+
+    report = fit(net(8), net(6).state_dict())
+    assert report.other_shape.keys() == {"0.weight", "0.bias", "1.weight"}
+    assert not report.resized
+
+
+# --- init: ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_hands_its_backbone_to_another_task(tmp_path: Path) -> None:
+    best, _ = a_run(tmp_path)
+    task = drawn(lambda: Net(9), 5)
+    head = task.head[1].weight.clone()
+    report = initialise(task, Init(weights=tmp_path, into="backbone", strict=True))
+    assert report.complete
+    assert_same(
+        task.backbone.state_dict(), {n.removeprefix("backbone."): t for n, t in best.items() if "backbone" in n}
+    )
+    assert torch.equal(task.head[1].weight, head)
+
+
+def test_strict_does_not_go_on_with_what_is_left(tmp_path: Path) -> None:
+    a_run(tmp_path)
+    assert not initialise(Net(9), Init(weights=tmp_path)).complete
+    with pytest.raises(ValueError, match=r"(?s)^strict: not everything fits; .*: 9 of 11 .*head.1.weight 3x5 -> 9x5"):
+        initialise(Net(9), Init(weights=tmp_path, strict=True))
+
+
+def test_mistakes_in_init_are_told(tmp_path: Path) -> None:
+    a_run(tmp_path)
+    with pytest.raises(ValueError, match="into: the task has no 'bakbone'; it has: backbone, head"):
+        initialise(Net(), Init(weights=tmp_path, into="bakbone"))
+    torch.save({"a": torch.ones(3, 3)}, tmp_path / "a.pth")
+    with pytest.raises(ValueError, match=r"a.pth: nothing fits"):
+        initialise(Net(), Init(weights=tmp_path / "a.pth"))
+
+
+def test_half_precision_files_fill_full_precision_models(tmp_path: Path) -> None:
+    source = drawn(Net, 0)
+    net = Net()
+    fit(net, {name: tensor.half() for name, tensor in source.state_dict().items()})
+    assert net.backbone[0].weight.dtype == torch.float32
+    torch.testing.assert_close(net.backbone[0].weight, source.backbone[0].weight, atol=1e-3, rtol=1e-3)
+
+
+def test_the_report_reads_well() -> None:
+    weights = renamed(drawn(lambda: Net(9), 0).state_dict(), "module.net.")
+    weights["module.net.backbone.0.weight"] = torch.ones(4, 1, 3, 3)
+    del weights["module.net.backbone.3.bias"]
+    weights.update({f"module.net.queue.{number}": torch.ones(1) for number in range(7)})
+    assert str(fit(Net(), weights)) == (
+        "8 of 11 tensors loaded (module.net.* as *)\n"
+        "  resized (1): backbone.0.weight 4x1x3x3 -> 4x3x3x3\n"
+        "  missing in the file (1): backbone.3.bias\n"
+        "  unexpected in the file (7): module.net.queue.0, module.net.queue.1, module.net.queue.2, module.net.queue.3, "
+        "module.net.queue.4 ... (2 more)\n"
+        "  left out, of another shape (2): head.1.weight 9x5 -> 3x5, head.1.bias 9 -> 3"
+    )
