@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 
 import numpy as np
@@ -114,6 +115,12 @@ def make_validation(
         loader = Loader(reader, requests, workers=data.workers, pin_memory=device.type == "cuda")
         found.append(Validation(stream.prefix, loader, facts, precision=precision))
     return found
+
+
+def with_average(validation: Sequence[Validation], average: Task, weights: str) -> list[Validation]:
+    """The sets once more for averaged weights; whose scores come first, as they are what one trains for."""
+    averaged = [replace(one, name=f"{one.name}_ema", task=average) for one in validation]
+    return {"both": [*averaged, *validation], "ema": averaged, "raw": list(validation)}[weights]
 
 
 def make_plan(

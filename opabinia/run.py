@@ -37,7 +37,7 @@ from opabinia.data import shapes as shape_parts
 from opabinia.data.batches import ConstantPlan
 from opabinia.engine.checkpoint import Snapshot
 from opabinia.engine.evaluate import evaluation_run
-from opabinia.engine.hooks import Evaluate, Flush, FlushSamples, Save, in_order, limit, refuse_wrong
+from opabinia.engine.hooks import Evaluate, Flush, FlushSamples, KeepAverage, Save, in_order, limit, refuse_wrong
 from opabinia.engine.journal import Journal
 from opabinia.engine.moments import Moments
 from opabinia.engine.trainer import Trainer
@@ -46,6 +46,7 @@ from opabinia.losses import cross_entropy
 from opabinia.models import backbones
 from opabinia.optim import optimizers
 from opabinia.optim import schedules as schedule_parts
+from opabinia.optim.ema import Ema
 from opabinia.optim.schedules import constant
 from opabinia.pieces import (
     compile_modules,
@@ -62,6 +63,7 @@ from opabinia.pieces import (
     prepared,
     scores_offered,
     trainable,
+    with_average,
 )
 from opabinia.predictor import Predictor
 from opabinia.runtime.device import choose_device, set_arithmetic
@@ -121,6 +123,7 @@ def train(
     schedule: SchedulePart = constant,
     schedules: dict[str, SchedulePart] | None = None,
     train: Training,
+    ema: Ema | None = None,
     evaluate: Evaluation,
     checkpoint: Checkpointing,
     hooks: dict[str, HookPart] | None = None,
@@ -137,6 +140,7 @@ def train(
         schedule: multiplies the optimizer's learning rate over time.
         schedules: multiply other options of the optimizer, by name: ``weight_decay``, ``momentum`` (Adam's first beta).
         train: how long and how to train.
+        ema: an average of the weights to keep and to evaluate beside them; null keeps none.
         evaluate: when to evaluate.
         checkpoint: when to save and what to keep.
         hooks: further hooks by key; their state is saved under it.
@@ -187,7 +191,10 @@ def train(
         arithmetic = Arithmetic(seed, train.precision, train.micro_batch, train.check_losses)
         step = train.step(model, optimizing, {"lr": schedule, **(schedules or {})}, arithmetic)
 
+    average = KeepAverage(model, ema, data.batch_size) if ema else None
     validation = make_validation(data, evaluate.batch_size, seed, device, train.precision)
+    if average:
+        validation = with_average(validation, average.task, evaluate.weights)
     offered = scores_offered(model, validation)
     if train.compile:
         compile_modules(model, device)
@@ -200,6 +207,7 @@ def train(
             save=Save(checkpoint.every),
             evaluate=Evaluate(evaluate.every, {one.prefix: one.every for one in data.validation if one.every}),
             best=make_best(checkpoint.best, offered),
+            average=average,
         )
     lines = [writer(session.folder, start) for writer in writers] if is_first() else []
     journal = Journal(session.folder / "metrics.jsonl" if is_first() else None, lines, by=train.log_by)
@@ -314,6 +322,9 @@ def evaluate(folder: Path, parts: Mapping[str, Any], snapshot: Snapshot) -> dict
     seed = snapshot.state["seed"]
     model = trained_task(parts["task"], snapshot).to(device)
     validation = make_validation(data, parts["evaluate"].batch_size, seed, device, training.precision)
+    if "ema" in snapshot.tensors:
+        average = trained_task(parts["task"], snapshot, "ema").to(device)
+        validation = with_average(validation, average, parts["evaluate"].weights)
     scores_offered(model, validation)
     session = Run(
         task=model,
@@ -353,7 +364,7 @@ def predictor(
     """
     where, _ = set_up(replace(train, device=device or train.device, cudnn_benchmark=False))
     return Predictor(
-        trained_task(task, snapshot),
+        trained_task(task, snapshot, best_weights(snapshot, evaluate)),
         transforms,
         facts_from(snapshot),
         channels=snapshot.state.get("source_channels", 3),
@@ -367,6 +378,11 @@ def facts_from(snapshot: Snapshot) -> Facts:
     """The facts of the data that a checkpoint was trained on."""
     facts = snapshot.state["facts"]
     return Facts(**{**facts, "classes": tuple(facts["classes"])})
+
+
+def best_weights(snapshot: Snapshot, evaluate: Evaluation) -> str:
+    """Which weights of a checkpoint to use: the averaged ones, if there are some and they are what is evaluated."""
+    return "ema" if "ema" in snapshot.tensors and evaluate.weights != "raw" else "model"
 
 
 def trained_task(task: Callable[[Facts], Task], snapshot: Snapshot, weights: str = "model") -> Task:

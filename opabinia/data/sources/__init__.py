@@ -2,3 +2,4 @@
 
 from opabinia.data.sources.digits import Digits as Digits
 from opabinia.data.sources.folder import ImageFolder as ImageFolder
+from opabinia.data.sources.idx import Idx as Idx

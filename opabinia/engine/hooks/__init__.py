@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from opabinia.contracts import Hook
+from opabinia.engine.hooks.average import KeepAverage
 from opabinia.engine.hooks.best import SaveBest
 from opabinia.engine.hooks.evaluation import Evaluate
 from opabinia.engine.hooks.flush import Flush, FlushSamples
 from opabinia.engine.hooks.save import Save
 
-__all__ = ["Evaluate", "Flush", "FlushSamples", "Save", "SaveBest", "in_order", "refuse_wrong"]
+__all__ = ["Evaluate", "Flush", "FlushSamples", "KeepAverage", "Save", "SaveBest", "in_order", "refuse_wrong"]
 
 
-BUILT_IN = ("journal", "save", "evaluate", "best")
+BUILT_IN = ("ema", "journal", "save", "evaluate", "best")
+FILES = ("model", "optimizer", "state")
+"""What a checkpoint's other files are called: a hook with tensors of its own has one named after its key."""
 
 
 def refuse_wrong(user: Mapping[str, Hook], taken: Collection[str] = BUILT_IN) -> None:
@@ -25,6 +28,8 @@ def refuse_wrong(user: Mapping[str, Hook], taken: Collection[str] = BUILT_IN) ->
     for key, hook in user.items():
         if key in taken:
             raise ValueError(f"{key!r} is the key of a built-in hook; choose another, such as my_{key}")
+        if key in FILES:
+            raise ValueError(f"{key!r} is what another file of a checkpoint is called; choose another key")
         if not isinstance(hook, Hook):
             raise ValueError(f"{key!r} is a {type(hook).__name__}; a hook's class inherits opabinia.contracts.Hook")
 
@@ -37,6 +42,7 @@ def in_order(
     save: Save,
     evaluate: Evaluate,
     best: SaveBest | None,
+    average: KeepAverage | None = None,
 ) -> dict[str, Hook]:
     """All hooks of a run by their keys, in the order in which they act at every moment.
 
@@ -47,6 +53,8 @@ def in_order(
     return {
         # What the method itself needs (a momentum teacher) acts on the fresh weights, before anybody looks at them.
         **task,
+        # Follows every update, and is measured and saved with it.
+        **({"ema": average} if average else {}),
         # The user's own: they may add numbers, which the journal is to write, and ask the run to stop.
         **user,
         # Pending numbers are checked and written before saving: no checkpoint is made of weights that went wrong.

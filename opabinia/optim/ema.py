@@ -1,0 +1,108 @@
+"""An exponential moving average of a model's weights. Its momentum is a pure function of the clock."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Ge
+from torch import Tensor, nn
+
+from opabinia.config import register
+from opabinia.contracts import Clock, Count, Fraction, SchedulePart
+from opabinia.runtime.durations import Duration
+
+
+@register.section
+@dataclass(frozen=True, kw_only=True)
+class Ema:
+    """An average of the weights: ``average = momentum * average + (1 - momentum) * weights``.
+
+    Args:
+        momentum: share of the average that an update keeps.
+        every: optimizer steps from one update to the next.
+        alpha: in place of ``momentum``, pycls' rule, which gives about the same average for any batch size and period:
+            ``max(0, 1 - alpha * batch size / epochs of the run * every)``.
+        start: until then the average is a copy of the weights; 0ep averages from the first step on.
+        warmup: let the momentum rise, ``(1 + n) / (10 + n)`` after n updates, up to its value.
+        schedule: multiplies ``1 - momentum``: a cosine takes the momentum to 1 (Grill et al. 2020, BYOL).
+        buffers: what is done with running statistics and other buffers of floating point numbers.
+    """
+
+    momentum: Fraction = 0.9999
+    every: Count = 1
+    alpha: Annotated[float, Ge(0)] | None = None
+    start: Duration = Duration(0, "ep")
+    warmup: bool = False
+    schedule: SchedulePart | None = None
+    buffers: Literal["average", "copy"] = "average"
+
+
+def pycls_momentum(alpha: float, batch_size: int, epochs: float, every: int) -> float:
+    """The momentum by pycls' rule (see :class:`Ema`).
+
+    Example: ``pycls_momentum(1e-5, 1024, 100, 32)`` is 0.9967232.
+    """
+    return max(0.0, 1 - alpha * batch_size / epochs * every)
+
+
+def momentum_at(ema: Ema, clock: Clock, batch_size: int) -> float | None:
+    """The momentum of the update after the step that ``clock`` has just counted; None when none is due.
+
+    0 makes the average a copy. There is nothing to save: it all follows from the clock.
+
+    Args:
+        ema: the settings.
+        clock: after the optimizer step.
+        batch_size: samples of one optimizer step over all processes.
+    """
+    if clock.step % ema.every:
+        return None
+    start = clock.steps(ema.start)
+    if clock.step <= start:
+        return 0.0
+    momentum = ema.momentum
+    if ema.alpha is not None:
+        epochs = clock.total_steps / clock.steps_per_epoch
+        momentum = pycls_momentum(ema.alpha, batch_size, epochs, ema.every)
+    if ema.schedule is not None:
+        momentum = 1 - (1 - momentum) * ema.schedule(clock)
+    if ema.warmup:
+        updates = (clock.step - start) // ema.every
+        momentum = min(momentum, (1 + updates) / (10 + updates))
+    return momentum
+
+
+class Average:
+    """A model of averaged weights beside one that is trained.
+
+    Args:
+        model: the one that is trained; it is copied.
+        buffers: see :class:`Ema`.
+
+    Attributes:
+        model: the copy; it takes no gradients and stays in evaluation mode.
+    """
+
+    def __init__(self, model: nn.Module, buffers: Literal["average", "copy"] = "average") -> None:
+        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        own, others = dict(self.model.named_buffers()), dict(model.named_buffers())
+        averaged = [name for name, value in own.items() if value.is_floating_point() and buffers == "average"]
+        self._own = [*self.model.parameters(), *(own[name] for name in averaged)]
+        self._of = [*model.parameters(), *(others[name] for name in averaged)]
+        self._copies = [(own[name], others[name]) for name in own if name not in averaged]
+
+    @torch.no_grad()
+    def update(self, momentum: float) -> None:
+        """Move towards the model's weights; with momentum 0 take them over."""
+        if momentum == 0:
+            torch._foreach_copy_(self._own, self._weights())
+        else:
+            torch._foreach_lerp_(self._own, self._weights(), 1 - momentum)
+        for own, other in self._copies:
+            own.copy_(other)
+
+    def _weights(self) -> list[Tensor]:
+        return [value.detach() for value in self._of]
