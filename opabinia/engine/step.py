@@ -119,8 +119,8 @@ class Standard:
         Raises:
             NonFinite: a loss is infinite or not a number, and it was looked at; nothing was changed.
         """
-        for scheduled in self._scheduled:
-            scheduled.set(clock, row.lr_factor)
+        for group, scheduled in zip(self.optimizer.param_groups, self._scheduled, strict=True):
+            scheduled.set(group, clock, row.lr_factor)
         self.optimizer.zero_grad(set_to_none=True)
         scalars = self._forward_and_backward(batch, row, clock)
         if self._scaler is not None:
@@ -192,7 +192,7 @@ class _Scheduled:
     """The options of one parameter group that follow a schedule."""
 
     def __init__(self, group: dict[str, Any], schedules: Schedules) -> None:
-        self._group = group
+        # Not the group itself: an optimizer that loads a state makes new ones.
         self._options = []
         for name, schedule in schedules.items():
             option = "betas" if name == "momentum" and "momentum" not in group else name
@@ -202,10 +202,10 @@ class _Scheduled:
             base = group[option][0] if option == "betas" else group[option]
             self._options.append((name, option, float(base), schedule))
 
-    def set(self, clock: Clock, lr_factor: float) -> None:
+    def set(self, group: dict[str, Any], clock: Clock, lr_factor: float) -> None:
         """What the optimizer is to use in the step after ``clock``."""
         for name, option, base, schedule in self._options:
             value = base * schedule(clock)
             if name == "lr":
                 value *= lr_factor
-            self._group[option] = value if option != "betas" else (value, *self._group["betas"][1:])
+            group[option] = value if option != "betas" else (value, *group["betas"][1:])

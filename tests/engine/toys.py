@@ -46,6 +46,11 @@ def constant(clock: Clock) -> float:
     return 1.0
 
 
+def falling(clock: Clock) -> float:
+    """Another rate at every step, whatever the length: whoever forgets it after a resume is found out."""
+    return 1 / (1 + clock.step)
+
+
 class Line(Task):
     """A linear classifier of vectors of 4, with dropout: what it draws must not depend on the past."""
 
@@ -148,7 +153,7 @@ class Setup:
     writers: Sequence[Writer] = ()
     clip_norm: float | None = 1.0
     interrupted: Callable[[], str | None] = lambda: None
-    schedule: Callable[[Clock], float] = constant
+    schedule: Callable[[Clock], float] = falling
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
     task: Callable[[], Task] = Line
     events: list[Event] = field(default_factory=list)
