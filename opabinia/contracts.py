@@ -160,7 +160,13 @@ class Plan(Protocol):
 
 
 class Loader(Protocol):
-    """Batches of this process in order, from any row on."""
+    """Batches of this process in order, from any row on.
+
+    Attributes:
+        passed_over: samples that could not be read so far.
+    """
+
+    passed_over: int
 
     def iterate(self, start: int = 0) -> Iterator[tuple[Row, Batch]]: ...
 
@@ -427,10 +433,40 @@ class Writer(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class Preprocessing:
+    """What the images were like that a model's weights were trained on.
+
+    Attributes:
+        mean, std: of the images in 0..1, one number a channel.
+        size: height and width.
+        interpolation: how they were resized: ``bicubic``, ``bilinear`` ...
+        crop: side of the centre crop as a fraction of the resized image, in evaluation.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    size: tuple[int, int]
+    interpolation: str
+    crop: float
+
+
 class Backbone(nn.Module):
-    """Images (B x C x H x W) to one vector each (B x D). A head asks it for D, not a config."""
+    """Images (B x C x H x W) to one vector each (B x D). A head asks it for D, not a config.
+
+    Attributes:
+        out_channels: D.
+        preprocessing: what its weights were trained on; None when they were drawn.
+        trained_classes: how many classes the classifier that came with its weights tells apart; 0 without such a one.
+    """
 
     out_channels: int
+    preprocessing: Preprocessing | None = None
+    trained_classes: int = 0
+
+    def make_head(self, classes: int) -> nn.Module:
+        """A classifier of its vectors (B x D to B x K): a linear layer, unless the backbone has one of its own."""
+        return nn.Linear(self.out_channels, classes)
 
     def depths(self) -> dict[str, int]:
         """Depth of each parameter by its name, from 0 (the stem) on; for layer-wise learning rates.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from opabinia import run
-from opabinia.config import ConfigError, Problem, Resolved, build, check, compose, dump, flatten, live_catalog
+from opabinia.config import ConfigError, Problem, Resolved, build, dump, flatten, live_catalog
 from opabinia.config.compose import PACKAGED
 from opabinia.engine.checkpoint import (
     BadCheckpoint,
@@ -25,24 +25,12 @@ from opabinia.engine.checkpoint import (
     read_checkpoint,
 )
 from opabinia.engine.evaluate import write_json
-from opabinia.predictor import Predictor
+from opabinia.loading import LAST, chosen_checkpoint, holds_run, read_chosen, resolve, validation_sets
 from opabinia.runtime.files import mend, only_writer, told, write_aside
 from opabinia.runtime.log import log, log_in_full, logging_to
 from opabinia.runtime.processes import is_first
 from opabinia.runtime.seeds import draw_seed
 from opabinia.runtime.signals import Stopped, stop_signals
-
-LAST = "last"
-
-
-def resolve(recipe: str | Path, overrides: Sequence[str] = ()) -> Resolved:
-    """The complete config of a recipe, file or run folder.
-
-    Raises:
-        ConfigError: with every mistake.
-    """
-    tree = compose(recipe, overrides)
-    return check(tree, live_catalog(tree.plugins))
 
 
 def parts_of(resolved: Resolved) -> partial[dict[str, float]]:
@@ -69,11 +57,6 @@ def run_folder(recipe: str, out: Path, name: str, resume: str | None = None) -> 
     if (path / "config.yaml").is_file():
         return path if resume is not None else path.parent / name
     return out / (path.stem if path.suffix in (".yaml", ".yml") else recipe) / name
-
-
-def holds_run(folder: Path) -> bool:
-    """Whether a run has begun in ``folder``."""
-    return (folder / "config.yaml").exists()
 
 
 def holds_results(folder: Path) -> bool:
@@ -249,76 +232,6 @@ def _as_written(recipe: str, overrides: Sequence[str]) -> str:
     return "\n".join([text.rstrip(), *(f"# command line: {override}" for override in overrides)])
 
 
-def _no_run(folder: Path) -> str:
-    if not folder.exists():
-        return f"there is no folder {folder}"
-    inside = sorted(str(path.parent) for path in folder.glob("*/config.yaml")) if folder.is_dir() else []
-    return f"{folder} holds no run (no config.yaml in it)" + (f"; runs in it: {', '.join(inside)}" if inside else "")
-
-
-def chosen_checkpoint(folder: Path, checkpoint: str) -> Path:
-    """The checkpoint of a run that is named ``best`` (without one the last is taken), ``last``, or by its path.
-
-    Raises:
-        ConfigError: there is no run or no such checkpoint.
-    """
-    if not holds_run(folder):
-        raise ConfigError(Problem("command line", "", _no_run(folder)))
-    checkpoints = folder / "checkpoints"
-    path: Path | None = checkpoints / checkpoint
-    if checkpoint in ("best", LAST):
-        path = pointed(checkpoints, checkpoint) or (pointed(checkpoints, LAST) if checkpoint == "best" else None)
-    elif path is not None and not path.is_dir():
-        path = Path(checkpoint)
-    if path is None:
-        raise ConfigError(Problem("command line", "--checkpoint", f"{folder} has no {checkpoint} checkpoint"))
-    if not path.is_dir():
-        known = ", ".join(["best", LAST, *(one.name for one in listed(checkpoints))])
-        raise ConfigError(Problem("command line", "--checkpoint", f"there is no {checkpoint!r}; there are: {known}"))
-    return path
-
-
-def _read_chosen(path: Path) -> Snapshot:
-    try:
-        return read_checkpoint(path)
-    except BadCheckpoint as error:
-        raise ConfigError(Problem("command line", "--checkpoint", str(error))) from error
-
-
-def load(
-    folder: Path | str, overrides: Sequence[str] = (), *, checkpoint: str = "best", device: str | None = None
-) -> Predictor:
-    """The trained model of a run, ready to take pictures. The data it was trained on is not needed.
-
-    Args:
-        folder: the run folder.
-        overrides: ``key=value``.
-        checkpoint: ``best`` (without one the last), ``last``, or a checkpoint's name or path.
-        device: ``cpu``, ``cuda``, ``mps`` or ``auto``; None takes what the run's config says.
-
-    Raises:
-        ConfigError: there is no run or no such checkpoint, or it is damaged.
-    """
-    path = chosen_checkpoint(Path(folder), checkpoint)
-    resolved = resolve(folder, overrides)
-    config = resolved.config
-    sets = _validation_sets(config)
-    parts = {
-        "task": config["task"],
-        "transforms": sets[0]["transforms"] if sets else [],
-        "train": config["train"],
-        "evaluate": config["evaluate"],
-    }
-    catalog = live_catalog(config.get("plugins") or ())
-    predictor: Predictor = build(parts, catalog, "predictor", resolved.origins)(_read_chosen(path), device)
-    return predictor
-
-
-def _validation_sets(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    val = config["data"]["val"]
-    return val if isinstance(val, list) else [val] if val else []
-
-
 def evaluate(folder: Path, overrides: Sequence[str] = (), *, checkpoint: str = "best") -> dict[str, float]:
     """Scores of a run's checkpoint (``best``, ``last`` or a path), also written to ``eval/<set>/scores.json``.
 
@@ -329,12 +242,12 @@ def evaluate(folder: Path, overrides: Sequence[str] = (), *, checkpoint: str = "
     """
     path = chosen_checkpoint(folder, checkpoint)
     resolved = resolve(folder, overrides)
-    snapshot = _read_chosen(path)
+    snapshot = read_chosen(path)
     with logging_to(None):
         log.info("evaluating %s", path)
         # The training data may be gone: what the model was built on stands in the checkpoint.
         data = resolved.config["data"]
-        sets = _validation_sets(resolved.config)
+        sets = validation_sets(resolved.config)
         if sets:
             train = {key: sets[0][key] for key in data["train"]}
             data = {**data, "train": train, "sampler": None}

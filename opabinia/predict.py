@@ -12,7 +12,7 @@ from opabinia.config import ConfigError, Problem
 from opabinia.data.decode import EXTENSIONS
 from opabinia.data.loader import DataError
 from opabinia.drawing import sheet, to_pil
-from opabinia.launch import load
+from opabinia.loading import load
 from opabinia.predictor import Prediction, Predictor, image_of
 from opabinia.runtime.files import told, write_aside
 from opabinia.runtime.log import logging_to

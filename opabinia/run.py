@@ -42,8 +42,10 @@ from opabinia.engine.journal import Journal
 from opabinia.engine.moments import Moments
 from opabinia.engine.trainer import Trainer
 from opabinia.engine.writers import TensorBoard, Terminal
+from opabinia.loading import load
 from opabinia.losses import cross_entropy
 from opabinia.models import backbones
+from opabinia.models.weights import Init, initialise
 from opabinia.optim import optimizers
 from opabinia.optim import schedules as schedule_parts
 from opabinia.optim.ema import Ema
@@ -75,6 +77,7 @@ from opabinia.runtime.seeds import draw_seed
 from opabinia.runtime.signals import Stopped
 from opabinia.settings import Checkpointing, Evaluation, Seed, Training
 from opabinia.tasks import classification
+from opabinia.tasks.distill import Distill, Distillation, make_teacher, student_weights
 
 PARTS = (
     backbones,
@@ -117,6 +120,8 @@ def train(
     /,
     *,
     task: TaskPart,
+    init: Init | None = None,
+    distill: Distill | None = None,
     data: Data,
     shapes: ShapesPart | None = None,
     optimizer: OptimizerPart,
@@ -134,6 +139,8 @@ def train(
 
     Args:
         task: what a batch means.
+        init: weights to begin with; a resumed run has its own.
+        distill: a teacher to learn from, beside the data.
         data: where samples come from.
         shapes: size of the batches over time; null leaves it to the transforms.
         optimizer: of the task's parameters.
@@ -183,7 +190,14 @@ def train(
     start = Clock.at(plan, session.resume.step if session.resume else 0)
 
     # The model moves to its device before the optimizer sees its parameters.
-    model = prepared(make_task(task, facts, seed), train, device)
+    model = make_task(task, facts, seed)
+    if init is not None and session.resume is None:
+        with blamed("init"):
+            log.info("init: %s", initialise(model, init))
+    if distill is not None:
+        with blamed("distill"):
+            model = Distillation(model, teacher_of(distill, facts), distill)
+    model = prepared(model, train, device)
     log_in_full("model", str(model))
     with blamed("optimizer"):
         optimizing = optimizer(trainable(model))
@@ -240,6 +254,17 @@ def train(
     if trainer.stopped:
         raise Stopped(trainer.stopped)
     return scores
+
+
+def teacher_of(distill: Distill, facts: Facts) -> torch.nn.Module:
+    """Who teaches: the model of a run, or a backbone with its classifier.
+
+    Raises:
+        ValueError: both are given, or the teacher does not know what is to be learned.
+    """
+    if distill.run is None or distill.backbone is not None:
+        return make_teacher(distill, facts)
+    return load(distill.run, device="cpu").task
 
 
 def set_up(train: Training) -> tuple[torch.device, int]:
@@ -393,7 +418,7 @@ def trained_task(task: Callable[[Facts], Task], snapshot: Snapshot, weights: str
     """
     model = make_task(task, facts_from(snapshot), snapshot.state["seed"])
     try:
-        model.load_state_dict(dict(snapshot.tensors[weights]))
+        model.load_state_dict(student_weights(snapshot.tensors[weights]))
     except RuntimeError as error:
         raise ConfigError(Problem("", "task", f"the weights do not fit: {error}")) from error
     return model
@@ -414,6 +439,12 @@ def rehearse(parts: Mapping[str, Any]) -> None:
     with blamed("task"), torch.device("meta"):
         parts["task"](facts)
     model = make_task(parts["task"], facts, 0)
+    if parts["init"] is not None:
+        with blamed("init"):
+            log.info("init: %s", initialise(model, parts["init"]))
+    if parts["distill"] is not None:
+        with blamed("distill"):
+            model = Distillation(model, teacher_of(parts["distill"], facts), parts["distill"])
     with blamed("hooks"):
         refuse_wrong(parts["hooks"] or {})
     with blamed("optimizer"):

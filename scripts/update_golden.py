@@ -38,8 +38,6 @@ SMALLER = {
 }
 """Changes to recipes that would take too long."""
 
-PICTURES = {"classification/image_folder": "vars.root"}
-"""Recipes that train on a person's own pictures, and the key that says where they are: here, generated ones."""
 
 
 def golden_file(kind: str, recipe: str) -> Path:
@@ -71,9 +69,9 @@ def losses(recipe: str) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         overrides = [*ON_CPU, *SMALLER.get(recipe, ())]
-        if recipe in PICTURES:
-            save_pictures(folder / "pictures")
-            overrides.append(f"{PICTURES[recipe]}={json.dumps(str(folder / 'pictures'))}")
+        if recipe in DATA:
+            DATA[recipe](folder / "data")
+            overrides.append(f"vars.root={json.dumps(str(folder / 'data'))}")
         train = parts_of(resolve(recipe, overrides))
         (folder / "checkpoints").mkdir()
         with suppress(Stopped):
@@ -96,6 +94,28 @@ def save_pictures(root: Path) -> None:
                 pixels = generator.integers(0, 128, (48, 64, 3), dtype=np.uint8)
                 pixels[..., 1 - colour] += 96
                 Image.fromarray(pixels).save(folder / f"{number}.png")  # no loss, unlike JPEG
+
+
+def save_idx(root: Path) -> None:
+    """Generated pictures of ten classes in the form of MNIST's files."""
+    import numpy as np
+
+    root.mkdir()
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (2000, 28, 28), dtype=np.uint8)
+    labels = generator.integers(0, 10, 2000, dtype=np.uint8)
+    for split in ("train", "t10k"):
+        for name, array in ((f"{split}-images-idx3-ubyte", images), (f"{split}-labels-idx1-ubyte", labels)):
+            header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
+            (root / name).write_bytes(header + array.tobytes())
+
+
+DATA = {
+    "classification/clothing_small": save_pictures,
+    "classification/fashion_mnist": save_idx,
+    "classification/image_folder": save_pictures,
+}
+"""Recipes that train on data which does not come along, and what generates some for them below ``vars.root``."""
 
 
 def main(recipes: Sequence[str]) -> None:

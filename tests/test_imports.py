@@ -18,7 +18,7 @@ FLOORS = {
     1: ["config"],
     2: ["contracts", "models", "losses", "evaluation", "optim", "drawing"],
     3: ["engine", "data", "tasks"],
-    4: ["run", "settings", "pieces", "predictor", "report"],
+    4: ["run", "settings", "pieces", "predictor", "loading", "report"],
     5: ["launch", "predict", "recipes"],
     6: ["cli"],
     7: ["__init__", "__main__"],  # the public face may show anything
@@ -30,6 +30,7 @@ READS_CONFIG = {
     "run",
     "pieces",
     "launch",
+    "loading",
     "predict",
     "cli",
     "__init__",

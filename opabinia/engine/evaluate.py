@@ -33,7 +33,6 @@ class Validation:
         facts: of the set.
         task: the model to evaluate, such as an average of weights; None takes the one that is trained.
         precision: of its forward passes.
-        skipped: how many samples could not be read so far and were left out.
     """
 
     name: str
@@ -41,7 +40,6 @@ class Validation:
     facts: Facts
     task: Task | None = None
     precision: str = "fp32"
-    skipped: Callable[[], int] = lambda: 0
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
@@ -79,7 +77,7 @@ def evaluate(
         EvaluationStopped: ``stopped()`` became true between two batches.
     """
     evaluators = task.evaluators(validation.facts)
-    skipped_before = validation.skipped()
+    skipped_before = validation.loader.passed_over
     # Not all parts need to be in the mode of the whole: a frozen norm or a teacher stays as it was.
     modes = [(module, module.training) for module in task.modules()]
     task.eval()
@@ -103,7 +101,7 @@ def evaluate(
         scores.update(evaluator.compute(states))
         if hasattr(evaluator, "details"):
             details.update(evaluator.details(states))
-    if skipped := sum(gather(validation.skipped() - skipped_before)):
+    if skipped := sum(gather(validation.loader.passed_over - skipped_before)):
         scores["skipped"] = float(skipped)
     return Found({f"{validation.name}/{name}": value for name, value in scores.items()}, details)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -13,25 +12,7 @@ from timm.models._manipulate import group_with_matcher
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import Backbone, Fraction
-
-
-@dataclass(frozen=True)
-class Preprocessing:
-    """What the images were like that a model's weights were trained on.
-
-    Attributes:
-        mean, std: of the images in 0..1, one number a channel.
-        size: height and width.
-        interpolation: how they were resized: ``bicubic``, ``bilinear`` ...
-        crop: side of the centre crop as a fraction of the resized image, in evaluation.
-    """
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    size: tuple[int, int]
-    interpolation: str
-    crop: float
+from opabinia.contracts import Backbone, Fraction, Preprocessing
 
 
 class TimmClassifier(nn.Module):

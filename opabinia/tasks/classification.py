@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Clock, Evaluator, Facts, Fraction, LossPart, Predictions, Task
-from opabinia.evaluation.topk import TopK
+from opabinia.evaluation.topk import TopK, hits
 from opabinia.losses.cross_entropy import cross_entropy
 from opabinia.models.layers import Normalize
 
@@ -22,7 +22,8 @@ class Classification(Task):
         backbone: images to one vector each.
         loss: of logits (B x K) and labels (B), or targets (B x K) after mixing.
         dropout: on the vector before the head.
-        mean: of the images in 0..1, per channel or one for all (ImageNet's by default for colour).
+        mean: of the images in 0..1, per channel or one for all; null takes what a pretrained backbone knows, otherwise
+            ImageNet's for colour.
         std: their standard deviation, likewise.
     """
 
@@ -41,14 +42,15 @@ class Classification(Task):
         if len(facts.classes) < 2:
             raise ValueError(f"classification needs two classes or more; the training data has {len(facts.classes)}")
         self.facts = facts
-        colour = facts.channels == 3
+        net = backbone(facts.channels)
+        known, colour = net.preprocessing, facts.channels == 3
         self.normalize = Normalize(
-            mean if mean is not None else [0.485, 0.456, 0.406] if colour else [0.5],
-            std if std is not None else [0.229, 0.224, 0.225] if colour else [0.5],
+            mean or (known.mean if known else [0.485, 0.456, 0.406] if colour else [0.5]),
+            std or (known.std if known else [0.229, 0.224, 0.225] if colour else [0.5]),
             facts.channels,
         )
-        self.backbone = backbone(facts.channels)
-        self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(self.backbone.out_channels, len(facts.classes)))
+        self.backbone = net
+        self.head = nn.Sequential(nn.Dropout(dropout), net.make_head(len(facts.classes)))
         self.loss = loss
 
     def _embed(self, batch: Batch) -> Tensor:
@@ -60,8 +62,14 @@ class Classification(Task):
         return f"(loss): {self.loss}"
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
-        """``loss`` of the batch."""
-        return {"loss": self.loss(self.head(self._embed(batch)), batch["label"])}
+        """``loss`` of the batch; ``top1`` and ``top5`` on it, for mixed labels by the class with the largest share."""
+        logits, labels = self.head(self._embed(batch)), batch["label"]
+        said = {"loss": self.loss(logits, labels)}
+        if not self.facts.multi_label and len(labels):
+            best = labels.argmax(1) if labels.is_floating_point() else labels
+            top1, top5 = hits(logits.detach(), best, (1, 5)) / len(labels)
+            said |= {"top1": top1, "top5": top5}
+        return said
 
     def predict(self, batch: Batch) -> Predictions:
         """``logits`` (B x K) and their softmax ``probabilities``."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -40,10 +41,13 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("hook", "time_limit"): {"after": "1h"},
     ("schedule", "multi_step"): {"milestones": ["3it", "1ep"]},
     ("section", "data"): {"train": {"source": "digits"}, "batch_size": 2},
+    ("section", "init"): {"weights": "x.pth"},
     ("section", "stream"): {"source": "digits"},
     ("section", "validation"): {"source": "digits"},
     ("section", "train"): {"length": "1ep"},
-    ("source", "image_folder"): {"root": "PICTURES"},  # a folder that the test makes
+    ("shapes", "progressive"): {"start": 32, "end": 64},
+    ("source", "idx"): {"root": "IDX"},  # a folder that the test makes
+    ("source", "image_folder"): {"root": "PICTURES"},  # likewise
     ("task", "classification"): {"backbone": TINY},
     ("transform", "CenterCrop"): {"size": 8},
     ("transform", "ConvertBoundingBoxFormat"): {"format": "XYXY"},
@@ -142,7 +146,8 @@ def test_every_reference_of_the_schema_leads_somewhere(schema: dict[str, Any]) -
 
 @every
 def test_its_schema_builds(entry: Entry, schema: dict[str, Any]) -> None:
-    found = schema if entry.family == "command" else schema["$defs"][f"{entry.family}.{entry.name}"]
+    whole = entry.family == "command"
+    found = json_schema(CATALOG, entry.name) if whole else schema["$defs"][f"{entry.family}.{entry.name}"]
     assert entry.by_name.keys() <= found["properties"].keys()
     assert found["additionalProperties"] is False
     for parameter in entry.parameters:
@@ -160,6 +165,9 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, name in enumerate(["cat", "dog"]):
         (root / name).mkdir()
         Image.new("RGB", (20, 16), (number * 200, 90, 30)).save(root / name / "one.png")
+    for name, array in (("images-idx3", np.zeros((2, 16, 20))), ("labels-idx1", np.arange(2))):
+        header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
+        (root / "cat" / f"train-{name}-ubyte").write_bytes(header + array.astype(np.uint8).tobytes())
     return root
 
 
@@ -185,7 +193,8 @@ def made(entry: Entry, folder: Path, pictures: Path) -> Any:
     required = [one.name for one in entry.parameters if one.required and not CATALOG.fills_itself(one.spec)]
     keys = MINIMAL.get((entry.family, entry.name), {})
     assert keys.keys() == set(required), f"MINIMAL is to hold values for these keys of {label(entry)}: {required}"
-    keys = {key: str(pictures) if value == "PICTURES" else value for key, value in keys.items()}
+    places = {"PICTURES": str(pictures), "IDX": str(pictures / "cat")}
+    keys = {key: places.get(value, value) if isinstance(value, str) else value for key, value in keys.items()}
     section = configured(entry, keys, folder)
     return build({"part": section}, with_door(CATALOG, entry), "door")()
 
@@ -234,7 +243,8 @@ def step_works(make: Callable[..., Any], folder: Path) -> None:
     called = []
     scalars = step(batch_of(), PLAN.row(0), CLOCK, lambda: called.append(1))
     assert called == [1], "after_backward is called once"
-    assert all(math.isfinite(float(value)) and not value.requires_grad for value in scalars.values())
+    assert all(math.isfinite(float(value)) for value in scalars.values())
+    assert not any(isinstance(value, torch.Tensor) and value.requires_grad for value in scalars.values())
     assert not torch.equal(before, task.layer.weight)
     json.dumps(step.state_dict())
     step.load_state_dict(step.state_dict())
@@ -308,6 +318,12 @@ def is_made(part: Any, folder: Path) -> None:
     assert part is not None
 
 
+def shapes_work(make: Callable[[float], tuple[int, ...]], folder: Path) -> None:
+    for progress in (0.0, 0.5, 1.0):
+        assert all(isinstance(size, int) and size > 0 for size in make(progress))
+    assert make(0.3) == make(0.3)
+
+
 AT_WORK: dict[str, Callable[[Any, Path], None]] = {
     "task": task_works,
     "step": step_works,
@@ -321,6 +337,7 @@ AT_WORK: dict[str, Callable[[Any, Path], None]] = {
     "hook": hook_works,
     "writer": writer_works,
     "section": is_made,
+    "shapes": shapes_work,
 }
 """What the parts of a family do at run time, given what the config makes of them."""
 

@@ -134,11 +134,12 @@ def test_backbone_and_head_compute_what_timms_whole_model_does(model: str, name:
     torch.testing.assert_close(head(net(images)), reference(images))
 
 
-@torch.no_grad()
-def test_models_with_several_heads_get_a_linear_one() -> None:
-    net = timm(3, model="levit_128s").eval()
-    assert isinstance(net, TimmBackbone)
-    head = net.make_head(5)
+@pytest.mark.parametrize("model", ["levit_128s", "crossvit_tiny_240"])
+def test_models_with_several_heads_get_a_linear_one(model: str) -> None:
+    with torch.device("meta"):
+        net = timm(3, model=model)
+        assert isinstance(net, TimmBackbone)
+        head = net.make_head(5)
     assert isinstance(head, nn.Linear)
     assert (head.in_features, head.out_features) == (net.out_channels, 5)
 
@@ -166,6 +167,9 @@ def test_a_pretrained_model_brings_its_classifier_for_as_many_classes(tmp_path: 
     assert again(net(images)).shape == (2, 1000)
     assert not torch.allclose(again(net(images)), reference(images)), "handed out once; this one is drawn"
     assert other(net(images)).shape == (2, 10)
+    net = timm(3, model="test_vit", pretrained=True, options=options).eval()
+    assert isinstance(net, TimmBackbone)
+    assert net.make_head(10)(net(images)).shape == (2, 10)
 
 
 def test_pretrained_models_tell_what_images_they_know(tmp_path: Path) -> None:

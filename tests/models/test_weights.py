@@ -317,9 +317,12 @@ def test_nothing_fits(weights: State) -> None:
 
 def test_a_coincidence_is_no_fit() -> None:
     """Networks of other families share a few names and shapes; that is not what anybody means."""
-    source = timm_library.create_model("test_resnet").state_dict()
+    source = {f"layers.{number}.norm.weight": torch.ones(7) for number in range(20)}
+    source["layers.0.attn.proj.bias"] = torch.ones(64)
+    model = timm(3, model="test_vit")
+    assert model.get_parameter("model.blocks.0.attn.proj.bias").shape == (64,)
     with pytest.raises(ValueError, match="nothing fits"):
-        fit(timm(3, model="test_vit"), source)
+        fit(model, source)
 
 
 # --- shapes -----------------------------------------------------------------------------------------------------------

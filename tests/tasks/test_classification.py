@@ -48,7 +48,7 @@ def test_the_four_methods() -> None:
 
     losses = task(batch, Clock())
     predictions = task.predict(batch)
-    assert losses.keys() == {"loss"}
+    assert losses.keys() == {"loss", "top1", "top5"}
     torch.testing.assert_close(losses["loss"], cross_entropy(predictions["logits"], batch["label"]))
 
     assert predictions["logits"].shape == predictions["probabilities"].shape == (8, 4)

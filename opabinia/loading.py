@@ -1,0 +1,104 @@
+"""From a run folder back to its config, its checkpoints and its model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from opabinia.config import ConfigError, Problem, Resolved, build, check, compose, live_catalog
+from opabinia.engine.checkpoint import BadCheckpoint, Snapshot, listed, pointed, read_checkpoint
+from opabinia.predictor import Predictor
+
+LAST = "last"
+
+
+def resolve(recipe: str | Path, overrides: Sequence[str] = ()) -> Resolved:
+    """The complete config of a recipe, file or run folder.
+
+    Raises:
+        ConfigError: with every mistake.
+    """
+    tree = compose(recipe, overrides)
+    return check(tree, live_catalog(tree.plugins))
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a run has begun in ``folder``."""
+    return (folder / "config.yaml").exists()
+
+
+def _no_run(folder: Path) -> str:
+    if not folder.exists():
+        return f"there is no folder {folder}"
+    inside = sorted(str(path.parent) for path in folder.glob("*/config.yaml")) if folder.is_dir() else []
+    return f"{folder} holds no run (no config.yaml in it)" + (f"; runs in it: {', '.join(inside)}" if inside else "")
+
+
+def chosen_checkpoint(folder: Path, checkpoint: str) -> Path:
+    """The checkpoint of a run that is named ``best`` (without one the last is taken), ``last``, or by its path.
+
+    Raises:
+        ConfigError: there is no run or no such checkpoint.
+    """
+    if not holds_run(folder):
+        raise ConfigError(Problem("command line", "", _no_run(folder)))
+    checkpoints = folder / "checkpoints"
+    path: Path | None = checkpoints / checkpoint
+    if checkpoint in ("best", LAST):
+        path = pointed(checkpoints, checkpoint) or (pointed(checkpoints, LAST) if checkpoint == "best" else None)
+    elif path is not None and not path.is_dir():
+        path = Path(checkpoint)
+    if path is None:
+        raise ConfigError(Problem("command line", "--checkpoint", f"{folder} has no {checkpoint} checkpoint"))
+    if not path.is_dir():
+        known = ", ".join(["best", LAST, *(one.name for one in listed(checkpoints))])
+        raise ConfigError(Problem("command line", "--checkpoint", f"there is no {checkpoint!r}; there are: {known}"))
+    return path
+
+
+def read_chosen(path: Path) -> Snapshot:
+    """The checkpoint that a person named.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+    try:
+        return read_checkpoint(path)
+    except BadCheckpoint as error:
+        raise ConfigError(Problem("command line", "--checkpoint", str(error))) from error
+
+
+def load(
+    folder: Path | str, overrides: Sequence[str] = (), *, checkpoint: str = "best", device: str | None = None
+) -> Predictor:
+    """The trained model of a run, ready to take pictures. The data it was trained on is not needed.
+
+    Args:
+        folder: the run folder.
+        overrides: ``key=value``.
+        checkpoint: ``best`` (without one the last), ``last``, or a checkpoint's name or path.
+        device: ``cpu``, ``cuda``, ``mps`` or ``auto``; None takes what the run's config says.
+
+    Raises:
+        ConfigError: there is no run or no such checkpoint, or it is damaged.
+    """
+    path = chosen_checkpoint(Path(folder), checkpoint)
+    resolved = resolve(folder, overrides)
+    config = resolved.config
+    sets = validation_sets(config)
+    parts = {
+        "task": config["task"],
+        "transforms": sets[0]["transforms"] if sets else [],
+        "train": config["train"],
+        "evaluate": config["evaluate"],
+    }
+    catalog = live_catalog(config.get("plugins") or ())
+    predictor: Predictor = build(parts, catalog, "predictor", resolved.origins)(read_chosen(path), device)
+    return predictor
+
+
+def validation_sets(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The sections of a complete config that tell what to evaluate on."""
+    val = config["data"]["val"]
+    return val if isinstance(val, list) else [val] if val else []
