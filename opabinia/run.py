@@ -173,6 +173,10 @@ def train(
     warn_of_odd_lengths(plan, schedule, data.batch_size)
     if not plan.total_steps:
         raise ConfigError(Problem("", "train.length", f"{train.length} is a run without a single step"))
+    every_schedule = {"lr": schedule, **(schedules or {})}
+    for option, one in every_schedule.items():
+        with blamed("schedule" if option == "lr" else f"schedules.{option}"):
+            one(Clock.at(plan, 0))
     about = {
         "seed": seed,
         "global_batch_size": data.batch_size,
@@ -203,7 +207,7 @@ def train(
         optimizing = optimizer(trainable(model))
     with blamed("train.step"):
         arithmetic = Arithmetic(seed, train.precision, train.micro_batch, train.check_losses)
-        step = train.step(model, optimizing, {"lr": schedule, **(schedules or {})}, arithmetic)
+        step = train.step(model, optimizing, every_schedule, arithmetic)
 
     average = KeepAverage(model, ema, data.batch_size) if ema else None
     validation = make_validation(data, evaluate.batch_size, seed, device, train.precision)

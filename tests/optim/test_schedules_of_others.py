@@ -1,0 +1,211 @@
+"""The rules of detectron2, basecls and FastReID, where they differ, and curves that none of the first tests knows."""
+
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opabinia.config import register
+from opabinia.contracts import Clock
+from opabinia.optim import schedules as s
+from opabinia.runtime.durations import Duration
+
+D = Duration.parse
+
+
+def clock(step: int, total: int, per_epoch: int = 1) -> Clock:
+    return Clock(step, step // per_epoch, step % per_epoch, 0, total, per_epoch)
+
+
+# --- detectron2 -------------------------------------------------------------------------------------------------------
+
+ONE_X = partial(s.multi_step, milestones=[D("60000it"), D("80000it")], warmup=D("1000it"), rule="sliced")
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [
+        *((0, 2e-5), (1, 3.998e-5), (19, 0.00039962), (39, 0.00079922), (100, 0.002018), (500, 0.01001)),
+        *((999, 0.01998002), (1000, 0.02), (59999, 0.02), (60000, 0.002), (80000, 0.0002)),
+    ],
+)
+def test_detectron2s_1x(step: int, rate: float) -> None:
+    assert 0.02 * ONE_X(clock(step, 90_000)) == pytest.approx(rate, rel=1e-6)
+
+
+@pytest.mark.parametrize(("step", "rate"), [(999, 2e-5), (1000, 0.02)])
+def test_a_constant_warm_up(step: int, rate: float) -> None:
+    assert 0.02 * ONE_X(clock(step, 90_000), warmup_mode="constant") == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(("step", "rate"), [(0, 1e-4), (50, 0.05005), (99, 0.099001)])
+def test_a_warm_up_longer_than_the_run(step: int, rate: float) -> None:
+    """detectron2 compresses nothing: the run ends in the warm-up, here as there at 100 of 1000 steps' pace."""
+    value = partial(s.constant, warmup=D("100it"), rule="sliced")
+    assert 0.1 * value(clock(step, 100)) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("milestone", [1000, 2000])
+def test_a_milestone_at_or_after_the_end_never_acts(milestone: int) -> None:
+    value = partial(s.multi_step, milestones=[Duration(milestone, "it")], rule="sliced")
+    assert {value(clock(step, 1000)) for step in range(1000)} == {1.0}
+
+
+def test_detectron2s_cosine_runs_over_the_whole_run_and_the_warm_up_leads_to_it() -> None:
+    value = partial(s.cosine, warmup=D("100it"), rule="sliced")
+    at_end = (1 + math.cos(math.pi * 100 / 1000)) / 2
+    assert value(clock(100, 1000)) == pytest.approx(at_end)
+    assert value(clock(50, 1000)) == pytest.approx(0.001 + (at_end - 0.001) * 0.5)
+    assert value(clock(500, 1000)) == pytest.approx(0.5)
+
+
+# --- basecls: by epoch, 1-based there ---------------------------------------------------------------------------------
+
+
+def basecls(name: str, epoch: int, epochs: int, minimum: float, warmup: int, factor: float) -> float:
+    """The reference's formulas."""
+    a = (epoch - 1) / epochs
+    curve = {
+        "linear": (1 - minimum) * (1 - a) + minimum,
+        "cosine": (1 - minimum) * 0.5 * (1 + math.cos(math.pi * a)) + minimum,
+        "exponential": minimum**a,
+    }[name]
+    share = (epoch - 1) / warmup if warmup else 1.0
+    return curve * (factor * (1 - share) + share if epoch <= warmup else 1.0)
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine", "exponential"])
+def test_basecls(name: str) -> None:
+    value = partial(getattr(s, name), end=0.01, warmup=D("5ep"), warmup_factor=0.1, rule="whole", by="epoch")
+    for step in range(0, 700, 3):
+        epoch = step // 7 + 1
+        expected = basecls(name, epoch, 100, 0.01, 5, 0.1)
+        assert value(clock(step, 700, 7)) == pytest.approx(expected), epoch
+
+
+def test_basecls_steps_act_after_their_epoch() -> None:
+    value = partial(s.multi_step, milestones=[D("30ep"), D("60ep")], rule="whole", by="epoch")
+    assert [value(clock(epoch * 7, 700, 7)) for epoch in (29, 30, 59, 60)] == pytest.approx([1, 0.1, 0.1, 0.01])
+
+
+# --- FastReID ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "factors"),
+    [
+        ("constant", [0.1, 0.1, 0.1, 0.1, 1.0, 1.0]),
+        ("linear", [0.1, 0.19, 0.55, 0.91, 1.0, 1.0]),
+        ("exponential", [0.1, 0.12589254, 0.31622777, 0.79432823, 1.0, 1.0]),
+    ],
+)
+def test_fastreids_warm_up(mode: Any, factors: list[float]) -> None:
+    for rule in ("fastreid", "whole", "after"):
+        value = partial(s.constant, warmup=D("10it"), warmup_factor=0.1, warmup_mode=mode, rule=rule)
+        assert [value(clock(step, 100, 20)) for step in (0, 1, 5, 9, 10, 11)] == pytest.approx(factors, abs=1e-7)
+
+
+def test_fastreid_counts_milestones_from_the_warm_ups_last_epoch() -> None:
+    """2000 warm-up iterations of 200 an epoch, STEPS 40: it acts in the epoch of index 49."""
+    value = partial(s.multi_step, milestones=[D("40ep")], warmup=D("2000it"), warmup_factor=0.1, rule="fastreid")
+    epochs = [value(clock(epoch * 200 + 3, 24_000, 200)) for epoch in range(120)]
+    assert epochs[10:49] == [1.0] * 39 and epochs[49] == pytest.approx(0.1)
+
+
+def test_fastreids_cosine_waits_for_delay_and_steps_by_epoch() -> None:
+    value = partial(s.cosine, end=0.01, warmup=D("100it"), delay=D("30ep"), rule="fastreid")
+    by_epoch = [value(clock(epoch * 10 + 9, 600, 10)) for epoch in range(60)]
+    assert by_epoch[10:30] == [1.0] * 20
+    assert by_epoch[30] == pytest.approx(0.01 + 0.99 * (1 + math.cos(math.pi / 30)) / 2)
+    assert by_epoch[59] == pytest.approx(0.01)
+
+
+# --- other curves -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (partial(s.linear, start=1, end=0.2), [1, 0.6, 0.2]),
+        (partial(s.cosine, start=1, end=10), [1, 5.5, 10]),
+        (partial(s.polynomial, power=2.0, end=0.2), [1, 0.4, 0.2]),
+        (partial(s.exponential, end=0.01), [1, 0.1, 0.01]),
+        (partial(s.exponential, gamma=0.5, every=D("25it")), [1, 0.25, 0.0625]),
+        (partial(s.step, every=D("30it"), gamma=0.1), [1, 0.1, 0.001]),
+        (partial(s.cosine_restarts, cycle=D("20it"), lower=0.5), [1, 0.125, 1 / 32]),
+        (partial(s.piecewise, times=[D("0it"), D("50it"), D("100it")], values=[0.5, 1, 0]), [0.5, 1, 0]),
+        (partial(s.piecewise, times=[D("10it"), D("60it")], values=[2, 4], shape="steps"), [2, 2, 4]),
+        (partial(s.inverse_sqrt, warmup=D("25it")), [0.001, 25**-0.5 * 5 / math.sqrt(2), 0.5]),
+    ],
+    ids=str,
+)
+def test_at_beginning_middle_and_end(value: Any, found: list[float]) -> None:
+    assert [value(clock(step, 100)) for step in (0, 50, 100)] == pytest.approx(found)
+
+
+def test_one_cycle_is_torchs() -> None:
+    import torch
+
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=101, cycle_momentum=False)
+    value = partial(s.one_cycle, rise=0.29, first=1 / 25, end=1 / 25 / 1e4)
+    for step in range(100):
+        # torch puts the top at 0.3 * 101 - 1 = 29.3 steps
+        expected = optimizer.param_groups[0]["lr"]
+        assert value(clock(step, 100), rise=0.293) == pytest.approx(expected, abs=1e-6)
+        optimizer.step()
+        theirs.step()
+
+
+def test_the_minimum_is_reached_if_asked() -> None:
+    value = partial(s.cosine, end=0.1)
+    assert value(clock(99, 100)) > 0.1 and value(clock(99, 100), reach_end=True) == pytest.approx(0.1)
+    by_epoch = partial(value, by="epoch", reach_end=True)
+    assert [by_epoch(clock(step, 100, 10)) for step in (90, 99)] == pytest.approx([0.1, 0.1])
+
+
+def test_a_delay_holds_the_first_value() -> None:
+    value = partial(s.linear, start=1, end=0, delay=D("20it"), warmup=D("10it"))
+    assert [value(clock(step, 100)) for step in (10, 20, 60, 100)] == pytest.approx([1, 1, 0.5, 0])
+
+
+def test_piecewise_refuses_what_cannot_be_meant() -> None:
+    for times, values in (([D("1it")], [1, 2]), ([D("5it"), D("1it")], [1, 2])):
+        with pytest.raises(ValueError, match="times"):
+            s.piecewise(clock(0, 10), times=times, values=values)
+
+
+@pytest.mark.parametrize(("rule", "found"), [("linear", 0.4), ("sqrt", 0.2)])
+def test_scaling_with_the_batch(rule: Any, found: float) -> None:
+    """VISSL's golden numbers."""
+    assert s.scaled(0.1, 64 * 16, 256, rule) == pytest.approx(found)
+
+
+REQUIRED: dict[str, dict[str, Any]] = {
+    "step": {"every": D("2ep")},
+    "multi_step": {"milestones": [D("2ep"), D("30it")]},
+    "cosine_restarts": {"cycle": D("2ep")},
+    "piecewise": {"times": [D("1ep"), D("3ep")], "values": [0.5, 0.2]},
+}
+
+
+@pytest.mark.parametrize("name", sorted(register.entries["schedule"]))
+@given(
+    step=st.integers(0, 60),
+    warmup=st.integers(0, 20),
+    delay=st.integers(0, 20),
+    rule=st.sampled_from(["after", "whole", "sliced", "fastreid"]),
+    by=st.sampled_from(["step", "epoch"]),
+    reach_end=st.booleans(),
+)
+def test_always_a_number_from_0_to_1(
+    name: str, step: int, warmup: int, delay: int, rule: str, by: str, reach_end: bool
+) -> None:
+    target: Any = register.entries["schedule"][name].target
+    keys = {"warmup": Duration(warmup, "it"), "delay": Duration(delay, "it"), "rule": rule, "by": by}
+    value = target(clock(step, 60, 7), **keys, reach_end=reach_end, **REQUIRED.get(name, {}))
+    assert 0 <= value <= 1
