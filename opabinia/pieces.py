@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from opabinia.data.loader import DataError, Loader, Reader, Request, evaluation_
 from opabinia.data.order import EachOnce
 from opabinia.engine.evaluate import Validation
 from opabinia.engine.hooks import SaveBest
+from opabinia.optim.groups import Groups, apply_factors, parameter_groups
+from opabinia.optim.schedules import scaled
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import rank, world_size
@@ -172,9 +175,29 @@ def compile_modules(task: Task, device: torch.device) -> None:
         module.compile()
 
 
-def trainable(task: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """Parameters that require gradients."""
-    return [parameter for parameter in task.parameters() if parameter.requires_grad]
+def make_optimizer(
+    optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer],
+    task: Task,
+    groups: Groups | None,
+    train: Training,
+    batch_size: int,
+) -> torch.optim.Optimizer:
+    """The optimizer of the task's trainable parameters, with its rates as groups and batch want them."""
+    with blamed("groups"):
+        found = parameter_groups(task, groups)
+    if not found:
+        raise ConfigError(Problem("", "task", "no parameter of it is to be trained"))
+    with blamed("optimizer"):
+        made = optimizer(found)
+    per = train.lr_batch_size
+    apply_factors(made, scaled(1.0, batch_size, per, train.lr_scaling) if per else 1.0)
+    if per or groups:
+        for group in made.param_groups:
+            log.info(
+                "%d parameters: lr %g, weight decay %g",
+                *(len(group["params"]), group["lr"], group.get("weight_decay", 0.0)),
+            )
+    return made
 
 
 # --- scores ---------------------------------------------------------------------------------------------------------

@@ -46,9 +46,10 @@ from opabinia.loading import load
 from opabinia.losses import cross_entropy
 from opabinia.models import backbones
 from opabinia.models.weights import Init, initialise
-from opabinia.optim import optimizers
+from opabinia.optim import lars, optimizers
 from opabinia.optim import schedules as schedule_parts
 from opabinia.optim.ema import Ema
+from opabinia.optim.groups import Groups
 from opabinia.optim.schedules import constant
 from opabinia.pieces import (
     compile_modules,
@@ -56,6 +57,7 @@ from opabinia.pieces import (
     fingerprint,
     first_samples,
     make_best,
+    make_optimizer,
     make_plan,
     make_sampler,
     make_task,
@@ -64,7 +66,6 @@ from opabinia.pieces import (
     order_fingerprint,
     prepared,
     scores_offered,
-    trainable,
     with_average,
 )
 from opabinia.predictor import Predictor
@@ -83,6 +84,7 @@ PARTS = (
     backbones,
     classification,
     cross_entropy,
+    lars,
     limit,
     mix,
     optimizers,
@@ -125,6 +127,7 @@ def train(
     data: Data,
     shapes: ShapesPart | None = None,
     optimizer: OptimizerPart,
+    groups: Groups | None = None,
     schedule: SchedulePart = constant,
     schedules: dict[str, SchedulePart] | None = None,
     train: Training,
@@ -144,6 +147,7 @@ def train(
         data: where samples come from.
         shapes: size of the batches over time; null leaves it to the transforms.
         optimizer: of the task's parameters.
+        groups: which parameters learn at another rate, or decay differently.
         schedule: multiplies the optimizer's learning rate over time.
         schedules: multiply other options of the optimizer, by name: ``weight_decay``, ``momentum`` (Adam's first beta).
         train: how long and how to train.
@@ -203,8 +207,7 @@ def train(
             model = Distillation(model, teacher_of(distill, facts), distill)
     model = prepared(model, train, device)
     log_in_full("model", str(model))
-    with blamed("optimizer"):
-        optimizing = optimizer(trainable(model))
+    optimizing = make_optimizer(optimizer, model, groups, train, data.batch_size)
     with blamed("train.step"):
         arithmetic = Arithmetic(seed, train.precision, train.micro_batch, train.check_losses)
         step = train.step(model, optimizing, every_schedule, arithmetic)
@@ -451,8 +454,7 @@ def rehearse(parts: Mapping[str, Any]) -> None:
             model = Distillation(model, teacher_of(parts["distill"], facts), parts["distill"])
     with blamed("hooks"):
         refuse_wrong(parts["hooks"] or {})
-    with blamed("optimizer"):
-        optimizer = parts["optimizer"](trainable(model))
+    optimizer = make_optimizer(parts["optimizer"], model, parts["groups"], training, data.batch_size)
     with blamed("train.step"):
         every = {"lr": parts["schedule"], **(parts["schedules"] or {})}
         step = training.step(model, optimizer, every, Arithmetic(0, training.precision))

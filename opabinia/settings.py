@@ -23,6 +23,9 @@ class Training:
     Args:
         length: of the run, such as ``90ep`` or ``5000it``.
         step: how a batch becomes an update.
+        lr_batch_size: the batch for which the optimizer's learning rate was found; it is scaled to
+            ``data.batch_size``. null: it is meant as it stands.
+        lr_scaling: how: in proportion (Goyal et al. 2017), or with the square root (Krizhevsky 2014).
         micro_batch: samples of one process in one forward pass; a larger share of the batch goes through in pieces,
             with the gradient of the whole (batch norms see the pieces). null: no limit.
         precision: of forward passes; weights and updates stay in full precision.
@@ -42,6 +45,8 @@ class Training:
 
     length: Duration
     step: StepPart = Standard
+    lr_batch_size: Count | None = None
+    lr_scaling: Literal["linear", "sqrt"] = "linear"
     micro_batch: Count | None = None
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"

@@ -39,7 +39,6 @@ SMALLER = {
 """Changes to recipes that would take too long."""
 
 
-
 def golden_file(kind: str, recipe: str) -> Path:
     """Where the golden ``configs`` or ``losses`` of a recipe lie."""
     return GOLDEN / kind / f"{recipe}.txt"

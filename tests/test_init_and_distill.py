@@ -47,7 +47,7 @@ def test_only_the_backbone_if_asked(teacher: Path, tmp_path: Path) -> None:
 
 
 def test_weights_that_cannot_be_used_are_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="init: .*there is no such file or folder"):
+    with pytest.raises(ConfigError, match=r"init: .*there is no such file or folder"):
         launch.train("classification/digits", [*SMALL, f"init.weights={tmp_path / 'no.pth'}"], out=tmp_path)
     with pytest.raises(ConfigError, match="init: into: the task has no 'backbon'"):
         launch.train("classification/digits", [*SMALL, "init={weights: x, into: backbon}"], out=tmp_path)

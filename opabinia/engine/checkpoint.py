@@ -96,16 +96,25 @@ def optimizer_state(task: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[
     The options of its groups are not among them: they are config, and a resumed run obeys its config.
     """
     names = {id(parameter): name for name, parameter in task.named_parameters()}
-    tensors: dict[str, Tensor] = {}
-    plain: dict[str, Any] = {}
-    for parameter, values in optimizer.state.items():
-        for key, value in values.items():
-            name = f"{names[id(parameter)]}.{key}"
-            if isinstance(value, Tensor):
-                tensors[name] = value
-            elif value is not None:
-                plain[name] = value
+    found = {
+        f"{names[id(parameter)]}.{key}": value
+        for parameter, values in optimizer.state.items()
+        for key, value in values.items()
+    }
+    for group in optimizer.param_groups:
+        counted = {f"{_IN_GROUP}{key}": group[key] for key in group.keys() - optimizer.defaults.keys() - _OPTIONS}
+        for parameter in group["params"]:
+            found |= {f"{names[id(parameter)]}.{key}": value for key, value in counted.items()}
+    tensors = {name: value for name, value in found.items() if isinstance(value, Tensor)}
+    plain = {name: value for name, value in found.items() if name not in tensors and value is not None}
     return tensors, plain
+
+
+_IN_GROUP = "@"
+"""Before the key of a state that lies in a group (the step counter of timm's Lamb): each of its parameters has it."""
+
+_OPTIONS = frozenset({"params", "param_names", "lr_factor"})
+"""Keys of a group that are neither options of the optimizer nor its state."""
 
 
 def load_optimizer_state(
@@ -118,10 +127,14 @@ def load_optimizer_state(
     by_parameter: dict[str, dict[str, Any]] = {}
     for full, value in {**tensors, **plain}.items():
         name, key = full.rsplit(".", 1)
-        if name in parameters:
+        if name in parameters and not key.startswith(_IN_GROUP):
             by_parameter.setdefault(name, {})[key] = _laid_out_like(parameters[name], value)
     state = {number: by_parameter[name] for number, name in enumerate(order) if name in by_parameter}
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    both = {**tensors, **plain}
+    for group in optimizer.param_groups:
+        first = f"{names[id(group['params'][0])]}.{_IN_GROUP}"
+        group.update({name.removeprefix(first): value for name, value in both.items() if name.startswith(first)})
 
 
 def _laid_out_like(parameter: Tensor, value: Any) -> Any:

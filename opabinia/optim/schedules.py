@@ -288,15 +288,12 @@ def piecewise(
 ) -> float:
     """Through given values at given times; before the first and behind the last it stays what it is there.
 
+    Example: ``{name: piecewise, times: [0it, 5ep, 20ep], values: [0.1, 1, 0]}``
+
     Args:
         times: counted from the run's start, ascending.
         values: at these times, as many.
         shape: how it goes from one to the next; with ``steps`` each value holds until the next.
-
-    Raises:
-        ValueError: not as many times as values, or times that do not ascend.
-
-    Example: ``{name: piecewise, times: [0it, 5ep, 20ep], values: [0.1, 1, 0]}``
     """
     steps = [span.clock.steps(time) for time in times]
     if len(times) != len(values) or steps != sorted(steps):

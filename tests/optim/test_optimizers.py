@@ -4,17 +4,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm.optim
 import torch
 from torch import nn
 
 from opabinia.config import Catalog, ConfigError, Resolved, build, check, compose, dump, register
 from opabinia.config.families import Entry, Parameter
 from opabinia.engine.checkpoint import load_optimizer_state, load_tensors, optimizer_state, save_tensors
-from opabinia.optim.optimizers import NAMES
+from opabinia.optim.optimizers import NAMES, OF_TIMM
 
 DOOR = Entry("command", "door", lambda part: part, (Parameter("part", {"kind": "part", "family": "optimizer"}),))
 CATALOG = Catalog({"optimizer": register.entries["optimizer"], "command": {"door": DOOR}})
-OUTSIDE = {"Optimizer": "the base of all", "LBFGS": "needs a closure", "SparseAdam": "needs sparse gradients"}
+OUTSIDE = {
+    "Optimizer": "the base of all",
+    "LBFGS": "needs a closure",
+    "SparseAdam": "needs sparse gradients",
+    "Muon": "timm's",
+}
+BOTH = (*((torch.optim, name) for name in NAMES), *((timm.optim, name) for name in OF_TIMM))
+ALL = [*(name.lower() for _, name in BOTH), "lars"]
 
 
 def resolve(section: dict[str, Any], folder: Path) -> Resolved:
@@ -49,31 +57,31 @@ def test_every_optimizer_of_torch_is_registered_or_left_out_for_a_reason() -> No
     assert optimizers == set(NAMES) | OUTSIDE.keys()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_defaults_are_torchs_own(name: str, made: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(("library", "name"), BOTH)
+def test_the_defaults_are_their_own(library: Any, name: str, made: Callable[..., Any]) -> None:
     ours = made(name.lower())(model().parameters())
-    theirs = getattr(torch.optim, name)(model().parameters())
+    theirs = getattr(library, name)(model().parameters())
     assert type(ours) is type(theirs)
     assert ours.defaults == theirs.defaults
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL)
 def test_it_trains(name: str, made: Callable[..., Any]) -> None:
     net = model()
     before = train(net, torch.optim.SGD(net.parameters(), lr=0.0), 1)
-    assert train(net, made(name.lower())(net.parameters()), 20) < before
+    assert train(net, made(name)(net.parameters()), 20) < before
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL)
 def test_saved_and_loaded_it_goes_on_to_the_same_bits(name: str, made: Callable[..., Any], tmp_path: Path) -> None:
     straight, stopped, resumed = model(), model(), model()
-    train(straight, made(name.lower(), lr=0.05)(straight.parameters()), 6)
-    first = made(name.lower(), lr=0.05)(stopped.parameters())
+    train(straight, made(name, lr=0.05)(straight.parameters()), 6)
+    first = made(name, lr=0.05)(stopped.parameters())
     train(stopped, first, 3)
     tensors, plain = optimizer_state(stopped, first)
     save_tensors(tmp_path / "state", tensors)
     resumed.load_state_dict(stopped.state_dict())
-    second = made(name.lower(), lr=0.05)(resumed.parameters())
+    second = made(name, lr=0.05)(resumed.parameters())
     load_optimizer_state(resumed, second, load_tensors(tmp_path / "state"), plain)
     train(resumed, second, 3)
     assert torch.equal(straight.weight, resumed.weight)
@@ -103,3 +111,52 @@ def test_what_torch_refuses_is_told_with_its_place(made: Callable[..., Any]) -> 
 def test_keys_that_are_wrong(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve({"name": "sgd", **keys}, tmp_path)
+
+
+LAMB = {"lr": 0.1, "weight_decay": 0.1, "max_grad_norm": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "after"),
+    [
+        ("lars", {"lr": 0.1, "weight_decay": 0.1, "momentum": 0, "trust": 1, "adapt": "direction"}, [2.7, 3.6]),
+        ("lars", {"lr": 0.1, "momentum": 0, "trust": 1, "adapt": "direction"}, [2.94, 3.92]),
+        ("lars", {"lr": 0.1, "momentum": 0, "trust": 1, "adapt": "direction", "always_adapt": True}, [2.7, 3.6]),
+        ("lamb", LAMB, [2.65977445, 3.63360325]),
+        ("lamb", LAMB | {"weight_decay": 0.0}, [2.9, 3.9]),
+    ],
+)
+def test_a_step_of_basecls(name: str, keys: dict[str, Any], after: list[float], made: Callable[..., Any]) -> None:
+    """Its LARS and LAMB: p [3, 4], gradient [.6, .8]."""
+    exclude = {"exclude_1d": False} if name == "lars" else {}
+    weight = nn.Parameter(torch.tensor([3.0, 4.0]))
+    weight.grad = torch.tensor([0.6, 0.8])
+    made(name, **keys, **exclude)([weight]).step()
+    assert weight.tolist() == pytest.approx(after, abs=1e-6)
+
+
+def test_three_steps_of_vissls_lars(made: Callable[..., Any]) -> None:
+    matrix, vector = nn.Parameter(torch.tensor([[3.0, 4], [0, 0]])), nn.Parameter(torch.tensor([1.0, -1]))
+    zeros = nn.Parameter(torch.zeros(2, 2))
+    optimizer = made("lars", lr=0.5, weight_decay=0.1)([matrix, vector, zeros])
+    expected = [
+        ([2.9993796, 3.9988549, -0.00095433061, -0.0019086612], [0.7, -1.2], -0.5),
+        ([2.9982011, 3.9966793, -0.0027673128, -0.0055346256], [0.145, -1.57], -0.95025003),
+        ([2.9965208, 3.993577, -0.0053526149, -0.01070523], [-0.61175, -2.0745], -1.3559501),
+    ]
+    for of_matrix, of_vector, of_zeros in expected:
+        matrix.grad, vector.grad = torch.tensor([[1.0, 2], [2, 4]]), torch.tensor([0.5, 0.5])
+        zeros.grad = torch.ones(2, 2)
+        optimizer.step()
+        assert matrix.flatten().tolist() == pytest.approx(of_matrix, abs=1e-5)
+        assert vector.tolist() == pytest.approx(of_vector, abs=1e-5)
+        assert zeros.flatten().tolist() == pytest.approx([of_zeros] * 4, abs=1e-5)
+
+
+def test_muon_takes_a_whole_network(made: Callable[..., Any]) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
+    before = [parameter.detach().clone() for parameter in net.parameters()]
+    optimizer = made("muon")(net.parameters())
+    net(torch.randn(2, 3, 3, 3)).square().sum().backward()
+    optimizer.step()
+    assert not any(torch.equal(old, new) for old, new in zip(before, net.parameters(), strict=True))

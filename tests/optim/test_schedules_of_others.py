@@ -140,7 +140,7 @@ def test_fastreids_cosine_waits_for_delay_and_steps_by_epoch() -> None:
         (partial(s.piecewise, times=[D("10it"), D("60it")], values=[2, 4], shape="steps"), [2, 2, 4]),
         (partial(s.inverse_sqrt, warmup=D("25it")), [0.001, 25**-0.5 * 5 / math.sqrt(2), 0.5]),
     ],
-    ids=str,
+    ids=lambda value: value.func.__name__ if isinstance(value, partial) else str(value),
 )
 def test_at_beginning_middle_and_end(value: Any, found: list[float]) -> None:
     assert [value(clock(step, 100)) for step in (0, 50, 100)] == pytest.approx(found)
