@@ -43,7 +43,7 @@ from opabinia.engine.moments import Moments
 from opabinia.engine.trainer import Trainer
 from opabinia.engine.writers import TensorBoard, Terminal
 from opabinia.loading import load
-from opabinia.losses import cross_entropy
+from opabinia.losses import binary, cross_entropy
 from opabinia.models import backbones
 from opabinia.models.weights import Init, initialise
 from opabinia.optim import lars, optimizers
@@ -82,6 +82,7 @@ from opabinia.tasks.distill import Distill, Distillation, make_teacher, student_
 
 PARTS = (
     backbones,
+    binary,
     classification,
     cross_entropy,
     lars,

@@ -68,7 +68,8 @@ def test_an_unavailable_device_is_an_error(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_run_gives_its_final_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, scores = launch.train("classification/digits", [*SMALL, "train.length=3it", "writers=[]"], out=tmp_path)
-    assert set(scores) == {"val/top1", "val/top5"}
+    names = ("top1", "top5", "mean_recall", "macro_f1", "ece", "nll")
+    assert list(scores) == [f"val/{name}" for name in names]
     assert launch.evaluate(folder, checkpoint="last") == scores
     log = (folder / "train.log").read_text()
     for expected in ("rank 0 of 1", "torch ", "git ", "command ", "lr: 0.004", "TimmBackbone", "label_smoothing=0.1"):

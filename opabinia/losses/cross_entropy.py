@@ -2,22 +2,97 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch.nn.functional as F
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import Fraction
+from opabinia.contracts import Fraction, NonNegative
+
+
+def soft_targets(
+    targets: Tensor, classes: int, smoothing: float = 0.0, spread: Literal["all", "others"] = "all"
+) -> Tensor:
+    """Targets as probabilities (float32, B x K), smoothed.
+
+    Args:
+        targets: class numbers (int64, B) or probabilities (float, B x K).
+        classes: K.
+        smoothing: share e of the target that is spread.
+        spread: over ``all`` K classes (e/K each), or over the K - 1 ``others`` (e/(K-1) each).
+
+    Example: half of class 1 and half of 2, of four, smoothed by 0.1: [0.025, 0.475, 0.475, 0.025].
+    """
+    hard = targets if targets.is_floating_point() else F.one_hot(targets, classes).float()
+    if not smoothing:
+        return hard
+    if spread == "all":
+        return hard * (1 - smoothing) + smoothing / classes
+    return hard * (1 - smoothing) + (1 - hard) * (smoothing / (classes - 1))
 
 
 @register.loss
-def cross_entropy(logits: Tensor, targets: Tensor, /, *, label_smoothing: Fraction = 0.0) -> Tensor:
-    """Mean cross entropy; smoothing spreads e evenly over all K classes (Szegedy et al. 2016, section 7; torch's e/K).
+def cross_entropy(
+    logits: Tensor,
+    targets: Tensor,
+    /,
+    *,
+    label_smoothing: Fraction = 0.0,
+    smooth_over: Literal["all", "others"] = "all",
+) -> Tensor:
+    """Mean cross entropy, with label smoothing (Szegedy et al. 2016, section 7).
 
     Args:
         logits: B x K.
         targets: class numbers (int64, B) or probabilities (float, B x K).
-        label_smoothing: share e of the target that is spread over all classes.
+        label_smoothing: share e of the target that is spread over other classes.
+        smooth_over: e/K for all K classes, as in torch, basecls and VISSL; or e/(K-1) for the others, as in FastReID.
 
     Example: logits [2, 1, 0.1], class 0: 0.4170; with ``label_smoothing=0.1``: 0.5137.
     """
+    if smooth_over == "others" and label_smoothing:
+        return F.cross_entropy(logits, soft_targets(targets, logits.shape[1], label_smoothing, "others"))
     return F.cross_entropy(logits, targets, label_smoothing=label_smoothing)
+
+
+@register.loss
+def adaptive_cross_entropy(logits: Tensor, targets: Tensor, /, *, alpha: Fraction = 0.2) -> Tensor:
+    """Cross entropy whose smoothing grows with the model's own confidence in the right class (FastReID, EPSILON < 0).
+
+    The share ``alpha * p`` of the target goes evenly to the other classes; p is not learned from.
+
+    Args:
+        logits: B x K.
+        targets: class numbers (int64, B) or probabilities (float, B x K).
+        alpha: largest share that is spread.
+    """
+    hard = soft_targets(targets, logits.shape[1])
+    share = alpha * (logits.detach().softmax(1) * hard).sum(1, keepdim=True)
+    smooth = hard * (1 - share) + (1 - hard) * share / (logits.shape[1] - 1)
+    return F.cross_entropy(logits, smooth)
+
+
+@register.loss
+def focal(logits: Tensor, targets: Tensor, /, *, gamma: NonNegative = 2.0) -> Tensor:
+    """Cross entropy in which classes that are already likely count less (Lin et al. 2017, over a softmax).
+
+    Args:
+        logits: B x K.
+        targets: class numbers (int64, B) or probabilities (float, B x K).
+        gamma: each class counts by ``(1 - p) ** gamma``; 0 is cross entropy.
+    """
+    logs = logits.log_softmax(1)
+    weights = (1 - logs.exp()) ** gamma
+    if targets.is_floating_point():
+        return -(targets * weights * logs).sum(1).mean()
+    return F.nll_loss(weights * logs, targets)
+
+
+EXCLUSIVE = (cross_entropy, adaptive_cross_entropy, focal)
+"""Losses of which each sample has one class: they compare classes with each other."""
+
+
+def is_exclusive(loss: object) -> bool:
+    """Whether a loss takes classes to exclude each other, so that it does not fit multi-label data."""
+    return getattr(loss, "func", loss) in EXCLUSIVE

@@ -1,4 +1,4 @@
-"""Image classification: one label an image."""
+"""Image classification: one label an image, or several."""
 
 from __future__ import annotations
 
@@ -9,18 +9,25 @@ from torch import Tensor, nn
 
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Clock, Evaluator, Facts, Fraction, LossPart, Predictions, Task
+from opabinia.evaluation.counts import Calibration, Confusion
+from opabinia.evaluation.multilabel import MultiLabel
 from opabinia.evaluation.topk import TopK, hits
-from opabinia.losses.cross_entropy import cross_entropy
+from opabinia.losses.binary import binary_cross_entropy
+from opabinia.losses.cross_entropy import cross_entropy, is_exclusive
 from opabinia.models.layers import Normalize
 
 
 @register.task(name="classification")
 class Classification(Task):
-    """Backbone, linear head, loss; evaluated by top-1 and top-5.
+    """Backbone, linear head, loss.
+
+    With one label an image evaluated by top-1 and top-5, recall and F1 over classes, calibration; where the data says
+    that an image may have several, or none, by mean average precision and F1.
 
     Args:
         backbone: images to one vector each.
-        loss: of logits (B x K) and labels (B), or targets (B x K) after mixing.
+        loss: of logits (B x K) and labels (B), or targets (B x K) after mixing; null takes cross entropy, for several
+            labels an image binary cross entropy.
         dropout: on the vector before the head.
         mean: of the images in 0..1, per channel or one for all; null takes what a pretrained backbone knows, otherwise
             ImageNet's for colour.
@@ -33,7 +40,7 @@ class Classification(Task):
         /,
         *,
         backbone: BackbonePart,
-        loss: LossPart = cross_entropy,
+        loss: LossPart | None = None,
         dropout: Fraction = 0.0,
         mean: list[float] | None = None,
         std: list[float] | None = None,
@@ -51,7 +58,12 @@ class Classification(Task):
         )
         self.backbone = net
         self.head = nn.Sequential(nn.Dropout(dropout), net.make_head(len(facts.classes)))
-        self.loss = loss
+        if loss is not None and facts.multi_label and is_exclusive(loss):
+            raise ValueError(
+                "loss: images may have several labels in this data; take a loss that asks of each class whether it "
+                "is there: binary_cross_entropy, binary_focal or asymmetric"
+            )
+        self.loss = loss or (binary_cross_entropy if facts.multi_label else cross_entropy)
 
     def _embed(self, batch: Batch) -> Tensor:
         features: Tensor = self.backbone(self.normalize(batch["image"]))
@@ -72,9 +84,9 @@ class Classification(Task):
         return said
 
     def predict(self, batch: Batch) -> Predictions:
-        """``logits`` (B x K) and their softmax ``probabilities``."""
+        """``logits`` (B x K) and ``probabilities``: their softmax, or their sigmoid when there are several labels."""
         logits = self.head(self._embed(batch))
-        return {"logits": logits, "probabilities": logits.softmax(1)}
+        return {"logits": logits, "probabilities": logits.sigmoid() if self.facts.multi_label else logits.softmax(1)}
 
     def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
         """``top``: the five likeliest classes with their probabilities."""
@@ -96,7 +108,7 @@ class Classification(Task):
         return {"embedding": self._embed(batch)}
 
     def evaluators(self, facts: Facts) -> list[Evaluator]:
-        """Top-1 and top-5.
+        """Those of one label or of several, as the data has it. The first score is the headline.
 
         Raises:
             ValueError: the classes are not those of training, in the same order, so labels would not mean the same;
@@ -111,4 +123,9 @@ class Classification(Task):
                 f"its classes are not those of the training data (missing: {', '.join(missing) or 'none'}; "
                 f"new: {', '.join(new) or 'none'}; the order counts)"
             )
-        return [TopK((1, 5))]
+        if self.facts.multi_label != facts.multi_label:
+            one, other = ("several labels", "one label") if facts.multi_label else ("one label", "several labels")
+            raise ValueError(f"its images have {one} each, those of training {other}")
+        if self.facts.multi_label:
+            return [MultiLabel(facts.classes)]
+        return [TopK((1, 5)), Confusion(facts.classes), Calibration()]

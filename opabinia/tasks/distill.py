@@ -7,11 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from opabinia.config import register
 from opabinia.contracts import (
@@ -27,6 +26,7 @@ from opabinia.contracts import (
     SchedulePart,
     Task,
 )
+from opabinia.losses.distillation import FeaturesLoss, LogitsLoss, features_loss, logits_loss
 from opabinia.models.layers import Normalize
 from opabinia.models.weights import fit, read_weights
 from opabinia.optim.schedules import constant
@@ -49,9 +49,11 @@ class Distill:
         task_weight: multiplies the task's own losses.
         logits_weight: multiplies ``distill_logits_loss``.
         features_weight: multiplies ``distill_features_loss``.
-        logits_loss: soft compares distributions at a temperature; hard takes the teacher's best class as label.
+        logits_loss: soft compares distributions at a temperature, symmetric does so both ways, binary
+            class by class; hard takes the teacher's
+            best class as label; mse compares the logits.
         features_loss: how vectors are compared: 1 - cosine, squared error, or Huber's.
-        temperature: of the soft logits loss, which is multiplied by its square.
+        temperature: of the soft and symmetric logits losses, which are multiplied by its square.
         temperature_schedule: multiplies the temperature over time.
         student_logits: module of the task whose output are its logits.
         teacher_logits: the same of the teacher.
@@ -67,8 +69,8 @@ class Distill:
     task_weight: NonNegative = 0.5
     logits_weight: NonNegative = 0.5
     features_weight: NonNegative = 0.0
-    logits_loss: Literal["soft", "hard"] = "soft"
-    features_loss: Literal["cosine", "mse", "smooth_l1"] = "cosine"
+    logits_loss: LogitsLoss = "soft"
+    features_loss: FeaturesLoss = "cosine"
     temperature: Positive = 1.0
     temperature_schedule: SchedulePart = constant
     student_logits: str = "head"
@@ -340,33 +342,3 @@ def _open(taps: Iterable[_Tap]) -> Iterator[None]:
 def _vectors(output: Tensor) -> Tensor:
     """Maps (B x C x H x W) as tokens (B x HW x C); vectors and tokens as they are."""
     return output.flatten(2).transpose(1, 2) if output.ndim == 4 else output
-
-
-# --- losses ---------------------------------------------------------------------------------------------------------
-
-
-def logits_loss(student: Tensor, teacher: Tensor, kind: str, temperature: float) -> Tensor:
-    """How far logits (B x K) are from the teacher's."""
-    _check_same(student, teacher, "logits")
-    if kind == "hard":
-        return functional.cross_entropy(student, teacher.argmax(1))
-    log_student = functional.log_softmax(student.float() / temperature, 1)
-    log_teacher = functional.log_softmax(teacher.float() / temperature, 1)
-    return functional.kl_div(log_student, log_teacher, reduction="batchmean", log_target=True) * temperature**2
-
-
-def features_loss(student: Tensor, teacher: Tensor, kind: str) -> Tensor:
-    """How far vectors are from the teacher's."""
-    _check_same(student, teacher, "features")
-    student, teacher = student.float(), teacher.float()
-    if kind == "cosine":
-        return 1 - functional.cosine_similarity(student, teacher, dim=-1).mean()
-    if kind == "mse":
-        return functional.mse_loss(student, teacher)
-    return functional.smooth_l1_loss(student, teacher)
-
-
-def _check_same(student: Tensor, teacher: Tensor, what: str) -> None:
-    if student.shape != teacher.shape:
-        ours, theirs = tuple(student.shape), tuple(teacher.shape)
-        raise ValueError(f"distill: the student's {what} are of shape {ours}, the teacher's of shape {theirs}")

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from opabinia.contracts import Backbone, Batch, Clock, Facts, Task
+from opabinia.losses.binary import binary_cross_entropy
 from opabinia.losses.cross_entropy import cross_entropy
 from opabinia.tasks.classification import Classification
 
@@ -62,7 +63,7 @@ def test_the_four_methods() -> None:
         task.features(batch, ["embedding", "layer4"])
 
     assert task.hooks(FACTS) == []
-    (evaluator,) = task.evaluators(FACTS)
+    evaluator, *_ = task.evaluators(FACTS)
     evaluator.update(predictions, batch)
     right = (predictions["logits"].argmax(1) == batch["label"]).float().mean().item()
     assert evaluator.compute([evaluator.state()]) == {"top1": pytest.approx(right), "top5": 1.0}
@@ -153,3 +154,33 @@ def test_the_log_shows_the_loss() -> None:
 def test_the_weights_are_all_there_is_to_save() -> None:
     names = {name.split(".")[0] for name in make().state_dict()}
     assert names == {"backbone", "head"}
+
+
+# --- several labels an image ------------------------------------------------------------------------------------------
+
+MULTI = Facts(samples=8, channels=1, classes=CLASSES, multi_label=True)
+
+
+def multi_batch() -> Batch:
+    return {**batch_of(), "label": torch.eye(4).repeat(2, 1) + torch.eye(4).roll(1, 0).repeat(2, 1)}
+
+
+def test_several_labels() -> None:
+    task, batch = make(MULTI).eval(), multi_batch()
+    losses, predictions = task(batch, Clock()), task.predict(batch)
+    assert losses.keys() == {"loss"}
+    torch.testing.assert_close(losses["loss"], binary_cross_entropy(predictions["logits"], batch["label"]))
+    torch.testing.assert_close(predictions["probabilities"], predictions["logits"].sigmoid())
+    (evaluator,) = task.evaluators(MULTI)
+    evaluator.update(predictions, batch)
+    assert evaluator.compute([evaluator.state()]).keys() == {"mAP", "micro_f1", "macro_f1"}
+
+
+def test_a_loss_for_one_label_does_not_fit_several() -> None:
+    with pytest.raises(ValueError, match="binary_cross_entropy, binary_focal or asymmetric"):
+        make(MULTI, loss=partial(cross_entropy, label_smoothing=0.1))
+
+
+def test_evaluation_data_with_another_kind_of_labels_is_refused() -> None:
+    with pytest.raises(ValueError, match="its images have several labels each, those of training one label"):
+        make().evaluators(MULTI)

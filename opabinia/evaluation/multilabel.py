@@ -1,0 +1,104 @@
+"""Scores for several labels a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from opabinia.contracts import Batch, Predictions
+
+
+def average_precision(scores: NDArray[Any], there: NDArray[Any]) -> float:
+    """Area under precision over recall, in steps (no interpolation; scikit-learn's ``average_precision_score``).
+
+    Samples with equal scores come at once, so that their order changes nothing.
+
+    Args:
+        scores: N.
+        there: N, whether the class is there.
+
+    Returns: NaN when it is there nowhere.
+
+    Example: scores [0.9, 0.8, 0.7], there [1, 0, 1]: (1 + 2/3) / 2 = 0.8333.
+    """
+    positives = int(there.sum())
+    if not positives:
+        return float("nan")
+    order = np.argsort(-scores, kind="stable")
+    last = np.flatnonzero(np.r_[np.diff(scores[order]) != 0, True])  # where a score comes last
+    found = np.cumsum(there[order].astype(np.int64))[last]
+    precision = found / (last + 1)
+    return float((np.diff(np.r_[0, found]) * precision).sum() / positives)
+
+
+class MultiLabel:
+    """Scores ``mAP`` (mean average precision over the classes that are there), and at probability 0.5 ``micro_f1``
+    (over all labels), ``macro_f1`` (mean over those classes).
+
+    The table (``details``) has average precision, F1 and number of samples for each class.
+
+    Args:
+        classes: names of the K classes.
+    """
+
+    def __init__(self, classes: Sequence[str]) -> None:
+        self.better = {"mAP": "max", "micro_f1": "max", "macro_f1": "max"}
+        self.classes = tuple(classes)
+        self._seen: list[tuple[Tensor, Tensor]] = []
+
+    def update(self, predictions: Predictions, batch: Batch) -> None:
+        """Keep a batch. ``predictions["logits"]`` and ``batch["label"]`` (0 and 1) are B x K."""
+        # A row that is not finite must not move the others.
+        logits = predictions["logits"].detach().float().nan_to_num(-1e30, -1e30, -1e30)
+        self._seen.append((logits.cpu(), batch["label"].cpu() > 0.5))
+
+    def state(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Logits (N x K, float32) and labels (N x K, bool)."""
+        if not self._seen:
+            return np.zeros((0, len(self.classes)), np.float32), np.zeros((0, len(self.classes)), bool)
+        logits, labels = (torch.cat(column).numpy() for column in zip(*self._seen, strict=True))
+        return logits, labels
+
+    def _by_class(self, states: Sequence[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Average precision (K); true positives, predicted and there (3 x K)."""
+        logits, labels = (np.concatenate(column) for column in zip(*states, strict=True))
+        precisions = np.array([average_precision(logits[:, k], labels[:, k]) for k in range(len(self.classes))])
+        predicted = logits > 0
+        counts = np.stack([(predicted & labels).sum(0), predicted.sum(0), labels.sum(0)])
+        return precisions, counts, labels
+
+    def compute(self, states: Sequence[Any]) -> dict[str, float]:
+        """Nothing when there was no sample, or no label at all."""
+        precisions, counts, labels = self._by_class(states)
+        there = counts[2] > 0
+        if not labels.size or not there.any():
+            return {}
+        f1 = _f1(counts)
+        total = _f1(counts.sum(1, keepdims=True))
+        return {
+            "mAP": float(precisions[there].mean()),
+            "micro_f1": float(total[0]),
+            "macro_f1": float(f1[there].mean()),
+        }
+
+    def details(self, states: Sequence[Any]) -> dict[str, Any]:
+        """The table, in plain values; null for a class that is there nowhere."""
+        precisions, counts, _ = self._by_class(states)
+        rows = zip(self.classes, counts[2].tolist(), precisions.tolist(), _f1(counts).tolist(), strict=True)
+        return {
+            "per_class": [
+                {"class": name, "samples": samples, "AP": ap if samples else None, "f1": f1}
+                for name, samples, ap, f1 in rows
+            ]
+        }
+
+
+def _f1(counts: NDArray[Any]) -> NDArray[Any]:
+    right, predicted, there = counts
+    result: NDArray[Any] = 2 * right / np.maximum(1, predicted + there)
+    return result
