@@ -345,7 +345,7 @@ class Stop(NamedTuple):
 
 @dataclass
 class Run:
-    """What a hook may see and use: ten named things, and not the trainer.
+    """What a hook may see and use: twelve named things, and not the trainer.
 
     Attributes:
         task: the model being trained, as the user built it (not a wrapper).
@@ -359,6 +359,9 @@ class Run:
         scores: the newest scores by name (``val/top1``).
         folder: the run folder.
         stop: set to end the run after this step, saved; the first reason stays.
+        models: every model that is evaluated: ``task``, and an average of its weights if there is one.
+        batches: some batches of this process on its device, read anew: of ``train`` or of the validation set with this
+            name, that many over all processes. Empty in an evaluation-only run.
     """
 
     task: Task
@@ -371,6 +374,8 @@ class Run:
     scores: dict[str, float]
     folder: Path
     stop: Stop | None = None
+    models: Sequence[Task] = ()
+    batches: Callable[[str, int], Iterable[Batch]] = lambda name, count: ()
 
 
 class Phase(NamedTuple):

@@ -25,6 +25,7 @@ from opabinia.engine.checkpoint import (
     read_checkpoint,
 )
 from opabinia.engine.evaluate import write_json
+from opabinia.engine.hooks.expected import Unexpected
 from opabinia.loading import LAST, chosen_checkpoint, holds_run, read_chosen, resolve, validation_sets
 from opabinia.runtime.files import mend, only_writer, told, write_aside
 from opabinia.runtime.log import log, log_in_full, logging_to
@@ -124,12 +125,20 @@ def train(
             raise Stopped(str(reason), stop.exit_status) from None
         except DoesNotFit as error:
             raise ConfigError(Problem("", "task", f"the checkpoint's weights do not fit: {error}")) from error
+        except Unexpected as error:
+            log.error("%s", error, extra={"file_only": True})
+            _write_results(folder, error.scores)
+            raise
         except Exception:
             log.exception("the run ended with an error", extra={"file_only": True})
             raise
-        if is_first():
-            write_aside(folder / "results.json", json.dumps(scores, indent=1) + "\n")
+        _write_results(folder, scores)
         return folder, scores
+
+
+def _write_results(folder: Path, scores: Mapping[str, float]) -> None:
+    if is_first():
+        write_aside(folder / "results.json", json.dumps(dict(scores), indent=1) + "\n")
 
 
 def _saved_config(folder: Path) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from opabinia import contracts
 from opabinia.config import ConfigError, Problem
 from opabinia.config.build import blamed
 from opabinia.config.errors import listing, nearest
@@ -18,14 +19,14 @@ from opabinia.data import Data, Stream
 from opabinia.data.batches import ConstantPlan
 from opabinia.data.loader import DataError, Loader, Reader, Request, evaluation_requests, training_requests
 from opabinia.data.order import EachOnce
-from opabinia.engine.evaluate import Validation
+from opabinia.engine.evaluate import Validation, to_device
 from opabinia.engine.hooks import SaveBest
 from opabinia.optim.groups import Groups, apply_factors, parameter_groups
 from opabinia.optim.schedules import scaled
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import rank, world_size
-from opabinia.runtime.seeds import INIT, hash32, seed_sample
+from opabinia.runtime.seeds import FRESH, INIT, hash32, seed_sample
 from opabinia.settings import Training
 
 # --- data -----------------------------------------------------------------------------------------------------------
@@ -118,6 +119,35 @@ def make_validation(
         loader = Loader(reader, requests, workers=data.workers, pin_memory=device.type == "cuda")
         found.append(Validation(stream.prefix, loader, facts, precision=precision))
     return found
+
+
+def fresh_batches(
+    data: Data, facts: Facts, seed: int, device: torch.device, batch_size: int | None, name: str, count: int
+) -> Iterator[Batch]:
+    """Batches of this process that belong to no epoch, the same every time: of ``train``, unmixed and in an order of
+    their own, or of the validation set with this prefix, as far as it goes.
+
+    Raises:
+        ConfigError: there is no such set.
+    """
+    if name == "train":
+        own = hash32(FRESH, seed)
+        sampler = make_sampler(data, own)
+        plan = ConstantPlan(len(sampler), data.batch_size, Duration(count, "it"), data.drop_last)
+        loader: contracts.Loader = make_training_loader(replace(data, mix=()), plan, sampler, facts, own, device)
+    else:
+        sets = {one.name: one for one in make_validation(data, batch_size, seed, device, "fp32")}
+        if name not in sets:
+            known = listing(["train", *sets])
+            raise ConfigError(Problem("", "hooks", f"there is no data set {name!r}; data sets: {known}"))
+        loader = sets[name].loader
+    try:
+        for row, batch in loader.iterate():
+            if row.step >= count:
+                break
+            yield to_device(batch, device)
+    finally:
+        loader.close()
 
 
 def with_average(validation: Sequence[Validation], average: Task, weights: str) -> list[Validation]:

@@ -37,7 +37,22 @@ from opabinia.data import shapes as shape_parts
 from opabinia.data.batches import ConstantPlan
 from opabinia.engine.checkpoint import Snapshot
 from opabinia.engine.evaluate import evaluation_run
-from opabinia.engine.hooks import Evaluate, Flush, FlushSamples, KeepAverage, Save, in_order, limit, refuse_wrong
+from opabinia.engine.hooks import (
+    Evaluate,
+    Flush,
+    FlushSamples,
+    KeepAverage,
+    Save,
+    Timer,
+    early_stop,
+    expected,
+    freeze,
+    in_order,
+    limit,
+    precise_norm,
+    refuse_wrong,
+    watch,
+)
 from opabinia.engine.journal import Journal
 from opabinia.engine.moments import Moments
 from opabinia.engine.trainer import Trainer
@@ -56,6 +71,7 @@ from opabinia.pieces import (
     facts_of,
     fingerprint,
     first_samples,
+    fresh_batches,
     make_best,
     make_optimizer,
     make_plan,
@@ -85,14 +101,19 @@ PARTS = (
     binary,
     classification,
     cross_entropy,
+    early_stop,
+    expected,
+    freeze,
     lars,
     limit,
     mix,
     optimizers,
+    precise_norm,
     schedule_parts,
     shape_parts,
     sources,
     transforms,
+    watch,
 )
 """The modules whose import registers the built-in parts that nothing here names."""
 
@@ -230,6 +251,7 @@ def train(
             evaluate=Evaluate(evaluate.every, {one.prefix: one.every for one in data.validation if one.every}),
             best=make_best(checkpoint.best, offered),
             average=average,
+            timer=Timer(),
         )
     lines = [writer(session.folder, start) for writer in writers] if is_first() else []
     journal = Journal(session.folder / "metrics.jsonl" if is_first() else None, lines, by=train.log_by)
@@ -246,6 +268,7 @@ def train(
         keep=checkpoint.keep,
         about=about,
         interrupted=session.interrupted,
+        batches=partial(fresh_batches, data, facts, seed, device, evaluate.batch_size),
     )
     try:
         if session.resume is not None:

@@ -16,3 +16,5 @@ def print_scores(title: str, scores: Mapping[str, float]) -> None:
     console = Console(highlight=False)
     console.print(table)
     console.print(title, soft_wrap=True)
+    # One line to paste into a sheet, with the columns of the table above.
+    console.print(",".join(["csv", *(f"{value:.6g}" for value in scores.values())]), soft_wrap=True)

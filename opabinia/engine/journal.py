@@ -42,6 +42,9 @@ class Journal:
         path: the file; None to write none (another process does).
         writers: get every line as it is written.
         by: "mean" or "median", what a line holds of the values of its steps.
+
+    Attributes:
+        newest: the line written last.
     """
 
     def __init__(self, path: Path | None, writers: Sequence[Writer] = (), by: str = "mean") -> None:
@@ -50,6 +53,7 @@ class Journal:
         self._pending: list[tuple[int, dict[str, Tensor | float]]] = []
         self._end: int | None = None
         self._file = None
+        self.newest: dict[str, Any] | None = None
         if path is not None:
             with told(path):
                 self._file = path.open("ab")
@@ -118,6 +122,7 @@ class Journal:
             with told(self.path):
                 self._file.write((json.dumps(line, allow_nan=False) + "\n").encode())
                 self._file.flush()
+        self.newest = line
         for writer in self.writers:
             writer.write(line)
 

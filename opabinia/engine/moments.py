@@ -17,6 +17,12 @@ def _watches(hook: Hook, moment: str) -> bool:
     return getattr(own, "__func__", own) is not getattr(Hook, moment)
 
 
+class Refused(Exception):
+    """A hook cannot work in this run, as it says at the start."""
+
+    exit_status = 2
+
+
 class Moments:
     """The hooks of a run, in the order in which they act.
 
@@ -44,7 +50,11 @@ class Moments:
         return moment, keys[keys.index(acting) - 1]
 
     def call(self, run: Run, moment: str, *values: Any, after: str | None = None) -> None:
-        """Let every hook act; only those behind the hook ``after``, if there is such a hook."""
+        """Let every hook act; only those behind the hook ``after``, if there is such a hook.
+
+        Raises:
+            Refused: a hook raised a ValueError at the start; this names its key.
+        """
         acting = self._acting[moment]
         if after in self.hooks:
             order = list(self.hooks)
@@ -52,7 +62,12 @@ class Moments:
         outer = self.now
         for key, act in acting:
             self.now = (moment, key)
-            act(run, *values)
+            try:
+                act(run, *values)
+            except ValueError as error:
+                if moment != "start":
+                    raise
+                raise Refused(f"hooks.{key}: {error}") from error
         self.now = outer
 
     def finish(self, run: Run, how: str | BaseException) -> None:

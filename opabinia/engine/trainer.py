@@ -13,7 +13,7 @@ It builds nothing, reads no config and knows no task. The whole loop, as a sente
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ class Trainer:
         keep: number of newest checkpoints to keep.
         about: plain values saved in every checkpoint (seed, fingerprint of the data ...).
         interrupted: asked after every step why the run is to stop; None to go on.
+        batches: gives hooks batches of their own (see :class:`opabinia.contracts.Run`).
 
     Example::
 
@@ -70,6 +71,7 @@ class Trainer:
         keep: int = 2,
         about: Mapping[str, Any] | None = None,
         interrupted: Callable[[], str | None] = lambda: None,
+        batches: Callable[[str, int], Iterable[Batch]] = lambda name, count: (),
     ) -> None:
         self.task, self.step, self.plan, self.loader = task, step, plan, loader
         self.validation, self.device = validation, device
@@ -86,6 +88,8 @@ class Trainer:
             evaluate=self.evaluate,
             scores={},
             folder=folder,
+            models=[task, *{id(one.task): one.task for one in validation if one.task}.values()],
+            batches=batches,
         )
         self._resumed: tuple[tuple[str, str] | None, Clock] = None, self._run.clock
 

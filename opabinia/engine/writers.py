@@ -36,7 +36,7 @@ def _scores(line: Mapping[str, Any]) -> str:
     return "  ".join(
         f"{name.removeprefix('train/')} {_number(value)}"
         for name, value in line.items()
-        if name not in _QUIET and not name.startswith("time/")
+        if name not in _QUIET and not name.startswith(("time/", "memory/"))
     )
 
 
@@ -45,7 +45,9 @@ def _pace(line: Mapping[str, Any]) -> str:
         return ""
     waiting = line["time/data"] / line["time/step"] if line["time/step"] else 0.0
     data = f"  waits for data {waiting:.0%}" if waiting > 0.1 else ""
-    return f"lr {_number(line['lr'])}  {line.get('samples_per_s', 0):.0f}/s{data}"
+    memory = line.get("memory/device_mb", line.get("memory/host_mb"))
+    held = f"  {memory / 1024:.1f} GB" if memory else ""
+    return f"lr {_number(line['lr'])}  {line.get('samples_per_s', 0):.0f}/s{data}{held}"
 
 
 @register.writer(name="terminal")

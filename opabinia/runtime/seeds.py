@@ -16,7 +16,7 @@ from hashlib import blake2b
 import numpy as np
 import torch
 
-ORDER, SAMPLE, MIX, MODEL, INIT, REPLACEMENT = range(1, 7)
+ORDER, SAMPLE, MIX, MODEL, INIT, REPLACEMENT, FRESH = range(1, 8)
 
 
 def hash32(*counters: int) -> int:

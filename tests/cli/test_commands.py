@@ -43,7 +43,7 @@ def test_train(opabinia: Opabinia, tmp_path: Path) -> None:
     assert ended.status == 0
     assert re.search(r"val/top1\W+0\.\d{4}", ended.out)
     assert f"{folder} (after its last step" in ended.out
-    assert scores(folder).keys() == {"val/top1", "val/top5"}
+    assert scores(folder).keys() >= {"val/top1", "val/top5"}
     assert (folder / "checkpoints" / "last").read_text() == "step-00000002\n"
 
 

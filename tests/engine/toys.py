@@ -197,7 +197,10 @@ class Setup:
 def lines(folder: Path) -> list[dict[str, Any]]:
     """The journal without what depends on the machine."""
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "samples_per_s" and not k.startswith("time/")} for line in found]
+    return [
+        {k: v for k, v in line.items() if k != "samples_per_s" and not k.startswith(("time/", "memory/"))}
+        for line in found
+    ]
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:

@@ -35,7 +35,10 @@ seed: 3
 def metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of ``metrics.jsonl`` without what depends on the machine."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "samples_per_s" and not k.startswith("time/")} for line in lines]
+    return [
+        {k: v for k, v in line.items() if k != "samples_per_s" and not k.startswith(("time/", "memory/"))}
+        for line in lines
+    ]
 
 
 def checkpoint(folder: Path, step: int) -> Path:

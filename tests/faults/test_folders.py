@@ -120,7 +120,7 @@ def test_a_finished_run_goes_on_with_a_longer_length(
     program = server.run("train", str(folder), "train.length=2ep", "--resume")
     assert "changed since the run began: train.length: 10it -> 2ep" in program.err
     assert program.trace[0] == "start 10"
-    assert json.loads((folder / "results.json").read_text()).keys() == {"val/top1", "val/top5"}
+    assert json.loads((folder / "results.json").read_text()).keys() >= {"val/top1", "val/top5"}
     assert config(folder)["train"]["length"] == "2ep"
     found = metrics(folder)
     assert [line["step"] for line in found if "val/top1" in line] == [8, 10, 15, 23, 30]

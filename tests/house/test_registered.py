@@ -38,6 +38,9 @@ IDENTITY = [{"name": "Identity"}]
 TINY = {"name": "timm", "model": "test_resnet"}
 MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("backbone", "timm"): {"model": "test_resnet"},
+    ("hook", "early_stop"): {"metric": "val/top1"},
+    ("hook", "expected"): {"scores": {"val/top1": [0.9, 0.1]}},
+    ("hook", "freeze"): {"pattern": "^backbone"},
     ("hook", "time_limit"): {"after": "1h"},
     ("schedule", "cosine_restarts"): {"cycle": "2it"},
     ("schedule", "multi_step"): {"milestones": ["3it", "1ep"]},

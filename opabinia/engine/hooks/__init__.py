@@ -10,11 +10,12 @@ from opabinia.engine.hooks.best import SaveBest
 from opabinia.engine.hooks.evaluation import Evaluate
 from opabinia.engine.hooks.flush import Flush, FlushSamples
 from opabinia.engine.hooks.save import Save
+from opabinia.engine.hooks.watch import Timer
 
-__all__ = ["Evaluate", "Flush", "FlushSamples", "KeepAverage", "Save", "SaveBest", "in_order", "refuse_wrong"]
+__all__ = ["Evaluate", "Flush", "FlushSamples", "KeepAverage", "Save", "SaveBest", "Timer", "in_order", "refuse_wrong"]
 
 
-BUILT_IN = ("ema", "journal", "save", "evaluate", "best")
+BUILT_IN = ("timer", "ema", "journal", "save", "evaluate", "best")
 FILES = ("model", "optimizer", "state")
 """What a checkpoint's other files are called: a hook with tensors of its own has one named after its key."""
 
@@ -43,6 +44,7 @@ def in_order(
     evaluate: Evaluate,
     best: SaveBest | None,
     average: KeepAverage | None = None,
+    timer: Timer | None = None,
 ) -> dict[str, Hook]:
     """All hooks of a run by their keys, in the order in which they act at every moment.
 
@@ -51,6 +53,8 @@ def in_order(
     """
     refuse_wrong(user, {*BUILT_IN, *task})
     return {
+        # Around everything that takes time.
+        **({"timer": timer} if timer else {}),
         # What the method itself needs (a momentum teacher) acts on the fresh weights, before anybody looks at them.
         **task,
         # Follows every update, and is measured and saved with it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from opabinia.contracts import Batch, Hook, Run
+from opabinia.engine.memory import memory_in_use
 
 
 class Flush(Hook):
@@ -20,7 +21,10 @@ class Flush(Hook):
     def after_step(self, run: Run) -> None:
         """Write a line when it is time."""
         if run.clock.step % self.every == 0 or run.clock.phase_ended:
-            run.journal.flush(run.clock)
+            run.journal.flush(run.clock, self._memory(run))
+
+    def _memory(self, run: Run) -> dict[str, float]:
+        return memory_in_use(next(run.task.parameters()).device)
 
     def finish(self, run: Run, how: str | BaseException) -> None:
         """Close the journal, whatever happened. What is pending then is in the newest checkpoint or after it."""
@@ -40,4 +44,4 @@ class FlushSamples(Flush):
 
     def after_step(self, run: Run) -> None:
         """Write the line."""
-        run.journal.flush(run.clock, {"sample_ids": self._ids})
+        run.journal.flush(run.clock, {**self._memory(run), "sample_ids": self._ids})

@@ -1,0 +1,85 @@
+"""Hooks as a config brings them into a run, on digits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from opabinia import launch
+from opabinia.engine.checkpoint import load_tensors
+from tests.cli.conftest import Ended
+
+SMALL = ["train.length=6it", "evaluate.every=3it", "checkpoint.every=3it", "data.workers=0", "writers=[]", "seed=1"]
+
+
+def trained(folder: Path, *overrides: str) -> tuple[Path, dict[str, float]]:
+    return launch.train("classification/digits", [*SMALL, *overrides], out=folder)
+
+
+def tensors(folder: Path, name: str = "model") -> dict[str, torch.Tensor]:
+    return load_tensors(folder / "checkpoints" / "step-00000006" / f"{name}.safetensors")
+
+
+def test_exact_norms_change_nothing_but_the_statistics(tmp_path: Path) -> None:
+    precise = "hooks={precise: {name: precise_norm, every: 3it, batches: 4}}"
+    plain, _ = trained(tmp_path / "plain")
+    exact, scores = trained(tmp_path / "exact", precise, "ema.momentum=0.5")
+    before, after = tensors(plain), tensors(exact)
+    for name in before:
+        assert torch.equal(before[name], after[name]) is not ("running" in name), name
+    assert launch.evaluate(exact, checkpoint="last") == scores
+    average = tensors(exact, "ema")
+    name = next(name for name in after if "running_mean" in name)
+    assert not torch.equal(average[name], after[name]), "the average has statistics of its own"
+
+
+def test_a_data_set_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"no data set 'test'; data sets: train, val"):
+        trained(tmp_path, "hooks={precise: {name: precise_norm, every: 3it, data: test}}")
+
+
+def test_a_linear_probe(tmp_path: Path) -> None:
+    hooks = "hooks={probe: {name: freeze, pattern: ^backbone}}"
+    folder, _ = trained(tmp_path, hooks)
+    first = load_tensors(folder / "checkpoints" / "step-00000003" / "model.safetensors")
+    last = tensors(folder)
+    moved = {name.split(".")[0] for name in first if not torch.equal(first[name], last[name])}
+    assert moved == {"head"}
+
+
+def test_groups_and_the_batch_set_the_rates(tmp_path: Path) -> None:
+    rules = "groups={rules: [{pattern: ^head, lr_factor: 10}, {kind: norm, weight_decay: 0}]}"
+    folder, _ = trained(tmp_path, rules, "optimizer.lr=0.001", "train.lr_batch_size=256", "schedule=constant")
+    log = (folder / "train.log").read_text()
+    assert "lr 0.00025, weight decay 0.05" in log and "lr 0.00025, weight decay 0\n" in log
+    assert "lr 0.0025, weight decay" in log
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert next(line["lr"] for line in found if "lr" in line) == pytest.approx(0.001 * 64 / 256)
+
+
+def test_scores_that_are_not_as_expected_end_with_status_1(opabinia: Callable[..., Ended], tmp_path: Path) -> None:
+    hooks = "hooks={expected: {scores: {val/top1: [0.99, 0.001], val/AP: [1, 1]}}}"
+    ended = opabinia("train", "classification/digits", *SMALL, hooks, "--out", str(tmp_path))
+    assert ended.status == 1
+    assert "val/top1 is 0." in ended.err and "val/AP is missing" in ended.err and "Traceback" not in ended.err
+    results = json.loads((tmp_path / "classification/digits/default/results.json").read_text())
+    assert results["val/top1"] < 0.9
+
+
+def test_a_freeze_that_fits_nothing_is_told(opabinia: Callable[..., Ended], tmp_path: Path) -> None:
+    hooks = "hooks={stem: {name: freeze, pattern: nobody}}"
+    ended = opabinia("train", "classification/digits", *SMALL, hooks, "--out", str(tmp_path))
+    assert ended.status == 2
+    assert "hooks.stem: no parameter's name contains 'nobody'" in ended.err and "Traceback" not in ended.err
+
+
+def test_an_early_stop_is_an_end(tmp_path: Path) -> None:
+    hooks = "hooks={early_stop: {metric: val/top1, patience: 1, by: 0.999}}"
+    folder, scores = trained(tmp_path, hooks, "train.length=100it")
+    assert json.loads((folder / "results.json").read_text()) == scores
+    assert (folder / "checkpoints" / "step-00000006").is_dir()
+    assert not (folder / "checkpoints" / "step-00000009").exists()
