@@ -23,6 +23,7 @@ from weakref import WeakSet
 
 import numpy as np
 import torch
+from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from opabinia.contracts import Batch, Facts, Indices, Mix, Plan, Row, Sample, Source, Transform
@@ -359,7 +360,8 @@ class Loader:
         if self._workers is None:
             return map(self._reader.__getitem__, self._requests)
         with _signals_held():
-            return iter(self._workers)
+            results = iter(self._workers)
+        return _received(results)
 
     def _tell(self, passed_over: Sequence[str]) -> None:
         for message in passed_over:
@@ -376,11 +378,33 @@ class Loader:
             return
         results: Any = self._workers._iterator
         self._workers._iterator = None
-        if results is not None:
-            results._shutdown_workers()
+        if results is None:
+            return
+        try:
+            if all(worker.is_alive() for worker in results._workers):
+                results._shutdown_workers()
+        except RuntimeError:  # a worker has died meanwhile: torch tells it wherever it finds the main process
+            log.debug("a loader worker died while its loader was closed")
+        finally:
+            # A worker that was killed may hold a lock for which torch's own clean-up would wait for ever.
+            if not results._shutdown:
+                results._shutdown = True
+                _remove_worker_pids(id(results))
+                results._worker_pids_set = False
             for worker in results._workers:
                 if worker.is_alive():  # busy for long; it ignores SIGTERM, and Python would wait for it at exit
                     worker.kill()
+
+
+def _received(results: Any) -> Iterator[Read | _Failure]:
+    """What workers hand over. One that dies while it does so is told as torch tells of others."""
+    try:
+        yield from results
+    except (ConnectionError, EOFError) as error:
+        dead = [worker for worker in results._workers if not worker.is_alive()]
+        which = ", ".join(str(worker.pid) for worker in dead) or "unknown"
+        how = signal.strsignal(-dead[0].exitcode) if dead and dead[0].exitcode < 0 else "unknown"
+        raise RuntimeError(f"DataLoader worker (pid {which}) is killed by signal: {how}") from error
 
 
 _TOLD = 10
