@@ -239,7 +239,8 @@ class Reader(Dataset[Read | _Failure]):
         raise DataError(f"{_ATTEMPTS} samples in a row could not be read; the last: {passed_over[-1]}")
 
     def _sample(self, epoch: int, position: int, index: int) -> Sample:
-        seed_sample(hash32(SAMPLE, self.seed, epoch, position))
+        if self.transforms:  # sources draw nothing
+            seed_sample(hash32(SAMPLE, self.seed, epoch, position))
         with _told(f"sample {index}", self.source):
             sample = _checked(self.source[index])
         for transform in self.transforms:

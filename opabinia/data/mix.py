@@ -2,42 +2,160 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
 import numpy as np
 import torch
+from annotated_types import MinLen
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import one_hot
 
 from opabinia.config import register
-from opabinia.contracts import Batch, Facts, NonNegative
+from opabinia.contracts import Batch, Facts, Fraction, Mix, MixPart, NonNegative
+
+Per = Literal["batch", "pair", "sample"]
 
 
 @register.mix
-def mixup(batch: Batch, facts: Facts, /, *, alpha: NonNegative = 0.2) -> Batch:
+def mixup(batch: Batch, facts: Facts, /, *, alpha: NonNegative = 0.2, per: Per = "batch") -> Batch:
     """Blend each image, and its label, with that of another sample of the batch.
 
-    All pairs of a batch share one weight, drawn from Beta(alpha, alpha). Images become float32 in 0 to 1, labels
-    float32, B x K. Zhang et al., mixup: Beyond Empirical Risk Minimization, ICLR 2018.
+    Images become float32 in 0 to 1, labels float32, B x K. Zhang et al., mixup: Beyond Empirical Risk Minimization,
+    ICLR 2018.
 
     Args:
-        alpha: 0 leaves images as they are, 1 draws the weight evenly, 0.1 to 0.4 are usual on ImageNet.
+        alpha: the weight is drawn from Beta(alpha, alpha): 0 leaves images as they are, 1 draws it evenly, 0.1 to 0.4
+            are usual on ImageNet.
+        per: one weight for the ``batch``; for each ``pair`` of the first with the last sample, the second with the last
+            but one ...; or for each ``sample``.
 
     Raises:
         ValueError: the data has no classes.
     """
+    weights = _weights(len(batch["image"]), alpha, per)
+    partners = _partners(len(batch["image"]), per)
+    return _labelled(batch, facts, blend(float_images(batch["image"]), partners, weights), partners, weights, "mixup")
+
+
+@register.mix
+def cutmix(batch: Batch, facts: Facts, /, *, alpha: NonNegative = 1.0, per: Per = "batch") -> Batch:
+    """Put a rectangle of another sample's image into each image; labels are mixed by its area.
+
+    Images stay what they are, labels become float32, B x K. The rectangle lies anywhere and is cut off at the edges;
+    the label's weight is that of what is left of it. Yun et al., CutMix, ICCV 2019.
+
+    Args:
+        alpha: the area's share is 1 - a weight drawn from Beta(alpha, alpha); 0 leaves images as they are.
+        per: as in mixup.
+
+    Raises:
+        ValueError: the data has no classes.
+    """
+    images: Tensor = batch["image"]
+    height, width = images.shape[-2:]
+    count = len(images)
+    weights = _weights(count, alpha, per)
+    boxes = _boxes(weights, height, width, per)
+    partners = _partners(count, per)
+    rows, columns = torch.arange(height), torch.arange(width)
+    top, left, bottom, right = (torch.from_numpy(edge)[:, None] for edge in boxes)
+    inside = ((rows >= top) & (rows < bottom))[:, :, None] & ((columns >= left) & (columns < right))[:, None, :]
+    inside = inside.view(count, *[1] * (images.ndim - 3), height, width)
+    kept = 1 - (boxes[2] - boxes[0]) * (boxes[3] - boxes[1]) / (height * width)
+    return _labelled(batch, facts, torch.where(inside, images[partners], images), partners, kept, "cutmix")
+
+
+@register.mix
+def one_of(
+    batch: Batch,
+    facts: Facts,
+    /,
+    *,
+    mixes: Annotated[list[MixPart], MinLen(1)],
+    weights: list[NonNegative] | None = None,
+    probability: Fraction = 1.0,
+) -> Batch:
+    """One of several changes, drawn anew for each batch: mixup or cutmix, say.
+
+    Args:
+        mixes: to choose from.
+        weights: how often each is chosen, relative to the others; null chooses all as often.
+        probability: how often there is any change at all.
+
+    Raises:
+        ValueError: not as many weights as mixes, or none above 0.
+
+    Example: ``{name: one_of, mixes: [{name: mixup, alpha: 0.8}, cutmix], probability: 0.9}``
+    """
+    shares = weights or [1.0] * len(mixes)
+    if len(shares) != len(mixes) or not sum(shares):
+        raise ValueError(f"weights: {len(mixes)} mixes need as many weights, not all 0; there are {shares}")
+    if np.random.random() >= probability:
+        return batch
+    ends = np.cumsum(shares) / np.sum(shares)
+    chosen: Mix = mixes[min(int(np.searchsorted(ends, np.random.random(), "right")), len(mixes) - 1)]
+    return chosen(batch, facts)
+
+
+# --- drawing ----------------------------------------------------------------------------------------------------------
+
+
+def _weights(count: int, alpha: float, per: Per) -> NDArray[np.float64]:
+    """Each sample's own weight (B)."""
+    if not alpha:
+        return np.ones(count)
+    if per == "batch":
+        return np.full(count, np.random.beta(alpha, alpha))
+    if per == "sample":
+        return np.random.beta(alpha, alpha, count)
+    half = np.random.beta(alpha, alpha, (count + 1) // 2)
+    return np.concatenate([half, half[: count // 2][::-1]])
+
+
+def _partners(count: int, per: Per) -> Tensor:
+    """With whom each sample is mixed (int64, B); of pairs in an odd batch the middle one with itself."""
+    return torch.arange(count - 1, -1, -1) if per == "pair" else torch.randperm(count)
+
+
+def _boxes(weights: NDArray[np.float64], height: int, width: int, per: Per) -> NDArray[np.int64]:
+    """Top, left, bottom and right of each sample's rectangle (4 x B)."""
+    count = len(weights)
+    drawn = {"batch": 1, "pair": (count + 1) // 2, "sample": count}[per]
+    centres = np.random.random((2, drawn))
+    if per == "batch":
+        centres = np.repeat(centres, count, axis=1)
+    elif per == "pair":
+        centres = np.concatenate([centres, centres[:, : count // 2][:, ::-1]], axis=1)
+    halves = np.sqrt(1 - weights) / 2
+    sizes = np.array([[height], [width]])
+    low = np.clip(np.round((centres - halves) * sizes), 0, sizes)
+    high = np.clip(np.round((centres + halves) * sizes), 0, sizes)
+    return np.concatenate([low, high]).astype(np.int64)
+
+
+# --- mixing -----------------------------------------------------------------------------------------------------------
+
+
+def _labelled(
+    batch: Batch, facts: Facts, images: Tensor, partners: Tensor, weights: NDArray[np.float64], who: str
+) -> Batch:
     if not facts.classes:
-        raise ValueError("mixup blends labels, and this data has no classes")
-    weight = np.random.beta(alpha, alpha) if alpha > 0 else 1.0
-    partners = torch.randperm(len(batch["image"]))
+        raise ValueError(f"{who} blends labels, and this data has no classes")
     return {
         **batch,
-        "image": blend(float_images(batch["image"]), partners, weight),
-        "label": blend(soft_labels(batch["label"], len(facts.classes)), partners, weight),
+        "image": images,
+        "label": blend(soft_labels(batch["label"], len(facts.classes)), partners, weights),
     }
 
 
-def blend(values: Tensor, partners: Tensor, weight: float) -> Tensor:
-    """``weight`` of each row of ``values`` (B x ..., float), the rest of the row named by ``partners`` (int64, B)."""
-    return values.lerp(values[partners], 1 - weight)
+def blend(values: Tensor, partners: Tensor, weights: Sequence[float] | NDArray[np.float64]) -> Tensor:
+    """Of each row of ``values`` (B x ..., float) its weight (B), the rest of the row that ``partners`` (B) names."""
+    if len(set(weights)) == 1:
+        return values.lerp(values[partners], 1 - float(weights[0]))
+    rest = 1 - torch.as_tensor(np.asarray(weights), dtype=values.dtype).view(-1, *[1] * (values.ndim - 1))
+    return values.lerp(values[partners], rest)
 
 
 def float_images(images: Tensor) -> Tensor:

@@ -84,9 +84,21 @@ class Classification(Task):
         return said
 
     def predict(self, batch: Batch) -> Predictions:
-        """``logits`` (B x K) and ``probabilities``: their softmax, or their sigmoid when there are several labels."""
+        """``logits`` (B x K) and ``probabilities``: their softmax, or their sigmoid when there are several labels.
+
+        Of images with several views (B x V x C x H x W) the mean over the views' probabilities.
+        """
+        if batch["image"].ndim == 5:
+            return self._predict_views(batch)
         logits = self.head(self._embed(batch))
         return {"logits": logits, "probabilities": logits.sigmoid() if self.facts.multi_label else logits.softmax(1)}
+
+    def _predict_views(self, batch: Batch) -> Predictions:
+        images = batch["image"]
+        each = self.predict({**batch, "image": images.flatten(0, 1)})["probabilities"]
+        mean = each.view(*images.shape[:2], -1).mean(1)
+        logits = mean.logit() if self.facts.multi_label else mean.log()
+        return {"logits": logits, "probabilities": mean}
 
     def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
         """``top``: the five likeliest classes with their probabilities."""

@@ -55,6 +55,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("source", "idx"): {"root": "IDX"},  # a folder that the test makes
     ("source", "image_folder"): {"root": "PICTURES"},  # likewise
     ("task", "classification"): {"backbone": TINY},
+    ("mix", "one_of"): {"mixes": ["mixup", "cutmix"]},
     ("transform", "CenterCrop"): {"size": 8},
     ("transform", "ConvertBoundingBoxFormat"): {"format": "XYXY"},
     ("transform", "GaussianBlur"): {"kernel_size": 3},
@@ -74,6 +75,9 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("transform", "RandomSolarize"): {"threshold": 128},
     ("transform", "Resize"): {"size": 16},
     ("transform", "ScaleJitter"): {"target_size": [20, 20]},
+    ("transform", "resize_and_crop"): {"size": 16},
+    ("transform", "resize_and_crops"): {"size": 16},
+    ("transform", "timm_policy"): {"policy": "rand-m9-mstd0.5"},
     ("transform", "SetClampingMode"): {"clamping_mode": "soft"},
 }
 """Values for the keys that a part requires, as one would write them in YAML."""
@@ -383,7 +387,7 @@ def test_a_transform_runs(entry: Entry, sample: Callable[[], Sample], tmp_path: 
     after = transform(before)
     assert (after["label"], after["id"]) == (before["label"], before["id"])
     assert after["image"].dtype == torch.uint8
-    assert after["image"].ndim == 3
+    assert after["image"].ndim == (4 if entry.name == "resize_and_crops" else 3)
 
 
 def test_no_reason_is_left_over() -> None:

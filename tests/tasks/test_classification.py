@@ -184,3 +184,14 @@ def test_a_loss_for_one_label_does_not_fit_several() -> None:
 def test_evaluation_data_with_another_kind_of_labels_is_refused() -> None:
     with pytest.raises(ValueError, match="its images have several labels each, those of training one label"):
         make().evaluators(MULTI)
+
+
+@pytest.mark.parametrize("facts", [FACTS, MULTI])
+def test_views_are_predicted_together(facts: Facts) -> None:
+    task, batch = make(facts).eval(), batch_of()
+    views = torch.stack([batch["image"], batch["image"].flip(-1)], 1)
+    found = task.predict({**batch, "image": views})
+    each = [task.predict({**batch, "image": images})["probabilities"] for images in views.unbind(1)]
+    torch.testing.assert_close(found["probabilities"], (each[0] + each[1]) / 2)
+    back = found["logits"].sigmoid() if facts.multi_label else found["logits"].softmax(1)
+    torch.testing.assert_close(back, found["probabilities"])

@@ -1,4 +1,4 @@
-"""Changes to a sample: torchvision's transforms v2, under their own names.
+"""Changes to a sample: torchvision's transforms v2, under their own names, and some of ours.
 
 They take the whole sample: the image (and boxes, masks) changes, the label and the id pass through.
 """
@@ -10,6 +10,8 @@ import inspect
 from torchvision.transforms import v2
 
 from opabinia.config import adapt, register
+from opabinia.data.transforms import evaluation as evaluation
+from opabinia.data.transforms import policies as policies
 
 _NORMALISED = "images stay uint8 up to the device, where the task normalises them once (its mean and std)"
 _TENSORS = "samples hold tensors from the start, and batches plain ones"
