@@ -32,7 +32,7 @@ from opabinia.contracts import (
     TransformPart,
     WriterPart,
 )
-from opabinia.data import Data, mix, sources, transforms
+from opabinia.data import Data, mix, samplers, sources, transforms
 from opabinia.data import shapes as shape_parts
 from opabinia.data.batches import ConstantPlan
 from opabinia.engine.checkpoint import Snapshot
@@ -109,6 +109,7 @@ PARTS = (
     mix,
     optimizers,
     precise_norm,
+    samplers,
     schedule_parts,
     shape_parts,
     sources,

@@ -32,7 +32,18 @@ ON_CPU = (
 )
 """What makes the losses of one machine the same every time. Length and schedule stay the recipe's own."""
 
+_IMAGENET = (
+    *("train.precision=fp32", "train.channels_last=false", "train.cudnn_benchmark=false", "data.batch_size=4"),
+    *("vars.size=64", "train.lr_batch_size=1024"),
+)
 SMALLER = {
+    **{
+        f"classification/imagenet/{name}": _IMAGENET
+        for name in (
+            *("convnext_tiny", "efficientnet_b0", "mobilenetv3_large", "regnety_004", "resnet50_a1", "resnet50_a2"),
+            *("resnet50_a3", "vit_small"),
+        )
+    },
     # Ten batches of 64 photographs take minutes on a small machine.
     "classification/image_folder": ("data.batch_size=4", "data.train.transforms.0.size=96"),
 }
@@ -110,6 +121,7 @@ def save_idx(root: Path) -> None:
 
 
 DATA = {
+    **dict.fromkeys((recipe for recipe in SMALLER if "/imagenet/" in recipe), save_pictures),
     "classification/clothing_small": save_pictures,
     "classification/fashion_mnist": save_idx,
     "classification/image_folder": save_pictures,

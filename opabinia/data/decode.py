@@ -51,7 +51,24 @@ def _decode_fast(content: bytes, channels: Literal[1, 3]) -> Tensor:
 
 def _decode_any(content: bytes, channels: Literal[1, 3]) -> Tensor:
     with Image.open(BytesIO(content)) as image:
-        if image.mode.startswith(("I", "F")):  # PIL would cut their values off at 255
-            raise OSError(f"its pixels have more than 8 bits (mode {image.mode}); convert it to 8 bits")
-        pixels = np.array(ImageOps.exif_transpose(image).convert(_MODES[channels][1]))
+        return from_pil(image, channels)
+
+
+def from_pil(image: Image.Image, channels: Literal[1, 3] = 3) -> Tensor:
+    """A picture of PIL as uint8, C x H x W, as :func:`read_image` gives it. Of 16 bits the upper 8 are kept.
+
+    Raises:
+        OSError: its pixels are floating point numbers, or its data are broken.
+    """
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("F"):
+        raise OSError("its pixels are floating point numbers, whose range is unknown; convert it to 8 or 16 bits")
+    if image.mode.startswith("I"):  # PIL would cut their values off at 255
+        values = np.array(image)
+        if values.min(initial=0) < 0 or values.max(initial=0) > 65535:
+            raise OSError("its pixels have more than 16 bits; convert it to 8 or 16 bits")
+        grey = (values.astype(np.int64) >> 8).astype(np.uint8)
+        pixels = np.repeat(grey[:, :, None], channels, axis=2)
+    else:
+        pixels = np.array(image.convert(_MODES[channels][1]))
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], channels)).permute(2, 0, 1)

@@ -67,8 +67,49 @@ def test_the_first_picture_of_a_film(tmp_path: Path) -> None:
 def test_sixteen_bits(tmp_path: Path) -> None:
     deep = Image.fromarray(np.array([[0, 255, 256, 65535]], dtype=np.uint16))
     assert read_image(write(tmp_path / "a.png", deep, "PNG"), 1).tolist() == [[[0, 0, 1, 255]]]
-    with pytest.raises(ValueError, match=r"a\.tif cannot be decoded: its pixels have more than 8 bits"):
-        read_image(write(tmp_path / "a.tif", deep, "TIFF"))
+    assert read_image(write(tmp_path / "a.tif", deep, "TIFF"), 3).tolist() == [[[0, 0, 1, 255]]] * 3
+    wide = Image.fromarray(np.array([[0, 65536]], dtype=np.int32))
+    with pytest.raises(ValueError, match=r"b\.tif cannot be decoded: its pixels have more than 16 bits"):
+        read_image(write(tmp_path / "b.tif", wide, "TIFF"))
+    real = Image.fromarray(np.array([[0, 0.5]], dtype=np.float32))
+    with pytest.raises(ValueError, match=r"c\.tif cannot be decoded: its pixels are floating point numbers"):
+        read_image(write(tmp_path / "c.tif", real, "TIFF"))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "TIFF"])
+def test_inks_have_the_right_colours(tmp_path: Path, kind: str) -> None:
+    """CMYK: no ink is white, full cyan takes the red away. Adobe's JPEGs hold it inverted."""
+    colours = Image.new("RGB", (32, 16), "white")
+    colours.paste((0, 200, 220), (0, 0, 16, 16))
+    path = write(tmp_path / "a", colours.convert("CMYK"), kind, **({"quality": 95} if kind == "JPEG" else {}))
+    image = read_image(path).int()
+    with Image.open(path) as opened:
+        expected = torch.from_numpy(np.array(opened.convert("RGB"))).permute(2, 0, 1).int()
+    assert (image - expected).abs().max() <= 3
+    for column, colour in ((8, [0, 200, 220]), (24, [255, 255, 255])):
+        assert image[:, 8, column].tolist() == pytest.approx(colour, abs=12)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF"])
+def test_transparency_is_dropped(tmp_path: Path, kind: str) -> None:
+    half = COLOUR.convert("RGBA")
+    half.putalpha(40)
+    options = {"lossless": True, "exact": True} if kind == "WEBP" else {}
+    image = read_image(write(tmp_path / "a", half, kind, **options))
+    assert np.array_equal(image.permute(1, 2, 0).numpy(), PIXELS)
+
+
+def test_a_palette_with_transparency(tmp_path: Path) -> None:
+    palette = Image.new("P", (2, 1))
+    palette.putpalette([10, 20, 30, 200, 100, 50])
+    palette.putdata([0, 1])
+    image = read_image(write(tmp_path / "a.png", palette, "PNG", transparency=0))
+    assert image[:, 0].T.tolist() == [[10, 20, 30], [200, 100, 50]]
+
+
+def test_grey_jpegs_become_colour(tmp_path: Path) -> None:
+    image = read_image(write(tmp_path / "a.jpg", COLOUR.convert("L"), "JPEG", quality=95))
+    assert torch.equal(image[0], image[1]) and torch.equal(image[1], image[2])
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP"])

@@ -15,6 +15,7 @@ from torchvision import tv_tensors
 from opabinia.config import register
 from opabinia.contracts import Sample
 from opabinia.data.decode import EXTENSIONS, read_image
+from opabinia.data.sources.names import Names
 
 
 @register.source
@@ -38,31 +39,21 @@ class ImageFolder:
         self.channels: Literal[1, 3] = channels
         self.classes = tuple(_chosen(self.root, classes))
         names = [_pictures(self.root, folder) for folder in self.classes]
-        # Bytes and numbers, not a list of texts: workers share these arrays' memory, while reading an object writes
-        # its reference count and so copies it into every worker.
-        everything = [name for of_class in names for name in of_class]
-        self._names = np.frombuffer(b"".join(everything), dtype=np.uint8)
-        self._ends = np.cumsum([len(name) for name in everything], dtype=np.int64)
+        self._names = Names([name for of_class in names for name in of_class])
         self.labels = np.repeat(np.arange(len(names), dtype=np.int64), [len(of_class) for of_class in names])
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> Sample:
-        name = self._name(index)
+        name = self._names[index]
         image = tv_tensors.Image(read_image(os.path.join(os.fsencode(self.root), name), self.channels))
         return {"image": image, "label": int(self.labels[index]), "id": name.decode("utf-8", "backslashreplace")}
 
     def fingerprint(self) -> str:
         """Changes with the classes, the files' names and their order."""
-        content = blake2b(self._names.tobytes() + self._ends.tobytes() + self.labels.tobytes(), digest_size=8)
+        content = blake2b(self._names.content() + self.labels.tobytes(), digest_size=8)
         return f"{len(self)} pictures of {len(self.classes)} classes, {content.hexdigest()}"
-
-    def _name(self, index: int) -> bytes:
-        if not 0 <= index < len(self):
-            raise IndexError(f"index {index} of {len(self)} pictures")
-        start = self._ends[index - 1] if index else 0
-        return self._names[start : self._ends[index]].tobytes()
 
 
 def _existing(root: Path) -> Path:

@@ -1,0 +1,276 @@
+"""Which samples make up an epoch, where it is not each one once.
+
+Each is a pure function of (seed, epoch, position): any position can be asked for alone, on any process, and a resumed
+run goes on with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+import numpy as np
+from annotated_types import Interval, MinLen
+from numpy.typing import NDArray
+
+from opabinia.config import register
+from opabinia.contracts import Count, Indices, NonNegative, Sampler, Source
+from opabinia.data.order import Order, Permutation
+from opabinia.runtime.seeds import DRAW, ORDER, SUBSET, hash32
+
+Share = Annotated[float, Interval(gt=0, le=1)]
+
+
+# --- drawn with replacement -------------------------------------------------------------------------------------------
+
+
+@register.sampler
+class weighted:
+    """Draws samples by the weight of their class, with replacement: some come several times in an epoch, some never.
+
+    Args:
+        source: has labels.
+        seed: of the run.
+        by: ``inverse``: all classes come as often (FastReID's ImbalancedDatasetSampler); ``sqrt``: the rare ones more
+            often than they are, but less than the others (weights 1 / sqrt(n)).
+        classes: or weights of the classes by name, in place of it; a class that is not named has weight 1.
+        length: samples of an epoch; null takes as many as there are.
+
+    Raises:
+        ValueError: the source has no labels, a class no samples or an unknown name, or all weights are 0.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        seed: int,
+        /,
+        *,
+        by: Literal["inverse", "sqrt"] = "inverse",
+        classes: dict[str, NonNegative] | None = None,
+        length: Count | None = None,
+    ) -> None:
+        weights = class_weights(source, by, classes)
+        ends = np.cumsum(weights)
+        if not ends[-1]:
+            raise ValueError("classes: all weights are 0")
+        self._ends, self._seed, self._length = ends / ends[-1], seed, length or len(source)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def order(self, epoch: int) -> Order:
+        """Each position draws on its own."""
+        key = hash32(DRAW, self._seed, epoch)
+        return lambda positions: np.searchsorted(self._ends, uniform(key, positions), "right").astype(np.int64)
+
+
+def class_weights(source: Source, by: str, classes: Mapping[str, float] | None = None) -> NDArray[np.float64]:
+    """The weight of each sample (N).
+
+    Raises:
+        ValueError: see :class:`weighted`.
+    """
+    labels = labels_of(source)
+    if classes is None:
+        counts = np.bincount(labels, minlength=len(source.classes)).astype(float)
+        per_class = 1 / np.maximum(counts, 1) ** (0.5 if by == "sqrt" else 1)
+        found: NDArray[np.float64] = per_class[labels]
+        return found
+    if unknown := sorted(classes.keys() - set(source.classes)):
+        known = ", ".join(list(source.classes)[:10])
+        raise ValueError(f"classes: there is no class {', '.join(map(repr, unknown))}; classes: {known}")
+    given: NDArray[np.float64] = np.array([float(classes.get(name, 1.0)) for name in source.classes])[labels]
+    return given
+
+
+def uniform(key: int, positions: Indices) -> NDArray[np.float64]:
+    """A number in [0, 1) for each position, by splitmix64."""
+    words = np.asarray(positions, dtype=np.uint64) + np.uint64((key << 32) % 2**64)
+    words = words * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        words = (words ^ (words >> np.uint64(shift))) * np.uint64(factor)
+    return ((words ^ (words >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+# --- in passes --------------------------------------------------------------------------------------------------------
+
+
+class _Passes:
+    """Parts of the source (classes, say) from which an epoch takes given numbers of samples, each part in shuffled
+    passes: none of its samples comes again before all have come. Passes go on from one epoch to the next.
+
+    Args:
+        parts: the indices of each part.
+        takes: how many an epoch takes from each.
+        seed: of the run.
+    """
+
+    def __init__(self, parts: Sequence[Indices], takes: Sequence[int], seed: int) -> None:
+        self._members = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
+        self._sizes = np.array([len(part) for part in parts])
+        self._starts = np.cumsum(self._sizes) - self._sizes
+        self._takes = np.asarray(takes, dtype=np.int64)
+        self._ends = np.cumsum(self._takes)
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def order(self, epoch: int) -> Order:
+        """The parts are shuffled among each other."""
+        shuffled = Permutation(len(self), hash32(ORDER, self._seed, epoch))
+
+        def indices(positions: Indices) -> Indices:
+            slots = shuffled(positions)
+            parts = np.searchsorted(self._ends, slots, "right")
+            drawn = slots - (self._ends - self._takes)[parts] + epoch * self._takes[parts]
+            found = np.empty(slots.shape, dtype=np.int64)
+            passes, within = np.divmod(drawn, self._sizes[parts])
+            # Few pairs: a batch touches each part in one pass or two.
+            for part, number in {*zip(parts.ravel().tolist(), passes.ravel().tolist(), strict=True)}:
+                here = (parts == part) & (passes == number)
+                order = Permutation(int(self._sizes[part]), hash32(DRAW, self._seed, part, number))
+                found[here] = self._members[self._starts[part] + order(within[here])]
+            return found
+
+        return indices
+
+
+@register.sampler
+def balanced(source: Source, seed: int, /, *, length: Count | None = None) -> Sampler:
+    """Every class as often in each epoch (give or take one sample), in shuffled passes over its samples.
+
+    Args:
+        source: has labels.
+        seed: of the run.
+        length: samples of an epoch; null takes as many as there are.
+
+    Raises:
+        ValueError: the source has no labels, or a class no samples.
+    """
+    labels = labels_of(source)
+    parts = [np.flatnonzero(labels == label) for label in range(len(source.classes))]
+    if empty := [source.classes[label] for label, part in enumerate(parts) if not len(part)]:
+        raise ValueError(f"there is no sample of class {', '.join(empty)}: no epoch can have it as often as the others")
+    return _Passes(parts, parted(length or len(source), [1.0] * len(parts)), seed)
+
+
+@register.sampler
+def mixed(
+    source: Source, seed: int, /, *, weights: Annotated[list[NonNegative], MinLen(1)], length: Count | None = None
+) -> Sampler:
+    """Several sources joined, in given shares in each epoch, in shuffled passes over each.
+
+    Args:
+        source: the source ``joined``.
+        seed: of the run.
+        weights: of its sources in their order, relative to each other.
+        length: samples of an epoch; null takes as many as there are.
+
+    Raises:
+        ValueError: the source is not a joined one, or the weights do not fit.
+    """
+    starts = getattr(source, "starts", None)
+    if starts is None:
+        raise ValueError(f"mixed weighs the sources of 'joined'; this is a {type(source).__name__}")
+    if len(weights) != len(starts) or not sum(weights):
+        raise ValueError(f"weights: {len(starts)} sources need as many, not all 0; there are {weights}")
+    ends = [*starts[1:], len(source)]
+    parts = [np.arange(start, end) for start, end in zip(starts, ends, strict=True)]
+    return _Passes(parts, parted(length or len(source), weights), seed)
+
+
+def parted(total: int, weights: Sequence[float]) -> list[int]:
+    """Whole numbers with the sum ``total`` in proportion to ``weights``; what is left goes to the largest remainders.
+
+    Example: 10 by [1, 1, 1] is [4, 3, 3].
+    """
+    exact = np.asarray(weights, dtype=float) * total / sum(weights)
+    takes = np.floor(exact).astype(int)
+    for part in np.argsort(takes - exact, kind="stable")[: total - int(takes.sum())]:
+        takes[part] += 1
+    return [int(take) for take in takes]
+
+
+@register.sampler
+class repeated:
+    """Each sample several times in a row, so that a batch holds it under different augmentations (Hoffer et al. 2020,
+    Berman et al. 2019).
+
+    Args:
+        source: any.
+        seed: of the run.
+        times: how often.
+        longer: whether the epoch has all the repeats; otherwise it is as long as without them, and sees another share
+            of the samples each time.
+    """
+
+    def __init__(self, source: Source, seed: int, /, *, times: Count = 3, longer: bool = False) -> None:
+        self._samples, self._seed, self._times, self._longer = len(source), seed, times, longer
+
+    def __len__(self) -> int:
+        return self._samples * (self._times if self._longer else 1)
+
+    def order(self, epoch: int) -> Order:
+        """Neighbours in the order are the same sample, except where an epoch cuts them apart."""
+        shuffled = Permutation(self._samples, hash32(ORDER, self._seed, epoch))
+        return lambda positions: shuffled(np.asarray(positions, dtype=np.int64) // self._times)
+
+
+@register.sampler
+class subset:
+    """A part of the samples, the same in every epoch; the others are never seen. For trials with less data.
+
+    Args:
+        source: any; with labels, if the classes are to keep their shares.
+        seed: of the run.
+        share: of the samples, from 0 to 1.
+        keep_classes: take this share of every class, and one sample at least.
+        subset_seed: chooses which; not the run's seed, so that runs are compared on the same samples.
+
+    Raises:
+        ValueError: the classes are to be kept and the source has no labels.
+    """
+
+    def __init__(
+        self, source: Source, seed: int, /, *, share: Share, keep_classes: bool = True, subset_seed: int = 0
+    ) -> None:
+        self._seed = seed
+        if keep_classes:
+            labels = labels_of(source)
+            groups = [np.flatnonzero(labels == label) for label in range(len(source.classes))]
+        else:
+            groups = [np.arange(len(source))]
+        chosen = [
+            group[Permutation(len(group), hash32(SUBSET, subset_seed, number))(np.arange(_some(len(group), share)))]
+            for number, group in enumerate(groups)
+        ]
+        self._indices = np.sort(np.concatenate(chosen))
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def order(self, epoch: int) -> Order:
+        """Each of them once."""
+        shuffled = Permutation(len(self), hash32(ORDER, self._seed, epoch))
+        return lambda positions: self._indices[shuffled(positions)]
+
+
+def _some(count: int, share: float) -> int:
+    return min(count, max(1, round(count * share))) if count else 0
+
+
+def labels_of(source: Source) -> Indices:
+    """Class numbers (N).
+
+    Raises:
+        ValueError: the source does not tell them, or its samples have several.
+    """
+    labels = getattr(source, "labels", None)
+    if labels is None:
+        raise ValueError(f"{type(source).__name__} does not tell the labels of its samples, which this sampler needs")
+    found = np.asarray(labels)
+    if found.ndim != 1:
+        raise ValueError("samples with several labels belong to no one class, which this sampler needs")
+    return found.astype(np.int64)

@@ -1,0 +1,58 @@
+"""Random images, for benchmarks and trials without data."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from torchvision import tv_tensors
+
+from opabinia.config import register
+from opabinia.contracts import Batch, Count, Indices, Sample
+from opabinia.runtime.seeds import hash32
+
+
+@register.source
+class Synthetic:
+    """Noise in the colour of its class: a network learns it at once. Sample i depends on i and the seed alone.
+
+    Args:
+        samples: how many.
+        size: height and width, in pixels.
+        classes: how many; sample i is of class i modulo this number.
+        channels: 3 for colour, 1 for grey.
+        seed: of the noise.
+    """
+
+    def __init__(
+        self,
+        *,
+        samples: Count = 1024,
+        size: Count = 32,
+        classes: Count = 10,
+        channels: Literal[1, 3] = 3,
+        seed: int = 0,
+    ) -> None:
+        self.channels = channels
+        self.classes = tuple(map(str, range(classes)))
+        self.labels = np.arange(samples, dtype=np.int64) % classes
+        self._size, self._seed = size, seed
+        self._tints = np.random.default_rng(seed).integers(0, 128, (classes, channels, 1, 1))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def _pixels(self, index: int) -> torch.Tensor:
+        generator = np.random.default_rng(hash32(self._seed, index))
+        noise = generator.integers(0, 128, (self.channels, self._size, self._size))
+        return torch.from_numpy((noise + self._tints[self.labels[index]]).astype(np.uint8))
+
+    def __getitem__(self, index: int) -> Sample:
+        image = tv_tensors.Image(self._pixels(index))
+        return {"image": image, "label": int(self.labels[index]), "id": str(index)}
+
+    def batch(self, indices: Indices) -> Batch:
+        """Several samples at once."""
+        images = torch.stack([self._pixels(int(index)) for index in indices])
+        return {"image": images, "label": torch.from_numpy(self.labels[indices]), "id": [str(i) for i in indices]}
