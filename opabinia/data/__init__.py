@@ -8,3 +8,4 @@ from opabinia.data.loader import DataError as DataError
 from opabinia.data.loader import Loader as Loader
 from opabinia.data.sections import Data as Data
 from opabinia.data.sections import Stream as Stream
+from opabinia.data.sections import ValidationStream as ValidationStream
