@@ -59,7 +59,7 @@ def facts_of(stream: Stream, *, skip: bool = False) -> Facts:
     channels = source.channels
     if len(source):
         image = first_samples(stream, 1, skip=skip).get("image")
-        channels = image.shape[-3] if image is not None else channels
+        channels = image.shape[-3 if image.ndim > 3 else 1] if image is not None else channels
     return Facts(
         samples=len(source),
         channels=channels,

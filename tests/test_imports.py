@@ -19,7 +19,7 @@ FLOORS = {
     2: ["contracts", "models", "losses", "evaluation", "optim", "drawing"],
     3: ["engine", "data", "tasks"],
     4: ["run", "settings", "pieces", "predictor", "loading", "report"],
-    5: ["launch", "predict", "recipes"],
+    5: ["launch", "predict", "recipes", "sweep"],
     6: ["cli"],
     7: ["__init__", "__main__"],  # the public face may show anything
 }
@@ -32,6 +32,7 @@ READS_CONFIG = {
     "launch",
     "loading",
     "predict",
+    "sweep",
     "cli",
     "__init__",
     "__main__",

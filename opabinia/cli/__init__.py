@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from opabinia import __version__
-from opabinia.cli import config, demo, evaluate, predict, train
+from opabinia.cli import config, demo, evaluate, predict, sweep, train
 
 app = typer.Typer(
     name="opabinia",
@@ -37,6 +37,7 @@ def options(
 
 
 app.command("train")(train.train)
+app.command("sweep")(sweep.sweep)
 app.command("eval")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("demo")(demo.demo)

@@ -46,6 +46,9 @@ def train(
     resume: Annotated[
         str | None, typer.Option(metavar="[CKPT]", help="Go on from the last (or the given) checkpoint of this run.")
     ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="0,1,2", help="One run for each seed, NAME-seed0 ..., and the mean of all.")
+    ] = None,
 ) -> None:
     """Train a recipe.
 
@@ -54,8 +57,15 @@ def train(
     opabinia train classification/digits optimizer.lr=0.01 train.length=5ep --name short
 
     opabinia train classification/digits --resume
+
+    opabinia train classification/digits --seeds 0,1,2
     """
     with report_errors():
+        if seeds is not None:
+            from opabinia.cli.sweep import train_seeds
+
+            _refuse_resume(resume)
+            return train_seeds(recipe, overrides or [], seeds, out=out, name=name)
         if resume is None:
             # Mistakes are told at once, from cached signatures, before seconds of imports.
             from opabinia.config import catalog, check, compose
@@ -72,3 +82,11 @@ def train(
         from opabinia.cli.table import print_scores
 
         print_scores(f"{folder} (after its last step; opabinia eval takes the best checkpoint)", scores)
+
+
+def _refuse_resume(resume: str | None) -> None:
+    from opabinia.config import ConfigError, Problem
+
+    if resume is not None:
+        message = "leave it out beside --seeds: the same command goes on with what is not finished"
+        raise ConfigError(Problem("command line", "--resume", message))

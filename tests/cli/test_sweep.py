@@ -1,0 +1,244 @@
+"""Repeats and sweeps as commands, with runs of two steps."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opabinia import launch
+from tests.cli.conftest import Ended
+
+RECIPE = "classification/digits"
+SMALL = [
+    "train.length=2it", "train.device=cpu", "train.threads=1", "data.workers=0", "writers=[]", "evaluate.every=0ep",
+]  # fmt: skip
+Opabinia = Callable[..., Ended]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of a table, without its head."""
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+
+
+def results(folder: Path) -> dict[str, float]:
+    found: dict[str, float] = json.loads((folder / "results.json").read_text())
+    return found
+
+
+def record(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def made(folder: Path) -> int:
+    return (folder / "results.json").stat().st_mtime_ns
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """``interrupted(name)``: Ctrl-C after the first step of the run in the folder of that name, once."""
+    session = launch.run.Session
+
+    def prepare(name: str) -> None:
+        asked: list[str] = []
+
+        def with_ctrl_c(folder: Path, resume: Any, interrupted: Callable[[], str | None], begin: Any) -> Any:
+            def ask() -> str | None:
+                asked.append(folder.name)
+                if folder.name == name and asked.count(name) == 2:
+                    os.kill(os.getpid(), signal.SIGINT)
+                return interrupted()
+
+            return session(folder, resume, ask, begin)
+
+        monkeypatch.setattr(launch.run, "Session", with_ctrl_c)
+
+    return prepare
+
+
+# --- train --seeds ----------------------------------------------------------------------------------------------------
+
+
+def test_repeats_go_on_where_they_were_stopped(
+    opabinia: Opabinia, tmp_path: Path, interrupted: Callable[[str], None]
+) -> None:
+    out = tmp_path / "classification" / "digits"
+    command = ["train", RECIPE, *SMALL, "--seeds", "0,3", "--name", "a", "--out", tmp_path]
+    interrupted("a-seed3")
+    ended = opabinia(*command)
+    assert (ended.status, ended.out) == (130, "")
+    assert "stopped in run 2 of 2 (seed 3): the same command goes on from there" in ended.err
+    assert not (out / "a-seeds.json").exists() and not (out / "a-seed3" / "results.json").exists()
+    first = made(out / "a-seed0")
+
+    ended = opabinia(*command)
+    assert ended.status == 0, ended.err
+    assert made(out / "a-seed0") == first, "a finished run is not run again"
+    assert f"resuming {out / 'a-seed3'} from step 1" in ended.err
+    both = [results(out / f"a-seed{seed}") for seed in (0, 3)]
+    alone = launch.train(RECIPE, [*SMALL, "seed=3"], out=tmp_path / "alone")[1]
+    assert both[1] == alone != both[0]
+    table = {row[0]: row[1:] for row in rows(ended.out)}
+    written = record(out / "a-seeds.json")
+    assert written["seeds"] == [0, 3] and written["overrides"] == SMALL
+    for name in both[0]:
+        values = [one[name] for one in both]
+        mean, std = statistics.mean(values), statistics.stdev(values)
+        assert table[name] == [f"{value:.4f}" for value in (mean, std, *values)]
+        assert written["scores"][name] == {"values": {"0": values[0], "3": values[1]}, "mean": mean, "std": std}
+
+    ended = opabinia("train", RECIPE, *SMALL, "--seeds", "3", "--name", "a", "--out", tmp_path)
+    assert [row[2] for row in rows(ended.out)] == ["-"] * len(alone), "one run has no deviation"
+
+    ended = opabinia(*command, "optimizer.lr=0.1")
+    assert (ended.status, ended.out) == (2, "")
+    assert "a-seed0: holds a run of another config (optimizer.lr 0.004 there, 0.1 here): --name" in ended.err
+
+
+def test_repeats_of_a_run_folder(opabinia: Opabinia, six_steps: Path, tmp_path: Path) -> None:
+    """Its config is the recipe; the run itself stays as it is."""
+    run = tmp_path / "default"
+    run.mkdir()
+    (run / "config.yaml").write_bytes((six_steps / "config.yaml").read_bytes())
+    ended = opabinia("train", run, *SMALL, "--seeds", "5")
+    assert ended.status == 0, ended.err
+    assert (tmp_path / "default-seed5" / "results.json").exists()
+    assert [path.name for path in run.iterdir()] == ["config.yaml"]
+    assert "default-seeds.json" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seeds", "0,x"], "command line: --seeds: 'x' is no seed"),
+        (["--seeds", ""], "command line: --seeds: '' is no seed"),
+        (["--seeds", "0,1,0"], "command line: --seeds: 0 is there twice"),
+        (["--seeds", "0", "seed=1"], "command line: seed=1: --seeds gives every run its seed"),
+        (["--seeds", "0", "--resume"], "command line: --resume: leave it out beside --seeds"),
+        (["--seeds", "0", "optimiser=sgd"], "did you mean 'optimizer'?"),
+    ],
+)
+def test_wrong_repeats(opabinia: Opabinia, tmp_path: Path, arguments: list[str], message: str) -> None:
+    ended = opabinia("train", RECIPE, *arguments, "--out", tmp_path)
+    assert (ended.status, ended.out) == (2, "")
+    assert message in ended.err and len(ended.err.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+# --- sweep ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_with_a_run_that_fails(opabinia: Opabinia, tmp_path: Path, interrupted: Callable[[str], None]) -> None:
+    out = tmp_path / "classification" / "digits"
+    words = [*SMALL, "optimizer.lr=0.002,1e30", "task.backbone.model=test_resnet,nowhere"]
+    command = ["sweep", RECIPE, *words, "--name", "s", "--out", tmp_path]
+    interrupted("s-002")
+    ended = opabinia(*command)
+    assert (ended.status, ended.out) == (130, "")
+    assert "stopped in run 3 of 4 (s-002): the same command goes on from there" in ended.err
+    before = record(out / "s.json")
+    assert [bool(run["scores"]) for run in before["runs"]] == [True, False, False, False]
+    first = made(out / "s-000")
+
+    ended = opabinia(*command)
+    assert ended.status == 0, ended.err
+    assert made(out / "s-000") == first
+    assert "run 2 of 4" not in ended.err and "run 3 of 4: s-002" in ended.err and "run 4 of 4: s-003" in ended.err
+    runs = record(out / "s.json")["runs"]
+    assert runs[0]["scores"] == results(out / "s-000")
+    assert [run["changes"]["optimizer.lr"] for run in runs] == ["0.002", "0.002", "1e30", "1e30"]
+    assert "has no 'nowhere'" in runs[1]["failed"]
+    assert "train/loss is nan at step 2" in runs[2]["failed"]
+    table = rows(ended.out)
+    assert [row[0] for row in table] == ["s-000", "s-001", "s-002", "s-003"]
+    assert table[0][1:4] == ["0.002", "test_resnet", f"{runs[0]['scores']['val/top1']:.4f}"]
+    assert table[2][-1] == runs[2]["failed"][:76] + " ..."
+    assert f"best by val/top1 (max, after its last step): {out / 's-000'}\n" in ended.out
+
+    again = re.search(r"^again: opabinia (.*)$", ended.out, re.MULTILINE)
+    assert again
+    assert opabinia(*shlex.split(again[1])).status == 0
+    assert results(out / "s-000-again") == runs[0]["scores"]
+
+    ended = opabinia("sweep", RECIPE, *SMALL, "optimizer.lr=0.002,0.1", "--name", "s", "--out", tmp_path)
+    assert (ended.status, ended.out) == (2, "")
+    assert "s.json: is a sweep with another space" in ended.err
+
+
+def test_a_random_sweep_of_runs_that_draw_their_seed(opabinia: Opabinia, tmp_path: Path) -> None:
+    out = tmp_path / "classification" / "digits"
+    words = [*SMALL, "seed=null", "optimizer.lr=log(1e-4..1e-1)"]
+    options = ["--seed", 3, "--metric", "val/nll", "--out", tmp_path]
+    assert opabinia("sweep", RECIPE, *words, "--random", 1, *options).status == 0
+    first = made(out / "sweep-000")
+    ended = opabinia("sweep", RECIPE, *words, "--random", 2, *options)
+    assert ended.status == 0, ended.err
+    assert made(out / "sweep-000") == first, "a sweep may be made longer"
+    values = {run["name"]: run["scores"]["val/nll"] for run in record(out / "sweep.json")["runs"]}
+    assert [row[0] for row in rows(ended.out)] == sorted(values, key=lambda name: values[name])
+    assert [row[2] for row in rows(ended.out)] == [f"{value:.4f}" for value in sorted(values.values())]
+    best = min(values, key=lambda name: values[name])
+    again = re.search(r"^again: opabinia (.*)$", ended.out, re.MULTILINE)
+    assert again
+    assert opabinia(*shlex.split(again[1])).status == 0
+    assert results(out / f"{best}-again")["val/nll"] == values[best]
+
+    ended = opabinia("sweep", RECIPE, *words, "--random", 2, *options[:2], "--metric", "val/top2", *options[4:])
+    assert (ended.status, ended.out) == (2, "")
+    assert "--metric: the runs give no score 'val/top2'; did you mean 'val/top" in ended.err
+    ended = opabinia("sweep", RECIPE, *words, "--random", 2, *options, "--better", "max")
+    assert [row[2] for row in rows(ended.out)] == [f"{value:.4f}" for value in sorted(values.values())[::-1]]
+
+
+def test_a_sweep_without_scores(opabinia: Opabinia, tmp_path: Path) -> None:
+    ended = opabinia("sweep", RECIPE, *SMALL, "task.backbone.model=no,none", "--out", tmp_path)
+    assert ended.status == 1
+    assert [row[0] for row in rows(ended.out)] == ["sweep-000", "sweep-001"]
+    assert "no run has a score to compare by" in ended.out
+
+
+def test_optuna(opabinia: Opabinia, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    words = [*SMALL, "optimizer.lr=log(1e-4..1e-1)", "optimizer.weight_decay=0,0.1", "--optuna"]
+    for count in (1, 2):
+        ended = opabinia("sweep", RECIPE, *words, count, "--out", tmp_path)
+        assert ended.status == 0, ended.err
+        assert len(rows(ended.out)) == count
+    assert "run 1 of 2" not in ended.err and "run 2 of 2" in ended.err
+    ended = opabinia("sweep", RECIPE, *words, 2, "optimizer.beta=0.1", "--out", tmp_path)
+    assert ended.status == 2 and "unknown key" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "nothing varies"),
+        (["optimizer.lr=lin(0..1)"], "optimizer.lr: a range has no grid: --random N or --optuna N"),
+        (["optimizer.lr=0.1,0.2", "--random", "3"], "there are only 2 different points, not 3"),
+        (["optimizer.lr=0.1,0.2", "--random", "2", "--optuna", "2"], "either this or --random"),
+        (["optimizer.lr=0.1,0.2", "--seed", "2"], "--seed: is for --random and --optuna"),
+        (["optimizer.lr=0.1,0.2", "--name", "a/b"], "'a/b' is no name for a run"),
+        (["optimizer.lr=0.1,0.2", "--random", "0"], "--random"),
+        (["optimizer.lr=0.1,0.2", "--better", "most"], "--better"),
+    ],
+)
+def test_wrong_sweeps(opabinia: Opabinia, tmp_path: Path, arguments: list[str], message: str) -> None:
+    ended = opabinia("sweep", RECIPE, *arguments, "--out", tmp_path)
+    assert (ended.status, ended.out) == (2, "")
+    assert message in ended.err and "Traceback" not in ended.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_all_mistakes_of_all_points_are_told_before_the_first_run(opabinia: Opabinia, tmp_path: Path) -> None:
+    ended = opabinia("sweep", RECIPE, "optimizer.lr=0.1,x", "train.length=2it,4", "sed=1", "--out", tmp_path)
+    assert (ended.status, ended.out) == (2, "")
+    assert len(ended.err.splitlines()) == 3
+    assert all(word in ended.err for word in ("optimizer.lr=x", "train.length=4", "sed=1"))
+    assert not list(tmp_path.iterdir())
