@@ -56,6 +56,8 @@ class Moments:
             Refused: a hook raised a ValueError at the start; this names its key.
         """
         acting = self._acting[moment]
+        if not acting:
+            return
         if after in self.hooks:
             order = list(self.hooks)
             acting = [(key, act) for key, act in acting if order.index(key) > order.index(after)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -110,6 +111,9 @@ class Standard:
         self._device = self._parameters[0].device
         self._scaler = torch.amp.GradScaler(self._device.type) if arithmetic.precision == "fp16" else None
         self._rank, self._world = rank(), world_size()
+        self._lowered: Callable[[], AbstractContextManager[object]] = (
+            nullcontext if arithmetic.precision == "fp32" else partial(autocast, self._device, arithmetic.precision)
+        )
         # On the CPU looking costs nothing, and what is looked at need not be kept.
         self._looks = arithmetic.check_losses or self._device.type == "cpu"
 
@@ -141,7 +145,7 @@ class Standard:
         scalars: dict[str, Tensor | float] = {}
         for number, piece in enumerate(micro_batches(batch, self.arithmetic.micro_batch)):
             seed_model(self.arithmetic.seed, clock.step, number, self._rank, self._device)
-            with autocast(self._device, self.arithmetic.precision):
+            with self._lowered():
                 loss, said = total_loss(self.task(piece, clock))
             values = self._looked_at(said, piece, clock) if self._looks else said
             # Gradients of processes are averaged afterwards, so a piece counts by its share of an average process.
@@ -162,8 +166,7 @@ class Standard:
         values = {name: value.item() for name, value in said.items()}
         for name, value in values.items():
             if "loss" in name and not math.isfinite(value):
-                around = partial(autocast, self._device, self.arithmetic.precision)
-                where = first_non_finite(self.task, piece, clock, around)
+                where = first_non_finite(self.task, piece, clock, self._lowered)
                 raise NonFinite(f"train/{name} is {value} at step {clock.step + 1}; {where}; the weights are as before")
         return values
 

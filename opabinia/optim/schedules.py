@@ -12,9 +12,9 @@ import inspect
 import math
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import wraps
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 from annotated_types import MinLen
 
@@ -25,8 +25,7 @@ from opabinia.runtime.durations import Duration
 NONE = Duration(0, "it")
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Where a curve stands.
 
     Attributes:
@@ -115,7 +114,8 @@ def _value(
     reach_end: bool,
     rule: str,
 ) -> float:
-    warm_steps, delay_steps = clock.steps(warmup), clock.steps(delay)
+    warm_steps = clock.steps(warmup) if warmup.value else 0
+    delay_steps = clock.steps(delay) if delay.value else 0
     if rule == "fastreid":
         return _warm(clock.step, warm_steps, warmup_factor, warmup_mode) * curve(
             _span_of_fastreid(clock, warm_steps, delay_steps)
@@ -126,13 +126,13 @@ def _value(
     if reach_end:
         length -= clock.steps_per_epoch if by == "epoch" else 1
 
-    def span(step: int) -> Span:
-        return Span(step, begin, length, at)
-
-    if rule == "sliced" and at.step < warm_steps and warmup_mode == "linear":
-        first, last = warmup_factor * curve(span(0)), curve(span(warm_steps))
-        return first + (last - first) * at.step / warm_steps
-    return _warm(at.step, warm_steps, warmup_factor, warmup_mode) * curve(span(at.step))
+    step = at.step
+    if step >= warm_steps:
+        return curve(Span(step, begin, length, at))
+    if rule == "sliced" and warmup_mode == "linear":
+        first = warmup_factor * curve(Span(0, begin, length, at))
+        return first + (curve(Span(warm_steps, begin, length, at)) - first) * step / warm_steps
+    return _warm(step, warm_steps, warmup_factor, warmup_mode) * curve(Span(step, begin, length, at))
 
 
 def _warm(step: int, length: int, factor: float, mode: str) -> float:
