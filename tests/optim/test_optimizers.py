@@ -11,6 +11,7 @@ from torch import nn
 from opabinia.config import Catalog, ConfigError, Resolved, build, check, compose, dump, register
 from opabinia.config.families import Entry, Parameter
 from opabinia.engine.checkpoint import load_optimizer_state, load_tensors, optimizer_state, save_tensors
+from opabinia.optim.lars import Lars
 from opabinia.optim.optimizers import NAMES, OF_TIMM
 
 DOOR = Entry("command", "door", lambda part: part, (Parameter("part", {"kind": "part", "family": "optimizer"}),))
@@ -22,7 +23,7 @@ OUTSIDE = {
     "Muon": "timm's",
 }
 BOTH = (*((torch.optim, name) for name in NAMES), *((timm.optim, name) for name in OF_TIMM))
-ALL = [*(name.lower() for _, name in BOTH), "lars"]
+ALL = [*(name.lower() for _, name in BOTH), Lars.__name__.lower()]
 
 
 def resolve(section: dict[str, Any], folder: Path) -> Resolved:
