@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,7 +10,7 @@ import numpy as np
 from torchvision import tv_tensors
 
 from opabinia.config import register
-from opabinia.contracts import Sample
+from opabinia.contracts import Indices, Sample
 from opabinia.data.decode import from_pil
 
 
@@ -40,33 +41,51 @@ class HuggingFace:
         label: str = "label",
         channels: Literal[1, 3] = 3,
     ) -> None:
-        self._rows = _loaded(dataset, subset, split)
-        self._image, self.channels = image, channels
+        rows = _loaded(dataset, subset, split)
         for column in (image, label):
-            if column not in self._rows.column_names:
-                known = ", ".join(self._rows.column_names)
+            if column not in rows.column_names:
+                known = ", ".join(rows.column_names)
                 raise ValueError(f"{dataset}, {split}: no column {column!r}; columns: {known}")
-        self.labels = np.asarray(self._rows[label][:], dtype=np.int64)
+        if type(rows.features[image]).__name__ != "Image":
+            raise ValueError(f"{dataset}, {split}: column {image!r} holds {rows.features[image]}, not images")
+        self._rows = rows.select_columns([image])  # reading a row decodes all of it
+        self._image, self.channels = image, channels
+        self.labels = _whole_numbers(rows[label][:], f"{dataset}, {split}: column {label!r}")
         largest = int(self.labels.max(initial=-1))
-        names = getattr(self._rows.features[label], "names", None) or [str(number) for number in range(largest + 1)]
+        names = getattr(rows.features[label], "names", None) or [str(number) for number in range(largest + 1)]
         if len(self.labels) and not 0 <= self.labels.min() <= self.labels.max() < len(names):
             raise ValueError(
                 f"{dataset}, {split}: labels {self.labels.min()} to {self.labels.max()} for {len(names)} classes; "
                 "a split without labels cannot be trained or measured on"
             )
         self.classes = tuple(names)
-        self._told = f"{dataset}/{subset or ''}/{split}"
+        self._told = f"{dataset}/{subset or ''}/{split}, {len(self)} samples, {rows._fingerprint}"
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> Sample:
-        pixels = from_pil(self._rows[index][self._image], self.channels)
+        if not 0 <= index < len(self):
+            raise IndexError(f"index {index} of {len(self)} samples")
+        image = self._rows[int(index)][self._image]
+        if image is None:
+            raise ValueError(f"row {index} has no image")
+        pixels = from_pil(image, self.channels)
         return {"image": tv_tensors.Image(pixels), "label": int(self.labels[index]), "id": str(index)}
 
     def fingerprint(self) -> str:
         """Changes with the content, as the library tells."""
-        return f"{self._told}, {len(self)} samples, {self._rows._fingerprint}"
+        return self._told
+
+
+def _whole_numbers(values: Sequence[Any], where: str) -> Indices:
+    if empty := sum(value is None for value in values):
+        raise ValueError(f"{where} is empty in {empty} of {len(values)} rows")
+    found = np.asarray(values) if all(isinstance(value, int) for value in values) else None
+    if found is None:
+        odd = next(value for value in values if not isinstance(value, int))
+        raise ValueError(f"{where} holds {odd!r} where a whole number is expected; class_encode_column makes them")
+    return found.astype(np.int64)
 
 
 def _loaded(dataset: str, subset: str | None, split: str) -> Any:
@@ -81,6 +100,8 @@ def _loaded(dataset: str, subset: str | None, split: str) -> Any:
                 if split not in found:
                     raise ValueError(f"there is no split {split!r}; splits: {', '.join(found.keys())}")
                 return found[split]
+            if found.split is not None and str(found.split) != split:
+                raise ValueError(f"there is no split {split!r}; it holds {found.split} alone")
             return found
         return datasets.load_dataset(dataset, subset, split=split)
     except (OSError, ValueError) as error:  # not there, no network, no such split

@@ -38,17 +38,19 @@ class Synthetic:
         self.classes = tuple(map(str, range(classes)))
         self.labels = np.arange(samples, dtype=np.int64) % classes
         self._size, self._seed = size, seed
-        self._tints = np.random.default_rng(seed).integers(0, 128, (classes, channels, 1, 1))
+        self._tints = np.random.default_rng(seed).integers(0, 128, (classes, channels, 1, 1), dtype=np.uint8)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def _pixels(self, index: int) -> torch.Tensor:
         generator = np.random.default_rng(hash32(self._seed, index))
-        noise = generator.integers(0, 128, (self.channels, self._size, self._size))
-        return torch.from_numpy((noise + self._tints[self.labels[index]]).astype(np.uint8))
+        noise = generator.integers(0, 128, (self.channels, self._size, self._size), dtype=np.uint8)
+        return torch.from_numpy(noise + self._tints[self.labels[index]])
 
     def __getitem__(self, index: int) -> Sample:
+        if not 0 <= index < len(self):
+            raise IndexError(f"index {index} of {len(self)} samples")
         image = tv_tensors.Image(self._pixels(index))
         return {"image": image, "label": int(self.labels[index]), "id": str(index)}
 
@@ -56,3 +58,8 @@ class Synthetic:
         """Several samples at once."""
         images = torch.stack([self._pixels(int(index)) for index in indices])
         return {"image": images, "label": torch.from_numpy(self.labels[indices]), "id": [str(i) for i in indices]}
+
+    def fingerprint(self) -> str:
+        """Changes with every argument."""
+        size = f"{self.channels} x {self._size} x {self._size}"
+        return f"{len(self)} samples of {len(self.classes)} classes, {size}, seed {self._seed}"

@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from hashlib import blake2b
+from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from annotated_types import MinLen
 from torchvision import tv_tensors
 
 from opabinia.config import register
@@ -47,7 +49,7 @@ class Table:
 
     Raises:
         ValueError: naming file and line: a column, a label or a picture is missing, a label is none of ``classes``, a
-            picture is listed twice.
+            picture is listed twice, a row is not whole.
     """
 
     def __init__(
@@ -59,23 +61,27 @@ class Table:
         label: str = "label",
         classes: list[str] | None = None,
         multi_label: bool = False,
-        separator: str = "|",
+        separator: Annotated[str, MinLen(1)] = "|",
         channels: Literal[1, 3] = 3,
     ) -> None:
         file = file.expanduser()
         self.file, self.channels, self.multi_label = file, channels, multi_label
         self.root = (root or file.parent).expanduser()
+        places: list[str] = []
         paths: list[str] = []
         found: list[list[str]] = []
         for where, row in _rows(file, (path, label)):
+            places.append(where)
             paths.append(_text(row[path], f"{file}, {where}: {path}"))
             found.append(_labels(row[label], f"{file}, {where}: {label}", separator if multi_label else None))
         if not paths:
             raise ValueError(f"{file} lists no picture")
         self._names = Names([os.fsencode(one) for one in paths])
         self.classes = tuple(classes) if classes is not None else _sorted({name for names in found for name in names})
-        self.labels = _numbers(file, found, self.classes, multi_label)
-        _refuse_missing(file, self.root, paths)
+        if not self.classes:
+            raise ValueError(f"{file}: no picture has a label in the column {label!r}, and classes names none")
+        self.labels = _numbers(file, places, found, self.classes, multi_label)
+        _refuse_missing(file, places, self.root, paths)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -100,35 +106,46 @@ def _rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
     if not file.is_file():
         raise ValueError(f"there is no file {file}")
     kinds = {".csv": ",", ".tsv": "\t"}
+    kind = file.suffix.lower()
     try:
-        if file.suffix in kinds:
-            yield from _csv_rows(file, columns, kinds[file.suffix])
-        elif file.suffix in (".jsonl", ".ndjson"):
+        if kind in kinds:
+            yield from _csv_rows(file, columns, kinds[kind])
+        elif kind in (".jsonl", ".ndjson"):
             yield from _json_rows(file, columns)
-        elif file.suffix == ".parquet":
+        elif kind == ".parquet":
             yield from _parquet_rows(file, columns)
         else:
             raise ValueError(f"{file}: a list is .csv, .tsv, .jsonl or .parquet")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is no UTF-8 text: {error.reason} at byte {error.start}") from error
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror or error}") from error
 
 
 def _csv_rows(file: Path, columns: Sequence[str], delimiter: str) -> Iterator[Row]:
     with file.open(encoding="utf-8-sig", newline="") as lines:
-        reader = csv.reader(lines, delimiter=delimiter)
-        header = next(reader, [])
-        _check_columns(file, header, columns)
-        for values in reader:
-            if not values:
-                continue
-            if len(values) != len(header):
-                message = f"{len(values)} values for {len(header)} columns"
-                raise ValueError(f"{file}, line {reader.line_num}: {message}")
-            yield f"line {reader.line_num}", dict(zip(header, values, strict=True))
+        reader = csv.reader(lines, delimiter=delimiter, strict=True)
+        begin = 1
+        try:
+            header = next(reader, [])
+            _check_columns(file, header, columns)
+            while True:
+                begin = reader.line_num + 1
+                values = next(reader, None)
+                if values is None:
+                    return
+                if not values:
+                    continue
+                if len(values) != len(header):
+                    message = f"{len(values)} values for {len(header)} columns"
+                    raise ValueError(f"{file}, line {begin}: {message}")
+                yield f"line {begin}", dict(zip(header, values, strict=True))
+        except csv.Error as error:  # a quotation mark that is never closed takes in all that follows
+            raise ValueError(f"{file}, line {begin}: {error}; is a quotation mark not closed?") from error
 
 
 def _json_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
-    with file.open(encoding="utf-8") as lines:
+    with file.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
@@ -144,16 +161,18 @@ def _json_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
 
 def _parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
     try:
-        from pyarrow import ArrowInvalid, parquet
+        from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise ValueError(f"{file}: reading parquet needs pyarrow: pip install 'opabinia[tables]'") from error
     try:
-        _check_columns(file, parquet.read_schema(file).names, columns)
-        table = parquet.read_table(file, columns=list(columns))
-    except ArrowInvalid as error:
-        raise ValueError(f"{file} is no parquet file: {error}") from error
-    for number, row in enumerate(table.to_pylist()):
-        yield f"row {number}", row
+        with parquet.ParquetFile(file) as table:
+            _check_columns(file, table.schema_arrow.names, columns)
+            numbers = count(1)
+            for batch in table.iter_batches(columns=list(columns)):
+                for row in batch.to_pylist():
+                    yield f"row {next(numbers)}", row
+    except (ArrowException, OSError) as error:
+        raise ValueError(f"{file} is no parquet file: {' '.join(str(error).split())}") from error
 
 
 def _check_columns(where: object, header: Iterable[str], columns: Sequence[str]) -> None:
@@ -165,12 +184,17 @@ def _check_columns(where: object, header: Iterable[str], columns: Sequence[str])
                 f"{where}: no column {column!r}"
                 + (f"; did you mean {hint[0]!r}?" if hint else f"; columns: {', '.join(known) or 'none'}")
             )
+        if known.count(column) > 1:
+            raise ValueError(f"{where}: {known.count(column)} columns {column!r}; which one is meant?")
 
 
 # --- labels -----------------------------------------------------------------------------------------------------------
 
 
 def _text(value: Any, where: str) -> str:
+    if isinstance(value, list | dict):
+        kind = "a list" if isinstance(value, list) else "an object"
+        raise ValueError(f"{where} is {kind}, not a text or a number; several labels need multi_label: true")
     missing = value is None or (isinstance(value, float) and math.isnan(value))
     text = "" if missing else str(value).strip()
     if not text or text.lower() == "nan":
@@ -191,14 +215,22 @@ def _labels(value: Any, where: str, separator: str | None) -> list[str]:
 
 def _sorted(names: set[str]) -> tuple[str, ...]:
     numbers = all(re.fullmatch(r"-?\d+", name) for name in names)
-    return tuple(sorted(names, key=int) if numbers else sorted(names))
+    return tuple(sorted(names, key=lambda name: (int(name), name)) if numbers else sorted(names))
 
 
-def _numbers(file: Path, found: list[list[str]], classes: Sequence[str], multi_label: bool) -> Any:
+def _numbers(
+    file: Path, places: Sequence[str], found: list[list[str]], classes: Sequence[str], multi_label: bool
+) -> Any:
     """int64, N; float32, N x K, of 0 and 1 when there may be several."""
     number = {name: label for label, name in enumerate(classes)}
+    if len(number) < len(classes):
+        twice = next(name for name, times in Counter(classes).items() if times > 1)
+        raise ValueError(f"classes: {twice!r} is listed twice")
     if unknown := Counter(name for names in found for name in names if name not in number):
-        listed = ", ".join(f"{name!r} ({count} times)" for name, count in unknown.most_common(5))
+        first = {
+            name: place for place, names in zip(reversed(places), reversed(found), strict=True) for name in names
+        }
+        listed = ", ".join(f"{name!r} ({times} times, {first[name]})" for name, times in unknown.most_common(5))
         raise ValueError(f"{file}: labels that are none of the {len(classes)} classes: {listed}")
     if not multi_label:
         return np.array([number[names[0]] for names in found], dtype=np.int64)
@@ -208,10 +240,16 @@ def _numbers(file: Path, found: list[list[str]], classes: Sequence[str], multi_l
     return labels
 
 
-def _refuse_missing(file: Path, root: Path, paths: Sequence[str]) -> None:
-    twice = [path for path, count in Counter(paths).items() if count > 1]
+def _refuse_missing(file: Path, places: Sequence[str], root: Path, paths: Sequence[str]) -> None:
+    twice = [path for path, times in Counter(paths).items() if times > 1]
     if twice:
-        raise ValueError(f"{file} lists {len(twice)} pictures more than once: {', '.join(twice[:3])}")
-    missing = [path for path in paths if not os.path.isfile(os.path.join(root, path))]
+        which = {path: [place for place, one in zip(places, paths, strict=True) if one == path] for path in twice[:3]}
+        listed = ", ".join(f"{path} ({', '.join(where[:3])})" for path, where in which.items())
+        raise ValueError(f"{file} lists {len(twice)} pictures more than once: {listed}")
+    missing = [
+        f"{path} ({place})"
+        for place, path in zip(places, paths, strict=True)
+        if not os.path.isfile(os.path.join(root, path))
+    ]
     if missing:
         raise ValueError(f"{file}: {len(missing)} of {len(paths)} pictures are not in {root}: {', '.join(missing[:3])}")
