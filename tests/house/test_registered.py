@@ -53,7 +53,6 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("section", "train"): {"length": "1ep"},
     ("shapes", "progressive"): {"start": 32, "end": 64},
     ("sampler", "mixed"): {"weights": [1, 3]},
-    ("sampler", "subset"): {"share": 0.5},
     ("source", "hugging_face"): {"dataset": "HUGGING_FACE"},  # likewise; the library is an extra
     ("source", "joined"): {"sources": ["digits", "digits"]},
     ("source", "table"): {"file": "TABLE"},  # likewise
@@ -82,6 +81,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("transform", "ScaleJitter"): {"target_size": [20, 20]},
     ("transform", "resize_and_crop"): {"size": 16},
     ("transform", "resize_and_crops"): {"size": 16},
+    ("transform", "resize_shortest"): {"short": 16},
     ("transform", "timm_policy"): {"policy": "rand-m9-mstd0.5"},
     ("transform", "SetClampingMode"): {"clamping_mode": "soft"},
 }
@@ -375,7 +375,7 @@ def test_the_defaults_build_and_work(entry: Entry, tmp_path: Path, pictures: Pat
     """Commands are tried with the packaged recipes (tests/golden)."""
     assert entry.family in AT_WORK, f"AT_WORK is to say what the parts of the family {entry.family!r} do"
     if (entry.family, entry.name) == ("source", "hugging_face"):
-        pytest.skip("needs a data set in the library's own form: tests/data/test_table.py makes one")
+        pytest.skip("needs a data set in the library's own form: tests/data/test_hugging_face.py makes one")
     AT_WORK[entry.family](made(entry, tmp_path, pictures), tmp_path)
 
 
