@@ -56,6 +56,7 @@ def first_samples(stream: Stream, count: int, *, skip: bool = False) -> Batch:
 def facts_of(stream: Stream, *, skip: bool = False) -> Facts:
     """What parts may know of a data set. Channels are those of its first sample, as it comes out of the transforms."""
     source = stream.source
+    _refuse_wrong_labels(source)
     channels = source.channels
     if len(source):
         image = first_samples(stream, 1, skip=skip).get("image")
@@ -66,6 +67,27 @@ def facts_of(stream: Stream, *, skip: bool = False) -> Facts:
         classes=tuple(source.classes),
         multi_label=bool(getattr(source, "multi_label", False)),
     )
+
+
+def _refuse_wrong_labels(source: Source) -> None:
+    """Tell labels that are no class, where a source tells its labels.
+
+    Raises:
+        ConfigError: there are some; the first of them is named.
+    """
+    labels = np.asarray(getattr(source, "labels", ()))
+    classes = len(source.classes)
+    if not labels.size or not classes:
+        return
+    right = (labels >= 0) & (labels < classes) if labels.ndim == 1 else (labels == 0) | (labels == 1)
+    if labels.ndim == 2 and labels.shape[1] != classes:
+        message = f"its samples have {labels.shape[1]} labels each, there are {classes} classes"
+        raise ConfigError(Problem("", "data", f"{type(source).__name__}: {message}"))
+    if not right.all():
+        at = tuple(int(place) for place in np.argwhere(~right)[0])
+        expected = f"0 to {classes - 1} for {classes} classes" if labels.ndim == 1 else "0 or 1"
+        message = f"sample {at[0]} has the label {labels[at]}, expected {expected} ({int((~right).sum())} are wrong)"
+        raise ConfigError(Problem("", "data", f"{type(source).__name__}: {message}"))
 
 
 def fingerprint(source: Source) -> str:

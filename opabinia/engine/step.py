@@ -34,7 +34,7 @@ def total_loss(losses: Mapping[str, Tensor] | Tensor | Sequence[Tensor]) -> tupl
     """
     if isinstance(losses, Tensor):
         return losses, {"loss": losses}
-    if not isinstance(losses, Mapping):
+    if type(losses) is not dict and not isinstance(losses, Mapping):
         losses = {f"loss_{number}": loss for number, loss in enumerate(losses)}
     trained = [losses["total_loss"]] if "total_loss" in losses else [v for k, v in losses.items() if "loss" in k]
     if not trained:

@@ -1,0 +1,99 @@
+"""Lists with several labels, joined sources, samplers, several crops: from the config to the scores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from opabinia import launch
+from opabinia.config import ConfigError
+from opabinia.contracts import Facts
+from opabinia.data import Stream
+from opabinia.data.sources import Digits
+from opabinia.pieces import facts_of
+from tests.cli.conftest import Ended
+
+SMALL = ["train.length=4it", "data.workers=0", "train.device=cpu", "train.threads=1", "writers=[]", "seed=1"]
+
+
+@pytest.fixture
+def listed(tmp_path: Path) -> Path:
+    """Pictures with a red half, a blue half, both or none, and a list of them."""
+    rows = ["path,label"]
+    for number in range(16):
+        red, blue = number & 1, number & 2
+        pixels = np.full((24, 24, 3), 40, np.uint8)
+        pixels[:, :12, 0] += 200 * bool(red)
+        pixels[:, 12:, 2] += 200 * bool(blue)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+        rows.append(f"{number}.png,{'|'.join(name for name, there in (('red', red), ('blue', blue)) if there)}")
+    (tmp_path / "list.csv").write_text("\n".join(rows))
+    (tmp_path / "colours.yaml").write_text(f"""
+task: {{name: classification, backbone: {{name: timm, model: test_resnet}}}}
+data:
+  train:
+    source: &list {{name: table, file: {tmp_path}/list.csv, multi_label: true}}
+    transforms: [&big {{name: Resize, size: 32}}]
+  val: {{source: *list, transforms: [*big]}}
+  mix: [cutmix]
+  batch_size: 8
+optimizer: {{name: adamw, lr: 0.01}}
+train: {{length: 30ep}}
+""")
+    return tmp_path
+
+
+def test_several_labels_an_image(listed: Path, opabinia: Callable[..., Ended]) -> None:
+    recipe = listed / "colours.yaml"
+    folder, scores = launch.train(str(recipe), [*SMALL[1:], "data.mix=[]"], out=listed / "runs")
+    assert list(scores) == ["val/mAP", "val/micro_f1", "val/macro_f1"] and scores["val/mAP"] > 0.95
+    details = json.loads((folder / "eval/val/details.json").read_text())
+    assert [row["class"] for row in details["per_class"]] == ["blue", "red"]
+    ended = opabinia("predict", folder, listed / "3.png", "--out", listed / "found")
+    assert ended.status == 0
+    found = json.loads((listed / "found/predictions.jsonl").read_text().splitlines()[0])
+    assert all(one["probability"] > 0.5 for one in found["top"]), "both are there"
+
+
+def test_mixing_several_labels(listed: Path) -> None:
+    launch.train(str(listed / "colours.yaml"), SMALL, out=listed / "runs")
+
+
+def test_shares_of_joined_sources_with_several_crops(tmp_path: Path) -> None:
+    source = "{name: joined, sources: [{name: digits, split: train}, {name: digits, split: val}]}"
+    overrides = [
+        *(*SMALL, f"data.train.source={source}", "data.sampler={name: mixed, weights: [1, 3], length: 256}"),
+        "data.val.transforms=[{name: resize_and_crops, size: 28, crop: 0.875, crops: 5}]",
+    ]
+    folder, scores = launch.train("classification/digits", [*overrides, "train.log_samples=true"], out=tmp_path)
+    assert "val/top1" in scores
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    ids = [one for line in lines for one in line.get("sample_ids", [])]
+    assert len(ids) == 256 and sum(one.startswith("0/") for one in ids) == 64
+
+
+def test_another_sampler_is_another_course(tmp_path: Path) -> None:
+    first = [*SMALL, "checkpoint.every=2it", "data.sampler=weighted"]
+    launch.train("classification/digits", first, out=tmp_path)
+    with pytest.raises(ConfigError, match=r"data\.sampler: a resumed run keeps its course"):
+        changed = ["data.sampler=balanced", "train.length=6it"]
+        launch.train("classification/digits", changed, out=tmp_path, resume="last")
+
+
+class Wrong(Digits):
+    def __init__(self, label: int) -> None:
+        super().__init__()
+        self.labels = self.labels.copy()
+        self.labels[7] = label
+
+
+@pytest.mark.parametrize("label", [-1, 10])
+def test_labels_out_of_range_are_told_before_the_first_step(label: int) -> None:
+    with pytest.raises(ConfigError, match=rf"Wrong: sample 7 has the label {label}, expected 0 to 9 for 10 classes"):
+        facts_of(Stream(source=Wrong(label)))
+    assert facts_of(Stream(source=Digits())) == Facts(1437, 1, tuple("0123456789"))
