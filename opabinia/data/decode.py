@@ -17,8 +17,8 @@ from torchvision.io import decode_image
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 """What counts as a picture when a folder is searched."""
 
-# JPEG: torchvision takes half the time of PIL for the same pixels. Not PNG: it would save a fifth there, but its decoder
-# (0.29) ends the process with a segmentation fault at most kinds of damage inside the pixel data.
+# JPEG: torchvision takes half the time of PIL for the same pixels. Not PNG: it would save a fifth there, but its
+# decoder (0.29) ends the process with a segmentation fault at most kinds of damage inside the pixel data.
 _FAST = b"\xff\xd8\xff"
 _MODES = {1: ("GRAY", "L"), 3: ("RGB", "RGB")}
 

@@ -37,7 +37,7 @@ class weighted:
         length: samples of an epoch; null takes as many as there are.
 
     Raises:
-        ValueError: the source has no labels, a class no samples or an unknown name, or all weights are 0.
+        ValueError: the source has no labels, a class with a weight no samples or an unknown name, or all weights are 0.
     """
 
     def __init__(
@@ -72,25 +72,38 @@ def class_weights(source: Source, by: str, classes: Mapping[str, float] | None =
         ValueError: see :class:`weighted`.
     """
     labels = labels_of(source)
+    counts = np.bincount(labels, minlength=len(source.classes))
     if classes is None:
-        counts = np.bincount(labels, minlength=len(source.classes)).astype(float)
-        per_class = 1 / np.maximum(counts, 1) ** (0.5 if by == "sqrt" else 1)
+        _refuse_empty(source, counts, "weigh it with 0 under classes, or leave it out of the source's classes")
+        per_class = 1 / counts ** (0.5 if by == "sqrt" else 1)
         found: NDArray[np.float64] = per_class[labels]
         return found
     if unknown := sorted(classes.keys() - set(source.classes)):
         known = ", ".join(list(source.classes)[:10])
         raise ValueError(f"classes: there is no class {', '.join(map(repr, unknown))}; classes: {known}")
-    given: NDArray[np.float64] = np.array([float(classes.get(name, 1.0)) for name in source.classes])[labels]
+    weights = np.array([float(classes.get(name, 1.0)) for name in source.classes])
+    _refuse_empty(source, np.where(weights, counts, 1), "give it the weight 0")
+    given: NDArray[np.float64] = weights[labels]
     return given
+
+
+def _refuse_empty(source: Source, counts: Indices, remedy: str) -> None:
+    if not len(source):
+        raise ValueError(f"{type(source).__name__} holds no sample to draw")
+    if empty := [name for name, count in zip(source.classes, counts, strict=True) if not count]:
+        more = f" and {len(empty) - 5} more" if len(empty) > 5 else ""
+        raise ValueError(f"there is no sample of class {', '.join(empty[:5])}{more}; {remedy}")
 
 
 def uniform(key: int, positions: Indices) -> NDArray[np.float64]:
     """A number in [0, 1) for each position, by splitmix64."""
-    words = np.asarray(positions, dtype=np.uint64) + np.uint64((key << 32) % 2**64)
+    positions = np.asarray(positions)
+    words = positions.ravel().astype(np.uint64) + np.uint64((key << 32) % 2**64)
     words = words * np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         words = (words ^ (words >> np.uint64(shift))) * np.uint64(factor)
-    return ((words ^ (words >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    drawn: NDArray[np.float64] = ((words ^ (words >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return drawn.reshape(positions.shape)
 
 
 # --- in passes --------------------------------------------------------------------------------------------------------
@@ -99,6 +112,9 @@ def uniform(key: int, positions: Indices) -> NDArray[np.float64]:
 class _Passes:
     """Parts of the source (classes, say) from which an epoch takes given numbers of samples, each part in shuffled
     passes: none of its samples comes again before all have come. Passes go on from one epoch to the next.
+
+    How the parts follow each other is drawn once, and each epoch begins at another place of this circle: so the number
+    of samples of a part before any position is known without counting.
 
     Args:
         parts: the indices of each part.
@@ -111,20 +127,28 @@ class _Passes:
         self._sizes = np.array([len(part) for part in parts])
         self._starts = np.cumsum(self._sizes) - self._sizes
         self._takes = np.asarray(takes, dtype=np.int64)
-        self._ends = np.cumsum(self._takes)
         self._seed = seed
+        ends = np.cumsum(self._takes)
+        length = int(ends[-1])
+        slots = Permutation(length, hash32(ORDER, seed))(np.arange(length))
+        self._circle = np.searchsorted(ends, slots, "right").astype(np.int32)
+        # How many of the same part come before, in the circle.
+        by_part = np.argsort(self._circle, kind="stable")
+        self._before = np.empty(length, dtype=np.int64)
+        self._before[by_part] = np.arange(length) - (ends - self._takes)[self._circle[by_part]]
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return len(self._circle)
 
     def order(self, epoch: int) -> Order:
         """The parts are shuffled among each other."""
-        shuffled = Permutation(len(self), hash32(ORDER, self._seed, epoch))
+        start = hash32(ORDER, self._seed, epoch) % len(self)
+        passed = np.bincount(self._circle[:start], minlength=len(self._takes))
 
         def indices(positions: Indices) -> Indices:
-            slots = shuffled(positions)
-            parts = np.searchsorted(self._ends, slots, "right")
-            drawn = slots - (self._ends - self._takes)[parts] + epoch * self._takes[parts]
+            slots = (np.asarray(positions, dtype=np.int64) + start) % len(self)
+            parts = self._circle[slots]
+            drawn = (self._before[slots] - passed[parts]) % self._takes[parts] + epoch * self._takes[parts]
             found = np.empty(slots.shape, dtype=np.int64)
             passes, within = np.divmod(drawn, self._sizes[parts])
             # Few pairs: a batch touches each part in one pass or two.
@@ -149,10 +173,8 @@ def balanced(source: Source, seed: int, /, *, length: Count | None = None) -> Sa
     Raises:
         ValueError: the source has no labels, or a class no samples.
     """
-    labels = labels_of(source)
-    parts = [np.flatnonzero(labels == label) for label in range(len(source.classes))]
-    if empty := [source.classes[label] for label, part in enumerate(parts) if not len(part)]:
-        raise ValueError(f"there is no sample of class {', '.join(empty)}: no epoch can have it as often as the others")
+    parts = _by_class(source)
+    _refuse_empty(source, np.array([len(part) for part in parts]), "no epoch can have it as often as the others")
     return _Passes(parts, parted(length or len(source), [1.0] * len(parts)), seed)
 
 
@@ -177,6 +199,9 @@ def mixed(
     if len(weights) != len(starts) or not sum(weights):
         raise ValueError(f"weights: {len(starts)} sources need as many, not all 0; there are {weights}")
     ends = [*starts[1:], len(source)]
+    for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        if weights[number] and start == end:
+            raise ValueError(f"weights.{number} is {weights[number]}, but this source holds no sample; give it 0")
     parts = [np.arange(start, end) for start, end in zip(starts, ends, strict=True)]
     return _Passes(parts, parted(length or len(source), weights), seed)
 
@@ -226,25 +251,35 @@ class subset:
         source: any; with labels, if the classes are to keep their shares.
         seed: of the run.
         share: of the samples, from 0 to 1.
-        keep_classes: take this share of every class, and one sample at least.
+        count: so many samples, in place of a share.
+        keep_classes: take this share of every class, and one sample at least; of a ``count`` each class gets its share
+            as nearly as whole numbers allow.
         subset_seed: chooses which; not the run's seed, so that runs are compared on the same samples.
 
     Raises:
-        ValueError: the classes are to be kept and the source has no labels.
+        ValueError: the classes are to be kept and the source has no labels, or it has fewer than ``count`` samples.
     """
 
     def __init__(
-        self, source: Source, seed: int, /, *, share: Share, keep_classes: bool = True, subset_seed: int = 0
+        self,
+        source: Source,
+        seed: int,
+        /,
+        *,
+        share: Share = 0.1,
+        count: Count | None = None,
+        keep_classes: bool = True,
+        subset_seed: int = 0,
     ) -> None:
         self._seed = seed
-        if keep_classes:
-            labels = labels_of(source)
-            groups = [np.flatnonzero(labels == label) for label in range(len(source.classes))]
-        else:
-            groups = [np.arange(len(source))]
+        if count is not None and count > len(source):
+            raise ValueError(f"count: {count} of {len(source)} samples")
+        groups = _by_class(source) if keep_classes else [np.arange(len(source))]
+        sizes = [len(group) for group in groups]
+        takes = [_some(size, share) for size in sizes] if count is None else parted(count, sizes)
         chosen = [
-            group[Permutation(len(group), hash32(SUBSET, subset_seed, number))(np.arange(_some(len(group), share)))]
-            for number, group in enumerate(groups)
+            group[Permutation(len(group), hash32(SUBSET, subset_seed, number))(np.arange(take))]
+            for number, (group, take) in enumerate(zip(groups, takes, strict=True))
         ]
         self._indices = np.sort(np.concatenate(chosen))
 
@@ -259,6 +294,13 @@ class subset:
 
 def _some(count: int, share: float) -> int:
     return min(count, max(1, round(count * share))) if count else 0
+
+
+def _by_class(source: Source) -> list[Indices]:
+    """The indices of the samples of each class."""
+    labels = labels_of(source)
+    ends = np.cumsum(np.bincount(labels, minlength=len(source.classes)))
+    return np.split(np.argsort(labels, kind="stable"), ends[:-1])
 
 
 def labels_of(source: Source) -> Indices:

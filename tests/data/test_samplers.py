@@ -43,6 +43,7 @@ MAKERS: dict[str, Callable[[int], Sampler]] = {
     "mixed": lambda seed: s.mixed(THREE, seed, weights=[1, 1, 2], length=47),
     "repeated": lambda seed: s.repeated(SOURCE, seed),
     "subset": lambda seed: s.subset(SOURCE, seed, share=0.5),
+    "subset of so many": lambda seed: s.subset(SOURCE, seed, count=9),
 }
 
 
@@ -58,6 +59,7 @@ def test_a_position_alone_is_what_it_is_among_others(name: str) -> None:
         assert [int(order(np.array([position]))[0]) for position in range(len(sampler))] == whole
         shape = order(np.arange(len(sampler)).reshape(1, -1))
         assert shape.shape == (1, len(sampler)) and shape.dtype == np.int64
+        assert int(order(np.array(7))) == whole[7]
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -97,6 +99,17 @@ def test_weights_that_make_no_sense() -> None:
         s.weighted(Labelled([2]), 0, classes={"a": 0.0})
 
 
+@pytest.mark.parametrize("by", ["inverse", "sqrt"])
+def test_a_class_without_samples_cannot_be_weighted(by: Any) -> None:
+    with pytest.raises(ValueError, match="no sample of class b; weigh it with 0"):
+        s.weighted(Labelled([2, 0, 1]), 0, by=by)
+    with pytest.raises(ValueError, match="no sample of class b; give it the weight 0"):
+        s.weighted(Labelled([2, 0, 1]), 0, classes={"a": 2.0})
+    assert set(epoch(s.weighted(Labelled([2, 0, 1]), 0, classes={"b": 0.0}, length=99))) == {0, 1, 2}
+    with pytest.raises(ValueError, match="Labelled holds no sample"):
+        s.weighted(Labelled([]), 0)
+
+
 # --- balanced, mixed --------------------------------------------------------------------------------------------------
 
 
@@ -120,6 +133,36 @@ def test_no_sample_comes_again_before_all_of_its_class_have_come() -> None:
     assert counts[0] == 7
 
 
+@given(st.integers(0, 2**31), st.lists(st.integers(1, 7), min_size=2, max_size=4), st.integers(4, 60))
+def test_passes_are_whole_at_any_time(seed: int, counts: list[int], length: int) -> None:
+    """Within epochs and across them: at any moment the samples of a class have come equally often, give or take one."""
+    source = Labelled(counts)
+    sampler = s.balanced(source, seed, length=length)
+    drawn = [index for number in range(3) for index in epoch(sampler, number)]
+    for label, size in enumerate(counts):
+        of_class = [index for index in drawn if source.labels[index] == label]
+        for start in range(0, len(of_class), size):
+            one_pass = of_class[start : start + size]
+            assert len(set(one_pass)) == len(one_pass)
+
+
+def test_passes_over_joined_sources_are_whole_at_any_time() -> None:
+    sampler = s.mixed(THREE, 5, weights=[5, 1, 2], length=50)
+    drawn = [index for number in range(4) for index in epoch(sampler, number)]
+    for start, end in ((0, 10), (10, 30), (30, 60)):
+        of_part = [index for index in drawn if start <= index < end]
+        for first in range(0, len(of_part), end - start):
+            one_pass = of_part[first : first + end - start]
+            assert len(set(one_pass)) == len(one_pass)
+
+
+def test_classes_follow_each_other_by_chance() -> None:
+    """Of two neighbours, one in ten is of the same class; so many in 10000 that 5 standard deviations are 0.015."""
+    source = Labelled([100] * 10)
+    labels = source.labels[epoch(s.balanced(source, 1, length=10_000))]
+    assert (labels[1:] == labels[:-1]).mean() == pytest.approx(0.1, abs=0.015)
+
+
 def test_an_empty_class_cannot_be_balanced() -> None:
     with pytest.raises(ValueError, match="no sample of class b"):
         s.balanced(Labelled([2, 0, 1]), 0)
@@ -136,6 +179,11 @@ def test_shares_of_joined_sources_are_exact() -> None:
 def test_mixed_needs_a_joined_source() -> None:
     joined = Joined(sources=[Digits(), Digits()])
     assert len(s.mixed(joined, 0, weights=[1, 2])) == len(joined)
+    nothing: Any = Labelled([3, 1])
+    nothing.starts = [0, 4]
+    with pytest.raises(ValueError, match=r"weights\.1 is 2, but this source holds no sample"):
+        s.mixed(nothing, 0, weights=[1, 2])
+    assert sorted(epoch(s.mixed(nothing, 0, weights=[1, 0]))) == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="2 sources need as many"):
         s.mixed(joined, 0, weights=[1])
     with pytest.raises(ValueError, match="sources of 'joined'; this is a Labelled"):
@@ -167,6 +215,16 @@ def test_a_subset_is_the_same_in_every_run() -> None:
     assert np.bincount(SOURCE.labels[epoch(first)]).tolist() == [2, 2, 1, 3, 1]
     assert set(epoch(s.subset(SOURCE, 0, share=0.5, subset_seed=1))) != set(epoch(first))
     assert len(s.subset(SOURCE, 0, share=0.25, keep_classes=False)) == 4
+
+
+def test_a_subset_of_so_many() -> None:
+    source = Labelled([50, 30, 20])
+    assert np.bincount(source.labels[epoch(s.subset(source, 0, count=10))]).tolist() == [5, 3, 2]
+    assert len(epoch(s.subset(source, 0, count=7))) == 7
+    assert len(set(epoch(s.subset(source, 0, count=7, keep_classes=False)))) == 7
+    assert sorted(epoch(s.subset(source, 0, count=100))) == list(range(100))
+    with pytest.raises(ValueError, match="count: 101 of 100 samples"):
+        s.subset(source, 0, count=101)
 
 
 def test_sources_without_labels_are_told() -> None:

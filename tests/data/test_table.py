@@ -1,18 +1,18 @@
-"""Lists of pictures and labels, joined sources, noise, and data sets of the Hugging Face library."""
+"""Lists of pictures and labels."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from opabinia.contracts import Source
-from opabinia.data.sources import Digits, HuggingFace, Joined, Synthetic, Table
+from opabinia.data.sources import Table
 
 ROWS = [("a/1.png", "cat"), ("a/2.png", "10"), ("b/3.png", "cat"), ("b/4.png", "9")]
 
@@ -82,9 +82,12 @@ def test_several_labels(folder: Path, kind: str) -> None:
         ("x,y\n", r"no column 'path'; columns: x, y"),
         ("", r"no column 'path'; columns: none"),
         ("path,label\n", "lists no picture"),
-        ("path,label\na/1.png,cat\nno.png,cat\n", r"1 of 2 pictures are not in .*: no\.png"),
-        ("path,label\na/1.png,cat\na/1.png,dog\n", r"1 pictures more than once: a/1\.png"),
-        ("path,label\na/1.png,emu\n", r"none of the 2 classes: 'emu' \(1 times\)"),
+        ("path,label\na/1.png,cat\nno.png,cat\n", r"1 of 2 pictures are not in .*: no\.png \(line 3\)"),
+        ("path,label\na/1.png,cat\na/1.png,dog\n", r"1 pictures more than once: a/1\.png \(line 2, line 3\)"),
+        ("path,label\na/1.png,cat\na/2.png,emu\nb/3.png,emu\n", r"none of the 2 classes: 'emu' \(2 times, line 3\)"),
+        ('path,label\na/1.png,cat\na/2.png,"dog\nb/3.png,cat\n', r"line 3: .*is a quotation mark not closed\?"),
+        ('path,label\na/1.png,cat\na/2.png,"' + "dog\n" * 40_000, r"line 3: field larger than .*not closed\?"),
+        ("path,label,label\na/1.png,cat,dog\n", r"2 columns 'label'; which one is meant\?"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_line(folder: Path, text: str, message: str) -> None:
@@ -98,6 +101,10 @@ def test_broken_files_are_told(folder: Path) -> None:
         ("a.jsonl", b'{"path": 1', r"a\.jsonl, line 1: no JSON"),
         ("b.jsonl", b"[]", r"line 1: a list where an object is expected"),
         ("c.csv", b"\xff\xfe\xfa", "is no UTF-8 text"),
+        ("e.jsonl", b'{"path": "a/1.png", "label": ["cat"]}', r"line 1: label is a list .*multi_label: true"),
+        ("f.jsonl", b'{"path": "a/1.png", "label": {"cat": 1}}', r"line 1: label is an object"),
+        ("g.jsonl", b'{"path": "a/1.png", "label": NaN}', r"line 1: label is empty"),
+        ("h.jsonl", b'{"path": "a/1.png"}', r"h\.jsonl, line 1: no column 'label'"),
         ("d.xlsx", b"", r"a list is \.csv, \.tsv, \.jsonl or \.parquet"),
     ]:
         (folder / name).write_bytes(content)
@@ -114,66 +121,42 @@ def test_a_broken_parquet_file_is_told(folder: Path) -> None:
         Table(file=folder / "e.parquet")
 
 
-# --- joined -----------------------------------------------------------------------------------------------------------
+def test_parquet_without_its_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (folder / "a.parquet").touch()
+    with pytest.raises(ValueError, match=r"needs pyarrow: pip install 'opabinia\[tables\]'"):
+        Table(file=folder / "a.parquet")
 
 
-def test_joined_sources_are_one() -> None:
-    first, second = Digits(split="train"), Digits(split="val")
-    joined = Joined(sources=[first, second])
-    assert len(joined) == len(first) + len(second) and joined.starts == [0, len(first)]
-    assert joined[len(first) + 2]["id"] == f"1/{second[2]['id']}"
-    assert joined[len(first) - 1]["label"] == first[len(first) - 1]["label"]
-    assert joined.labels.tolist() == [*first.labels, *second.labels]
-    assert joined.fingerprint() != Joined(sources=[second, first]).fingerprint()
-    with pytest.raises(IndexError, match="index 1797 of 1797"):
-        joined[len(joined)]
+def test_an_empty_cell_of_a_parquet_file_is_told(folder: Path) -> None:
+    rows = [{"path": "a/1.png", "label": 1.0}, {"path": "a/2.png", "label": float("nan")}]
+    with pytest.raises(ValueError, match=r"list\.parquet, row 2: label is empty"):
+        Table(file=written(folder, "parquet", rows))
 
 
-def test_sources_that_do_not_fit_are_told() -> None:
-    with pytest.raises(ValueError, match=r"sources\.1 has other classes .*new: 10"):
-        Joined(sources=[Synthetic(channels=1), Synthetic(channels=1, classes=11)])
-    with pytest.raises(ValueError, match=r"sources\.1 has 3 channels, the first one 1"):
-        Joined(sources=[Digits(), Synthetic()])
+def test_classes_make_sense(folder: Path) -> None:
+    (folder / "list.csv").write_text("path,label\na/1.png,\n")
+    with pytest.raises(ValueError, match="no picture has a label in the column 'label'"):
+        Table(file=folder / "list.csv", multi_label=True)
+    assert Table(file=folder / "list.csv", multi_label=True, classes=["cat"]).labels.tolist() == [[0]]
+    with pytest.raises(ValueError, match="'cat' is listed twice"):
+        Table(file=folder / "list.csv", multi_label=True, classes=["cat", "dog", "cat"])
 
 
-# --- noise ------------------------------------------------------------------------------------------------------------
+def test_the_order_of_equal_numbers_does_not_depend_on_the_process(folder: Path) -> None:
+    """Sets of texts have another order in every process."""
+    names = ["1", "01", "001", "0001"]
+    (folder / "list.csv").write_text(
+        "path,label\n" + "\n".join(f"{p},{n}" for (p, _), n in zip(ROWS, names, strict=True))
+    )
+    assert Table(file=folder / "list.csv").classes == ("0001", "001", "01", "1")
 
 
-def test_noise_is_a_function_of_the_index() -> None:
-    source = Synthetic(samples=30, size=8, classes=4)
-    assert torch.equal(source[7]["image"], Synthetic(samples=99, size=8, classes=4)[7]["image"])
-    assert not torch.equal(source[7]["image"], Synthetic(samples=30, size=8, classes=4, seed=1)[7]["image"])
-    batch = source.batch(np.array([3, 7]))
-    assert torch.equal(batch["image"][1], source[7]["image"]) and batch["label"].tolist() == [3, 3]
-    assert batch["id"] == ["3", "7"]
-
-
-# --- Hugging Face -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    datasets = pytest.importorskip("datasets")
-    images = [Image.new(mode, (5, 4), 100) for mode in ("L", "RGB", "RGB")]
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["no", "yes"])})
-    rows = datasets.Dataset.from_dict({"image": images, "label": [0, 1, 1]}, features=features)
-    datasets.DatasetDict({"train": rows}).save_to_disk(str(tmp_path / "set"))
-    return tmp_path / "set"
-
-
-def test_a_saved_data_set(saved: Path) -> None:
-    source = HuggingFace(dataset=str(saved))
-    assert isinstance(source, Source)
-    assert source.classes == ("no", "yes") and source.labels.tolist() == [0, 1, 1] and len(source) == 3
-    assert source[0]["image"].shape == (3, 4, 5) and source[0]["image"][:, 0, 0].tolist() == [100, 100, 100]
-    assert source.fingerprint() == HuggingFace(dataset=str(saved)).fingerprint()
-
-
-def test_what_is_not_in_it_is_told(saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no column 'img'; columns: image, label"):
-        HuggingFace(dataset=str(saved), image="img")
-    with pytest.raises(ValueError, match="no split 'test'; splits: train"):
-        HuggingFace(dataset=str(saved), split="test")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="cannot be loaded"):
-        HuggingFace(dataset=str(tmp_path / "empty"))
+def test_pictures_elsewhere(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "lists").mkdir()
+    file = tmp_path / "lists/Some.CSV"
+    file.write_text(f"path,label\n1.png,cat\n{folder / 'b/3.png'},cat\n")
+    source = Table(file=file, root=folder / "a")
+    assert source[0]["id"] == "1.png" and source[1]["image"][0, 0, 0] == 100
+    with pytest.raises(IndexError, match="index 2 of 2 pictures"):
+        source[2]

@@ -38,15 +38,15 @@ class Synthetic:
         self.classes = tuple(map(str, range(classes)))
         self.labels = np.arange(samples, dtype=np.int64) % classes
         self._size, self._seed = size, seed
-        self._tints = np.random.default_rng(seed).integers(0, 128, (classes, channels, 1, 1), dtype=np.uint8)
+        self._tints = np.random.default_rng(seed).integers(0, 128, (classes, channels, 1, 1))
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def _pixels(self, index: int) -> torch.Tensor:
         generator = np.random.default_rng(hash32(self._seed, index))
-        noise = generator.integers(0, 128, (self.channels, self._size, self._size), dtype=np.uint8)
-        return torch.from_numpy(noise + self._tints[self.labels[index]])
+        noise = generator.integers(0, 128, (self.channels, self._size, self._size))
+        return torch.from_numpy((noise + self._tints[self.labels[index]]).astype(np.uint8))
 
     def __getitem__(self, index: int) -> Sample:
         if not 0 <= index < len(self):

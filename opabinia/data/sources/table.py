@@ -192,9 +192,10 @@ def _check_columns(where: object, header: Iterable[str], columns: Sequence[str])
 
 
 def _text(value: Any, where: str) -> str:
-    if isinstance(value, list | dict):
-        kind = "a list" if isinstance(value, list) else "an object"
-        raise ValueError(f"{where} is {kind}, not a text or a number; several labels need multi_label: true")
+    if isinstance(value, list):
+        raise ValueError(f"{where} is a list where one value is expected; several labels need multi_label: true")
+    if isinstance(value, dict):
+        raise ValueError(f"{where} is an object where a text or a number is expected")
     missing = value is None or (isinstance(value, float) and math.isnan(value))
     text = "" if missing else str(value).strip()
     if not text or text.lower() == "nan":
@@ -208,6 +209,8 @@ def _labels(value: Any, where: str, separator: str | None) -> list[str]:
         return [_text(value, where)]
     if isinstance(value, list):
         return [_text(one, where) for one in value]
+    if isinstance(value, dict):
+        return [_text(value, where)]
     if value is None or not str(value).strip():
         return []
     return [_text(one, where) for one in str(value).split(separator)]
@@ -227,9 +230,7 @@ def _numbers(
         twice = next(name for name, times in Counter(classes).items() if times > 1)
         raise ValueError(f"classes: {twice!r} is listed twice")
     if unknown := Counter(name for names in found for name in names if name not in number):
-        first = {
-            name: place for place, names in zip(reversed(places), reversed(found), strict=True) for name in names
-        }
+        first = {name: place for place, names in zip(reversed(places), reversed(found), strict=True) for name in names}
         listed = ", ".join(f"{name!r} ({times} times, {first[name]})" for name, times in unknown.most_common(5))
         raise ValueError(f"{file}: labels that are none of the {len(classes)} classes: {listed}")
     if not multi_label:
