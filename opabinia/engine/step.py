@@ -125,7 +125,8 @@ class Standard:
         """
         for group, scheduled in zip(self.optimizer.param_groups, self._scheduled, strict=True):
             scheduled.set(group, clock, row.lr_factor)
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self._parameters:  # optimizer.zero_grad does this, too, under wrappers that cost 30 us
+            parameter.grad = None
         scalars = self._forward_and_backward(batch, row, clock)
         if self._scaler is not None:
             scalars["loss_scale"] = self._scaler.get_scale()

@@ -23,7 +23,7 @@ def due(clock: Clock, period: Duration) -> bool:
         return True
     if not period.value:
         return False
-    if period.unit == "ep" and clock.epoch_step and period.value.is_integer():
+    if period.unit == "ep" and clock.epoch_step and period.value == int(period.value):
         return False  # the usual case, at almost every step
     if period.unit == "it":
         return clock.step % int(period.value) == 0
