@@ -156,7 +156,7 @@ def evaluation_run(
     """A run that only evaluates: hooks see its start, its evaluation phases and its finish."""
     how: str | BaseException = "done"
     try:
-        moments.call(run, "start")
+        moments.start(run)
         return evaluate_all(run, moments, validation, device)
     except BaseException as error:
         how = error

@@ -36,7 +36,9 @@ class Moments:
         self.hooks = dict(hooks)
         # Most hooks watch few moments: only those that do are called.
         self._acting = {
-            moment: [(key, getattr(hook, moment)) for key, hook in self.hooks.items() if _watches(hook, moment)]
+            moment: [
+                ((moment, key), getattr(hook, moment)) for key, hook in self.hooks.items() if _watches(hook, moment)
+            ]
             for moment in _MOMENTS
         }
         self.now: tuple[str, str] | None = None
@@ -49,27 +51,29 @@ class Moments:
         keys = ["", *self.hooks]
         return moment, keys[keys.index(acting) - 1]
 
-    def call(self, run: Run, moment: str, *values: Any, after: str | None = None) -> None:
-        """Let every hook act; only those behind the hook ``after``, if there is such a hook.
+    def start(self, run: Run) -> None:
+        """The moment ``start``.
 
         Raises:
-            Refused: a hook raised a ValueError at the start; this names its key.
+            Refused: a hook raised a ValueError; this names its key.
         """
+        try:
+            self.call(run, "start")
+        except ValueError as error:
+            raise Refused(f"hooks.{self.now[1] if self.now else '?'}: {error}") from error
+
+    def call(self, run: Run, moment: str, *values: Any, after: str | None = None) -> None:
+        """Let every hook act; only those behind the hook ``after``, if there is such a hook."""
         acting = self._acting[moment]
         if not acting:
             return
-        if after in self.hooks:
+        if after is not None and after in self.hooks:
             order = list(self.hooks)
-            acting = [(key, act) for key, act in acting if order.index(key) > order.index(after)]
+            acting = [(place, act) for place, act in acting if order.index(place[1]) > order.index(after)]
         outer = self.now
-        for key, act in acting:
-            self.now = (moment, key)
-            try:
-                act(run, *values)
-            except ValueError as error:
-                if moment != "start":
-                    raise
-                raise Refused(f"hooks.{key}: {error}") from error
+        for place, act in acting:
+            self.now = place
+            act(run, *values)
         self.now = outer
 
     def finish(self, run: Run, how: str | BaseException) -> None:

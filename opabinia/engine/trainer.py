@@ -125,7 +125,7 @@ class Trainer:
 
     def _turn(self) -> None:
         run = self._run
-        self._moments.call(run, "start")
+        self._moments.start(run)
         self._do_what_is_due()
         batches = self.loader.iterate(run.clock.step)
         while run.clock.step < self.plan.total_steps and not self._asked_to_stop():
