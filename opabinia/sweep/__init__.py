@@ -1,0 +1,35 @@
+"""Several runs of one recipe: the points of a sweep, what came of them, repeats with other seeds. Imports no torch."""
+
+from opabinia.sweep.points import MOST as MOST
+from opabinia.sweep.points import Axis as Axis
+from opabinia.sweep.points import Better as Better
+from opabinia.sweep.points import Choices as Choices
+from opabinia.sweep.points import How as How
+from opabinia.sweep.points import Point as Point
+from opabinia.sweep.points import Space as Space
+from opabinia.sweep.points import Span as Span
+from opabinia.sweep.points import draw as draw
+from opabinia.sweep.points import grid as grid
+from opabinia.sweep.points import import_optuna as import_optuna
+from opabinia.sweep.points import parse_space as parse_space
+from opabinia.sweep.points import probes as probes
+from opabinia.sweep.points import propose as propose
+from opabinia.sweep.points import refuse_too_many as refuse_too_many
+from opabinia.sweep.points import split_choices as split_choices
+from opabinia.sweep.record import Record as Record
+from opabinia.sweep.record import Tried as Tried
+from opabinia.sweep.record import better_way as better_way
+from opabinia.sweep.record import chosen_metric as chosen_metric
+from opabinia.sweep.record import ranked as ranked
+from opabinia.sweep.record import value_of as value_of
+from opabinia.sweep.runs import check_all as check_all
+from opabinia.sweep.runs import clean_up as clean_up
+from opabinia.sweep.runs import refuse_other_config as refuse_other_config
+from opabinia.sweep.runs import results_of as results_of
+from opabinia.sweep.runs import seed_of as seed_of
+from opabinia.sweep.runs import train_or_go_on as train_or_go_on
+from opabinia.sweep.runs import try_run as try_run
+from opabinia.sweep.seeds import Summary as Summary
+from opabinia.sweep.seeds import parse_seeds as parse_seeds
+from opabinia.sweep.seeds import summarise as summarise
+from opabinia.sweep.seeds import write_seeds as write_seeds
