@@ -25,7 +25,7 @@ Share = Annotated[float, Interval(gt=0, le=1)]
 
 
 @register.sampler
-class weighted:
+class Weighted:
     """Draws samples by the weight of their class, with replacement: some come several times in an epoch, some never.
 
     Args:
@@ -69,7 +69,7 @@ def class_weights(source: Source, by: str, classes: Mapping[str, float] | None =
     """The weight of each sample (N).
 
     Raises:
-        ValueError: see :class:`weighted`.
+        ValueError: see :class:`Weighted`.
     """
     labels = labels_of(source)
     counts = np.bincount(labels, minlength=len(source.classes))
@@ -219,7 +219,7 @@ def parted(total: int, weights: Sequence[float]) -> list[int]:
 
 
 @register.sampler
-class repeated:
+class Repeated:
     """Each sample several times in a row, so that a batch holds it under different augmentations (Hoffer et al. 2020,
     Berman et al. 2019).
 
@@ -244,7 +244,7 @@ class repeated:
 
 
 @register.sampler
-class subset:
+class Subset:
     """A part of the samples, the same in every epoch; the others are never seen. For trials with less data.
 
     Args:

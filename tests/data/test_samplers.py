@@ -38,12 +38,12 @@ THREE: Any = Labelled((10, 20, 30))
 THREE.starts = [0, 10, 30]
 
 MAKERS: dict[str, Callable[[int], Sampler]] = {
-    "weighted": lambda seed: s.weighted(SOURCE, seed),
+    "weighted": lambda seed: s.Weighted(SOURCE, seed),
     "balanced": lambda seed: s.balanced(SOURCE, seed, length=23),
     "mixed": lambda seed: s.mixed(THREE, seed, weights=[1, 1, 2], length=47),
-    "repeated": lambda seed: s.repeated(SOURCE, seed),
-    "subset": lambda seed: s.subset(SOURCE, seed, share=0.5),
-    "subset of so many": lambda seed: s.subset(SOURCE, seed, count=9),
+    "repeated": lambda seed: s.Repeated(SOURCE, seed),
+    "subset": lambda seed: s.Subset(SOURCE, seed, share=0.5),
+    "subset of so many": lambda seed: s.Subset(SOURCE, seed, count=9),
 }
 
 
@@ -86,7 +86,7 @@ def test_fastreids_weights() -> None:
     ],
 )
 def test_draws_by_weight(keys: dict[str, Any], shares: list[float]) -> None:
-    drawn = epoch(s.weighted(SOURCE, 0, length=20_000, **keys))
+    drawn = epoch(s.Weighted(SOURCE, 0, length=20_000, **keys))
     found = np.bincount(SOURCE.labels[drawn], minlength=5) / len(drawn)
     assert found.tolist() == pytest.approx(shares, abs=0.012)
     assert 0.0 not in shares or found[0] == 0
@@ -94,20 +94,20 @@ def test_draws_by_weight(keys: dict[str, Any], shares: list[float]) -> None:
 
 def test_weights_that_make_no_sense() -> None:
     with pytest.raises(ValueError, match="there is no class 'dog'; classes: a, b"):
-        s.weighted(SOURCE, 0, classes={"dog": 1.0})
+        s.Weighted(SOURCE, 0, classes={"dog": 1.0})
     with pytest.raises(ValueError, match="all weights are 0"):
-        s.weighted(Labelled([2]), 0, classes={"a": 0.0})
+        s.Weighted(Labelled([2]), 0, classes={"a": 0.0})
 
 
 @pytest.mark.parametrize("by", ["inverse", "sqrt"])
 def test_a_class_without_samples_cannot_be_weighted(by: Any) -> None:
     with pytest.raises(ValueError, match="no sample of class b; weigh it with 0"):
-        s.weighted(Labelled([2, 0, 1]), 0, by=by)
+        s.Weighted(Labelled([2, 0, 1]), 0, by=by)
     with pytest.raises(ValueError, match="no sample of class b; give it the weight 0"):
-        s.weighted(Labelled([2, 0, 1]), 0, classes={"a": 2.0})
-    assert set(epoch(s.weighted(Labelled([2, 0, 1]), 0, classes={"b": 0.0}, length=99))) == {0, 1, 2}
+        s.Weighted(Labelled([2, 0, 1]), 0, classes={"a": 2.0})
+    assert set(epoch(s.Weighted(Labelled([2, 0, 1]), 0, classes={"b": 0.0}, length=99))) == {0, 1, 2}
     with pytest.raises(ValueError, match="Labelled holds no sample"):
-        s.weighted(Labelled([]), 0)
+        s.Weighted(Labelled([]), 0)
 
 
 # --- balanced, mixed --------------------------------------------------------------------------------------------------
@@ -201,30 +201,30 @@ def test_whole_parts(total: int, weights: list[float], parts: list[int]) -> None
 
 
 def test_repeats_come_in_a_row() -> None:
-    sampler = s.repeated(SOURCE, 0, times=3)
+    sampler = s.Repeated(SOURCE, 0, times=3)
     found = epoch(sampler)
     assert len(found) == len(SOURCE) == 18
     assert all(len(set(found[start : start + 3])) == 1 for start in range(0, 18, 3)) and len(set(found)) == 6
-    longer = epoch(s.repeated(SOURCE, 0, times=3, longer=True))
+    longer = epoch(s.Repeated(SOURCE, 0, times=3, longer=True))
     assert Counter(longer) == {index: 3 for index in range(18)}
 
 
 def test_a_subset_is_the_same_in_every_run() -> None:
-    first, other = (s.subset(SOURCE, seed, share=0.5) for seed in (0, 1))
+    first, other = (s.Subset(SOURCE, seed, share=0.5) for seed in (0, 1))
     assert set(epoch(first)) == set(epoch(other)) == set(epoch(first, 1))
     assert np.bincount(SOURCE.labels[epoch(first)]).tolist() == [2, 2, 1, 3, 1]
-    assert set(epoch(s.subset(SOURCE, 0, share=0.5, subset_seed=1))) != set(epoch(first))
-    assert len(s.subset(SOURCE, 0, share=0.25, keep_classes=False)) == 4
+    assert set(epoch(s.Subset(SOURCE, 0, share=0.5, subset_seed=1))) != set(epoch(first))
+    assert len(s.Subset(SOURCE, 0, share=0.25, keep_classes=False)) == 4
 
 
 def test_a_subset_of_so_many() -> None:
     source = Labelled([50, 30, 20])
-    assert np.bincount(source.labels[epoch(s.subset(source, 0, count=10))]).tolist() == [5, 3, 2]
-    assert len(epoch(s.subset(source, 0, count=7))) == 7
-    assert len(set(epoch(s.subset(source, 0, count=7, keep_classes=False)))) == 7
-    assert sorted(epoch(s.subset(source, 0, count=100))) == list(range(100))
+    assert np.bincount(source.labels[epoch(s.Subset(source, 0, count=10))]).tolist() == [5, 3, 2]
+    assert len(epoch(s.Subset(source, 0, count=7))) == 7
+    assert len(set(epoch(s.Subset(source, 0, count=7, keep_classes=False)))) == 7
+    assert sorted(epoch(s.Subset(source, 0, count=100))) == list(range(100))
     with pytest.raises(ValueError, match="count: 101 of 100 samples"):
-        s.subset(source, 0, count=101)
+        s.Subset(source, 0, count=101)
 
 
 def test_sources_without_labels_are_told() -> None:
@@ -238,7 +238,7 @@ def test_sources_without_labels_are_told() -> None:
             super().__init__([1])
             self.labels = np.zeros((1, 3))
 
-    for make in (s.weighted, s.balanced):
+    for make in (s.Weighted, s.balanced):
         with pytest.raises(ValueError, match="Silent does not tell the labels"):
             make(Silent(), 0)
         with pytest.raises(ValueError, match="several labels"):
