@@ -209,6 +209,11 @@ def prepared(task: Task, train: Training, device: torch.device) -> Task:
                 raise ValueError("this task has no backbone that could compute its activations again")
             for backbone in backbones:
                 backbone.checkpoint_activations()
+    return placed(task, train, device)
+
+
+def placed(task: Task, train: Training, device: torch.device) -> Task:
+    """The model on its device in the memory layout of training, so that an evaluation computes the same digits."""
     task.to(device)
     if train.channels_last:
         task.to(memory_format=torch.channels_last)

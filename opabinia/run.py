@@ -80,6 +80,7 @@ from opabinia.pieces import (
     make_training_loader,
     make_validation,
     order_fingerprint,
+    placed,
     prepared,
     scores_offered,
     with_average,
@@ -377,10 +378,10 @@ def evaluate(folder: Path, parts: Mapping[str, Any], snapshot: Snapshot) -> dict
     # cuDNN's trials pay in long trainings only.
     device, _ = set_up(replace(training, cudnn_benchmark=False))
     seed = snapshot.state["seed"]
-    model = trained_task(parts["task"], snapshot).to(device)
+    model = placed(trained_task(parts["task"], snapshot), training, device)
     validation = make_validation(data, parts["evaluate"].batch_size, seed, device, training.precision)
     if "ema" in snapshot.tensors:
-        average = trained_task(parts["task"], snapshot, "ema").to(device)
+        average = placed(trained_task(parts["task"], snapshot, "ema"), training, device)
         validation = with_average(validation, average, parts["evaluate"].weights)
     scores_offered(model, validation)
     session = Run(
@@ -421,7 +422,7 @@ def predictor(
     """
     where, _ = set_up(replace(train, device=device or train.device, cudnn_benchmark=False))
     return Predictor(
-        trained_task(task, snapshot, best_weights(snapshot, evaluate)),
+        placed(trained_task(task, snapshot, best_weights(snapshot, evaluate)), train, where),
         transforms,
         facts_from(snapshot),
         channels=snapshot.state.get("source_channels", 3),

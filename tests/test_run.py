@@ -66,6 +66,13 @@ def test_an_unavailable_device_is_an_error(tmp_path: Path, monkeypatch: pytest.M
         launch.train("classification/digits", ["train.device=cuda"], out=tmp_path)
 
 
+def test_an_evaluation_has_the_layout_of_the_training(tmp_path: Path) -> None:
+    """Other kernels would give other last bits."""
+    overrides = [*SMALL, "train.length=5it", "train.channels_last=true", "ema.momentum=0.5", "writers=[]"]
+    folder, scores = launch.train("classification/digits", overrides, out=tmp_path)
+    assert launch.evaluate(folder, checkpoint="last") == scores
+
+
 def test_a_run_gives_its_final_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, scores = launch.train("classification/digits", [*SMALL, "train.length=3it", "writers=[]"], out=tmp_path)
     names = ("top1", "top5", "mean_recall", "macro_f1", "ece", "nll")
