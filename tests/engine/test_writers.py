@@ -160,7 +160,7 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def full(*arguments: Any, **keywords: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writer._writer, "add_scalar", full)
+    monkeypatch.setattr(writer._events, "add_summary", full)
     monkeypatch.setattr(writer._writer, "close", full)
     with pytest.raises(DiskError, match=r"cannot write .*/tensorboard: the disk is full"):
         writer.write(line(1, a=1.0))
