@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from opabinia.config import register
@@ -97,7 +98,9 @@ class Classification(Task):
         images = batch["image"]
         each = self.predict({**batch, "image": images.flatten(0, 1)})["probabilities"]
         mean = each.view(*images.shape[:2], -1).mean(1)
-        logits = mean.logit() if self.facts.multi_label else mean.log()
+        # Finite, or a class that is ruled out would make the whole row invalid.
+        least = torch.finfo(mean.dtype).tiny
+        logits = mean.logit(eps=1e-7) if self.facts.multi_label else mean.clamp(min=least).log()
         return {"logits": logits, "probabilities": mean}
 
     def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -195,3 +195,14 @@ def test_views_are_predicted_together(facts: Facts) -> None:
     torch.testing.assert_close(found["probabilities"], (each[0] + each[1]) / 2)
     back = found["logits"].sigmoid() if facts.multi_label else found["logits"].softmax(1)
     torch.testing.assert_close(back, found["probabilities"])
+
+
+@pytest.mark.parametrize("facts", [FACTS, MULTI])
+def test_views_that_rule_a_class_out_stay_finite(facts: Facts) -> None:
+    task = make(facts).eval()
+    with torch.no_grad():
+        for parameter in task.head.parameters():
+            parameter.mul_(1e5)
+    views = batch_of()["image"][:, None].expand(-1, 2, -1, -1, -1)
+    found = task.predict({**batch_of(), "image": views})
+    assert found["probabilities"].min() == 0 and found["logits"].isfinite().all()
