@@ -23,7 +23,8 @@ BatchNorm = nn.modules.batchnorm._BatchNorm
 class PreciseNorm(Periodic):
     """Replaces the running statistics of batch norms, before checkpoints and evaluations, by mean and variance of all
     the samples in some batches (Wu and Johnson 2021, Rethinking Batch in BatchNorm, section 3; fvcore's population
-    statistics). They are the same on any number of processes. Averaged weights get statistics of their own.
+    statistics). The samples of all processes count, each norm seeing its own process's share of a batch, as in
+    training. Averaged weights get statistics of their own.
 
     Only norms that learn are measured; a model without such a norm costs nothing.
 
