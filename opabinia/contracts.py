@@ -8,7 +8,7 @@ Shapes in this package: B samples of a batch, C channels, H height, W width, K c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -345,7 +345,7 @@ class Stop(NamedTuple):
 
 @dataclass
 class Run:
-    """What a hook may see and use: twelve named things, and not the trainer.
+    """What a hook may see and use: thirteen named things, and not the trainer.
 
     Attributes:
         task: the model being trained, as the user built it (not a wrapper).
@@ -362,6 +362,7 @@ class Run:
         models: every model that is evaluated: ``task``, and an average of its weights if there is one.
         batches: some batches of this process on its device, read anew: of ``train`` or of the validation set with this
             name, that many over all processes. Empty in an evaluation-only run.
+        offered: the scores that evaluations of this run give, and which way each is better; empty where nobody told.
     """
 
     task: Task
@@ -376,6 +377,7 @@ class Run:
     stop: Stop | None = None
     models: Sequence[Task] = ()
     batches: Callable[[str, int], Iterable[Batch]] = lambda name, count: ()
+    offered: Mapping[str, str] = field(default_factory=dict)
 
 
 class Phase(NamedTuple):

@@ -271,6 +271,7 @@ def train(
         about=about,
         interrupted=session.interrupted,
         batches=partial(fresh_batches, data, facts, seed, device, evaluate.batch_size),
+        offered=offered,
     )
     try:
         if session.resume is not None:

@@ -50,6 +50,7 @@ class Trainer:
         about: plain values saved in every checkpoint (seed, fingerprint of the data ...).
         interrupted: asked after every step why the run is to stop; None to go on.
         batches: gives hooks batches of their own (see :class:`opabinia.contracts.Run`).
+        offered: the scores that evaluations give, likewise.
 
     Example::
 
@@ -72,6 +73,7 @@ class Trainer:
         about: Mapping[str, Any] | None = None,
         interrupted: Callable[[], str | None] = lambda: None,
         batches: Callable[[str, int], Iterable[Batch]] = lambda name, count: (),
+        offered: Mapping[str, str] | None = None,
     ) -> None:
         self.task, self.step, self.plan, self.loader = task, step, plan, loader
         self.validation, self.device = validation, device
@@ -90,6 +92,7 @@ class Trainer:
             folder=folder,
             models=[task, *{id(one.task): one.task for one in validation if one.task}.values()],
             batches=batches,
+            offered=dict(offered or {}),
         )
         self._resumed: tuple[tuple[str, str] | None, Clock] = None, self._run.clock
 

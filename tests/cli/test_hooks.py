@@ -77,6 +77,17 @@ def test_a_freeze_that_fits_nothing_is_told(opabinia: Callable[..., Ended], tmp_
     assert "hooks.stem: no parameter's name contains 'nobody'" in ended.err and "Traceback" not in ended.err
 
 
+@pytest.mark.parametrize("metric", ["val/top2", "test/top1"])
+def test_an_early_stop_for_a_score_nobody_gives_is_told(
+    opabinia: Callable[..., Ended], tmp_path: Path, metric: str
+) -> None:
+    hooks = f"hooks={{early_stop: {{metric: {metric}}}}}"
+    ended = opabinia("train", "classification/digits", *SMALL, hooks, "--out", str(tmp_path))
+    assert ended.status == 2
+    assert f"hooks.early_stop: no evaluation gives the score '{metric}'; scores: val/top1" in ended.err
+    assert not (tmp_path / "classification/digits/default/metrics.jsonl").read_text(), "before the first step"
+
+
 def test_an_early_stop_is_an_end(tmp_path: Path) -> None:
     hooks = "hooks={early_stop: {metric: val/top1, patience: 1, by: 0.999}}"
     folder, scores = trained(tmp_path, hooks, "train.length=100it")

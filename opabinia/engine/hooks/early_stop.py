@@ -29,7 +29,13 @@ class EarlyStop(Hook):
         self._best, self._waited = -math.inf, 0
 
     def start(self, run: Run) -> None:
-        """A run that was ended stays so, unless there is more patience now."""
+        """A run that was ended stays so, unless there is more patience now.
+
+        Raises:
+            ValueError: no evaluation of this run gives the score.
+        """
+        if run.loader is not None and run.offered and self.metric not in run.offered:
+            raise ValueError(f"no evaluation gives the score {self.metric!r}; scores: {', '.join(run.offered)}")
         self._end(run)
 
     def after_phase(self, run: Run, phase: Phase) -> None:
