@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from opabinia.runtime import processes
-from opabinia.runtime.processes import gather, is_first, local_rank, rank, world_size
+from opabinia.runtime.processes import first_says, gather, is_first, local_rank, rank, world_size
 
 ROOT = Path(processes.__file__).parents[2]
 
@@ -16,12 +16,21 @@ def test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (rank(), world_size(), local_rank(), is_first()) == (0, 1, 0, True)
     value = {"a": object()}
     assert gather(value)[0] is value
+    assert first_says(lambda: value) is value
+    with pytest.raises(KeyError, match="lost"):
+        first_says(lambda: {}["lost"])
+
+
+def test_the_local_rank_is_known_before_the_group_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert (rank(), local_rank()) == (0, 1)
 
 
 TOGETHER = """
 import os, sys
 import torch.distributed as dist
-from opabinia.runtime.processes import gather, is_first, local_rank, rank, world_size
+from opabinia.runtime.processes import first_says, gather, is_first, local_rank, rank, world_size
 import datetime
 number = int(sys.argv[1]) if os.fork() else int(sys.argv[1]) + 1
 os.environ["LOCAL_RANK"] = str(number)
@@ -29,6 +38,22 @@ limit = datetime.timedelta(seconds=30)
 dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], 2), rank=number, world_size=2, timeout=limit)
 found = gather((rank(), world_size(), local_rank(), is_first(), "x" * number))
 assert found == [(0, 2, 0, True, ""), (1, 2, 1, False, "x")], found
+assert first_says(lambda: ("seed", number)) == ("seed", 0)
+
+class OfTwo(Exception):
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+def refuse(error):
+    assert rank() == 0
+    raise error
+
+for error in (KeyError("lost"), OfTwo(1, 2)):
+    try:
+        first_says(lambda: refuse(error))
+    except Exception as caught:
+        text = str(caught)
+    assert str(error) in text, text
 dist.destroy_process_group()
 if number:
     os._exit(0)
