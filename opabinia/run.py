@@ -32,7 +32,7 @@ from opabinia.contracts import (
     TransformPart,
     WriterPart,
 )
-from opabinia.data import Data, mix, samplers, sources, transforms
+from opabinia.data import Data, mix, samplers, shard_order, sources, transforms
 from opabinia.data import shapes as shape_parts
 from opabinia.data.batches import ConstantPlan
 from opabinia.engine.checkpoint import Snapshot
@@ -113,6 +113,7 @@ PARTS = (
     samplers,
     schedule_parts,
     shape_parts,
+    shard_order,
     sources,
     transforms,
     watch,

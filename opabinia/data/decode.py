@@ -33,13 +33,21 @@ def read_image(path: str | bytes | os.PathLike[str], channels: Literal[1, 3] = 3
         ValueError: it is no picture, or a broken one.
     """
     with open(path, "rb") as file:
-        content = file.read()
+        return decoded(file.read(), os.fsdecode(path), channels)
+
+
+def decoded(content: bytes, name: str, channels: Literal[1, 3] = 3) -> Tensor:
+    """The bytes of a picture's file, as :func:`read_image` gives them.
+
+    Raises:
+        ValueError: they are no picture, or a broken one; the text begins with ``name``.
+    """
     try:
         return (_decode_fast if content.startswith(_FAST) else _decode_any)(content, channels)
     except (RuntimeError, OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         first = (str(error) or type(error).__name__).splitlines()[0]
         reason = re.sub(r"^.*\.cpp:\d+, | <_io\.\w+ object at \w+>", "", first)
-        raise ValueError(f"{os.fsdecode(path)} cannot be decoded: {reason}") from error
+        raise ValueError(f"{name} cannot be decoded: {reason}") from error
 
 
 def _decode_fast(content: bytes, channels: Literal[1, 3]) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import tarfile
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("sampler", "mixed"): {"weights": [1, 3]},
     ("source", "hugging_face"): {"dataset": "HUGGING_FACE"},  # likewise; the library is an extra
     ("source", "joined"): {"sources": ["digits", "digits"]},
+    ("source", "shards"): {"files": "SHARD"},  # likewise
     ("source", "table"): {"file": "TABLE"},  # likewise
     ("source", "idx"): {"root": "IDX"},  # a folder that the test makes
     ("source", "image_folder"): {"root": "PICTURES"},  # likewise
@@ -182,6 +184,11 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / name).mkdir()
         Image.new("RGB", (20, 16), (number * 200, 90, 30)).save(root / name / "one.png")
     (root / "list.csv").write_text("path,label\ncat/one.png,cat\ndog/one.png,dog\n")
+    with tarfile.open(root / "shard.tar", "w") as shard:
+        for name in ("cat", "dog"):
+            (root / name / "one.cls").write_text(name)
+            for kind in ("png", "cls"):
+                shard.add(root / name / f"one.{kind}", f"{name}/one.{kind}")
     for name, array in (("images-idx3", np.zeros((2, 16, 20))), ("labels-idx1", np.arange(2))):
         header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
         (root / "cat" / f"train-{name}-ubyte").write_bytes(header + array.astype(np.uint8).tobytes())
@@ -211,6 +218,7 @@ def made(entry: Entry, folder: Path, pictures: Path) -> Any:
     keys = MINIMAL.get((entry.family, entry.name), {})
     assert keys.keys() == set(required), f"MINIMAL is to hold values for these keys of {label(entry)}: {required}"
     places = {"PICTURES": str(pictures), "IDX": str(pictures / "cat"), "TABLE": str(pictures / "list.csv")}
+    places["SHARD"] = str(pictures / "shard.tar")
     keys = {key: places.get(value, value) if isinstance(value, str) else value for key, value in keys.items()}
     section = configured(entry, keys, folder)
     return build({"part": section}, with_door(CATALOG, entry), "door")()
@@ -312,7 +320,9 @@ def source_works(source: Any, folder: Path) -> None:
 
 
 def sampler_works(make: Callable[..., Any], folder: Path) -> None:
-    sampler = make(Joined(sources=[Digits(), Digits()]), 3)
+    source: Any = Joined(sources=[Digits(), Digits()])
+    source.shards = np.array([len(Digits())] * 2)
+    sampler = make(source, 3)
     positions = np.arange(min(50, len(sampler)))
     found = sampler.order(1)(positions)
     assert found.shape == positions.shape and found.dtype == np.int64
