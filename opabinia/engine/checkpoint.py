@@ -15,8 +15,9 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from opabinia.engine.buffers import Buffers, memory_of
+from opabinia.runtime.background import Background
 from opabinia.runtime.files import folder_aside, told, write_aside
 from opabinia.runtime.log import log
 
@@ -56,13 +59,13 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors contiguous and once each; tied ones are named in the file's metadata and tied again on loading."""
     kept: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
-    seen: dict[tuple[Any, ...], str] = {}
+    seen: dict[Hashable, str] = {}
     for name, tensor in tensors.items():
-        identity = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        if tensor.numel() and identity in seen:
-            aliases[name] = seen[identity]
+        memory = memory_of(tensor)
+        if memory in seen:
+            aliases[name] = seen[memory]
         else:
-            seen[identity] = name
+            seen[memory] = name
             kept[name] = tensor.detach().cpu().contiguous()
     # A view of another tensor's memory (a slice) is refused by safetensors: give it memory of its own.
     storages: set[int] = set()
@@ -161,6 +164,12 @@ def _sealed(state: Mapping[str, Any]) -> bytes:
     return text(hashlib.sha256(text("")).hexdigest())
 
 
+def _as_json(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy as it will be read: keys that are numbers become texts, which are sorted in another order."""
+    copy: dict[str, Any] = json.loads(json.dumps(dict(state), allow_nan=False))
+    return copy
+
+
 def write_checkpoint(path: Path, snapshot: Snapshot) -> None:
     """Write a checkpoint aside and rename it into place.
 
@@ -174,8 +183,7 @@ def write_checkpoint(path: Path, snapshot: Snapshot) -> None:
             file = aside / f"{name}.safetensors"
             save_tensors(file, tensors)
             files[file.name] = {"bytes": file.stat().st_size, "sha256": _sum(file)}
-        # As it will be read: keys that are numbers become texts, which are sorted in another order.
-        state = json.loads(json.dumps({"format": FORMAT, **snapshot.state, "files": files}))
+        state = _as_json({"format": FORMAT, **snapshot.state, "files": files})
         (aside / "state.json").write_bytes(_sealed(state))
         for name in files:  # safetensors lets nobody else read what it writes
             (aside / name).chmod((aside / "state.json").stat().st_mode)
@@ -255,7 +263,10 @@ def newest_whole(folder: Path) -> tuple[Path, Snapshot] | None:
 
 
 class Checkpoints:
-    """Saves the checkpoints of one run and keeps the newest few.
+    """Saves the checkpoints of one run in the background, and keeps the newest few.
+
+    What changes the folder is done by a thread, in the order in which it was asked for. Its errors are raised by
+    whatever is called next of :meth:`save`, :meth:`check` and :meth:`wait`.
 
     Args:
         folder: the run's ``checkpoints`` folder.
@@ -267,19 +278,24 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int, capture: Callable[[], Snapshot], *, write: bool = True) -> None:
         self.folder, self.keep, self.capture, self.write = folder, keep, capture, write
         self.saved: int | None = None
+        self._buffers = Buffers()
+        self._background = Background("checkpoints")
 
     def save(self) -> Path:
         """Save this moment, point ``last`` to it and delete what is no longer to be kept.
 
+        Returns when the moment is copied; what changes afterwards is not saved. Waits for the save before.
+
         Raises:
-            DiskError: nothing was changed; the checkpoints before are whole.
+            DiskError: of the save before. It changed nothing; the checkpoints before it are whole.
+            ValueError: the state holds what JSON cannot say.
         """
+        self.wait()
         snapshot = self.capture()
-        path = self.folder / f"step-{snapshot.step:08d}"
+        path = self._path(snapshot.step)
         if self.write:
-            write_checkpoint(path, snapshot)
-            write_aside(self.folder / "last", path.name + "\n")
-            self._delete_old(snapshot.step)
+            copy = Snapshot(snapshot.step, self._buffers.copied(snapshot.tensors), _as_json(snapshot.state))
+            self._background.do(partial(self._write, path, copy))
         self.saved = snapshot.step
         return path
 
@@ -289,21 +305,44 @@ class Checkpoints:
             self.save()
         self.point_to_best(step)
         if self.write:
-            self._delete_old(step)
+            self._background.do(partial(self._delete_old, step))
 
     def has(self, step: int) -> bool:
-        """Whether there is a checkpoint of ``step``."""
-        return (self.folder / f"step-{step:08d}").is_dir()
+        """Whether there is a checkpoint of ``step``, once all that was asked for is done."""
+        self.wait()
+        return self._path(step).is_dir()
 
     def forget_best(self) -> None:
         """Let ``best`` point nowhere."""
         if self.write:
-            (self.folder / "best").unlink(missing_ok=True)
+            self._background.do(partial((self.folder / "best").unlink, missing_ok=True))
 
     def point_to_best(self, step: int) -> None:
         """Point ``best`` to the checkpoint of ``step``, if it is there."""
-        path = self.folder / f"step-{step:08d}"
-        if self.write and self.has(step) and pointed(self.folder, "best") != path:
+        if self.write:
+            self._background.do(partial(self._point_to_best, step))
+
+    def check(self) -> None:
+        """Raise the error of a save that has failed meanwhile; costs nothing otherwise."""
+        self._background.check()
+
+    def wait(self) -> None:
+        """Wait until all that was asked for is done; after it the files are there."""
+        self._background.wait()
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}"
+
+    # In the background:
+
+    def _write(self, path: Path, snapshot: Snapshot) -> None:
+        write_checkpoint(path, snapshot)
+        write_aside(self.folder / "last", path.name + "\n")
+        self._delete_old(snapshot.step)
+
+    def _point_to_best(self, step: int) -> None:
+        path = self._path(step)
+        if path.is_dir() and pointed(self.folder, "best") != path:
             write_aside(self.folder / "best", path.name + "\n")
 
     def _delete_old(self, step: int) -> None:

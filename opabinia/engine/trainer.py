@@ -13,22 +13,25 @@ It builds nothing, reads no config and knows no task. The whole loop, as a sente
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from opabinia.contracts import Batch, Clock, Hook, Loader, Phase, Plan, Row, Run, Step, Stop, Task
+from opabinia.contracts import Batch, Clock, Hook, Loader, Phase, Plan, Row, Run, Scalars, Step, Stop, Task
 from opabinia.engine.checkpoint import Checkpoints, DoesNotFit, Snapshot, load_optimizer_state, optimizer_state
 from opabinia.engine.evaluate import EvaluationStopped, Validation, evaluate_all, to_device
 from opabinia.engine.journal import Journal, read_from_json, told_in_json
 from opabinia.engine.moments import Moments
+from opabinia.engine.statistics import load_statistics, mean_state, mean_statistics, statistics_of_all
 from opabinia.runtime.log import log
-from opabinia.runtime.processes import is_first
+from opabinia.runtime.processes import agreed, is_first
 
 TRAIN = Phase("train", "train")
+STATISTICS = "statistics"
+"""The file of a checkpoint with every process's own running statistics."""
 _BARE = ("grad_norm",)
 """What a step measures beside losses keeps its own name in the journal."""
 
@@ -49,6 +52,8 @@ class Trainer:
         keep: number of newest checkpoints to keep.
         about: plain values saved in every checkpoint (seed, fingerprint of the data ...).
         interrupted: asked after every step why the run is to stop; None to go on.
+        left_out: numbers of batches (``Row.step``) that are not trained: their numbers went wrong once.
+        sharded: whether every process holds a part of the parameters only.
         batches: gives hooks batches of their own (see :class:`opabinia.contracts.Run`).
         offered: the scores that evaluations give, likewise.
 
@@ -72,12 +77,15 @@ class Trainer:
         keep: int = 2,
         about: Mapping[str, Any] | None = None,
         interrupted: Callable[[], str | None] = lambda: None,
+        left_out: Collection[int] = (),
+        sharded: bool = False,
         batches: Callable[[str, int], Iterable[Batch]] = lambda name, count: (),
         offered: Mapping[str, str] | None = None,
     ) -> None:
         self.task, self.step, self.plan, self.loader = task, step, plan, loader
         self.validation, self.device = validation, device
         self.about, self.interrupted = dict(about or {}), interrupted
+        self._left_out, self._sharded = frozenset(left_out), sharded
         self._moments = Moments(hooks)
         self._checkpoints = Checkpoints(folder / "checkpoints", keep, self.snapshot, write=is_first())
         self._run = Run(
@@ -114,7 +122,9 @@ class Trainer:
             except EvaluationStopped:
                 # A resume comes back to the hook that asked for the evaluation.
                 self._moments.now = self._moments.just_before()
+                self._stops()
             self._save_if_stopped()
+            self._checkpoints.wait()
             how = "stopped" if self.stopped else "done"
         except BaseException as error:
             how = error
@@ -123,7 +133,10 @@ class Trainer:
             self.loader.close()
             for validation in self.validation:
                 validation.loader.close()
-            self._moments.finish(run, how)
+            try:
+                self._end_saving(how)
+            finally:
+                self._moments.finish(run, how)
         return dict(run.scores)
 
     def _turn(self) -> None:
@@ -131,7 +144,7 @@ class Trainer:
         self._moments.start(run)
         self._do_what_is_due()
         batches = self.loader.iterate(run.clock.step)
-        while run.clock.step < self.plan.total_steps and not self._asked_to_stop():
+        while run.clock.step < self.plan.total_steps and not self._stops():
             self._train_epoch(batches)
 
     def _train_epoch(self, batches: Iterator[tuple[Row, Batch]]) -> None:
@@ -143,18 +156,26 @@ class Trainer:
             row, loaded = next(batches)
             batch = to_device(loaded, self.device)
             ready = time.perf_counter()
-            self._moments.call(run, "before_step", batch)
-            scalars = self.step(batch, row, run.clock, self._after_backward)
+            scalars = self._trained(batch, row)
             run.clock = run.clock.following(self.plan, row)
             times = {"time/data": ready - began, "time/step": time.perf_counter() - began}
             values = {name if name in _BARE else f"train/{name}": value for name, value in scalars.items()}
             rate = self.step.optimizer.param_groups[0]["lr"]
-            run.journal.add(run.clock.step, {**values, "lr": rate, "samples": float(row.count), **times})
-            self._asked_to_stop()
+            values |= {"lr": rate, "samples": float(row.count), **times}
+            run.journal.add(run.clock.step, values, batch.get("id", ()))
             self._moments.call(run, "after_step")
             ended = run.clock.phase_ended
+            self._stops()
         if not run.stop:
             self._moments.call(run, "after_phase", TRAIN)
+        elif ended:
+            self._moments.now = "after_phase", ""  # what a resume makes up for
+
+    def _trained(self, batch: Batch, row: Row) -> Scalars:
+        if row.step in self._left_out:
+            return {}
+        self._moments.call(self._run, "before_step", batch)
+        return self.step(batch, row, self._run.clock, self._after_backward)
 
     def _after_backward(self) -> None:
         self._moments.call(self._run, "after_backward")
@@ -162,24 +183,46 @@ class Trainer:
     def evaluate(self, takes: Callable[[str], bool] = lambda name: True) -> dict[str, float]:
         """One evaluation phase for each validation set that ``takes`` names; scores go to the journal and the run."""
         taken = [one for one in self.validation if takes(one.name)]
-        return evaluate_all(self._run, self._moments, taken, self.device, self._asked_to_be_resumed)
+        with mean_statistics(self._run.models):
+            scores = evaluate_all(
+                self._run, self._moments, taken, self.device, self._wants_to_be_resumed, sharded=self._sharded
+            )
+        self._stops()
+        return scores
 
     # --- stopping and going on --------------------------------------------------------------------------------------
 
-    def _asked_to_stop(self) -> bool:
-        if self._run.stop is None and (reason := self.interrupted()):
-            self._run.stop = Stop(reason)
+    def _wish(self) -> Stop | None:
+        """The stop that this process has been asked for, by a hook or from outside."""
+        if self._moments.wish is None and (reason := self.interrupted()):
+            return Stop(reason)
+        return self._moments.wish
+
+    def _stops(self) -> bool:
+        """Whether the run stops here, as all processes agree: the wish of one is enough."""
+        if self._run.stop is None:
+            self._run.stop = agreed(self._wish())
         return self._run.stop is not None
 
-    def _asked_to_be_resumed(self) -> bool:
-        """Whether to leave off at once; a run that is over still finishes what it is at."""
-        return self._asked_to_stop() and self.stopped is not None
+    def _wants_to_be_resumed(self) -> bool:
+        """Whether to leave off in the middle; a run that is over still finishes what it is at."""
+        stop = self._run.stop or self._wish()
+        return stop is not None and not stop.over
 
     def _save_if_stopped(self) -> None:
         """Make sure that a run which stops on request has a checkpoint of its last step."""
         step = self._run.clock.step
         if self._run.stop and step > 0 and self._checkpoints.saved != step:
             self._checkpoints.save()
+
+    def _end_saving(self, how: str | BaseException) -> None:
+        """Complete a save under way, unless all is to stop at once; its error must not hide what ended the run."""
+        if isinstance(how, SystemExit):
+            return
+        try:
+            self._checkpoints.wait()
+        except Exception as error:
+            log.warning("besides, the last save has failed: %s", error)
 
     def _do_what_is_due(self) -> None:
         """Go on right behind the hook that saved the checkpoint this run was resumed from.
@@ -223,9 +266,11 @@ class Trainer:
             "optimizer_kind": _kind(self.step.optimizer),
             "train_step": self.step.state_dict(),
             "hooks": self._moments.state_dict(),
+            "left_out": sorted(self._left_out),
         }
-        model: dict[str, Any] = self.task.state_dict()
-        files = {"model": model, "optimizer": tensors, **self._moments.tensors()}
+        files = {"model": mean_state(self.task), "optimizer": tensors, **self._moments.tensors()}
+        if statistics := statistics_of_all(run.models):
+            files[STATISTICS] = statistics
         return Snapshot(run.clock.step, files, state)
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -243,6 +288,7 @@ class Trainer:
         self.step.load_state_dict(state["train_step"])
         self._moments.load_state_dict(state["hooks"])
         self._moments.load_tensors(snapshot.tensors)
+        load_statistics(run.models, snapshot.tensors.get(STATISTICS, {}))
         run.journal.load_state_dict(state["journal"])
         run.clock = Clock.at(self.plan, snapshot.step)
         run.scores.update(read_from_json(state["scores"]))

@@ -44,15 +44,22 @@ def snapshot(step: int, **state: Any) -> Snapshot:
 
 
 def checkpoints(folder: Path, keep: int = 2) -> tuple[Checkpoints, Callable[[int], Path]]:
-    """Checkpoints of a run, and what saves a step of it."""
+    """Checkpoints of a run, and what saves a step of it and waits until it is written."""
     now = {"step": 0}
     found = Checkpoints(folder, keep, lambda: snapshot(now["step"]))
 
     def save(step: int) -> Path:
         now["step"] = step
-        return found.save()
+        path = found.save()
+        found.wait()
+        return path
 
     return found, save
+
+
+def mark_best(saves: Checkpoints, step: int) -> None:
+    saves.mark_best(step)
+    saves.wait()
 
 
 def steps(folder: Path) -> list[int]:
@@ -406,21 +413,21 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4):
         save(step)
         if step == 2:
-            saves.mark_best(2)
+            mark_best(saves, 2)
     assert steps(tmp_path) == [2, 3, 4]
     assert pointed(tmp_path, "last") == tmp_path / "step-00000004"
     assert pointed(tmp_path, "best") == tmp_path / "step-00000002"
-    saves.mark_best(4)
+    mark_best(saves, 4)
     assert steps(tmp_path) == [3, 4]
 
 
 def test_the_best_is_saved_if_its_moment_is_not(tmp_path: Path) -> None:
     now = [3]
     saves = Checkpoints(tmp_path, 2, lambda: snapshot(now[0]))
-    saves.mark_best(3)
+    mark_best(saves, 3)
     assert steps(tmp_path) == [3]
     raw = (tmp_path / "step-00000003" / "state.json").stat().st_mtime_ns
-    saves.mark_best(3)
+    mark_best(saves, 3)
     assert (tmp_path / "step-00000003" / "state.json").stat().st_mtime_ns == raw, "it is saved once"
 
 
@@ -428,7 +435,7 @@ def test_a_run_that_was_taken_back_deletes_what_lies_ahead(tmp_path: Path) -> No
     saves, save = checkpoints(tmp_path, keep=9)
     for step in (2, 4, 6, 8):
         save(step)
-    saves.mark_best(8)
+    mark_best(saves, 8)
     (tmp_path / "last").write_text("step-00000004\n")
     _, again = checkpoints(tmp_path, keep=9)
     again(5)
@@ -439,7 +446,7 @@ def test_a_run_that_was_taken_back_deletes_what_lies_ahead(tmp_path: Path) -> No
 def test_a_process_that_only_takes_part_writes_nothing(tmp_path: Path) -> None:
     saves = Checkpoints(tmp_path, 2, lambda: snapshot(5), write=False)
     assert saves.save() == tmp_path / "step-00000005"
-    saves.mark_best(5)
+    mark_best(saves, 5)
     assert saves.saved == 5
     assert list(tmp_path.iterdir()) == []
 
@@ -543,9 +550,9 @@ def test_killed_at_any_point_of_marking_the_best_a_best_is_whole(tmp_path: Path)
         (tmp_path / "run").mkdir()
         saves, save = checkpoints(tmp_path / "run", 1)
         save(1)
-        saves.mark_best(1)
+        mark_best(saves, 1)
         save(2)
-        return lambda: saves.mark_best(2)
+        return lambda: mark_best(saves, 2)
 
     for _ in at_every_point(begin):
         best = pointed(tmp_path / "run", "best")

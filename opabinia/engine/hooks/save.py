@@ -34,7 +34,9 @@ class Save(Periodic):
         self._saved_at = time.monotonic()
 
     def after_step(self, run: Run) -> None:
-        """Save in the middle of an epoch, at once when the run is to stop."""
+        """Save in the middle of an epoch, at once when the run is to stop; tell if the save before has failed."""
+        assert run.checkpoints is not None
+        run.checkpoints.check()
         if run.stop:
             self.act(run)
         else:

@@ -1,0 +1,157 @@
+"""Jobs in the background: in order, told when they fail, met by no fork, and in the way of no exit."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from opabinia.runtime import background
+from opabinia.runtime.background import Background
+
+
+def at_work() -> bool:
+    return any(thread.name == "test" for thread in threading.enumerate())
+
+
+def fail(error: BaseException) -> None:
+    raise error
+
+
+def test_jobs_are_done_in_turn_while_the_caller_goes_on() -> None:
+    go, seen, jobs = threading.Event(), list[object](), Background("test")
+    jobs.do(go.wait)
+    for number in range(100):
+        jobs.do(partial(seen.append, number))
+    assert seen == []
+    go.set()
+    jobs.wait()
+    assert seen == list(range(100))
+
+
+def test_its_thread_is_there_only_while_there_are_jobs() -> None:
+    jobs = Background("test")
+    jobs.wait()
+    assert not at_work()
+    for _ in range(3):
+        go = threading.Event()
+        jobs.do(go.wait)
+        assert at_work()
+        go.set()
+        jobs.wait()
+        assert not background._at_work
+
+
+def test_the_first_error_is_told_once_and_later_jobs_are_done() -> None:
+    jobs, seen = Background("test"), list[int]()
+    for job in (partial(fail, OSError(1)), partial(fail, OSError(2)), partial(seen.append, 3)):
+        jobs.do(job)
+    with pytest.raises(OSError, match="1"):
+        jobs.wait()
+    assert seen == [3]
+    jobs.wait()
+    jobs.check()
+
+
+def test_an_error_is_told_without_waiting_for_the_jobs_behind_it() -> None:
+    failed, go, jobs = threading.Event(), threading.Event(), Background("test")
+    jobs.do(partial(fail, OSError("full")))
+    jobs.do(lambda: (failed.set(), go.wait()))
+    failed.wait()
+    with pytest.raises(OSError, match="full"):
+        jobs.check()
+    go.set()
+    jobs.wait()
+
+
+def exits_with_0(program: Callable[[], object]) -> bool:
+    """Whether a forked process gets through this."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            program()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+at_fork: list[Callable[[], object]] = []
+os.register_at_fork(before=lambda: at_fork.pop()() if at_fork else None)  # registered last, it is called first
+
+
+def test_a_fork_waits_for_the_jobs() -> None:
+    go, lock, done, jobs = threading.Event(), threading.Lock(), list[int](), Background("test")
+
+    def job() -> None:
+        with lock:
+            go.wait()
+            time.sleep(0.2)  # a fork that does not wait finds the lock held
+            done.append(1)
+
+    jobs.do(job)
+    at_fork.append(go.set)
+
+    def child() -> None:
+        assert done == [1]
+        assert lock.acquire(blocking=False)
+
+    assert exits_with_0(child)
+    jobs.wait()
+
+
+def test_a_forked_process_has_a_background_of_its_own() -> None:
+    jobs, seen = Background("test"), list[int]()
+    jobs.do(partial(seen.append, 1))
+
+    def child() -> None:
+        jobs.do(partial(seen.append, 2))
+        jobs.wait()
+        assert seen == [1, 2]
+
+    assert exits_with_0(child)
+    jobs.wait()
+    assert seen == [1]
+
+
+def test_a_job_may_fork_itself() -> None:
+    jobs, seen = Background("test"), list[bool]()
+    jobs.do(lambda: seen.append(exits_with_0(lambda: None)))
+    jobs.wait()
+    assert seen == [True]
+
+
+def test_signals_stay_with_the_main_thread() -> None:
+    jobs, seen = Background("test"), list[set[int]]()
+    jobs.do(lambda: seen.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+    jobs.wait()
+    assert {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1} <= seen[0]
+
+
+PROGRAM = """
+import threading
+from opabinia.runtime.background import Background
+jobs = Background("test")
+jobs.do(threading.Event().wait)
+{}
+"""
+
+
+def test_a_program_that_stops_at_once_waits_for_no_job() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM.format("raise SystemExit(143)")], timeout=60)
+    assert done.returncode == 143
+
+
+def test_a_signal_ends_the_wait() -> None:
+    program = PROGRAM.format(
+        "import os, signal\n"
+        "threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "try:\n    jobs.wait()\n"
+        "except KeyboardInterrupt:\n    raise SystemExit(130) from None"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 130
