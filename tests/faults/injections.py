@@ -34,7 +34,7 @@ def die_at_turn() -> None:
 
 
 def signalled_in_a_save() -> None:
-    """Two SIGTERM while the first checkpoint is written."""
+    """SIGTERM while the first checkpoint is written, which never comes to its end, and another one later."""
     from opabinia.engine import checkpoint
 
     real = checkpoint.save_tensors
@@ -42,8 +42,38 @@ def signalled_in_a_save() -> None:
     def save(path: Any, tensors: Any) -> None:
         real(path, tensors)
         os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(2.5)  # sooner it would count as the same request
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(600)
 
-    checkpoint.save_tensors = save  # called for the model and for the optimizer
+    checkpoint.save_tensors = save
+
+
+def stuck_in_a_save() -> None:
+    """The disk stands still in the middle of the checkpoint of step 10."""
+    from opabinia.engine import checkpoint
+
+    real = checkpoint.save_tensors
+
+    def save(path: Any, tensors: Any) -> None:
+        real(path, tensors)
+        if "step-00000010" in str(path):
+            time.sleep(600)
+
+    checkpoint.save_tensors = save
+
+
+def slow_saves() -> None:
+    """Every file of a checkpoint takes a while."""
+    from opabinia.engine import checkpoint
+
+    real = checkpoint.save_tensors
+
+    def save(path: Any, tensors: Any) -> None:
+        time.sleep(0.2)
+        real(path, tensors)
+
+    checkpoint.save_tensors = save
 
 
 def signalled_while_resolving() -> None:

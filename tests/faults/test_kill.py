@@ -161,6 +161,22 @@ def test_resuming_right_after_a_kill_is_not_refused(
     assert_same(Outcome.of(tmp_path / "faults" / "default"), undisturbed)
 
 
+def test_killed_while_the_loop_is_ahead_of_a_save(
+    server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path
+) -> None:
+    """The checkpoint of step 10 is half written and the loop steps on: the one of step 8, the best, is whole."""
+    program = server.start(
+        *("train", str(recipe), "--out", str(tmp_path)), first=["tests.faults.injections:stuck_in_a_save"]
+    )
+    program.until_traced("after_step 13")
+    program.kill()
+    checkpoints = tmp_path / "faults" / "default" / "checkpoints"
+    assert [path.suffix for path in checkpoints.iterdir() if "step-00000010" in path.name] == [".tmp"]
+    again = server.run("train", str(recipe), "--out", str(tmp_path), "--resume")
+    assert f"resuming {checkpoints.parent} from step 8" in again.err
+    assert_same(Outcome.of(checkpoints.parent), undisturbed)
+
+
 # --- every write ------------------------------------------------------------------------------------------------------
 
 

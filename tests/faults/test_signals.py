@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from opabinia.runtime.signals import TOGETHER
 from tests.faults.programs import PAUSE, SLOW, Program, Server, all_gone, is_alive
 from tests.faults.runs import EVALUATIONS, STEPS, Outcome, assert_same, checkpoint, metrics
 
@@ -29,6 +30,14 @@ def paused(server: Server, moment: str, *arguments: str) -> Program:
     program = server.start(*arguments, environment={PAUSE: moment})
     program.until_paused()
     return program
+
+
+def test_sigusr1_is_obeyed_like_sigterm(server: Server, recipe: Path, tmp_path: Path) -> None:
+    program = paused(server, "after_backward 6", "train", str(recipe), "--out", str(tmp_path), "data.workers=1")
+    program.signal_group(signal.SIGUSR1)  # srun sends it to all processes
+    program.go_on()
+    program.expect(143)
+    assert last_step(tmp_path / "faults" / "default") == 7
 
 
 @pytest.mark.parametrize("step", [7, 12, 15, 30])
@@ -69,7 +78,9 @@ def test_a_second_signal_stops_at_once(server: Server, recipe: Path, undisturbed
     workers = program.children()
     program.signal(signal.SIGTERM)
     time.sleep(0.5)
-    assert program.running(), "the first is obeyed at the end of the step, which does not come"
+    program.signal(signal.SIGTERM)
+    time.sleep(TOGETHER)
+    assert program.running(), "two at once are one, obeyed at the end of the step, which does not come"
     began = time.monotonic()
     program.signal(signal.SIGTERM)
     program.expect(143, 10)
@@ -84,13 +95,33 @@ def test_a_second_signal_stops_at_once(server: Server, recipe: Path, undisturbed
 def test_a_second_signal_in_the_middle_of_a_save(
     server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path
 ) -> None:
-    """Both come while the checkpoint of step 5 is written: the half of it disappears."""
+    """Both come while the checkpoint of step 5 is written: nobody waits for it, and the half of it disappears."""
     program = server.start(
         *("train", str(recipe), "--out", str(tmp_path)), first=["tests.faults.injections:signalled_in_a_save"]
     )
     program.expect(143)
     folder = tmp_path / "faults" / "default"
-    assert [path.name for path in (folder / "checkpoints").iterdir()] == []
+    assert [path.suffix for path in (folder / "checkpoints").iterdir()] == [".tmp"]
+    server.run("train", str(recipe), "--out", str(tmp_path), "--resume")
+    assert_same(Outcome.of(folder), undisturbed)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_a_save_is_written_completes_it(
+    server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path, signum: int
+) -> None:
+    slow = ["tests.faults.injections:slow_saves"]
+    program = server.start(
+        *("train", str(recipe), "--out", str(tmp_path)), environment={PAUSE: "after_backward 5"}, first=slow
+    )
+    program.until_paused()
+    program.signal(signum)
+    program.go_on()
+    program.expect(128 + signum)
+    folder = tmp_path / "faults" / "default"
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
+        "last", "step-00000005", "step-00000006",
+    ]  # fmt: skip
     server.run("train", str(recipe), "--out", str(tmp_path), "--resume")
     assert_same(Outcome.of(folder), undisturbed)
 
@@ -177,10 +208,11 @@ def test_the_time_limit_ends_a_run_with_status_0(
 
 
 def test_a_signal_while_the_program_still_starts(server: Server, recipe: Path, tmp_path: Path) -> None:
-    """Before anybody listens: it ends, by the signal itself, and leaves no run behind that would be in the way."""
+    """There is nothing to save: it ends, and leaves no run behind that would be in the way."""
     program = server.start(
         *("train", str(recipe), "--out", str(tmp_path)), first=["tests.faults.injections:signalled_while_resolving"]
     )
-    program.expect(-signal.SIGTERM)
+    program.expect(143)
+    assert not program.err
     assert not is_alive(program.pid)
     server.run("train", str(recipe), "--out", str(tmp_path))
