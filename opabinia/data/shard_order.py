@@ -75,7 +75,7 @@ class _Pooled:
             raise IndexError(f"positions {positions.min()} to {positions.max()} of an order of {self.borders[-1]}")
         pools = np.searchsorted(self.borders, positions, "right") - 1
         places = np.empty(positions.shape, dtype=np.int64)
-        for pool in np.unique(pools).tolist():  # a batch touches one or two
+        for pool in {*pools.ravel().tolist()}:  # of a batch one or two
             here = pools == pool
             start, end = self.borders[pool : pool + 2].tolist()
             shuffled = Permutation(end - start, hash32(DRAW, self.key, pool))

@@ -17,7 +17,7 @@ from opabinia.contracts import Sample
 from opabinia.data.batches import ConstantPlan
 from opabinia.data.loader import Loader, Reader, training_requests
 from opabinia.data.shard_order import ByShard
-from opabinia.data.sources import Digits
+from opabinia.data.sources import Synthetic
 from opabinia.runtime.durations import Duration
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # 4 workers on 2 cores, on purpose
@@ -111,8 +111,8 @@ def test_positions_outside(position: int) -> None:
 
 
 def test_a_source_without_shards() -> None:
-    with pytest.raises(ValueError, match="by_shard needs the source 'shards'; a Digits has none"):
-        ByShard(Digits(), 0)
+    with pytest.raises(ValueError, match="by_shard needs the source 'shards'; a Synthetic has none"):
+        ByShard(Synthetic(), 0)
 
 
 # --- in a run ---------------------------------------------------------------------------------------------------------
