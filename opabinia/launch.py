@@ -6,13 +6,14 @@ import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from opabinia import run
+from opabinia.agent import is_restart, launch_id
 from opabinia.config import ConfigError, Problem, Resolved, build, dump, flatten, live_catalog
 from opabinia.config.compose import PACKAGED
 from opabinia.engine.checkpoint import (
@@ -28,10 +29,11 @@ from opabinia.engine.evaluate import write_json
 from opabinia.engine.hooks.expected import Unexpected
 from opabinia.loading import LAST, chosen_checkpoint, holds_run, read_chosen, resolve, validation_sets
 from opabinia.runtime.files import mend, only_writer, told, write_aside
+from opabinia.runtime.group import joined
 from opabinia.runtime.log import log, log_in_full, logging_to
-from opabinia.runtime.processes import is_first
+from opabinia.runtime.processes import first_says, is_first
 from opabinia.runtime.seeds import draw_seed
-from opabinia.runtime.signals import Stopped, stop_signals
+from opabinia.runtime.signals import Stopped, StopSignal, stop_signals
 
 
 def parts_of(resolved: Resolved) -> partial[dict[str, float]]:
@@ -90,26 +92,21 @@ def train(
     if resume is not None:
         overrides = [*_overrides_of(folder), *overrides]
     resolved = resolve(recipe, overrides)
-    _refuse_to_overwrite(folder, resume)
-    with told(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "checkpoints").mkdir(exist_ok=True)
-    with only_writer(folder) if is_first() else nullcontext(), logging_to(folder), stop_signals() as stop:
-        _refuse_to_overwrite(folder, resume)  # another process may have been there first
+    # Signals first: what asks one process to stop while others still join is not lost.
+    with stop_signals(StopSignal()) as stop, joined(**_meeting(resolved.config)), ExitStack() as held:
+        resume = first_says(partial(_take_folder, folder, resume, held))
+        with told(folder):
+            folder.mkdir(parents=True, exist_ok=True)  # of this process's log, where it shares no disk with the first
+        held.enter_context(logging_to(folder))
         for warning in resolved.warnings:
             log.warning("%s", warning)
-        if is_first():
-            mend(folder)
-            mend(folder / "checkpoints")
-        before = None if resume is None else _saved_config(folder)
         snapshot = _checkpoint_to_resume(folder, resume)
+        before, config, scores = first_says(partial(_settled, folder, resume, snapshot, resolved.config))
         if snapshot is None:
             _clear(folder)
         else:
             log.info("resuming %s from step %d", folder, snapshot.step)
-        config = _with_seed(resolved.config, snapshot, before)
         _tell_differences(before, config)
-        scores = _finished(folder, snapshot, before, config)
         if scores is not None:
             log.info("%s is finished: nothing to do", folder)
             return folder, scores
@@ -136,6 +133,48 @@ def train(
         return folder, scores
 
 
+def _meeting(config: Mapping[str, Any]) -> dict[str, Any]:
+    """How the processes of a config become a group."""
+    return {**(config["train"]["distributed"] or {}), "device": config["train"]["device"]}
+
+
+def _take_folder(folder: Path, resume: str | None, held: ExitStack) -> str | None:
+    """Make the folder and lock it until ``held`` ends.
+
+    Returns:
+        What to resume: ``resume``, but the last checkpoint after a crash in this very launch.
+
+    Raises:
+        ConfigError: it holds a run, and nothing is to be resumed.
+    """
+    if is_restart() and _launch_of(folder) == launch_id():
+        resume = LAST
+    _refuse_to_overwrite(folder, resume)
+    with told(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "checkpoints").mkdir(exist_ok=True)
+    held.enter_context(only_writer(folder))
+    _refuse_to_overwrite(folder, resume)  # another process may have been there first
+    mend(folder)
+    mend(folder / "checkpoints")
+    return resume
+
+
+def _launch_of(folder: Path) -> str | None:
+    """The launch that has begun the run in ``folder``, or gone on with it, last."""
+    launch = folder / ".launch"
+    return launch.read_text(encoding="utf-8") if launch.is_file() else None
+
+
+def _settled(
+    folder: Path, resume: str | None, snapshot: Snapshot | None, config: dict[str, Any]
+) -> tuple[dict[str, Any] | None, dict[str, Any], dict[str, float] | None]:
+    """The config the run had before, the one it has now, and its scores if there is nothing left to do."""
+    before = None if resume is None else _saved_config(folder)
+    now = _with_seed(config, snapshot, before)
+    return before, now, _finished(folder, snapshot, before, now)
+
+
 def _write_results(folder: Path, scores: Mapping[str, float]) -> None:
     if is_first():
         write_aside(folder / "results.json", json.dumps(dict(scores), indent=1) + "\n")
@@ -150,25 +189,40 @@ def _saved_config(folder: Path) -> dict[str, Any] | None:
 
 
 def _checkpoint_to_resume(folder: Path, resume: str | None) -> Snapshot | None:
+    """The checkpoint that the first process chooses, read by every process."""
     if resume is None:
         return None
-    checkpoints = folder / "checkpoints"
+    mine: list[Snapshot] = []
+
+    def choose() -> Path | None:
+        found = _chosen(folder / "checkpoints", resume)
+        mine.extend([found[1]] if found else [])
+        return found[0] if found else None
+
+    path = first_says(choose)
+    if path is None:
+        log.info("no checkpoint in %s: starting anew", folder / "checkpoints")
+        return None
+    try:
+        return mine[0] if mine else read_checkpoint(path)
+    except BadCheckpoint as error:
+        raise ConfigError(Problem("", "", str(error))) from error
+
+
+def _chosen(checkpoints: Path, resume: str) -> tuple[Path, Snapshot] | None:
     try:
         if resume == LAST:
-            found = newest_whole(checkpoints)
-            if found is None:
-                log.info("no checkpoint in %s: starting anew", checkpoints)
-            return found[1] if found else None
+            return newest_whole(checkpoints)
         path = (pointed(checkpoints, resume) or Path(resume)) if resume == "best" else Path(resume)
         if path.parent.resolve() != checkpoints.resolve():
             raise ConfigError(Problem("command line", "--resume", f"{path} is not a checkpoint in {checkpoints}"))
         snapshot = read_checkpoint(path)
-        ahead = [other.name for other in listed(checkpoints) if other.name > path.name]
-        if ahead:
-            log.warning("going back to step %d: the next save deletes %s", snapshot.step, ", ".join(ahead))
-        return snapshot
     except BadCheckpoint as error:
         raise ConfigError(Problem("", "", str(error))) from error
+    ahead = [other.name for other in listed(checkpoints) if other.name > path.name]
+    if ahead:
+        log.warning("going back to step %d: the next save deletes %s", snapshot.step, ", ".join(ahead))
+    return path, snapshot
 
 
 def _clear(folder: Path) -> None:
@@ -186,6 +240,9 @@ def _begin(folder: Path, config: Mapping[str, Any], overrides: Sequence[str], sn
     if snapshot is not None:
         write_aside(folder / "checkpoints" / LAST, f"step-{snapshot.step:08d}\n")
     write_aside(folder / "config.yaml", dump(config))
+    (folder / ".launch").unlink(missing_ok=True)
+    if (launch := launch_id()) is not None:
+        write_aside(folder / ".launch", launch)
     write_aside(folder / "overrides.json", json.dumps(list(overrides), indent=1) + "\n")
 
 
@@ -252,7 +309,7 @@ def evaluate(folder: Path, overrides: Sequence[str] = (), *, checkpoint: str = "
     path = chosen_checkpoint(folder, checkpoint)
     resolved = resolve(folder, overrides)
     snapshot = read_chosen(path)
-    with logging_to(None):
+    with joined(**_meeting(resolved.config)), logging_to(None):
         log.info("evaluating %s", path)
         # The training data may be gone: what the model was built on stands in the checkpoint.
         data = resolved.config["data"]
@@ -262,8 +319,7 @@ def evaluate(folder: Path, overrides: Sequence[str] = (), *, checkpoint: str = "
             data = {**data, "train": train, "sampler": None}
         parts = parts_of(replace(resolved, config={**resolved.config, "data": data})).keywords
         scores = run.evaluate(folder, parts, snapshot)
-    if is_first():
-        for one in sets:
+        for one in sets if is_first() else ():
             own = {name: value for name, value in scores.items() if name.startswith(one["prefix"] + "/")}
             write_json(folder / "eval" / one["prefix"] / "scores.json", {"checkpoint": path.name, **own})
     return scores

@@ -8,11 +8,29 @@ from typing import Annotated, Literal
 from annotated_types import Interval
 
 from opabinia.config import register
-from opabinia.contracts import Count, StepPart
+from opabinia.contracts import Count, Positive, StepPart
 from opabinia.engine.step import Standard
 from opabinia.runtime.durations import Duration, Units
 
 Seed = Annotated[int, Interval(ge=0, lt=2**63)]
+
+
+@register.section
+@dataclass(frozen=True, kw_only=True)
+class Distributed:
+    """How the processes of a run find each other, where no agent (``--nproc``, torchrun) sees to it.
+
+    Args:
+        init: ``env`` (``MASTER_ADDR`` and ``MASTER_PORT``, or SLURM's variables), ``tcp://host:port`` of the first
+            process, or ``file:///path`` of a new file that all can write. ``RANK`` and ``WORLD_SIZE`` say which
+            process is which.
+        backend: ``auto`` takes NCCL for tensors on a GPU and gloo for all else.
+        timeout: minutes that a process waits for the others before it gives up.
+    """
+
+    init: str = "env"
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    timeout: Positive = 30
 
 
 @register.section(name="train")
@@ -30,6 +48,7 @@ class Training:
             with the gradient of the whole (batch norms see the pieces). null: no limit.
         precision: of forward passes; weights and updates stay in full precision.
         device: ``auto`` takes the GPU of the local rank if there is one, then Apple's.
+        distributed: how many processes find each other; null: by what torchrun, SLURM or ``--nproc`` say.
         channels_last: keep images and weights with the channels last in memory; often faster on GPUs.
         compile: compile the task's modules; without a compiler that is told, and the run goes on.
         checkpoint_activations: compute the backbone's activations again in the backward pass instead of keeping them.
@@ -50,6 +69,7 @@ class Training:
     micro_batch: Count | None = None
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    distributed: Distributed | None = None
     channels_last: bool = False
     compile: bool = False
     checkpoint_activations: bool = False

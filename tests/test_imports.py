@@ -19,7 +19,7 @@ FLOORS = {
     2: ["contracts", "models", "losses", "evaluation", "optim", "drawing"],
     3: ["engine", "data", "tasks"],
     4: ["run", "settings", "pieces", "predictor", "loading", "report"],
-    5: ["launch", "predict", "recipes", "sweep"],
+    5: ["launch", "agent", "elastic", "predict", "recipes", "sweep"],
     6: ["cli"],
     7: ["__init__", "__main__"],  # the public face may show anything
 }
@@ -38,7 +38,7 @@ READS_CONFIG = {
     "__main__",
 }  # all others only declare themselves there
 HEAVY = {"torch", "torchvision", "timm", "sklearn"}
-KNOWS_TORCH = {f"opabinia.runtime.{name}" for name in ("seeds", "device", "processes", "environment")}
+KNOWS_TORCH = {f"opabinia.runtime.{name}" for name in ("seeds", "device", "processes", "environment", "group")}
 
 Sources = Mapping[str, str]
 """Text by module name; a package's own file is called ``opabinia.config.__init__``."""

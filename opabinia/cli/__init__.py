@@ -11,7 +11,9 @@ from typing import Annotated
 import typer
 
 from opabinia import __version__
+from opabinia.agent import end_with_agent
 from opabinia.cli import config, demo, evaluate, predict, sweep, train
+from opabinia.runtime.signals import end_at_once
 
 app = typer.Typer(
     name="opabinia",
@@ -46,6 +48,8 @@ app.add_typer(config.app, name="config", help="Show, check and compare configs; 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit: 0 done, 1 a crash, 2 something given is wrong, 130 or 143 stopped after saving."""
+    end_at_once()
+    end_with_agent()
     # Plug-ins may lie in the folder one works in, as with python -m; at the end, so that they shadow nothing.
     sys.path.append(os.getcwd())
     given = [_without_dashes(word) for word in (sys.argv[1:] if arguments is None else arguments)]

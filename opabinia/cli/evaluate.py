@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from opabinia.cli.errors import report_errors
+from opabinia.cli.processes import Endpoint, Nnodes, NodeRank, Nproc, layout, run_in_many
 from opabinia.cli.train import Overrides
 
 
@@ -15,12 +16,21 @@ def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     overrides: Overrides = None,
     checkpoint: Annotated[str, typer.Option(help="best, last, or the path of a checkpoint.")] = "best",
+    nproc: Nproc = None,
+    nnodes: Nnodes = None,
+    node_rank: NodeRank = None,
+    rdzv_endpoint: Endpoint = None,
 ) -> None:
     """Evaluate a run's checkpoint on its validation data.
 
     opabinia eval runs/classification/digits/default --checkpoint last
+
+    opabinia eval runs/classification/digits/default --nproc 2
     """
     with report_errors():
+        many = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts=0)
+        if many is not None:
+            run_in_many(many, ["eval", str(run), *(overrides or []), "--checkpoint", checkpoint])
         from opabinia.cli.table import print_scores
         from opabinia.launch import evaluate as measure
 

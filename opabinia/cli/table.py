@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from rich.console import Console
 from rich.table import Table
 
+from opabinia.runtime.slurm import told_rank
+
 
 def print_scores(title: str, scores: Mapping[str, float]) -> None:
-    """Print scores to stdout, one a row, and where they come from."""
+    """Print scores to stdout, one a row, and where they come from; of many processes the first does."""
+    if told_rank(os.environ):
+        return
     table = Table("score", "value")
     for name, value in scores.items():
         table.add_row(name, f"{value:.4f}")

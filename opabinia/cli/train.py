@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from opabinia.cli.errors import report_errors
+from opabinia.cli.errors import leave, report_errors
+from opabinia.cli.processes import Endpoint, MaxRestarts, Nnodes, NodeRank, Nproc, layout, run_in_many
 
 Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A packaged recipe, a YAML file or a run folder.")]
 Overrides = Annotated[
@@ -49,6 +50,11 @@ def train(
     seeds: Annotated[
         str | None, typer.Option(metavar="0,1,2", help="One run for each seed, NAME-seed0 ..., and the mean of all.")
     ] = None,
+    nproc: Nproc = None,
+    nnodes: Nnodes = None,
+    node_rank: NodeRank = None,
+    rdzv_endpoint: Endpoint = None,
+    max_restarts: MaxRestarts = 3,
 ) -> None:
     """Train a recipe.
 
@@ -59,12 +65,22 @@ def train(
     opabinia train classification/digits --resume
 
     opabinia train classification/digits --seeds 0,1,2
+
+    Many processes, on one machine and (the same on both, but for the number) on two:
+
+    opabinia train classification/digits --nproc 2
+
+    opabinia train classification/digits --nproc auto --nnodes 2 --node-rank 0 --rdzv-endpoint node0:29500
     """
     with report_errors():
+        many = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts)
         if seeds is not None:
             from opabinia.cli.sweep import train_seeds
 
-            _refuse_resume(resume)
+            _refuse(
+                "--resume", resume, "leave it out beside --seeds: the same command goes on with what is not finished"
+            )
+            _refuse("--nproc", many, "leave it out beside --seeds: a series runs in one process")
             return train_seeds(recipe, overrides or [], seeds, out=out, name=name)
         if resume is None:
             # Mistakes are told at once, from cached signatures, before seconds of imports.
@@ -72,21 +88,23 @@ def train(
 
             tree = compose(recipe, overrides or [])
             check(tree, catalog(tree.plugins))
+        if many is not None:
+            again = [] if resume is None else ["--resume", resume]
+            run_in_many(many, ["train", recipe, *(overrides or []), "--name", name, "--out", str(out), *again])
         from opabinia.launch import train as run
         from opabinia.runtime.signals import Stopped
 
         try:
             folder, scores = run(recipe, overrides or [], out=out, name=name, resume=resume)
         except Stopped as stopped:
-            raise SystemExit(stopped.exit_status) from None
+            leave(stopped.exit_status)
         from opabinia.cli.table import print_scores
 
         print_scores(f"{folder} (after its last step; opabinia eval takes the best checkpoint)", scores)
 
 
-def _refuse_resume(resume: str | None) -> None:
+def _refuse(option: str, value: object, message: str) -> None:
     from opabinia.config import ConfigError, Problem
 
-    if resume is not None:
-        message = "leave it out beside --seeds: the same command goes on with what is not finished"
-        raise ConfigError(Problem("command line", "--resume", message))
+    if value is not None:
+        raise ConfigError(Problem("command line", option, message))

@@ -426,7 +426,7 @@ def _as_it_is(result: Any) -> Any:
     return result
 
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 @contextmanager

@@ -5,36 +5,59 @@ from collections.abc import Iterator
 
 import pytest
 
-from opabinia.runtime.signals import Stopped, stop_signals
+from opabinia.runtime import signals
+from opabinia.runtime.signals import STOPPING, TOGETHER, Stopped, StopSignal, stop_signals
 
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.getsignal(number) for number in STOPPING}
     yield
     assert {number: signal.getsignal(number) for number in before} == before
 
 
 @pytest.mark.parametrize(
-    ("number", "name", "status"), [(signal.SIGTERM, "SIGTERM", 143), (signal.SIGINT, "SIGINT", 130)]
+    ("number", "name", "status"),
+    [(signal.SIGTERM, "SIGTERM", 143), (signal.SIGUSR1, "SIGUSR1", 143), (signal.SIGINT, "SIGINT", 130)],
 )
 def test_the_first_signal_is_noted(number: int, name: str, status: int) -> None:
-    with stop_signals() as stop:
+    with stop_signals(StopSignal()) as stop:
         assert (stop.reason, stop.exit_status) == (None, 0)
         os.kill(os.getpid(), number)
         assert (stop.reason, stop.exit_status) == (name, status)
 
 
-@pytest.mark.parametrize(("first", "second", "status"), [("SIGTERM", "SIGTERM", 143), ("SIGTERM", "SIGINT", 130)])
-def test_the_second_stops_at_once(first: str, second: str, status: int) -> None:
-    with pytest.raises(SystemExit) as caught, stop_signals():
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, to be changed."""
+    time = [100.0]
+    monkeypatch.setattr(signals.time, "monotonic", lambda: time[0])
+    return time
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "status"),
+    [("SIGTERM", "SIGTERM", 143), ("SIGTERM", "SIGINT", 130), ("SIGINT", "SIGUSR1", 143)],
+)
+def test_a_later_one_stops_at_once(now: list[float], first: str, second: str, status: int) -> None:
+    with pytest.raises(SystemExit) as caught, stop_signals(StopSignal()):
         os.kill(os.getpid(), signal.Signals[first])
+        now[0] += TOGETHER + 0.1
         os.kill(os.getpid(), signal.Signals[second])
     assert caught.value.code == status
 
 
+def test_what_comes_at_about_the_same_time_is_one_request(now: list[float]) -> None:
+    """A scheduler sends a signal to all processes, and the agent passes its own on."""
+    with stop_signals(StopSignal()) as stop:
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+            now[0] += TOGETHER / 3
+        assert (stop.reason, stop.exit_status) == ("SIGUSR1", 143)
+
+
 def test_afterwards_signals_do_what_they_did_before() -> None:
-    with stop_signals():
+    with stop_signals(StopSignal()):
         pass
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
@@ -44,7 +67,7 @@ def test_in_another_thread_nothing_is_changed() -> None:
     seen: list[object] = []
 
     def work() -> None:
-        with stop_signals() as stop:
+        with stop_signals(StopSignal()) as stop:
             seen.extend([stop.reason, signal.getsignal(signal.SIGINT)])
 
     thread = threading.Thread(target=work)
