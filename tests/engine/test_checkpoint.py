@@ -7,8 +7,11 @@ import os
 import random
 import shutil
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -464,6 +467,175 @@ def test_a_save_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(DiskError, match=r"step-00000002: the disk is full; the checkpoints before it are whole"):
         save(2)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+# --- in the background ------------------------------------------------------------------------------------------------
+
+
+class Stuck:
+    """Saves in the middle of which the writer waits, from the first file on, until the test lets it go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.go = threading.Event(), threading.Event()
+        self._save = save_tensors
+        monkeypatch.setattr(checkpoint, "save_tensors", self)
+
+    def __call__(self, path: Path, tensors: Any) -> None:
+        self.reached.set()
+        self.go.wait()
+        self._save(path, tensors)
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stuck]:
+    found = Stuck(monkeypatch)
+    yield found
+    found.go.set()
+
+
+class Moving:
+    """Something to be saved that goes on changing."""
+
+    def __init__(self) -> None:
+        self.weight = torch.zeros(1000)
+        self.state: dict[str, Any] = {"deep": [{"step": 0}]}
+        self.step = 0
+
+    def move(self) -> None:
+        self.step += 1
+        self.weight += 1
+        self.state["deep"][0]["step"] = self.step
+
+    def capture(self) -> Snapshot:
+        tensors = {"w": self.weight, "tied": self.weight, "turned": self.weight.view(10, 100).T}
+        return Snapshot(self.step, {"model": tensors, "optimizer": {}}, {"step": self.step, "state": self.state})
+
+
+def test_what_changes_after_a_save_does_not_show(tmp_path: Path, stuck: Stuck) -> None:
+    """The loop takes three more steps before the first file is written."""
+    moving = Moving()
+    saves = Checkpoints(tmp_path, 2, moving.capture)
+    moving.move()
+    path = saves.save()
+    stuck.reached.wait()
+    for _ in range(3):
+        moving.move()
+    assert not path.exists()
+    stuck.go.set()
+    saves.wait()
+    found = read_checkpoint(path)
+    model = found.tensors["model"]
+    assert found.step == 1 and found.state["state"] == {"deep": [{"step": 1}]}
+    assert torch.equal(model["w"], torch.ones(1000)) and torch.equal(model["turned"], torch.ones(100, 10))
+    assert model["tied"] is model["w"]
+    assert found.tensors["optimizer"] == {}
+
+
+def test_the_next_save_waits_for_the_one_before(tmp_path: Path, stuck: Stuck) -> None:
+    moving = Moving()
+    captured: list[bool] = []
+
+    def capture() -> Snapshot:
+        captured.append((tmp_path / "step-00000001").is_dir())
+        moving.move()
+        return moving.capture()
+
+    saves = Checkpoints(tmp_path, 2, capture)
+    saves.save()
+    stuck.reached.wait()
+    second = threading.Thread(target=saves.save)
+    second.start()
+    stuck.go.set()
+    second.join()
+    saves.wait()
+    assert captured == [False, True]
+    assert steps(tmp_path) == [1, 2]
+    assert all(read_checkpoint(path).tensors["model"]["w"][0] == step for step, path in enumerate(listed(tmp_path), 1))
+
+
+def test_best_takes_its_turn_behind_the_save(tmp_path: Path, stuck: Stuck) -> None:
+    saves = Checkpoints(tmp_path, 1, lambda: snapshot(1))
+    saves.save()
+    saves.mark_best(1)
+    assert pointed(tmp_path, "best") is None
+    stuck.go.set()
+    assert saves.has(1)
+    assert pointed(tmp_path, "best") == tmp_path / "step-00000001"
+    saves.forget_best()
+    saves.wait()
+    assert pointed(tmp_path, "best") is None
+
+
+def test_a_state_that_json_cannot_say_is_told_at_once(tmp_path: Path) -> None:
+    saves = Checkpoints(tmp_path, 1, lambda: snapshot(1, score=math.nan))
+    with pytest.raises(ValueError, match="JSON"):
+        saves.save()
+    assert saves.saved is None
+
+
+@pytest.mark.parametrize("tell", ["save", "check", "wait", "has"])
+def test_a_save_that_failed_is_told_by_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tell: str
+) -> None:
+    failed = threading.Event()
+
+    def full(*arguments: Any) -> None:
+        failed.set()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_tensors", full)
+    saves = Checkpoints(tmp_path, 2, lambda: snapshot(1))
+    saves.save()
+    failed.wait()
+    if tell == "check":
+        while not saves._background._error:
+            time.sleep(0.001)
+    with pytest.raises(DiskError, match=r"step-00000001: the disk is full; the checkpoints before it are whole"):
+        saves.has(1) if tell == "has" else getattr(saves, tell)()
+    monkeypatch.undo()
+    saves.save()
+    saves.wait()
+    assert steps(tmp_path) == [1], "when there is space again it goes on"
+
+
+def test_killed_in_the_middle_of_a_save_the_older_one_is_whole(tmp_path: Path, stuck: Stuck) -> None:
+    stuck.go.set()
+    saves, save = checkpoints(tmp_path)
+    save(1)
+    stuck.go.clear()
+
+    def action() -> None:
+        stuck.reached.clear()
+        saves.capture = lambda: snapshot(2)
+        saves.save()
+        stuck.reached.wait()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            action()
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert [path.name for path in tmp_path.glob(".*")] == [f".step-00000002.{pid}.tmp"]
+    mend(tmp_path)
+    found = newest_whole(tmp_path)
+    assert found and found[1].step == 1
+    assert steps(tmp_path) == [1]
+
+
+def test_loader_workers_that_start_during_a_save_wait_for_it(tmp_path: Path, stuck: Stuck) -> None:
+    """As a fork does: nothing that the writer holds is inherited."""
+    saves = Checkpoints(tmp_path, 1, lambda: snapshot(1))
+    path = saves.save()
+    stuck.reached.wait()
+    threading.Timer(0.1, stuck.go.set).start()
+    worker = get_context("fork").Process(target=lambda: os._exit(0 if path.is_dir() else 1))
+    worker.start()
+    worker.join()
+    assert worker.exitcode == 0
+    saves.wait()
 
 
 # --- killed at every point --------------------------------------------------------------------------------------------

@@ -1,0 +1,60 @@
+"""Copies in the same memory every time, whatever the originals look like."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from opabinia.engine.buffers import Buffers
+
+ORIGINALS: dict[str, Callable[[], Tensor]] = {
+    "channels last": lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "a slice": lambda: torch.arange(10.0)[3:7],
+    "expanded": lambda: torch.randn(3, 1).expand(3, 4),
+    "a single number": lambda: torch.tensor(2.5),
+    "empty": lambda: torch.empty(0, 3),
+    "bfloat16": lambda: torch.randn(5).bfloat16(),
+    "float8": lambda: torch.randn(5).to(torch.float8_e4m3fn),
+    "complex": lambda: torch.randn(5, dtype=torch.complex64),
+    "truth values": lambda: torch.tensor([True, False]),
+    "unsigned": lambda: torch.arange(5).to(torch.uint16),
+    "a parameter": lambda: nn.Parameter(torch.randn(3)),
+}
+
+
+def raw(tensor: Tensor) -> list[int]:
+    numbers: list[int] = tensor.detach().contiguous().reshape(-1).view(torch.uint8).tolist()
+    return numbers
+
+
+@pytest.mark.parametrize("make", ORIGINALS.values(), ids=ORIGINALS.keys())
+def test_a_copy_has_the_same_bits_and_is_reused(make: Callable[[], Tensor]) -> None:
+    buffers, original = Buffers(), make()
+    copy = buffers.copied({"model": {"x": original}})["model"]["x"]
+    assert (copy.shape, copy.dtype, raw(copy)) == (original.shape, original.dtype, raw(original))
+    assert copy.is_contiguous() and not copy.requires_grad
+    assert copy.untyped_storage().nbytes() == copy.nbytes, "it is written without being copied again"
+    again = buffers.copied({"model": {"x": make()}})["model"]["x"]
+    assert again.data_ptr() == copy.data_ptr()
+
+
+def test_tied_tensors_are_copied_once_and_stay_tied() -> None:
+    tensor = torch.randn(4)
+    copies = Buffers().copied({"model": {"a": tensor, "b": tensor, "c": tensor[:2]}, "ema": {"a": tensor}})
+    assert copies["model"]["a"] is copies["model"]["b"]
+    places = {copies[file][name].data_ptr() for file, name in (("model", "a"), ("model", "c"), ("ema", "a"))}
+    assert len(places) == 3
+
+
+def test_empty_tensors_are_not_tied_and_files_without_any_remain() -> None:
+    copies = Buffers().copied({"model": {"a": torch.empty(0), "b": torch.empty(0)}, "optimizer": {}})
+    assert copies["model"]["a"] is not copies["model"]["b"]
+    assert copies["optimizer"] == {}
+
+
+def test_another_shape_or_type_gets_another_buffer_and_the_old_one_is_given_up() -> None:
+    buffers = Buffers()
+    for tensor in (torch.ones(3), torch.ones(4), torch.ones(4, dtype=torch.int64), torch.ones(2, 2)):
+        assert torch.equal(buffers.copied({"model": {"x": tensor}})["model"]["x"], tensor)
+        assert len(buffers._buffers) == 1
