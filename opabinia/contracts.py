@@ -8,6 +8,7 @@ Shapes in this package: B samples of a batch, C channels, H height, W width, K c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -135,6 +136,21 @@ class Row:
     count: int
     shape: tuple[int, ...] | None = None
     lr_factor: float = 1.0
+
+    def share(self, rank: int, world: int) -> range:
+        """The samples, numbered within the batch, that are for process ``rank`` of ``world``.
+
+        Shares are contiguous, in the order of ranks, and differ in size by at most one. Of a batch with fewer samples
+        than there are processes each takes all: an empty forward pass has no mean, and the mean over processes is the
+        same.
+        """
+        if self.count < world:
+            return range(self.count)
+        return range(rank * self.count // world, (rank + 1) * self.count // world)
+
+    def seen(self, world: int) -> int:
+        """Samples in the shares of all processes together."""
+        return self.count if self.count >= world else self.count * world
 
 
 @runtime_checkable
@@ -311,16 +327,22 @@ class Arithmetic:
         precision: of forward passes (autocast); weights and their updates are in full precision.
         micro_batch: samples of one process in one forward pass; larger batches are split. None: no limit.
         check_losses: look at every loss before it changes the weights, even if that means waiting for the device.
+        skip_non_finite: leave an update out whose losses or gradients are not finite; otherwise that is an error.
     """
 
     seed: int
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     micro_batch: int | None = None
     check_losses: bool = False
+    skip_non_finite: bool = False
 
 
 class Step(Protocol):
     """How gradients become an update. Owns the optimizer; one call is one optimizer step.
+
+    It is built with the task, or with what runs the task on many processes and is called like it (:class:`Together`).
+    On many processes gradients become their mean, so a process weights the mean over its samples by
+    ``len(samples) * world / row.seen(world)``, and what it returns likewise: the journal takes the mean over processes.
 
     ``after_backward`` is to be called once, when all gradients of the step are there and before they are used.
     The scalars returned stay on the device. The learning rate it used stands in the optimizer's first group.
@@ -333,6 +355,24 @@ class Step(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Together(Protocol):
+    """A task that learns on many processes: called like the task, with gradients that become the mean over processes.
+
+    Attributes:
+        module: the task itself.
+        sharded: whether a process holds a part of each parameter only; then a forward pass takes all of them.
+    """
+
+    module: Task
+    sharded: bool
+
+    def __call__(self, batch: Batch, clock: Clock) -> Any: ...
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        """Forward and backward passes inside it only add up gradients; those of the next one outside are exchanged."""
+        ...
 
 
 class Stop(NamedTuple):
@@ -498,7 +538,10 @@ TaskPart = Annotated[Callable[[Facts], Task], Part("task")]
 Schedules = Mapping[str, Schedule]
 """By the option of the optimizer's groups that they change: ``lr``, ``weight_decay``, ``momentum``."""
 
-StepPart = Annotated[Callable[[Task, torch.optim.Optimizer, Schedules, Arithmetic], Step], Part("step")]
+StepPart = Annotated[Callable[[Task | Together, torch.optim.Optimizer, Schedules, Arithmetic], Step], Part("step")]
+ParallelPart = Annotated[Callable[[Sequence[Task], torch.device], Together], Part("parallel")]
+"""Spreads models over processes, in place, and returns what trains the first of them."""
+
 BackbonePart = Annotated[Callable[[int], Backbone], Part("backbone")]
 LossPart = Annotated[Callable[[Tensor, Tensor], Tensor], Part("loss")]
 OptimizerPart = Annotated[Callable[[Iterable[Any]], torch.optim.Optimizer], Part("optimizer")]

@@ -14,13 +14,14 @@ from opabinia import contracts
 from opabinia.config import ConfigError, Problem
 from opabinia.config.build import blamed
 from opabinia.config.errors import listing, nearest
-from opabinia.contracts import Backbone, Batch, Facts, Plan, Row, Sampler, Source, Task
+from opabinia.contracts import Backbone, Batch, Facts, Plan, Row, Sampler, Source, Task, Together
 from opabinia.data import Data, Stream
 from opabinia.data.batches import ConstantPlan
 from opabinia.data.loader import DataError, Loader, Reader, Request, evaluation_requests, training_requests
 from opabinia.data.order import EachOnce
 from opabinia.engine.evaluate import Validation, to_device
 from opabinia.engine.hooks import SaveBest
+from opabinia.models.norms import synchronise
 from opabinia.optim.groups import Groups, apply_factors, parameter_groups
 from opabinia.optim.schedules import scaled
 from opabinia.runtime.durations import Duration
@@ -210,6 +211,17 @@ def prepared(task: Task, train: Training, device: torch.device) -> Task:
             for backbone in backbones:
                 backbone.checkpoint_activations()
     return placed(task, train, device)
+
+
+def spread(models: Sequence[Task], train: Training, device: torch.device) -> Together | None:
+    """Spread models over processes and return what trains the first of them; nothing to do for one process."""
+    if world_size() == 1:
+        return None
+    if train.sync_batch_norm:
+        for model in models:
+            synchronise(model)
+    with blamed("train.parallel"):
+        return train.parallel(models, device)
 
 
 def placed(task: Task, train: Training, device: torch.device) -> Task:

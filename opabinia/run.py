@@ -5,6 +5,7 @@ The parameters of :func:`train` are the top level of a config. Importing this mo
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -83,6 +84,7 @@ from opabinia.pieces import (
     placed,
     prepared,
     scores_offered,
+    spread,
     with_average,
 )
 from opabinia.predictor import Predictor
@@ -130,12 +132,14 @@ class Session:
         resume: the checkpoint to go on from.
         interrupted: asked after every step why to stop; None to go on.
         begin: called when everything is built and fits together, right before the first step.
+        left_out: numbers of batches that are not trained, beside those that ``resume`` knows.
     """
 
     folder: Path
     resume: Snapshot | None = None
     interrupted: Callable[[], str | None] = lambda: None
     begin: Callable[[], None] = lambda: None
+    left_out: frozenset[int] = frozenset()
 
 
 # --- commands -------------------------------------------------------------------------------------------------------
@@ -231,13 +235,16 @@ def train(
         with blamed("distill"):
             model = Distillation(model, teacher_of(distill, facts), distill)
     model = prepared(model, train, device)
+    twin = copy.deepcopy(model) if ema else None
+    together = spread([model, twin] if twin else [model], train, device)
     log_in_full("model", str(model))
     optimizing = make_optimizer(optimizer, model, groups, train, data.batch_size)
     with blamed("train.step"):
-        arithmetic = Arithmetic(seed, train.precision, train.micro_batch, train.check_losses)
-        step = train.step(model, optimizing, every_schedule, arithmetic)
+        skips = train.on_nonfinite == "skip"
+        arithmetic = Arithmetic(seed, train.precision, train.micro_batch, train.check_losses, skips)
+        step = train.step(together or model, optimizing, every_schedule, arithmetic)
 
-    average = KeepAverage(model, ema, data.batch_size) if ema else None
+    average = KeepAverage(model, ema, data.batch_size, twin) if ema else None
     validation = make_validation(data, evaluate.batch_size, seed, device, train.precision)
     if average:
         validation = with_average(validation, average.task, evaluate.weights)
@@ -271,6 +278,8 @@ def train(
         keep=checkpoint.keep,
         about=about,
         interrupted=session.interrupted,
+        left_out=session.left_out.union(session.resume.state.get("left_out", ()) if session.resume else ()),
+        sharded=together is not None and together.sharded,
         batches=partial(fresh_batches, data, facts, seed, device, evaluate.batch_size),
         offered=offered,
     )

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 from annotated_types import Interval
 
 from opabinia.config import register
-from opabinia.contracts import Count, Positive, StepPart
+from opabinia.contracts import Count, ParallelPart, Positive, StepPart
+from opabinia.engine.parallel import ddp
 from opabinia.engine.step import Standard
 from opabinia.runtime.durations import Duration, Units
 
@@ -48,12 +49,20 @@ class Training:
             with the gradient of the whole (batch norms see the pieces). null: no limit.
         precision: of forward passes; weights and updates stay in full precision.
         device: ``auto`` takes the GPU of the local rank if there is one, then Apple's.
+        parallel: how many processes share the work; one process needs nothing.
+        sync_batch_norm: batch norms over the samples of all processes, as if there were one; slower. Otherwise each
+            process's own share of the batch is what they see.
+        tuned_for: number of processes for which batch, learning rate, lengths and periods were found; on another number
+            they are scaled (detectron2's ``REFERENCE_WORLD_SIZE``). null: they are meant as they stand.
         distributed: how many processes find each other; null: by what torchrun, SLURM or ``--nproc`` say.
         channels_last: keep images and weights with the channels last in memory; often faster on GPUs.
         compile: compile the task's modules; without a compiler that is told, and the run goes on.
         checkpoint_activations: compute the backbone's activations again in the backward pass instead of keeping them.
         check_losses: look at every loss before it changes the weights. On a GPU the host then waits for every step;
             without it a bad loss is found when its line is due. On the CPU this is always done.
+        on_nonfinite: what is done when a loss or a gradient is infinite or not a number: ``stop`` ends the run and says
+            where; ``skip`` leaves that update out; ``rollback`` goes back to the last checkpoint and leaves that batch
+            out.
         deterministic: only operations that give the same bits again; slower on GPUs.
         cudnn_benchmark: let cuDNN try which convolution is fastest; results may differ in the last bits.
         threads: CPU threads of each process; null leaves it to torch. Other numbers change last bits.
@@ -69,11 +78,15 @@ class Training:
     micro_batch: Count | None = None
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    parallel: ParallelPart = ddp
+    sync_batch_norm: bool = False
+    tuned_for: Count | None = None
     distributed: Distributed | None = None
     channels_last: bool = False
     compile: bool = False
     checkpoint_activations: bool = False
     check_losses: bool = False
+    on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
     deterministic: bool = False
     cudnn_benchmark: bool = False
     threads: Count | None = None

@@ -130,6 +130,7 @@ class Register:
 
     task: Family
     step: Family
+    parallel: Family
     backbone: Family
     neck: Family
     head: Family

@@ -87,14 +87,6 @@ class ConstantPlan:
         return epochs * samples_per_epoch + batches * self.batch_size
 
 
-def share(count: int, rank: int, world: int) -> range:
-    """The part of ``range(count)`` that is for process ``rank`` of ``world``.
-
-    Shares are contiguous and in the order of ranks, differ in size by at most one, and may be empty.
-    """
-    return range(rank * count // world, (rank + 1) * count // world)
-
-
 def evaluation_rows(samples: int, batch_size: int, rank: int, world: int) -> Iterator[Row]:
     """Batches of process ``rank`` in one pass over all samples: whole ones, in turn.
 

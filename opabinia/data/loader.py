@@ -27,7 +27,7 @@ from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from opabinia.contracts import Batch, Facts, Indices, Mix, Plan, Row, Sample, Source, Transform
-from opabinia.data.batches import evaluation_rows, share
+from opabinia.data.batches import evaluation_rows
 from opabinia.data.collate import collate, resized
 from opabinia.data.order import Order
 from opabinia.runtime.log import log
@@ -73,7 +73,7 @@ def training_requests(plan: Plan, orders: Callable[[int], Order], rank: int, wor
             order = orders(epoch)
             while some := _some(of_epoch):
                 # Looking up many positions at once takes hardly longer than a few.
-                positions = [row.first + _array(share(row.count, rank, world)) for row in some]
+                positions = [row.first + _array(row.share(rank, world)) for row in some]
                 indices = np.split(order(np.concatenate(positions)), np.cumsum([len(p) for p in positions])[:-1])
                 yield from map(Request, some, positions, indices)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -10,36 +10,74 @@ import torch
 from torch import Tensor, nn
 
 from opabinia.contracts import Batch, Clock, Task
+from opabinia.runtime.processes import gather
 
 
 class NonFinite(FloatingPointError):
-    """A loss is not a number any more. The text names the step, the loss, the layer and the shape of its input."""
+    """A loss or a gradient is not a number any more. The text names the step, the loss, the layer, the samples.
+
+    Attributes:
+        step: the step after which the run would have been, from 1 on.
+    """
 
     exit_status = 1
 
+    def __init__(self, message: str, step: int) -> None:
+        super().__init__(message)
+        self.step = step
 
-class _Found(Exception):
-    pass
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.step)
+
+    @classmethod
+    def of(cls, step: int, wrong: Mapping[str, float], ids: Sequence[Any], where: str = "") -> NonFinite:
+        """The same error on every process.
+
+        Args:
+            step: see :class:`NonFinite`.
+            wrong: what is not finite in this process, by full name.
+            ids: of this process's samples.
+            where: the first layer in this process of which it is true.
+        """
+        values: dict[str, float] = {}
+        samples: list[str] = []
+        places: list[str] = []
+        everybody = [found for found in gather((dict(wrong), list(map(str, ids)), where)) if found[0]]
+        # Gradients are those of all processes together: whose loss is wrong has spoiled them.
+        guilty = [found for found in everybody if set(found[0]) - {GRADIENTS}] or everybody
+        for its_values, its_ids, its_where in guilty:
+            values = {**its_values, **values}
+            samples += [one for one in its_ids if one not in samples]
+            places += [its_where] if its_where and its_where not in places else []
+        if len(values) > 1:
+            values.pop(GRADIENTS, None)
+        said = [", ".join(f"{name} is {value}" for name, value in values.items()) + f" at step {step}", *places]
+        if samples:
+            rest = f" and {len(samples) - _NAMED} more" if len(samples) > _NAMED else ""
+            said.append(f"its samples: {', '.join(samples[:_NAMED])}{rest}")
+        return cls("; ".join(said), step)
+
+
+_NAMED = 16
+GRADIENTS = "grad_norm"
 
 
 def first_non_finite(
     task: Task, batch: Batch, clock: Clock, around: Callable[[], AbstractContextManager[Any]] = nullcontext
-) -> str:
+) -> str | None:
     """Push ``batch`` through once more and tell the first layer that gives something infinite or not a number.
 
-    Meant for a run that is over: it waits for the device after every layer.
+    It waits for the device after every layer. On many processes all of them call it: a layer may want them all.
     """
-    if broken := [name for name, value in batch.items() if isinstance(value, Tensor) and not _finite(value)]:
-        return f"not finite in the batch already: {', '.join(broken)}"
+    broken = [name for name, value in batch.items() if isinstance(value, Tensor) and not _finite(value)]
+    found = [f"not finite in the batch already: {', '.join(broken)}"] if broken else []
 
     def look(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if all(map(_finite, _tensors(output))):
+        if found or all(map(_finite, _tensors(output))):
             return
         shapes = ", ".join(" x ".join(map(str, tensor.shape)) or "a number" for tensor in _tensors(inputs))
         cause = "" if all(map(_finite, module.parameters(recurse=False))) else "; its weights are not finite"
-        raise _Found(
-            f"first not finite after layer {name or 'the task'} ({type(module).__name__}, input {shapes}){cause}"
-        )
+        found.append(f"first not finite after layer {name} ({type(module).__name__}, input {shapes}){cause}")
 
     def hook(name: str) -> Callable[..., None]:
         return lambda module, inputs, output: look(name, module, inputs, output)
@@ -48,12 +86,10 @@ def first_non_finite(
     try:
         with torch.no_grad(), around():
             task(batch, clock)
-    except _Found as found:
-        return str(found)
     finally:
         for handle in handles:
             handle.remove()
-    return "every layer's output is finite: look at the loss itself"
+    return found[0] if found else None
 
 
 def _finite(value: Tensor) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from opabinia.contracts import Batch, Facts, Loader, Phase, Run, Task
 from opabinia.engine.moments import Moments
 from opabinia.runtime.device import autocast
 from opabinia.runtime.files import told, write_aside
-from opabinia.runtime.processes import gather, is_first
+from opabinia.runtime.processes import anyone, gather, is_first
 
 
 class EvaluationStopped(Exception):
@@ -66,15 +66,21 @@ class Found:
 
 
 def evaluate(
-    task: Task, validation: Validation, device: torch.device, stopped: Callable[[], object] = lambda: False
+    task: Task,
+    validation: Validation,
+    device: torch.device,
+    stopped: Callable[[], object] = lambda: False,
+    *,
+    sharded: bool = False,
 ) -> Found:
     """Scores of ``task``; every module is left in the mode it was found in.
 
     Processes take whole batches in turn, so every forward pass sees the same batch on any number of them, and
-    evaluators put together what the processes have seen.
+    evaluators put together what the processes have seen. If the model is ``sharded`` those that have run out of batches
+    take part in the forward passes of the others.
 
     Raises:
-        EvaluationStopped: ``stopped()`` became true between two batches.
+        EvaluationStopped: ``stopped()`` became true between two batches, in any process.
     """
     evaluators = task.evaluators(validation.facts)
     skipped_before = validation.loader.passed_over
@@ -84,13 +90,12 @@ def evaluate(
     try:
         # Not inference_mode: what a module caches in its first forward pass must be fit for the backward pass later.
         with torch.no_grad(), autocast(device, validation.precision):
-            for _, cpu_batch in validation.loader.iterate():
-                if stopped():
-                    raise EvaluationStopped
-                batch = to_device(cpu_batch, device)
+            for batch, counts in _rounds(validation.loader, stopped, sharded):
+                batch = to_device(batch, device)
                 predictions = task.predict(batch)
-                for evaluator in evaluators:
-                    evaluator.update(predictions, batch)
+                if counts:
+                    for evaluator in evaluators:
+                        evaluator.update(predictions, batch)
     finally:
         for module, training in modes:
             module.training = training
@@ -106,12 +111,35 @@ def evaluate(
     return Found({f"{validation.name}/{name}": value for name, value in scores.items()}, details)
 
 
+def _rounds(loader: Loader, stopped: Callable[[], object], sharded: bool) -> Iterator[tuple[Batch, bool]]:
+    """Batches of this process, and whether they count: the others only keep a sharded model's processes together."""
+    batches = (batch for _, batch in loader.iterate())
+    stand_in: Batch | None = None
+    while True:
+        batch = next(batches, None)
+        stand_in = batch or stand_in
+        stop, more, helpless = anyone(bool(stopped()), batch is not None, stand_in is None)
+        if stop:
+            raise EvaluationStopped
+        if not more:
+            return
+        if sharded and helpless:  # in the first round only: there are fewer batches than processes
+            stand_in = next(one for one in gather(batch) if one is not None)
+        if batch is not None:
+            yield batch, True
+        elif sharded:
+            assert stand_in is not None
+            yield stand_in, False
+
+
 def evaluate_all(
     run: Run,
     moments: Moments,
     validation: Sequence[Validation],
     device: torch.device,
     stopped: Callable[[], object] = lambda: False,
+    *,
+    sharded: bool = False,
 ) -> dict[str, float]:
     """One phase for each data set; its scores are a line of the journal and go into ``run.scores``.
 
@@ -125,7 +153,7 @@ def evaluate_all(
         phase = Phase("evaluate", one.name)
         moments.call(run, "before_phase", phase)
         began = time.perf_counter()
-        found = evaluate(one.task or run.task, one, device, stopped)
+        found = evaluate(one.task or run.task, one, device, stopped, sharded=sharded)
         lines.append({**found.scores, f"time/{one.name}": time.perf_counter() - began})
         tables[one.name] = found.details
         run.scores.update(found.scores)

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,9 +21,10 @@ import torch
 from torch import Tensor
 
 from opabinia.contracts import Clock, Writer
-from opabinia.engine.diagnosis import NonFinite
+from opabinia.engine.diagnosis import GRADIENTS, NonFinite
 from opabinia.runtime.files import told
 from opabinia.runtime.log import log
+from opabinia.runtime.processes import gather
 
 
 def told_in_json(values: Mapping[str, Any]) -> dict[str, float | str]:
@@ -33,6 +35,19 @@ def told_in_json(values: Mapping[str, Any]) -> dict[str, float | str]:
 def read_from_json(values: Mapping[str, Any]) -> dict[str, Any]:
     """Undo :func:`told_in_json`."""
     return {name: float(value) if isinstance(value, str) else value for name, value in values.items()}
+
+
+@dataclass
+class _Entry:
+    """What was measured in one step."""
+
+    step: int
+    values: dict[str, Any]
+    ids: Sequence[Any] = ()
+
+
+_SKIPPED = "train/skipped"
+"""1 for an update that was left out because its numbers are not finite."""
 
 
 class Journal:
@@ -50,7 +65,8 @@ class Journal:
     def __init__(self, path: Path | None, writers: Sequence[Writer] = (), by: str = "mean") -> None:
         self._middle: Callable[[Sequence[float]], float] = median if by == "median" else _mean
         self.path, self.writers = path, list(writers)
-        self._pending: list[tuple[int, dict[str, Tensor | float]]] = []
+        self._pending: list[_Entry] = []
+        self._settled = 0
         self._end: int | None = None
         self._file = None
         self.newest: dict[str, Any] | None = None
@@ -58,36 +74,52 @@ class Journal:
             with told(path):
                 self._file = path.open("ab")
 
-    def add(self, step: int, values: Mapping[str, Tensor | float]) -> None:
-        """Note values of one step under their full names; no waiting for the device."""
+    def add(self, step: int, values: Mapping[str, Tensor | float], ids: Sequence[Any] = ()) -> None:
+        """Note values of one step under their full names; no waiting for the device.
+
+        Args:
+            step: optimizer steps done.
+            values: of this process; a line has their mean over processes, of times the longest.
+            ids: of its samples, for an error that names them.
+        """
         values = {name: value.detach() if isinstance(value, Tensor) else value for name, value in values.items()}
-        if self._pending and self._pending[-1][0] == step:
-            self._pending[-1][1].update(values)
+        if len(self._pending) > self._settled and self._pending[-1].step == step:
+            self._pending[-1].values.update(values)
         else:
-            self._pending.append((step, dict(values)))
+            self._pending.append(_Entry(step, dict(values), ids))
 
     def settle(self) -> None:
-        """Bring pending values to the host, in one copy for each device.
+        """Bring pending values to the host, in one copy for each device, and those of all processes together.
 
         Raises:
-            NonFinite: a loss among them is infinite or not a number.
+            NonFinite: a loss, or the norm of gradients that are used, is infinite or not a number.
         """
-        places = [(v, k) for _, values in self._pending for k, v in values.items() if isinstance(v, Tensor)]
+        fresh = self._pending[self._settled :]
+        self._bring_to_host(fresh)
+        wrong = {entry.step: _wrong(entry.values) for entry in fresh}
+        everybody = gather([entry.values for entry in fresh])
+        for number, entry in enumerate(fresh):
+            entry.values = _together([process[number] for process in everybody])
+        for entry in fresh:
+            if _wrong(entry.values):
+                raise NonFinite.of(entry.step, wrong[entry.step], entry.ids)
+        self._settled = len(self._pending)
+
+    def _bring_to_host(self, entries: Sequence[_Entry]) -> None:
         by_device: dict[torch.device, list[Tensor]] = {}
-        for tensor, _ in places:
+        tensors = [value for entry in entries for value in entry.values.values() if isinstance(value, Tensor)]
+        for tensor in tensors:
             by_device.setdefault(tensor.device, []).append(tensor.detach().float())
         began = time.perf_counter()
-        numbers = {device: iter(torch.stack(tensors).tolist()) for device, tensors in by_device.items()}
+        numbers = {device: iter(torch.stack(of_device).tolist()) for device, of_device in by_device.items()}
         # Here the host waits for the steps to be really done; that time is theirs.
-        waited = (time.perf_counter() - began) / max(1, len(self._pending))
-        for step, values in self._pending:
-            if places and "time/step" in values:
-                values["time/step"] += waited
-            for name, value in values.items():
+        waited = (time.perf_counter() - began) / max(1, len(entries))
+        for entry in entries:
+            for name, value in entry.values.items():
                 if isinstance(value, Tensor):
-                    values[name] = next(numbers[value.device])
-                if "loss" in name and not math.isfinite(values[name]):
-                    raise NonFinite(f"{name} is {values[name]} at step {step}")
+                    entry.values[name] = next(numbers[value.device])
+            if tensors and "time/step" in entry.values:
+                entry.values["time/step"] += waited
 
     def flush(self, clock: Clock, extra: Mapping[str, Any] | None = None) -> None:
         """Write the pending steps as one line: means (or medians), but the newest value of ``lr``."""
@@ -95,9 +127,11 @@ class Journal:
             return
         self.settle()
         columns: dict[str, list[float]] = {}
-        for _, values in self._pending:
-            for name, value in values.items():
-                columns.setdefault(name, []).append(float(value))
+        for entry in self._pending:
+            for name, value in entry.values.items():
+                # Of an update that was left out, what is not finite is no part of a mean.
+                if not entry.values.get(_SKIPPED) or math.isfinite(value):
+                    columns.setdefault(name, []).append(float(value))
         # Times and samples are shares of a sum: of them the mean alone tells the pace.
         exact = ("samples", "time/data", "time/step")
         means = {name: (_mean if name in exact else self._middle)(column) for name, column in columns.items()}
@@ -107,6 +141,9 @@ class Journal:
         if seconds := means.get("time/step"):
             means["samples_per_s"] = samples / seconds
         self._pending.clear()
+        self._settled = 0
+        if skipped := round(sum(columns.get(_SKIPPED, ()))):
+            log.warning("%d of the updates before step %d were left out", skipped, clock.step + 1)
         self.write(clock, {**means, **(extra or {})})
 
     def write(self, clock: Clock, values: Mapping[str, Any]) -> None:
@@ -135,12 +172,14 @@ class Journal:
             with told(self.path):
                 os.fsync(self._file.fileno())
             offset = self._file.tell()
-        return {"offset": offset, "pending": [[step, told_in_json(values)] for step, values in self._pending]}
+        pending = [[entry.step, told_in_json(entry.values)] for entry in self._pending]
+        return {"offset": offset, "pending": pending}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up the values that were pending; with the next line the file is cut back to where it ended then."""
         self._end = int(state["offset"])
-        self._pending = [(step, read_from_json(values)) for step, values in state["pending"]]
+        self._pending = [_Entry(step, read_from_json(values)) for step, values in state["pending"]]
+        self._settled = len(self._pending)
 
     def _cut_back(self) -> None:
         """Forget lines behind the checkpoint that was resumed. Not before the run goes on: it may still be refused."""
@@ -165,6 +204,33 @@ class Journal:
             # Lines are flushed as they are written: what is left is one that could not be, and that was told.
             with suppress(OSError):
                 file.close()
+
+
+def _wrong(values: Mapping[str, float]) -> dict[str, float]:
+    """What must be finite and is not; fp16's gradients may overflow, and an update may have been left out for it."""
+    if values.get(_SKIPPED):
+        return {}
+    wrong = {name: value for name, value in values.items() if "loss" in name and not math.isfinite(value)}
+    if "train/loss_scale" not in values and not math.isfinite(values.get(GRADIENTS, 0.0)):
+        wrong[GRADIENTS] = values[GRADIENTS]
+    return wrong
+
+
+def _together(processes: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The values of one step on all processes: the longest times, means of all else; what one lacks it has 0 of."""
+    first = processes[0]
+    if len(processes) == 1 or all(other == first for other in processes):
+        return dict(first)
+    names = dict.fromkeys(name for process in processes for name in process)
+    columns = {name: [process.get(name, 0.0) for process in processes] for name in names}
+    return {name: _of_all(name, column) for name, column in columns.items()}
+
+
+def _of_all(name: str, column: Sequence[float]) -> float:
+    if name.startswith("time/"):
+        return max(column)
+    # A mean of equal numbers may have another last bit.
+    return column[0] if all(value == column[0] for value in column) else _mean(column)
 
 
 def _mean(values: Sequence[float]) -> float:

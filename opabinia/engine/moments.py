@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from opabinia.contracts import Hook, Run
+from opabinia.contracts import Hook, Run, Stop
+from opabinia.runtime.processes import world_size
 
 _MOMENTS = ("start", "before_phase", "before_step", "after_backward", "after_step", "after_phase")
 
@@ -30,6 +31,7 @@ class Moments:
         hooks: by key.
         now: the moment and the key of the hook that is acting; None between moments. Inside an evaluation that a
             hook asked for, it is that hook again as soon as the evaluation's own moments are over.
+        wish: the first stop that a hook asked for and that processes have not agreed on yet.
     """
 
     def __init__(self, hooks: Mapping[str, Hook]) -> None:
@@ -42,6 +44,8 @@ class Moments:
             for moment in _MOMENTS
         }
         self.now: tuple[str, str] | None = None
+        self.wish: Stop | None = None
+        self._alone = world_size() == 1
 
     def just_before(self) -> tuple[str, str] | None:
         """The moment and the key of the hook before the one that is acting; no key (``""``) before the first."""
@@ -73,7 +77,11 @@ class Moments:
         outer = self.now
         for place, act in acting:
             self.now = place
+            before = run.stop
             act(run, *values)
+            if not self._alone and before is None and run.stop is not None:
+                # A process alone that saved now, or left off, would leave the others waiting for it.
+                self.wish, run.stop = self.wish or run.stop, None
         self.now = outer
 
     def finish(self, run: Run, how: str | BaseException) -> None:

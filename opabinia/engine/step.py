@@ -12,11 +12,24 @@ import torch
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import Arithmetic, Batch, Clock, NormOrder, Positive, Row, Scalars, Schedules, Task
+from opabinia.contracts import (
+    Arithmetic,
+    Batch,
+    Clock,
+    NormOrder,
+    Positive,
+    Row,
+    Scalars,
+    Schedules,
+    Task,
+    Together,
+)
 from opabinia.engine.clip import clip_each, clip_global, clip_values, global_norm
-from opabinia.engine.diagnosis import NonFinite, first_non_finite
+from opabinia.engine.diagnosis import GRADIENTS, NonFinite, first_non_finite
+from opabinia.engine.skip import SkippedUpdates, losses, not_finite, watched
 from opabinia.runtime.device import autocast
-from opabinia.runtime.processes import rank, world_size
+from opabinia.runtime.log import log
+from opabinia.runtime.processes import anyone, rank, world_size
 from opabinia.runtime.seeds import seed_model
 
 
@@ -43,13 +56,27 @@ def total_loss(losses: Mapping[str, Tensor] | Tensor | Sequence[Tensor]) -> tupl
     return total, {**losses, "total_loss" if "loss" in losses and len(trained) > 1 else "loss": total}
 
 
-def micro_batches(batch: Batch, size: int | None) -> Iterator[Batch]:
-    """The batch in pieces of ``size`` samples, the last one smaller if need be; None: as it is."""
-    if size is None or (count := len(batch["id"])) <= size:
-        yield batch
+def micro_batches(batch: Batch, size: int | None, largest: int | None = None) -> Iterator[tuple[Batch, int]]:
+    """The batch in pieces of at most ``size`` samples, and how many of them count; None: as it is.
+
+    Args:
+        batch: to be split.
+        size: of a piece; the last one is smaller if need be.
+        largest: samples of the process that has most: every process has as many pieces as that one, of about the same
+            size, because layers may want all processes. One that has too few samples repeats one that does not count.
+    """
+    count = len(batch.get("id", ()))
+    largest = count if largest is None else largest
+    if size is None or largest <= size:
+        yield batch, count
         return
-    for start in range(0, count, size):
-        yield {key: _piece(value, count, slice(start, start + size)) for key, value in batch.items()}
+    pieces = -(-largest // size)
+    for number in range(pieces):
+        start, stop = number * count // pieces, (number + 1) * count // pieces
+        if count == largest:
+            start, stop = number * size, min(count, (number + 1) * size)
+        part = slice(start, stop) if start < stop else slice(0, 1)
+        yield {key: _piece(value, count, part) for key, value in batch.items()}, stop - start
 
 
 def _piece(value: Any, count: int, part: slice) -> Any:
@@ -69,13 +96,12 @@ class Standard:
     Weights stay in full precision; fp16 scales the loss so that small gradients survive (an update whose gradients
     overflow is left out, and counts as a step).
 
-    At most one of the four ways to clip can be chosen; the norm of all gradients, before clipping, is then logged
-    as ``grad_norm``.
+    ``grad_norm`` is the norm of all gradients, before clipping. At most one of the four ways to clip can be chosen.
 
     Args:
         clip_norm: largest norm of all gradients taken as one vector; longer ones are scaled down to it.
-        clip_each: largest norm of each parameter's gradient on its own.
-        clip_norm_type: p of these norms; ``.inf`` takes the largest absolute value.
+        clip_each: largest norm of each gradient on its own.
+        clip_norm_type: p of the norms; infinity is the largest absolute value.
         clip_min: smallest value of a gradient.
         clip_max: largest value of a gradient.
 
@@ -85,7 +111,7 @@ class Standard:
 
     def __init__(
         self,
-        task: Task,
+        task: Task | Together,
         optimizer: torch.optim.Optimizer,
         schedules: Schedules,
         arithmetic: Arithmetic,
@@ -111,74 +137,102 @@ class Standard:
         self._device = self._parameters[0].device
         self._scaler = torch.amp.GradScaler(self._device.type) if arithmetic.precision == "fp16" else None
         self._rank, self._world = rank(), world_size()
+        self._no_sync: Callable[[], AbstractContextManager[object]] = getattr(task, "no_sync", nullcontext)
         self._lowered: Callable[[], AbstractContextManager[object]] = (
             nullcontext if arithmetic.precision == "fp32" else partial(autocast, self._device, arithmetic.precision)
         )
         # On the CPU looking costs nothing, and what is looked at need not be kept.
         self._looks = arithmetic.check_losses or self._device.type == "cpu"
+        self._model: Task = task if isinstance(task, Task) else task.module
+        self._guard = SkippedUpdates(self._model) if arithmetic.skip_non_finite else None
 
     def __call__(self, batch: Batch, row: Row, clock: Clock, after_backward: Callable[[], None]) -> Scalars:
-        """Train ``batch``; returns the losses (and ``grad_norm`` when clipping) without waiting for the device.
+        """Train ``batch``; returns the losses and ``grad_norm`` without waiting for the device.
+
+        On many processes they are this one's share: their mean over processes is that of the global batch.
 
         Raises:
-            NonFinite: a loss is infinite or not a number, and it was looked at; nothing was changed.
+            NonFinite: a loss or a gradient is infinite or not a number, and it was looked at; no weight was changed.
         """
         for group, scheduled in zip(self.optimizer.param_groups, self._scheduled, strict=True):
             scheduled.set(group, clock, row.lr_factor)
         for parameter in self._parameters:  # optimizer.zero_grad does this, too, under wrappers that cost 30 us
             parameter.grad = None
+        if self._guard is not None:
+            self._guard.before()
         scalars = self._forward_and_backward(batch, row, clock)
         if self._scaler is not None:
             scalars["loss_scale"] = self._scaler.get_scale()
             self._scaler.unscale_(self.optimizer)
         after_backward()
-        if self._clips:
-            scalars["grad_norm"] = self._clip()
-        if self._scaler is None:
-            self.optimizer.step()
-        else:
+        scalars[GRADIENTS] = self._clipped()
+        if self._looks and self._went_wrong(scalars, batch, row, clock):
+            assert self._guard is not None
+            self._guard.after(True)
+            return {**scalars, "skipped": 1.0}
+        self._update(scalars)
+        return scalars
+
+    def _update(self, scalars: dict[str, Tensor | float]) -> None:
+        if self._scaler is not None:
             self._scaler.step(self.optimizer)
             self._scaler.update()
-        return scalars
+        elif self._guard is not None and not self._looks:
+            scalars["skipped"] = self._guard.update(self.optimizer, not_finite(watched(scalars)))
+        else:
+            self.optimizer.step()
 
     def _forward_and_backward(self, batch: Batch, row: Row, clock: Clock) -> dict[str, Tensor | float]:
         """Gradients of the mean over the global batch; what the task says, averaged in the same way."""
         scalars: dict[str, Tensor | float] = {}
-        for number, piece in enumerate(micro_batches(batch, self.arithmetic.micro_batch)):
+        pieces = self._pieces(batch, row)
+        for number, (piece, count) in enumerate(pieces):
             seed_model(self.arithmetic.seed, clock.step, number, self._rank, self._device)
-            with self._lowered():
-                loss, said = total_loss(self.task(piece, clock))
-            values = self._looked_at(said, piece, clock) if self._looks else said
-            # Gradients of processes are averaged afterwards, so a piece counts by its share of an average process.
-            weight = 1.0 if piece is batch and self._world == 1 else len(piece["id"]) * self._world / row.count
-            loss = loss if weight == 1 else loss * weight
-            (loss if self._scaler is None else self._scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
-            for name, value in values.items():
-                value = value.detach() if isinstance(value, Tensor) else value
-                scalars[name] = value * weight + scalars[name] if name in scalars else value * weight
+            # Gradients of processes become their mean, so a piece counts by its share of an average process.
+            weight = 1.0 if piece is batch and self._world == 1 else count * self._world / row.seen(self._world)
+            with nullcontext() if number == len(pieces) - 1 else self._no_sync():
+                with self._lowered():
+                    loss, said = total_loss(self.task(piece, clock))
+                loss = loss if weight == 1 else loss * weight
+                (loss if self._scaler is None else self._scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+            for name, value in said.items():
+                found = value.detach() if isinstance(value, Tensor) else value
+                share = (float(found) if self._looks else found) * weight
+                scalars[name] = share + scalars[name] if name in scalars else share
         return scalars
 
-    def _looked_at(self, said: Mapping[str, Tensor], piece: Batch, clock: Clock) -> dict[str, float]:
-        """What the task says, read by the host.
+    def _pieces(self, batch: Batch, row: Row) -> list[tuple[Batch, int]]:
+        largest = -(-row.seen(self._world) // self._world) if self._world > 1 else None
+        return list(micro_batches(batch, self.arithmetic.micro_batch, largest))
+
+    def _went_wrong(self, scalars: dict[str, Tensor | float], batch: Batch, row: Row, clock: Clock) -> bool:
+        """Whether the update is to be left out, because something is not finite here or in another process.
 
         Raises:
-            NonFinite: a loss among it is infinite or not a number.
+            NonFinite: it is, and that is an error.
         """
-        values = {name: value.item() for name, value in said.items()}
-        for name, value in values.items():
-            if "loss" in name and not math.isfinite(value):
-                where = first_non_finite(self.task, piece, clock, self._lowered)
-                raise NonFinite(f"train/{name} is {value} at step {clock.step + 1}; {where}; the weights are as before")
-        return values
+        scalars[GRADIENTS] = float(scalars[GRADIENTS])
+        values = watched(scalars) if self._scaler is None else losses(scalars)  # fp16 gradients overflow now and then
+        wrong = {_full(name): value for name, value in values.items() if not math.isfinite(value)}
+        if not anyone(bool(wrong))[0]:
+            return False
+        found = [first_non_finite(self._model, piece, clock, self._lowered) for piece, _ in self._pieces(batch, row)]
+        where = next((one for one in found if one), "every layer's output is finite: look at the loss and its gradient")
+        said = NonFinite.of(clock.step + 1, wrong, batch.get("id", ()), where)
+        if self._guard is None:
+            raise NonFinite(f"{said}; the weights are as before", said.step)
+        log.warning("%s: this update is left out", said)
+        return True
 
-    def _clip(self) -> Tensor:
+    def _clipped(self) -> Tensor:
+        """Clip the gradients; return the norm that all of them together had before."""
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         norm = global_norm(gradients, self.clip_norm_type)
         if self.clip_norm is not None:
             clip_global(self._parameters, norm, self.clip_norm)
         elif self.clip_each is not None:
             clip_each(gradients, self.clip_each, self.clip_norm_type)
-        else:
+        elif self._clips:
             clip_values(gradients, self.clip_min, self.clip_max)
         return norm
 
@@ -190,6 +244,10 @@ class Standard:
         """See :meth:`state_dict`; a state of another precision is left alone."""
         if self._scaler is not None and "scaler" in state:
             self._scaler.load_state_dict(state["scaler"])
+
+
+def _full(name: str) -> str:
+    return name if name == GRADIENTS else f"train/{name}"
 
 
 class _Scheduled:

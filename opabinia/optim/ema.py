@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
 from annotated_types import Ge
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from opabinia.config import register
 from opabinia.contracts import Clock, Count, Fraction, SchedulePart
@@ -79,15 +81,18 @@ class Average:
     """A model of averaged weights beside one that is trained.
 
     Args:
-        model: the one that is trained; it is copied.
+        model: the one that is trained.
         buffers: see :class:`Ema`.
+        twin: a copy of it, spread over processes like it; None makes one.
 
     Attributes:
         model: the copy; it takes no gradients and stays in evaluation mode.
     """
 
-    def __init__(self, model: nn.Module, buffers: Literal["average", "copy"] = "average") -> None:
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+    def __init__(
+        self, model: nn.Module, buffers: Literal["average", "copy"] = "average", twin: nn.Module | None = None
+    ) -> None:
+        self.model = (copy.deepcopy(model) if twin is None else twin).eval().requires_grad_(False)
         own, others = dict(self.model.named_buffers()), dict(model.named_buffers())
         averaged = [name for name, value in own.items() if value.is_floating_point() and buffers == "average"]
         self._own = [*self.model.parameters(), *(own[name] for name in averaged)]
@@ -98,11 +103,13 @@ class Average:
     def update(self, momentum: float) -> None:
         """Move towards the model's weights; with momentum 0 take them over."""
         if momentum == 0:
-            torch._foreach_copy_(self._own, self._weights())
+            torch._foreach_copy_(local(self._own), local(self._of))
         else:
-            torch._foreach_lerp_(self._own, self._weights(), 1 - momentum)
+            torch._foreach_lerp_(local(self._own), local(self._of), 1 - momentum)
         for own, other in self._copies:
             own.copy_(other)
 
-    def _weights(self) -> list[Tensor]:
-        return [value.detach() for value in self._of]
+
+def local(values: Iterable[Tensor]) -> list[Tensor]:
+    """The tensors without their history; of sharded ones this process's part."""
+    return [value._local_tensor if isinstance(value, DTensor) else value.detach() for value in values]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 T = TypeVar("T")
 
@@ -77,3 +79,43 @@ def _fit_to_send(error: Exception) -> Exception:
         text.__cause__ = error
         return text
     return error
+
+
+def anyone(*flags: bool) -> tuple[bool, ...]:
+    """For each question whether any process says yes; the same answers on every process."""
+    if not _joined():
+        return flags
+    asked = torch.tensor(flags, dtype=torch.uint8, device=_meeting_place())
+    dist.all_reduce(asked, dist.ReduceOp.MAX)
+    return tuple(map(bool, asked.tolist()))
+
+
+def agreed(wish: T | None) -> T | None:
+    """The wish of the first process that has one, on every process; None when none has."""
+    (somebody,) = anyone(wish is not None)
+    return next(one for one in gather(wish) if one is not None) if somebody else None
+
+
+def mean_of(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Means over processes of tensors that lie in the same place on each, in one exchange."""
+    if not _joined() or not tensors:
+        return list(tensors)
+    flat = torch.cat([tensor.detach().double().flatten() for tensor in tensors])
+    dist.all_reduce(flat)
+    flat /= world_size()
+    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+    return [part.view(like.shape).to(like.dtype) for part, like in zip(parts, tensors, strict=True)]
+
+
+def copy_from_first(tensors: Sequence[Tensor]) -> None:
+    """Give every process the values that the first has."""
+    if _joined():
+        for tensor in tensors:
+            dist.broadcast(tensor.detach(), 0)
+
+
+def _meeting_place() -> torch.device:
+    """Where small tensors are exchanged: on the host, if there is a backend for it."""
+    if "cpu" in dist.get_backend_config():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from opabinia.contracts import Clock, Plan
-from opabinia.data.batches import ConstantPlan, evaluation_rows, share
+from opabinia.contracts import Clock, Plan, Row
+from opabinia.data.batches import ConstantPlan, evaluation_rows
 from opabinia.runtime.durations import Duration
 
 lengths = st.one_of(
@@ -71,9 +71,14 @@ def test_nothing_to_train_on(samples: int, batch_size: int, drop_last: bool, mes
 
 @given(st.integers(0, 200), st.integers(1, 20))
 def test_shares_make_up_the_batch(count: int, world: int) -> None:
-    shares = [share(count, rank, world) for rank in range(world)]
-    assert [position for one in shares for position in one] == list(range(count))
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    row = Row(step=0, epoch=0, first=0, count=count)
+    shares = [row.share(rank, world) for rank in range(world)]
+    assert sum(map(len, shares)) == row.seen(world)
+    if count < world:  # rather all of it than nothing
+        assert shares == [range(count)] * world
+    else:
+        assert [position for one in shares for position in one] == list(range(count))
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 @given(st.integers(0, 200), sizes, st.integers(1, 9))

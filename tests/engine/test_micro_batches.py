@@ -75,12 +75,20 @@ def test_views_of_samples_are_split_with_them() -> None:
         "id": list("abcde"),
         "n": 3,
     }
-    pieces = list(micro_batches(batch, 2))
+    pieces = [piece for piece, _ in micro_batches(batch, 2)]
     assert [piece["id"] for piece in pieces] == [["a", "b"], ["c", "d"], ["e"]]
     assert [piece["image"][1].tolist() for piece in pieces] == [[10, 11], [12, 13], [14]]
     assert [piece["label"].tolist() for piece in pieces] == [[0, 1], [2, 3], [4]]
     assert [piece["n"] for piece in pieces] == [3, 3, 3]
-    assert list(micro_batches(batch, 5)) == [batch] == list(micro_batches(batch, None))
+    assert list(micro_batches(batch, 5)) == [(batch, 5)] == list(micro_batches(batch, None))
+
+
+def test_every_process_has_as_many_pieces_as_the_largest() -> None:
+    batch = {"image": torch.arange(5), "id": list("abcde")}
+    found = [(piece["id"], count) for piece, count in micro_batches(batch, 3, largest=7)]
+    assert found == [(["a"], 1), (["b", "c"], 2), (["d", "e"], 2)]
+    found = [(piece["id"], count) for piece, count in micro_batches({"id": ["a"]}, 1, largest=2)]
+    assert found == [(["a"], 0), (["a"], 1)]  # a forward pass, but no sample
 
 
 # --- precision --------------------------------------------------------------------------------------------------------

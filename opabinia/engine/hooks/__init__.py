@@ -16,7 +16,7 @@ __all__ = ["Evaluate", "Flush", "FlushSamples", "KeepAverage", "Save", "SaveBest
 
 
 BUILT_IN = ("timer", "ema", "journal", "save", "evaluate", "best")
-FILES = ("model", "optimizer", "state")
+FILES = ("model", "optimizer", "state", "statistics")
 """What a checkpoint's other files are called: a hook with tensors of its own has one named after its key."""
 
 

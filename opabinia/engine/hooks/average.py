@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from opabinia.contracts import Hook, Run, Task
+from opabinia.engine.statistics import mean_state
 from opabinia.optim.ema import Average, Ema, momentum_at
 
 
@@ -15,12 +16,13 @@ class KeepAverage(Hook):
 
     Args:
         task: the model that is trained.
+        twin: a copy of it, spread over processes like it; None makes one.
         ema: the settings.
         batch_size: samples of one optimizer step over all processes.
     """
 
-    def __init__(self, task: Task, ema: Ema, batch_size: int) -> None:
-        self._average = Average(task, ema.buffers)
+    def __init__(self, task: Task, ema: Ema, batch_size: int, twin: Task | None = None) -> None:
+        self._average = Average(task, ema.buffers, twin)
         self._ema, self._batch_size = ema, batch_size
         self._loaded = False
 
@@ -44,8 +46,7 @@ class KeepAverage(Hook):
 
     def tensors(self) -> dict[str, Tensor]:
         """The averaged weights, as a state of the task."""
-        state: dict[str, Tensor] = self.task.state_dict()
-        return state
+        return mean_state(self.task)
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """See :meth:`tensors`."""

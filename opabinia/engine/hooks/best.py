@@ -65,10 +65,11 @@ class SaveBest(Hook):
             log.info("best %s: %.4f at step %d", self.metric, self._best, self._step)
 
     def state_dict(self) -> dict[str, Any]:
-        """The best score so far and its step."""
-        return {} if self._best is None else told_in_json({"best": self._best, "step": self._step})
+        """The best score so far and its step, and a score that is still to be looked at."""
+        values = {"best": self._best, "step": self._step, "fresh": self._fresh}
+        return told_in_json({name: value for name, value in values.items() if value is not None})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See :meth:`state_dict`."""
         values = read_from_json(state)
-        self._best, self._step = values["best"], values["step"]
+        self._best, self._step, self._fresh = (values.get(name) for name in ("best", "step", "fresh"))

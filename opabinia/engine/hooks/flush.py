@@ -6,6 +6,7 @@ from typing import Any
 
 from opabinia.contracts import Batch, Hook, Run
 from opabinia.engine.memory import memory_in_use
+from opabinia.runtime.processes import gather
 
 
 class Flush(Hook):
@@ -37,11 +38,16 @@ class FlushSamples(Flush):
     def __init__(self) -> None:
         super().__init__(1)
         self._ids: list[Any] = []
+        self._samples = 0
 
     def before_step(self, run: Run, batch: Batch) -> None:
         """Note the ids."""
-        self._ids = list(batch["id"])
+        self._ids, self._samples = list(batch["id"]), run.clock.samples
 
     def after_step(self, run: Run) -> None:
         """Write the line."""
-        run.journal.flush(run.clock, {**self._memory(run), "sample_ids": self._ids})
+        ids = [one for process in gather(self._ids) for one in process]
+        # Of a batch with fewer samples than processes each has all.
+        ids = ids[: run.clock.samples - self._samples]
+        run.journal.flush(run.clock, {**self._memory(run), "sample_ids": ids})
+        self._ids = []  # a batch that is left out has no before_step

@@ -83,7 +83,7 @@ class LossSpike(Hook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See :meth:`state_dict`."""
-        self._past.extend(state["past"])
+        self._past = deque(state["past"], self._past.maxlen)
 
 
 @register.hook(name="profile")

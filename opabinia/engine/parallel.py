@@ -1,0 +1,176 @@
+"""How a task is spread over processes. On one process none of this is used."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from opabinia.config import register
+from opabinia.contracts import Batch, Clock, Count, Positive, Task, Together
+from opabinia.runtime.processes import copy_from_first, world_size
+
+DType = Literal["fp32", "bf16", "fp16"]
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@register.parallel
+def ddp(
+    models: Sequence[Task],
+    device: torch.device,
+    /,
+    *,
+    find_unused_parameters: bool = False,
+    static_graph: bool = False,
+    compression: Literal["fp16", "bf16"] | None = None,
+    bucket_mb: Positive = 25.0,
+) -> Together:
+    """Every process holds the whole model; gradients are exchanged while the backward pass goes on (torch's DDP).
+
+    Running statistics stay those of each process during training; what is evaluated and saved is their mean.
+
+    Args:
+        find_unused_parameters: look after every forward pass which parameters took part in it; needed when some did
+            not, such as branches that are skipped by chance.
+        static_graph: promise that every step uses the same parameters in the same order, which saves looking.
+        compression: exchange gradients in half the bytes.
+        bucket_mb: size of what is exchanged at once.
+    """
+    for model in models:
+        copy_from_first([*model.parameters(), *model.buffers()])
+    options = {
+        "find_unused_parameters": find_unused_parameters,
+        "static_graph": static_graph,
+        "bucket_cap_mb": bucket_mb,
+        "broadcast_buffers": False,
+        "init_sync": False,
+        "gradient_as_bucket_view": True,
+    }
+    return _Replicas(models[0], options, compression)
+
+
+class _Replicas:
+    """See :class:`opabinia.contracts.Together`.
+
+    DDP wants to know at its construction which parameters learn, and hooks may freeze and thaw some: it is made at the
+    first forward pass and whenever that has changed.
+    """
+
+    sharded = False
+
+    def __init__(self, task: Task, options: Mapping[str, Any], compression: str | None) -> None:
+        self.module = task
+        self._options, self._compression = options, compression
+        self._parameters = list(task.parameters())
+        self._learning: list[bool] = []
+        self._ddp: DistributedDataParallel | None = None
+
+    def __call__(self, batch: Batch, clock: Clock) -> Any:
+        return self._current()(batch, clock)
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        """See :class:`opabinia.contracts.Together`."""
+        return self._current().no_sync()
+
+    def _current(self) -> DistributedDataParallel:
+        learning = [parameter.requires_grad for parameter in self._parameters]
+        if self._ddp is None or learning != self._learning:
+            self._ddp = None  # the old one lets go of the parameters first
+            self._ddp, self._learning = self._wrapped(), learning
+        return self._ddp
+
+    def _wrapped(self) -> DistributedDataParallel:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # broadcast_buffers has another name from torch 2.15 on
+            model = DistributedDataParallel(self.module, **self._options)
+        if self._compression is not None:
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+            model.register_comm_hook(None, getattr(default_hooks, f"{self._compression}_compress_hook"))
+        return model
+
+
+@register.parallel
+def fsdp(
+    models: Sequence[Task],
+    device: torch.device,
+    /,
+    *,
+    unit: Count = 1_000_000,
+    param_dtype: DType | None = None,
+    reduce_dtype: DType | None = None,
+    reshard: bool = True,
+) -> Together:
+    """Every process holds a part of each parameter, of its gradient and of its optimizer state; a layer's are put
+    together when it is their turn (torch's FSDP2; Zhao et al. 2023, PyTorch FSDP).
+
+    Args:
+        unit: parameters that a layer of a list of layers must have to be put together by itself; smaller ones are put
+            together with what is around them.
+        param_dtype: of parameters in forward and backward passes; null takes them as they are (``train.precision``
+            is another way to the same end: choose one).
+        reduce_dtype: of gradients when they are added up; null takes them as they are.
+        reshard: take parameters apart again after the forward pass; false keeps them until the backward pass: faster,
+            and more memory.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+    precision = MixedPrecisionPolicy(
+        param_dtype=_DTYPES[param_dtype] if param_dtype else None,
+        reduce_dtype=_DTYPES[reduce_dtype] if reduce_dtype else None,
+    )
+    mesh = init_device_mesh(device.type, (world_size(),))
+    for model in models:
+        copy_from_first([*model.parameters(), *model.buffers()])
+        for part in [*_units(model, unit), model]:
+            fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision)
+        for method in ("predict", "features"):
+            register_fsdp_forward_method(model, method)
+    return _Shards(models[0])
+
+
+class _Shards:
+    """See :class:`opabinia.contracts.Together`."""
+
+    sharded = True
+
+    def __init__(self, task: Task) -> None:
+        self.module = task
+
+    def __call__(self, batch: Batch, clock: Clock) -> Any:
+        return self.module(batch, clock)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """See :class:`opabinia.contracts.Together`."""
+        module: Any = self.module
+        module.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            module.set_requires_gradient_sync(True)
+
+
+def _units(task: nn.Module, least: int) -> Iterator[nn.Module]:
+    """Layers in lists of layers with ``least`` parameters or more that are in no smaller unit; inner ones first.
+
+    Only of layers in a list it is certain that their parameters are used in their own forward pass.
+    """
+    taken: set[int] = set()
+    listed = {
+        id(layer)
+        for module in task.modules()
+        if isinstance(module, nn.ModuleList | nn.Sequential)
+        for layer in module.children()
+    }
+    for module in reversed(list(task.modules())):
+        own = [parameter for parameter in module.parameters() if id(parameter) not in taken]
+        if id(module) in listed and sum(parameter.numel() for parameter in own) >= least:
+            taken.update(map(id, own))
+            yield module
