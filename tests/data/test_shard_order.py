@@ -68,6 +68,7 @@ def test_any_position_alone(source: Sharded, seed: int, mixed: int, data: st.Dat
     whole, order = epoch(sampler, 3), sampler.order(3)
     positions = data.draw(st.lists(st.integers(0, len(source) - 1), min_size=1, max_size=20))
     assert order(np.array(positions)).tolist() == [whole[position] for position in positions]
+    assert int(order(np.array(positions[0]))) == whole[positions[0]]
     square = order(np.array([positions, positions]))
     assert square.dtype == np.int64 and square.tolist() == [[whole[position] for position in positions]] * 2
 

@@ -129,6 +129,19 @@ def test_names_of_any_kind(tmp_path: Path, form: int, mtime: float) -> None:
     assert [source[index]["id"] for index in range(5)] == [f"s.tar/{key}.jpg" for key in keys]
 
 
+def test_names_that_are_no_utf_8(tmp_path: Path) -> None:
+    member = tarfile.TarInfo("K\udce4fer.png")
+    label = tarfile.TarInfo("K\udce4fer.cls")
+    member.size, label.size = len(picture(0)), 1
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xe4.tar"))
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
+        tar.addfile(member, io.BytesIO(picture(0)))
+        tar.addfile(label, io.BytesIO(b"0"))
+    source = Shards(files=str(path))
+    assert source[0]["id"] == r"\xe4.tar/K\xe4fer.png"
+    assert source.fingerprint().encode()
+
+
 def test_what_belongs_together(tmp_path: Path) -> None:
     members: Members = [
         ("README", b"no key"),

@@ -81,7 +81,7 @@ def member_of(headers: bytes) -> tarfile.TarInfo:
 # --- kept -------------------------------------------------------------------------------------------------------------
 
 
-def indexed(paths: Sequence[Path], names: Sequence[str], json_label: str | None, cache: Path) -> ShardIndex:
+def indexed(paths: Sequence[str], names: Sequence[str], json_label: str | None, cache: Path) -> ShardIndex:
     """The index of these files, made now if ``cache`` holds none for files of these names, sizes and times.
 
     Args:
@@ -100,7 +100,7 @@ def indexed(paths: Sequence[Path], names: Sequence[str], json_label: str | None,
         with _one_at_a_time(folder.with_suffix(".lock")):
             if not folder.is_dir():
                 log.info("looking through %d shards; the index is kept in %s", len(paths), folder)
-                _write(folder, names, [_scan(path, json_label) for path in paths])
+                _write(folder, names, [_scan(Path(path), json_label) for path in paths])
     except DiskError as error:
         raise ValueError(f"{error}; the key index names another folder") from error
     try:
@@ -114,8 +114,8 @@ def indexed(paths: Sequence[Path], names: Sequence[str], json_label: str | None,
     return index
 
 
-def _key(paths: Iterable[Path], names: Sequence[str], json_label: str | None) -> str:
-    stats = [path.stat() for path in paths]
+def _key(paths: Iterable[str], names: Sequence[str], json_label: str | None) -> str:
+    stats = map(os.stat, paths)
     files = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in zip(names, stats, strict=True)]
     return blake2b(json.dumps([_FORMAT, json_label, files]).encode(), digest_size=8).hexdigest()
 
@@ -140,7 +140,7 @@ def _write(folder: Path, names: Sequence[str], shards: Sequence[_Scanned]) -> No
     labels = _sorted({label for shard in shards for label in shard.labels})
     number = {label: place for place, label in enumerate(labels)}
     counts = [len(shard.rows) for shard in shards]
-    digest = blake2b("\0".join([*names, *labels]).encode("utf-8", "surrogateescape"), digest_size=8)
+    digest = blake2b("\0".join([*names, *labels]).encode(), digest_size=8)
     digest.update(np.array(counts, dtype="<i8").tobytes())
     with told(folder), folder_aside(folder) as aside:
         rows = np.lib.format.open_memmap(aside / "rows.npy", "w+", ROW, (sum(counts),))

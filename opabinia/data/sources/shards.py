@@ -64,8 +64,8 @@ class Shards:
     ) -> None:
         self.channels = channels
         paths = _found([files] if isinstance(files, str) else files)
-        common = os.path.commonpath([path.absolute().parent for path in paths])
-        self._names = [os.path.relpath(path, common) for path in paths]
+        common = os.path.commonpath({os.path.dirname(path) for path in paths})
+        self._names = [_printable(path[len(common) :].lstrip(os.sep)) for path in paths]
         self._files = _Files(paths)
         self._index = indexed(paths, self._names, json_label, index.expanduser() if index else _cache())
         self.shards: Indices = self._index.counts
@@ -112,7 +112,7 @@ class Shards:
         except tarfile.TarError as error:
             place = f"{self._names[shard]}, byte {offset}"
             raise ValueError(f"{place}: the shard has changed since it was looked through ({error})") from error
-        return f"{self._names[shard]}/{member.name}", picture
+        return f"{self._names[shard]}/{_printable(member.name)}", picture
 
     def _class_numbers(self) -> NDArray[np.int32]:
         """The class of each text that occurs as a label.
@@ -131,6 +131,11 @@ class Shards:
                 listed = ", ".join(self.classes[:5]) + ("" if len(self.classes) <= 5 else " ...")
                 raise ValueError(f"{first}: its label {text} is none of the {len(self.classes)} classes ({listed})")
         return np.array(found, dtype=np.int32)
+
+
+def _printable(name: str) -> str:
+    """A name whose bytes may be no UTF-8, as a text that can be written anywhere."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _cache() -> Path:
@@ -154,26 +159,24 @@ _MOST_CLASSES = 10_000_000
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _found(patterns: Sequence[str]) -> list[Path]:
-    """The files that patterns with ``{000..099}``, ``*``, ``?`` and ``[...]`` stand for.
+def _found(patterns: Sequence[str]) -> list[str]:
+    """Absolute paths of the files that patterns with ``{000..099}``, ``*``, ``?`` and ``[...]`` stand for.
 
     Raises:
         ValueError: one of them is not there, or is named twice.
     """
-    paths: list[Path] = []
+    paths: dict[str, None] = {}
     for pattern in patterns:
         for name in _ranged(os.path.expanduser(pattern)):
             # A file may be called just so.
             found = [name] if os.path.isfile(name) else sorted(glob(name, recursive=True))
             if not found:
                 raise ValueError(f"there is no file {name}" + (f" ({pattern})" if name != pattern else ""))
-            paths += map(Path, found)
-    seen: set[Path] = set()
-    for path in paths:
-        if path in seen:
-            raise ValueError(f"{path} is named twice")
-        seen.add(path)
-    return paths
+            for path in map(os.path.abspath, found):
+                if path in paths:
+                    raise ValueError(f"{path} is named twice")
+                paths[path] = None
+    return list(paths)
 
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -200,7 +203,7 @@ class _Files:
     Reading moves no file position, so processes that are forked later may share what is open.
     """
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[str]) -> None:
         self._paths = paths
         self._open: OrderedDict[int, int] = OrderedDict()
 
