@@ -25,6 +25,7 @@ from opabinia.engine.checkpoint import (
     pointed,
     read_checkpoint,
 )
+from opabinia.engine.diagnosis import NonFinite
 from opabinia.engine.evaluate import write_json
 from opabinia.engine.hooks.expected import Unexpected
 from opabinia.loading import LAST, chosen_checkpoint, holds_run, read_chosen, resolve, validation_sets
@@ -33,7 +34,7 @@ from opabinia.runtime.group import joined
 from opabinia.runtime.log import log, log_in_full, logging_to
 from opabinia.runtime.processes import first_says, is_first
 from opabinia.runtime.seeds import draw_seed
-from opabinia.runtime.signals import Stopped, StopSignal, stop_signals
+from opabinia.runtime.signals import Stopped, StopSignal, status_of_reason, stop_signals
 
 
 def parts_of(resolved: Resolved) -> partial[dict[str, float]]:
@@ -112,14 +113,14 @@ def train(
             return folder, scores
         log_in_full("config as written", _as_written(recipe, overrides))
         log_in_full("config, resolved", dump(config))
-        session = run.Session(
-            folder, snapshot, lambda: stop.reason, partial(_begin, folder, config, overrides, snapshot)
-        )
+        begin = partial(_begin, folder, config, overrides)
+        session = run.Session(folder, snapshot, lambda: stop.reason, begin)
         try:
-            scores = parts_of(replace(resolved, config=config))(session)
+            scores = _trained(replace(resolved, config=config), session)
         except Stopped as reason:
             log.info("stopped: %s; to go on: opabinia train %s --resume", reason, folder)
-            raise Stopped(str(reason), stop.exit_status) from None
+            # The signal may have come to another process.
+            raise Stopped(str(reason), status_of_reason(str(reason))) from None
         except DoesNotFit as error:
             raise ConfigError(Problem("", "task", f"the checkpoint's weights do not fit: {error}")) from error
         except Unexpected as error:
@@ -131,6 +132,42 @@ def train(
             raise
         _write_results(folder, scores)
         return folder, scores
+
+
+def _trained(resolved: Resolved, session: run.Session) -> dict[str, float]:
+    """Train; when numbers go wrong, and the config says so, go on from the last checkpoint without that batch."""
+    while True:
+        try:
+            return parts_of(resolved)(session)
+        except NonFinite as error:
+            if resolved.config["train"]["on_nonfinite"] != "rollback":
+                raise
+            log.error("%s", error)
+            wrong = error.step - 1
+        session = _rolled_back(session, wrong)
+
+
+def _rolled_back(session: run.Session, wrong: int) -> run.Session:
+    """The session from the last checkpoint on (or anew), without the batch ``wrong``.
+
+    Raises:
+        NonFinite: it has gone wrong too often.
+    """
+    snapshot = _checkpoint_to_resume(session.folder, LAST)
+    left_out = session.left_out | {wrong}
+    step = snapshot.step if snapshot else 0
+    if len([one for one in left_out if one >= step]) > _ROLLBACKS:
+        raise NonFinite(
+            f"after step {step} numbers have gone wrong {len(left_out)} times: this run does not learn", wrong
+        )
+    if snapshot is None:
+        _clear(session.folder)
+    log.warning("going back to step %d; the batch of step %d will be left out", step, wrong + 1)
+    return replace(session, resume=snapshot, left_out=left_out)
+
+
+_ROLLBACKS = 10
+"""How many batches may be left out from one checkpoint on."""
 
 
 def _meeting(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -131,14 +131,14 @@ class Session:
         folder: the run folder; it exists.
         resume: the checkpoint to go on from.
         interrupted: asked after every step why to stop; None to go on.
-        begin: called when everything is built and fits together, right before the first step.
+        begin: called with ``resume`` when everything is built and fits together, right before the first step.
         left_out: numbers of batches that are not trained, beside those that ``resume`` knows.
     """
 
     folder: Path
     resume: Snapshot | None = None
     interrupted: Callable[[], str | None] = lambda: None
-    begin: Callable[[], None] = lambda: None
+    begin: Callable[[Snapshot | None], None] = lambda resume: None
     left_out: frozenset[int] = frozenset()
 
 
@@ -286,7 +286,7 @@ def train(
     try:
         if session.resume is not None:
             trainer.restore(session.resume)
-        session.begin()
+        session.begin(session.resume)
     except BaseException:
         journal.close()
         raise

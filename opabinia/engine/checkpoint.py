@@ -13,9 +13,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import re
 import shutil
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,10 +27,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from opabinia.engine import sharded
 from opabinia.engine.buffers import Buffers, memory_of
 from opabinia.runtime.background import Background
-from opabinia.runtime.files import folder_aside, told, write_aside
+from opabinia.runtime.files import folder_aside, put_in_place, told, write_aside
 from opabinia.runtime.log import log
+from opabinia.runtime.processes import first_says, rank, world_size
 
 FORMAT = 1
 _NAME = re.compile(r"step-(\d{8,})")
@@ -144,6 +147,7 @@ def _laid_out_like(parameter: Tensor, value: Any) -> Any:
     """A state in the memory layout of its parameter: fused kernels take that for granted, and read wrong numbers."""
     if not isinstance(value, Tensor) or value.shape != parameter.shape:
         return value
+    value = sharded.fitted(value, parameter.detach())
     return torch.empty_like(parameter, dtype=value.dtype, device=value.device, requires_grad=False).copy_(value)
 
 
@@ -178,15 +182,48 @@ def write_checkpoint(path: Path, snapshot: Snapshot) -> None:
         ValueError: the state holds what JSON cannot say.
     """
     with told(path, "the checkpoints before it are whole"), folder_aside(path) as aside:
-        files = {}
+        written = []
         for name, tensors in snapshot.tensors.items():
-            file = aside / f"{name}.safetensors"
-            save_tensors(file, tensors)
-            files[file.name] = {"bytes": file.stat().st_size, "sha256": _sum(file)}
-        state = _as_json({"format": FORMAT, **snapshot.state, "files": files})
-        (aside / "state.json").write_bytes(_sealed(state))
-        for name in files:  # safetensors lets nobody else read what it writes
-            (aside / name).chmod((aside / "state.json").stat().st_mode)
+            written.append(aside / f"{name}.safetensors")
+            save_tensors(written[-1], tensors)
+        _seal(aside, snapshot.state, _sums(aside, written))
+
+
+def _sums(folder: Path, written: Sequence[Path]) -> dict[str, Any]:
+    return {str(file.relative_to(folder)): {"bytes": file.stat().st_size, "sha256": _sum(file)} for file in written}
+
+
+def _seal(folder: Path, state: Mapping[str, Any], files: Mapping[str, Any]) -> None:
+    """Write the state, which makes a checkpoint of the files in a folder."""
+    (folder / "state.json").write_bytes(_sealed(_as_json({"format": FORMAT, **state, "files": dict(files)})))
+    for name in files:  # safetensors lets nobody else read what it writes
+        (folder / name).chmod((folder / "state.json").stat().st_mode)
+
+
+def write_shard(aside: Path, path: Path, snapshot: Snapshot, offsets: sharded.Offsets, rank: int, world: int) -> None:
+    """Write this process's part of a checkpoint; the first process makes it whole and renames it into place.
+
+    Args:
+        aside: the folder that is to become ``path``, the same for all.
+        path: the checkpoint.
+        snapshot: with the parts of tensors that this process has.
+        offsets: where they begin in the whole.
+        rank: of this process.
+        world: number of processes.
+
+    Raises:
+        DiskError: nothing was changed.
+    """
+    with told(path, "the checkpoints before it are whole"):
+        try:
+            written = sharded.write_part(aside, rank, snapshot.tensors, offsets)
+            sharded.report(aside, rank, _sums(aside, written))
+        except Exception as error:
+            sharded.report(aside, rank, {"error": str(error)})
+            raise
+        if rank == 0:
+            _seal(aside, snapshot.state, sharded.reports(aside, world))
+            put_in_place(aside, path)
 
 
 def read_checkpoint(path: Path) -> Snapshot:
@@ -209,7 +246,6 @@ def read_checkpoint(path: Path) -> Snapshot:
         raise BadCheckpoint(f"{state_file}: damaged (its checksum does not match)")
     if state["format"] != FORMAT:
         raise BadCheckpoint(f"{state_file}: format {state['format']}; this version reads format {FORMAT}")
-    tensors = {}
     for name, told_of in state["files"].items():
         file = path / name
         try:
@@ -218,10 +254,21 @@ def read_checkpoint(path: Path) -> Snapshot:
                 raise BadCheckpoint(f"{file}: {size} bytes instead of {told_of['bytes']} (cut short?)")
             if _sum(file) != told_of["sha256"]:
                 raise BadCheckpoint(f"{file}: damaged (its checksum does not match)")
-            tensors[file.stem] = load_tensors(file)
         except OSError as error:  # missing, or on a disk that fails
             raise BadCheckpoint(f"{file}: {error.strerror}") from error
-    return Snapshot(state["step"], tensors, state)
+    return Snapshot(state["step"], _tensors_in(path, state["files"]), state)
+
+
+def _tensors_in(path: Path, names: Iterable[str]) -> dict[str, Mapping[str, Tensor]]:
+    shards: dict[str, list[Path]] = {}
+    tensors: dict[str, Mapping[str, Tensor]] = {}
+    for name in names:
+        folder, _, file = name.rpartition("/")
+        if folder:
+            shards.setdefault(folder, []).append(path / name)
+        else:
+            tensors[file.removesuffix(".safetensors")] = load_tensors(path / name)
+    return {**tensors, **{name: sharded.Shards(files) for name, files in shards.items()}}
 
 
 # --- the checkpoints of a run ---------------------------------------------------------------------------------------
@@ -293,11 +340,20 @@ class Checkpoints:
         self.wait()
         snapshot = self.capture()
         path = self._path(snapshot.step)
-        if self.write:
+        if sharded.is_sharded(snapshot.tensors):
+            self._save_part(path, snapshot)
+        elif self.write:
             copy = Snapshot(snapshot.step, self._buffers.copied(snapshot.tensors), _as_json(snapshot.state))
-            self._background.do(partial(self._write, path, copy))
+            self._background.do(partial(self._write, path, copy.step, partial(write_checkpoint, path, copy)))
         self.saved = snapshot.step
         return path
+
+    def _save_part(self, path: Path, snapshot: Snapshot) -> None:
+        aside = path.with_name(f".{path.name}.{first_says(os.getpid)}.tmp")
+        parts, offsets = sharded.own_parts(snapshot.tensors, self.write)
+        copy = Snapshot(snapshot.step, self._buffers.copied(parts), _as_json(snapshot.state))
+        part = partial(write_shard, aside, path, copy, offsets, rank(), world_size())
+        self._background.do(partial(self._write, path, copy.step, part) if self.write else part)
 
     def mark_best(self, step: int) -> None:
         """Point ``best`` to the checkpoint of this moment, which is saved first if it is not yet."""
@@ -335,10 +391,10 @@ class Checkpoints:
 
     # In the background:
 
-    def _write(self, path: Path, snapshot: Snapshot) -> None:
-        write_checkpoint(path, snapshot)
+    def _write(self, path: Path, step: int, write: Callable[[], None]) -> None:
+        write()
         write_aside(self.folder / "last", path.name + "\n")
-        self._delete_old(snapshot.step)
+        self._delete_old(step)
 
     def _point_to_best(self, step: int) -> None:
         path = self._path(step)

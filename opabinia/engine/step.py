@@ -195,7 +195,8 @@ class Standard:
                     loss, said = total_loss(self.task(piece, clock))
                 loss = loss if weight == 1 else loss * weight
                 (loss if self._scaler is None else self._scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
-            for name, value in said.items():
+            values: Mapping[str, Tensor | float] = said
+            for name, value in values.items():
                 found = value.detach() if isinstance(value, Tensor) else value
                 share = (float(found) if self._looks else found) * weight
                 scalars[name] = share + scalars[name] if name in scalars else share

@@ -25,6 +25,7 @@ from opabinia.engine.checkpoint import Checkpoints, DoesNotFit, Snapshot, load_o
 from opabinia.engine.evaluate import EvaluationStopped, Validation, evaluate_all, to_device
 from opabinia.engine.journal import Journal, read_from_json, told_in_json
 from opabinia.engine.moments import Moments
+from opabinia.engine.sharded import load_state
 from opabinia.engine.statistics import load_statistics, mean_state, mean_statistics, statistics_of_all
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import agreed, is_first
@@ -281,7 +282,7 @@ class Trainer:
         """
         run, state = self._run, snapshot.state
         try:
-            self.task.load_state_dict(dict(snapshot.tensors["model"]))
+            load_state(self.task, snapshot.tensors["model"])
         except RuntimeError as error:
             raise DoesNotFit(str(error)) from error
         self._restore_optimizer(snapshot)

@@ -76,20 +76,24 @@ def folder_aside(path: Path) -> Iterator[Path]:
     aside.mkdir(parents=True)
     try:
         yield aside
-        for file in aside.iterdir():
-            flush_to_disk(file)
-        flush_to_disk(aside)
-        if path.exists():
-            old = path.with_name(f".{path.name}.{os.getpid()}.old")
-            path.rename(old)
-            aside.rename(path)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            aside.rename(path)
-        flush_to_disk(path.parent)
+        put_in_place(aside, path)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+def put_in_place(aside: Path, path: Path) -> None:
+    """Let the folder ``aside``, safely on the disk, become ``path`` and replace what is there."""
+    for file in [*aside.rglob("*"), aside]:
+        flush_to_disk(file)
+    if path.exists():
+        old = path.with_name(f".{path.name}.{os.getpid()}.old")
+        path.rename(old)
+        aside.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        aside.rename(path)
+    flush_to_disk(path.parent)
 
 
 _LEFT = re.compile(r"\.(.+)\.\d+\.(tmp|old)")

@@ -23,6 +23,12 @@ def status_of(signum: int) -> int:
     return 128 + (signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM)
 
 
+def status_of_reason(reason: str) -> int:
+    """The same for the reason of a stop, which may be a signal's name; 0 for any other."""
+    found = next((number for number in STOPPING if number.name == reason), None)
+    return 0 if found is None else status_of(found)
+
+
 class Stopped(Exception):
     """The run was asked to stop before its end, has saved and can be resumed.
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from opabinia.contracts import Hook, Run, Task
+from opabinia.engine.sharded import load_state
 from opabinia.engine.statistics import mean_state
 from opabinia.optim.ema import Average, Ema, momentum_at
 
@@ -50,5 +51,5 @@ class KeepAverage(Hook):
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """See :meth:`tensors`."""
-        self.task.load_state_dict(dict(tensors))
+        load_state(self.task, tensors)
         self._loaded = True

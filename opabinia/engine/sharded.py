@@ -1,0 +1,159 @@
+"""Checkpoints of models whose parameters are spread over processes: each process writes its part.
+
+::
+
+    checkpoints/step-00000500/model/shard-00001.safetensors ...      one file a process, and likewise optimizer/, ema/
+                              state.json
+
+The files are those of ``torch.distributed.checkpoint`` (``HuggingFaceStorageWriter`` with ``save_distributed``), whose
+reader reads them; written by us, because its writer makes the processes meet and could not work in the background.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+Files = Mapping[str, Mapping[str, Tensor]]
+"""Tensors by file name and then by tensor name."""
+
+Offsets = Mapping[str, Mapping[str, Sequence[int]]]
+"""Where a process's part of a tensor begins in it, likewise."""
+
+_INFO = "DCP_SHARDING_INFO"
+_PATIENCE = 1800.0
+"""Seconds that the first process waits for the files of the others."""
+
+
+def is_sharded(files: Files) -> bool:
+    """Whether a process holds a part of some tensors only."""
+    return any(isinstance(tensor, DTensor) for tensors in files.values() for tensor in tensors.values())
+
+
+def own_parts(files: Files, first: bool) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[str, list[int]]]]:
+    """The parts of tensors that this process holds, and where they begin; what all hold is the ``first`` one's."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    offsets: dict[str, dict[str, list[int]]] = {}
+    for file, tensors in files.items():
+        parts[file], offsets[file] = {}, {}
+        for name, tensor in tensors.items():
+            if isinstance(tensor, DTensor):
+                own, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+                if 0 not in own:
+                    parts[file][name], offsets[file][name] = tensor.to_local(), list(offset)
+            elif first:
+                parts[file][name], offsets[file][name] = tensor, [0] * tensor.ndim
+    return parts, offsets
+
+
+def write_part(folder: Path, rank: int, parts: Files, offsets: Offsets) -> list[Path]:
+    """Write the part of one process into a checkpoint's folder; return the files."""
+    written = []
+    for file, tensors in parts.items():
+        path = folder / file / f"shard-{rank + 1:05d}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        info = {name: {"saved_offsets": list(offset)} for name, offset in offsets[file].items()}
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {_INFO: json.dumps(info)})
+        written.append(path)
+    return written
+
+
+def report(folder: Path, rank: int, files: Mapping[str, Any]) -> None:
+    """Tell the first process that the part is written: by file its size and its sum, or ``error``."""
+    path = folder / f"shard-{rank + 1:05d}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_suffix(".tmp")
+    aside.write_text(json.dumps(files), encoding="utf-8")
+    aside.replace(path)
+
+
+def reports(folder: Path, world: int) -> dict[str, Any]:
+    """What all processes report, once they all have; their notes are taken away.
+
+    Raises:
+        OSError: one could not write its part, or does not answer.
+    """
+    end = time.monotonic() + _PATIENCE
+    files: dict[str, Any] = {}
+    for rank in range(world):
+        path = folder / f"shard-{rank + 1:05d}.json"
+        while not path.exists():
+            if time.monotonic() > end:
+                raise OSError(f"process {rank} has not written its part")
+            time.sleep(0.01)
+        said = json.loads(path.read_text(encoding="utf-8"))
+        if "error" in said:
+            raise OSError(said["error"])
+        files |= said
+        path.unlink()
+    return files
+
+
+class Shards(Mapping[str, Tensor]):
+    """The whole tensors of some files of :func:`write_part`, each read when it is asked for."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._parts: dict[str, list[tuple[Path, list[int]]]] = {}
+        for path in paths:
+            with safe_open(path, framework="pt") as file:
+                info = json.loads((file.metadata() or {})[_INFO])
+            for name, said in info.items():
+                self._parts.setdefault(name, []).append((path, said["saved_offsets"]))
+
+    def __getitem__(self, name: str) -> Tensor:
+        parts: list[tuple[list[int], Tensor]] = []
+        for path, offset in self._parts[name]:
+            with safe_open(path, framework="pt") as file:
+                parts.append((offset, file.get_tensor(name)))
+        if len(parts) == 1:
+            return parts[0][1]
+        ends = [[begin + size for begin, size in zip(offset, part.shape, strict=True)] for offset, part in parts]
+        whole = torch.empty([max(column) for column in zip(*ends, strict=True)], dtype=parts[0][1].dtype)
+        for (offset, part), end in zip(parts, ends, strict=True):
+            whole[tuple(map(slice, offset, end))] = part
+        return whole
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+
+def fitted(whole: Tensor, like: Tensor) -> Tensor:
+    """A tensor spread over processes as another one of its shape is."""
+    if not isinstance(like, DTensor):
+        return whole
+    mesh, placements = like.device_mesh, like.placements
+    spread: Tensor = distribute_tensor(whole.to(like.device), mesh, placements, src_data_rank=None)
+    return spread
+
+
+def load_state(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """``load_state_dict`` of whole tensors for models that are spread over processes, or not.
+
+    Raises:
+        RuntimeError: the model's tensors are others.
+    """
+    own = model.state_dict()
+    if not is_sharded({"model": own}):
+        model.load_state_dict(dict(tensors))
+        return
+    if wrong := sorted(own.keys() ^ tensors.keys()):
+        raise RuntimeError(f"these are in one of both only: {', '.join(wrong)}")
+    with torch.no_grad():
+        for name, value in own.items():
+            whole = tensors[name]
+            if whole.shape != value.shape:
+                raise RuntimeError(f"size mismatch for {name}: {tuple(whole.shape)} and {tuple(value.shape)}")
+            value.copy_(fitted(whole, value))
