@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import resource
 import tarfile
 from collections.abc import Iterable
 from itertools import pairwise
@@ -360,8 +361,42 @@ def test_the_fingerprint_is_of_the_content(folder: Path, tmp_path: Path) -> None
 
 def test_an_index_that_cannot_be_written(folder: Path) -> None:
     (folder / "file").write_text("")
-    with pytest.raises(ValueError, match=r"cannot write .*/file/\w+: .*; the key index names another folder"):
+    with pytest.raises(ValueError, match=r"cannot write .*/file/\w+\.lock: .*; the key index names another folder"):
         Shards(files=str(folder / "*.tar"), index=folder / "file")
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    write(tmp_path / "s.tar", numbered(range(200)))
+
+    def make() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+        with pytest.raises(ValueError, match=r"cannot write .*index/\w+: File too large; the key index names another"):
+            Shards(files=str(tmp_path / "s.tar"), index=tmp_path / "index")
+
+    process = multiprocessing.get_context("fork").Process(target=make)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert not list(tmp_path.glob("index/*/rows.npy")) and not list(tmp_path.glob("index/.*.tmp"))
+
+
+def test_an_index_that_is_there_needs_no_writing(folder: Path) -> None:
+    files, index = str(folder / "*.tar"), folder / "index"
+    Shards(files=files, index=index)
+    (lock,) = index.glob("*.lock")
+    lock.unlink()
+    assert len(Shards(files=files, index=index)) == 12
+    assert not list(index.glob("*.lock"))
+
+
+def test_folders_that_look_alike_are_not_confused(tmp_path: Path) -> None:
+    found = []
+    for name, label in (("train", b"0"), ("val", b"1")):
+        (tmp_path / name).mkdir()
+        path = write(tmp_path / name / "s.tar", [("a.png", picture(0)), ("a.cls", label)])
+        os.utime(path, (0, 0))
+        found.append(Shards(files=str(path), classes=["a", "b"])[0]["label"])
+    assert found == [0, 1]
 
 
 @pytest.mark.parametrize("name", ["rows.npy", "shards.json"])

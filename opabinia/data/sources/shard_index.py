@@ -85,7 +85,7 @@ def indexed(paths: Sequence[str], names: Sequence[str], json_label: str | None, 
     """The index of these files, made now if ``cache`` holds none for files of these names, sizes and times.
 
     Args:
-        paths: of the tar files.
+        paths: of the tar files, absolute.
         names: of the same, as they are told.
         json_label: the field of the ``.json`` members that holds the label; None where ``.cls`` members do.
         cache: a folder; the index is a folder in it.
@@ -93,16 +93,19 @@ def indexed(paths: Sequence[str], names: Sequence[str], json_label: str | None, 
     Raises:
         ValueError: naming file and member: something is missing, broken, or not understood.
     """
-    folder = cache / _key(paths, names, json_label)
-    try:
-        with told(folder):
-            cache.mkdir(parents=True, exist_ok=True)
-        with _one_at_a_time(folder.with_suffix(".lock")):
-            if not folder.is_dir():
-                log.info("looking through %d shards; the index is kept in %s", len(paths), folder)
-                _write(folder, names, [_scan(Path(path), json_label) for path in paths])
-    except DiskError as error:
-        raise ValueError(f"{error}; the key index names another folder") from error
+    folder = cache / _key(paths, json_label)
+    if not folder.is_dir():
+        try:
+            with _one_at_a_time(folder.with_suffix(".lock")):
+                if not folder.is_dir():
+                    log.info("looking through %d shards; the index is kept in %s", len(paths), folder)
+                    _write(folder, names, [_scan(Path(path), json_label) for path in paths])
+        except DiskError as error:
+            raise ValueError(f"{error}; the key index names another folder") from error
+    return _read(folder)
+
+
+def _read(folder: Path) -> ShardIndex:
     try:
         known = json.loads((folder / "shards.json").read_bytes())
         counts = np.array(known["counts"], dtype=np.int64)
@@ -114,9 +117,9 @@ def indexed(paths: Sequence[str], names: Sequence[str], json_label: str | None, 
     return index
 
 
-def _key(paths: Iterable[str], names: Sequence[str], json_label: str | None) -> str:
+def _key(paths: Sequence[str], json_label: str | None) -> str:
     stats = map(os.stat, paths)
-    files = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in zip(names, stats, strict=True)]
+    files = [[path, stat.st_size, stat.st_mtime_ns] for path, stat in zip(paths, stats, strict=True)]
     return blake2b(json.dumps([_FORMAT, json_label, files]).encode(), digest_size=8).hexdigest()
 
 
@@ -124,6 +127,7 @@ def _key(paths: Iterable[str], names: Sequence[str], json_label: str | None) -> 
 def _one_at_a_time(lock: Path) -> Iterator[None]:
     """Processes that start together find the index that the first of them has made."""
     with told(lock):
+        lock.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("w")
     with file:
         with suppress(OSError):  # some network file systems know no locks: then each makes it, all the same one
@@ -142,13 +146,16 @@ def _write(folder: Path, names: Sequence[str], shards: Sequence[_Scanned]) -> No
     counts = [len(shard.rows) for shard in shards]
     digest = blake2b("\0".join([*names, *labels]).encode(), digest_size=8)
     digest.update(np.array(counts, dtype="<i8").tobytes())
+    header = {"descr": np.lib.format.dtype_to_descr(ROW), "fortran_order": False, "shape": (sum(counts),)}
     with told(folder), folder_aside(folder) as aside:
-        rows = np.lib.format.open_memmap(aside / "rows.npy", "w+", ROW, (sum(counts),))
-        for shard, end in zip(shards, np.cumsum(counts), strict=True):
-            shard.rows["label"] = np.array([number[label] for label in shard.labels])[shard.rows["label"]]
-            rows[end - len(shard.rows) : end] = shard.rows
-            digest.update(shard.rows.tobytes())
-        rows.flush()
+        # Not through a map: on a full disk writing to one ends the process.
+        with (aside / "rows.npy").open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            for shard in shards:
+                shard.rows["label"] = np.array([number[label] for label in shard.labels])[shard.rows["label"]]
+                content = shard.rows.tobytes()
+                file.write(content)
+                digest.update(content)
         known = {"counts": counts, "labels": labels, "digest": digest.hexdigest()}
         (aside / "shards.json").write_text(json.dumps(known))
 
