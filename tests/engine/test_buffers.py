@@ -58,3 +58,18 @@ def test_another_shape_or_type_gets_another_buffer_and_the_old_one_is_given_up()
     for tensor in (torch.ones(3), torch.ones(4), torch.ones(4, dtype=torch.int64), torch.ones(2, 2)):
         assert torch.equal(buffers.copied({"model": {"x": tensor}})["model"]["x"], tensor)
         assert len(buffers._buffers) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_from_a_gpu_copies_are_in_pinned_memory_and_complete() -> None:
+    buffers = Buffers()
+    tensor = torch.randn(64, 3, 512, 512, device="cuda").to(memory_format=torch.channels_last)
+    places = set()
+    for _ in range(3):
+        copy = buffers.copied({"model": {"x": tensor, "tied": tensor, "on the host": torch.ones(3)}})["model"]
+        assert copy["x"].is_pinned() and copy["x"] is copy["tied"] and copy["x"].is_contiguous()
+        assert torch.equal(copy["x"], tensor.cpu())
+        places.add(copy["x"].data_ptr())
+        tensor += 1
+    assert len(places) == 1
