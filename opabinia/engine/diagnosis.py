@@ -92,6 +92,14 @@ def first_non_finite(
     return found[0] if found else None
 
 
+def suspects(batch: Batch) -> list[Any]:
+    """Ids of the samples of which something is not finite before any layer has seen it; all ids if there are none."""
+    ids = list(batch.get("id", ()))
+    rows = [value for value in batch.values() if isinstance(value, Tensor) and len(value) == len(ids)]
+    broken = [one for number, one in enumerate(ids) if not all(_finite(value[number]) for value in rows)]
+    return broken or ids
+
+
 def _finite(value: Tensor) -> bool:
     return not value.is_floating_point() or bool(value.isfinite().all())
 

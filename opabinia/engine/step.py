@@ -25,7 +25,7 @@ from opabinia.contracts import (
     Together,
 )
 from opabinia.engine.clip import clip_each, clip_global, clip_values, global_norm
-from opabinia.engine.diagnosis import GRADIENTS, NonFinite, first_non_finite
+from opabinia.engine.diagnosis import GRADIENTS, NonFinite, first_non_finite, suspects
 from opabinia.engine.skip import SkippedUpdates, losses, not_finite, watched
 from opabinia.runtime.device import autocast
 from opabinia.runtime.log import log
@@ -219,7 +219,7 @@ class Standard:
             return False
         found = [first_non_finite(self._model, piece, clock, self._lowered) for piece, _ in self._pieces(batch, row)]
         where = next((one for one in found if one), "every layer's output is finite: look at the loss and its gradient")
-        said = NonFinite.of(clock.step + 1, wrong, batch.get("id", ()), where)
+        said = NonFinite.of(clock.step + 1, wrong, suspects(batch), where)
         if self._guard is None:
             raise NonFinite(f"{said}; the weights are as before", said.step)
         log.warning("%s: this update is left out", said)

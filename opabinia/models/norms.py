@@ -12,13 +12,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from opabinia.runtime.processes import world_size
 
 
-class SyncBatchNorm(nn.SyncBatchNorm):
-    """torch's, which works on GPUs only, for CPUs too: mean and variance of a channel over the batches of all
-    processes, each value counting once, however many each process has."""
+class SyncBatchNorm(_BatchNorm):
+    """Mean and variance of a channel over the batches of all processes, each value counting once, however many each
+    process has. For CPUs: torch's works on GPUs only."""
+
+    def _check_input_dim(self, input: Tensor) -> None: ...
 
     def forward(self, input: Tensor) -> Tensor:
         """B x C x ... of any size."""
-        if input.device.type != "cpu" or not self.training or world_size() == 1:
+        if not self.training or world_size() == 1:
             output: Tensor = super().forward(input)
             return output
         mean, variance, count = _moments(input)
@@ -46,19 +48,17 @@ class SyncBatchNormAct(SyncBatchNorm):
         return output
 
 
-def synchronise(module: nn.Module) -> nn.Module:
-    """Put a synchronised norm in the place of every batch norm, with its parameters and statistics.
+def synchronise(model: nn.Module) -> None:
+    """Put a synchronised norm in the place of every batch norm within a model, with its parameters and statistics."""
+    if next(model.parameters()).is_cuda:
+        from timm.layers.norm_act import convert_sync_batchnorm
 
-    Returns:
-        The module, or what takes its place if it is a batch norm itself.
-    """
-    if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
-        return _synchronised(module)
-    for name, child in module.named_children():
-        other = synchronise(child)
-        if other is not child:
-            setattr(module, name, other)
-    return module
+        convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+        return
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, _BatchNorm) and not isinstance(child, SyncBatchNorm):
+                setattr(module, name, _synchronised(child))
 
 
 def _synchronised(norm: _BatchNorm) -> SyncBatchNorm:

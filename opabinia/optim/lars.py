@@ -91,8 +91,9 @@ class Lars(torch.optim.Optimizer):
         of_weights, of_directions = (torch.stack(torch._foreach_norm(tensors)) for tensors in (weights, directions))
         ratio = group["trust"] * of_weights / of_directions
         plain = (of_weights == 0) | (of_directions == 0)
-        if group["exclude_1d"]:
-            plain |= torch.tensor([weight.ndim <= 1 for weight in weights], device=plain.device)
         if group["adapt"] == "direction" and not group["weight_decay"] and not group["always_adapt"]:
             plain = torch.ones_like(plain)
-        return list(torch.where(plain, torch.ones_like(ratio), ratio).unbind())
+        factors = torch.where(plain, torch.ones_like(ratio), ratio).unbind()
+        one = torch.ones_like(factors[0])
+        excluded = [group["exclude_1d"] and weight.ndim <= 1 for weight in weights]
+        return [one if out else factor for out, factor in zip(excluded, factors, strict=True)]

@@ -43,6 +43,43 @@ class Tiny(Backbone):
         return vectors
 
 
+@register.backbone
+class Grouped(Backbone):
+    """Two layers whose norm sees one sample at a time: nothing in them depends on what else is in a batch."""
+
+    def __init__(self, channels: int, /, *, width: Count = 8, norm: Literal["group", "batch"] = "group") -> None:
+        super().__init__()
+        self.out_channels = width
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels, width, 3, stride=2, padding=1),
+            nn.GroupNorm(2, width) if norm == "group" else nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(16 * width, width),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        vectors: Tensor = self.layers(images)
+        return vectors
+
+
+@register.source
+class Poisoned(Digits):
+    """Digits one of which is not a number."""
+
+    def __init__(self, *, n: Count, sample: int) -> None:
+        super().__init__(split="train")
+        self._n, self._sample = n, sample
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, index: int) -> Sample:
+        sample = super().__getitem__(index)
+        image = sample["image"].float() / 255
+        return {**sample, "image": image * float("nan") if index == self._sample else image}
+
+
 @register.source
 class SomeDigits(Digits):
     """The first ``n`` of the embedded digits."""

@@ -1,0 +1,311 @@
+"""Learning on many processes is learning on one: the same samples, losses, scores, checkpoints, errors."""
+
+import math
+import signal
+import socket
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from opabinia.data.sources import Digits
+from opabinia.engine.checkpoint import read_checkpoint
+from tests.faults.programs import PAUSE, Program, Server
+from tests.faults.runs import checkpoint, metrics
+
+STEPS = 20
+RECIPE = """
+# 65 samples in batches of 32: the last batch of an epoch has one sample, fewer than there are processes.
+plugins: [tests.faults.parts]
+task: {name: classification, backbone: {name: grouped}, mean: [0.3], std: [0.38]}
+data:
+  train:
+    source: {name: some_digits, n: 65, split: train}
+    transforms:
+      - {name: RandomAffine, degrees: 10, translate: [0.1, 0.1]}
+  val:
+    source: {name: some_digits, n: 91, split: val}
+  batch_size: 32
+optimizer: {name: adamw, lr: 0.01}
+schedule: {name: cosine, warmup: 5it}
+train: {length: 20it, log_samples: true, threads: 1}
+evaluate: {every: 10it, batch_size: 20}
+checkpoint: {every: 5it, keep: 9}
+hooks: {trace: {}}
+seed: 3
+"""
+
+
+@pytest.fixture(scope="session")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("together") / "together.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+def start(server: Server, processes: int, *arguments: str, environment: dict[str, str] | None = None) -> list[Program]:
+    """The processes of one run, warm."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if processes > 1 else {}
+    return [
+        server.start(
+            *("train", *arguments),
+            environment={**address, "RANK": str(rank), "WORLD_SIZE": str(processes), **(environment or {})},
+        )
+        for rank in range(processes)
+    ]
+
+
+Trained = Callable[..., Path]
+
+
+@pytest.fixture
+def trained(server: Server, together: Path, tmp_path: Path) -> Trained:
+    """Train on some processes in a folder with this name and return the run's."""
+
+    def train(name: str, processes: int, *overrides: str, status: int = 0, **how: Any) -> Path:
+        out = str(tmp_path)
+        for program in start(server, processes, str(together), "--out", out, "--name", name, *overrides, **how):
+            program.expect(status)
+        return tmp_path / "together" / name
+
+    return train
+
+
+def steps(folder: Path) -> list[dict[str, Any]]:
+    return [line for line in metrics(folder) if "train/loss" in line]
+
+
+def scores(folder: Path) -> list[dict[str, Any]]:
+    return [line for line in metrics(folder) if "val/top1" in line]
+
+
+def assert_same_learning(found: Path, expected: Path, losses: float = 2e-5) -> None:
+    """The same samples in the same order, and losses that differ by float noise only."""
+    assert [line["sample_ids"] for line in steps(found)] == [line["sample_ids"] for line in steps(expected)]
+    for one, other in zip(steps(found), steps(expected), strict=True):
+        assert one["train/loss"] == pytest.approx(other["train/loss"], abs=losses)
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3)
+        assert one["lr"] == other["lr"]
+
+
+@pytest.fixture(scope="session")
+def alone(warm_server: Server, together: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one process leaves behind."""
+    out = tmp_path_factory.mktemp("alone")
+    warm_server.run("train", str(together), "--out", str(out))
+    return out / "together" / "default"
+
+
+# --- the same learning ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("processes", "workers"), [(2, 0), (2, 4), (3, 1), (4, 0)])
+def test_the_same_learning_on_any_number(trained: Trained, alone: Path, processes: int, workers: int) -> None:
+    found = trained("many", processes, f"data.workers={workers}")
+    assert_same_learning(found, alone)
+    assert sum(len(line["sample_ids"]) for line in steps(found)) == steps(found)[-1]["samples"]
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_the_same_learning_with_any_number_of_workers(trained: Trained, alone: Path, workers: int) -> None:
+    assert metrics(trained("many", 1, f"data.workers={workers}")) == metrics(alone)
+
+
+VARIETIES = {
+    "pieces": ["train.micro_batch=5"],
+    "clipped": ["train.step={name: standard, clip_norm: 0.5}"],
+    "averaged": ["ema={momentum: 0.9}"],
+    "frozen for a while": ["hooks.freeze={name: freeze, pattern: ^head, duration: 7it}"],
+    "synchronised norms": ["task.backbone.norm=batch", "train.sync_batch_norm=true"],
+    "a fixed graph": ["train.parallel={name: ddp, static_graph: true}"],
+    "looking for unused parameters": ["train.parallel={name: ddp, find_unused_parameters: true}"],
+    "sharded": ["train.parallel={name: fsdp, unit: 100}"],
+    "sharded in pieces": ["train.parallel={name: fsdp}", "train.micro_batch=5"],
+    "sharded and clipped": ["train.parallel={name: fsdp}", "train.step={name: standard, clip_each: 0.2}"],
+    "sharded and averaged": ["train.parallel={name: fsdp}", "ema={momentum: 0.9}"],
+    "sharded and frozen": ["train.parallel={name: fsdp}", "hooks.freeze={name: freeze, pattern: ^head}"],
+    "sharded with LARS": ["train.parallel={name: fsdp}", "optimizer={name: lars, lr: 0.5}"],
+}
+
+
+@pytest.mark.parametrize("variety", VARIETIES)
+def test_the_same_learning_in_every_variety(trained: Trained, variety: str) -> None:
+    overrides = VARIETIES[variety]
+    if "norm" in variety:
+        # One sample alone has no variance worth the name.
+        overrides = [*overrides, "data.drop_last=true"]
+    one, three = trained("one", 1, *overrides), trained("three", 3, *overrides)
+    assert_same_learning(three, one, 1e-4)
+    for found, expected in zip(scores(three), scores(one), strict=True):
+        for name, value in expected.items():
+            assert found[name] == pytest.approx(value, abs=0.02), name
+
+
+@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+def test_gradients_in_half_the_bytes(trained: Trained, alone: Path, compression: str) -> None:
+    found = trained("half", 2, f"train.parallel={{name: ddp, compression: {compression}}}")
+    assert_same_learning(found, alone, 0.05) if compression == "fp16" else None
+    assert steps(found)[-1]["train/loss"] == pytest.approx(steps(alone)[-1]["train/loss"], abs=0.1)
+    assert steps(found)[5]["grad_norm"] != steps(alone)[5]["grad_norm"]
+
+
+# --- one number -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("samples", [91, 2])
+def test_scores_are_the_same_to_the_last_digit(
+    server: Server, trained: Trained, alone: Path, samples: int, tmp_path: Path
+) -> None:
+    """A set that does not divide, and one with fewer samples than processes."""
+    found = []
+    for processes in (1, 2, 3):
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            port = listening.getsockname()[1]
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if processes > 1 else {}
+        programs = [
+            server.start(
+                *("eval", str(alone), f"data.val.source.n={samples}", "evaluate.batch_size=1"),
+                environment={**address, "RANK": str(rank), "WORLD_SIZE": str(processes)},
+            )
+            for rank in range(processes)
+        ]
+        for program in programs:
+            program.expect(0)
+        found.append((alone / "eval" / "val" / "scores.json").read_text())
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_fewer_evaluation_batches_than_processes(trained: Trained, parallel: str) -> None:
+    overrides = ("train.length=5it", "data.val.source.n=21", f"train.parallel={parallel}")
+    three, one = trained("three", 3, *overrides), trained("one", 1, *overrides)
+    for found, expected in zip(scores(three), scores(one), strict=True):
+        assert found["val/top1"] == expected["val/top1"]
+
+
+# --- going on -------------------------------------------------------------------------------------------------------
+
+
+def cut_back(folder: Path, step: int) -> None:
+    """As if the run had been killed after the checkpoint of this step."""
+    (folder / "checkpoints" / "last").write_text(f"step-{step:08d}\n")
+    (folder / "results.json").unlink()
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "{name: fsdp, unit: 100}"])
+@pytest.mark.parametrize("processes", [1, 3])
+def test_resumed_from_two_processes_on_other_numbers(
+    server: Server, trained: Trained, parallel: str, processes: int
+) -> None:
+    folder = trained("run", 2, f"train.parallel={parallel}", "ema={momentum: 0.9}")
+    before = [{**line} for line in metrics(folder)]
+    cut_back(folder, 10)
+    for program in start(server, processes, str(folder), "--resume"):
+        program.expect(0)
+    after = metrics(folder)
+    assert [line.get("sample_ids") for line in after] == [line.get("sample_ids") for line in before]
+    for one, other in zip(after, before, strict=True):
+        assert one.get("train/loss") == pytest.approx(other.get("train/loss"), abs=2e-5)
+        assert one.get("val_ema/top1") == pytest.approx(other.get("val_ema/top1"), abs=0.02)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_stopped_in_one_process_and_resumed_exactly(
+    server: Server, together: Path, trained: Trained, tmp_path: Path, parallel: str
+) -> None:
+    """With a norm whose running statistics differ between processes, and a stop where nothing else is saved."""
+    overrides = (f"train.parallel={parallel}", "task.backbone.norm=batch", "data.drop_last=true", "ema={momentum: 0.9}")
+    whole = trained("whole", 2, *overrides)
+    command = (str(together), "--out", str(tmp_path), "--name", "stopped", *overrides)
+    programs = start(server, 2, *command, environment={PAUSE: "after_backward 12"})
+    for program in programs:
+        program.until_paused()
+    programs[1].signal(signal.SIGTERM)
+    for program in programs:
+        program.go_on()
+    for program in programs:
+        program.expect(143)
+    folder = tmp_path / "together" / "stopped"
+    assert (folder / "checkpoints" / "last").read_text() == "step-00000013\n"
+    for program in start(server, 2, str(folder), "--resume"):
+        program.expect(0)
+    assert metrics(folder) == metrics(whole)
+    for one in sorted(checkpoint(whole, STEPS).rglob("*.safetensors")):
+        assert one.read_bytes() == (folder / one.relative_to(whole)).read_bytes(), one.name
+
+
+def test_a_sharded_checkpoint_is_what_torch_reads_too(server: Server, trained: Trained) -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    folder = trained("sharded", 3, "train.parallel=fsdp")
+    path = checkpoint(folder, STEPS)
+    ours = read_checkpoint(path).tensors["model"]
+    theirs = {name: torch.zeros_like(ours[name]) for name in ours}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is one process only
+        dcp.load(theirs, storage_reader=HuggingFaceStorageReader(str(path / "model")), no_dist=True)
+    assert all(torch.equal(theirs[name], ours[name]) for name in ours)
+
+
+# --- numbers that go wrong ------------------------------------------------------------------------------------------
+
+POISON = ("data.train={source: {name: poisoned, n: 65, sample: 40}}", "checkpoint.every=4it", "train.length=10it")
+
+
+SPOILED = Digits(split="train")[40]["id"]
+
+
+@pytest.fixture(scope="session")
+def poisoned_steps(alone: Path) -> list[int]:
+    """The steps (from 1 on) with the sample in their batch."""
+    return [line["step"] for line in steps(alone) if SPOILED in line["sample_ids"] and line["step"] <= 10]
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_stop_names_the_step_the_loss_and_the_samples(
+    server: Server, together: Path, tmp_path: Path, processes: int, poisoned_steps: list[int]
+) -> None:
+    programs = start(server, processes, str(together), "--out", str(tmp_path), *POISON)
+    for program in programs:
+        program.expect(1)
+    said = "".join(program.err for program in programs)
+    assert said.count(f"train/loss is nan at step {poisoned_steps[0]}") == 1
+    assert "not finite in the batch already: image" in said and "the weights are as before" in said
+    assert SPOILED in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_skip_leaves_the_update_out(
+    server: Server, trained: Trained, processes: int, parallel: str, poisoned_steps: list[int]
+) -> None:
+    folder = trained("skipped", processes, *POISON, "train.on_nonfinite=skip", f"train.parallel={parallel}")
+    skipped = [line["step"] for line in metrics(folder) if line.get("train/skipped")]
+    assert skipped == poisoned_steps
+    assert all(math.isfinite(line["train/loss"]) for line in steps(folder) if line["step"] not in skipped)
+    weights = read_checkpoint(checkpoint(folder, 10)).tensors["model"]
+    assert all(bool(weights[name].isfinite().all()) for name in weights)
+    assert f"nan at step {skipped[0]}" in (folder / "train.log").read_text()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_rollback_goes_back_and_leaves_the_batch_out(
+    server: Server, trained: Trained, processes: int, poisoned_steps: list[int]
+) -> None:
+    folder = trained("rolled", processes, *POISON, "train.on_nonfinite=rollback")
+    found = [line["step"] for line in metrics(folder) if "lr" in line]
+    assert found == list(range(1, 11))  # no gap, nothing twice
+    assert [line["step"] for line in metrics(folder) if "lr" in line and "train/loss" not in line] == poisoned_steps
+    newest = read_checkpoint(checkpoint(folder, 10))
+    assert newest.state["left_out"] == [step - 1 for step in poisoned_steps]
+    tensors = load_file(checkpoint(folder, 10) / "model.safetensors")
+    assert all(bool(tensor.isfinite().all()) for tensor in tensors.values())
+    assert f"the batch of step {poisoned_steps[0]} will be left out" in (folder / "train.log").read_text()
