@@ -32,9 +32,10 @@ from opabinia.loading import LAST, chosen_checkpoint, holds_run, read_chosen, re
 from opabinia.runtime.files import mend, only_writer, told, write_aside
 from opabinia.runtime.group import joined
 from opabinia.runtime.log import log, log_in_full, logging_to
-from opabinia.runtime.processes import first_says, is_first
+from opabinia.runtime.processes import first_says, is_first, world_size
 from opabinia.runtime.seeds import draw_seed
 from opabinia.runtime.signals import Stopped, StopSignal, status_of_reason, stop_signals
+from opabinia.scaling import auto_scale
 
 
 def parts_of(resolved: Resolved) -> partial[dict[str, float]]:
@@ -208,7 +209,12 @@ def _settled(
 ) -> tuple[dict[str, Any] | None, dict[str, Any], dict[str, float] | None]:
     """The config the run had before, the one it has now, and its scores if there is nothing left to do."""
     before = None if resume is None else _saved_config(folder)
-    now = _with_seed(config, snapshot, before)
+    # A resumed run keeps its course: it is scaled for the number of processes that it began with.
+    tuned = before["train"].get("tuned_for") if before else None
+    scaled, changes = auto_scale(config, tuned or world_size())
+    for change in changes if snapshot is None else ():
+        log.info("train.tuned_for %s, processes %d: %s", config["train"]["tuned_for"], world_size(), change)
+    now = _with_seed(scaled, snapshot, before)
     return before, now, _finished(folder, snapshot, before, now)
 
 
