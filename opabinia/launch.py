@@ -95,7 +95,7 @@ def train(
         overrides = [*_overrides_of(folder), *overrides]
     resolved = resolve(recipe, overrides)
     # Signals first: what asks one process to stop while others still join is not lost.
-    with stop_signals(StopSignal()) as stop, joined(**_meeting(resolved.config)), ExitStack() as held:
+    with stop_signals(StopSignal()) as stop, joined(**meeting(resolved.config)), ExitStack() as held:
         resume = first_says(partial(_take_folder, folder, resume, held))
         with told(folder):
             folder.mkdir(parents=True, exist_ok=True)  # of this process's log, where it shares no disk with the first
@@ -171,7 +171,7 @@ _ROLLBACKS = 10
 """How many batches may be left out from one checkpoint on."""
 
 
-def _meeting(config: Mapping[str, Any]) -> dict[str, Any]:
+def meeting(config: Mapping[str, Any]) -> dict[str, Any]:
     """How the processes of a config become a group."""
     return {**(config["train"]["distributed"] or {}), "device": config["train"]["device"]}
 
@@ -352,7 +352,7 @@ def evaluate(folder: Path, overrides: Sequence[str] = (), *, checkpoint: str = "
     path = chosen_checkpoint(folder, checkpoint)
     resolved = resolve(folder, overrides)
     snapshot = read_chosen(path)
-    with joined(**_meeting(resolved.config)), logging_to(None):
+    with joined(**meeting(resolved.config)), logging_to(None):
         log.info("evaluating %s", path)
         # The training data may be gone: what the model was built on stands in the checkpoint.
         data = resolved.config["data"]

@@ -19,7 +19,7 @@ FLOORS = {
     2: ["contracts", "models", "losses", "evaluation", "optim", "drawing"],
     3: ["engine", "data", "tasks"],
     4: ["run", "settings", "pieces", "predictor", "loading", "report"],
-    5: ["launch", "scaling", "agent", "elastic", "predict", "recipes", "sweep"],
+    5: ["launch", "scaling", "replay", "agent", "elastic", "predict", "recipes", "sweep"],
     6: ["cli"],
     7: ["__init__", "__main__"],  # the public face may show anything
 }
@@ -31,6 +31,7 @@ READS_CONFIG = {
     "pieces",
     "launch",
     "scaling",
+    "replay",
     "loading",
     "predict",
     "sweep",

@@ -12,7 +12,7 @@ import typer
 
 from opabinia import __version__
 from opabinia.agent import end_with_agent
-from opabinia.cli import config, demo, evaluate, predict, sweep, train
+from opabinia.cli import config, demo, evaluate, predict, replay, sweep, train
 from opabinia.runtime.signals import end_at_once
 
 app = typer.Typer(
@@ -41,6 +41,7 @@ def options(
 app.command("train")(train.train)
 app.command("sweep")(sweep.sweep)
 app.command("eval")(evaluate.evaluate)
+app.command("replay")(replay.replay)
 app.command("predict")(predict.predict)
 app.command("demo")(demo.demo)
 app.add_typer(config.app, name="config", help="Show, check and compare configs; list what there is.")
@@ -52,8 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     end_with_agent()
     # Plug-ins may lie in the folder one works in, as with python -m; at the end, so that they shadow nothing.
     sys.path.append(os.getcwd())
-    given = [_without_dashes(word) for word in (sys.argv[1:] if arguments is None else arguments)]
-    app(args=train.with_resume_value(given))
+    try:
+        given = [_without_dashes(word) for word in (sys.argv[1:] if arguments is None else arguments)]
+        app(args=train.with_resume_value(given))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 def _without_dashes(word: str) -> str:

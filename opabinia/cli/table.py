@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from opabinia.runtime.slurm import told_rank
+
+
+def print_step(folder: Path) -> None:
+    """Print what ``step.json`` in a folder says of one step: losses, and the largest gradients."""
+    if told_rank(os.environ):
+        return
+    said = json.loads((folder / "step.json").read_text(encoding="utf-8"))
+    gradients = said.pop("gradients")
+    table = Table("step", str(said.pop("step")))
+    for name, value in said.items():
+        if not name.startswith(("time/", "samples")):
+            table.add_row(name, f"{value}")
+    for name in sorted(gradients, key=lambda one: -float(gradients[one]))[:5]:
+        table.add_row(f"gradient of {name}", f"{float(gradients[name]):.6g}")
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(str(folder), soft_wrap=True)
 
 
 def print_scores(title: str, scores: Mapping[str, float]) -> None:

@@ -1,0 +1,79 @@
+"""Writes down one step: its batch, its losses and the norms of its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opabinia.contracts import Batch, Hook, Run
+from opabinia.engine.checkpoint import save_tensors
+from opabinia.engine.evaluate import write_json
+from opabinia.engine.journal import told_in_json
+from opabinia.runtime.processes import is_first, rank
+
+
+class Recorded(Exception):
+    """The step is written down: there is nothing more to do."""
+
+
+class Record(Hook):
+    """Writes ``batch.safetensors``, ``batch.json`` (what of it are no tensors) and, of a step that came to its end,
+    ``step.json``; of further processes ``batch.rank1.safetensors`` and so on. Then it ends the run.
+
+    Args:
+        step: the optimizer step, from 1 on.
+        folder: where to write.
+    """
+
+    def __init__(self, step: int, folder: Path) -> None:
+        self.step, self.folder = step, folder
+        self._gradients: dict[str, Tensor] = {}
+
+    def before_step(self, run: Run, batch: Batch) -> None:
+        """Write the batch, before anything can go wrong with it."""
+        if run.clock.step + 1 != self.step:
+            return
+        name = "batch" if is_first() else f"batch.rank{rank()}"
+        tensors = dict(_tensors(batch))
+        save_tensors(self.folder / f"{name}.safetensors", tensors)
+        plain = {key: value for key, value in batch.items() if not any(one.split(".")[0] == key for one in tensors)}
+        write_json(self.folder / f"{name}.json", plain)
+
+    def after_backward(self, run: Run) -> None:
+        """Note the norm of every gradient."""
+        if run.clock.step + 1 == self.step:
+            gradients = {name: one.grad for name, one in run.task.named_parameters() if one.grad is not None}
+            self._gradients = dict(zip(gradients, torch._foreach_norm(list(gradients.values())), strict=True))
+            if is_first():
+                write_json(self.folder / "gradients.json", self._norms())
+
+    def after_step(self, run: Run) -> None:
+        """Write what the step said.
+
+        Raises:
+            Recorded: it is written.
+        """
+        if run.clock.step != self.step:
+            return
+        run.journal.flush(run.clock)
+        if is_first():
+            write_json(self.folder / "step.json", {**(run.journal.newest or {}), "gradients": self._norms()})
+        raise Recorded
+
+    def _norms(self) -> dict[str, float | str]:
+        whole = {name: getattr(norm, "full_tensor", lambda norm=norm: norm)() for name, norm in self._gradients.items()}
+        return told_in_json({name: float(norm) for name, norm in whole.items()})
+
+
+def _tensors(batch: Batch) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a batch by name; those in a list by its name and their number."""
+    for key, value in batch.items():
+        if isinstance(value, Tensor):
+            yield key, value
+        elif isinstance(value, list):
+            parts: list[Any] = value
+            yield from ((f"{key}.{number}", one) for number, one in enumerate(parts) if isinstance(one, Tensor))
