@@ -56,11 +56,13 @@ def leave_word(status: int) -> int:
 
     A worker that was asked to stop and has saved leaves with 0, so that no agent starts it again.
     """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return status
     folder = os.environ.get(STATUS)
     if folder is not None:
         with suppress(OSError):
             Path(folder, os.environ["RANK"]).write_text(str(status), encoding="utf-8")
-    return 0 if status in STOPPED and "TORCHELASTIC_RUN_ID" in os.environ else status
+    return 0 if status in STOPPED else status
 
 
 _PR_SET_PDEATHSIG = 1

@@ -58,7 +58,10 @@ def _cores() -> int:
 
 
 def _run(layout: Layout, command: Sequence[str], stop: Passing, folder: Path) -> int:
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL + 1)
+    logging.disable()  # what matters is told by the workers, and below
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""  # they are ours
+    # Torch 2.15 keeps the store it shares with workers when it starts them again, and what the dead wrote into it.
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     with _told(layout):
         rendezvous = _rendezvous(layout)
         spec = WorkerSpec(

@@ -34,7 +34,7 @@ def report_errors() -> Iterator[None]:
         # Errors whose text says all bring an exit status along; anything else is a crash.
         status = getattr(error, "exit_status", None)
         if isinstance(status, int):
-            leave(status, "" if silent else str(error))
+            leave(status, "" if silent else str(error), final=not getattr(error, "passing", False))
         if silent:
             raise SystemExit(1) from None
         if _is_lost_connection(error):
@@ -43,11 +43,11 @@ def report_errors() -> Iterator[None]:
         raise
 
 
-def leave(status: int, text: str = "") -> NoReturn:
-    """Exit with ``status``, having told ``text``."""
+def leave(status: int, text: str = "", *, final: bool = True) -> NoReturn:
+    """Exit with ``status``, having told ``text``. An agent makes another attempt unless it is ``final``."""
     if text:
         _tell(text)
-    raise SystemExit(leave_word(status))
+    raise SystemExit(leave_word(status) if final else status)
 
 
 def _tell(text: str) -> None:

@@ -18,6 +18,8 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from opabinia.runtime import slurm
 from opabinia.runtime.device import choose_device
@@ -33,13 +35,14 @@ class CannotJoin(Exception):
 
     Attributes:
         alike: what is wrong stands in the config or the environment, where all processes find it.
+        passing: another attempt may find them.
     """
 
     exit_status = 2
 
-    def __init__(self, message: str, *, alike: bool = False) -> None:
+    def __init__(self, message: str, *, alike: bool = False, passing: bool = False) -> None:
         super().__init__(message)
-        self.alike = alike
+        self.alike, self.passing = alike, passing
 
 
 @dataclass(frozen=True)
@@ -135,14 +138,26 @@ def _join(place: Place, init: str, backend: Backend, timeout: float, device: str
         raise CannotJoin(f"train.distributed: {error}", alike=True) from error
     _choose_interface(place, method)
     with _ended_by_signals(), _told(method):
+        limit = timedelta(minutes=timeout)
+        store, rank, world = next(rendezvous(method, place.rank, place.world, timeout=limit))
+        store.set_timeout(limit)
         dist.init_process_group(
             chosen,
-            init_method=method,
-            rank=place.rank,
-            world_size=place.world,
-            timeout=timedelta(minutes=timeout),
+            store=PrefixStore(_attempt(), store),
+            rank=rank,
+            world_size=world,
+            timeout=limit,
             device_id=gpu,
         )
+
+
+def _attempt() -> str:
+    """Keeps what dead workers of this agent have left in its store apart from what those started again write there.
+
+    Torch 2.15 no longer does. Agents of several machines do not count alike.
+    """
+    alone = os.environ.get("GROUP_WORLD_SIZE") == "1"
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if alone else "all"
 
 
 def _own_gpu(place: Place) -> torch.device:
@@ -192,7 +207,7 @@ def _told(method: str) -> Iterator[None]:
         if method == "env://":
             where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         reason = (str(error).splitlines() or [""])[0]
-        raise CannotJoin(f"the other processes cannot be reached at {where}: {reason}") from error
+        raise CannotJoin(f"the other processes cannot be reached at {where}: {reason}", passing=True) from error
 
 
 @contextmanager

@@ -1,0 +1,73 @@
+"""From options to processes; nothing is started."""
+
+import os
+from typing import Any
+
+import pytest
+
+from opabinia.agent import Layout
+from opabinia.cli.processes import layout
+from opabinia.config import ConfigError
+from tests.runtime.test_slurm import STEP
+
+USUAL = 2**15 + 2**14 + os.getuid() % 2**14
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*os.environ]:
+        if name.startswith(("SLURM_", "TORCHELASTIC_", "MASTER_")) or name in ("RANK", "WORLD_SIZE"):
+            monkeypatch.delenv(name)
+
+
+def asked(nproc: str | None = None, nnodes: Any = None, node_rank: Any = None, endpoint: Any = None) -> Layout | None:
+    return layout(nproc, nnodes, node_rank, endpoint, 3)
+
+
+def test_without_options_this_process_alone() -> None:
+    assert asked() is None
+
+
+def test_one_machine() -> None:
+    assert asked("2") == Layout(2, 1, 0, "localhost", USUAL, 3)
+    assert asked("auto") == Layout(None, 1, 0, "localhost", USUAL, 3)
+    assert asked("2", endpoint="auto") == Layout(2, 1, 0, "localhost", 0, 3)
+    assert asked("2", endpoint="localhost:1234") == Layout(2, 1, 0, "localhost", 1234, 3)
+
+
+def test_machines() -> None:
+    assert asked("4", 2, 1, "node0:29500") == Layout(4, 2, 1, "node0", 29500, 3)
+    assert asked(None, 2, 0, "10.0.0.1:29500") == Layout(None, 2, 0, "10.0.0.1", 29500, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nproc": "0"}, "--nproc: '0' is neither a number of processes nor auto"),
+        ({"nproc": "two"}, "--nproc: 'two' is neither"),
+        ({"nproc": "2", "nnodes": 2, "endpoint": "a:1"}, "--node-rank: say which of the 2 machines this is, 0 to 1"),
+        ({"nproc": "2", "nnodes": 2, "node_rank": 0}, "--rdzv-endpoint: say an address of machine 0"),
+        ({"nproc": "2", "nnodes": 2, "node_rank": 0, "endpoint": "auto"}, "--rdzv-endpoint: say an address"),
+        ({"nproc": "2", "nnodes": 2, "node_rank": 2, "endpoint": "a:1"}, "--node-rank: 2 is too large for 2 machines"),
+        ({"nproc": "2", "endpoint": "a"}, "--rdzv-endpoint: 'a' is neither HOST:PORT nor auto"),
+        ({"nproc": "2", "endpoint": "a:70000"}, "--rdzv-endpoint: 'a:70000' is neither"),
+    ],
+)
+def test_what_does_not_fit_together(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"command line: {message}"):
+        asked(**options)
+
+
+def test_slurm_says_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**STEP, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert asked("4") == Layout(4, 2, 1, "gpu003", 49152 + 4713, 3)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
+    with pytest.raises(ConfigError, match="srun has started 8 tasks on 2 nodes"):
+        asked("4")
+
+
+def test_not_below_another_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    with pytest.raises(ConfigError, match=r"an agent \(torchrun\) has started this process"):
+        asked("2")

@@ -1,0 +1,351 @@
+"""Many processes: however they are started they are one run, and they end together."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from opabinia.runtime.signals import TOGETHER
+from tests.faults.programs import BROKEN, CRASH, PAUSE, ROOT, SLOW, TRACE, Program, Server, all_gone, is_alive
+from tests.faults.runs import SAVES, STEPS, Outcome, assert_same, checkpoint
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+    return port
+
+
+def last_step(folder: Path) -> int:
+    return int((folder / "checkpoints" / "last").read_text().strip().removeprefix("step-"))
+
+
+# --- joining --------------------------------------------------------------------------------------------------------
+
+Way = Callable[[int, int, Path], tuple[dict[str, str], list[str]]]
+"""From a rank, a port and a folder to a process's environment and its further arguments."""
+
+
+def by_env(rank: int, port: int, folder: Path) -> tuple[dict[str, str], list[str]]:
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), **address}, []
+
+
+def by_tcp(rank: int, port: int, folder: Path) -> tuple[dict[str, str], list[str]]:
+    return {"RANK": str(rank), "WORLD_SIZE": "2"}, [f"train.distributed.init=tcp://127.0.0.1:{port}"]
+
+
+def by_file(rank: int, port: int, folder: Path) -> tuple[dict[str, str], list[str]]:
+    return {"RANK": str(rank), "WORLD_SIZE": "2"}, [f"train.distributed.init=file://{folder}/meeting"]
+
+
+def by_slurm(rank: int, port: int, folder: Path) -> tuple[dict[str, str], list[str]]:
+    return {
+        "SLURM_JOB_ID": "17",
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank),
+        "MASTER_PORT": str(port),  # as a person may; the one of the job would be the same in every test
+    }, []
+
+
+def started(
+    server: Server, way: Way, tmp_path: Path, recipe: Path, *more: str, environment: dict[str, str] | None = None
+) -> list[Program]:
+    """Two processes of one run, warm."""
+    port = free_port()
+    programs = []
+    for rank in range(2):
+        found, arguments = way(rank, port, tmp_path)
+        command = ("train", str(recipe), "--out", str(tmp_path), *more, *arguments)
+        programs.append(server.start(*command, environment={**found, **(environment or {})}))
+    return programs
+
+
+@pytest.fixture(scope="session")
+def pair(warm_server: Server, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """What a run in two processes leaves behind that nothing disturbed."""
+    out = tmp_path_factory.mktemp("pair")
+    for program in started(warm_server, by_env, out, recipe, "train.threads=1"):
+        program.expect(0)
+    return Outcome.of(out / "faults" / "default")
+
+
+@pytest.mark.parametrize("way", [by_tcp, by_file, by_slurm])
+def test_however_they_find_each_other(server: Server, recipe: Path, pair: Outcome, tmp_path: Path, way: Way) -> None:
+    first, second = started(server, way, tmp_path, recipe, "train.threads=1")
+    first.expect(0)
+    second.expect(0)
+    folder = tmp_path / "faults" / "default"
+    assert_same(Outcome.of(folder), pair)
+    assert "rank 0 of 2 on cpu" in first.err and "val/top1" in first.out
+    assert (second.out, second.err) == ("", "")
+    assert "rank 1 of 2 on cpu" in (folder / "train.rank1.log").read_text()
+
+
+def test_a_folder_in_use_is_refused_once(server: Server, recipe: Path, tmp_path: Path) -> None:
+    for program in started(server, by_env, tmp_path, recipe, "train.length=5it"):
+        program.expect(0)
+    first, second = started(server, by_env, tmp_path, recipe, "train.length=5it")
+    first.expect(2)
+    second.expect(2)
+    assert "holds a run, which is never overwritten" in first.err
+    assert len(first.err.splitlines()) == 1
+    assert (second.out, second.err) == ("", "")
+
+
+def test_an_error_of_one_process_is_told_by_that_one(server: Server, recipe: Path, tmp_path: Path) -> None:
+    first, second = started(server, by_env, tmp_path, recipe, environment={BROKEN: "123"})
+    second.wait()
+    first.wait()
+    unlucky, other = (first, second) if first.status == 2 else (second, first)
+    prefix = "[rank 1] " * (unlucky is second)
+    assert (unlucky.status, other.status) == (2, 1)
+    assert f"{prefix}error: sample 123, SomeDigits: OSError: the disk is on fire" in unlucky.err
+    assert "another process has gone" in other.err
+    assert "Traceback" not in first.err + second.err
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGINT, 130)], ids=str
+)
+def test_a_signal_ends_a_process_that_waits_for_others(
+    server: Server, recipe: Path, tmp_path: Path, number: int, status: int
+) -> None:
+    port = free_port()
+    program = server.start("train", str(recipe), "--out", str(tmp_path), environment=by_env(0, port, tmp_path)[0])
+    program.until(lambda: somebody_listens(port))
+    program.signal(number)
+    program.expect(status)
+    assert program.err == ""
+    assert not (tmp_path / "faults").exists()
+
+
+def somebody_listens(port: int) -> bool:
+    lines = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()]
+    return any(line[1].endswith(f":{port:04X}") and line[3] == "0A" for line in lines)
+
+
+# --- an agent -------------------------------------------------------------------------------------------------------
+# From here on programs are started as a person does: every worker imports torch anew.
+
+
+class Launch:
+    """``python -m ...`` in a session of its own."""
+
+    def __init__(self, folder: Path, *command: str, environment: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        self.run = folder / "faults" / "default"
+        self._trace = folder / "trace"
+        self._out, self._err = folder / "out", folder / "err"
+        keep = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+        with self._out.open("w") as out, self._err.open("w") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *command],
+                env={**keep, "PYTHONPATH": str(ROOT), TRACE: str(self._trace), **(environment or {})},
+                cwd=folder,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text()
+
+    @property
+    def trace(self) -> list[str]:
+        return self._trace.read_text().splitlines() if self._trace.exists() else []
+
+    def workers(self) -> list[int]:
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(pid) for pid in path.read_text().split() if is_alive(int(pid))]
+
+    def until(self, condition: Callable[[], object], seconds: float = 90) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None and time.monotonic() < end, f"{self.trace[-3:]}\n{self.err}"
+            time.sleep(0.005)
+
+    def until_step(self, step: int) -> None:
+        self.until(lambda: f"after_step {step}" in self.trace)
+
+    def expect(self, status: int, seconds: float = 120) -> None:
+        found = self.process.wait(seconds)
+        assert found == status, f"{found}\n{self.out}\n{self.err}"
+
+    def end(self) -> None:
+        workers = self.workers() if self.process.poll() is None else []
+        for pid in [*workers, self.process.pid]:
+            if is_alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(10)
+
+
+@pytest.fixture
+def launch(recipe: Path, tmp_path: Path) -> Iterator[Callable[..., Launch]]:
+    launches: list[Launch] = []
+
+    def start(*more: str, nproc: str = "2", environment: dict[str, str] | None = None) -> Launch:
+        options = ["--nproc", nproc, "--rdzv-endpoint", "auto"]
+        command = ["opabinia", "train", str(recipe), "train.threads=1", "--out", str(tmp_path), *options, *more]
+        launches.append(Launch(tmp_path, *command, environment=environment))
+        return launches[-1]
+
+    yield start
+    for one in launches:
+        one.end()
+
+
+Start = Callable[..., Launch]
+
+
+@pytest.mark.slow
+def test_nproc_and_torchrun_are_the_same(launch: Start, recipe: Path, pair: Outcome, tmp_path: Path) -> None:
+    own = launch()
+    own.expect(0)
+    assert_same(Outcome.of(own.run), pair)
+    assert own.out.count("csv,") == 1
+    assert own.err.count("rank 0 of 2") == 1 and "WARNING" not in own.err and "torch" not in own.err
+    folder = tmp_path / "torchrun"
+    folder.mkdir()
+    command = ["opabinia", "train", str(recipe), "train.threads=1", "--out", str(folder)]
+    other = Launch(folder, "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", *command)
+    try:
+        other.expect(0)
+        assert_same(Outcome.of(other.run), pair)
+    finally:
+        other.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("step", [2, SAVES[1] + 1])
+def test_a_worker_is_killed_and_the_run_goes_on(launch: Start, pair: Outcome, rank: int, step: int) -> None:
+    """Before the first save it starts anew, later from the last one."""
+    program = launch(environment={SLOW: "0.05"})
+    program.until_step(step)
+    os.kill(program.workers()[rank], signal.SIGKILL)
+    program.expect(0)
+    assert_same(Outcome.of(program.run), pair)
+    assert len(re.findall(r"process \d+ was ended by SIGKILL: starting all workers again", program.err)) == 1
+    assert "Traceback" not in program.err
+    begun = [line for line in program.trace if line.startswith("start ")]
+    assert begun[:2] == ["start 0"] * 2
+    assert begun[2:] == [f"start {max([save for save in SAVES if save <= step], default=0)}"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGINT, 130)], ids=str
+)
+def test_a_signal_to_the_agent_saves(launch: Start, pair: Outcome, number: int, status: int) -> None:
+    program = launch(environment={SLOW: "0.05"})
+    program.until_step(6)
+    workers = program.workers()
+    assert len(workers) == 2
+    os.killpg(program.process.pid, number)  # a terminal's Ctrl-C; the workers have sessions of their own
+    program.expect(status)
+    assert all_gone(workers, 0)
+    stopped = last_step(program.run)
+    assert 6 < stopped < STEPS and (checkpoint(program.run, stopped) / "state.json").exists()
+    assert "starting all workers again" not in program.err and "Traceback" not in program.err
+    assert program.err.count("saving after this step") == 1
+    again = launch("--resume")
+    again.expect(0)
+    assert_same(Outcome.of(program.run), pair)
+
+
+@pytest.mark.slow
+def test_a_second_signal_to_the_agent_stops_at_once(launch: Start) -> None:
+    program = launch(environment={PAUSE: "after_backward 6"})
+    program.until(lambda: (program.folder / "trace").with_suffix(".paused").exists())
+    workers = program.workers()
+    program.process.send_signal(signal.SIGTERM)
+    time.sleep(TOGETHER + 0.5)
+    assert all(map(is_alive, workers)), "they would save if the step came to its end"
+    program.process.send_signal(signal.SIGTERM)
+    program.expect(143, 10)
+    assert all_gone(workers, 0)
+    assert "starting all workers again" not in program.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.0, 1.0, 3.0, 5.0])
+def test_a_signal_while_all_still_start(launch: Start, delay: float) -> None:
+    program = launch()
+    time.sleep(delay)
+    program.process.send_signal(signal.SIGTERM)
+    assert program.process.wait(60) in ((143, -signal.SIGTERM) if delay == 0 else (143,)), program.err
+    assert "Traceback" not in program.err and "starting all workers again" not in program.err
+
+
+@pytest.mark.slow
+def test_workers_outlive_no_agent(launch: Start, pair: Outcome) -> None:
+    program = launch(environment={SLOW: "0.05"})
+    program.until_step(6)
+    workers = program.workers()
+    program.process.kill()
+    assert all_gone(workers, 20)
+    assert last_step(program.run) > SAVES[0], "they have saved"
+    again = launch("--resume")
+    again.expect(0)
+    assert_same(Outcome.of(program.run), pair)
+
+
+@pytest.mark.slow
+def test_an_error_that_would_come_again_is_told_once_and_not_tried_again(launch: Start) -> None:
+    program = launch(environment={BROKEN: "123"})
+    program.expect(2)
+    assert program.err.count("error: sample 123, SomeDigits: OSError: the disk is on fire") == 1
+    assert "starting all workers again" not in program.err and "Traceback" not in program.err
+
+
+@pytest.mark.slow
+def test_a_crash_that_comes_again_ends_with_1(launch: Start) -> None:
+    program = launch("--max-restarts", "1", environment={CRASH: "after_step 2"})
+    program.expect(1)
+    assert program.err.count("RuntimeError: crashed at after_step 2") in (2, 4), "both may come to it"
+    assert program.err.count("starting all workers again") == 1
+
+
+@pytest.mark.slow
+def test_a_wrong_config_is_told_before_anything_starts(launch: Start) -> None:
+    program = launch("data.val.source=no_such_part", "optimizer.lr=fast")
+    program.expect(2)
+    assert len(program.err.splitlines()) == 2
+    assert not program.run.exists()
+
+
+@pytest.mark.slow
+def test_a_run_of_another_launch_is_not_gone_on_with(launch: Start) -> None:
+    launch("train.length=5it").expect(0)
+    program = launch("train.length=5it")
+    program.expect(2)
+    assert "holds a run, which is never overwritten" in program.err
+    assert len(program.err.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_port_that_is_taken_is_told(recipe: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        options = ["--out", str(tmp_path), "--nproc", "2", "--rdzv-endpoint", f"127.0.0.1:{port}"]
+        program = Launch(tmp_path, "opabinia", "train", str(recipe), *options)
+        program.expect(2)
+    assert re.fullmatch(
+        rf"error: cannot listen at 127.0.0.1:{port}: it is taken, .*--rdzv-endpoint auto .*\n", program.err
+    )
