@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from opabinia.config import ConfigError, Problem, Resolved, build, check, compose, live_catalog
-from opabinia.engine.checkpoint import BadCheckpoint, Snapshot, listed, pointed, read_checkpoint
+from opabinia.engine.checkpoint import BadCheckpoint, Snapshot, listed, pointed, read_checkpoint, save_tensors
 from opabinia.predictor import Predictor
+from opabinia.runtime.files import told
 
 LAST = "last"
 
@@ -96,6 +98,36 @@ def load(
     catalog = live_catalog(config.get("plugins") or ())
     predictor: Predictor = build(parts, catalog, "predictor", resolved.origins)(read_chosen(path), device)
     return predictor
+
+
+def merge(folder: Path, out: Path, *, checkpoint: str = "best", weights: str = "model") -> None:
+    """Write the weights of a run's checkpoint, sharded or not, to one safetensors file.
+
+    Args:
+        folder: the run folder.
+        out: the file; it may not exist yet.
+        checkpoint: ``best`` (without one the last), ``last``, or a checkpoint's name or path.
+        weights: ``model``, or ``ema``, their average.
+
+    Raises:
+        ConfigError: there is no such run, checkpoint or average, it is damaged, or ``out`` is there already.
+    """
+    if out.exists():
+        raise ConfigError(Problem("command line", "--out", f"{out} is there already"))
+    path = chosen_checkpoint(folder, checkpoint)
+    tensors = read_chosen(path).tensors
+    if weights not in tensors:
+        raise ConfigError(
+            Problem("command line", "--weights", f"{path} has no {weights}; it has: {', '.join(tensors)}")
+        )
+    aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    with told(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            save_tensors(aside, tensors[weights])
+            aside.replace(out)
+        finally:
+            aside.unlink(missing_ok=True)
 
 
 def validation_sets(config: Mapping[str, Any]) -> list[dict[str, Any]]:

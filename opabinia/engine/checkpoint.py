@@ -33,6 +33,7 @@ from opabinia.runtime.background import Background
 from opabinia.runtime.files import folder_aside, put_in_place, told, write_aside
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import first_says, rank, world_size
+from opabinia.runtime.shards import Shards
 
 FORMAT = 1
 _NAME = re.compile(r"step-(\d{8,})")
@@ -268,7 +269,7 @@ def _tensors_in(path: Path, names: Iterable[str]) -> dict[str, Mapping[str, Tens
             shards.setdefault(folder, []).append(path / name)
         else:
             tensors[file.removesuffix(".safetensors")] = load_tensors(path / name)
-    return {**tensors, **{name: sharded.Shards(files) for name, files in shards.items()}}
+    return {**tensors, **{name: Shards(files) for name, files in shards.items()}}
 
 
 # --- the checkpoints of a run ---------------------------------------------------------------------------------------

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from opabinia.runtime.shards import INFO
 
 Files = Mapping[str, Mapping[str, Tensor]]
 """Tensors by file name and then by tensor name."""
@@ -30,7 +31,6 @@ Files = Mapping[str, Mapping[str, Tensor]]
 Offsets = Mapping[str, Mapping[str, Sequence[int]]]
 """Where a process's part of a tensor begins in it, likewise."""
 
-_INFO = "DCP_SHARDING_INFO"
 _PATIENCE = 1800.0
 """Seconds that the first process waits for the files of the others."""
 
@@ -63,7 +63,7 @@ def write_part(folder: Path, rank: int, parts: Files, offsets: Offsets) -> list[
         path = folder / file / f"shard-{rank + 1:05d}.safetensors"
         path.parent.mkdir(parents=True, exist_ok=True)
         info = {name: {"saved_offsets": list(offset)} for name, offset in offsets[file].items()}
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {_INFO: json.dumps(info)})
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {INFO: json.dumps(info)})
         written.append(path)
     return written
 
@@ -97,37 +97,6 @@ def reports(folder: Path, world: int) -> dict[str, Any]:
         files |= said
         path.unlink()
     return files
-
-
-class Shards(Mapping[str, Tensor]):
-    """The whole tensors of some files of :func:`write_part`, each read when it is asked for."""
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._parts: dict[str, list[tuple[Path, list[int]]]] = {}
-        for path in paths:
-            with safe_open(path, framework="pt") as file:
-                info = json.loads((file.metadata() or {})[_INFO])
-            for name, said in info.items():
-                self._parts.setdefault(name, []).append((path, said["saved_offsets"]))
-
-    def __getitem__(self, name: str) -> Tensor:
-        parts: list[tuple[list[int], Tensor]] = []
-        for path, offset in self._parts[name]:
-            with safe_open(path, framework="pt") as file:
-                parts.append((offset, file.get_tensor(name)))
-        if len(parts) == 1:
-            return parts[0][1]
-        ends = [[begin + size for begin, size in zip(offset, part.shape, strict=True)] for offset, part in parts]
-        whole = torch.empty([max(column) for column in zip(*ends, strict=True)], dtype=parts[0][1].dtype)
-        for (offset, part), end in zip(parts, ends, strict=True):
-            whole[tuple(map(slice, offset, end))] = part
-        return whole
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parts)
-
-    def __len__(self) -> int:
-        return len(self._parts)
 
 
 def fitted(whole: Tensor, like: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
 from opabinia.config import register
+from opabinia.runtime.shards import Shards
 
 
 @register.section(name="init")
@@ -116,25 +117,38 @@ def read_weights(path: Path, *, ema: bool = False) -> dict[str, Tensor]:
 
 def _checkpoint(folder: Path) -> Path:
     """The checkpoint that a folder is or holds."""
-    if (folder / "model.safetensors").is_file():
+    if _holds(folder, "model"):
         return folder
     for place in (folder / "checkpoints", folder):
         for pointer in ("best", "last"):
             if (place / pointer).is_file():
                 found = place / (place / pointer).read_text(encoding="utf-8", errors="replace").strip()
-                if (found / "model.safetensors").is_file():
+                if _holds(found, "model"):
                     return found
     raise ValueError(f"{folder}: neither a run with a checkpoint nor a checkpoint (model.safetensors)")
 
 
+def _holds(folder: Path, kind: str) -> bool:
+    return (folder / f"{kind}.safetensors").is_file() or (folder / kind).is_dir()
+
+
+def _kind_of(folder: Path, kind: str) -> dict[str, Tensor]:
+    """The tensors of a checkpoint's file, or of the files in its folder if it is a sharded one."""
+    shards = sorted((folder / kind).glob("*.safetensors"))
+    try:
+        return dict(Shards(shards)) if shards else _of_safetensors(folder / f"{kind}.safetensors")
+    except (SafetensorError, OSError, KeyError) as error:
+        raise ValueError(f"{folder / kind}: cannot be read: {error}") from error
+
+
 def _of_checkpoint(folder: Path, ema: bool) -> dict[str, Tensor]:
     """The model's tensors; what is averaged of them (all or only parameters) replaces them if asked for."""
-    weights = _of_safetensors(folder / "model.safetensors")
+    weights = _kind_of(folder, "model")
     if not ema:
         return weights
-    if not (folder / "ema.safetensors").is_file():
+    if not _holds(folder, "ema"):
         raise ValueError(f"{folder}: it has no averaged weights (ema.safetensors)")
-    averaged = _of_safetensors(folder / "ema.safetensors")
+    averaged = _kind_of(folder, "ema")
     if not averaged.keys() & weights.keys():
         raise ValueError(f"{folder}: ema.safetensors names no tensor of the model")
     return {name: averaged.get(name, tensor) for name, tensor in weights.items()}

@@ -4,9 +4,7 @@ import math
 import signal
 import socket
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,75 +12,9 @@ from safetensors.torch import load_file
 
 from opabinia.data.sources import Digits
 from opabinia.engine.checkpoint import read_checkpoint
-from tests.faults.programs import PAUSE, Program, Server
+from tests.faults.many import STEPS, Trained, scores, start, steps
+from tests.faults.programs import PAUSE, Server
 from tests.faults.runs import checkpoint, metrics
-
-STEPS = 20
-RECIPE = """
-# 65 samples in batches of 32: the last batch of an epoch has one sample, fewer than there are processes.
-plugins: [tests.faults.parts]
-task: {name: classification, backbone: {name: grouped}, mean: [0.3], std: [0.38]}
-data:
-  train:
-    source: {name: some_digits, n: 65, split: train}
-    transforms:
-      - {name: RandomAffine, degrees: 10, translate: [0.1, 0.1]}
-  val:
-    source: {name: some_digits, n: 91, split: val}
-  batch_size: 32
-optimizer: {name: adamw, lr: 0.01}
-schedule: {name: cosine, warmup: 5it}
-train: {length: 20it, log_samples: true, threads: 1}
-evaluate: {every: 10it, batch_size: 20}
-checkpoint: {every: 5it, keep: 9}
-hooks: {trace: {}}
-seed: 3
-"""
-
-
-@pytest.fixture(scope="session")
-def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("together") / "together.yaml"
-    path.write_text(RECIPE)
-    return path
-
-
-def start(server: Server, processes: int, *arguments: str, environment: dict[str, str] | None = None) -> list[Program]:
-    """The processes of one run, warm."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if processes > 1 else {}
-    return [
-        server.start(
-            *("train", *arguments),
-            environment={**address, "RANK": str(rank), "WORLD_SIZE": str(processes), **(environment or {})},
-        )
-        for rank in range(processes)
-    ]
-
-
-Trained = Callable[..., Path]
-
-
-@pytest.fixture
-def trained(server: Server, together: Path, tmp_path: Path) -> Trained:
-    """Train on some processes in a folder with this name and return the run's."""
-
-    def train(name: str, processes: int, *overrides: str, status: int = 0, **how: Any) -> Path:
-        out = str(tmp_path)
-        for program in start(server, processes, str(together), "--out", out, "--name", name, *overrides, **how):
-            program.expect(status)
-        return tmp_path / "together" / name
-
-    return train
-
-
-def steps(folder: Path) -> list[dict[str, Any]]:
-    return [line for line in metrics(folder) if "train/loss" in line]
-
-
-def scores(folder: Path) -> list[dict[str, Any]]:
-    return [line for line in metrics(folder) if "val/top1" in line]
 
 
 def assert_same_learning(found: Path, expected: Path, losses: float = 2e-5) -> None:
@@ -92,14 +24,6 @@ def assert_same_learning(found: Path, expected: Path, losses: float = 2e-5) -> N
         assert one["train/loss"] == pytest.approx(other["train/loss"], abs=losses)
         assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3)
         assert one["lr"] == other["lr"]
-
-
-@pytest.fixture(scope="session")
-def alone(warm_server: Server, together: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What one process leaves behind."""
-    out = tmp_path_factory.mktemp("alone")
-    warm_server.run("train", str(together), "--out", str(out))
-    return out / "together" / "default"
 
 
 # --- the same learning ----------------------------------------------------------------------------------------------

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from opabinia.contracts import Batch, Hook, Run
 from opabinia.engine.checkpoint import save_tensors
@@ -21,8 +22,9 @@ class Recorded(Exception):
 
 
 class Record(Hook):
-    """Writes ``batch.safetensors``, ``batch.json`` (what of it are no tensors) and, of a step that came to its end,
-    ``step.json``; of further processes ``batch.rank1.safetensors`` and so on. Then it ends the run.
+    """Writes ``batch.safetensors``, ``batch.json`` (what of it are no tensors), ``gradients.json`` (the norm of each)
+    and, of a step that came to its end, ``step.json``; of further processes ``batch.rank1.safetensors`` and so on. Then
+    it ends the run.
 
     Args:
         step: the optimizer step, from 1 on.
@@ -31,7 +33,7 @@ class Record(Hook):
 
     def __init__(self, step: int, folder: Path) -> None:
         self.step, self.folder = step, folder
-        self._gradients: dict[str, Tensor] = {}
+        self._norms: dict[str, float | str] = {}
 
     def before_step(self, run: Run, batch: Batch) -> None:
         """Write the batch, before anything can go wrong with it."""
@@ -47,9 +49,9 @@ class Record(Hook):
         """Note the norm of every gradient."""
         if run.clock.step + 1 == self.step:
             gradients = {name: one.grad for name, one in run.task.named_parameters() if one.grad is not None}
-            self._gradients = dict(zip(gradients, torch._foreach_norm(list(gradients.values())), strict=True))
+            self._norms = _norms(gradients)
             if is_first():
-                write_json(self.folder / "gradients.json", self._norms())
+                write_json(self.folder / "gradients.json", self._norms)
 
     def after_step(self, run: Run) -> None:
         """Write what the step said.
@@ -61,12 +63,15 @@ class Record(Hook):
             return
         run.journal.flush(run.clock)
         if is_first():
-            write_json(self.folder / "step.json", {**(run.journal.newest or {}), "gradients": self._norms()})
+            write_json(self.folder / "step.json", {**(run.journal.newest or {}), "gradients": self._norms})
         raise Recorded
 
-    def _norms(self) -> dict[str, float | str]:
-        whole = {name: getattr(norm, "full_tensor", lambda norm=norm: norm)() for name, norm in self._gradients.items()}
-        return told_in_json({name: float(norm) for name, norm in whole.items()})
+
+def _norms(gradients: Mapping[str, Tensor]) -> dict[str, float | str]:
+    """The 2-norm of each gradient; of sharded ones all processes have to ask."""
+    norms = dict(zip(gradients, torch._foreach_norm(list(gradients.values())), strict=True))
+    whole = {name: norm.full_tensor() if isinstance(norm, DTensor) else norm for name, norm in norms.items()}
+    return told_in_json({name: float(norm) for name, norm in whole.items()})
 
 
 def _tensors(batch: Batch) -> Iterator[tuple[str, Tensor]]:
