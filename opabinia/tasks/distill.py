@@ -214,11 +214,14 @@ class Distillation(Task):
 
     def predict(self, batch: Batch) -> Predictions:
         """What the student predicts."""
-        return self._distilling.student.predict(batch)
+        # Not the instance's own: what spreads this task over processes puts itself there, and both share their dict.
+        student = self._distilling.student
+        return type(student).predict(student, batch)
 
     def features(self, batch: Batch, layers: Sequence[str] = ()) -> dict[str, Tensor]:
         """The student's features."""
-        return self._distilling.student.features(batch, layers)
+        student = self._distilling.student
+        return type(student).features(student, batch, layers)
 
     def evaluators(self, facts: Facts) -> list[Evaluator]:
         """Those of the student."""

@@ -54,6 +54,7 @@ class Grouped(Backbone):
             nn.Conv2d(channels, width, 3, stride=2, padding=1),
             nn.GroupNorm(2, width) if norm == "group" else nn.BatchNorm2d(width),
             nn.ReLU(),
+            nn.AdaptiveAvgPool2d(4),
             nn.Flatten(),
             nn.Linear(16 * width, width),
         )
