@@ -20,7 +20,12 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters, registry
-from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousError, RendezvousTimeoutError
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousTimeoutError,
+)
 
 from opabinia.agent import STATUS, STOPPED, CannotLaunch, Layout, Passing
 from opabinia.runtime.group import address_towards
@@ -137,6 +142,15 @@ class _Agent(LocalElasticAgent):
 
     # --- what torch's agent calls ---
 
+    def _invoke_run(self, role: str = "worker") -> RunResult:
+        try:
+            result: RunResult = super()._invoke_run(role)
+            return result
+        except RendezvousConnectionError:
+            if self._stop.idle:
+                raise
+            return self._stop_alone()
+
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         self._stop.idle = True
         self._stop.end_if_idle()
@@ -162,6 +176,14 @@ class _Agent(LocalElasticAgent):
         return result
 
     # --- signals ---
+
+    def _stop_alone(self) -> RunResult:
+        """Nobody could start the workers of all machines again: let them save together, if the others still live."""
+        print("the agent of machine 0 has gone: stopping", file=sys.stderr)
+        self._stop.note(signal.SIGTERM, None)
+        while (result := self._monitor_workers(self._worker_group)).state == WorkerState.HEALTHY:
+            time.sleep(self._worker_group.spec.monitor_interval)
+        return result
 
     def _pass_on(self) -> None:
         stop = self._stop

@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from opabinia.runtime import slurm
 from opabinia.runtime.device import choose_device
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import is_first
-from opabinia.runtime.signals import STOPPING, Stopped, status_of
+from opabinia.runtime.signals import STOPPING, TOGETHER, Stopped, status_of
 
 Backend = Literal["auto", "gloo", "nccl"]
 
@@ -207,22 +208,30 @@ def _told(method: str) -> Iterator[None]:
         if method == "env://":
             where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         reason = (str(error).splitlines() or [""])[0]
+        # Who has stopped the others is about to stop this one: then that is what ends it.
+        time.sleep(TOGETHER)
         raise CannotJoin(f"the other processes cannot be reached at {where}: {reason}", passing=True) from error
 
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Let a signal end the process while it waits for others: in torch's C++ no handler of Python's would run."""
+    """Let a signal end the process while it waits for others: in torch's C++ no handler of Python's would run.
+
+    Those who have all been found meanwhile get the signal later, in Python, and stop together.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     over = threading.Event()
+    late: list[int] = []
 
     def watch() -> None:
         while not over.is_set():
             found = signal.sigtimedwait(STOPPING, 0.1)
             if found is not None:
-                os._exit(status_of(found.si_signo))
+                if not over.wait(NEARLY):
+                    os._exit(status_of(found.si_signo))
+                late.append(found.si_signo)
 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     watcher = threading.Thread(target=watch, daemon=True)
@@ -233,6 +242,12 @@ def _ended_by_signals() -> Iterator[None]:
         over.set()
         watcher.join()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number in late:
+            signal.raise_signal(number)
+
+
+NEARLY = 1.0
+"""Seconds after a signal in which processes that wait for each other may still meet."""
 
 
 # --- which network interface ----------------------------------------------------------------------------------------

@@ -4,8 +4,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from opabinia.runtime.signals import TOGETHER
-from tests.faults.programs import BROKEN, CRASH, PAUSE, ROOT, SLOW, TRACE, Program, Server, all_gone, is_alive
+from tests.faults.launches import Launch
+from tests.faults.programs import BROKEN, CRASH, PAUSE, SLOW, Program, Server, all_gone, is_alive
 from tests.faults.runs import SAVES, STEPS, Outcome, assert_same, checkpoint
 
 
@@ -71,15 +70,6 @@ def started(
     return programs
 
 
-@pytest.fixture(scope="session")
-def pair(warm_server: Server, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """What a run in two processes leaves behind that nothing disturbed."""
-    out = tmp_path_factory.mktemp("pair")
-    for program in started(warm_server, by_env, out, recipe, "train.threads=1"):
-        program.expect(0)
-    return Outcome.of(out / "faults" / "default")
-
-
 @pytest.mark.parametrize("way", [by_tcp, by_file, by_slurm])
 def test_however_they_find_each_other(server: Server, recipe: Path, pair: Outcome, tmp_path: Path, way: Way) -> None:
     first, second = started(server, way, tmp_path, recipe, "train.threads=1")
@@ -115,6 +105,22 @@ def test_an_error_of_one_process_is_told_by_that_one(server: Server, recipe: Pat
     assert "Traceback" not in first.err + second.err
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_to_one_process_stops_both(
+    server: Server, recipe: Path, pair: Outcome, tmp_path: Path, rank: int
+) -> None:
+    programs = started(server, by_env, tmp_path, recipe, "train.threads=1", environment={SLOW: "0.02"})
+    programs[0].until_traced("after_step 6")
+    programs[rank].signal(signal.SIGTERM)
+    for program in programs:
+        program.expect(143)
+        assert "Traceback" not in program.err
+    assert last_step(tmp_path / "faults" / "default") > 6
+    for program in started(server, by_env, tmp_path, recipe, "train.threads=1", "--resume"):
+        program.expect(0)
+    assert_same(Outcome.of(tmp_path / "faults" / "default"), pair)
+
+
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGINT, 130)], ids=str
 )
@@ -137,62 +143,6 @@ def somebody_listens(port: int) -> bool:
 
 # --- an agent -------------------------------------------------------------------------------------------------------
 # From here on programs are started as a person does: every worker imports torch anew.
-
-
-class Launch:
-    """``python -m ...`` in a session of its own."""
-
-    def __init__(self, folder: Path, *command: str, environment: dict[str, str] | None = None) -> None:
-        self.folder = folder
-        self.run = folder / "faults" / "default"
-        self._trace = folder / "trace"
-        self._out, self._err = folder / "out", folder / "err"
-        keep = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
-        with self._out.open("w") as out, self._err.open("w") as err:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", *command],
-                env={**keep, "PYTHONPATH": str(ROOT), TRACE: str(self._trace), **(environment or {})},
-                cwd=folder,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
-
-    @property
-    def out(self) -> str:
-        return self._out.read_text()
-
-    @property
-    def err(self) -> str:
-        return self._err.read_text()
-
-    @property
-    def trace(self) -> list[str]:
-        return self._trace.read_text().splitlines() if self._trace.exists() else []
-
-    def workers(self) -> list[int]:
-        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return [int(pid) for pid in path.read_text().split() if is_alive(int(pid))]
-
-    def until(self, condition: Callable[[], object], seconds: float = 90) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
-            assert self.process.poll() is None and time.monotonic() < end, f"{self.trace[-3:]}\n{self.err}"
-            time.sleep(0.005)
-
-    def until_step(self, step: int) -> None:
-        self.until(lambda: f"after_step {step}" in self.trace)
-
-    def expect(self, status: int, seconds: float = 120) -> None:
-        found = self.process.wait(seconds)
-        assert found == status, f"{found}\n{self.out}\n{self.err}"
-
-    def end(self) -> None:
-        workers = self.workers() if self.process.poll() is None else []
-        for pid in [*workers, self.process.pid]:
-            if is_alive(pid):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait(10)
 
 
 @pytest.fixture
