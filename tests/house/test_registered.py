@@ -275,6 +275,23 @@ def step_works(make: Callable[..., Any], folder: Path) -> None:
     step.load_state_dict(step.state_dict())
 
 
+def parallel_works(make: Callable[..., Any], folder: Path) -> None:
+    """A group of one process; tests/faults/test_together.py has more."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=0, world_size=1)
+    try:
+        task = Line()
+        together = make([task], torch.device("cpu"))
+        assert together.module is task and isinstance(together.sharded, bool)
+        with together.no_sync():
+            first, _ = total_loss(together(batch_of(), CLOCK))
+            first.backward()  # type: ignore[no-untyped-call]
+        second, _ = total_loss(together(batch_of(), CLOCK))
+        second.backward()  # type: ignore[no-untyped-call]
+        assert task.layer.weight.grad is not None
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def backbone_works(make: Callable[[int], Any], folder: Path) -> None:
     for channels in (1, 3):
         net = make(channels).eval()
@@ -364,6 +381,7 @@ def shapes_work(make: Callable[[float], tuple[int, ...]], folder: Path) -> None:
 AT_WORK: dict[str, Callable[[Any, Path], None]] = {
     "task": task_works,
     "step": step_works,
+    "parallel": parallel_works,
     "backbone": backbone_works,
     "loss": loss_works,
     "optimizer": optimizer_works,
