@@ -40,7 +40,9 @@ READS_CONFIG = {
     "__main__",
 }  # all others only declare themselves there
 HEAVY = {"torch", "torchvision", "timm", "sklearn"}
-KNOWS_TORCH = {f"opabinia.runtime.{name}" for name in ("seeds", "device", "processes", "environment", "group", "shards")}
+KNOWS_TORCH = {
+    f"opabinia.runtime.{name}" for name in ("seeds", "device", "processes", "environment", "group", "shards")
+}
 
 Sources = Mapping[str, str]
 """Text by module name; a package's own file is called ``opabinia.config.__init__``."""

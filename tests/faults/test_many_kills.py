@@ -37,10 +37,10 @@ def killed_somewhere(server: Server, recipe: Path, out: Path, name: str, draw: r
     again = ("--resume",) if (folder / "config.yaml").exists() else ()
     workers = f"data.workers={draw.choice(WORKERS)}"
     program = server.start(
-        "train", str(recipe), "--out", str(out), "--name", name, workers, *again, environment={SLOW: "0.01"}
+        "train", str(recipe), "--out", str(out), "--name", name, workers, *again, environment={SLOW: "0.004"}
     )
     program.until(lambda: program.trace or not program.running())
-    time.sleep(draw.uniform(0.0, 0.5))
+    time.sleep(draw.uniform(0.0, 1.5))
     if not program.running():
         program.expect(0)
         return None
