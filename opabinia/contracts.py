@@ -398,7 +398,8 @@ class Run:
             scores.
         scores: the newest scores by name (``val/top1``).
         folder: the run folder.
-        stop: set to end the run after this step, saved; the first reason stays.
+        stop: set to end the run after this step, saved; the first reason stays. On many processes that is a wish, until
+            all have agreed on it at the end of the step or the evaluation; one process may set it alone.
         models: every model that is evaluated: ``task``, and an average of its weights if there is one.
         batches: some batches of this process on its device, read anew: of ``train`` or of the validation set with this
             name, that many over all processes. Empty in an evaluation-only run.
