@@ -169,6 +169,7 @@ class _Agent(LocalElasticAgent):
         self._fell = self._fallen()
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
+            self._fell = self._fell or {failure.pid: failure.exitcode for failure in result.failures.values()}
             if self._stop.signum is not None or any(status not in (0, *STOPPED) for status in self._left_word()):
                 self._remaining_restarts = 0
             if self._remaining_restarts:
