@@ -51,7 +51,7 @@ class Request(NamedTuple):
 
     Attributes:
         row: the global batch.
-        positions: of this process's samples in the epoch (int64, B); may be empty.
+        positions: of this process's samples in the epoch (int64, B).
         indices: of the same samples in the source (int64, B).
     """
 
@@ -162,7 +162,7 @@ class Reader(Dataset[Read | _Failure]):
     on_error: Literal["raise", "replace", "leave_out"] = "raise"
 
     def __getitem__(self, request: Request) -> Read | _Failure:
-        if self._hands_over and not self.mixes and request.row.shape is None and request.positions.size:
+        if self._hands_over and not self.mixes and request.row.shape is None:
             # Nothing is drawn, nothing is computed. What goes wrong is found out below.
             with suppress(Exception):
                 return Read(request.row, self.source.batch(request.indices))  # type: ignore[attr-defined]
@@ -190,11 +190,8 @@ class Reader(Dataset[Read | _Failure]):
         return batch
 
     def read(self, request: Request) -> Read:
-        """As :meth:`batch`. Without positions: all keys, types and shapes, of no samples."""
+        """As :meth:`batch`, with what was passed over; no batch if none of its samples can be read."""
         row = request.row
-        if not request.positions.size:
-            one = request._replace(positions=_array(range(row.first, row.first + 1)), indices=_NONE)
-            return Read(row, {key: value[:0] for key, value in self.batch(one).items()})
         batch, passed_over = self._collated(request)
         if batch is not None and row.shape is not None:
             with _told(f"step {row.step}", resized):
@@ -250,7 +247,6 @@ class Reader(Dataset[Read | _Failure]):
 
 
 _ATTEMPTS = 20
-_NONE = np.zeros(1, dtype=np.int64)
 
 
 def _checked(sample: Any) -> Sample:
