@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 
 def global_norm(gradients: Sequence[Tensor], p: float = 2.0) -> Tensor:
     """The p-norm (infinity too) of all gradients taken as one vector; 0 when there are none."""
-    return get_total_norm(gradients, norm_type=p)
+    norm = get_total_norm(gradients, norm_type=p)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def clip_global(parameters: Sequence[Tensor], norm: Tensor, limit: float) -> None:

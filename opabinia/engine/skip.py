@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,28 +12,18 @@ from torch import Tensor, nn
 from opabinia.runtime.processes import world_size
 
 
-def losses(scalars: Mapping[str, Any]) -> dict[str, Any]:
-    """Those among the scalars of a step that must be finite."""
-    return {name: value for name, value in scalars.items() if "loss" in name and name != "loss_scale"}
-
-
-def watched(scalars: Mapping[str, Any]) -> dict[str, Any]:
-    """The losses, and the norm of the gradients."""
-    return {**losses(scalars), "grad_norm": scalars["grad_norm"]}
-
-
-def not_finite(values: Mapping[str, Tensor]) -> Tensor:
-    """1 if any of these is not finite in any process, else 0 (float, 0-d, on their device)."""
+def not_finite(values: Mapping[str, Any]) -> Tensor:
+    """1 if any of these tensors is not finite in any process, else 0 (float, 0-d, on their device)."""
     wrong = (~torch.stack([value.detach().float() for value in values.values()]).isfinite()).any().float()
     if world_size() > 1:
         dist.all_reduce(wrong, dist.ReduceOp.MAX)
     return wrong
 
 
-class SkippedUpdates:
-    """Takes a step back, or does not take it.
+class Guard:
+    """Lets an update be left out as if the step had not been.
 
-    A forward pass whose numbers go wrong leaves them in the running statistics, too: these are put back.
+    A forward pass whose numbers go wrong leaves them in running statistics, too: buffers are put back.
 
     Args:
         model: whose buffers to look after.
@@ -43,33 +33,33 @@ class SkippedUpdates:
         self._buffers = list(model.buffers())
         self._before = [buffer.clone() for buffer in self._buffers]
 
-    def before(self) -> None:
+    def remember(self) -> None:
         """Remember the buffers as they are."""
         _copy(self._before, self._buffers)
 
-    def after(self, wrong: bool) -> None:
-        """Put the buffers back if the step went wrong."""
-        if wrong:
-            _copy(self._buffers, self._before)
+    def put_back(self) -> None:
+        """Put the buffers back as they were."""
+        _copy(self._buffers, self._before)
 
-    def update(self, optimizer: torch.optim.Optimizer, wrong: Tensor) -> Tensor:
-        """Let the optimizer make its step unless ``wrong`` is 1; returns ``wrong``.
+    def unless(self, wrong: Tensor, optimizer: torch.optim.Optimizer, update: Callable[[], None]) -> None:
+        """Call ``update``, which makes the optimizer's step, unless ``wrong`` is 1.
 
-        Fused optimizers look at it on the device, with others the host waits for it.
+        Fused optimizers look at it on the device; with others the host waits for it.
         """
-        if getattr(optimizer, "_step_supports_amp_scaling", False):
-            optimizer.found_inf = wrong  # type: ignore[attr-defined]
-            try:
-                optimizer.step()
-            finally:
-                del optimizer.found_inf  # type: ignore[attr-defined]
-            for buffer, before in zip(self._buffers, self._before, strict=True):
-                buffer.copy_(torch.where(wrong.bool(), before, buffer))
-        elif wrong.item():
-            self.after(True)
-        else:
-            optimizer.step()
-        return wrong
+        if not getattr(optimizer, "_step_supports_amp_scaling", False):
+            if wrong.item():
+                self.put_back()
+            else:
+                update()
+            return
+        optimizer.found_inf = wrong  # type: ignore[attr-defined]
+        try:
+            update()
+        finally:
+            if hasattr(optimizer, "found_inf"):  # a scaler of losses has its own, and takes it away
+                del optimizer.found_inf
+        for buffer, before in zip(self._buffers, self._before, strict=True):
+            buffer.copy_(torch.where(wrong.bool(), before, buffer))
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ from opabinia.contracts import (
 )
 from opabinia.engine.clip import clip_each, clip_global, clip_values, global_norm
 from opabinia.engine.diagnosis import GRADIENTS, NonFinite, first_non_finite, suspects
-from opabinia.engine.skip import SkippedUpdates, losses, not_finite, watched
+from opabinia.engine.skip import Guard, not_finite
 from opabinia.runtime.device import autocast
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import anyone, rank, world_size
@@ -100,8 +100,8 @@ class Standard:
 
     Args:
         clip_norm: largest norm of all gradients taken as one vector; longer ones are scaled down to it.
-        clip_each: largest norm of each gradient on its own.
-        clip_norm_type: p of the norms; infinity is the largest absolute value.
+        clip_each: largest norm of each parameter's gradient on its own.
+        clip_norm_type: p of these norms; ``.inf`` takes the largest absolute value.
         clip_min: smallest value of a gradient.
         clip_max: largest value of a gradient.
 
@@ -144,7 +144,7 @@ class Standard:
         # On the CPU looking costs nothing, and what is looked at need not be kept.
         self._looks = arithmetic.check_losses or self._device.type == "cpu"
         self._model: Task = task if isinstance(task, Task) else task.module
-        self._guard = SkippedUpdates(self._model) if arithmetic.skip_non_finite else None
+        self._guard = Guard(self._model) if arithmetic.skip_non_finite else None
 
     def __call__(self, batch: Batch, row: Row, clock: Clock, after_backward: Callable[[], None]) -> Scalars:
         """Train ``batch``; returns the losses and ``grad_norm`` without waiting for the device.
@@ -159,7 +159,7 @@ class Standard:
         for parameter in self._parameters:  # optimizer.zero_grad does this, too, under wrappers that cost 30 us
             parameter.grad = None
         if self._guard is not None:
-            self._guard.before()
+            self._guard.remember()
         scalars = self._forward_and_backward(batch, row, clock)
         if self._scaler is not None:
             scalars["loss_scale"] = self._scaler.get_scale()
@@ -167,20 +167,27 @@ class Standard:
         after_backward()
         scalars[GRADIENTS] = self._clipped()
         if self._looks and self._went_wrong(scalars, batch, row, clock):
-            assert self._guard is not None
-            self._guard.after(True)
-            return {**scalars, "skipped": 1.0}
-        self._update(scalars)
+            scalars["skipped"] = 1.0
+        elif self._guard is None or self._looks:
+            self._update()
+        else:
+            scalars["skipped"] = wrong = not_finite(self._must_be_finite(scalars))
+            self._guard.unless(wrong, self.optimizer, self._update)
+        if self._scaler is not None:
+            self._scaler.update()
         return scalars
 
-    def _update(self, scalars: dict[str, Tensor | float]) -> None:
-        if self._scaler is not None:
-            self._scaler.step(self.optimizer)
-            self._scaler.update()
-        elif self._guard is not None and not self._looks:
-            scalars["skipped"] = self._guard.update(self.optimizer, not_finite(watched(scalars)))
-        else:
+    def _update(self) -> None:
+        if self._scaler is None:
             self.optimizer.step()
+        else:
+            self._scaler.step(self.optimizer)
+
+    def _must_be_finite(self, scalars: Mapping[str, Tensor | float]) -> dict[str, Any]:
+        found = {name: value for name, value in scalars.items() if "loss" in name and name != "loss_scale"}
+        if self._scaler is None:  # gradients in fp16 overflow now and then
+            found[GRADIENTS] = scalars[GRADIENTS]
+        return found
 
     def _forward_and_backward(self, batch: Batch, row: Row, clock: Clock) -> dict[str, Tensor | float]:
         """Gradients of the mean over the global batch; what the task says, averaged in the same way."""
@@ -213,7 +220,7 @@ class Standard:
             NonFinite: it is, and that is an error.
         """
         scalars[GRADIENTS] = float(scalars[GRADIENTS])
-        values = watched(scalars) if self._scaler is None else losses(scalars)  # fp16 gradients overflow now and then
+        values = self._must_be_finite(scalars)
         wrong = {_full(name): value for name, value in values.items() if not math.isfinite(value)}
         if not anyone(bool(wrong))[0]:
             return False
@@ -222,6 +229,7 @@ class Standard:
         said = NonFinite.of(clock.step + 1, wrong, suspects(batch), where)
         if self._guard is None:
             raise NonFinite(f"{said}; the weights are as before", said.step)
+        self._guard.put_back()
         log.warning("%s: this update is left out", said)
         return True
 

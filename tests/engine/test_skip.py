@@ -56,12 +56,13 @@ def state(task: Task, optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [value.detach().clone() for value in [*task.state_dict().values(), *kept]]
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("looks", [True, False])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_step_left_out_changes_nothing(name: str, looks: bool) -> None:
+def test_a_step_left_out_changes_nothing(name: str, looks: bool, precision: Any) -> None:
     task = Normed()
     optimizer = OPTIMIZERS[name](task.parameters())
-    step = Standard(task, optimizer, {}, Arithmetic(0, skip_non_finite=True))
+    step = Standard(task, optimizer, {}, Arithmetic(0, precision, skip_non_finite=True))
     step._looks = looks  # on a GPU nobody looks
     step(batch(), ROW, CLOCK, lambda: None)
     before = state(task, optimizer)

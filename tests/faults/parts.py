@@ -6,10 +6,24 @@ from pathlib import Path
 from typing import Literal
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from opabinia.config import register
-from opabinia.contracts import Backbone, Batch, Count, Hook, Phase, Run, Sample
+from opabinia.contracts import (
+    Arithmetic,
+    Backbone,
+    Batch,
+    Count,
+    Hook,
+    Phase,
+    Run,
+    Sample,
+    Schedules,
+    Task,
+    Together,
+)
 from opabinia.data.sources import Digits
+from opabinia.engine.step import Standard
 from tests.faults.programs import BROKEN, CRASH, PAUSE, SLOW, TRACE
 
 
@@ -62,6 +76,17 @@ class Grouped(Backbone):
     def forward(self, images: Tensor) -> Tensor:
         vectors: Tensor = self.layers(images)
         return vectors
+
+
+@register.step
+class Blind(Standard):
+    """A step that does not look at its numbers, as on a GPU."""
+
+    def __init__(
+        self, task: Task | Together, optimizer: Optimizer, schedules: Schedules, arithmetic: Arithmetic, /
+    ) -> None:
+        super().__init__(task, optimizer, schedules, arithmetic)
+        self._looks = False
 
 
 @register.source

@@ -76,7 +76,12 @@ VARIETIES = {
 }
 
 
-@pytest.mark.parametrize("variety", VARIETIES)
+QUICK = ("pieces", "frozen for a while", "exact norms", "sharded in pieces", "sharded with exact norms")
+
+
+@pytest.mark.parametrize(
+    "variety", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in VARIETIES]
+)
 def test_the_same_learning_in_every_variety(trained: Trained, alone: Path, variety: str) -> None:
     overrides = [override.replace("ALONE", str(alone)) for override in VARIETIES[variety]]
     if "norm" in variety:
@@ -89,6 +94,7 @@ def test_the_same_learning_in_every_variety(trained: Trained, alone: Path, varie
             assert found[name] == pytest.approx(value, abs=0.02), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", ["fp16", "bf16"])
 def test_gradients_in_half_the_bytes(trained: Trained, alone: Path, compression: str) -> None:
     found = trained("half", 2, f"train.parallel={{name: ddp, compression: {compression}}}")
@@ -226,23 +232,27 @@ def test_stop_names_the_step_the_loss_and_the_samples(
 
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("step", ["standard", "blind"])
 def test_skip_leaves_the_update_out(
-    server: Server, trained: Trained, processes: int, parallel: str, poisoned_steps: list[int]
+    server: Server, trained: Trained, processes: int, parallel: str, step: str, poisoned_steps: list[int]
 ) -> None:
-    folder = trained("skipped", processes, *POISON, "train.on_nonfinite=skip", f"train.parallel={parallel}")
+    how = ("train.on_nonfinite=skip", f"train.parallel={parallel}", f"train.step={step}")
+    folder = trained("skipped", processes, *POISON, *how)
     skipped = [line["step"] for line in metrics(folder) if line.get("train/skipped")]
     assert skipped == poisoned_steps
     assert all(math.isfinite(line["train/loss"]) for line in steps(folder) if line["step"] not in skipped)
     weights = read_checkpoint(checkpoint(folder, 10)).tensors["model"]
     assert all(bool(weights[name].isfinite().all()) for name in weights)
-    assert f"nan at step {skipped[0]}" in (folder / "train.log").read_text()
+    log = (folder / "train.log").read_text()
+    assert f"nan at step {skipped[0]}" in log or step == "blind"
+    assert f"1 of the updates before step {skipped[0] + 1} were left out" in log
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(("processes", "step"), [(1, "standard"), (2, "standard"), (2, "blind")])
 def test_rollback_goes_back_and_leaves_the_batch_out(
-    server: Server, trained: Trained, processes: int, poisoned_steps: list[int]
+    server: Server, trained: Trained, processes: int, step: str, poisoned_steps: list[int]
 ) -> None:
-    folder = trained("rolled", processes, *POISON, "train.on_nonfinite=rollback")
+    folder = trained("rolled", processes, *POISON, "train.on_nonfinite=rollback", f"train.step={step}")
     found = [line["step"] for line in metrics(folder) if "lr" in line]
     assert found == list(range(1, 11))  # no gap, nothing twice
     assert [line["step"] for line in metrics(folder) if "lr" in line and "train/loss" not in line] == poisoned_steps
