@@ -7,6 +7,7 @@ Shapes in this package: B samples of a batch, C channels, H height, W width, K c
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -385,7 +386,7 @@ class Stop(NamedTuple):
 
 @dataclass
 class Run:
-    """What a hook may see and use: thirteen named things, and not the trainer.
+    """What a hook may see and use: fourteen named things, and not the trainer.
 
     Attributes:
         task: the model being trained, as the user built it (not a wrapper).
@@ -403,6 +404,7 @@ class Run:
         models: every model that is evaluated: ``task``, and an average of its weights if there is one.
         batches: some batches of this process on its device, read anew: of ``train`` or of the validation set with this
             name, that many over all processes. Empty in an evaluation-only run.
+        began: when this start of the run began, in seconds of ``time.monotonic``; a rollback does not begin anew.
         offered: the scores that evaluations of this run give, and which way each is better; empty where nobody told.
     """
 
@@ -419,6 +421,7 @@ class Run:
     models: Sequence[Task] = ()
     batches: Callable[[str, int], Iterable[Batch]] = lambda name, count: ()
     offered: Mapping[str, str] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
 
 
 class Phase(NamedTuple):

@@ -91,9 +91,10 @@ def train(
         Stopped: a signal or a limit ended it early; it has saved.
     """
     folder = run_folder(recipe, out, name, resume)
+    said = overrides  # a run folder's config holds what was said before
     if resume is not None:
         overrides = [*_overrides_of(folder), *overrides]
-    resolved = resolve(recipe, overrides)
+    resolved = resolve(recipe, said if Path(recipe) == folder else overrides)
     # Signals first: what asks one process to stop while others still join is not lost.
     with stop_signals(StopSignal()) as stop, joined(**meeting(resolved.config)), ExitStack() as held:
         resume = first_says(partial(_take_folder, folder, resume, held))
@@ -155,12 +156,12 @@ def _rolled_back(session: run.Session, wrong: int) -> run.Session:
         NonFinite: it has gone wrong too often.
     """
     snapshot = _checkpoint_to_resume(session.folder, LAST)
-    left_out = session.left_out | {wrong}
     step = snapshot.step if snapshot else 0
-    if len([one for one in left_out if one >= step]) > _ROLLBACKS:
-        raise NonFinite(
-            f"after step {step} numbers have gone wrong {len(left_out)} times: this run does not learn", wrong
-        )
+    left_out = session.left_out.union({wrong}, snapshot.state.get("left_out", ()) if snapshot else ())
+    since = sum(one >= step for one in left_out)
+    if since > _ROLLBACKS or left_out.issuperset(range(wrong - _ROLLBACKS + 1, wrong + 1)):
+        message = f"numbers have gone wrong in {since} batches after step {step}, or in {_ROLLBACKS} in a row"
+        raise NonFinite(f"{message}: this run does not learn", wrong + 1)
     if snapshot is None:
         _clear(session.folder)
     log.warning("going back to step %d; the batch of step %d will be left out", step, wrong + 1)
@@ -168,7 +169,7 @@ def _rolled_back(session: run.Session, wrong: int) -> run.Session:
 
 
 _ROLLBACKS = 10
-"""How many batches may be left out from one checkpoint on."""
+"""How many batches may be left out from one checkpoint on, or one after the other."""
 
 
 def meeting(config: Mapping[str, Any]) -> dict[str, Any]:

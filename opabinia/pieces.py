@@ -153,17 +153,20 @@ def fresh_batches(
     Raises:
         ConfigError: there is no such set.
     """
+    own = hash32(FRESH, seed)
     if name == "train":
-        own = hash32(FRESH, seed)
-        sampler = make_sampler(data, own)
-        plan = ConstantPlan(len(sampler), data.batch_size, Duration(count, "it"), data.drop_last)
-        loader: contracts.Loader = make_training_loader(replace(data, mix=()), plan, sampler, facts, own, device)
+        sampler, size = make_sampler(data, own), data.batch_size
     else:
-        sets = {one.name: one for one in make_validation(data, batch_size, seed, device, "fp32")}
+        sets = {one.prefix: one for one in data.validation}
         if name not in sets:
             known = listing(["train", *sets])
             raise ConfigError(Problem("", "hooks", f"there is no data set {name!r}; data sets: {known}"))
-        loader = sets[name].loader
+        data = replace(data, train=sets[name], drop_last=False)
+        sampler, size = EachOnce(len(data.train.source), own, False), batch_size or data.batch_size
+        count = min(count, -(-len(sampler) // size))
+    # Shares of whole batches: every process has as many, which layers that meet the others' need.
+    plan = ConstantPlan(len(sampler), size, Duration(count, "it"), data.drop_last)
+    loader: contracts.Loader = make_training_loader(replace(data, mix=()), plan, sampler, facts, own, device)
     try:
         for row, batch in loader.iterate():
             if row.step >= count:

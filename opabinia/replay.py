@@ -103,10 +103,13 @@ def _bare(snapshot: Snapshot, step: int) -> Snapshot:
 def _quiet(parts: Mapping[str, Any], record: Record) -> dict[str, Any]:
     """The parts of a run that trains, and does nothing else."""
     never = Duration(0, "ep")
+    train, data = parts["train"], parts["data"]
+    on_nonfinite = "skip" if train.on_nonfinite == "skip" else "stop"
     return {
         **parts,
-        "train": replace(parts["train"], log_every=1, log_samples=False, on_nonfinite="stop"),
-        "data": replace(parts["data"], val=None),
+        "train": replace(train, log_every=1, log_samples=False, on_nonfinite=on_nonfinite),
+        "evaluate": replace(parts["evaluate"], every=never),
+        "data": replace(data, val=[replace(one, every=None) for one in data.validation] or None),
         "checkpoint": replace(parts["checkpoint"], every=never, best=None),
         "hooks": {**(parts["hooks"] or {}), "replay": record},
         "writers": [],

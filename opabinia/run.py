@@ -6,8 +6,9 @@ The parameters of :func:`train` are the top level of a config. Importing this mo
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -133,6 +134,7 @@ class Session:
         interrupted: asked after every step why to stop; None to go on.
         begin: called with ``resume`` when everything is built and fits together, right before the first step.
         left_out: numbers of batches that are not trained, beside those that ``resume`` knows.
+        began: when it began, in seconds of ``time.monotonic``.
     """
 
     folder: Path
@@ -140,6 +142,7 @@ class Session:
     interrupted: Callable[[], str | None] = lambda: None
     begin: Callable[[Snapshot | None], None] = lambda resume: None
     left_out: frozenset[int] = frozenset()
+    began: float = field(default_factory=time.monotonic)
 
 
 # --- commands -------------------------------------------------------------------------------------------------------
@@ -282,6 +285,7 @@ def train(
         sharded=together is not None and together.sharded,
         batches=partial(fresh_batches, data, facts, seed, device, evaluate.batch_size),
         offered=offered,
+        began=session.began,
     )
     try:
         if session.resume is not None:

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -23,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from opabinia.engine import sharded
@@ -78,12 +76,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         if storage in storages or tensor.untyped_storage().nbytes() != tensor.nbytes:
             kept[name] = tensor.clone()
         storages.add(storage)
-    try:
-        save_file(kept, path, {"aliases": json.dumps(aliases)})
-    except SafetensorError as error:
-        # safetensors tells a full disk only in its text.
-        code = re.search(r"os error (\d+)", str(error))
-        raise OSError(int(code[1]) if code else errno.EIO, str(error)) from error
+    sharded.write_tensors(path, kept, {"aliases": json.dumps(aliases)})
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -201,7 +194,15 @@ def _seal(folder: Path, state: Mapping[str, Any], files: Mapping[str, Any]) -> N
         (folder / name).chmod((folder / "state.json").stat().st_mode)
 
 
-def write_shard(aside: Path, path: Path, snapshot: Snapshot, offsets: sharded.Offsets, rank: int, world: int) -> None:
+def write_shard(
+    aside: Path,
+    path: Path,
+    snapshot: Snapshot,
+    offsets: sharded.Offsets,
+    rank: int,
+    world: int,
+    patience: sharded.Patience,
+) -> None:
     """Write this process's part of a checkpoint; the first process makes it whole and renames it into place.
 
     Args:
@@ -220,11 +221,17 @@ def write_shard(aside: Path, path: Path, snapshot: Snapshot, offsets: sharded.Of
             written = sharded.write_part(aside, rank, snapshot.tensors, offsets)
             sharded.report(aside, rank, _sums(aside, written))
         except Exception as error:
+            for file in aside.glob(f"*/{sharded.name_of(rank)}.safetensors"):
+                file.unlink(missing_ok=True)  # which leaves room on a full disk to say so
             sharded.report(aside, rank, {"error": str(error)})
             raise
         if rank == 0:
-            _seal(aside, snapshot.state, sharded.reports(aside, world))
-            put_in_place(aside, path)
+            try:
+                _seal(aside, snapshot.state, sharded.reports(aside, world, patience))
+                put_in_place(aside, path)
+            except BaseException:
+                shutil.rmtree(aside, ignore_errors=True)
+                raise
 
 
 def read_checkpoint(path: Path) -> Snapshot:
@@ -320,7 +327,7 @@ class Checkpoints:
         folder: the run's ``checkpoints`` folder.
         keep: how many of the newest to keep; the best one is kept beside them.
         capture: takes the snapshot to be saved.
-        write: False on processes that only take part in capturing.
+        write: whether this process writes what all have in common; of sharded models every process writes its part.
     """
 
     def __init__(self, folder: Path, keep: int, capture: Callable[[], Snapshot], *, write: bool = True) -> None:
@@ -328,6 +335,7 @@ class Checkpoints:
         self.saved: int | None = None
         self._buffers = Buffers()
         self._background = Background("checkpoints")
+        self._patience = sharded.Patience()
 
     def save(self) -> Path:
         """Save this moment, point ``last`` to it and delete what is no longer to be kept.
@@ -353,7 +361,8 @@ class Checkpoints:
         aside = path.with_name(f".{path.name}.{first_says(os.getpid)}.tmp")
         parts, offsets = sharded.own_parts(snapshot.tensors, self.write)
         copy = Snapshot(snapshot.step, self._buffers.copied(parts), _as_json(snapshot.state))
-        part = partial(write_shard, aside, path, copy, offsets, rank(), world_size())
+        self._patience = sharded.Patience()
+        part = partial(write_shard, aside, path, copy, offsets, rank(), world_size(), self._patience)
         self._background.do(partial(self._write, path, copy.step, part) if self.write else part)
 
     def mark_best(self, step: int) -> None:
@@ -383,8 +392,12 @@ class Checkpoints:
         """Raise the error of a save that has failed meanwhile; costs nothing otherwise."""
         self._background.check()
 
+    def hurry(self, seconds: float) -> None:
+        """Wait no longer than this for parts that other processes write: they may be gone."""
+        self._patience.shorten(seconds)
+
     def wait(self) -> None:
-        """Wait until all that was asked for is done; after it the files are there."""
+        """Wait until all that was asked for of this process is done; on the first one the files are there then."""
         self._background.wait()
 
     def _path(self, step: int) -> Path:

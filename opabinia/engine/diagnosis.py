@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from opabinia.contracts import Batch, Clock, Task
 from opabinia.runtime.processes import gather
@@ -76,8 +77,9 @@ def first_non_finite(
         if found or all(map(_finite, _tensors(output))):
             return
         shapes = ", ".join(" x ".join(map(str, tensor.shape)) or "a number" for tensor in _tensors(inputs))
+        kind = type(module).__name__.removeprefix("FSDP")
         cause = "" if all(map(_finite, module.parameters(recurse=False))) else "; its weights are not finite"
-        found.append(f"first not finite after layer {name} ({type(module).__name__}, input {shapes}){cause}")
+        found.append(f"first not finite after layer {name} ({kind}, input {shapes}){cause}")
 
     def hook(name: str) -> Callable[..., None]:
         return lambda module, inputs, output: look(name, module, inputs, output)
@@ -101,6 +103,8 @@ def suspects(batch: Batch) -> list[Any]:
 
 
 def _finite(value: Tensor) -> bool:
+    if isinstance(value, DTensor):
+        value = value.to_local()  # of the whole all processes would have to ask
     return not value.is_floating_point() or bool(value.isfinite().all())
 
 

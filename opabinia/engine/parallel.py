@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -54,6 +54,18 @@ def ddp(
     return _Replicas(models[0], options, compression)
 
 
+class UnusedParameters(Exception):
+    """Some parameters had no part in the step before, and the other processes wait for their gradients."""
+
+    exit_status = 2
+
+    def __init__(self) -> None:
+        super().__init__(
+            "train.parallel: some parameters took no part in the step before; say "
+            "{name: ddp, find_unused_parameters: true}, or freeze them (hooks: freeze)"
+        )
+
+
 class _Replicas:
     """See :class:`opabinia.contracts.Together`.
 
@@ -71,10 +83,17 @@ class _Replicas:
         self._ddp: DistributedDataParallel | None = None
 
     def __call__(self, batch: Batch, clock: Clock) -> Any:
-        return self._current()(batch, clock)
+        try:
+            return self._current()(batch, clock)
+        except RuntimeError as error:
+            if "finished reduction" in str(error):
+                raise UnusedParameters from error
+            raise
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """See :class:`opabinia.contracts.Together`."""
+        if self._options["static_graph"]:
+            return nullcontext()  # which cannot leave an exchange out; means of means are the mean
         return self._current().no_sync()
 
     def _current(self) -> DistributedDataParallel:
@@ -112,8 +131,8 @@ def fsdp(
     Args:
         unit: parameters that a layer of a list of layers must have to be put together by itself; smaller ones are put
             together with what is around them.
-        param_dtype: of parameters in forward and backward passes; null takes them as they are (``train.precision``
-            is another way to the same end: choose one).
+        param_dtype: of parameters, and of activations, in forward and backward passes; null takes them as they are.
+            ``train.precision`` is gentler: it leaves norms and losses in full precision.
         reduce_dtype: of gradients when they are added up; null takes them as they are.
         reshard: take parameters apart again after the forward pass; false keeps them until the backward pass: faster,
             and more memory.
@@ -125,10 +144,15 @@ def fsdp(
         param_dtype=_DTYPES[param_dtype] if param_dtype else None,
         reduce_dtype=_DTYPES[reduce_dtype] if reduce_dtype else None,
     )
+    wrong = next((name for name, one in models[0].named_parameters() if not one.is_contiguous()), None)
+    if wrong is not None:
+        raise ValueError(f"{wrong} is not contiguous, and cannot be taken apart: fsdp excludes train.channels_last")
     mesh = init_device_mesh(device.type, (world_size(),))
     for model in models:
         copy_from_first([*model.parameters(), *model.buffers()])
-        for part in [*_units(model, unit), model]:
+        # At the border of a unit FSDP brings its inputs to the type of its parameters.
+        children = [one for one in model.children() if param_dtype and any(True for _ in one.parameters())]
+        for part in [*_units(model, unit), *children, model]:
             fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision)
         for method in ("predict", "features"):
             register_fsdp_forward_method(model, method)

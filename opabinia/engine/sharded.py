@@ -11,18 +11,22 @@ reader reads them; written by us, because its writer makes the processes meet an
 
 from __future__ import annotations
 
+import errno
 import json
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from opabinia.engine.buffers import memory_of
 from opabinia.runtime.shards import INFO
 
 Files = Mapping[str, Mapping[str, Tensor]]
@@ -33,6 +37,21 @@ Offsets = Mapping[str, Mapping[str, Sequence[int]]]
 
 _PATIENCE = 1800.0
 """Seconds that the first process waits for the files of the others."""
+
+
+class Patience:
+    """Until when to wait for the others; less once something has gone wrong, for they may be gone."""
+
+    def __init__(self) -> None:
+        self._end = time.monotonic() + _PATIENCE
+
+    def shorten(self, seconds: float) -> None:
+        """Wait no longer than this from now on."""
+        self._end = min(self._end, time.monotonic() + seconds)
+
+    def is_over(self) -> bool:
+        """Whether to give up."""
+        return time.monotonic() > self._end
 
 
 def is_sharded(files: Files) -> bool:
@@ -56,39 +75,57 @@ def own_parts(files: Files, first: bool) -> tuple[dict[str, dict[str, Tensor]], 
     return parts, offsets
 
 
+def name_of(rank: int) -> str:
+    """What the files of a process are called."""
+    return f"shard-{rank + 1:05d}"
+
+
 def write_part(folder: Path, rank: int, parts: Files, offsets: Offsets) -> list[Path]:
     """Write the part of one process into a checkpoint's folder; return the files."""
     written = []
     for file, tensors in parts.items():
-        path = folder / file / f"shard-{rank + 1:05d}.safetensors"
+        path = folder / file / f"{name_of(rank)}.safetensors"
         path.parent.mkdir(parents=True, exist_ok=True)
         info = {name: {"saved_offsets": list(offset)} for name, offset in offsets[file].items()}
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {INFO: json.dumps(info)})
+        taken: set[Hashable] = set()
+        own = {}
+        for name, tensor in tensors.items():  # tied ones are written as often as they have names
+            own[name] = tensor.clone() if memory_of(tensor) in taken else tensor.contiguous()
+            taken.add(memory_of(tensor))
+        write_tensors(path, own, {INFO: json.dumps(info)})
         written.append(path)
     return written
 
 
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """What safetensors writes; as an OSError where the disk is full: safetensors tells that only in its text."""
+    try:
+        save_file(dict(tensors), path, dict(metadata))
+    except SafetensorError as error:
+        code = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(code[1]) if code else errno.EIO, str(error)) from error
+
+
 def report(folder: Path, rank: int, files: Mapping[str, Any]) -> None:
     """Tell the first process that the part is written: by file its size and its sum, or ``error``."""
-    path = folder / f"shard-{rank + 1:05d}.json"
+    path = folder / f"{name_of(rank)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_suffix(".tmp")
     aside.write_text(json.dumps(files), encoding="utf-8")
     aside.replace(path)
 
 
-def reports(folder: Path, world: int) -> dict[str, Any]:
+def reports(folder: Path, world: int, patience: Patience) -> dict[str, Any]:
     """What all processes report, once they all have; their notes are taken away.
 
     Raises:
         OSError: one could not write its part, or does not answer.
     """
-    end = time.monotonic() + _PATIENCE
     files: dict[str, Any] = {}
     for rank in range(world):
-        path = folder / f"shard-{rank + 1:05d}.json"
+        path = folder / f"{name_of(rank)}.json"
         while not path.exists():
-            if time.monotonic() > end:
+            if patience.is_over():
                 raise OSError(f"process {rank} has not written its part")
             time.sleep(0.01)
         said = json.loads(path.read_text(encoding="utf-8"))

@@ -174,7 +174,8 @@ class Standard:
             scalars["skipped"] = wrong = not_finite(self._must_be_finite(scalars))
             self._guard.unless(wrong, self.optimizer, self._update)
         if self._scaler is not None:
-            self._scaler.update()
+            left_out = float(scalars.get("skipped", 0.0))  # its gradients say nothing about the scale
+            self._scaler.update(self._scaler.get_scale() if left_out else None)
         return scalars
 
     def _update(self) -> None:
@@ -220,6 +221,8 @@ class Standard:
             NonFinite: it is, and that is an error.
         """
         scalars[GRADIENTS] = float(scalars[GRADIENTS])
+        if self._world == 1 and math.isfinite(sum(scalars.values())):
+            return False  # in a sum nothing that is not finite gets lost
         values = self._must_be_finite(scalars)
         wrong = {_full(name): value for name, value in values.items() if not math.isfinite(value)}
         if not anyone(bool(wrong))[0]:

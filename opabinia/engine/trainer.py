@@ -22,6 +22,7 @@ import torch
 
 from opabinia.contracts import Batch, Clock, Hook, Loader, Phase, Plan, Row, Run, Scalars, Step, Stop, Task
 from opabinia.engine.checkpoint import Checkpoints, DoesNotFit, Snapshot, load_optimizer_state, optimizer_state
+from opabinia.engine.diagnosis import NonFinite
 from opabinia.engine.evaluate import EvaluationStopped, Validation, evaluate_all, to_device
 from opabinia.engine.journal import Journal, read_from_json, told_in_json
 from opabinia.engine.moments import Moments
@@ -57,6 +58,7 @@ class Trainer:
         sharded: whether every process holds a part of the parameters only.
         batches: gives hooks batches of their own (see :class:`opabinia.contracts.Run`).
         offered: the scores that evaluations give, likewise.
+        began: when this start of the run began, likewise; None: now.
 
     Example::
 
@@ -82,6 +84,7 @@ class Trainer:
         sharded: bool = False,
         batches: Callable[[str, int], Iterable[Batch]] = lambda name, count: (),
         offered: Mapping[str, str] | None = None,
+        began: float | None = None,
     ) -> None:
         self.task, self.step, self.plan, self.loader = task, step, plan, loader
         self.validation, self.device = validation, device
@@ -102,6 +105,7 @@ class Trainer:
             models=[task, *{id(one.task): one.task for one in validation if one.task}.values()],
             batches=batches,
             offered=dict(offered or {}),
+            began=time.monotonic() if began is None else began,
         )
         self._resumed: tuple[tuple[str, str] | None, Clock] = None, self._run.clock
 
@@ -220,6 +224,8 @@ class Trainer:
         """Complete a save under way, unless all is to stop at once; its error must not hide what ended the run."""
         if isinstance(how, SystemExit):
             return
+        if isinstance(how, BaseException) and not isinstance(how, NonFinite):  # which all processes have
+            self._checkpoints.hurry(10)
         try:
             self._checkpoints.wait()
         except Exception as error:

@@ -23,17 +23,18 @@ class SyncBatchNorm(_BatchNorm):
         if not self.training or world_size() == 1:
             output: Tensor = super().forward(input)
             return output
-        mean, variance, count = _moments(input)
+        values = input.float()  # as torch's: statistics of half precision are none
+        mean, variance, count = _moments(values)
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             assert self.num_batches_tracked is not None
             self.num_batches_tracked.add_(1)
             share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
             self.running_mean.lerp_(mean, share)
             self.running_var.lerp_(variance * count / max(count - 1, 1), share)
-        normalised: Tensor = _Normalise.apply(input, mean, torch.rsqrt(variance + self.eps), count)
-        if self.weight is None:
-            return normalised
-        return normalised * _by_channel(self.weight, input) + _by_channel(self.bias, input)
+        normalised: Tensor = _Normalise.apply(values, mean, torch.rsqrt(variance + self.eps), count)
+        if self.weight is not None:
+            normalised = normalised * _by_channel(self.weight, input) + _by_channel(self.bias, input)
+        return normalised.to(input.dtype)
 
 
 class SyncBatchNormAct(SyncBatchNorm):

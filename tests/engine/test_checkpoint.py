@@ -149,7 +149,7 @@ def test_what_safetensors_says_of_the_disk_is_an_oserror(
     def full(*arguments: Any) -> None:
         raise SafetensorError(f"Error while serializing: {text}")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(checkpoint.sharded, "save_file", full)
     with pytest.raises(OSError) as caught:
         save_tensors(tmp_path / "t", {"x": torch.ones(3)})
     assert caught.value.errno == number

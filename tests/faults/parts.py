@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -61,12 +62,14 @@ class Tiny(Backbone):
 class Grouped(Backbone):
     """Two layers whose norm sees one sample at a time: nothing in them depends on what else is in a batch."""
 
-    def __init__(self, channels: int, /, *, width: Count = 8, norm: Literal["group", "batch"] = "group") -> None:
+    def __init__(
+        self, channels: int, /, *, width: Count = 8, norm: Literal["group", "batch", "none"] = "group"
+    ) -> None:
         super().__init__()
         self.out_channels = width
         self.layers = nn.Sequential(
             nn.Conv2d(channels, width, 3, stride=2, padding=1),
-            nn.GroupNorm(2, width) if norm == "group" else nn.BatchNorm2d(width),
+            {"group": nn.GroupNorm(2, width), "batch": nn.BatchNorm2d(width), "none": nn.Identity()}[norm],
             nn.ReLU(),
             nn.AdaptiveAvgPool2d(4),
             nn.Flatten(),
@@ -87,6 +90,48 @@ class Blind(Standard):
     ) -> None:
         super().__init__(task, optimizer, schedules, arithmetic)
         self._looks = False
+
+
+@register.backbone
+class Forgetful(Grouped):
+    """With a parameter that nothing uses."""
+
+    def __init__(self, channels: int, /) -> None:
+        super().__init__(channels)
+        self.forgotten = nn.Parameter(torch.zeros(3))
+
+
+class Explosive(nn.Linear):
+    """Infinite for inputs that are very large."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) / (input.detach().abs().amax() < 1e25).float()
+
+
+@register.backbone(name="explosive")
+class GroupedExplosive(Grouped):
+    """Its last layer does not stand large numbers."""
+
+    def __init__(self, channels: int, /) -> None:
+        super().__init__(channels, norm="none")
+        self.layers[-1] = Explosive(128, 8)
+
+
+@register.source
+class Huge(Digits):
+    """Digits one of which is very bright."""
+
+    def __init__(self, *, n: Count, sample: int) -> None:
+        super().__init__(split="train")
+        self._n, self._sample = n, sample
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, index: int) -> Sample:
+        sample = super().__getitem__(index)
+        image = sample["image"].float() / 255
+        return {**sample, "image": torch.full_like(image, 1e30) if index == self._sample else image}
 
 
 @register.source

@@ -1,6 +1,7 @@
 """Learning on many processes is learning on one: the same samples, losses, scores, checkpoints, errors."""
 
 import math
+import re
 import signal
 import socket
 import warnings
@@ -13,8 +14,9 @@ from safetensors.torch import load_file
 from opabinia.data.sources import Digits
 from opabinia.engine.checkpoint import read_checkpoint
 from tests.faults.many import STEPS, Trained, scores, start, steps
-from tests.faults.programs import PAUSE, Server
+from tests.faults.programs import PAUSE, Server, mounted
 from tests.faults.runs import checkpoint, metrics
+from tests.faults.test_disk import can_mount
 
 
 def assert_same_learning(found: Path, expected: Path, losses: float = 2e-5) -> None:
@@ -51,11 +53,19 @@ VARIETIES = {
         *("task.backbone.norm=batch", "train.sync_batch_norm=true"),
         "hooks.precise={name: precise_norm, every: 10it, batches: 2}",
     ],
+    "exact norms of other data": [
+        *("task.backbone.norm=batch", "train.sync_batch_norm=true"),
+        "hooks.precise={name: precise_norm, data: val, every: 10it, batches: 5}",
+    ],
+    "synchronised norms in half precision": [
+        *("task.backbone.norm=batch", "train.sync_batch_norm=true", "train.precision=bf16"),
+    ],
     "balanced samples": ["data.sampler={name: balanced}"],
     "growing pictures": ["shapes={name: progressive, start: 4, end: 8, multiple: 4}"],
     "a teacher": ["distill={run: ALONE}"],
     "half precision": ["train.precision=bf16"],
     "a fixed graph": ["train.parallel={name: ddp, static_graph: true}"],
+    "a fixed graph in pieces": ["train.parallel={name: ddp, static_graph: true}", "train.micro_batch=5"],
     "looking for unused parameters": ["train.parallel={name: ddp, find_unused_parameters: true}"],
     "sharded": ["train.parallel={name: fsdp, unit: 100}"],
     "sharded with exact norms": [
@@ -72,11 +82,16 @@ VARIETIES = {
     "sharded with a teacher": ["train.parallel={name: fsdp}", "distill={run: ALONE}"],
     "sharded and averaged": ["train.parallel={name: fsdp}", "ema={momentum: 0.9}"],
     "sharded and frozen": ["train.parallel={name: fsdp}", "hooks.freeze={name: freeze, pattern: ^head}"],
+    "sharded in half precision": ["train.parallel={name: fsdp, param_dtype: bf16, reduce_dtype: fp32}"],
+    "sharded with a counter that is shared": ["train.parallel={name: fsdp}", "optimizer={name: lamb, lr: 0.01}"],
     "sharded with LARS": ["train.parallel={name: fsdp}", "optimizer={name: lars, lr: 0.5}"],
 }
 
 
-QUICK = ("pieces", "frozen for a while", "exact norms", "sharded in pieces", "sharded with exact norms")
+QUICK = (
+    *("pieces", "frozen for a while", "exact norms", "exact norms of other data"),
+    *("synchronised norms in half precision", "sharded in pieces", "sharded with exact norms"),
+)
 
 
 @pytest.mark.parametrize(
@@ -87,8 +102,11 @@ def test_the_same_learning_in_every_variety(trained: Trained, alone: Path, varie
     if "norm" in variety:
         # One sample alone has no variance worth the name.
         overrides = [*overrides, "data.drop_last=true"]
-    one, three = trained("one", 1, *overrides), trained("three", 3, *overrides)
-    assert_same_learning(three, one, 0.01 if "half" in variety else 1e-4)
+    three = trained("three", 3, *overrides)
+    if "param_dtype" in str(overrides):  # which one process has no use for
+        overrides = [*overrides, "train.precision=bf16"]
+    one = trained("one", 1, *overrides)
+    assert_same_learning(three, one, 0.02 if "half" in variety else 1e-4)
     for found, expected in zip(scores(three), scores(one), strict=True):
         for name, value in expected.items():
             assert found[name] == pytest.approx(value, abs=0.02), name
@@ -101,6 +119,28 @@ def test_gradients_in_half_the_bytes(trained: Trained, alone: Path, compression:
     assert_same_learning(found, alone, 0.05) if compression == "fp16" else None
     assert steps(found)[-1]["train/loss"] == pytest.approx(steps(alone)[-1]["train/loss"], abs=0.1)
     assert steps(found)[5]["grad_norm"] != steps(alone)[5]["grad_norm"]
+
+
+REFUSED = {
+    "is not contiguous.*fsdp excludes train.channels_last": [
+        *("train.parallel=fsdp", "train.channels_last=true", "task.backbone={name: timm, model: test_resnet}"),
+    ],
+    "say {name: ddp, find_unused_parameters: true}": ["task.backbone={name: forgetful}"],
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_work_is_told(server: Server, together: Path, tmp_path: Path, message: str) -> None:
+    programs = start(server, 2, str(together), "--out", str(tmp_path), *REFUSED[message])
+    for program in programs:
+        program.expect(2)
+    said = "".join(program.err for program in programs)
+    assert len(re.findall(message, said)) == 1 and "Traceback" not in said
+
+
+def test_hours_are_over_for_all_at_once(trained: Trained) -> None:
+    folder = trained("hours", 2, "checkpoint.every=0.0001h", "train.length=60it", "evaluate.every=0ep")
+    assert len(list((folder / "checkpoints").glob("step-*"))) > 1
 
 
 # --- one number -----------------------------------------------------------------------------------------------------
@@ -216,6 +256,31 @@ def poisoned_steps(alone: Path) -> list[int]:
     return [line["step"] for line in steps(alone) if SPOILED in line["sample_ids"] and line["step"] <= 10]
 
 
+@pytest.mark.parametrize("parallel", ["ddp", "{name: fsdp, unit: 100}"])
+def test_a_layer_that_goes_wrong_in_one_process_is_named(
+    server: Server, together: Path, tmp_path: Path, parallel: str
+) -> None:
+    overrides = ("data.train={source: {name: huge, n: 65, sample: 40}}", f"train.parallel={parallel}")
+    programs = start(server, 2, str(together), "--out", str(tmp_path), "task.backbone={name: explosive}", *overrides)
+    for program in programs:
+        program.expect(1)
+    said = "".join(program.err for program in programs)
+    assert len(re.findall(r"first not finite after layer backbone\.layers\.5 \(Explosive, ", said)) == 1
+
+
+def test_where_nothing_can_be_learned_going_back_ends(server: Server, together: Path, tmp_path: Path) -> None:
+    nothing = "data={train: {source: {name: poisoned, n: 1, sample: 0}}, batch_size: 1}"
+    how = ("train.on_nonfinite=rollback", "train.length=40it", "checkpoint.every=5it", "data.val=null")
+    (program,) = start(server, 1, str(together), "--out", str(tmp_path), nothing, *how)
+    program.expect(1)
+    assert "numbers have gone wrong" in program.err and "this run does not learn" in program.err
+
+
+def test_the_scale_of_fp16_survives_updates_left_out(trained: Trained) -> None:
+    folder = trained("fp16", 1, *POISON, "train.on_nonfinite=skip", "train.precision=fp16", "train.length=60it")
+    assert steps(folder)[-1]["train/loss_scale"] >= 1024
+
+
 @pytest.mark.parametrize("processes", [1, 3])
 def test_stop_names_the_step_the_loss_and_the_samples(
     server: Server, together: Path, tmp_path: Path, processes: int, poisoned_steps: list[int]
@@ -261,3 +326,26 @@ def test_rollback_goes_back_and_leaves_the_batch_out(
     tensors = load_file(checkpoint(folder, 10) / "model.safetensors")
     assert all(bool(tensor.isfinite().all()) for tensor in tensors.values())
     assert f"the batch of step {poisoned_steps[0]} will be left out" in (folder / "train.log").read_text()
+
+
+# --- a full disk ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not can_mount(), reason="mounting a small file system needs root")
+@pytest.mark.parametrize(("parallel", "kilobytes"), [("ddp", 200), ("fsdp", 330)])
+def test_a_full_disk_is_told(
+    server: Server, together: Path, tmp_path: Path, parallel: str, kilobytes: int
+) -> None:
+    """What was saved before is whole, and nothing of the rest is left."""
+    with mounted(tmp_path / "small", f"size={kilobytes}k") as small:
+        overrides = (f"train.parallel={parallel}", "checkpoint.every=2it", "checkpoint.keep=99")
+        programs = start(server, 2, str(together), "--out", str(small), *overrides)
+        for program in programs:
+            program.wait()
+        assert programs[0].status == 1
+        said = "".join(program.err for program in programs)
+        assert "the disk is full" in said and "Traceback" not in said, said
+        checkpoints = small / "together" / "default" / "checkpoints"
+        assert not list(checkpoints.glob(".*"))
+        for path in checkpoints.glob("step-*"):
+            read_checkpoint(path)

@@ -21,11 +21,7 @@ class TimeLimit(Hook):
     def __init__(self, *, after: Annotated[Duration, Units("h")]) -> None:
         self.after = after
 
-    def start(self, run: Run) -> None:
-        """Start the watch."""
-        self._began = time.monotonic()
-
     def after_step(self, run: Run) -> None:
         """Ask to stop when the time is over."""
-        if time.monotonic() - self._began >= self.after.value * 3600:
+        if time.monotonic() - run.began >= self.after.value * 3600:
             run.stop = run.stop or Stop(f"the time limit of {self.after} is over")

@@ -17,6 +17,7 @@ from opabinia.engine.hooks.periods import due
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.files import told
 from opabinia.runtime.log import log
+from opabinia.runtime.processes import is_first, rank
 
 
 class Timer(Hook):
@@ -122,7 +123,8 @@ class Profile(Hook):
     def _write(self, run: Run) -> None:
         profiler, self._profiler = self._profiler, None
         profiler.stop()
-        path = run.folder / "profile" / f"step-{run.clock.step:08d}.json"
+        name = f"step-{run.clock.step:08d}" + ("" if is_first() else f".rank{rank()}")
+        path = run.folder / "profile" / f"{name}.json"
         with told(path):
             path.parent.mkdir(exist_ok=True)
             profiler.export_chrome_trace(str(path))
