@@ -52,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit: 0 done, 1 a crash, 2 something given is wrong, 130 or 143 stopped after saving."""
     end_at_once()
     end_with_agent()
+    # Before torch is imported: what its C++ warns of when another process ends, people can neither read nor mend.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # Plug-ins may lie in the folder one works in, as with python -m; at the end, so that they shadow nothing.
     sys.path.append(os.getcwd())
     try:

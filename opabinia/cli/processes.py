@@ -49,8 +49,6 @@ def layout(
         endpoint = "{}:{}".format(*slurm.address(os.environ)) if endpoint is None else endpoint
     machines = nnodes or 1
     _check_machines(machines, node_rank, endpoint)
-    # Now, before anything imports torch: what its C++ warns of, people here can neither see nor mend.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     host, port = _address(endpoint or f"localhost:{slurm.port_of(os.getuid())}")
     return Layout(_number(nproc or "auto"), machines, node_rank or 0, host, port, max_restarts)
 
