@@ -29,11 +29,13 @@ from opabinia.engine.moments import Moments
 from opabinia.engine.sharded import load_state
 from opabinia.engine.statistics import load_statistics, mean_state, mean_statistics, statistics_of_all
 from opabinia.runtime.log import log
-from opabinia.runtime.processes import agreed, is_first
+from opabinia.runtime.processes import agreed, is_first, world_size
 
 TRAIN = Phase("train", "train")
 STATISTICS = "statistics"
 """The file of a checkpoint with every process's own running statistics."""
+_AT_EVERY_STEP = 64
+"""Up to so many processes agree on stopping at every step; more of them at fewer, as agreeing takes longer."""
 _BARE = ("grad_norm",)
 """What a step measures beside losses keeps its own name in the journal."""
 
@@ -90,6 +92,7 @@ class Trainer:
         self.validation, self.device = validation, device
         self.about, self.interrupted = dict(about or {}), interrupted
         self._left_out, self._sharded = frozenset(left_out), sharded
+        self._agree_every = max(1, world_size() // _AT_EVERY_STEP)
         self._moments = Moments(hooks)
         self._checkpoints = Checkpoints(folder / "checkpoints", keep, self.snapshot, write=is_first())
         self._run = Run(
@@ -170,7 +173,8 @@ class Trainer:
             run.journal.add(run.clock.step, values, batch.get("id", ()))
             self._moments.call(run, "after_step")
             ended = run.clock.phase_ended
-            self._stops()
+            if ended or run.clock.step % self._agree_every == 0:
+                self._stops()
         if not run.stop:
             self._moments.call(run, "after_phase", TRAIN)
         elif ended:

@@ -143,7 +143,9 @@ class Calibration:
         if not samples:
             return {}
         gaps = (total[2, :-1].double() / _UNIT - total[1, :-1].double()).abs()
-        return {"ece": float(gaps.sum() / samples), "nll": int(total[0, -1]) / _UNIT / samples}
+        # Python's whole numbers: those of 64 bits would end at 2 * 10^9 nats.
+        losses = sum(state[0][-1] for state in states if state)
+        return {"ece": float(gaps.sum() / samples), "nll": losses / _UNIT / samples}
 
     def details(self, states: Sequence[list[list[int]]]) -> dict[str, Any]:
         """The bins that are not empty."""

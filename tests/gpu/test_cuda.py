@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torchvision.transforms import v2
 
-from opabinia.contracts import Batch, Facts, Hook, Run, Task
+from opabinia.contracts import Arithmetic, Batch, Clock, Facts, Hook, Row, Run, Task
 from opabinia.data import Data, Stream
 from opabinia.data.batches import ConstantPlan
 from opabinia.data.mix import mixup
@@ -164,6 +164,37 @@ def test_the_first_loss_is_that_of_the_cpu_in_single_precision(tmp_path: Path) -
     for device in ("cpu", DEVICE):
         run(tmp_path / device, device)
     assert losses(tmp_path / DEVICE)[0] == pytest.approx(losses(tmp_path / "cpu")[0], rel=2e-3)
+
+
+# --- numbers that go wrong ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+@pytest.mark.parametrize("fused", [True, False])
+def test_an_update_is_left_out_on_the_device(fused: bool) -> None:
+    """A fused optimizer needs no look of the host; another waits for it."""
+    torch.manual_seed(0)
+    task = model(torch.float32, Facts(samples=8, channels=1, classes=tuple("0123456789"))).to(DEVICE)
+    optimizer = torch.optim.AdamW(task.parameters(), lr=0.1, fused=fused)
+    step = Standard(task, optimizer, {}, Arithmetic(0, skip_non_finite=True))
+    row = Row(step=0, epoch=0, first=0, count=8)
+    image, label = torch.rand(8, 1, 32, 32, device=DEVICE), torch.arange(8, device=DEVICE)
+
+    def trained(pixels: torch.Tensor) -> Any:
+        batch = {"image": pixels, "label": label, "id": [str(one) for one in range(8)]}
+        return step(batch, row, Clock(total_steps=10), lambda: None)["skipped"]
+
+    assert float(trained(image)) == 0
+    before = {name: value.clone() for name, value in task.state_dict().items()}
+    broken = image.clone()
+    broken[3] = torch.nan
+    torch.cuda.set_sync_debug_mode("error" if fused else "default")
+    try:
+        skipped = trained(broken)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert float(skipped) == 1
+    assert all(torch.equal(value, before[name]) for name, value in task.state_dict().items())
 
 
 # --- no waiting -------------------------------------------------------------------------------------------------------
