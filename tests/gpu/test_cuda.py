@@ -166,7 +166,7 @@ def test_the_first_loss_is_that_of_the_cpu_in_single_precision(tmp_path: Path) -
     assert losses(tmp_path / DEVICE)[0] == pytest.approx(losses(tmp_path / "cpu")[0], rel=2e-3)
 
 
-# --- numbers that go wrong ---------------------------------------------------------------------------------------------
+# --- numbers that go wrong --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
