@@ -118,8 +118,10 @@ class GroupedExplosive(Grouped):
 
 
 @register.source
-class Huge(Digits):
-    """Digits one of which is very bright."""
+class Poisoned(Digits):
+    """Digits all pixels of one of which are not a number."""
+
+    pixels = float("nan")
 
     def __init__(self, *, n: Count, sample: int) -> None:
         super().__init__(split="train")
@@ -131,24 +133,14 @@ class Huge(Digits):
     def __getitem__(self, index: int) -> Sample:
         sample = super().__getitem__(index)
         image = sample["image"].float() / 255
-        return {**sample, "image": torch.full_like(image, 1e30) if index == self._sample else image}
+        return {**sample, "image": torch.full_like(image, self.pixels) if index == self._sample else image}
 
 
 @register.source
-class Poisoned(Digits):
-    """Digits one of which is not a number."""
+class Huge(Poisoned):
+    """Very bright ones."""
 
-    def __init__(self, *, n: Count, sample: int) -> None:
-        super().__init__(split="train")
-        self._n, self._sample = n, sample
-
-    def __len__(self) -> int:
-        return self._n
-
-    def __getitem__(self, index: int) -> Sample:
-        sample = super().__getitem__(index)
-        image = sample["image"].float() / 255
-        return {**sample, "image": image * float("nan") if index == self._sample else image}
+    pixels = 1e30
 
 
 @register.source
