@@ -35,9 +35,10 @@ def killed_somewhere(server: Server, recipe: Path, out: Path, name: str, draw: r
     """Start a run or go on with it, and kill it at a random moment; None when it comes to its end before."""
     folder = out / "faults" / name
     again = ("--resume",) if (folder / "config.yaml").exists() else ()
-    workers = f"data.workers={draw.choice(WORKERS)}"
+    # Saving all the time, or hardly any kill would find it at that.
+    overrides = (f"data.workers={draw.choice(WORKERS)}", "checkpoint.every=1it")
     program = server.start(
-        "train", str(recipe), "--out", str(out), "--name", name, workers, *again, environment={SLOW: "0.004"}
+        "train", str(recipe), "--out", str(out), "--name", name, *overrides, *again, environment={SLOW: "0.004"}
     )
     program.until(lambda: program.trace or not program.running())
     time.sleep(draw.uniform(0.0, 1.5))
