@@ -24,3 +24,4 @@ def merge(
         from opabinia.loading import merge as write
 
         write(run, out, checkpoint=checkpoint, weights=weights)
+        print(out)

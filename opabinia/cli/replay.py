@@ -21,7 +21,7 @@ def replay(
     opabinia replay runs/classification/digits/default --step 120
 
     Writes RUN/replay/step-00000120: the batch, the losses, and the norm of every parameter's gradient. As many
-    processes as the run had give the same bits; other numbers of them differ by float noise.
+    processes as the run had give the same bits; on another number batch norms and dropout see other samples.
     """
     with report_errors():
         many = layout(nproc, None, None, None, max_restarts=0)

@@ -156,7 +156,9 @@ def evaluate_all(
         found = evaluate(one.task or run.task, one, device, stopped, sharded=sharded)
         lines.append({**found.scores, f"time/{one.name}": time.perf_counter() - began})
         tables[one.name] = found.details
-        run.scores.update(found.scores)
+        for name, score in found.scores.items():
+            run.scores.pop(name, None)  # those of a checkpoint come in another order
+            run.scores[name] = score
         scores.update(found.scores)
         moments.call(run, "after_phase", phase)
     for line in lines:

@@ -46,6 +46,7 @@ class _Entry:
     ids: Sequence[Any] = ()
 
 
+_OF_EVERY_STEP = ("lr", "samples", "time/data", "time/step")
 _SKIPPED = "train/skipped"
 """1 for an update that was left out because its numbers are not finite."""
 
@@ -129,8 +130,8 @@ class Journal:
         columns: dict[str, list[float]] = {}
         for entry in self._pending:
             for name, value in entry.values.items():
-                # Of an update that was left out, what is not finite is no part of a mean.
-                if not entry.values.get(_SKIPPED) or math.isfinite(value):
+                # What a step said whose update was left out is no part of a mean.
+                if not entry.values.get(_SKIPPED) or name == _SKIPPED or name in _OF_EVERY_STEP:
                     columns.setdefault(name, []).append(float(value))
         # Times and samples are shares of a sum: of them the mean alone tells the pace.
         exact = ("samples", "time/data", "time/step")

@@ -168,7 +168,10 @@ class Standard:
         scalars[GRADIENTS] = self._clipped()
         if self._looks and self._went_wrong(scalars, batch, row, clock):
             scalars["skipped"] = 1.0
-        elif self._guard is None or self._looks:
+        elif self._guard is not None and self._looks:
+            scalars["skipped"] = 0.0
+            self._update()
+        elif self._guard is None:
             self._update()
         else:
             scalars["skipped"] = wrong = not_finite(self._must_be_finite(scalars))
