@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
+from multiprocessing.connection import wait
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 from weakref import WeakSet
@@ -398,6 +399,7 @@ def _received(results: Any) -> Iterator[Read | _Failure]:
     try:
         yield from results
     except (ConnectionError, EOFError) as error:
+        wait([worker.sentinel for worker in results._workers], timeout=2)  # its pipe may be closed before it is gone
         dead = [worker for worker in results._workers if not worker.is_alive()]
         which = ", ".join(str(worker.pid) for worker in dead) or "unknown"
         how = signal.strsignal(-dead[0].exitcode) if dead and dead[0].exitcode < 0 else "unknown"
