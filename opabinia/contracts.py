@@ -48,7 +48,8 @@ NormOrder = Annotated[float, Ge(1), _InfinityToo()]
 
 Sample = dict[str, Any]
 """One item: ``image`` (uint8, C x H x W, a ``tv_tensors.Image``), ``label`` (int; of multi-label data float32, K, of 0
-and 1), ``id`` (str, unique in its source)."""
+and 1), ``id`` (str, unique in its source). Of identities also ``camera`` and ``view`` (int, from 0; where they are
+known) and, in data that is searched, ``query`` (bool): whether it is looked for, or lies in the gallery."""
 
 Batch = dict[str, Any]
 """Collated samples: ``image`` (uint8, or float in 0 to 1, B x C x H x W), ``label`` (int64, B; float, B x K, of
@@ -69,12 +70,16 @@ class Facts:
         channels: channels of an image (1 grey, 3 colour).
         classes: class names; the index is the label. Empty when there are none.
         multi_label: whether a sample may belong to several classes, or to none.
+        cameras: how many cameras the images are from; 0 when nobody tells.
+        views: from how many sides things are seen; 0 when nobody tells.
     """
 
     samples: int
     channels: int = 3
     classes: tuple[str, ...] = ()
     multi_label: bool = False
+    cameras: int = 0
+    views: int = 0
 
 
 @runtime_checkable
@@ -84,7 +89,8 @@ class Source(Protocol):
     What a source may have beside these is used where it is there: ``labels`` (int64, N; float32, N x K, of 0 and 1
     when ``multi_label`` is True) for samplers that balance, ``batch(indices)`` to hand over a whole batch at once,
     ``fingerprint()``, a text that changes with the samples and their order, ``shards`` (int64), how many of the samples
-    lie beside each other in each file, for the sampler that reads file by file.
+    lie beside each other in each file, for the sampler that reads file by file; of identities ``cameras`` and ``views``
+    (int64, N, from 0) and ``queries`` (bool, N).
     """
 
     @property
@@ -508,13 +514,35 @@ class Backbone(nn.Module):
 
     Attributes:
         out_channels: D.
+        map_channels: M, of the feature maps before pooling; 0 when it has none to give.
+        token_channels: T, of the tokens that ``offset`` is added to; 0 when it has none.
         preprocessing: what its weights were trained on; None when they were drawn.
         trained_classes: how many classes the classifier that came with its weights tells apart; 0 without such a one.
     """
 
     out_channels: int
+    map_channels: int = 0
+    token_channels: int = 0
     preprocessing: Preprocessing | None = None
     trained_classes: int = 0
+
+    def forward(self, images: Tensor, offset: Tensor | None = None) -> Tensor:
+        """B x C x H x W to B x D.
+
+        Args:
+            images: B x C x H x W.
+            offset: B x T, added to every token after the position embedding: what is known of an image beside its
+                pixels, such as its camera.
+        """
+        raise NotImplementedError
+
+    def maps(self, images: Tensor, offset: Tensor | None = None) -> Tensor:
+        """B x C x H x W to feature maps (B x M x h x w), which are what is pooled in :meth:`forward`.
+
+        Raises:
+            ValueError: this backbone has none to give.
+        """
+        raise ValueError(f"{type(self).__name__} gives no feature maps")
 
     def make_head(self, classes: int) -> nn.Module:
         """A classifier of its vectors (B x D to B x K): a linear layer, unless the backbone has one of its own."""
@@ -537,6 +565,15 @@ class Backbone(nn.Module):
         raise ValueError(f"{type(self).__name__} cannot compute its activations again")
 
 
+class Head(nn.Module):
+    """A classifier: features (B x D) to logits (B x K)."""
+
+    def forward(self, features: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Logits as they are evaluated; with ``labels`` (int64, B) as they are trained, where a margin stands between
+        the right class and the others."""
+        raise NotImplementedError
+
+
 # --- parts as parameters --------------------------------------------------------------------------------------------
 
 TaskPart = Annotated[Callable[[Facts], Task], Part("task")]
@@ -548,13 +585,25 @@ ParallelPart = Annotated[Callable[[Sequence[Task], torch.device], Together], Par
 """Spreads models over processes, in place, and returns what trains the first of them."""
 
 BackbonePart = Annotated[Callable[[int], Backbone], Part("backbone")]
+PoolingPart = Annotated[Callable[[], nn.Module], Part("pooling")]
+"""Feature maps (B x M x h x w) to one vector each (B x M)."""
+
+HeadPart = Annotated[Callable[[int, int], Head], Part("head")]
+"""Built with the width of the features and the number of classes."""
+
 LossPart = Annotated[Callable[[Tensor, Tensor], Tensor], Part("loss")]
+MetricLossPart = Annotated[Callable[[Tensor, Tensor], Tensor], Part("metric_loss")]
+"""Of features (B x D) of the batch of all processes and their labels (B): how far alike are from unlike."""
+
+EvaluatorPart = Annotated[Callable[[Facts], Evaluator], Part("evaluator")]
 OptimizerPart = Annotated[Callable[[Iterable[Any]], torch.optim.Optimizer], Part("optimizer")]
 SchedulePart = Annotated[Schedule, Part("schedule")]
 SourcePart = Annotated[Source, Part("source")]
 TransformPart = Annotated[Transform, Part("transform")]
 MixPart = Annotated[Mix, Part("mix")]
-SamplerPart = Annotated[Callable[[Source, int], Sampler], Part("sampler")]
+SamplerPart = Annotated[Callable[[Source, int, int], Sampler], Part("sampler")]
+"""Built with the source, the seed of the run and the size of a batch over all processes."""
+
 ShapesPart = Annotated[Callable[[float], tuple[int, ...]], Part("shapes")]
 """From the progress at the beginning of an epoch to the size of its batches."""
 HookPart = Annotated[Hook, Part("hook")]

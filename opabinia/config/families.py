@@ -133,8 +133,10 @@ class Register:
     parallel: Family
     backbone: Family
     neck: Family
+    pooling: Family
     head: Family
     loss: Family
+    metric_loss: Family
     optimizer: Family
     schedule: Family
     shapes: Family
