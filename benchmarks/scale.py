@@ -98,7 +98,7 @@ def seek_shuffled() -> None:
 
 def seek_by_shard() -> None:
     print(f"\nThe same by_shard, {SHARDS:,} shards of {SAMPLES // SHARDS:,} samples")
-    seek(lambda: ByShard(Sharded(), 1))  # type: ignore[arg-type]
+    seek(lambda: ByShard(Sharded(), 1, BATCH))  # type: ignore[arg-type]
 
 
 # --- bookkeeping ------------------------------------------------------------------------------------------------------
@@ -110,7 +110,8 @@ def plan() -> None:
     steps = np.random.default_rng(0).integers(0, rows.total_steps, 10_000).tolist()
     line("a row", each(rows.row, steps) * 1e6, "us", f"of {rows.total_steps:,}")
     line("the clock at a step", each(lambda step: Clock.at(rows, step), steps) * 1e6, "us")
-    for name, sampler in {"shuffled": EachOnce(SAMPLES, 1), "by_shard": ByShard(Sharded(), 1)}.items():  # type: ignore[arg-type]
+    samplers: dict[str, Sampler] = {"shuffled": EachOnce(SAMPLES, 1), "by_shard": ByShard(Sharded(), 1, BATCH)}  # type: ignore[arg-type]
+    for name, sampler in samplers.items():
         requests = iter(training_requests(rows, sampler.order, 0, WORLD)(rows.steps_per_epoch // 2))
         next(requests)
         line(f"which samples are mine, {name}, a step", each(next, repeat(requests, 2_000)) * 1e6, "us")

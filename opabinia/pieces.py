@@ -109,7 +109,7 @@ def make_sampler(data: Data, seed: int) -> Sampler:
     if data.sampler is None:
         return EachOnce(len(data.train.source), seed, data.shuffle)
     with blamed("data.sampler"):
-        return data.sampler(data.train.source, seed)
+        return data.sampler(data.train.source, seed, data.batch_size)
 
 
 def make_training_loader(

@@ -31,6 +31,7 @@ class Weighted:
     Args:
         source: has labels.
         seed: of the run.
+        batch_size: plays no part here.
         by: ``inverse``: all classes come as often (FastReID's ImbalancedDatasetSampler); ``sqrt``: the rare ones more
             often than they are, but less than the others (weights 1 / sqrt(n)).
         classes: or weights of the classes by name, in place of it; a class that is not named has weight 1.
@@ -44,6 +45,7 @@ class Weighted:
         self,
         source: Source,
         seed: int,
+        batch_size: int,
         /,
         *,
         by: Literal["inverse", "sqrt"] = "inverse",
@@ -162,12 +164,13 @@ class _Passes:
 
 
 @register.sampler
-def balanced(source: Source, seed: int, /, *, length: Count | None = None) -> Sampler:
+def balanced(source: Source, seed: int, batch_size: int, /, *, length: Count | None = None) -> Sampler:
     """Every class as often in each epoch (give or take one sample), in shuffled passes over its samples.
 
     Args:
         source: has labels.
         seed: of the run.
+        batch_size: plays no part here.
         length: samples of an epoch; null takes as many as there are.
 
     Raises:
@@ -180,13 +183,20 @@ def balanced(source: Source, seed: int, /, *, length: Count | None = None) -> Sa
 
 @register.sampler
 def mixed(
-    source: Source, seed: int, /, *, weights: Annotated[list[NonNegative], MinLen(1)], length: Count | None = None
+    source: Source,
+    seed: int,
+    batch_size: int,
+    /,
+    *,
+    weights: Annotated[list[NonNegative], MinLen(1)],
+    length: Count | None = None,
 ) -> Sampler:
     """Several sources joined, in given shares in each epoch, in shuffled passes over each.
 
     Args:
         source: the source ``joined``.
         seed: of the run.
+        batch_size: plays no part here.
         weights: of its sources in their order, relative to each other.
         length: samples of an epoch; null takes as many as there are.
 
@@ -226,12 +236,15 @@ class Repeated:
     Args:
         source: any.
         seed: of the run.
+        batch_size: plays no part here.
         times: how often.
         longer: whether the epoch has all the repeats; otherwise it is as long as without them, and sees another share
             of the samples each time.
     """
 
-    def __init__(self, source: Source, seed: int, /, *, times: Count = 3, longer: bool = False) -> None:
+    def __init__(
+        self, source: Source, seed: int, batch_size: int, /, *, times: Count = 3, longer: bool = False
+    ) -> None:
         self._samples, self._seed, self._times, self._longer = len(source), seed, times, longer
 
     def __len__(self) -> int:
@@ -250,6 +263,7 @@ class Subset:
     Args:
         source: any; with labels, if the classes are to keep their shares.
         seed: of the run.
+        batch_size: plays no part here.
         share: of the samples, from 0 to 1.
         count: so many samples, in place of a share.
         keep_classes: take this share of every class, and one sample at least; of a ``count`` each class gets its share
@@ -264,6 +278,7 @@ class Subset:
         self,
         source: Source,
         seed: int,
+        batch_size: int,
         /,
         *,
         share: Share = 0.1,

@@ -23,13 +23,14 @@ class ByShard:
     Args:
         source: tells its ``shards``, the number of samples of each in its order (int64), as the source ``shards`` does.
         seed: of the run.
+        batch_size: plays no part here.
         mixed: shards of a pool, at most.
 
     Raises:
         ValueError: the source has no shards.
     """
 
-    def __init__(self, source: Source, seed: int, /, *, mixed: Count = 16) -> None:
+    def __init__(self, source: Source, seed: int, batch_size: int, /, *, mixed: Count = 16) -> None:
         shards = getattr(source, "shards", None)
         if shards is None:
             raise ValueError(f"by_shard needs the source 'shards'; a {type(source).__name__} has none")

@@ -18,7 +18,7 @@ from opabinia.data.shard_order import ByShard
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.seeds import DRAW, ORDER, hash32
 
-SEED = 5
+SEED, BATCH = 5, 64
 
 
 class Sharded:
@@ -34,7 +34,7 @@ def by_shard(samples: int) -> Sampler:
     """In 100,000 shards where there are so many samples, else in some of uneven sizes."""
     counts = np.full(100_000, samples // 100_000) if samples >= 100_000 else uneven(samples)
     source: Any = Sharded(counts)
-    return ByShard(source, SEED, mixed=3)
+    return ByShard(source, SEED, BATCH, mixed=3)
 
 
 def uneven(samples: int) -> list[int]:

@@ -41,6 +41,7 @@ class Sharded:
         return {"image": image, "label": 0, "id": str(index)}
 
 
+BATCH = 16
 UNEVEN = Sharded([7, 1, 30, 4, 12, 9, 9, 2, 5, 11])
 
 
@@ -53,18 +54,18 @@ sharded = st.lists(st.integers(1, 12), min_size=1, max_size=12).map(Sharded)
 
 def test_the_order_never_changes() -> None:
     """Another order would be another data sequence of every run over shards there is."""
-    assert epoch(ByShard(Sharded([3, 2, 4]), 7, mixed=2)) == [3, 4, 0, 6, 2, 5, 7, 1, 8]
+    assert epoch(ByShard(Sharded([3, 2, 4]), 7, BATCH, mixed=2)) == [3, 4, 0, 6, 2, 5, 7, 1, 8]
 
 
 @given(sharded, st.integers(0, 2**31 - 1), st.integers(1, 14), st.integers(0, 100))
 def test_each_sample_once_an_epoch(source: Sharded, seed: int, mixed: int, number: int) -> None:
-    sampler = ByShard(source, seed, mixed=mixed)
+    sampler = ByShard(source, seed, BATCH, mixed=mixed)
     assert sorted(epoch(sampler, number)) == list(range(len(source)))
 
 
 @given(sharded, st.integers(0, 2**31 - 1), st.integers(1, 14), st.data())
 def test_any_position_alone(source: Sharded, seed: int, mixed: int, data: st.DataObject) -> None:
-    sampler = ByShard(source, seed, mixed=mixed)
+    sampler = ByShard(source, seed, BATCH, mixed=mixed)
     whole, order = epoch(sampler, 3), sampler.order(3)
     positions = data.draw(st.lists(st.integers(0, len(source) - 1), min_size=1, max_size=20))
     assert order(np.array(positions)).tolist() == [whole[position] for position in positions]
@@ -74,7 +75,7 @@ def test_any_position_alone(source: Sharded, seed: int, mixed: int, data: st.Dat
 
 
 def test_seed_and_epoch_make_the_order() -> None:
-    first, again, other = ByShard(UNEVEN, 3), ByShard(UNEVEN, 3), ByShard(UNEVEN, 4)
+    first, again, other = ByShard(UNEVEN, 3, BATCH), ByShard(UNEVEN, 3, BATCH), ByShard(UNEVEN, 4, BATCH)
     assert epoch(first, 2) == epoch(again, 2)
     assert epoch(first, 2) != epoch(first, 3) and epoch(first, 2) != epoch(other, 2)
 
@@ -83,7 +84,7 @@ def test_seed_and_epoch_make_the_order() -> None:
 def test_few_shards_at_a_time(mixed: int, pools: list[int]) -> None:
     """All samples of a pool come before any of the next; none of the pools is left with a shard or two."""
     source = Sharded([30] * 10)
-    shards = source.shard_of[epoch(ByShard(source, 5, mixed=mixed))]
+    shards = source.shard_of[epoch(ByShard(source, 5, BATCH, mixed=mixed))]
     in_turn = np.split(shards, np.cumsum(pools)[:-1] * 30)
     assert [len({*of_pool.tolist()}) for of_pool in in_turn] == pools
 
@@ -91,7 +92,7 @@ def test_few_shards_at_a_time(mixed: int, pools: list[int]) -> None:
 def test_the_samples_of_a_batch_come_from_all_shards_of_the_pool() -> None:
     source = Sharded([100] * 8)
     for number in range(5):
-        shards = source.shard_of[epoch(ByShard(source, 0, mixed=4), number)]
+        shards = source.shard_of[epoch(ByShard(source, 0, BATCH, mixed=4), number)]
         for start in range(0, 800, 50):
             assert len({*shards[start : start + 50].tolist()}) == 4
         runs = [len(list(run)) for _, run in groupby(shards.tolist())]
@@ -100,7 +101,7 @@ def test_the_samples_of_a_batch_come_from_all_shards_of_the_pool() -> None:
 
 def test_pools_are_others_in_each_epoch() -> None:
     source = Sharded([10] * 8)
-    sampler = ByShard(source, 0, mixed=4)
+    sampler = ByShard(source, 0, BATCH, mixed=4)
     first = {frozenset(source.shard_of[epoch(sampler, number)[:40]].tolist()) for number in range(20)}
     assert len(first) > 10
 
@@ -108,12 +109,12 @@ def test_pools_are_others_in_each_epoch() -> None:
 @pytest.mark.parametrize("position", [-1, 90])
 def test_positions_outside(position: int) -> None:
     with pytest.raises(IndexError, match="of an order of 90"):
-        ByShard(UNEVEN, 0).order(0)(np.array([0, position]))
+        ByShard(UNEVEN, 0, BATCH).order(0)(np.array([0, position]))
 
 
 def test_a_source_without_shards() -> None:
     with pytest.raises(ValueError, match="by_shard needs the source 'shards'; a Synthetic has none"):
-        ByShard(Synthetic(), 0)
+        ByShard(Synthetic(), 0, BATCH)
 
 
 # --- in a run ---------------------------------------------------------------------------------------------------------
@@ -121,8 +122,8 @@ def test_a_source_without_shards() -> None:
 
 def batches(world: int, workers: int, start: int = 0) -> list[list[str]]:
     """The ids of every global batch from a step on."""
-    sampler = ByShard(UNEVEN, 11, mixed=3)
-    plan = ConstantPlan(len(sampler), 16, Duration.parse("2ep"))
+    sampler = ByShard(UNEVEN, 11, BATCH, mixed=3)
+    plan = ConstantPlan(len(sampler), BATCH, Duration.parse("2ep"))
     slices: list[list[Any]] = []
     for rank in range(world):
         requests = training_requests(plan, sampler.order, rank, world)

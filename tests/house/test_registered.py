@@ -339,7 +339,7 @@ def source_works(source: Any, folder: Path) -> None:
 def sampler_works(make: Callable[..., Any], folder: Path) -> None:
     source: Any = Joined(sources=[Digits(), Digits()])
     source.shards = np.array([len(Digits())] * 2)
-    sampler = make(source, 3)
+    sampler = make(source, 3, 8)
     positions = np.arange(min(50, len(sampler)))
     found = sampler.order(1)(positions)
     assert found.shape == positions.shape and found.dtype == np.int64
