@@ -295,7 +295,13 @@ class Task(nn.Module):
     """Says what a batch means. DDP, FSDP and compile wrap this one object.
 
     A task is an ``nn.Module`` with the methods below, in this order in every task of the house.
+
+    Attributes:
+        whole_batches: whether its losses compare the samples of a batch with each other, so that a batch cannot go
+            through in pieces.
     """
+
+    whole_batches: bool = False
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor] | Tensor | Sequence[Tensor]:
         """Losses of a batch. ``total_loss`` alone is trained if given, else the sum of every key that contains
@@ -568,10 +574,14 @@ class Backbone(nn.Module):
 class Head(nn.Module):
     """A classifier: features (B x D) to logits (B x K)."""
 
-    def forward(self, features: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Logits as they are evaluated; with ``labels`` (int64, B) as they are trained, where a margin stands between
-        the right class and the others."""
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits (B x K)."""
         raise NotImplementedError
+
+    def with_margin(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Logits to be trained, from those of :meth:`forward`: a margin stands between the right class (int64, B) and
+        the others. Here there is none."""
+        return logits
 
 
 # --- parts as parameters --------------------------------------------------------------------------------------------

@@ -216,6 +216,19 @@ def prepared(task: Task, train: Training, device: torch.device) -> Task:
     return placed(task, train, device)
 
 
+def refuse_pieces(task: Task, train: Training, batch_size: int) -> None:
+    """Refuse micro-batches where the losses compare the samples of a batch with each other.
+
+    Raises:
+        ConfigError: a process's share of the batch would go through in pieces.
+    """
+    share = -(-batch_size // world_size())
+    if task.whole_batches and train.micro_batch is not None and train.micro_batch < share:
+        message = f"{train.micro_batch}: the losses of this task compare the {share} samples of a process's batch with "
+        remedy = "each other, so they cannot go through in pieces; train.checkpoint_activations saves memory, too"
+        raise ConfigError(Problem("", "train.micro_batch", message + remedy))
+
+
 def spread(models: Sequence[Task], train: Training, device: torch.device) -> Together | None:
     """Spread models over processes and return what trains the first of them; nothing to do for one process."""
     if world_size() == 1:

@@ -84,6 +84,7 @@ from opabinia.pieces import (
     order_fingerprint,
     placed,
     prepared,
+    refuse_pieces,
     scores_offered,
     spread,
     with_average,
@@ -237,6 +238,7 @@ def train(
     if distill is not None:
         with blamed("distill"):
             model = Distillation(model, teacher_of(distill, facts), distill)
+    refuse_pieces(model, train, data.batch_size)
     model = prepared(model, train, device)
     twin = copy.deepcopy(model) if ema else None
     together = spread([model, twin] if twin else [model], train, device)
@@ -493,6 +495,7 @@ def rehearse(parts: Mapping[str, Any]) -> None:
     if parts["distill"] is not None:
         with blamed("distill"):
             model = Distillation(model, teacher_of(parts["distill"], facts), parts["distill"])
+    refuse_pieces(model, training, data.batch_size)
     with blamed("hooks"):
         refuse_wrong(parts["hooks"] or {})
     optimizer = make_optimizer(parts["optimizer"], model, parts["groups"], training, data.batch_size)

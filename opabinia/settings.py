@@ -49,12 +49,12 @@ class Training:
             with the gradient of the whole (batch norms see the pieces). null: no limit.
         precision: of forward passes; weights and updates stay in full precision.
         device: ``auto`` takes the GPU of the local rank if there is one, then Apple's.
-        parallel: how many processes share the work; one process needs nothing.
+        parallel: in which way several processes share the work; one process needs nothing.
         sync_batch_norm: batch norms over the samples of all processes, as if there were one; slower. Otherwise each
             process's own share of the batch is what they see.
         tuned_for: number of processes for which batch, learning rate, lengths and periods were found; on another number
             they are scaled (detectron2's ``REFERENCE_WORLD_SIZE``). null: they are meant as they stand.
-        distributed: how many processes find each other; null: by what torchrun, SLURM or ``--nproc`` say.
+        distributed: in which way processes find each other; null: by what torchrun, SLURM or ``--nproc`` say.
         channels_last: keep images and weights with the channels last in memory; often faster on GPUs.
         compile: compile the task's modules; without a compiler that is told, and the run goes on.
         checkpoint_activations: compute the backbone's activations again in the backward pass instead of keeping them.

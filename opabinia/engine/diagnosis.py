@@ -61,6 +61,12 @@ class NonFinite(FloatingPointError):
 
 _NAMED = 16
 GRADIENTS = "grad_norm"
+"""The norm of all gradients; in the journal it keeps its own name."""
+
+
+def in_journal(name: str) -> str:
+    """What the journal calls a number that a step gives."""
+    return name if name == GRADIENTS else f"train/{name}"
 
 
 def first_non_finite(

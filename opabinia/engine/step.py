@@ -25,7 +25,7 @@ from opabinia.contracts import (
     Together,
 )
 from opabinia.engine.clip import clip_each, clip_global, clip_values, global_norm
-from opabinia.engine.diagnosis import GRADIENTS, NonFinite, first_non_finite, suspects
+from opabinia.engine.diagnosis import GRADIENTS, NonFinite, first_non_finite, in_journal, suspects
 from opabinia.engine.skip import Guard, not_finite
 from opabinia.runtime.device import autocast
 from opabinia.runtime.log import log
@@ -147,7 +147,7 @@ class Standard:
         self._guard = Guard(self._model) if arithmetic.skip_non_finite else None
 
     def __call__(self, batch: Batch, row: Row, clock: Clock, after_backward: Callable[[], None]) -> Scalars:
-        """Train ``batch``; returns the losses and ``grad_norm`` without waiting for the device.
+        """Train ``batch``; returns the losses and ``grad_norm``, on the device (of fp16 the loss scale is waited for).
 
         On many processes they are this one's share: their mean over processes is that of the global batch.
 
@@ -166,19 +166,18 @@ class Standard:
             self._scaler.unscale_(self.optimizer)
         after_backward()
         scalars[GRADIENTS] = self._clipped()
-        if self._looks and self._went_wrong(scalars, batch, row, clock):
-            scalars["skipped"] = 1.0
-        elif self._guard is not None and self._looks:
-            scalars["skipped"] = 0.0
-            self._update()
-        elif self._guard is None:
-            self._update()
-        else:
+        if self._guard is not None and not self._looks:
             scalars["skipped"] = wrong = not_finite(self._must_be_finite(scalars))
             self._guard.unless(wrong, self.optimizer, self._update)
+        else:
+            left_out = self._looks and self._went_wrong(scalars, batch, row, clock)
+            if self._guard is not None:
+                scalars["skipped"] = float(left_out)
+            if not left_out:
+                self._update()
         if self._scaler is not None:
-            left_out = float(scalars.get("skipped", 0.0))  # its gradients say nothing about the scale
-            self._scaler.update(self._scaler.get_scale() if left_out else None)
+            skipped = float(scalars.get("skipped", 0.0))  # its gradients say nothing about the scale
+            self._scaler.update(self._scaler.get_scale() if skipped else None)
         return scalars
 
     def _update(self) -> None:
@@ -227,7 +226,7 @@ class Standard:
         if self._world == 1 and math.isfinite(sum(scalars.values())):
             return False  # in a sum nothing that is not finite gets lost
         values = self._must_be_finite(scalars)
-        wrong = {_full(name): value for name, value in values.items() if not math.isfinite(value)}
+        wrong = {in_journal(name): value for name, value in values.items() if not math.isfinite(value)}
         if not anyone(bool(wrong))[0]:
             return False
         found = [first_non_finite(self._model, piece, clock, self._lowered) for piece, _ in self._pieces(batch, row)]
@@ -259,10 +258,6 @@ class Standard:
         """See :meth:`state_dict`; a state of another precision is left alone."""
         if self._scaler is not None and "scaler" in state:
             self._scaler.load_state_dict(state["scaler"])
-
-
-def _full(name: str) -> str:
-    return name if name == GRADIENTS else f"train/{name}"
 
 
 class _Scheduled:

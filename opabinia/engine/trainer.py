@@ -22,7 +22,7 @@ import torch
 
 from opabinia.contracts import Batch, Clock, Hook, Loader, Phase, Plan, Row, Run, Scalars, Step, Stop, Task
 from opabinia.engine.checkpoint import Checkpoints, DoesNotFit, Snapshot, load_optimizer_state, optimizer_state
-from opabinia.engine.diagnosis import NonFinite
+from opabinia.engine.diagnosis import NonFinite, in_journal
 from opabinia.engine.evaluate import EvaluationStopped, Validation, evaluate_all, to_device
 from opabinia.engine.journal import Journal, read_from_json, told_in_json
 from opabinia.engine.moments import Moments
@@ -36,8 +36,6 @@ STATISTICS = "statistics"
 """The file of a checkpoint with every process's own running statistics."""
 _AT_EVERY_STEP = 64
 """Up to so many processes agree on stopping at every step; more of them at fewer, as agreeing takes longer."""
-_BARE = ("grad_norm",)
-"""What a step measures beside losses keeps its own name in the journal."""
 
 
 class Trainer:
@@ -167,7 +165,7 @@ class Trainer:
             scalars = self._trained(batch, row)
             run.clock = run.clock.following(self.plan, row)
             times = {"time/data": ready - began, "time/step": time.perf_counter() - began}
-            values = {name if name in _BARE else f"train/{name}": value for name, value in scalars.items()}
+            values = {in_journal(name): value for name, value in scalars.items()}
             rate = self.step.optimizer.param_groups[0]["lr"]
             values |= {"lr": rate, "samples": float(row.count), **times}
             run.journal.add(run.clock.step, values, batch.get("id", ()))
