@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -11,12 +12,15 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
+from torch.nn.functional import cosine_similarity, normalize
 from torchvision import tv_tensors
 
-from opabinia.contracts import Facts, Sample, Task, Transform
+from opabinia.contracts import Batch, Facts, Predictions, Sample, Task, Transform
 from opabinia.data.collate import collate
 from opabinia.data.decode import read_image
+from opabinia.data.loader import DataError
 from opabinia.engine.evaluate import to_device
+from opabinia.explain import heat, last_maps
 from opabinia.runtime.device import autocast
 from opabinia.runtime.seeds import generators_kept
 
@@ -83,6 +87,8 @@ class Predictor:
         self.task = task.eval().to(self.device)
         self.transforms, self.facts, self.channels = list(transforms), facts, channels
         self.precision, self.batch_size = precision, batch_size
+        self._embedding_from: Callable[[Batch], Predictions] = self.task.predict
+        self._explained_layer = ""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -125,6 +131,73 @@ class Predictor:
         on_host = {name: (value.float() if value.is_floating_point() else value).cpu() for name, value in rows.items()}
         each = ({name: value[number] for name, value in on_host.items()} for number in range(len(samples)))
         return [Prediction(tensors, self.task.readable(tensors)) for tensors in each]
+
+    def embeddings(self, samples: Sequence[Sample]) -> Tensor:
+        """What transformed samples are compared by (float32, B x D, on the CPU): the embedding that the task predicts,
+        or its features where it predicts none, at length 1. The product of two is their cosine similarity.
+
+        Raises:
+            DataError: some are no finite numbers.
+        """
+        with torch.no_grad(), autocast(self.device, self.precision):
+            rows = self._embedding(to_device(collate(samples), self.device)).float()
+        whole = rows.isfinite().all(1).tolist()
+        if not all(whole):
+            names = ", ".join(str(sample["id"]) for sample, right in zip(samples, whole, strict=True) if not right)
+            raise DataError(f"the model's embedding is not finite for {names}")
+        return normalize(rows, dim=1).cpu()
+
+    def _embedding(self, batch: Batch) -> Tensor:
+        found = self._embedding_from(batch)
+        if "embedding" not in found:
+            self._embedding_from = self.task.features
+            found = self.task.features(batch)
+        return found["embedding"]
+
+    def explain(self, samples: Sequence[Sample], toward: Tensor | None = None) -> Tensor:
+        """Where in transformed samples the prediction comes from (float, B x H x W in 0 to 1, on the CPU): Grad-CAM.
+
+        A task that has a method ``explain`` (batch to B x H x W) is asked itself. Otherwise what is explained is the
+        likeliest class's logit, or for embeddings their length.
+
+        Args:
+            samples: of the same size.
+            toward: B x D; what is explained is the similarity of the embeddings to these.
+
+        Raises:
+            ValueError: there is nothing to explain by: several views of a picture, no logits, embeddings that all have
+                length 1, no maps in the model.
+        """
+        batch = to_device(collate(samples), self.device)
+        explain: Callable[[Batch], Tensor] | None = getattr(self.task, "explain", None)
+        if explain is not None:
+            return explain(batch).float().cpu()
+        image = batch["image"]
+        if image.ndim != 4:
+            raise ValueError("only pictures that the model sees as a whole can be explained, not several views of each")
+        goal = None if toward is None else toward.to(self.device)
+        size = (image.shape[2], image.shape[3])
+        if not self._explained_layer:
+            # One picture tells; as floats it can have a gradient even where all parameters are frozen.
+            small = image[:1] if image.is_floating_point() else image[:1] / 255
+            first = {**{key: value[:1] for key, value in batch.items()}, "image": small.requires_grad_()}
+            score = partial(self._score, first, goal if goal is None else goal[:1])
+            self._explained_layer = last_maps(self.task, score, size)
+        return heat(self.task, self._explained_layer, partial(self._score, batch, goal), size).cpu()
+
+    def _score(self, batch: Batch, toward: Tensor | None) -> Tensor:
+        """What is explained: one number a picture (B)."""
+        if toward is not None:
+            similarity: Tensor = cosine_similarity(self._embedding(batch), toward)
+            return similarity
+        found = self.task.predict(batch)
+        if "logits" in found:
+            highest: Tensor = found["logits"].amax(1)
+            return highest
+        lengths: Tensor = torch.linalg.vector_norm(self._embedding(batch), dim=1)
+        if torch.allclose(lengths, torch.ones_like(lengths), atol=1e-4):
+            raise ValueError("embeddings of length 1 are explained by what they are near to: give a gallery")
+        return lengths
 
 
 def name_of(picture: Picture) -> str:

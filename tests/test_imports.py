@@ -16,10 +16,10 @@ PACKAGE = Path(__file__).resolve().parent.parent / "opabinia"
 FLOORS = {
     0: ["runtime"],
     1: ["config"],
-    2: ["contracts", "models", "losses", "evaluation", "optim", "drawing"],
+    2: ["contracts", "models", "losses", "evaluation", "optim", "drawing", "inspect", "explain"],
     3: ["engine", "data", "tasks"],
     4: ["run", "settings", "pieces", "predictor", "loading", "report"],
-    5: ["launch", "scaling", "replay", "agent", "elastic", "predict", "recipes", "sweep"],
+    5: ["launch", "scaling", "replay", "agent", "elastic", "predict", "extract", "search", "recipes", "sweep"],
     6: ["cli"],
     7: ["__init__", "__main__"],  # the public face may show anything
 }
@@ -34,6 +34,8 @@ READS_CONFIG = {
     "replay",
     "loading",
     "predict",
+    "extract",
+    "search",
     "sweep",
     "cli",
     "__init__",
