@@ -595,8 +595,8 @@ ParallelPart = Annotated[Callable[[Sequence[Task], torch.device], Together], Par
 """Spreads models over processes, in place, and returns what trains the first of them."""
 
 BackbonePart = Annotated[Callable[[int], Backbone], Part("backbone")]
-PoolingPart = Annotated[Callable[[], nn.Module], Part("pooling")]
-"""Feature maps (B x M x h x w) to one vector each (B x M)."""
+PoolingPart = Annotated[Callable[[int], nn.Module], Part("pooling")]
+"""Built with M: feature maps (B x M x h x w) to one vector each (B x M)."""
 
 HeadPart = Annotated[Callable[[int, int], Head], Part("head")]
 """Built with the width of the features and the number of classes."""

@@ -60,8 +60,8 @@ from opabinia.engine.moments import Moments
 from opabinia.engine.trainer import Trainer
 from opabinia.engine.writers import TensorBoard, Terminal
 from opabinia.loading import load
-from opabinia.losses import binary, cross_entropy
-from opabinia.models import backbones
+from opabinia.losses import binary, cross_entropy, metric
+from opabinia.models import backbones, heads, pooling
 from opabinia.models.weights import Init, initialise
 from opabinia.optim import lars, optimizers
 from opabinia.optim import schedules as schedule_parts
@@ -99,7 +99,7 @@ from opabinia.runtime.seeds import draw_seed
 from opabinia.runtime.signals import Stopped
 from opabinia.settings import Checkpointing, Evaluation, Seed, Training
 from opabinia.tasks import classification
-from opabinia.tasks.distill import Distill, Distillation, make_teacher, student_weights
+from opabinia.tasks.distill import Distill, distilled, make_teacher, own_average, student_weights
 
 PARTS = (
     backbones,
@@ -109,10 +109,13 @@ PARTS = (
     early_stop,
     expected,
     freeze,
+    heads,
     lars,
     limit,
+    metric,
     mix,
     optimizers,
+    pooling,
     precise_norm,
     samplers,
     schedule_parts,
@@ -237,11 +240,12 @@ def train(
             log.info("init: %s", initialise(model, init))
     if distill is not None:
         with blamed("distill"):
-            model = Distillation(model, teacher_of(distill, facts), distill)
+            model = distilled(model, teachers_of(distill, facts), distill)
     refuse_pieces(model, train, data.batch_size)
     model = prepared(model, train, device)
     twin = copy.deepcopy(model) if ema else None
-    together = spread([model, twin] if twin else [model], train, device)
+    averages = [one for one in (twin, own_average(model)) if one is not None]
+    together = spread([model, *averages], train, device)
     log_in_full("model", str(model))
     optimizing = make_optimizer(optimizer, model, groups, train, data.batch_size)
     with blamed("train.step"):
@@ -306,15 +310,18 @@ def train(
     return scores
 
 
-def teacher_of(distill: Distill, facts: Facts) -> torch.nn.Module:
-    """Who teaches: the model of a run, or a backbone with its classifier.
+def teachers_of(distill: Distill, facts: Facts) -> list[torch.nn.Module]:
+    """Who teaches beside the student's own average: models of runs, or backbones with their classifiers.
 
     Raises:
-        ValueError: both are given, or the teacher does not know what is to be learned.
+        ValueError: nobody does, or one does not know what is to be learned.
     """
-    if distill.run is None or distill.backbone is not None:
-        return make_teacher(distill, facts)
-    return load(distill.run, device="cpu").task
+    logits = distill.logits_weight > 0
+    return [make_teacher(one, facts, _model_of, logits=logits) for one in distill.others]
+
+
+def _model_of(run: Path) -> torch.nn.Module:
+    return load(run, device="cpu").task
 
 
 def set_up(train: Training) -> tuple[torch.device, int]:
@@ -494,7 +501,7 @@ def rehearse(parts: Mapping[str, Any]) -> None:
             log.info("init: %s", initialise(model, parts["init"]))
     if parts["distill"] is not None:
         with blamed("distill"):
-            model = Distillation(model, teacher_of(parts["distill"], facts), parts["distill"])
+            model = distilled(model, teachers_of(parts["distill"], facts), parts["distill"])
     refuse_pieces(model, training, data.batch_size)
     with blamed("hooks"):
         refuse_wrong(parts["hooks"] or {})

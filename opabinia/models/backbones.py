@@ -8,7 +8,8 @@ from itertools import chain
 from typing import Any
 
 import timm as timm_library
-from timm.models._manipulate import group_with_matcher
+from timm.models._manipulate import checkpoint_seq, group_with_matcher
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from opabinia.config import register
@@ -61,14 +62,64 @@ class TimmBackbone(Backbone):
         self.model = model
         self.out_channels = channels
         self.preprocessing = preprocessing
-        classes: Any = model.num_classes
+        facts: Any = model
+        classes = facts.num_classes
         head = take_off_classifier(model)
         self.trained_classes = int(classes) if head and preprocessing else 0
+        self.map_channels = int(facts.num_features)
+        self.token_channels = int(facts.embed_dim) if _takes_offsets(model) else 0
         # In a tuple it is not a child: it is saved and trained only where make_head hands it out.
         self._trained_head = (head,)
 
-    def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = self.model(images)
+    def forward(self, images: Tensor, offset: Tensor | None = None) -> Tensor:
+        """B x C x H x W to B x D.
+
+        Args:
+            images: B x C x H x W.
+            offset: B x T, added to every token of a vision transformer, the class token too, right after the position
+                embedding (He et al. 2021, TransReID, section 3.3).
+
+        Raises:
+            ValueError: there is an offset, and no tokens that it could be added to.
+        """
+        if offset is None:
+            vectors: Tensor = self.model(images)
+        else:
+            vectors = self.model.forward_head(self._features(images, offset))  # type: ignore[operator]
+        return vectors
+
+    def maps(self, images: Tensor, offset: Tensor | None = None) -> Tensor:
+        """B x C x H x W to feature maps (B x M x h x w), channels first whatever their order in timm.
+
+        Of a vision transformer they are its patch tokens behind the last norm, without class and register tokens.
+
+        Raises:
+            ValueError: what this model has before its pooling is no map; or see :meth:`forward`.
+        """
+        features = self._features(images, offset)
+        net: Any = self.model
+        if features.ndim == 4:
+            channels_last = getattr(net, "output_fmt", "NCHW") == "NHWC"
+            return features.permute(0, 3, 1, 2) if channels_last else features
+        grid = getattr(getattr(net, "patch_embed", None), "dynamic_feat_size", None)
+        if grid is None or features.ndim != 3:
+            raise ValueError(f"timm's {type(net).__name__} gives no feature maps")
+        height, width = grid(images.shape[-2:])
+        patches = features[:, getattr(net, "num_prefix_tokens", 0) :]
+        return patches.transpose(1, 2).reshape(len(patches), -1, height, width)
+
+    def _features(self, images: Tensor, offset: Tensor | None) -> Tensor:
+        """What the model has before its pooling."""
+        net: Any = self.model
+        if offset is None:
+            features: Tensor = net.forward_features(images)
+            return features
+        if not self.token_channels:
+            raise ValueError(f"offset: timm's {type(net).__name__} has no tokens that it could be added to")
+        tokens = net._pos_embed(net.patch_embed(images)) + offset[:, None]
+        tokens = net.norm_pre(net.patch_drop(tokens))
+        tokens = checkpoint_seq(net.blocks, tokens) if net.grad_checkpointing else net.blocks(tokens)
+        features = net.norm(tokens)
         return features
 
     def make_head(self, classes: int) -> nn.Module:
@@ -112,6 +163,11 @@ class TimmBackbone(Backbone):
             self.model.set_grad_checkpointing(True)  # type: ignore[operator]
         except (AttributeError, AssertionError, NotImplementedError) as error:
             raise ValueError(f"timm cannot compute the activations of {type(self.model).__name__} again") from error
+
+
+def _takes_offsets(model: nn.Module) -> bool:
+    """Whether a model goes from its tokens to its features as timm's VisionTransformer does."""
+    return isinstance(model, VisionTransformer) and type(model).forward_features is VisionTransformer.forward_features
 
 
 def take_off_classifier(model: Any) -> TimmClassifier | None:

@@ -40,3 +40,16 @@ class Normalize(nn.Module):
         if images.dtype == torch.uint8:
             images = images.to(self.mean.dtype) / 255
         return (images - self.mean) / self.std
+
+
+class BNNeck(nn.BatchNorm1d):
+    """Batch norm without a shift between features and classifier (Luo et al. 2019, section 3.5), so that features are
+    spread around the origin. The shift stays in the weights, as 0, and is not trained.
+
+    Args:
+        features: width of the vectors.
+    """
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        self.bias.requires_grad_(False)

@@ -24,7 +24,7 @@ from torchvision import tv_tensors
 
 from opabinia.config import Catalog, build, check, compose, dump, json_schema, live_catalog
 from opabinia.config.families import Entry, Family, Parameter, Register
-from opabinia.contracts import Arithmetic, Batch, Clock, Facts, Hook, Row, Sample, Source, Task
+from opabinia.contracts import Arithmetic, Batch, Clock, Facts, Head, Hook, Row, Sample, Source, Task
 from opabinia.data.batches import ConstantPlan
 from opabinia.data.sources import Digits, Joined
 from opabinia.engine.step import total_loss
@@ -298,6 +298,26 @@ def backbone_works(make: Callable[[int], Any], folder: Path) -> None:
         assert net(torch.zeros(2, channels, 64, 64)).shape == (2, net.out_channels)
 
 
+def pooling_works(make: Callable[[int], nn.Module], folder: Path) -> None:
+    maps = torch.rand(2, 5, 4, 3, requires_grad=True)
+    vectors = make(5)(maps)
+    assert vectors.shape == (2, 5)
+    vectors.sum().backward()
+    assert maps.grad is not None
+    assert maps.grad.isfinite().all()
+
+
+def head_works(make: Callable[[int, int], Head], folder: Path) -> None:
+    head = make(5, 3)
+    features = torch.rand(2, 5, requires_grad=True)
+    logits = head(features)
+    trained = head.with_margin(logits, torch.tensor([0, 2]))
+    assert logits.shape == trained.shape == (2, 3)
+    trained.sum().backward()  # type: ignore[no-untyped-call]
+    assert features.grad is not None
+    assert all(one.grad is not None for one in head.parameters())
+
+
 def loss_works(loss: Callable[[Tensor, Tensor], Tensor], folder: Path) -> None:
     logits = torch.tensor([[2.0, 1, 0.1], [0, 0, 0]], requires_grad=True)
     value = loss(logits, torch.tensor([0, 2]))
@@ -305,6 +325,15 @@ def loss_works(loss: Callable[[Tensor, Tensor], Tensor], folder: Path) -> None:
     value.backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None
     assert logits.grad.isfinite().all()
+
+
+def metric_loss_works(loss: Callable[[Tensor, Tensor], Tensor], folder: Path) -> None:
+    features = torch.tensor([[1.0, 0.2], [0.1, 1.0], [0.9, 0.5], [-0.5, 1.0]], requires_grad=True)
+    value = loss(features, torch.tensor([0, 0, 3, 3]))
+    assert value.shape == () and value > 0
+    value.backward()  # type: ignore[no-untyped-call]
+    assert features.grad is not None
+    assert features.grad.isfinite().all() and features.grad.any()
 
 
 def optimizer_works(make: Callable[..., torch.optim.Optimizer], folder: Path) -> None:
@@ -383,7 +412,10 @@ AT_WORK: dict[str, Callable[[Any, Path], None]] = {
     "step": step_works,
     "parallel": parallel_works,
     "backbone": backbone_works,
+    "pooling": pooling_works,
+    "head": head_works,
     "loss": loss_works,
+    "metric_loss": metric_loss_works,
     "optimizer": optimizer_works,
     "schedule": schedule_works,
     "source": source_works,

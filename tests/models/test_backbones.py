@@ -259,3 +259,90 @@ def test_a_model_that_cannot_compute_again_says_so() -> None:
         net = timm(3, model="inception_v3")
     with pytest.raises(ValueError, match="timm cannot compute the activations of InceptionV3 again"):
         net.checkpoint_activations()
+
+
+# --- feature maps and offsets -----------------------------------------------------------------------------------------
+
+MAPS = {
+    "test_resnet": (96, 64),
+    "test_convnext": (96, 64),
+    "test_efficientnet": (96, 64),
+    "mobilenetv3_small_050": (96, 64),
+    "test_vit": (160, 160),
+    "test_vit4": (160, 160),  # with register tokens
+    "test_mambaout": (96, 64),  # channels last in timm, as Swin
+}
+"""Models, and the size of an image."""
+
+
+@pytest.mark.parametrize("model", MAPS)
+@torch.no_grad()
+def test_maps_are_what_is_pooled(model: str) -> None:
+    net = timm(3, model=model).eval()
+    assert isinstance(net, TimmBackbone)
+    images = torch.rand(2, 3, *MAPS[model])
+    maps = net.maps(images)
+    assert maps.ndim == 4
+    assert maps.shape[:2] == (2, net.map_channels)
+    height, width = maps.shape[2:]
+    assert height / width == MAPS[model][0] / MAPS[model][1], "the height comes before the width"
+    reference: Any = net.model.forward_features(images)  # type: ignore[operator]
+    if maps.shape != reference.shape:
+        places = reference if reference.ndim == 4 else reference[:, -height * width :].unflatten(1, (height, width))
+        reference = places.movedim(3, 1)
+    torch.testing.assert_close(maps, reference)
+
+
+@torch.no_grad()
+def test_maps_pooled_by_their_mean_are_the_vectors() -> None:
+    for model in ("test_resnet", "resnet10t"):
+        net, images = timm(3, model=model).eval(), torch.rand(2, 3, 64, 64)
+        torch.testing.assert_close(net.maps(images).mean((2, 3)), net(images))
+
+
+def test_models_without_maps_say_so() -> None:
+    for model in ("levit_128s", "pit_ti_224"):
+        with torch.device("meta"), pytest.raises(ValueError, match=r"^timm's \w+ gives no feature maps"):
+            timm(3, model=model).eval().maps(torch.zeros(1, 3, 224, 224))
+
+
+@pytest.mark.parametrize("options", [{}, {"dynamic_img_size": True}, {"global_pool": "avg"}], ids=str)
+def test_an_offset_of_0_changes_nothing(options: dict[str, Any]) -> None:
+    net, images = timm(3, model="test_vit", options=options).eval(), torch.rand(2, 3, 160, 160)
+    nothing = torch.zeros(2, net.token_channels)
+    torch.testing.assert_close(net(images, nothing), net(images))
+    torch.testing.assert_close(net.maps(images, nothing), net.maps(images))
+
+
+def test_an_offset_is_added_to_all_tokens_before_the_blocks() -> None:
+    net = timm(3, model="test_vit").eval()
+    images, offset = torch.rand(2, 3, 160, 160), torch.randn(2, net.token_channels)
+    seen: list[Tensor] = []
+    net.get_submodule("model.blocks.0").register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    net(images), net(images, offset), net.maps(images, offset)
+    plain, *moved = seen
+    assert plain.shape[1] > 100
+    for tokens in moved:
+        torch.testing.assert_close(tokens - plain, offset[:, None].expand_as(plain))
+
+
+def test_an_offset_is_learned_from_when_activations_are_computed_again() -> None:
+    def gradient(again: bool) -> Tensor:
+        torch.manual_seed(0)
+        net = timm(3, model="test_vit")
+        if again:
+            net.checkpoint_activations()
+        offset = torch.zeros(2, net.token_channels, requires_grad=True)
+        net(torch.ones(2, 3, 160, 160), offset).square().sum().backward()
+        assert offset.grad is not None
+        return offset.grad
+
+    assert gradient(False).abs().sum() > 0
+    torch.testing.assert_close(gradient(True), gradient(False))
+
+
+def test_what_has_no_tokens_takes_no_offset() -> None:
+    net = timm(3, model="test_resnet")
+    assert net.token_channels == 0
+    with pytest.raises(ValueError, match="offset: timm's ResNet has no tokens that it could be added to"):
+        net(torch.zeros(1, 3, 64, 64), torch.zeros(1, 32))

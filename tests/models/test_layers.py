@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from opabinia.models.layers import Normalize
+from opabinia.models.layers import BNNeck, Normalize
 
 PIXELS = torch.tensor([0, 51, 255], dtype=torch.uint8).view(1, 1, 1, 3).expand(2, 3, 4, 3)
 MEAN, STD = [0.5, 0.2, 0.0], [0.5, 0.1, 2.0]
@@ -54,3 +54,13 @@ def test_it_is_config_and_not_saved_with_the_weights() -> None:
     assert layer.state_dict() == {}
     assert not list(layer.parameters())
     assert layer.to("meta").mean.is_meta, "but it moves to the device"
+
+
+def test_the_neck_has_a_shift_of_0_that_is_not_trained() -> None:
+    neck = BNNeck(8)
+    assert [name for name, one in neck.named_parameters() if one.requires_grad] == ["weight"]
+    features = 3 + 2 * torch.randn(64, 8)
+    (neck(features) * torch.arange(8)).sum().backward()
+    torch.optim.SGD([one for one in neck.parameters() if one.requires_grad], lr=0.1).step()
+    torch.testing.assert_close(neck(features).mean(0), torch.zeros(8), atol=1e-6, rtol=0)
+    assert neck.bias.tolist() == [0] * 8
