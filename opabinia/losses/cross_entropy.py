@@ -10,6 +10,8 @@ from torch import Tensor
 from opabinia.config import register
 from opabinia.contracts import Fraction, NonNegative
 
+MeanOver = Literal["all", "nonzero"]
+
 
 def soft_targets(
     targets: Tensor, classes: int, smoothing: float = 0.0, spread: Literal["all", "others"] = "all"
@@ -40,6 +42,7 @@ def cross_entropy(
     *,
     label_smoothing: Fraction = 0.0,
     smooth_over: Literal["all", "others"] = "all",
+    mean_over: MeanOver = "all",
 ) -> Tensor:
     """Mean cross entropy, with label smoothing (Szegedy et al. 2016, section 7).
 
@@ -48,16 +51,19 @@ def cross_entropy(
         targets: class numbers (int64, B) or probabilities (float, B x K).
         label_smoothing: share e of the target that is spread over other classes.
         smooth_over: e/K for all K classes, as in torch, basecls and VISSL; or e/(K-1) for the others, as in FastReID.
+        mean_over: all samples, or those whose loss is not 0 (FastReID).
 
     Example: logits [2, 1, 0.1], class 0: 0.4170; with ``label_smoothing=0.1``: 0.5137.
     """
     if smooth_over == "others" and label_smoothing:
-        return F.cross_entropy(logits, soft_targets(targets, logits.shape[1], label_smoothing, "others"))
-    return F.cross_entropy(logits, targets, label_smoothing=label_smoothing)
+        targets, label_smoothing = soft_targets(targets, logits.shape[1], label_smoothing, "others"), 0.0
+    return _mean(F.cross_entropy(logits, targets, label_smoothing=label_smoothing, reduction="none"), mean_over)
 
 
 @register.loss
-def adaptive_cross_entropy(logits: Tensor, targets: Tensor, /, *, alpha: Fraction = 0.2) -> Tensor:
+def adaptive_cross_entropy(
+    logits: Tensor, targets: Tensor, /, *, alpha: Fraction = 0.2, mean_over: MeanOver = "all"
+) -> Tensor:
     """Cross entropy whose smoothing grows with the model's own confidence in the right class (FastReID, EPSILON < 0).
 
     The share ``alpha * p`` of the target goes evenly to the other classes; p is not learned from.
@@ -66,27 +72,33 @@ def adaptive_cross_entropy(logits: Tensor, targets: Tensor, /, *, alpha: Fractio
         logits: B x K.
         targets: class numbers (int64, B) or probabilities (float, B x K).
         alpha: largest share that is spread.
+        mean_over: all samples, or those whose loss is not 0 (FastReID).
     """
     hard = soft_targets(targets, logits.shape[1])
     share = alpha * (logits.detach().softmax(1) * hard).sum(1, keepdim=True)
     smooth = hard * (1 - share) + (1 - hard) * share / (logits.shape[1] - 1)
-    return F.cross_entropy(logits, smooth)
+    return _mean(F.cross_entropy(logits, smooth, reduction="none"), mean_over)
 
 
 @register.loss
-def focal(logits: Tensor, targets: Tensor, /, *, gamma: NonNegative = 2.0) -> Tensor:
+def focal(logits: Tensor, targets: Tensor, /, *, gamma: NonNegative = 2.0, alpha: NonNegative = 1.0) -> Tensor:
     """Cross entropy in which classes that are already likely count less (Lin et al. 2017, over a softmax).
 
     Args:
         logits: B x K.
         targets: class numbers (int64, B) or probabilities (float, B x K).
         gamma: each class counts by ``(1 - p) ** gamma``; 0 is cross entropy.
+        alpha: weight of all classes (FastReID's is 0.25).
     """
     logs = logits.log_softmax(1)
-    weights = (1 - logs.exp()) ** gamma
+    weights = alpha * (1 - logs.exp()) ** gamma
     if targets.is_floating_point():
         return -(targets * weights * logs).sum(1).mean()
     return F.nll_loss(weights * logs, targets)
+
+
+def _mean(losses: Tensor, over: MeanOver) -> Tensor:
+    return losses.mean() if over == "all" else losses.sum() / losses.count_nonzero().clamp(min=1)
 
 
 EXCLUSIVE = (cross_entropy, adaptive_cross_entropy, focal)
