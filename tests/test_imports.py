@@ -43,7 +43,8 @@ READS_CONFIG = {
 }  # all others only declare themselves there
 HEAVY = {"torch", "torchvision", "timm", "sklearn"}
 KNOWS_TORCH = {
-    f"opabinia.runtime.{name}" for name in ("seeds", "device", "processes", "environment", "group", "shards")
+    f"opabinia.runtime.{name}"
+    for name in ("seeds", "device", "processes", "environment", "exchange", "group", "shards")
 }
 
 Sources = Mapping[str, str]

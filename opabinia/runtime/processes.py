@@ -85,7 +85,7 @@ def anyone(*flags: bool) -> tuple[bool, ...]:
     """For each question whether any process says yes; the same answers on every process."""
     if not _joined():
         return flags
-    asked = torch.tensor(flags, dtype=torch.uint8, device=_meeting_place())
+    asked = torch.tensor(flags, dtype=torch.uint8, device=meeting_place())
     dist.all_reduce(asked, dist.ReduceOp.MAX)
     return tuple(map(bool, asked.tolist()))
 
@@ -114,7 +114,7 @@ def copy_from_first(tensors: Sequence[Tensor]) -> None:
             dist.broadcast(tensor.detach(), 0)
 
 
-def _meeting_place() -> torch.device:
+def meeting_place() -> torch.device:
     """Where small tensors are exchanged: on the host, if there is a backend for it."""
     if "cpu" in dist.get_backend_config():
         return torch.device("cpu")

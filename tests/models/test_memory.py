@@ -1,0 +1,60 @@
+"""The queue of earlier features: what it holds after any batches, and that it is saved with the model."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opabinia.models.memory import FeatureQueue
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "fastreid" / "moco_memory.json"
+
+
+def test_fastreids_queue() -> None:
+    case = json.loads(GOLDEN.read_text())
+    given, expected = case["inputs"], case["outputs"]
+    queue = FeatureQueue(given["dim"], given["K"])
+    queue.features.copy_(torch.tensor(given["queue_start_columns"]).T)
+    queue.labels.zero_()
+    queue.enqueue(torch.tensor(given["feat"]), torch.tensor(given["targets"]))
+    torch.testing.assert_close(queue.features, torch.tensor(expected["queue_after"]).T)
+    assert queue.labels.tolist() == expected["labels_after"][0]
+    assert [queue.pointer.item()] == expected["ptr"]
+
+
+@given(st.integers(1, 9), st.lists(st.integers(0, 25), max_size=6))
+def test_it_holds_the_newest(size: int, batches: list[int]) -> None:
+    queue, seen = FeatureQueue(3, size), 0
+    for count in batches:
+        labels = torch.arange(seen, seen + count)
+        queue.enqueue(torch.stack([labels + 1.0, labels * 0 + 1.0, -labels * 1.0], dim=1), labels)
+        seen += count
+    held = list(range(max(0, seen - size), seen))
+    assert sorted(queue.labels.tolist()) == [-1] * (size - len(held)) + held
+    assert queue.pointer.item() == seen % size
+    for place, label in enumerate(queue.labels.tolist()):
+        expected = torch.zeros(3) if label < 0 else F.normalize(torch.tensor([label + 1.0, 1, -label]), dim=0)
+        torch.testing.assert_close(queue.features[place], expected)
+        assert label < 0 or label % size == place
+
+
+def test_it_takes_what_has_gradients_and_half_precision() -> None:
+    queue = FeatureQueue(2, 3)
+    queue.enqueue(torch.ones(2, 2, dtype=torch.bfloat16, requires_grad=True), torch.tensor([5, 6]))
+    assert queue.features.dtype == torch.float32 and not queue.features.requires_grad
+    assert queue.features[:2].norm(dim=1).tolist() == pytest.approx([1, 1])
+
+
+def test_it_is_saved_with_the_model() -> None:
+    queue, other = FeatureQueue(2, 3), FeatureQueue(2, 3)
+    queue.enqueue(torch.tensor([[3.0, 4.0]]), torch.tensor([7]))
+    other.load_state_dict(queue.state_dict())
+    for one in (queue, other):
+        one.enqueue(torch.tensor([[0.0, 2.0]]), torch.tensor([8]))
+    assert queue.state_dict().keys() == {"features", "labels", "pointer"}
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in queue.state_dict().items())
+    assert other.labels.tolist() == [7, 8, -1]

@@ -1,0 +1,229 @@
+"""A loss over the batch of all processes has the gradient that it has on one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from opabinia.contracts import Row
+from opabinia.losses.metric import circle, memory_loss, pairs, supervised_contrastive, triplet
+from opabinia.models.memory import FeatureQueue
+from opabinia.runtime import exchange
+from opabinia.runtime.exchange import gather_batch, gather_with_gradient
+from opabinia.runtime.processes import gather, mean_of
+
+ROOT = Path(exchange.__file__).parents[2]
+LABELS = torch.tensor([0, 1, 0, 2, 2, 1, 0, 3, 3, 0, 1, 2])
+COUNTS = [12, 11, 7, 3, 2, 1]
+"""Samples of a batch: as many on each process, more on some, and fewer than there are processes."""
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+LOSSES: dict[str, Loss] = {
+    "triplet": partial(triplet, margin=5.0),
+    "weighted triplet": partial(triplet, margin=5.0, mining="weighted"),
+    "circle": partial(circle, gamma=8.0),
+    "contrastive": supervised_contrastive,
+    "memory": partial(memory_loss, queue_features=torch.eye(4).double(), queue_labels=torch.tensor([0, 1, 2, -1])),
+}
+
+
+def gradient(loss: Loss, count: int, rank: int = 0, world: int = 1) -> list[float]:
+    """Of a tiny model, after a loss of the global batch's features and one of each sample by itself."""
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 4)).double()
+    images, row = torch.randn(12, 5).double(), Row(step=0, epoch=0, first=0, count=count)
+    parameters = list(model.parameters())
+    if world > 1:
+        model = DistributedDataParallel(model)
+    mine = list(row.share(rank, world))
+    features = model(images[mine])
+    whole, labels = gather_batch(features, LABELS[mine], [f"sample {number}" for number in mine])
+    assert labels.tolist() == LABELS[:count].tolist()
+    weight = len(mine) * world / row.seen(world)  # as in engine/step.py
+    (weight * (loss(whole, labels) + features.square().mean())).backward()
+    return [number for one in parameters if one.grad is not None for number in one.grad.flatten().tolist()]
+
+
+# --- what every process does ------------------------------------------------------------------------------------------
+
+
+def gradients(rank: int, world: int) -> dict[str, list[float]]:
+    return {
+        f"{name} of {count}": gradient(loss, count, rank, world) for name, loss in LOSSES.items() for count in COUNTS
+    }
+
+
+def rows_of_all(rank: int, world: int) -> dict[str, list[Any]]:
+    """Rank 0 has no rows, rank 1 has one and so on; the loss of each process counts by a weight of its own."""
+    found: dict[str, list[Any]] = {}
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        own = torch.full((rank, 2, 1), float(rank), dtype=dtype, requires_grad=True)
+        whole = gather_with_gradient(own.transpose(1, 2))
+        whole.backward(torch.full_like(whole, 1.0 + rank))
+        assert own.grad is not None and own.grad.dtype == whole.dtype == dtype
+        assert list(whole.shape) == [sum(range(world)), 1, 2]
+        found[f"{dtype}"] = whole[:, 0, 0].tolist()
+        found[f"gradient in {dtype}"] = sorted(set(own.grad.flatten().tolist()))
+    numbers = gather_with_gradient(torch.arange(rank))
+    found["integers"] = numbers.tolist()
+    assert numbers.dtype == torch.int64
+    return found
+
+
+def the_gradient_given_stays(rank: int, world: int) -> dict[str, list[Any]]:
+    own = torch.ones(1, requires_grad=True)
+    given = torch.ones(world)
+    gather_with_gradient(own).backward(given)
+    return {"given": given.tolist(), "own": [] if own.grad is None else own.grad.tolist()}
+
+
+def copies(rank: int, world: int) -> dict[str, list[Any]]:
+    """Each process has the same sample, or one of its own of the same label."""
+    own = torch.tensor([[float(rank)]])
+    known, _ = gather_batch(own, torch.tensor([3]), ["a"])
+    other, _ = gather_batch(own, torch.tensor([3]), [f"sample {rank}"])
+    return {"one sample": known.flatten().tolist(), "many samples": other.flatten().tolist()}
+
+
+def queues(rank: int, world: int) -> dict[str, list[Any]]:
+    """Queues of all processes are the same to the last bit, and so is their mean, which is what is saved."""
+    queue = FeatureQueue(4, 5)
+    torch.manual_seed(rank)
+    for count in (12, 1):
+        mine = list(Row(step=0, epoch=0, first=0, count=count).share(rank, world))
+        queue.enqueue(*gather_batch(torch.randn(len(mine), 4), LABELS[mine], [str(number) for number in mine]))
+    assert all(torch.equal(queue.features, other) for other in gather(queue.features))
+    assert torch.equal(mean_of([queue.features])[0], queue.features)
+    return {"labels": queue.labels.tolist()}
+
+
+def compiled(rank: int, world: int) -> dict[str, list[Any]]:
+    def doubled(features: Tensor) -> Tensor:
+        rows: Tensor = gather_with_gradient(features + 1)
+        return 2 * rows
+
+    return {"rows": torch.compile(doubled, backend="eager")(torch.full((1,), float(rank))).tolist()}
+
+
+TOLD = (gradients, rows_of_all, the_gradient_given_stays, copies, queues, compiled)
+
+
+def together(world: int, folder: str) -> None:
+    """Become as many processes, and have each write what it found."""
+    rank = 0
+    children: list[int] = []
+    while rank == 0 and len(children) < world - 1:
+        children.append(os.fork())
+        rank = 0 if children[-1] else len(children)
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world, timeout=timedelta(seconds=60)
+    )
+    found = {part.__name__: part(rank, world) for part in TOLD}
+    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+    if rank:
+        os._exit(0)
+    assert not any(os.waitpid(child, 0)[1] for child in children)
+
+
+# --- what is to come of it --------------------------------------------------------------------------------------------
+
+Found = Callable[[int], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What each process of some number of them found."""
+
+    @cache
+    def of(world: int) -> list[dict[str, Any]]:
+        folder = tmp_path_factory.mktemp("processes")
+        program = f"from {__name__} import together; together({world}, {str(folder)!r})"
+        command = [sys.executable, "-W", "ignore", "-c", program]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
+
+    return of
+
+
+many = pytest.mark.parametrize("world", [2, 3])
+
+
+@many
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_gradient_is_that_of_one_process(found: Found, world: int, name: str, count: int) -> None:
+    expected = gradient(LOSSES[name], count)
+    for one in found(world):
+        assert one["gradients"][f"{name} of {count}"] == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_the_losses_have_gradients() -> None:
+    """Otherwise the test above says nothing."""
+    nothing = gradient(lambda features, labels: features.sum() * 0, 12)
+    for name, loss in LOSSES.items():
+        assert gradient(loss, 12) != pytest.approx(nothing, rel=1e-2), name
+    assert pairs(LABELS).anchors == 1
+
+
+@many
+def test_rows_are_those_of_all_processes(found: Found, world: int) -> None:
+    rows = [rank for rank in range(world) for _ in range(rank)]
+    for rank, one in enumerate(found(world)):
+        of_rows = one["rows_of_all"]
+        assert of_rows["integers"] == [number for other in range(world) for number in range(other)]
+        for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+            assert of_rows[f"{dtype}"] == rows
+            assert of_rows[f"gradient in {dtype}"] == ([sum(range(1, world + 1))] if rank else [])
+
+
+@many
+def test_what_goes_backwards_is_not_changed(found: Found, world: int) -> None:
+    for one in found(world):
+        assert one["the_gradient_given_stays"] == {"given": [1] * world, "own": [world]}
+
+
+@many
+def test_copies_of_a_batch_count_once(found: Found, world: int) -> None:
+    for one in found(world):
+        assert one["copies"] == {"one sample": [0], "many samples": list(range(world))}
+
+
+@many
+def test_queues_are_the_same_everywhere(found: Found, world: int) -> None:
+    for one in found(world):
+        assert one["queues"]["labels"] == queue_alone()
+
+
+def queue_alone() -> list[int]:
+    queue = FeatureQueue(4, 5)
+    for count in (12, 1):
+        queue.enqueue(torch.ones(count, 4), LABELS[:count])
+    return queue.labels.tolist()
+
+
+@many
+def test_it_can_be_compiled(found: Found, world: int) -> None:
+    for one in found(world):
+        assert one["compiled"]["rows"] == [2 * (rank + 1) for rank in range(world)]
+
+
+def test_alone_nothing_is_gathered() -> None:
+    features, labels = torch.ones(2, 3), torch.tensor([0, 1])
+    assert gather_with_gradient(features) is features
+    assert gather_batch(features, labels, ["a", "b"]) == (features, labels)
