@@ -156,8 +156,8 @@ def memory_loss(
 ) -> Tensor:
     """:func:`cosface` of a batch against itself and a queue of earlier features (FastReID's MoCo).
 
-    Gradients flow to the features as what is compared, not as what they are compared with. The queue is copied, so it
-    may be changed before the backward pass; the batch goes into it afterwards.
+    Gradients flow to the features as what is compared, not as what they are compared with. The batch goes into the
+    queue after the backward pass, which needs the queue as it was.
 
     Args:
         features: B x D.
@@ -194,10 +194,11 @@ def _within(features: Tensor, labels: Tensor) -> _Compared:
 
 
 def _with_queue(features: Tensor, labels: Tensor, queue_features: Tensor, queue_labels: Tensor) -> _Compared:
-    unit = _unit(features)
-    others, identities = torch.cat([unit.detach(), queue_features]), torch.cat([labels, queue_labels])
+    unit, identities = _unit(features), torch.cat([labels, queue_labels])
     same = _same(labels, identities)
-    return _Compared(_products(unit, others), same & ~_itself(same), ~same & (identities >= 0))
+    # Not the products with both in one: the queue may be large, and would be copied.
+    cosines = torch.cat([_products(unit, unit.detach()), _products(unit, queue_features.to(unit.dtype))], dim=1)
+    return _Compared(cosines, same & ~_itself(same), ~same & (identities >= 0))
 
 
 def _same(labels: Tensor, others: Tensor | None = None) -> Tensor:

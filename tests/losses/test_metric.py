@@ -335,10 +335,21 @@ def test_the_queue_is_as_good_as_a_larger_batch(loss: Any, within: Loss) -> None
 
 
 @WITH_QUEUE
-def test_the_queue_may_change_before_the_backward_pass(loss: Any, within: Loss) -> None:
+def test_a_queue_that_changes_too_early_is_an_error(loss: Any, within: Loss) -> None:
     del within
     features, queue = some().requires_grad_(), torch.nn.functional.normalize(some(1, 9), dim=1)
     value = loss(features, LABELS, queue, torch.arange(9) % 3)
     queue.zero_()
-    value.backward()
-    assert features.grad is not None and features.grad.abs().sum() > 0
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.backward()
+
+
+@WITH_QUEUE
+def test_gradients_flow_to_what_is_compared_only(loss: Any, within: Loss) -> None:
+    """So they are half of those within a batch, where each pair of two is looked at from both sides."""
+    same, nothing = torch.tensor([0, 0, 1, 1]), (torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64))
+    a, b = torch.eye(4, 6).double().requires_grad_(), torch.eye(4, 6).double().requires_grad_()
+    loss(a, same, *nothing).backward()
+    within(b, same).backward()  # type: ignore[no-untyped-call]
+    assert a.grad is not None and b.grad is not None and b.grad.abs().sum() > 0.1
+    torch.testing.assert_close(2 * a.grad, b.grad)
