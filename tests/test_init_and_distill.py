@@ -74,7 +74,33 @@ def test_a_taught_run_goes_on(teacher: Path, tmp_path: Path) -> None:
     assert all(torch.equal(value, before[name]) for name, value in weights(folder).items())
 
 
-def test_two_teachers_are_one_too_many(teacher: Path, tmp_path: Path) -> None:
-    changes = [*SMALL, f"distill.run={teacher}", "distill.backbone={name: timm, model: test_resnet}"]
-    with pytest.raises(ConfigError, match="give either a run or a backbone"):
-        launch.train("classification/digits", changes, out=tmp_path)
+def test_a_run_and_the_students_average_teach_together(teacher: Path, tmp_path: Path) -> None:
+    """Resumed exactly: the average comes back from the checkpoint."""
+    distill = f"distill={{teachers: [{{run: {teacher}}}, {{run: {teacher}}}], average: {{momentum: 0.5}}}}"
+    changes = [*SMALL, distill, "checkpoint.every=2it", "checkpoint.keep=9"]
+    folder, scores = launch.train("classification/digits", changes, out=tmp_path)
+    before, average = weights(folder), load_tensors(folder / "checkpoints" / "step-00000004" / "task.0.safetensors")
+    assert before.keys() == average.keys() == weights(teacher, 40).keys()
+    assert any(not torch.equal(value, before[name]) for name, value in average.items())
+    lines = [line["train/loss"] for line in losses(folder)]
+    _, again = launch.train(
+        "classification/digits", changes, out=tmp_path, resume=str(folder / "checkpoints" / "step-00000002")
+    )
+    assert again == scores
+    assert [line["train/loss"] for line in losses(folder)] == lines
+    assert all(torch.equal(value, before[name]) for name, value in weights(folder).items())
+    resumed = load_tensors(folder / "checkpoints" / "step-00000004" / "task.0.safetensors")
+    assert all(torch.equal(value, average[name]) for name, value in resumed.items())
+
+
+@pytest.mark.parametrize(
+    ("distill", "message"),
+    [
+        ("{run: RUN, backbone: {name: timm, model: test_resnet}}", "distill: give either a run or a backbone"),
+        ("{teachers: [{}]}", "distill: give either a run or a backbone"),
+        ("{}", "distill: nobody teaches; give a run"),
+    ],
+)
+def test_teachers_that_are_told_wrong(teacher: Path, tmp_path: Path, distill: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        launch.train("classification/digits", [*SMALL, f"distill={distill.replace('RUN', str(teacher))}"], out=tmp_path)

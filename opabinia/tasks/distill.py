@@ -1,11 +1,12 @@
-"""Distillation: a teacher beside any task (Hinton et al. 2015, Touvron et al. 2021)."""
+"""Distillation: teachers beside any task (Hinton et al. 2015, Touvron et al. 2021)."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +18,31 @@ from opabinia.contracts import (
     BackbonePart,
     Batch,
     Clock,
-    Evaluator,
     Facts,
+    Fraction,
     Hook,
     NonNegative,
     Positive,
     Predictions,
+    Run,
     SchedulePart,
     Task,
 )
 from opabinia.losses.distillation import FeaturesLoss, LogitsLoss, features_loss, logits_loss
 from opabinia.models.layers import Normalize
 from opabinia.models.weights import fit, read_weights
+from opabinia.optim.ema import Average
 from opabinia.optim.schedules import constant
+from opabinia.runtime.processes import mean_of, world_size
 
 PROJECTOR = "distill_projector"
-"""Name of what is trained and saved beside the student, and is of no use without the teacher."""
+"""How the names begin of what is trained and saved beside the student, and is of no use without its teachers."""
 
 
-@register.section(name="distill")
+@register.section(name="teacher")
 @dataclass(frozen=True, kw_only=True)
-class Distill:
-    """A teacher, and what is learned from it.
+class Teacher:
+    """Who teaches: the model of a run, or a backbone with its classifier.
 
     Args:
         run: folder of a run whose model teaches.
@@ -46,19 +50,8 @@ class Distill:
         weights: a file with weights of that backbone and classifier.
         mean: of the images in 0..1 as that backbone knows them; null takes what its pretraining had.
         std: their standard deviation, likewise.
-        task_weight: multiplies the task's own losses.
-        logits_weight: multiplies ``distill_logits_loss``.
-        features_weight: multiplies ``distill_features_loss``.
-        logits_loss: soft compares distributions at a temperature, symmetric does so both ways, binary
-            class by class; hard takes the teacher's
-            best class as label; mse compares the logits.
-        features_loss: how vectors are compared: 1 - cosine, squared error, or Huber's.
-        temperature: of the soft and symmetric logits losses, which are multiplied by its square.
-        temperature_schedule: multiplies the temperature over time.
-        student_logits: module of the task whose output are its logits.
-        teacher_logits: the same of the teacher.
-        student_features: module of the task whose output are its features: vectors, tokens or maps.
-        teacher_features: the same of the teacher.
+        teacher_logits: module of the teacher whose output are its logits.
+        teacher_features: module of the teacher whose output are its features: vectors, tokens or maps.
     """
 
     run: Path | None = None
@@ -66,6 +59,53 @@ class Distill:
     weights: Path | None = None
     mean: list[float] | None = None
     std: list[float] | None = None
+    teacher_logits: str = "head"
+    teacher_features: str = "backbone"
+
+
+@register.section(name="own_average")
+@dataclass(frozen=True, kw_only=True)
+class OwnAverage:
+    """An average of the student's weights, updated after every optimizer step, that teaches the student.
+
+    Running statistics are averaged like weights, from their mean over processes.
+
+    Args:
+        momentum: share of the average that an update keeps; the default is FastReID's.
+    """
+
+    momentum: Fraction = 0.999
+
+
+@register.section(name="distill")
+@dataclass(frozen=True, kw_only=True)
+class Distill(Teacher):
+    """Teachers, and what is learned from them: from several the mean of what is learned from each.
+
+    Args:
+        run: folder of a run whose model teaches.
+        backbone: or a backbone that teaches, with its own classifier, such as a pretrained timm model.
+        weights: a file with weights of that backbone and classifier.
+        mean: of the images in 0..1 as that backbone knows them; null takes what its pretraining had.
+        std: their standard deviation, likewise.
+        teachers: further ones, each with keys of its own: ``[{run: runs/a}, {run: runs/b}]``.
+        average: the student's own average teaches, too; null: it does not.
+        task_weight: multiplies the task's own losses.
+        logits_weight: multiplies ``distill_logits_loss``.
+        features_weight: multiplies ``distill_features_loss``.
+        logits_loss: soft compares distributions at a temperature, symmetric does so both ways, binary class by class;
+            hard takes the teacher's best class as label; mse compares the logits.
+        features_loss: how vectors are compared: 1 - cosine, squared error, or Huber's.
+        temperature: of the soft, symmetric and binary logits losses, which are multiplied by its square.
+        temperature_schedule: multiplies the temperature over time.
+        student_logits: module of the task whose output are its logits.
+        teacher_logits: the same of the teacher.
+        student_features: module of the task whose output are its features: vectors, tokens or maps.
+        teacher_features: the same of the teacher.
+    """
+
+    teachers: Sequence[Teacher] = ()
+    average: OwnAverage | None = None
     task_weight: NonNegative = 0.5
     logits_weight: NonNegative = 0.5
     features_weight: NonNegative = 0.0
@@ -74,9 +114,20 @@ class Distill:
     temperature: Positive = 1.0
     temperature_schedule: SchedulePart = constant
     student_logits: str = "head"
-    teacher_logits: str = "head"
     student_features: str = "backbone"
-    teacher_features: str = "backbone"
+
+    @property
+    def others(self) -> list[Teacher]:
+        """The teachers beside the student's own average.
+
+        Raises:
+            ValueError: nobody teaches.
+        """
+        alone = self.run is not None or self.backbone is not None
+        found = [*([self] if alone else []), *self.teachers]
+        if not found and self.average is None:
+            raise ValueError("nobody teaches; give a run, a backbone, teachers or average")
+        return found
 
 
 # --- teachers -------------------------------------------------------------------------------------------------------
@@ -96,164 +147,208 @@ class ImageTeacher(nn.Module):
         return {"logits": self.head(self.backbone(self.normalize(batch["image"])))}
 
 
-def make_teacher(settings: Distill, facts: Facts) -> ImageTeacher:
-    """The teacher that ``backbone`` names; one that is a run of ours is for those to build who can read its config.
+def make_teacher(teacher: Teacher, facts: Facts, load: Callable[[Path], nn.Module], *, logits: bool) -> nn.Module:
+    """The model of one who teaches.
+
+    Args:
+        teacher: who.
+        facts: of the data that the student learns from.
+        load: gives the model of a run; only those can tell who can read its config.
+        logits: whether its logits are learned.
 
     Raises:
-        ValueError: it would teach what nobody taught it, or other classes than those of the data.
+        ValueError: it is told twice or not at all, would teach what nobody taught it, or other classes than those of
+            the data.
     """
-    if (settings.backbone is None) == (settings.run is None):
-        raise ValueError("give either a run or a backbone that teaches")
-    assert settings.backbone is not None, "a run is no backbone"
-    backbone: Any = settings.backbone(facts.channels)
+    if (teacher.backbone is None) == (teacher.run is None):
+        raise ValueError("give either a run or a backbone that teaches; further ones are listed under teachers")
+    if teacher.run is not None:
+        unread = [key for key in ("weights", "mean", "std") if getattr(teacher, key) is not None]
+        if unread:
+            raise ValueError(f"{unread[0]}: belongs to a backbone that teaches; a run has its own")
+        return load(teacher.run)
+    return _image_teacher(teacher, teacher.backbone, facts, logits)
+
+
+def _image_teacher(teacher: Teacher, make: Any, facts: Facts, logits: bool) -> ImageTeacher:
+    backbone = make(facts.channels)
     known, classes = backbone.preprocessing, len(facts.classes)
-    if settings.weights is None and known is None:
+    if teacher.weights is None and known is None:
         raise ValueError("backbone: nobody taught this teacher; give it weights, or pretrained: true")
-    if settings.weights is None and settings.logits_weight and backbone.trained_classes != classes:
+    if teacher.weights is None and logits and backbone.trained_classes != classes:
         raise ValueError(
             f"backbone: the teacher's classifier has {backbone.trained_classes} classes, the data {classes}; "
             "give weights that fit, or logits_weight: 0"
         )
-    head = backbone.make_head(classes) if settings.logits_weight else nn.Identity()
-    mean = settings.mean or (known.mean if known else [0.485, 0.456, 0.406] if facts.channels == 3 else [0.5])
-    std = settings.std or (known.std if known else [0.229, 0.224, 0.225] if facts.channels == 3 else [0.5])
-    teacher = ImageTeacher(backbone, head, Normalize(mean, std, facts.channels))
-    if settings.weights is not None:
-        report = fit(teacher, read_weights(settings.weights))
+    head = backbone.make_head(classes) if logits else nn.Identity()
+    mean = teacher.mean or (known.mean if known else [0.485, 0.456, 0.406] if facts.channels == 3 else [0.5])
+    std = teacher.std or (known.std if known else [0.229, 0.224, 0.225] if facts.channels == 3 else [0.5])
+    model = ImageTeacher(backbone, head, Normalize(mean, std, facts.channels))
+    if teacher.weights is not None:
+        report = fit(model, read_weights(teacher.weights))
         if report.missing or report.other_shape:
-            raise ValueError(f"weights: they do not fill the teacher; {settings.weights}: {report}")
-    return teacher
+            raise ValueError(f"weights: they do not fill the teacher; {teacher.weights}: {report}")
+    return model
+
+
+class Follow(Hook):
+    """Lets an average follow the task it is of, once per optimizer step; it is the same on every process.
+
+    Args:
+        task: the task that is trained.
+        average: a copy of it, spread over processes like it.
+        momentum: share of the average that an update keeps.
+    """
+
+    def __init__(self, task: Task, average: Task, momentum: float) -> None:
+        self._average, self._momentum = Average(task, twin=average), momentum
+        buffers = average.named_buffers()
+        self._statistics = [one for name, one in buffers if name.rpartition(".")[2].startswith("running_")]
+        self._loaded = False
+
+    def start(self, run: Run) -> None:
+        """Begin with the weights as they are, unless an average came with the checkpoint."""
+        if not self._loaded:
+            self._update(0.0)
+
+    def after_step(self, run: Run) -> None:
+        """Follow the new weights."""
+        self._update(self._momentum)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The averaged weights, as a state of the task."""
+        state: dict[str, Tensor] = self._average.model.state_dict()
+        return state
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """See :meth:`tensors`."""
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+        # Whole tensors, also for an average of which each process holds a part.
+        set_model_state_dict(self._average.model, dict(tensors), options=StateDictOptions(full_state_dict=True))
+        self._loaded = True
+
+    def _update(self, momentum: float) -> None:
+        self._average.update(momentum)
+        if world_size() > 1:  # every process trains with running statistics of its own
+            for own, mean in zip(self._statistics, mean_of(self._statistics), strict=True):
+                own.copy_(mean)
 
 
 # --- the task -------------------------------------------------------------------------------------------------------
 
 
-class Distillation(Task):
-    """A task that learns from a teacher, too.
+class Distilled(Task):
+    """What a task is besides itself while it learns from teachers; see :func:`distilled`."""
 
-    It is the student under another class: the same parameters, modules and attributes under the same names, so groups,
-    freezes, checkpoints and hooks mean what they mean without a teacher. The teacher is no part of it: it is neither
-    trained nor saved, stays in evaluation mode, and follows to other devices. Logits and features are what named
-    modules of both give while they work, so that no forward pass is done twice.
-
-    Where student and teacher have features of different widths, a linear layer projects the student's; it is trained
-    and saved with the student, as ``distill_projector``.
-
-    Args:
-        task: the student. It is not to be used beside this.
-        teacher: a module with ``predict(batch)``: another task, or an :class:`ImageTeacher`.
-        settings: what is learned from it.
-
-    Raises:
-        ValueError: nothing is to be learned from the teacher, or a module is not there.
-    """
-
-    _distilling: _Distilling
-
-    def __init__(self, task: Task, teacher: nn.Module, settings: Distill) -> None:
-        if not (settings.logits_weight or settings.features_weight):
-            raise ValueError("logits_weight and features_weight are both 0: nothing is learned from the teacher")
-        taps = _taps(task, teacher, settings)
-        if "features" in taps:
-            student, taught = (tap.width() for tap in taps["features"])
-            if student != taught:
-                task.add_module(PROJECTOR, nn.Linear(student, taught))
-        object.__setattr__(self, "__dict__", task.__dict__)
-        # Past nn.Module, which would make parts of this task of them.
-        self.__dict__["_distilling"] = _Distilling(task, teacher.eval().requires_grad_(False), settings, taps)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self.__dict__["_distilling"].student, name)  # its own methods
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Distillation:
-        # An average of the weights needs no second teacher.
-        shared = (self._distilling.teacher, *(teacher for _, teacher in self._distilling.taps.values()))
-        memo.update({id(one): one for one in shared})
-        new = Distillation.__new__(Distillation)
-        object.__setattr__(new, "__dict__", copy.deepcopy(self._distilling.student, memo).__dict__)
-        return new
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Distillation:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._distilling.teacher._apply(fn, recurse)
-        return self
-
-    def train(self, mode: bool = True) -> Distillation:
-        """Training or evaluation mode of the student."""
-        self._distilling.student.train(mode)
-        return self
-
-    def extra_repr(self) -> str:
-        """The teacher, so that the log shows it with the model."""
-        own = self._distilling.student.extra_repr()
-        return "\n".join([own] * bool(own) + [f"(teacher): {type(self._distilling.teacher).__name__}"])
+    _lessons: _Lessons
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
-        """The student's losses, weighted, and ``distill_logits_loss``, ``distill_features_loss``.
+        """The task's losses, weighted, and ``distill_logits_loss``, ``distill_features_loss``.
 
-        Where the student gives a ``total_loss``, theirs is added to it.
+        Where the task gives a ``total_loss``, theirs is added to it.
         """
-        losses, seen = self._distilling(batch, clock)
-        distilled = {}
-        settings = self._distilling.settings
-        if "logits" in seen:
-            student, teacher = seen["logits"]
+        lessons = self._lessons
+        with _open(lessons.taps.values()):
+            losses = super().forward(batch, clock)
+        said = {kind: tap.take() for kind, tap in lessons.taps.items()}
+        taught = lessons.ask(batch, clock)
+        settings, distilled = lessons.settings, {}
+        if "logits" in said:
             temperature = settings.temperature * settings.temperature_schedule(clock)
-            loss = logits_loss(student, teacher, settings.logits_loss, temperature)
-            distilled["distill_logits_loss"] = settings.logits_weight * loss
-        if "features" in seen:
-            student, teacher = seen["features"]
-            if (projector := self._modules.get(PROJECTOR)) is not None:
-                student = projector(student)
-            loss = features_loss(student, teacher, settings.features_loss)
-            distilled["distill_features_loss"] = settings.features_weight * loss
+            parts = [logits_loss(said["logits"], one, settings.logits_loss, temperature) for one in taught["logits"]]
+            distilled["distill_logits_loss"] = settings.logits_weight * _mean(parts)
+        if "features" in said:
+            projected = [self._projected(said["features"], number) for number in range(len(lessons.teachers))]
+            pairs = zip(projected, taught["features"], strict=True)
+            parts = [features_loss(own, one, settings.features_loss) for own, one in pairs]
+            distilled["distill_features_loss"] = settings.features_weight * _mean(parts)
         return _together(losses, settings.task_weight, distilled)
 
-    def predict(self, batch: Batch) -> Predictions:
-        """What the student predicts."""
-        # Not the instance's own: what spreads this task over processes puts itself there, and both share their dict.
-        student = self._distilling.student
-        return type(student).predict(student, batch)
-
-    def features(self, batch: Batch, layers: Sequence[str] = ()) -> dict[str, Tensor]:
-        """The student's features."""
-        student = self._distilling.student
-        return type(student).features(student, batch, layers)
-
-    def evaluators(self, facts: Facts) -> list[Evaluator]:
-        """Those of the student."""
-        return self._distilling.student.evaluators(facts)
-
     def hooks(self, facts: Facts) -> list[Hook]:
-        """Those of the student."""
-        return self._distilling.student.hooks(facts)
+        """Those of the task, and what lets its own average follow it."""
+        hooks, average = super().hooks(facts), own_average(self)
+        if average is None or self._lessons.settings.average is None:
+            return hooks
+        return [*hooks, Follow(self, average, self._lessons.settings.average.momentum)]
+
+    def extra_repr(self) -> str:
+        """The teachers, so that the log shows them with the model."""
+        own = super().extra_repr()
+        return "\n".join([own] * bool(own) + [f"({one.name}): {one.kind}" for one in self._lessons.teachers])
+
+    def _projected(self, features: Tensor, number: int) -> Tensor:
+        projector = self._modules.get(_projector(number))
+        return features if projector is None else projector(features)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Distilled:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for one in self._lessons.teachers:
+            one.model._apply(fn, recurse)
+        return self
+
+
+def distilled(task: Task, teachers: Sequence[nn.Module], settings: Distill) -> Distilled:
+    """Let a task learn from teachers, too.
+
+    It stays the object it is, with the same parameters, modules and attributes under the same names, so groups,
+    freezes, checkpoints and hooks mean what they mean without teachers; only its class becomes one of its own class
+    and :class:`Distilled`, as FSDP does it. Teachers are no part of it: they are neither trained nor saved (an average
+    is, by its hook), stay in evaluation mode, and follow to other devices. Logits and features are what named modules
+    give while student and teachers work, so that no forward pass is done twice.
+
+    Where student and teacher have features of different widths, a linear layer projects the student's; it is trained
+    and saved with the student, as ``distill_projector``, for a second teacher as ``distill_projector_2``.
+
+    Args:
+        task: the student.
+        teachers: modules with ``predict(batch)``, one for each of ``settings.others``.
+        settings: what is learned from them.
+
+    Raises:
+        ValueError: nothing is to be learned from the teachers, or a module is not there.
+    """
+    if not (settings.logits_weight or settings.features_weight):
+        raise ValueError("logits_weight and features_weight are both 0: nothing is learned from the teachers")
+    lessons = [
+        _taught_by(model, settings, one.teacher_logits, one.teacher_features)
+        for one, model in zip(settings.others, teachers, strict=True)
+    ]
+    if settings.average is not None:
+        lessons.append(_taught_by_average(task, settings))
+    taps = _taps("student", task, settings, settings.student_logits, settings.student_features)
+    if "features" in taps:
+        width = taps["features"].width()
+        for number, taught in enumerate(lesson.taps["features"].width() for lesson in lessons):
+            if taught != width:
+                task.add_module(_projector(number), nn.Linear(width, taught))
+    task.__class__ = _with_teachers(type(task))
+    assert isinstance(task, Distilled)
+    task._lessons = _Lessons(settings, taps, lessons)
+    return task
+
+
+def own_average(task: Task) -> Task | None:
+    """The average of its own weights that teaches a task, if one does."""
+    lessons = task._lessons.teachers if isinstance(task, Distilled) else []
+    return next((one.model for one in lessons if one.name == _AVERAGE), None)
 
 
 def student_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of the tensors of a distilled task those that the task has without a teacher."""
-    return {name: tensor for name, tensor in tensors.items() if not name.startswith(f"{PROJECTOR}.")}
+    """Of the tensors of a distilled task those that the task has without teachers."""
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(PROJECTOR)}
 
 
-@dataclass
-class _Distilling:
-    """Student and teacher, and what is heard of them while they work."""
+def _with_teachers(kind: type[Task]) -> type[Distilled]:
+    return type(f"Distilled{kind.__name__}", (Distilled, kind), {})
 
-    student: Task
-    teacher: Any
-    settings: Distill
-    taps: dict[str, tuple[_Tap, _Tap]]
 
-    def __call__(self, batch: Batch, clock: Clock) -> tuple[Any, dict[str, tuple[Tensor, Tensor]]]:
-        """The student's losses, and by kind what both gave."""
-        with _open(student for student, _ in self.taps.values()):
-            # Not __call__: its hooks are those of the task that calls this.
-            losses = self.student.forward(batch, clock)
-        with torch.no_grad(), _open(teacher for _, teacher in self.taps.values()):
-            self.teacher.predict(batch)
-        return losses, {kind: (student.take(), teacher.take()) for kind, (student, teacher) in self.taps.items()}
+def _projector(number: int) -> str:
+    return f"{PROJECTOR}_{number + 1}" if number else PROJECTOR
+
+
+def _mean(losses: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(losses)).mean()
 
 
 def _together(losses: Any, weight: float, distilled: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -268,6 +363,70 @@ def _together(losses: Any, weight: float, distilled: dict[str, Tensor]) -> dict[
 
 
 # --- listening ------------------------------------------------------------------------------------------------------
+
+_AVERAGE = "average"
+
+
+@dataclass
+class _Lesson:
+    """A teacher at work.
+
+    Attributes:
+        name: what it is: ``teacher`` or ``average``.
+        model: in evaluation mode and without gradients.
+        ask: lets the model look at a batch.
+        taps: by kind what it gives meanwhile.
+    """
+
+    name: str
+    model: Any
+    ask: Callable[[Batch, Clock], object]
+    taps: dict[str, _Tap]
+
+    @property
+    def kind(self) -> str:
+        """What the model is."""
+        return type(self.model).__name__
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Lesson:
+        return self  # an average of the weights needs no second teacher
+
+
+@dataclass
+class _Lessons:
+    """What is heard of a student and of its teachers while they work."""
+
+    settings: Distill
+    taps: dict[str, _Tap]
+    teachers: list[_Lesson]
+
+    @torch.no_grad()
+    def ask(self, batch: Batch, clock: Clock) -> dict[str, list[Tensor]]:
+        """By kind what each teacher gives."""
+        for one in self.teachers:
+            with _open(one.taps.values()):
+                one.ask(batch, clock)
+        return {kind: [one.taps[kind].take() for one in self.teachers] for kind in self.taps}
+
+
+def _taught_by(model: nn.Module, settings: Distill, logits: str, features: str) -> _Lesson:
+    taps = _taps("teacher", model, settings, logits, features)
+    return _Lesson("teacher", model.eval().requires_grad_(False), partial(_predict, model, taps), taps)
+
+
+def _predict(model: Any, taps: Mapping[str, _Tap], batch: Batch, clock: Clock) -> None:
+    """What a teacher makes of a batch, whose labels may be none of its own."""
+    predictions = model.predict(batch)
+    if "logits" in taps and not taps["logits"].outputs and "embedding" in predictions:
+        # Tasks that predict embeddings leave the classifier out, which takes them.
+        taps["logits"].module(predictions["embedding"])
+
+
+def _taught_by_average(task: Task, settings: Distill) -> _Lesson:
+    """It does what the student does, losses too, so that the same modules are heard in the same order."""
+    model = copy.deepcopy(task).eval().requires_grad_(False)
+    taps = _taps(_AVERAGE, model, settings, settings.student_logits, settings.student_features)
+    return _Lesson(_AVERAGE, model, model, taps)
 
 
 class _Tap:
@@ -318,16 +477,9 @@ class _Tap:
         raise ValueError(f"{self.label} does not tell how wide its features are")
 
 
-def _taps(student: Task, teacher: nn.Module, settings: Distill) -> dict[str, tuple[_Tap, _Tap]]:
-    names = {
-        "logits": (settings.logits_weight, settings.student_logits, settings.teacher_logits),
-        "features": (settings.features_weight, settings.student_features, settings.teacher_features),
-    }
-    return {
-        kind: (_Tap("student", student, own), _Tap("teacher", teacher, other))
-        for kind, (weight, own, other) in names.items()
-        if weight
-    }
+def _taps(owner: str, root: nn.Module, settings: Distill, logits: str, features: str) -> dict[str, _Tap]:
+    names = {"logits": (settings.logits_weight, logits), "features": (settings.features_weight, features)}
+    return {kind: _Tap(owner, root, name) for kind, (weight, name) in names.items() if weight}
 
 
 @contextmanager

@@ -64,6 +64,7 @@ VARIETIES = {
     "balanced samples": ["data.sampler={name: balanced}"],
     "growing pictures": ["shapes={name: progressive, start: 4, end: 8, multiple: 4}"],
     "a teacher": ["distill={run: ALONE}"],
+    "its own average as a teacher": ["distill={teachers: [{run: ALONE}], average: {momentum: 0.8}}"],
     "half precision": ["train.precision=bf16"],
     "a fixed graph": ["train.parallel={name: ddp, static_graph: true}"],
     "a fixed graph in pieces": ["train.parallel={name: ddp, static_graph: true}", "train.micro_batch=5"],
@@ -81,6 +82,9 @@ VARIETIES = {
     "sharded in pieces": ["train.parallel={name: fsdp}", "train.micro_batch=5"],
     "sharded and clipped": ["train.parallel={name: fsdp}", "train.step={name: standard, clip_each: 0.2}"],
     "sharded with a teacher": ["train.parallel={name: fsdp}", "distill={run: ALONE}"],
+    "sharded with its own average as a teacher": [
+        *("train.parallel={name: fsdp, unit: 100}", "distill={features_weight: 0.5, average: {momentum: 0.8}}"),
+    ],
     "sharded and averaged": ["train.parallel={name: fsdp}", "ema={momentum: 0.9}"],
     "sharded and frozen": ["train.parallel={name: fsdp}", "hooks.freeze={name: freeze, pattern: ^head}"],
     "sharded in half precision": ["train.parallel={name: fsdp, param_dtype: bf16, reduce_dtype: fp32}"],
@@ -204,12 +208,15 @@ def test_resumed_from_two_processes_on_other_numbers(
         assert one.get("val_ema/top1") == pytest.approx(other.get("val_ema/top1"), abs=0.02)
 
 
+@pytest.mark.parametrize(
+    "average", ["ema={momentum: 0.9}", "distill={average: {momentum: 0.9}}"], ids=["ema", "distill"]
+)
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_stopped_in_one_process_and_resumed_exactly(
-    server: Server, together: Path, trained: Trained, tmp_path: Path, parallel: str
+    server: Server, together: Path, trained: Trained, tmp_path: Path, parallel: str, average: str
 ) -> None:
     """With a norm whose running statistics differ between processes, and a stop where nothing else is saved."""
-    overrides = (f"train.parallel={parallel}", "task.backbone.norm=batch", "data.drop_last=true", "ema={momentum: 0.9}")
+    overrides = (f"train.parallel={parallel}", "task.backbone.norm=batch", "data.drop_last=true", average)
     whole = trained("whole", 2, *overrides)
     command = (str(together), "--out", str(tmp_path), "--name", "stopped", *overrides)
     programs = start(server, 2, *command, environment={PAUSE: "after_backward 12"})

@@ -1,4 +1,5 @@
 import copy
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from torch.nn import functional
 
 from opabinia.contracts import Backbone, Batch, Clock, Evaluator, Facts, Hook, Predictions, Task
 from opabinia.engine.step import total_loss
+from opabinia.losses.distillation import logits_loss
 from opabinia.models.backbones import timm
+from opabinia.tasks import distill
 from opabinia.tasks.classification import Classification
-from opabinia.tasks.distill import Distill, Distillation, make_teacher, student_weights
+from opabinia.tasks.distill import Distill, Distilled, OwnAverage, Teacher, make_teacher, own_average, student_weights
 
 CLASSES = ("cat", "dog", "emu", "fox")
 FACTS = Facts(samples=8, channels=3, classes=CLASSES)
@@ -47,8 +50,11 @@ def batch_of(count: int = 8) -> Batch:
     return {"image": images, "label": torch.arange(count) % len(CLASSES), "id": [str(i) for i in range(count)]}
 
 
-def distilled(student: Task | None = None, teacher: nn.Module | None = None, **keys: Any) -> Distillation:
-    return Distillation(student or task_of(), teacher or task_of(9, seed=1), Distill(**keys))
+RUN = Path("runs/teacher")
+
+
+def distilled(student: Task | None = None, teacher: nn.Module | None = None, **keys: Any) -> Distilled:
+    return distill.distilled(student or task_of(), [teacher or task_of(9, seed=1)], Distill(run=RUN, **keys))
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
@@ -63,7 +69,7 @@ def test_soft_targets_are_those_of_hinton(temperature: float) -> None:
     told = student.predict(batch)["logits"].div(temperature).log_softmax(1)
     expected = (taught * (taught.log() - told)).sum(1).mean() * temperature**2
     torch.testing.assert_close(losses["distill_logits_loss"], 0.7 * expected)
-    torch.testing.assert_close(losses["loss"], 0.3 * student.forward(batch, Clock())["loss"])
+    torch.testing.assert_close(losses["loss"], 0.3 * Classification.forward(student, batch, Clock())["loss"])
     torch.testing.assert_close(total_loss(losses)[0], losses["loss"] + losses["distill_logits_loss"])
 
 
@@ -73,6 +79,14 @@ def test_hard_targets_are_the_teachers_best_classes() -> None:
     best = teacher.predict(batch)["logits"].argmax(1)
     expected = functional.cross_entropy(task.predict(batch)["logits"], best)
     torch.testing.assert_close(task(batch, Clock())["distill_logits_loss"], expected)
+
+
+def test_symmetric_divergence_is_fastreids() -> None:
+    golden = json.loads((Path(__file__).parents[1] / "golden" / "fastreid" / "jsdiv.json").read_text())
+    student, teacher = (torch.tensor(golden["inputs"][key]) for key in ("student", "teacher"))
+    for key, temperature in (("loss", 16.0), ("loss_T1", 1.0)):
+        found = logits_loss(student, teacher, "symmetric", temperature).item()
+        assert found == pytest.approx(golden["outputs"][key], rel=golden["tolerance"])
 
 
 @pytest.mark.parametrize(
@@ -270,8 +284,8 @@ def test_the_teacher_follows_but_is_no_part() -> None:
     assert {tensor.device.type for tensor in task.parameters()} == {"meta"}
 
 
-def test_a_copy_is_whole_and_its_own_but_for_the_teacher() -> None:
-    task = distilled(features_weight=1.0)
+def test_a_copy_is_whole_and_its_own_but_for_the_teachers() -> None:
+    task = distilled(features_weight=1.0, average=OwnAverage())
     other = copy.deepcopy(task)
     batch = batch_of()
     torch.testing.assert_close(other.eval()(batch, Clock()), task.eval()(batch, Clock()))
@@ -280,23 +294,140 @@ def test_a_copy_is_whole_and_its_own_but_for_the_teacher() -> None:
             parameter.zero_()
     assert any(parameter.any() for parameter in task.parameters())
     assert other(batch, Clock())["distill_logits_loss"] != task(batch, Clock())["distill_logits_loss"]
-    assert other._distilling.teacher is task._distilling.teacher
+    assert [one.model for one in other._lessons.teachers] == [one.model for one in task._lessons.teachers]
     other.note = 1
-    assert other._distilling.student.note == 1
     assert not hasattr(task, "note")
 
 
 def test_graphs_and_activations_are_not_kept() -> None:
-    task = distilled(features_weight=1.0)
+    task = distilled(features_weight=1.0, average=OwnAverage())
     task(batch_of(), Clock())
     task.predict(batch_of())
-    assert not [tap.outputs for pair in task._distilling.taps.values() for tap in pair if tap.outputs]
+    taps = [*task._lessons.taps.values(), *(tap for one in task._lessons.teachers for tap in one.taps.values())]
+    assert len(taps) == 6
+    assert not [tap.outputs for tap in taps if tap.outputs]
 
 
 def test_the_log_shows_the_teacher() -> None:
-    text = str(distilled())
+    text = str(distilled(average=OwnAverage()))
     assert "(teacher): Classification" in text
+    assert "(average): Classification" in text
     assert "(loss): <function cross_entropy" in text
+
+
+# --- several teachers -------------------------------------------------------------------------------------------------
+
+
+def of_several(**keys: Any) -> Distill:
+    return Distill(teachers=[Teacher(run=RUN), Teacher(run=RUN)], **keys)
+
+
+@pytest.mark.parametrize("kind", ["soft", "symmetric", "hard", "mse"])
+def test_of_several_teachers_the_mean_is_learned(kind: Any) -> None:
+    keys: dict[str, Any] = {"logits_loss": kind, "features_weight": 1.0, "temperature": 16.0}
+    teachers, batch = [task_of(seed=1), task_of(seed=2)], batch_of()
+    alone = [distilled(teacher=copy.deepcopy(one), **keys)(batch, Clock()) for one in teachers]
+    losses = distill.distilled(task_of(), teachers, of_several(**keys))(batch, Clock())
+    for name in ("distill_logits_loss", "distill_features_loss"):
+        torch.testing.assert_close(losses[name], (alone[0][name] + alone[1][name]) / 2)
+    assert losses["loss"] == alone[0]["loss"]
+
+
+def test_each_teacher_has_a_projector_if_it_needs_one() -> None:
+    keys: dict[str, Any] = {"features_weight": 1.0, "average": OwnAverage()}
+    task = distill.distilled(task_of(), [task_of(seed=1), task_of(9, seed=2)], of_several(**keys))
+    extra = {"distill_projector_2.weight", "distill_projector_2.bias"}
+    assert set(task.state_dict()) == set(task_of().state_dict()) | extra
+    assert set(student_weights(task.state_dict())) == set(task_of().state_dict())
+    assert task(batch_of(), Clock())["distill_features_loss"].isfinite()
+
+
+class Embedder(Classification):
+    """Predicts what stands before its classifier, as re-identification does."""
+
+    def predict(self, batch: Batch) -> Predictions:
+        return {"embedding": self._embed(batch)}
+
+
+def test_a_teacher_that_predicts_embeddings_is_asked_for_classes() -> None:
+    torch.manual_seed(1)
+    teacher, batch = Embedder(FACTS, backbone=Pool), batch_of()
+    torch.manual_seed(1)
+    same = Classification(FACTS, backbone=Pool)
+    torch.testing.assert_close(distilled(teacher=teacher)(batch, Clock()), distilled(teacher=same)(batch, Clock()))
+
+
+# --- its own average --------------------------------------------------------------------------------------------------
+
+
+def following(momentum: float, **keys: Any) -> tuple[Distilled, Task, Hook]:
+    """A task that its own average teaches, the average, and the hook that updates it."""
+    task = distill.distilled(task_of(), [], Distill(average=OwnAverage(momentum=momentum), **keys))
+    average = own_average(task)
+    assert average is not None
+    (hook,) = task.hooks(FACTS)
+    hook.start(NO_RUN)
+    return task, average, hook
+
+
+NO_RUN: Any = None
+
+
+def step(task: Task) -> None:
+    """A step down the gradient, which changes running statistics, too."""
+    total_loss(task.train()(batch_of(), Clock()))[0].backward()
+    with torch.no_grad():
+        for parameter in task.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.5 * parameter.grad
+                parameter.grad = None
+
+
+def test_the_average_is_one_of_weights_and_running_statistics() -> None:
+    task, average, hook = following(0.9)
+    expected = {name: value.clone() for name, value in task.state_dict().items()}
+    for _ in range(3):
+        step(task)
+        hook.after_step(NO_RUN)
+        for name, value in task.state_dict().items():
+            kept = 0.9 * expected[name] + 0.1 * value
+            expected[name] = kept if value.is_floating_point() else value.clone()
+    torch.testing.assert_close(dict(average.state_dict()), expected)
+    mean = "backbone.layers.3.running_mean"
+    assert not torch.equal(average.state_dict()[mean], task.state_dict()[mean])
+    assert not any(module.training for module in average.modules())
+    assert not any(parameter.requires_grad for parameter in average.parameters())
+
+
+def test_the_average_teaches_what_it_says_itself() -> None:
+    task, average, hook = following(0.5, logits_loss="symmetric", temperature=16.0, logits_weight=1.0)
+    step(task)
+    hook.after_step(NO_RUN)
+    batch = batch_of()
+    told, own = average.predict(batch)["logits"], task.eval().predict(batch)["logits"]
+    expected = logits_loss(own, told, "symmetric", 16.0)
+    assert expected > 0
+    torch.testing.assert_close(task(batch, Clock())["distill_logits_loss"], expected)
+
+
+def test_the_average_is_no_part_of_the_student_but_saved() -> None:
+    task, average, hook = following(0.9)
+    assert set(task.state_dict()) == set(task_of().state_dict())
+    step(task)
+    hook.after_step(NO_RUN)
+    saved = {name: value.clone() for name, value in hook.tensors().items()}
+    other, restored, again = following(0.9)
+    again.load_tensors(saved)
+    again.start(NO_RUN)
+    torch.testing.assert_close(dict(restored.state_dict()), dict(average.state_dict()), rtol=0, atol=0)
+    assert not torch.equal(next(other.parameters()), next(restored.parameters()))
+
+
+def test_the_mean_is_taken_over_the_average_too() -> None:
+    teacher, batch = task_of(seed=1), batch_of()
+    both = distilled(task_of().eval(), teacher, average=OwnAverage())(batch, Clock())["distill_logits_loss"]
+    alone = distilled(task_of().eval(), teacher)(batch, Clock())["distill_logits_loss"]
+    torch.testing.assert_close(both, alone / 2)  # which says nothing else than the student so far
 
 
 # --- modules by name --------------------------------------------------------------------------------------------------
@@ -362,8 +493,12 @@ def test_modules_that_take_no_part_are_told() -> None:
 # --- timm's models as teachers ----------------------------------------------------------------------------------------
 
 
-def teach(**keys: Any) -> Distill:
-    return Distill(**keys)
+def teach(**keys: Any) -> Teacher:
+    return Teacher(**keys)
+
+
+def image_teacher(teacher: Teacher, *, logits: bool = True) -> Any:
+    return make_teacher(teacher, FACTS, lambda run: nn.Identity(), logits=logits).eval()
 
 
 def pretrained(folder: Path, classes: int) -> tuple[Any, dict[str, Any]]:
@@ -379,33 +514,37 @@ def pretrained(folder: Path, classes: int) -> tuple[Any, dict[str, Any]]:
 def test_a_pretrained_timm_model_teaches_what_it_knows(tmp_path: Path) -> None:
     whole, options = pretrained(tmp_path, 4)
     settings = teach(backbone=lambda c: timm(c, model="test_vit", pretrained=True, options=options))
-    teacher = make_teacher(settings, FACTS).eval()
+    teacher = image_teacher(settings)
     images = torch.randint(0, 256, (2, 3, 160, 160), dtype=torch.uint8)
     torch.testing.assert_close(teacher.predict({"image": images})["logits"], whole((images / 255 - 0.5) / 0.5))
     batch = {**batch_of(2), "image": images}
-    assert Distillation(task_of(), teacher, settings)(batch, Clock())["distill_logits_loss"].isfinite()
+    assert distilled(task_of(), teacher)(batch, Clock())["distill_logits_loss"].isfinite()
 
 
 def test_a_file_of_weights_makes_a_teacher(tmp_path: Path) -> None:
     whole, _ = pretrained(tmp_path, 4)
     keys: dict[str, Any] = {"backbone": lambda c: timm(c, model="test_vit"), "weights": tmp_path / "teacher.pth"}
-    teacher = make_teacher(teach(**keys, mean=[0.2], std=[0.3]), FACTS).eval()
+    teacher = image_teacher(teach(**keys, mean=[0.2], std=[0.3]))
     images = torch.rand(2, 3, 160, 160)
     torch.testing.assert_close(teacher.predict({"image": images})["logits"], whole((images - 0.2) / 0.3))
     pretrained(tmp_path, 9)
     with pytest.raises(ValueError, match=r"(?s)^weights: they do not fill the teacher; .*head.weight 9x64 -> 4x64"):
-        make_teacher(teach(**keys), FACTS)
-    make_teacher(teach(**keys, logits_weight=0.0, features_weight=1.0), FACTS)
+        image_teacher(teach(**keys))
+    image_teacher(teach(**keys), logits=False)
 
 
 def test_teachers_that_know_nothing_are_refused(tmp_path: Path) -> None:
     _, options = pretrained(tmp_path, 9)
     drawn = teach(backbone=lambda c: timm(c, model="test_vit"))
     with pytest.raises(ValueError, match="nobody taught this teacher"):
-        make_teacher(drawn, FACTS)
+        image_teacher(drawn)
     other = teach(backbone=lambda c: timm(c, model="test_vit", pretrained=True, options=options))
     with pytest.raises(ValueError, match=r"the teacher's classifier has 9 classes, the data 4; .* logits_weight: 0"):
-        make_teacher(other, FACTS)
+        image_teacher(other)
     for neither_or_both in (teach(), teach(run=tmp_path, backbone=lambda c: timm(c, model="test_vit"))):
         with pytest.raises(ValueError, match="either a run or a backbone"):
-            make_teacher(neither_or_both, FACTS)
+            image_teacher(neither_or_both)
+    with pytest.raises(ValueError, match=r"^mean: belongs to a backbone that teaches"):
+        image_teacher(teach(run=tmp_path, mean=[0.5]))
+    with pytest.raises(ValueError, match="nobody teaches; give a run, a backbone, teachers or average"):
+        _ = Distill().others
