@@ -1,0 +1,329 @@
+"""Re-ranking against the numbers of the originals, and against their steps on dense matrices, one thing at a time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from opabinia.evaluation.rerank import _smallest, k_reciprocal, k_reciprocal_from_distances
+
+GOLDEN: dict[str, Any] = json.loads(
+    (Path(__file__).parent.parent / "golden" / "fastreid" / "rerank_zhong.json").read_text()
+)
+Variant = Literal["zhong", "fastreid"]
+variants = pytest.mark.parametrize("variant", ["zhong", "fastreid"])
+SETTINGS = [(20, 6, 0.3), (4, 1, 0.3), (1, 2, 0.0), (2, 3, 1.0), (5, 2, 0.5), (3, 9, 0.3), (90, 90, 0.3)]
+settings = pytest.mark.parametrize(("k1", "k2", "lambda_value"), SETTINGS)
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def identities(count: int = 60, width: int = 8, seed: int = 0) -> Tensor:
+    """Features in clusters of about ten."""
+    draw = generator(seed)
+    centres = torch.randn(count // 10, width, generator=draw)
+    members = torch.randint(len(centres), (count,), generator=draw)
+    return centres[members] + 0.6 * torch.randn(count, width, generator=draw)
+
+
+def grid(count: int = 60, seed: int = 0) -> Tensor:
+    """Features whose squared distances are small whole numbers: many are equal, and many features are the same."""
+    return torch.randint(4, (count, 2), generator=generator(seed)).float()
+
+
+def squared_distances(features: Tensor) -> NDArray[np.float64]:
+    wide = features.double()
+    return (wide[:, None] - wide).square().sum(2).numpy()
+
+
+def dense(
+    squared: NDArray[np.float64], queries: int, k1: int, k2: int, share: float, variant: Variant, unit: float = 1.0
+) -> Tensor:
+    """The steps of the originals. Row i of ``squared`` holds distances to i; FastReID mixes in ``unit`` times them."""
+    count = len(squared)
+    scaled = squared / squared.max(1, keepdims=True) if variant == "zhong" else squared
+    order = squared.argsort(1, kind="stable")
+    if variant == "fastreid":
+        order = order[:, :k1]
+
+    def mutual(i: int, k: int) -> NDArray[np.int64]:
+        return np.array([j for j in order[i, : k + 1] if i in order[j, : k + 1]], dtype=np.int64)
+
+    weights = np.zeros((count, count))
+    for i in range(count):
+        near = mutual(i, k1)
+        found = set(near.tolist())
+        for j in near:
+            candidate = mutual(j, int(np.around(k1 / 2)))
+            if len(np.intersect1d(candidate, near)) > 2 / 3 * len(candidate):
+                found |= set(candidate.tolist())
+        members = sorted(found)
+        if members:
+            weights[i, members] = np.exp(-scaled[i, members]) / np.exp(-scaled[i, members]).sum()
+    if k2 > 1:
+        weights = np.stack([weights[order[i, :k2]].mean(0) for i in range(count)])
+    shared = np.minimum(weights[:queries, None], weights).sum(2)
+    mixed = scaled if variant == "zhong" else unit * squared
+    final = (1 - share) * (1 - shared / (2 - shared)) + share * mixed[:queries]
+    return torch.from_numpy(final[:, queries:]).float()
+
+
+# --- the originals' numbers -------------------------------------------------------------------------------------------
+
+GIVEN = torch.tensor(GOLDEN["inputs"]["distances_6x6"])
+QUERIES: int = GOLDEN["inputs"]["num_query"]
+
+
+@pytest.mark.parametrize("said", GOLDEN["outputs"])
+def test_golden_of_zhongs_function(said: str) -> None:
+    keys = dict(pair.split("=") for pair in said.split(","))
+    found = k_reciprocal_from_distances(
+        GIVEN[:QUERIES, QUERIES:], GIVEN[:QUERIES, :QUERIES], GIVEN[QUERIES:, QUERIES:],
+        k1=int(keys["k1"]), k2=int(keys["k2"]), lambda_value=float(keys["lambda"]),
+    )  # fmt: skip
+    expected = torch.tensor(GOLDEN["outputs"][said])
+    torch.testing.assert_close(found.distances(0, QUERIES), expected, rtol=0, atol=GOLDEN["tolerance"])
+
+
+FIRST_ROWS = {"zhong": [0.00714, 0.18381, 0.96687, 0.82512], "fastreid": [0.00714, 0.33826, 0.96687, 0.86584]}
+
+
+@variants
+def test_features_at_the_golden_distances(variant: Variant) -> None:
+    """The distances are those of vectors of length 1 in a plane, which are found again from their cosines."""
+    lengths, directions = torch.linalg.eigh(1 - GIVEN.double() ** 2 / 2)
+    features = (directions * lengths.clamp(min=0).sqrt()).float()
+    found = k_reciprocal(5 * features[:QUERIES], 3 * features[QUERIES:], k1=3, k2=2, variant=variant)
+    torch.testing.assert_close(found.distances(0, 1)[0], torch.tensor(FIRST_ROWS[variant]), rtol=0, atol=1e-5)
+
+
+# --- the same as on dense matrices ------------------------------------------------------------------------------------
+
+
+@variants
+@settings
+@pytest.mark.parametrize("seed", range(3))
+def test_cosine(variant: Variant, k1: int, k2: int, lambda_value: float, seed: int) -> None:
+    features = identities(seed=seed)
+    found = k_reciprocal(
+        features[:13], features[13:], k1=k1, k2=k2, lambda_value=lambda_value, variant=variant, block=16
+    )
+    squared = squared_distances(normalize(features.double()))
+    expected = dense(squared, 13, k1, k2, lambda_value, variant, unit=0.5)
+    torch.testing.assert_close(found.distances(0, 13), expected, rtol=0, atol=1e-5)
+
+
+@variants
+@settings
+@pytest.mark.parametrize("seed", range(3))
+def test_euclidean_with_ties_and_copies(variant: Variant, k1: int, k2: int, lambda_value: float, seed: int) -> None:
+    features = grid(seed=seed)
+    found = k_reciprocal(
+        features[:13], features[13:], k1=k1, k2=k2, lambda_value=lambda_value, variant=variant, metric="euclidean",
+        block=16,
+    )  # fmt: skip
+    expected = dense(squared_distances(features), 13, k1, k2, lambda_value, variant)
+    torch.testing.assert_close(found.distances(0, 13), expected, rtol=0, atol=1e-5)
+
+
+@variants
+def test_of_distances_that_differ_by_direction_those_to_a_thing_count(variant: Variant) -> None:
+    given = torch.rand(40, 40, generator=generator(0)).fill_diagonal_(0)
+    given[11:, :11] = given[:11, 11:].T  # query to gallery there is one of
+    found = k_reciprocal_from_distances(
+        given[:11, 11:], given[:11, :11], given[11:, 11:], k1=6, k2=3, variant=variant, block=7
+    )
+    expected = dense(given.T.double().square().numpy(), 11, 6, 3, 0.3, variant)
+    torch.testing.assert_close(found.distances(0, 11), expected, rtol=0, atol=1e-5)
+
+
+@variants
+def test_distances_give_what_their_features_give(variant: Variant) -> None:
+    features = identities(200)
+    given = torch.from_numpy(squared_distances(features)).sqrt().float()
+    by_features = k_reciprocal(features[:50], features[50:], variant=variant, metric="euclidean", block=64)
+    by_distances = k_reciprocal_from_distances(given[:50, 50:], given[:50, :50], given[50:, 50:], variant=variant)
+    torch.testing.assert_close(by_distances.distances(0, 50), by_features.distances(0, 50), rtol=0, atol=1e-4)
+
+
+@variants
+def test_features_far_apart_do_not_vanish(variant: Variant) -> None:
+    """Without the weights' sum of 1, exp(-d²) of these is 0 in float32 for all but a thing itself."""
+    features = 1000 * identities()
+    found = k_reciprocal(features[:13], features[13:], lambda_value=0, variant=variant, metric="euclidean")
+    expected = dense(squared_distances(features), 13, 20, 6, 0, variant)
+    torch.testing.assert_close(found.distances(0, 13), expected, rtol=0, atol=1e-5)
+
+
+@variants
+def test_more_copies_than_neighbours(variant: Variant) -> None:
+    """The later copies are not among their own nearest: their sets are empty, and they share nothing with anyone."""
+    features = torch.ones(9, 3)
+    found = k_reciprocal(features[:2], features[2:], k1=3, k2=1, variant=variant, metric="euclidean").distances(0, 2)
+    nearest = 2 if variant == "zhong" else 1  # of the gallery among the first 4, or 3, of all
+    torch.testing.assert_close(found, torch.tensor([[0.0] * nearest + [0.7] * (7 - nearest)] * 2), rtol=0, atol=1e-6)
+
+
+# --- what the size of blocks must not change --------------------------------------------------------------------------
+
+
+@variants
+@pytest.mark.parametrize("block", [1, 7, 30, 59, 60])
+def test_tiles_of_any_size(variant: Variant, block: int) -> None:
+    features = grid()
+    whole = k_reciprocal(features[:13], features[13:], k1=5, variant=variant, metric="euclidean")
+    tiled = k_reciprocal(features[:13], features[13:], k1=5, variant=variant, metric="euclidean", block=block)
+    assert torch.equal(whole.distances(0, 13), tiled.distances(0, 13))
+
+
+def test_distances_of_some_queries_are_a_part_of_all() -> None:
+    features = identities()
+    found = k_reciprocal(features[:13], features[13:])
+    assert (found.queries, found.gallery) == (13, 47)
+    whole = found.distances(0, 13)
+    assert (whole.shape, whole.dtype) == ((13, 47), torch.float32)
+    torch.testing.assert_close(found.distances(5, 9), whole[5:9])
+    torch.testing.assert_close(found.distances(9, 99), whole[9:])
+
+
+@variants
+@pytest.mark.parametrize("k", [1, 10, 47, 99])
+def test_nearest(variant: Variant, k: int) -> None:
+    features = grid()
+    found = k_reciprocal(features[:13], features[13:], k1=4, lambda_value=0, variant=variant, metric="euclidean")
+    distances, places = found.distances(0, 13).sort(dim=1, stable=True)
+    nearest = found.nearest(k, block=5)
+    assert torch.equal(nearest[0], distances[:, :k])
+    assert torch.equal(nearest[1], places[:, :k])
+
+
+@given(st.data())
+def test_of_equal_ones_the_first_is_the_smaller(data: st.DataObject) -> None:
+    width, k = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 14))
+    rows = data.draw(st.lists(st.lists(st.integers(-1, 2), min_size=width, max_size=width), min_size=1, max_size=4))
+    values, columns = _smallest(torch.tensor(rows).float(), k)
+    expected = [sorted(range(width), key=lambda column, row=row: row[column])[:k] for row in rows]  # type: ignore[misc]
+    assert columns.tolist() == expected
+    assert values.tolist() == [[row[column] for column in order] for row, order in zip(rows, expected, strict=True)]
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+
+def test_inputs_are_left_as_they_are() -> None:
+    query, gallery = identities().split([13, 47])
+    before = query.clone(), gallery.clone()
+    k_reciprocal(query, gallery).distances(0, 13)
+    assert torch.equal(query, before[0])
+    assert torch.equal(gallery, before[1])
+
+
+def test_half_precision_and_gradients_are_put_aside() -> None:
+    features = identities().half().requires_grad_()
+    found = k_reciprocal(features[:13], features[13:]).distances(0, 13)
+    expected = k_reciprocal(features[:13].detach().float(), features[13:].detach().float()).distances(0, 13)
+    assert not found.requires_grad
+    assert torch.equal(found, expected)
+
+
+def test_a_feature_of_zeros_has_a_cosine_of_0_with_all() -> None:
+    query = torch.zeros(1, 8)
+    found = k_reciprocal(query, identities(), lambda_value=1, variant="fastreid").distances(0, 1)
+    assert found.tolist() == [[1.0] * 60]
+
+
+FEATURES = identities()
+NAN, INF = float("nan"), float("inf")
+
+
+def spoiled(row: int, value: float) -> Tensor:
+    features = FEATURES.clone()
+    features[row, 3] = value
+    return features
+
+
+@pytest.mark.parametrize(
+    ("query", "gallery", "said"),
+    [
+        (FEATURES[:0], FEATURES, r"query_features has shape \(0, 8\)"),
+        (FEATURES, FEATURES[:0], r"gallery_features has shape \(0, 8\)"),
+        (FEATURES[0], FEATURES, r"query_features has shape \(8,\)"),
+        (FEATURES, FEATURES[:, :7], "8 and 7 wide"),
+        (spoiled(4, NAN), FEATURES, r"query_features\[4\] is not finite, or too large to be squared \(1 of 120"),
+        (FEATURES, spoiled(7, INF), r"gallery_features\[7\] is not finite"),
+        (FEATURES, spoiled(7, 1e19), r"gallery_features\[7\] is not finite, or too large"),
+    ],
+    ids=["no query", "no gallery", "a vector", "widths", "nan", "inf", "too large"],
+)
+def test_wrong_features(query: Tensor, gallery: Tensor, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        k_reciprocal(query, gallery)
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "k1": ({"k1": 0}, "k1 is 0; it is at least 1"),
+    "k2": ({"k2": 0}, "k2 is 0"),
+    "block": ({"block": 0}, "block is 0"),
+    "negative share": ({"lambda_value": -0.1}, "lambda_value is -0.1; it is from 0 to 1"),
+    "large share": ({"lambda_value": 1.1}, "lambda_value is 1.1"),
+    "nan share": ({"lambda_value": NAN}, "lambda_value is nan"),
+    "variant": ({"variant": "zong"}, "variant is 'zong'"),
+}
+
+
+@pytest.mark.parametrize(("keys", "said"), WRONG.values(), ids=WRONG)
+def test_wrong_numbers(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        k_reciprocal(FEATURES, FEATURES, **keys)
+    with pytest.raises(ValueError, match=said):
+        k_reciprocal_from_distances(GIVEN[:2, 2:], GIVEN[:2, :2], GIVEN[2:, 2:], **keys)
+
+
+def test_wrong_metric() -> None:
+    with pytest.raises(ValueError, match="metric is 'cos'"):
+        k_reciprocal(FEATURES, FEATURES, metric="cos")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("query_gallery", "query_query", "gallery_gallery", "said"),
+    [
+        (GIVEN[:0, 2:], GIVEN[:0, :0], GIVEN[2:, 2:], "query_gallery has shape"),
+        (GIVEN[:2, 2:], GIVEN[:3, :3], GIVEN[2:, 2:], "query_query has shape .* it is 2 x 2"),
+        (GIVEN[:2, 2:], GIVEN[:2, :2], GIVEN[2:, :4].T[:3], "gallery_gallery has shape .* it is 4 x 4"),
+        (GIVEN[:2, 2:] * NAN, GIVEN[:2, :2], GIVEN[2:, 2:], "query_gallery holds a distance that is not finite"),
+        (GIVEN[:2, 2:], GIVEN[:2, :2], -GIVEN[2:, 2:], "gallery_gallery holds -1.16327;"),
+    ],
+    ids=["no query", "queries", "gallery", "nan", "similarities"],
+)
+def test_wrong_distances(query_gallery: Tensor, query_query: Tensor, gallery_gallery: Tensor, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        k_reciprocal_from_distances(query_gallery, query_query, gallery_gallery)
+
+
+@pytest.mark.parametrize("keys", [{"k": 0}, {"k": 1, "block": 0}], ids=["k", "block"])
+def test_wrong_neighbours(keys: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="it is at least 1"):
+        k_reciprocal(FEATURES, FEATURES).nearest(**keys)
+
+
+@pytest.mark.gpu
+@variants
+def test_cuda(variant: Variant) -> None:
+    features = identities(300)
+    here = k_reciprocal(features[:50], features[50:], variant=variant, block=64)
+    there = k_reciprocal(features[:50].cuda(), features[50:].cuda(), variant=variant, block=64)
+    assert there.distances(0, 50).is_cuda
+    torch.testing.assert_close(there.distances(0, 50).cpu(), here.distances(0, 50), rtol=0, atol=1e-5)
+    assert torch.equal(there.nearest(5)[1].cpu(), here.nearest(5)[1])
