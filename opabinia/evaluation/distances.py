@@ -1,0 +1,269 @@
+"""Distances of queries to a gallery, some queries at a time: never a matrix of all of them.
+
+Which of two gallery images is nearer must not hang on chance. Three things see to it. Equal distances are told apart by
+the order of the gallery. Rows of the gallery that are the same bit by bit get the same distance: it is computed for the
+first of them and copied. And products are computed in tiles of so many queries as the size of the gallery says, so that
+the number of queries held at once changes no bit. What remains is float noise: another device, number of threads or
+version of a library may swap images whose distances differ in the last bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, Protocol
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Array = NDArray[Any] | Tensor
+Metric = Literal["cosine", "euclidean", "squared_euclidean"]
+"""``cosine`` is 1 - cos, 0 to 2. FastReID's ``euclidean`` is what is called squared_euclidean here; they rank alike."""
+
+METRICS: tuple[Metric, ...] = ("cosine", "euclidean", "squared_euclidean")
+
+
+class Distances(Protocol):
+    """Of Q queries to G gallery images.
+
+    Attributes:
+        queries: Q.
+        gallery: G.
+    """
+
+    @property
+    def queries(self) -> int: ...
+
+    @property
+    def gallery(self) -> int: ...
+
+    def distances(self, start: int, stop: int) -> Tensor:
+        """Those of queries ``start`` to ``stop`` (float32, (stop - start) x G). The caller may write into them; the
+        next call may, too."""
+        ...
+
+
+class FeatureDistances:
+    """Distances between features (:class:`Distances`).
+
+    The cosine of a vector of length 0 is taken as 0. ``euclidean`` is ranked by its square: the root would only make
+    neighbouring numbers equal.
+
+    Args:
+        query: Q x D, numbers of any type; they are computed with in float32, on the device of the query.
+        gallery: G x D.
+        metric: what is computed.
+
+    Raises:
+        ValueError: shapes do not fit, a feature is not finite, or there is no such metric.
+    """
+
+    def __init__(self, query: Array, gallery: Array, metric: Metric = "cosine") -> None:
+        if metric not in METRICS:
+            raise ValueError(f"no metric {metric!r}; there are: {', '.join(METRICS)}")
+        query, gallery = as_features("query", query), as_features("gallery", gallery)
+        gallery = gallery.to(query.device)
+        if query.shape[1] != gallery.shape[1]:
+            raise ValueError(f"query features have {query.shape[1]} numbers, gallery features {gallery.shape[1]}")
+        self._copies, self._originals = _copies(gallery)
+        if metric == "cosine":
+            lengths = (torch.linalg.vector_norm(one, dim=1) for one in (query, gallery))
+            of_query, of_gallery = _finite(query, gallery, *lengths)
+            query, gallery = (x / n.clamp(min=1e-12)[:, None] for x, n in ((query, of_query), (gallery, of_gallery)))
+            self._of_query, self._of_gallery, self._alpha = None, gallery.new_ones(1), -1.0
+        else:
+            squares = (torch.linalg.vecdot(one, one) for one in (query, gallery))
+            of_query, self._of_gallery = _finite(query, gallery, *squares)
+            self._of_query, self._alpha = of_query[:, None], -2.0
+        self._query, self._gallery = query, gallery
+        self._tile = tile(len(gallery))
+        self._held = query.new_empty(0)
+
+    @property
+    def queries(self) -> int:
+        """Q."""
+        return len(self._query)
+
+    @property
+    def gallery(self) -> int:
+        """G."""
+        return len(self._gallery)
+
+    def distances(self, start: int, stop: int) -> Tensor:
+        """What ranks the gallery for these queries: 1 - cos, or squared Euclidean distances; see :class:`Distances`.
+
+        ``start`` is to be a multiple of ``tile(G)`` where every bit matters.
+        """
+        if len(self._held) < stop - start:  # made once: new memory costs more than a pass over it
+            self._held = self._query.new_empty(stop - start, self.gallery)
+        held = self._held[: stop - start]
+        for first in range(start, stop, self._tile):
+            last = min(first + self._tile, stop)
+            found = held[first - start : last - start]
+            torch.addmm(self._of_gallery, self._query[first:last], self._gallery.T, alpha=self._alpha, out=found)
+        if self._of_query is not None:
+            held += self._of_query[start:stop]
+        held.clamp_(min=0)
+        if len(self._copies):
+            held[:, self._copies] = held[:, self._originals]
+        return held
+
+
+class MatrixDistances:
+    """Distances that somebody has computed (:class:`Distances`).
+
+    Args:
+        matrix: Q x G.
+
+    Raises:
+        ValueError: it is no matrix, or a distance is not a number.
+    """
+
+    def __init__(self, matrix: Array) -> None:
+        self._matrix = torch.as_tensor(matrix)
+        if self._matrix.ndim != 2:
+            raise ValueError(f"distances are to be Q x G, not of shape {tuple(self._matrix.shape)}")
+        broken = torch.cat([part.isnan().any(1) for part in torch.split(self._matrix, 512)])
+        if broken.any():
+            raise ValueError(f"distances of query {int(broken.nonzero()[0])} are not numbers (NaN)")
+
+    @property
+    def queries(self) -> int:
+        """Q."""
+        return self._matrix.shape[0]
+
+    @property
+    def gallery(self) -> int:
+        """G."""
+        return self._matrix.shape[1]
+
+    def distances(self, start: int, stop: int) -> Tensor:
+        """See :class:`Distances`."""
+        return self._matrix[start:stop].to(torch.float32, copy=True)
+
+
+def distances(query_features: Array, gallery_features: Array, *, metric: Metric = "cosine") -> Tensor:
+    """All distances at once (float32, Q x G): for what is small enough.
+
+    Args:
+        query_features: Q x D.
+        gallery_features: G x D.
+        metric: see :data:`Metric`.
+
+    Raises:
+        ValueError: see :class:`FeatureDistances`.
+
+    Example: (3, 4) and (0, 1): cosine 0.2, euclidean 4.2426, squared_euclidean 18.
+    """
+    found = FeatureDistances(query_features, gallery_features, metric)
+    return _handed_out(found.distances(0, found.queries), metric)
+
+
+def nearest(
+    query_features: Array, gallery_features: Array, k: int, metric: Metric = "cosine", *, block: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """The k nearest gallery images of each query, nearest first.
+
+    Args:
+        query_features: Q x D.
+        gallery_features: G x D.
+        k: how many; all of a smaller gallery.
+        metric: see :data:`Metric`.
+        block: see :func:`blocks`.
+
+    Returns: distances (float32, Q x k) and places in the gallery (int64, Q x k). Of equal distances the one that comes
+    first in the gallery is nearer.
+
+    Raises:
+        ValueError: see :class:`FeatureDistances`.
+    """
+    source = FeatureDistances(query_features, gallery_features, metric)
+    found = [smallest(source.distances(*span), min(k, source.gallery)) for span in blocks(source, block)]
+    if not found:
+        raise ValueError("there is no query")
+    values, columns = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return _handed_out(values, metric), columns
+
+
+def smallest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k smallest of each row and their columns (both B x k), in order; of equal ones the smaller column first.
+
+    Args:
+        values: B x G, without NaN.
+        k: 1 to G.
+    """
+    limit = values.topk(k, dim=1, largest=False).values[:, -1:]  # which of equal ones topk takes is open
+    rows, columns = (values <= limit).nonzero(as_tuple=True)
+    found = values[rows, columns]
+    order = found.argsort(stable=True)
+    order = order[rows[order].argsort(stable=True)]
+    columns, found = columns[order], found[order]
+    counts = torch.bincount(rows, minlength=len(values))
+    take = (counts.cumsum(0) - counts)[:, None] + torch.arange(k, device=values.device)
+    return found[take], columns[take]
+
+
+def tile(gallery: int) -> int:
+    """How many queries' distances are computed in one product: a power of two, 16 to 512; 256 MiB where that allows."""
+    return 1 << (min(512, max(16, 2**26 // max(1, gallery))).bit_length() - 1)
+
+
+def blocks(source: Distances, block: int | None = None) -> Iterator[tuple[int, int]]:
+    """First and last (exclusive) query of each block.
+
+    Args:
+        source: whose queries.
+        block: how many queries' distances are held at once, rounded up to whole tiles (:func:`tile`); null: one tile.
+            It changes the memory that is needed, and no bit of a result.
+
+    Raises:
+        ValueError: ``block`` is below 1.
+    """
+    if block is not None and block < 1:
+        raise ValueError(f"block is to be at least 1, not {block}")
+    whole = tile(source.gallery)
+    size = -(-(block or whole) // whole) * whole
+    for start in range(0, source.queries, size):
+        yield start, min(start + size, source.queries)
+
+
+def as_features(name: str, features: Array) -> Tensor:
+    """``features`` as float32, N x D.
+
+    Raises:
+        ValueError: they have another shape.
+    """
+    found = torch.as_tensor(features)
+    if found.ndim != 2 or not found.shape[1]:
+        raise ValueError(f"{name} features are to be N x D, not of shape {tuple(found.shape)}")
+    return found.detach().float()
+
+
+def _finite(query: Tensor, gallery: Tensor, of_query: Tensor, of_gallery: Tensor) -> tuple[Tensor, Tensor]:
+    """Sizes of the features, one number a row: it is finite only if all numbers of the row are."""
+    for name, rows, sizes in (("query", query, of_query), ("gallery", gallery, of_gallery)):
+        if not sizes.isfinite().all():
+            row = int((~sizes.isfinite()).nonzero()[0])
+            wrong = rows[row][~rows[row].isfinite()]
+            what = f"holds {float(wrong[0])}" if len(wrong) else "is too long for float32"
+            raise ValueError(f"row {row} of the {name} features {what}")
+    return of_query, of_gallery
+
+
+def _copies(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers of the rows that equal an earlier one bit by bit, and of those they equal (int64)."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randint(-(2**62), 2**62, (rows.shape[1],), generator=generator).to(rows.device)
+    # Whole numbers, whose sums wrap around and do not depend on their order. Few rows at a time stay in the cache.
+    keys = [(part.contiguous().view(torch.int32) * weights).sum(1) for part in torch.split(rows, 64)]
+    _, inverse = torch.unique(torch.cat(keys) if keys else weights[:0], return_inverse=True)
+    numbers = torch.arange(len(rows), device=rows.device)
+    first = numbers.clone().scatter_reduce_(0, inverse, numbers, "amin", include_self=False)[inverse]
+    copies = (first != numbers).nonzero()[:, 0]
+    pairs = zip(torch.split(copies, 4096), torch.split(first[copies], 4096), strict=True)
+    copies = torch.cat([copies[:0], *(a[(rows[a] == rows[b]).all(1)] for a, b in pairs)])
+    return copies, first[copies]
+
+
+def _handed_out(values: Tensor, metric: Metric) -> Tensor:
+    return values.sqrt() if metric == "euclidean" else values
