@@ -10,6 +10,7 @@ import inspect
 from torchvision.transforms import v2
 
 from opabinia.config import adapt, register
+from opabinia.data.transforms import augment as augment
 from opabinia.data.transforms import evaluation as evaluation
 from opabinia.data.transforms import policies as policies
 

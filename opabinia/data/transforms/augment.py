@@ -1,0 +1,56 @@
+"""Augmentations that torchvision has in another form only."""
+
+from __future__ import annotations
+
+from torchvision.transforms import v2
+
+from opabinia.config import register
+from opabinia.contracts import Fraction, Positive, Sample
+
+
+@register.transform(name="erase")
+class Erase:
+    """Fill a random rectangle with the mean of the images, which is 0 once the task has normalised them.
+
+    Zhong et al. 2020, Random Erasing; torchvision's ``RandomErasing`` with a value for each channel. Values are those
+    that an image can have: what is to be 0 lies within 0.5 / 255 / std of it.
+
+    Args:
+        probability: how often.
+        area: least and largest share of the image that is filled (the paper's).
+        ratio: least and largest height of the rectangle over its width, drawn evenly on a logarithmic scale: tall ones
+            are as frequent as wide ones.
+        mean: of the images in 0..1, per channel or one for all, as the task has it; null takes ImageNet's for colour,
+            0.5 otherwise.
+
+    Raises:
+        ValueError: the lower end of a range is above its upper end.
+    """
+
+    def __init__(
+        self,
+        *,
+        probability: Fraction = 0.5,
+        area: tuple[Fraction, Fraction] = (0.02, 0.4),
+        ratio: tuple[Positive, Positive] = (0.3, 1 / 0.3),
+        mean: list[Fraction] | None = None,
+    ) -> None:
+        for name, (low, high) in (("area", area), ("ratio", ratio)):
+            if low > high:
+                raise ValueError(f"{name}: [{low}, {high}] begins above its end; write [{high}, {low}]")
+        self._probability, self._area, self._ratio, self._mean = probability, area, ratio, mean
+
+    def __call__(self, sample: Sample) -> Sample:
+        """The sample with a part of its image erased, or as it is.
+
+        Raises:
+            ValueError: there are not as many means as channels.
+        """
+        channels = sample["image"].shape[-3]
+        mean = self._mean or ([0.485, 0.456, 0.406] if channels == 3 else [0.5])
+        if len(mean) not in (1, channels):
+            raise ValueError(f"mean: {mean} are {len(mean)} values for images of {channels} channels")
+        # One for each channel, which torchvision takes though its annotation says a number.
+        fill = [round(255 * value) for value in mean]
+        erased: Sample = v2.RandomErasing(self._probability, self._area, self._ratio, value=fill)(sample)
+        return erased
