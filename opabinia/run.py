@@ -34,7 +34,7 @@ from opabinia.contracts import (
     TransformPart,
     WriterPart,
 )
-from opabinia.data import Data, mix, samplers, shard_order, sources, transforms
+from opabinia.data import Data, identity_samplers, mix, samplers, shard_order, sources, transforms
 from opabinia.data import shapes as shape_parts
 from opabinia.data.batches import ConstantPlan
 from opabinia.engine.checkpoint import Snapshot
@@ -110,6 +110,7 @@ PARTS = (
     expected,
     freeze,
     heads,
+    identity_samplers,
     lars,
     limit,
     metric,

@@ -54,6 +54,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("section", "train"): {"length": "1ep"},
     ("shapes", "progressive"): {"start": 32, "end": 64},
     ("sampler", "mixed"): {"weights": [1, 3]},
+    ("sampler", "mixed_identities"): {"weights": [1, 1]},
     ("source", "hugging_face"): {"dataset": "HUGGING_FACE"},  # likewise; the library is an extra
     ("source", "joined"): {"sources": ["digits", "digits"]},
     ("source", "shards"): {"files": "SHARD"},  # likewise
@@ -368,6 +369,7 @@ def source_works(source: Any, folder: Path) -> None:
 def sampler_works(make: Callable[..., Any], folder: Path) -> None:
     source: Any = Joined(sources=[Digits(), Digits()])
     source.shards = np.array([len(Digits())] * 2)
+    source.cameras = np.arange(len(source)) % 3
     sampler = make(source, 3, 8)
     positions = np.arange(min(50, len(sampler)))
     found = sampler.order(1)(positions)
