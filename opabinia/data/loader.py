@@ -151,7 +151,8 @@ class Reader(Dataset[Read | _Failure]):
         seed: of the run.
         rank: of this process, so that processes mix differently.
         on_error: what is done about a sample that cannot be made: ``raise`` ends the run; ``replace`` takes another
-            one, chosen by seed, epoch, position and attempt; ``leave_out`` makes the batch smaller.
+            one of the same label if there is one, chosen by seed, epoch, position and attempt; ``leave_out`` makes the
+            batch smaller.
     """
 
     source: Source
@@ -224,6 +225,7 @@ class Reader(Dataset[Read | _Failure]):
             return collate(samples), passed_over
 
     def _sample_or_another(self, epoch: int, position: int, index: int, passed_over: list[str]) -> Sample | None:
+        tried = [index]
         for attempt in range(_ATTEMPTS):
             try:
                 return self._sample(epoch, position, index)
@@ -233,8 +235,18 @@ class Reader(Dataset[Read | _Failure]):
                 passed_over.append(str(error))
                 if self.on_error == "leave_out":
                     return None
-                index = hash32(REPLACEMENT, self.seed, epoch, position, attempt) % len(self.source)
+                index = self._another(tried, hash32(REPLACEMENT, self.seed, epoch, position, attempt))
+                tried.append(index)
         raise DataError(f"{_ATTEMPTS} samples in a row could not be read; the last: {passed_over[-1]}")
+
+    def _another(self, tried: list[int], draw: int) -> int:
+        """In place of the first of those tried: one of the same label, for samplers count on it; else any."""
+        labels = np.asarray(getattr(self.source, "labels", ()))
+        if labels.ndim == 1 and labels.size:
+            alike = np.setdiff1d(np.flatnonzero(labels == labels[tried[0]]), tried)
+            if alike.size:
+                return int(alike[draw % alike.size])
+        return draw % len(self.source)
 
     def _sample(self, epoch: int, position: int, index: int) -> Sample:
         if self.transforms:  # sources draw nothing

@@ -73,6 +73,25 @@ def test_which_one_hangs_on_nothing_but_the_position() -> None:
     assert together == found
 
 
+def test_a_sample_of_the_same_label_takes_the_place() -> None:
+    class Told(Frail):
+        labels = np.arange(N) % 2
+
+    only_9_of_the_odd_ones = Told({8, 30, *range(1, N, 2)} - {9})
+    whole = ids(training("raise", source=Frail(set())))
+    found = ids(training("replace", source=only_9_of_the_odd_ones))
+    for old, new in zip(map(int, whole), map(int, found), strict=True):
+        assert new == 9 if old % 2 else new % 2 == 0 and (new == old or old in (8, 30))
+
+
+def test_where_no_sample_of_the_label_is_left_any_will_do() -> None:
+    class Alone(Frail):
+        labels = np.arange(N)
+
+    found = ids(training("replace", source=Alone()))
+    assert found == ids(training("replace"))
+
+
 def test_nothing_readable_at_all_ends_the_run() -> None:
     with pytest.raises(DataError, match="20 samples in a row could not be read; the last: sample"):
         ids(training("replace", source=Frail(set(range(N)))))
