@@ -416,10 +416,11 @@ def _taught_by(model: nn.Module, settings: Distill, logits: str, features: str) 
 
 def _predict(model: Any, taps: Mapping[str, _Tap], batch: Batch, clock: Clock) -> None:
     """What a teacher makes of a batch, whose labels may be none of its own."""
-    predictions = model.predict(batch)
-    if "logits" in taps and not taps["logits"].outputs and "embedding" in predictions:
-        # Tasks that predict embeddings leave the classifier out, which takes them.
-        taps["logits"].module(predictions["embedding"])
+    model.predict(batch)
+    for tap in taps.values():
+        # Once it has looked at the whole batch, it looks at mirror images, which the student does not see.
+        if tap.outputs and len(tap.outputs[0]) == len(batch["image"]):
+            del tap.outputs[1:]
 
 
 def _taught_by_average(task: Task, settings: Distill) -> _Lesson:
