@@ -11,6 +11,9 @@ from torch import Tensor
 
 _MARGIN, _LINE = 6, 14
 _PAPER, _INK = (250, 250, 248), (30, 30, 30)
+_FRAME = 3
+FRAMES = {"right": (30, 150, 60), "wrong": (205, 40, 40), "junk": (150, 150, 150)}
+"""Colours of frames by what they say: green, red, grey."""
 
 
 def to_pil(image: Tensor) -> Image.Image:
@@ -21,9 +24,19 @@ def to_pil(image: Tensor) -> Image.Image:
 
 
 def sheet(
-    pictures: Sequence[Image.Image], captions: Sequence[str], *, columns: int = 5, size: int = 180
+    pictures: Sequence[Image.Image],
+    captions: Sequence[str],
+    *,
+    columns: int = 5,
+    size: int = 180,
+    frames: Sequence[str | None] | None = None,
 ) -> Image.Image:
-    """A contact sheet: pictures fitted into squares of ``size`` pixels, each with its caption (lines) below."""
+    """A contact sheet: pictures fitted into squares of ``size`` pixels, each with its caption (lines) below.
+
+    Args:
+        columns: pictures in a row.
+        frames: a key of :data:`FRAMES` for each picture; None for one without.
+    """
     lines = max((caption.count("\n") + 1 for caption in captions), default=1)
     columns = max(1, min(columns, len(pictures)))
     rows = -(-len(pictures) // columns)
@@ -37,10 +50,34 @@ def sheet(
         # Tiny pictures (digits, icons) keep their hard edges.
         method = Image.Resampling.NEAREST if scale >= 4 else Image.Resampling.LANCZOS
         small = picture.resize((max(1, round(picture.width * scale)), max(1, round(picture.height * scale))), method)
-        paper.paste(small, (left + (size - small.width) // 2, top + (size - small.height) // 2))
+        x, y = left + (size - small.width) // 2, top + (size - small.height) // 2
+        if frames is not None and (frame := frames[number]) is not None:
+            corners = (x - _FRAME, y - _FRAME, x + small.width + _FRAME - 1, y + small.height + _FRAME - 1)
+            draw.rectangle(corners, fill=FRAMES[frame])
+        paper.paste(small, (x, y))
         for at, line in enumerate(caption.split("\n")):
             draw.text((left, top + size + at * _LINE), _fitted(draw, line, size, font), fill=_INK, font=font)
     return paper
+
+
+def heated(image: Tensor, heat: Tensor, *, strength: float = 0.6) -> Image.Image:
+    """A picture under a heat map: grey and untouched where it is 0, then blue, green, yellow and red.
+
+    Args:
+        image: uint8, or float in 0 to 1; C x H x W of 1 or 3 channels.
+        heat: H x W in 0 to 1.
+        strength: the share of colour where it is hottest.
+    """
+    shades = torch.tensor(_HEAT)
+    place = heat.clamp(0, 1) * (len(shades) - 1)
+    lower = place.long().clamp(max=len(shades) - 2)
+    colour = torch.lerp(shades[lower], shades[lower + 1], (place - lower).unsqueeze(2)).permute(2, 0, 1)
+    floats = image.float() if image.is_floating_point() else image / 255
+    grey = floats.mean(0, keepdim=True)
+    return to_pil(torch.lerp(grey.expand(3, -1, -1), colour, strength * heat.clamp(0, 1).sqrt()))
+
+
+_HEAT = ((0.0, 0.0, 0.5), (0.0, 0.3, 1.0), (0.0, 0.8, 0.5), (1.0, 0.9, 0.0), (0.9, 0.1, 0.0))
 
 
 def _fitted(draw: ImageDraw.ImageDraw, text: str, width: int, font: Any) -> str:

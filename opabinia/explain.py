@@ -20,7 +20,7 @@ def heat(model: nn.Module, layer: str, score: Score, size: tuple[int, int]) -> T
     """Grad-CAM of a score on the maps of a layer.
 
     Only what comes after the layer is gone back through, and no parameter's gradient changes. Of a layer that is called
-    several times (a picture and its mirror image) the first call counts.
+    several times (a picture and its mirror image) the first call that matters counts.
 
     Args:
         model: in evaluation mode.
@@ -42,13 +42,14 @@ def heat(model: nn.Module, layer: str, score: Score, size: tuple[int, int]) -> T
 
     with torch.enable_grad(), capture(model, [layer], edit=start_here):
         total = score().sum()
-    maps, gradients = starts[0], None
-    if total.requires_grad:
-        (gradients,) = torch.autograd.grad(total, maps, allow_unused=True)
-    if gradients is None:
-        raise ValueError(f"what is to be explained does not depend on {layer!r}")
     shape = _Shape(model, size)
-    return grad_cam(shape.maps(maps), shape.maps(gradients), size)
+    gradients: tuple[Tensor | None, ...] = ()
+    if total.requires_grad:
+        gradients = torch.autograd.grad(total, starts, allow_unused=True)
+    for maps, gradient in zip(starts, gradients, strict=False):
+        if gradient is not None:
+            return grad_cam(shape.maps(maps), shape.maps(gradient), size)
+    raise ValueError(f"what is to be explained does not depend on {layer!r}")
 
 
 def last_maps(model: nn.Module, score: Score, size: tuple[int, int]) -> str:

@@ -1,17 +1,22 @@
-"""What the predict command does: find the pictures, tell what is on them, write it down."""
+"""What the predict command does: find the pictures, tell what is on them or what is like them, write it down."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import torch
 from rich.console import Console
+from torch import Tensor
 
 from opabinia.config import ConfigError, Problem
+from opabinia.contracts import Sample
 from opabinia.data.decode import EXTENSIONS
 from opabinia.data.loader import DataError
-from opabinia.drawing import sheet, to_pil
+from opabinia.drawing import heated, sheet, to_pil
+from opabinia.gallery import Found, Gallery, embedded, read
 from opabinia.loading import load
 from opabinia.predictor import Prediction, Predictor, image_of
 from opabinia.runtime.files import told, write_aside
@@ -21,15 +26,29 @@ PER_SHEET = 60
 
 
 def predict(
-    run: Path, paths: Sequence[Path], out: Path, *, checkpoint: str = "best", device: str | None = None
+    run: Path,
+    paths: Sequence[Path],
+    out: Path,
+    *,
+    explain: bool = False,
+    checkpoint: str = "best",
+    device: str | None = None,
 ) -> None:
     """Print and write predictions of pictures, and of all pictures in folders.
 
     ``predictions.jsonl`` has one line a picture, with its ``path`` and the task's readable prediction; ``sheet-1.png``
     and so on show the pictures. Files that are no pictures are told and left out, the others are still done.
 
+    Args:
+        run: the run folder.
+        paths: pictures, and folders of them.
+        out: where it is written.
+        explain: write each picture with a map of where its prediction comes from to ``explained``, too.
+        checkpoint: see :func:`opabinia.load`.
+        device: likewise.
+
     Raises:
-        ConfigError: there is no such run, checkpoint, file or folder.
+        ConfigError: there is no such run, checkpoint, file or folder, or the task's predictions cannot be explained.
         DataError: some pictures could not be read; everything else is written.
     """
     pictures = list(found(paths))
@@ -38,26 +57,72 @@ def predict(
     console = Console(highlight=False)
     done: list[tuple[Path, Prediction]] = []
     broken: list[str] = []
-    for start in range(0, len(pictures), predictor.batch_size):
-        samples, names = [], []
-        for path in pictures[start : start + predictor.batch_size]:
-            try:
-                samples.append(predictor.sample(path))
-                names.append(path)
-            except (OSError, ValueError) as error:
-                broken.append(str(error))
-        for path, prediction in zip(names, predictor.batch(samples) if samples else [], strict=True):
+    for names, samples in read(predictor, pictures, broken):
+        if explain:
+            _write_heat(out, len(done), names, samples, _explained(predictor, samples))
+        for path, prediction in zip(names, predictor.batch(samples), strict=True):
             console.print(f"{path}  {caption(prediction, ', ')}", soft_wrap=True)
             done.append((path, prediction))
+    _write_lines(out, [{"path": str(path), **prediction.readable} for path, prediction in done])
     with told(out):
-        out.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps({"path": str(path), **prediction.readable}) + "\n" for path, prediction in done]
-        write_aside(out / "predictions.jsonl", "".join(lines))
         for number, start in enumerate(range(0, len(done), PER_SHEET), 1):
             _write_sheet(out / f"sheet-{number}.png", predictor, done[start : start + PER_SHEET])
     console.print(f"{len(done)} pictures; predictions.jsonl and sheets are in {out}", soft_wrap=True)
-    if broken:
-        raise DataError(f"{len(broken)} of {len(pictures)} files were left out:\n" + "\n".join(broken))
+    _tell(broken, len(pictures))
+
+
+def retrieve(
+    run: Path,
+    paths: Sequence[Path],
+    gallery: Path,
+    out: Path,
+    *,
+    nearest: int = 10,
+    explain: bool = False,
+    checkpoint: str = "best",
+    device: str | None = None,
+) -> None:
+    """Print and write which pictures of a gallery are nearest to some pictures, by the cosine of their embeddings.
+
+    ``predictions.jsonl`` has one line a picture, with its ``path`` and the ``nearest`` ones: their ``path``, their
+    ``distance`` (1 - cosine) and a ``verdict``. A sheet for each picture in ``sheets`` shows it with those. Where names
+    tell whose the pictures are (see :func:`opabinia.gallery.whose`) the right ones are framed in green, others in red,
+    and in grey what evaluations leave out: the same identity on the same camera.
+
+    Args:
+        run: the run folder.
+        paths: pictures, and folders of them.
+        gallery: the folder that is searched.
+        out: where it is written.
+        nearest: how many to show.
+        explain: write each picture with a map of where its similarity to the nearest one comes from, too.
+        checkpoint: see :func:`opabinia.load`.
+        device: likewise.
+
+    Raises:
+        ConfigError: there is no such run, checkpoint, file or folder, or similarities cannot be explained.
+        DataError: some pictures could not be read; everything else is written.
+    """
+    pictures, others = list(found(paths)), list(found([gallery]))
+    with logging_to(None):
+        predictor = load(run, checkpoint=checkpoint, device=device)
+    console = Console(highlight=False)
+    broken: list[str] = []
+    searched = embedded(predictor, others, gallery, broken)
+    done: list[dict[str, Any]] = []
+    for names, samples in read(predictor, pictures, broken):
+        near = searched.nearest(names, predictor.embeddings(samples), nearest)
+        if explain:
+            heats = _explained(predictor, samples, _first_of(searched, near))
+            _write_heat(out, len(done), names, samples, heats)
+        for path, some in zip(names, near, strict=True):
+            _write_query(_numbered(out / "sheets", len(done), path), predictor, path, some)
+            first = f"{some[0].path} {some[0].distance:.3f}" if some else "nothing else"
+            console.print(f"{path}  {first}", soft_wrap=True)
+            done.append({"path": str(path), "nearest": [line(one) for one in some]})
+    _write_lines(out, done)
+    console.print(f"{len(done)} pictures; predictions.jsonl and sheets are in {out}", soft_wrap=True)
+    _tell(broken, len(pictures) + len(others))
 
 
 def found(paths: Sequence[Path]) -> Iterator[Path]:
@@ -85,11 +150,77 @@ def caption(prediction: Prediction, separator: str = "\n", most: int = 3) -> str
     """The likeliest classes in words; a task without them: its values."""
     top = prediction.readable.get("top")
     if top is None:
-        return str(prediction.readable)
+        return separator.join(f"{name}: {_short(value)}" for name, value in prediction.readable.items())
     return separator.join(f"{one['class']} {one['probability']:.1%}" for one in top[:most])
+
+
+def _short(value: Any) -> str:
+    return f"{len(value)} values" if isinstance(value, list) and len(value) > 5 else str(value)
+
+
+def line(one: Found) -> dict[str, Any]:
+    """A picture found, as it is written down."""
+    return {"path": str(one.path), "distance": round(one.distance, 6), "verdict": one.verdict}
+
+
+def _first_of(gallery: Gallery, near: Sequence[Sequence[Found]]) -> Tensor:
+    """Embeddings of the nearest picture of each query (B x D)."""
+    if not all(near):
+        raise ConfigError(Problem("command line", "--gallery", "it holds nothing but the picture that is looked for"))
+    return gallery.features[torch.tensor([some[0].number for some in near])]
+
+
+def _explained(predictor: Predictor, samples: Sequence[Sample], toward: Tensor | None = None) -> Tensor:
+    try:
+        return predictor.explain(samples, toward)
+    except ValueError as error:
+        raise ConfigError(Problem("command line", "--explain", str(error))) from error
+
+
+def _numbered(folder: Path, number: int, path: Path) -> Path:
+    """Where the picture of this line of predictions.jsonl is drawn: names alone may be there twice."""
+    return folder / f"{number:05d}-{path.stem}.png"
+
+
+def _write_heat(
+    out: Path, done: int, names: Sequence[Path], samples: Sequence[Sample], heats: Tensor, side: int = 256
+) -> None:
+    folder = out / "explained"
+    with told(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, (path, sample, heat) in enumerate(zip(names, samples, heats, strict=True), done):
+            picture = heated(sample["image"], heat)
+            scale = max(1, side // max(picture.size))
+            picture.resize((picture.width * scale, picture.height * scale)).save(_numbered(folder, number, path))
+
+
+def _write_query(path: Path, predictor: Predictor, query: Path, near: Sequence[Found]) -> None:
+    files = [query, *(one.path for one in near)]
+    captions = [f"{query.name}\nlooked for", *(f"{one.path.name}\n{one.distance:.3f}" for one in near)]
+    pictures = [to_pil(image_of(file, predictor.channels)) for file in files]
+    frames = [None, *(one.verdict for one in near)]
+    with told(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sheet(pictures, captions, columns=len(files), size=120, frames=frames).save(path)
+
+
+def _write_lines(out: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    with told(out):
+        out.mkdir(parents=True, exist_ok=True)
+        write_aside(out / "predictions.jsonl", "".join(json.dumps(one) + "\n" for one in lines))
 
 
 def _write_sheet(path: Path, predictor: Predictor, done: Sequence[tuple[Path, Prediction]]) -> None:
     pictures = [to_pil(image_of(file, predictor.channels)) for file, _ in done]
     captions = [f"{file.name}\n{caption(prediction)}" for file, prediction in done]
     sheet(pictures, captions).save(path)
+
+
+def _tell(broken: Sequence[str], count: int) -> None:
+    """Say which files were left out.
+
+    Raises:
+        DataError: some were.
+    """
+    if broken:
+        raise DataError(f"{len(broken)} of {count} files were left out:\n" + "\n".join(broken))

@@ -158,7 +158,7 @@ class Predictor:
         """Where in transformed samples the prediction comes from (float, B x H x W in 0 to 1, on the CPU): Grad-CAM.
 
         A task that has a method ``explain`` (batch to B x H x W) is asked itself. Otherwise what is explained is the
-        likeliest class's logit, or for embeddings their length.
+        length of a predicted embedding, or else the likeliest class's logit.
 
         Args:
             samples: of the same size.
@@ -191,10 +191,11 @@ class Predictor:
             similarity: Tensor = cosine_similarity(self._embedding(batch), toward)
             return similarity
         found = self.task.predict(batch)
-        if "logits" in found:
+        if "embedding" not in found and "logits" in found:
             highest: Tensor = found["logits"].amax(1)
             return highest
-        lengths: Tensor = torch.linalg.vector_norm(self._embedding(batch), dim=1)
+        embedding = found["embedding"] if "embedding" in found else self._embedding(batch)
+        lengths: Tensor = torch.linalg.vector_norm(embedding, dim=1)
         if torch.allclose(lengths, torch.ones_like(lengths), atol=1e-4):
             raise ValueError("embeddings of length 1 are explained by what they are near to: give a gallery")
         return lengths

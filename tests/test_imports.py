@@ -18,7 +18,7 @@ FLOORS = {
     1: ["config"],
     2: ["contracts", "models", "losses", "evaluation", "optim", "drawing", "inspect", "explain"],
     3: ["engine", "data", "tasks"],
-    4: ["run", "settings", "pieces", "predictor", "loading", "report"],
+    4: ["run", "settings", "pieces", "predictor", "gallery", "loading", "report"],
     5: ["launch", "scaling", "replay", "agent", "elastic", "predict", "extract", "search", "recipes", "sweep"],
     6: ["cli"],
     7: ["__init__", "__main__"],  # the public face may show anything

@@ -9,23 +9,45 @@ import typer
 
 from opabinia.cli.errors import report_errors
 
+Checkpoint = Annotated[str, typer.Option(help="best, last, or the path of a checkpoint.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps or auto; as the run was trained if not given.")]
+Nearest = Annotated[int, typer.Option(min=1, help="How many pictures of the gallery to tell.")]
+
 
 def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     pictures: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Pictures, and folders of pictures.")],
     out: Annotated[
-        Path | None, typer.Option(help="Where predictions.jsonl and the sheet go; RUN/predictions if not given.")
+        Path | None, typer.Option(help="Where predictions.jsonl and the sheets go; RUN/predictions if not given.")
     ] = None,
-    checkpoint: Annotated[str, typer.Option(help="best, last, or the path of a checkpoint.")] = "best",
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, mps or auto; as the run was trained if not given.")
+    gallery: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Tell which pictures in this folder are most like each.")
     ] = None,
+    nearest: Nearest = 10,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Draw on each picture where the prediction comes from (Grad-CAM).")
+    ] = False,
+    checkpoint: Checkpoint = "best",
+    device: Device = None,
 ) -> None:
     """Tell what is on pictures: a table, predictions.jsonl and a sheet of them.
 
     opabinia predict runs/classification/digits/default picture.png folder/
+
+    With --gallery: what is like them. A sheet for each picture shows it with the nearest of the gallery; where names
+    tell whose they are (0002_c1..., or a folder for each) right ones are framed in green, wrong ones in red, and the
+    same identity on the same camera in grey.
+
+    opabinia predict runs/reid/digits/default query/ --gallery gallery/ --explain
     """
     with report_errors():
-        from opabinia.predict import predict as tell
+        from opabinia import predict as telling
 
-        tell(run, pictures, out or run / "predictions", checkpoint=checkpoint, device=device)
+        folder = out or run / "predictions"
+        if gallery is None:
+            telling.predict(run, pictures, folder, explain=explain, checkpoint=checkpoint, device=device)
+        else:
+            telling.retrieve(
+                *(run, pictures, gallery, folder),
+                nearest=nearest, explain=explain, checkpoint=checkpoint, device=device,
+            )  # fmt: skip
