@@ -1,15 +1,21 @@
-"""Batch normalisation over all processes."""
+"""Norms in the place of batch norms: over all processes, over parts of a batch, frozen, over groups of channels."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from opabinia.runtime.processes import world_size
+
+Norm = TypeVar("Norm", bound=_NormBase)
+Successor = TypeVar("Successor", bound=nn.Module)
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -35,42 +41,6 @@ class SyncBatchNorm(_BatchNorm):
         if self.weight is not None:
             normalised = normalised * _by_channel(self.weight, input) + _by_channel(self.bias, input)
         return normalised.to(input.dtype)
-
-
-class SyncBatchNormAct(SyncBatchNorm):
-    """With the dropout and the activation that timm keeps within some of its norms."""
-
-    drop: nn.Module
-    act: nn.Module
-
-    def forward(self, input: Tensor) -> Tensor:
-        """B x C x ... of any size."""
-        output: Tensor = self.act(self.drop(super().forward(input)))
-        return output
-
-
-def synchronise(model: nn.Module) -> None:
-    """Put a synchronised norm in the place of every batch norm within a model, with its parameters and statistics."""
-    if next(model.parameters()).is_cuda:
-        from timm.layers.norm_act import convert_sync_batchnorm
-
-        convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-        return
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, _BatchNorm) and not isinstance(child, SyncBatchNorm):
-                setattr(module, name, _synchronised(child))
-
-
-def _synchronised(norm: _BatchNorm) -> SyncBatchNorm:
-    kind = SyncBatchNormAct if hasattr(norm, "act") else SyncBatchNorm
-    other = kind(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
-    for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
-        setattr(other, name, getattr(norm, name))
-    for name in ("drop", "act"):
-        if hasattr(norm, name):
-            setattr(other, name, getattr(norm, name))
-    return other.train(norm.training)
 
 
 def _by_channel(values: Tensor, like: Tensor) -> Tensor:
@@ -115,3 +85,170 @@ class _Normalise(torch.autograd.Function):
         dist.all_reduce(sums)
         of_mean, of_deviation = (_by_channel(part / ctx.count, gradient) for part in sums)
         return _by_channel(inverse, gradient) * (gradient - of_mean - normalised * of_deviation), None, None, None
+
+
+class GhostBatchNorm(_BatchNorm):
+    """Normalises each part of the batch of a process by itself (Hoffer et al. 2017, section 4).
+
+    Sample i is in part i mod ``splits``, so that parts differ by one sample at most. There are fewer parts where one
+    would have a single value. The running statistics are one set, and move towards their mean over parts.
+
+    Attributes:
+        splits: how many parts; it may change at any time.
+    """
+
+    splits: int = 1
+
+    def _check_input_dim(self, input: Tensor) -> None: ...
+
+    def forward(self, input: Tensor) -> Tensor:
+        """B x C x ... of any size."""
+        least = 1 if math.prod(input.shape[2:]) > 1 else 2
+        splits = min(self.splits, len(input) // least)
+        if not self.training or splits < 2 or self.running_mean is None or self.running_var is None:
+            whole: Tensor = super().forward(input)
+            return whole
+        share = self._share_of_newest()
+        means, variances = self.running_mean.repeat(splits, 1), self.running_var.repeat(splits, 1)
+        if len(input) % splits:
+            output = torch.empty_like(input)
+            for part in range(splits):
+                own = means[part], variances[part], self.weight, self.bias
+                output[part::splits] = F.batch_norm(input[part::splits], *own, True, share, self.eps)
+        else:
+            output = self._in_one_pass(input, means, variances, share)
+        self.running_mean.copy_(means.mean(0))
+        self.running_var.copy_(variances.mean(0))
+        return output
+
+    def _share_of_newest(self) -> float:
+        """How much the statistics of a batch count in the running ones, this batch being counted."""
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        return 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+
+    def _in_one_pass(self, input: Tensor, means: Tensor, variances: Tensor, share: float) -> Tensor:
+        """Parts of one size: channel c of part i goes as channel i * C + c of a batch of fewer samples."""
+        splits = len(means)
+        joined = input.reshape(-1, means.numel(), *input.shape[2:])
+        weight, bias = (self.weight.repeat(splits), self.bias.repeat(splits)) if self.affine else (None, None)
+        own = means.view(-1), variances.view(-1), weight, bias
+        output = F.batch_norm(joined, *own, True, share, self.eps).view(input.shape)
+        return output if input.is_contiguous() else torch.empty_like(input).copy_(output)  # as channels last as it was
+
+
+class FrozenBatchNorm(_NormBase):
+    """Normalises by the statistics and weights it has, and learns nothing; what synchronises or measures batch norms
+    passes it over."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """B x C x ... of any size."""
+        return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+
+
+# --- with timm's activations ----------------------------------------------------------------------------------------
+
+
+class _WithAct(nn.Module):
+    """A norm with the dropout and the activation that timm keeps within some of its norms."""
+
+    drop: nn.Module
+    act: nn.Module
+
+    def forward(self, input: Tensor) -> Tensor:
+        """B x C x ... of any size."""
+        output: Tensor = self.act(self.drop(super().forward(input)))
+        return output
+
+
+class SyncBatchNormAct(_WithAct, SyncBatchNorm):
+    """See :class:`SyncBatchNorm` and :class:`_WithAct`."""
+
+
+class GhostBatchNormAct(_WithAct, GhostBatchNorm):
+    """See :class:`GhostBatchNorm` and :class:`_WithAct`."""
+
+
+class FrozenBatchNormAct(_WithAct, FrozenBatchNorm):
+    """See :class:`FrozenBatchNorm` and :class:`_WithAct`."""
+
+
+class GroupNormAct(_WithAct, nn.GroupNorm):
+    """See :class:`torch.nn.GroupNorm` and :class:`_WithAct`."""
+
+
+# --- in place of batch norms ----------------------------------------------------------------------------------------
+
+
+def synchronise(model: nn.Module) -> None:
+    """Put a synchronised norm in the place of every batch norm within a model, with its parameters and statistics."""
+    plain: type[_BatchNorm] = SyncBatchNorm
+    with_act: type[_BatchNorm] = SyncBatchNormAct
+    if next(model.parameters()).is_cuda:
+        from timm.layers.norm_act import SyncBatchNormAct as OnGpu
+
+        plain, with_act = nn.SyncBatchNorm, OnGpu
+    _replace(model, lambda norm: _successor(norm, plain, with_act))
+
+
+def ghost(model: nn.Module, splits: int) -> None:
+    """Put a norm over parts of the batch in the place of every batch norm within a model, with its parameters and
+    statistics.
+
+    Args:
+        splits: how many parts a process makes of its batch.
+    """
+
+    def made(norm: _BatchNorm) -> nn.Module:
+        other = _successor(norm, GhostBatchNorm, GhostBatchNormAct)
+        other.splits = splits
+        return other
+
+    _replace(model, made)
+
+
+def freeze(model: nn.Module) -> None:
+    """Put a norm that learns nothing in the place of every batch norm within a model, with its parameters, which are
+    no longer trained, and its statistics."""
+    _replace(model, lambda norm: _successor(norm, FrozenBatchNorm, FrozenBatchNormAct).requires_grad_(False))
+
+
+def group(model: nn.Module, groups: int = 32) -> None:
+    """Put a group norm in the place of every batch norm within a model, with its parameters (Wu and He 2018).
+
+    Args:
+        groups: of the channels of a norm; 32 in the paper, section 4.
+
+    Raises:
+        ValueError: channels cannot be divided into as many groups.
+    """
+
+    def made(norm: _BatchNorm) -> nn.Module:
+        kind = GroupNormAct if hasattr(norm, "act") else nn.GroupNorm
+        return _moved(norm, kind(groups, norm.num_features, norm.eps, norm.affine))
+
+    _replace(model, made)
+
+
+def _replace(model: nn.Module, made: Callable[[_BatchNorm], nn.Module]) -> None:
+    """Put what is made of them in the place of all batch norms that are neither synchronised nor of parts."""
+    others = (SyncBatchNorm, nn.SyncBatchNorm, GhostBatchNorm)
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, _BatchNorm) and not isinstance(child, others):
+                setattr(module, name, made(child))
+
+
+def _successor(norm: _BatchNorm, plain: type[Norm], with_act: type[Norm]) -> Norm:
+    """One of these kinds with all that ``norm`` has."""
+    kind = with_act if hasattr(norm, "act") else plain
+    other = kind(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+    return _moved(norm, other, "running_mean", "running_var", "num_batches_tracked")
+
+
+def _moved(norm: _BatchNorm, other: Successor, *statistics: str) -> Successor:
+    """``other`` with parameters, activation and mode of ``norm``, and these statistics."""
+    for name in ("weight", "bias", "drop", "act", *statistics):
+        if hasattr(norm, name):
+            setattr(other, name, getattr(norm, name))
+    return other.train(norm.training)
