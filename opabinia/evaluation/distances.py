@@ -66,16 +66,15 @@ class FeatureDistances:
         if query.shape[1] != gallery.shape[1]:
             raise ValueError(f"query features have {query.shape[1]} numbers, gallery features {gallery.shape[1]}")
         self._copies, self._originals = _copies(gallery)
+        size = torch.linalg.vector_norm if metric == "cosine" else _squared_length
+        of_query, of_gallery = (size(one, dim=1) for one in (query, gallery))
+        _refuse_infinite("query", query, of_query)
+        _refuse_infinite("gallery", gallery, of_gallery)
         if metric == "cosine":
-            lengths = (torch.linalg.vector_norm(one, dim=1) for one in (query, gallery))
-            of_query, of_gallery = _finite(query, gallery, *lengths)
-            query, gallery = (x / n.clamp(min=1e-12)[:, None] for x, n in ((query, of_query), (gallery, of_gallery)))
-            self._of_query, self._of_gallery, self._alpha = None, gallery.new_ones(1), -1.0
-        else:
-            squares = (torch.linalg.vecdot(one, one) for one in (query, gallery))
-            of_query, self._of_gallery = _finite(query, gallery, *squares)
-            self._of_query, self._alpha = of_query[:, None], -2.0
+            of_query, of_gallery = of_query.clamp(min=1e-12), of_gallery.clamp(min=1e-12).reciprocal()
+        self._cosine, self._one = metric == "cosine", of_gallery.new_ones(1)
         self._query, self._gallery = query, gallery
+        self._of_query, self._of_gallery = of_query[:, None], of_gallery
         self._tile = tile(len(gallery))
         self._held = query.new_empty(0)
 
@@ -99,14 +98,20 @@ class FeatureDistances:
         held = self._held[: stop - start]
         for first in range(start, stop, self._tile):
             last = min(first + self._tile, stop)
-            found = held[first - start : last - start]
-            torch.addmm(self._of_gallery, self._query[first:last], self._gallery.T, alpha=self._alpha, out=found)
-        if self._of_query is not None:
-            held += self._of_query[start:stop]
-        held.clamp_(min=0)
+            self._compute(self._query[first:last], self._of_query[first:last], held[first - start : last - start])
         if len(self._copies):
             held[:, self._copies] = held[:, self._originals]
         return held
+
+    def _compute(self, query: Tensor, of_query: Tensor, found: Tensor) -> None:
+        """Write the distances of a tile. A gallery of unit length would need twice the memory."""
+        if self._cosine:
+            torch.mm(query / of_query, self._gallery.T, out=found)
+            torch.addcmul(self._one, found, self._of_gallery, value=-1, out=found)
+        else:
+            torch.addmm(self._of_gallery, query, self._gallery.T, alpha=-2, out=found)
+            found += of_query
+        found.clamp_(min=0)
 
 
 class MatrixDistances:
@@ -204,8 +209,11 @@ def smallest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def tile(gallery: int) -> int:
-    """How many queries' distances are computed in one product: a power of two, 16 to 512; 256 MiB where that allows."""
-    return 1 << (min(512, max(16, 2**26 // max(1, gallery))).bit_length() - 1)
+    """How many queries' distances are computed in one product: a power of two, 16 to 1,024; 512 MiB where that allows.
+
+    A product of fewer rows takes longer: the gallery is read anew for each.
+    """
+    return 1 << (min(1024, max(16, 2**27 // max(1, gallery))).bit_length() - 1)
 
 
 def blocks(source: Distances, block: int | None = None) -> Iterator[tuple[int, int]]:
@@ -239,30 +247,38 @@ def as_features(name: str, features: Array) -> Tensor:
     return found.detach().float()
 
 
-def _finite(query: Tensor, gallery: Tensor, of_query: Tensor, of_gallery: Tensor) -> tuple[Tensor, Tensor]:
-    """Sizes of the features, one number a row: it is finite only if all numbers of the row are."""
-    for name, rows, sizes in (("query", query, of_query), ("gallery", gallery, of_gallery)):
-        if not sizes.isfinite().all():
-            row = int((~sizes.isfinite()).nonzero()[0])
-            wrong = rows[row][~rows[row].isfinite()]
-            what = f"holds {float(wrong[0])}" if len(wrong) else "is too long for float32"
-            raise ValueError(f"row {row} of the {name} features {what}")
-    return of_query, of_gallery
+def _squared_length(features: Tensor, dim: int) -> Tensor:
+    squares: Tensor = torch.linalg.vecdot(features, features, dim=dim)
+    return squares
+
+
+def _refuse_infinite(name: str, features: Tensor, sizes: Tensor) -> None:
+    """``sizes``, one number a row, are finite only if all numbers of the row are."""
+    if not sizes.isfinite().all():
+        row = int((~sizes.isfinite()).nonzero()[0])
+        wrong = features[row][~features[row].isfinite()]
+        what = f"holds {float(wrong[0])}" if len(wrong) else "is too long for float32"
+        raise ValueError(f"row {row} of the {name} features {what}")
 
 
 def _copies(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Numbers of the rows that equal an earlier one bit by bit, and of those they equal (int64)."""
-    generator = torch.Generator().manual_seed(0)
-    weights = torch.randint(-(2**62), 2**62, (rows.shape[1],), generator=generator).to(rows.device)
-    # Whole numbers, whose sums wrap around and do not depend on their order. Few rows at a time stay in the cache.
-    keys = [(part.contiguous().view(torch.int32) * weights).sum(1) for part in torch.split(rows, 64)]
-    _, inverse = torch.unique(torch.cat(keys) if keys else weights[:0], return_inverse=True)
-    numbers = torch.arange(len(rows), device=rows.device)
-    first = numbers.clone().scatter_reduce_(0, inverse, numbers, "amin", include_self=False)[inverse]
-    copies = (first != numbers).nonzero()[:, 0]
-    pairs = zip(torch.split(copies, 4096), torch.split(first[copies], 4096), strict=True)
-    copies = torch.cat([copies[:0], *(a[(rows[a] == rows[b]).all(1)] for a, b in pairs)])
-    return copies, first[copies]
+    """Numbers of the rows that equal an earlier one bit by bit, and of the first that they equal (int64).
+
+    Rows are grouped by their first numbers, those that are not alone by the next ones, too, and so on: of features that
+    are not meant to be equal hardly any is looked at twice.
+    """
+    left = torch.arange(len(rows), device=rows.device)
+    group, start, width = torch.zeros_like(left), 0, 16
+    while len(left) and start < rows.shape[1]:
+        numbers = rows[:, start : start + width][left].view(torch.int32)
+        keys = torch.cat([group[:, None], numbers], 1)
+        _, group, counts = torch.unique(keys, dim=0, return_inverse=True, return_counts=True)
+        several = counts[group] > 1
+        left, group = left[several], group[several]
+        start, width = start + width, min(2 * width, 256)
+    first = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+    first = first.scatter_reduce_(0, group, left, "amin", include_self=False)[group]
+    return left[first != left], first[first != left]
 
 
 def _handed_out(values: Tensor, metric: Metric) -> Tensor:

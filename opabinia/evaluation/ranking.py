@@ -129,10 +129,11 @@ def indices_of(columns: Sequence[Indices], device: torch.device) -> tuple[Tensor
 def places_on_host(row: NDArray[Any], columns: Indices) -> Indices:
     """Places (from 1, ascending) of ``columns`` when the numbers of ``row`` (NaN: left out) are put in order.
 
-    Only what is at most as far as the farthest match is looked at: seldom much of a gallery.
+    Only what is at most as far as the farthest match is looked at, unless that is much of the gallery.
     """
     values = row[columns]
-    near = np.sort(row[row <= values.max()])
+    inside = row <= values.max()
+    near = np.sort(row[inside] if 8 * np.count_nonzero(inside) < len(row) else row)
     nearer = np.searchsorted(near, values, "left")
     for tied in np.flatnonzero(np.searchsorted(near, values, "right") > nearer + 1):
         nearer[tied] += np.count_nonzero(row[: columns[tied]] == values[tied])

@@ -84,7 +84,7 @@ def evaluate(
         rerank: by common neighbours: the name of a variant or the keywords of
             :func:`opabinia.evaluation.rerank.k_reciprocal`.
         query_expansion: before all else: the keywords of :func:`opabinia.evaluation.expansion.alpha`.
-        block: how many queries' distances are held at once; rounded up to tiles of 512 queries, fewer of a gallery
+        block: how many queries' distances are held at once; rounded up to tiles of 1,024 queries, fewer of a gallery
             above 131,072. It changes the memory that is needed, and no bit of the result.
 
     Returns: ``mAP``, ``rank1`` ... and ``mINP`` as fractions of 1; ``queries``, how many are in the means, and

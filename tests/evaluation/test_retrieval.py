@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from opabinia.contracts import Facts
 from opabinia.evaluation import distances as distances_module
@@ -175,14 +174,14 @@ def sides(count: int, queries: int, identities: int, **keys: Any) -> tuple[Any, 
 
 
 def test_blocks_change_no_bit() -> None:
-    given = sides(1600, 1100, 40, width=65, noise=3.0)
-    scores = [evaluate(*given, block=block) for block in (None, 1, 511, 513, 5000)]
+    given = sides(2600, 2200, 40, width=65, noise=3.0)
+    scores = [evaluate(*given, block=block) for block in (None, 1, 1023, 1025, 5000)]
     assert all(one == scores[0] for one in scores)
     assert 0.05 < scores[0]["mAP"] < 0.95, "else nothing is at stake"
 
 
 def test_a_tile_shrinks_with_the_gallery() -> None:
-    assert [tile(n) for n in (0, 1, 15_913, 82_161, 131_072, 131_073, 10**6, 10**9)] == [512] * 5 + [256, 64, 16]
+    assert [tile(n) for n in (0, 1, 15_913, 82_161, 131_072, 131_073, 10**6, 10**9)] == [1024] * 5 + [512, 128, 16]
 
 
 @pytest.mark.parametrize("metric", ["cosine", "squared_euclidean"])
@@ -205,13 +204,20 @@ def test_features_that_are_all_the_same_rank_in_the_order_of_the_gallery() -> No
     assert nearest(query, gallery, 3)[1].tolist() == [[0, 1, 2]] * 2
 
 
-def test_copies_are_found_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = torch.tensor([[0.0, 1], [2, 3], [0, 1], [2, 4], [2, 3], [0, 1]])
+@pytest.mark.parametrize("width", [1, 2, 16, 17, 400])
+def test_copies_are_found_and_nothing_else(width: int) -> None:
+    """Rows that differ in the last number only are no copies."""
+    rows = torch.ones(7, width)
+    rows[:, -1] = torch.tensor([0.0, 1, 0, 2, 1, 0, 3])
     copies, originals = distances_module._copies(rows)
     assert (copies.tolist(), originals.tolist()) == ([2, 4, 5], [0, 1, 0])
-    monkeypatch.setattr(torch, "randint", lambda *_, **__: torch.zeros(2, dtype=torch.int64))  # all keys collide
-    copies, originals = distances_module._copies(rows)
-    assert (copies.tolist(), originals.tolist()) == ([2, 5], [0, 0])
+    random = np.random.default_rng(width)
+    several = torch.from_numpy(random.integers(0, 2, (40, 5)).astype(np.float32)).repeat(1, width)
+    copies, originals = distances_module._copies(several)
+    first = {tuple(row): number for number, row in reversed(list(enumerate(several.tolist())))}
+    expected = {number: first[tuple(row)] for number, row in enumerate(several.tolist())}
+    found = dict(zip(copies.tolist(), originals.tolist(), strict=True))
+    assert found == {number: own for number, own in expected.items() if own != number}
 
 
 def test_calls_do_not_change_what_they_are_given() -> None:
@@ -513,7 +519,7 @@ def test_nothing_seen_gives_no_scores(make: Callable[[Facts], Any]) -> None:
 
 def test_a_source_holds_one_tile() -> None:
     """Not Q x G."""
-    source = FeatureDistances(torch.randn(1100, 4), torch.randn(300, 4))
+    source = FeatureDistances(torch.randn(2100, 4), torch.randn(300, 4))
     sizes = [source.distances(*span).shape for span in distances_module.blocks(source)]
-    assert sizes == [(512, 300), (512, 300), (76, 300)]
-    assert isinstance(source._held, Tensor) and source._held.shape == (512, 300)
+    assert sizes == [(1024, 300), (1024, 300), (52, 300)]
+    assert source._held.shape == (1024, 300)
