@@ -1,18 +1,15 @@
-"""Pictures that others are looked up among: their embeddings, and who is on them as far as names tell."""
+"""Pictures that others are looked up among, and who is on them as far as names tell."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from opabinia.contracts import Sample
-from opabinia.data.loader import DataError
-from opabinia.evaluation.distances import nearest
 from opabinia.predictor import Predictor
 
 Verdict = Literal["right", "wrong", "junk"]
@@ -45,17 +42,21 @@ def whose(path: Path, root: Path | None = None) -> Whose:
     return Whose(None if path.parent == root else path.absolute().parent.name)
 
 
+Look = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+"""From embeddings of queries (B x D) and k to distances and places in the gallery (both B x k), nearest first."""
+
+
 class Gallery:
-    """Pictures, their embeddings, and whose they are.
+    """Pictures that are searched, and whose they are.
 
     Args:
-        paths: of N pictures.
-        features: their embeddings (N x D).
+        paths: of the pictures.
         root: the folder that was searched for them.
+        look: how they are searched.
     """
 
-    def __init__(self, paths: Sequence[Path], features: Tensor, root: Path) -> None:
-        self.paths, self.features = list(paths), features
+    def __init__(self, paths: Sequence[Path], root: Path, look: Look) -> None:
+        self.paths, self._look = list(paths), look
         self._whose = [whose(path, root) for path in paths]
         self._identities = {one.identity for one in self._whose} - {None}
 
@@ -67,7 +68,7 @@ class Gallery:
             embeddings: of them (B x D).
             k: how many; all of a smaller gallery.
         """
-        distances, numbers = nearest(embeddings, self.features, k + 1)
+        distances, numbers = self._look(embeddings, min(k + 1, len(self.paths)))
         rows = zip(paths, numbers.tolist(), distances.tolist(), strict=True)
         return [self._others(path, zip(*row, strict=True))[:k] for path, *row in rows]
 
@@ -120,17 +121,9 @@ def read(predictor: Predictor, paths: Sequence[Path], broken: list[str]) -> Iter
             yield names, samples
 
 
-def embedded(predictor: Predictor, paths: Sequence[Path], root: Path, broken: list[str]) -> Gallery:
-    """The gallery of those pictures that can be read; what is wrong with the others goes to ``broken``.
-
-    Raises:
-        DataError: none can be read.
-    """
-    names: list[Path] = []
-    features: list[Tensor] = []
-    for some, samples in read(predictor, paths, broken):
-        names += some
-        features.append(predictor.embeddings(samples))
-    if not names:
-        raise DataError(f"none of the {len(paths)} pictures in {root} can be read; the first: {broken[0]}")
-    return Gallery(names, torch.cat(features), root)
+def embedded(
+    predictor: Predictor, paths: Sequence[Path], broken: list[str]
+) -> Iterator[tuple[list[Path], list[Sample], Tensor]]:
+    """As :func:`read`, with the embeddings of each batch (B x D)."""
+    for names, samples in read(predictor, paths, broken):
+        yield names, samples, predictor.embeddings(samples)

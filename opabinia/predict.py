@@ -16,6 +16,7 @@ from opabinia.contracts import Sample
 from opabinia.data.decode import EXTENSIONS
 from opabinia.data.loader import DataError
 from opabinia.drawing import heated, sheet, to_pil
+from opabinia.evaluation.distances import nearest as nearest_of
 from opabinia.gallery import Found, Gallery, embedded, read
 from opabinia.loading import load
 from opabinia.predictor import Prediction, Predictor, image_of
@@ -108,12 +109,13 @@ def retrieve(
         predictor = load(run, checkpoint=checkpoint, device=device)
     console = Console(highlight=False)
     broken: list[str] = []
-    searched = embedded(predictor, others, gallery, broken)
+    kept, features = _features(predictor, others, gallery, broken)
+    searched = Gallery(kept, gallery, lambda embeddings, k: nearest_of(embeddings, features, k))
     done: list[dict[str, Any]] = []
-    for names, samples in read(predictor, pictures, broken):
-        near = searched.nearest(names, predictor.embeddings(samples), nearest)
+    for names, samples, embeddings in embedded(predictor, pictures, broken):
+        near = searched.nearest(names, embeddings, nearest)
         if explain:
-            heats = _explained(predictor, samples, _first_of(searched, near))
+            heats = _explained(predictor, samples, _first_of(features, near))
             _write_heat(out, len(done), names, samples, heats)
         for path, some in zip(names, near, strict=True):
             _write_query(_numbered(out / "sheets", len(done), path), predictor, path, some)
@@ -163,11 +165,29 @@ def line(one: Found) -> dict[str, Any]:
     return {"path": str(one.path), "distance": round(one.distance, 6), "verdict": one.verdict}
 
 
-def _first_of(gallery: Gallery, near: Sequence[Sequence[Found]]) -> Tensor:
-    """Embeddings of the nearest picture of each query (B x D)."""
+def _features(
+    predictor: Predictor, paths: Sequence[Path], gallery: Path, broken: list[str]
+) -> tuple[list[Path], Tensor]:
+    """The N pictures of a gallery that can be read, and their embeddings (N x D)."""
+    kept: list[Path] = []
+    features: list[Tensor] = []
+    for names, _, embeddings in embedded(predictor, paths, broken):
+        kept += names
+        features.append(embeddings)
+    if not kept:
+        raise DataError(f"none of the {len(paths)} pictures in {gallery} can be read; the first: {broken[0]}")
+    return kept, torch.cat(features)
+
+
+def _first_of(features: Tensor, near: Sequence[Sequence[Found]]) -> Tensor:
+    """Embeddings of the nearest picture of each query (B x D).
+
+    Raises:
+        ConfigError: a query has none.
+    """
     if not all(near):
         raise ConfigError(Problem("command line", "--gallery", "it holds nothing but the picture that is looked for"))
-    return gallery.features[torch.tensor([some[0].number for some in near])]
+    return features[torch.tensor([some[0].number for some in near])]
 
 
 def _explained(predictor: Predictor, samples: Sequence[Sample], toward: Tensor | None = None) -> Tensor:

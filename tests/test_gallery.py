@@ -17,6 +17,7 @@ from opabinia.contracts import Batch, Facts, Predictions, Task
 from opabinia.data.loader import DataError
 from opabinia.data.sources import Digits
 from opabinia.drawing import FRAMES, heated, sheet
+from opabinia.evaluation.distances import nearest
 from opabinia.gallery import Gallery, Whose, whose
 from opabinia.predictor import Predictor
 
@@ -48,6 +49,10 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def searched(paths: list[Path], features: Tensor, root: Path) -> Gallery:
+    return Gallery(paths, root, lambda embeddings, k: nearest(embeddings, features, k))
+
+
 # --- verdicts -------------------------------------------------------------------------------------------------------
 
 
@@ -70,7 +75,7 @@ def test_verdicts() -> None:
     names = ["0001_c1_0.jpg", "0001_c2_0.jpg", "0002_c1_0.jpg", "-1_c2_0.jpg", "0000_c2_0.jpg", "holiday.jpg"]
     features = torch.eye(6)
     features[:, 0] += torch.linspace(1, 0, 6)  # nearest in this order to the first direction
-    gallery = Gallery([Path("g", name) for name in names], features, Path("g"))
+    gallery = searched([Path("g", name) for name in names], features, Path("g"))
 
     def verdicts(query: str) -> list[str | None]:
         (found,) = gallery.nearest([Path("q", query)], torch.eye(6)[:1], 6)
@@ -85,7 +90,7 @@ def test_verdicts() -> None:
 
 def test_a_picture_does_not_find_itself(tmp_path: Path) -> None:
     names = [tmp_path / "a.jpg", tmp_path / "b.jpg", tmp_path / "c.jpg"]
-    gallery = Gallery(names, torch.eye(3), tmp_path)
+    gallery = searched(names, torch.eye(3), tmp_path)
     (found,) = gallery.nearest([tmp_path / "x" / ".." / "b.jpg"], torch.eye(3)[1:2], 2)
     assert [one.number for one in found] == [0, 2], "of equal distances the first comes first"
     assert [one.number for one in gallery.nearest([Path("other.jpg")], torch.eye(3)[1:2], 9)[0]] == [1, 0, 2]

@@ -12,7 +12,7 @@ import typer
 
 from opabinia import __version__
 from opabinia.agent import end_with_agent
-from opabinia.cli import config, demo, evaluate, merge, predict, replay, sweep, train
+from opabinia.cli import config, demo, evaluate, extract, merge, predict, replay, search, sweep, train
 from opabinia.runtime.signals import end_at_once
 
 app = typer.Typer(
@@ -44,6 +44,8 @@ app.command("eval")(evaluate.evaluate)
 app.command("replay")(replay.replay)
 app.command("merge")(merge.merge)
 app.command("predict")(predict.predict)
+app.command("extract")(extract.extract)
+app.command("search")(search.search)
 app.command("demo")(demo.demo)
 app.add_typer(config.app, name="config", help="Show, check and compare configs; list what there is.")
 

@@ -1,0 +1,64 @@
+"""The commands that look: predict with a gallery, extract, search."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from opabinia.data.sources import Digits
+from tests.cli.conftest import Ended
+
+Command = Callable[..., Ended]
+
+
+@pytest.fixture
+def gallery(tmp_path: Path) -> Path:
+    for number in range(6):
+        path = tmp_path / "gallery" / f"000{number % 3}_c{number % 2 + 1}_{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(Digits(split="val")[number]["image"][0].numpy()).save(path)
+    return path.parent
+
+
+def test_predict_with_a_gallery(opabinia: Command, six_steps: Path, gallery: Path, tmp_path: Path) -> None:
+    query = gallery / "0001_c2_1.png"
+    options = ("--gallery", gallery, "--nearest", 9, "--explain", "--out", tmp_path / "out")
+    done = opabinia("predict", six_steps, query, *options)
+    assert done.status == 0, done.err
+    assert f"{query}  {gallery}" in done.out and "1 pictures; predictions.jsonl and sheets are in" in done.out
+    (found,) = map(json.loads, (tmp_path / "out" / "predictions.jsonl").read_text().splitlines())
+    verdicts = {Path(one["path"]).name: one["verdict"] for one in found["nearest"]}
+    assert len(verdicts) == 5 and verdicts.pop("0001_c1_4.png") == "right" and set(verdicts.values()) == {"wrong"}
+    assert (tmp_path / "out" / "sheets" / "00000-0001_c2_1.png").is_file()
+    assert (tmp_path / "out" / "explained" / "00000-0001_c2_1.png").is_file()
+
+
+def test_extract(opabinia: Command, six_steps: Path, tmp_path: Path) -> None:
+    out = tmp_path / "features"
+    done = opabinia("extract", six_steps, "--layers", "head, embedding", "--out", out)
+    assert done.status == 0, done.err
+    assert np.load(out / "head.npy").shape == (len(Digits(split="val")), 10)
+    assert np.load(out / "embedding.npy").shape[1] > 10
+    done = opabinia("extract", six_steps, "--split", "test", "--out", out)
+    assert (done.status, done.err) == (2, "error: command line: --split: there is no 'test'; sets: train, val\n")
+    assert opabinia("extract", six_steps, "--format", "csv").status == 2
+
+
+def test_search(opabinia: Command, six_steps: Path, gallery: Path, tmp_path: Path) -> None:
+    pytest.importorskip("faiss", reason="the extra opabinia[search] is not installed")
+    words = ("search", six_steps, gallery, gallery / "0001_c2_1.png", "--index", tmp_path / "index")
+    done = opabinia(*words, "--nearest", 2)
+    assert done.status == 0 and "making an index of 6 pictures" in done.err
+    assert done.out.count(".png") == 3
+    again = opabinia(*words, "--json")
+    assert "making an index" not in again.err and len(json.loads(again.out)["nearest"]) == 5
+    assert opabinia(*words, "nothing") == (2, "", "error: command line: there is no file or folder nothing\n")
+
+
+@pytest.mark.parametrize("command", ["predict", "search"])
+def test_none_is_no_number_of_pictures(opabinia: Command, six_steps: Path, gallery: Path, command: str) -> None:
+    done = opabinia(command, six_steps, gallery, gallery, "--nearest", 0)
+    assert done.status == 2 and "--nearest" in done.err
