@@ -296,11 +296,16 @@ class _Given:
 
     def _rows(self, start: int, stop: int) -> Tensor:
         query_gallery, query_query, gallery_gallery = self._given
-        some = slice(start, min(stop, self.queries))
-        others = slice(max(start - self.queries, 0), max(stop - self.queries, 0))
-        to_queries = torch.cat([query_query[:, some].T, query_gallery[some]], 1)
-        to_gallery = torch.cat([query_gallery[:, others], gallery_gallery[:, others]]).T
-        return torch.cat([to_queries, to_gallery]).float().square()
+        queries = min(max(self.queries - start, 0), stop - start)  # of the rows, the others are of the gallery
+        some = slice(start, start + queries)
+        others = slice(start + queries - self.queries, stop - self.queries)
+        rows = torch.empty(stop - start, self.size, device=self.device)
+        rows[:queries, : self.queries] = query_query[:, some].T
+        rows[:queries, self.queries :] = query_gallery[some]
+        if queries < len(rows):
+            rows[queries:, : self.queries] = query_gallery[:, others].T
+            rows[queries:, self.queries :] = gallery_gallery[:, others].T
+        return rows.square_()
 
 
 def _check_distances(name: str, given: Tensor, height: int, width: int) -> None:
@@ -369,7 +374,7 @@ def _expanded(neighbours: Indices, half: int) -> Sparse:
         half: how many of them the sets that are added are made of.
     """
     sets, smaller = _mutual(neighbours), _mutual(neighbours[:, :half])
-    common = sets.multiply(sets @ smaller.T).tocsr()
+    common = sets.multiply(sets @ smaller).tocsr()  # how many two sets share; `smaller` is its own transpose
     sizes = smaller.sum(1)
     common.data = (3 * common.data > 2 * sizes[common.indices]).astype(common.dtype)
     common.eliminate_zeros()
