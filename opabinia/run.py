@@ -61,7 +61,7 @@ from opabinia.engine.trainer import Trainer
 from opabinia.engine.writers import TensorBoard, Terminal
 from opabinia.loading import load
 from opabinia.losses import binary, cross_entropy, metric
-from opabinia.models import backbones, heads, pooling
+from opabinia.models import backbones, heads, pooling, resnets, vits
 from opabinia.models.weights import Init, initialise
 from opabinia.optim import lars, optimizers
 from opabinia.optim import schedules as schedule_parts
@@ -118,12 +118,14 @@ PARTS = (
     optimizers,
     pooling,
     precise_norm,
+    resnets,
     samplers,
     schedule_parts,
     shape_parts,
     shard_order,
     sources,
     transforms,
+    vits,
     watch,
 )
 """The modules whose import registers the built-in parts that nothing here names."""

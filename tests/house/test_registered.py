@@ -39,6 +39,7 @@ IDENTITY = [{"name": "Identity"}]
 TINY = {"name": "timm", "model": "test_resnet"}
 MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("backbone", "timm"): {"model": "test_resnet"},
+    ("backbone", "vit"): {"model": "test_vit", "image_size": [64, 64]},
     ("hook", "early_stop"): {"metric": "val/top1"},
     ("hook", "expected"): {"scores": {"val/top1": [0.9, 0.1]}},
     ("hook", "freeze"): {"pattern": "^backbone"},
