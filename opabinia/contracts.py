@@ -72,6 +72,7 @@ class Facts:
         multi_label: whether a sample may belong to several classes, or to none.
         cameras: how many cameras the images are from; 0 when nobody tells.
         views: from how many sides things are seen; 0 when nobody tells.
+        queries: whether some images are set apart, to be looked for among the others.
     """
 
     samples: int
@@ -80,6 +81,7 @@ class Facts:
     multi_label: bool = False
     cameras: int = 0
     views: int = 0
+    queries: bool = False
 
 
 @runtime_checkable

@@ -67,6 +67,9 @@ def facts_of(stream: Stream, *, skip: bool = False) -> Facts:
         channels=channels,
         classes=tuple(source.classes),
         multi_label=bool(getattr(source, "multi_label", False)),
+        cameras=int(getattr(source, "camera_count", 0)),
+        views=int(getattr(source, "view_count", 0)),
+        queries=getattr(source, "queries", None) is not None,
     )
 
 

@@ -59,6 +59,7 @@ from opabinia.engine.journal import Journal
 from opabinia.engine.moments import Moments
 from opabinia.engine.trainer import Trainer
 from opabinia.engine.writers import TensorBoard, Terminal
+from opabinia.evaluation import retrieval
 from opabinia.loading import load
 from opabinia.losses import binary, cross_entropy, metric
 from opabinia.models import backbones, heads, pooling, resnets, vits
@@ -98,7 +99,7 @@ from opabinia.runtime.processes import is_first, rank, world_size
 from opabinia.runtime.seeds import draw_seed
 from opabinia.runtime.signals import Stopped
 from opabinia.settings import Checkpointing, Evaluation, Seed, Training
-from opabinia.tasks import classification
+from opabinia.tasks import classification, reid
 from opabinia.tasks.distill import Distill, distilled, make_teacher, own_average, student_weights
 
 PARTS = (
@@ -118,7 +119,9 @@ PARTS = (
     optimizers,
     pooling,
     precise_norm,
+    reid,
     resnets,
+    retrieval,
     samplers,
     schedule_parts,
     shape_parts,

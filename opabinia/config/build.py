@@ -25,7 +25,7 @@ from opabinia.config.judge import blame, place_parts
 from opabinia.config.references import dotted
 from opabinia.config.types import Spec, describe
 
-WORKING = ("loss", "schedule", "transform", "mix", "command")
+WORKING = ("loss", "metric_loss", "schedule", "transform", "mix", "command")
 
 
 @dataclass(frozen=True, repr=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from hashlib import blake2b
 
 import torch
 from torch import Tensor, nn
@@ -39,29 +40,33 @@ def mean_statistics(models: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def statistics_of_all(models: Sequence[nn.Module]) -> dict[str, Tensor]:
-    """The statistics of every process, where they differ: by number of the model, processes x values.
+    """The statistics of every process, where they differ: processes x values, by number of the model and name.
 
     With them a run is resumed exactly on as many processes; on other numbers each begins with the mean.
     """
     if world_size() == 1:
         return {}
-    found = {}
-    for number, model in enumerate(models):
-        own = list(statistics(model).values())
-        if own:
-            everybody = torch.stack(gather(torch.cat([one.detach().cpu().double().flatten() for one in own])))
-            if not torch.equal(everybody, everybody[:1].expand_as(everybody)):
-                found[str(number)] = everybody
-    return found
+    own = _by_key(models)
+    # What is the same everywhere, a queue of features say, may be large: only its digest travels.
+    digests = gather({key: _digest(one) for key, one in own.items()})
+    differing = [key for key in own if any(one[key] != digests[0][key] for one in digests)]
+    everybody = gather({key: own[key].detach().cpu().double() for key in differing})
+    return {key: torch.stack([one[key] for one in everybody]) for key in differing}
 
 
 def load_statistics(models: Sequence[nn.Module], saved: Mapping[str, Tensor]) -> None:
     """Undo :func:`statistics_of_all` on as many processes; on another number do nothing."""
-    for number, model in enumerate(models):
-        everybody = saved.get(str(number))
-        if everybody is None or len(everybody) != world_size():
-            continue
-        buffers = list(statistics(model).values())
-        parts = torch.split(everybody[rank()], [one.numel() for one in buffers])
-        for one, part in zip(buffers, parts, strict=True):
-            one.copy_(part.view(one.shape))
+    for key, one in _by_key(models).items():
+        everybody = saved.get(key)
+        if everybody is not None and len(everybody) == world_size():
+            one.copy_(everybody[rank()])
+
+
+def _digest(tensor: Tensor) -> bytes:
+    return blake2b(tensor.detach().cpu().flatten().view(torch.uint8).numpy(), digest_size=16).digest()
+
+
+def _by_key(models: Sequence[nn.Module]) -> dict[str, Tensor]:
+    return {
+        f"{number}/{name}": one for number, model in enumerate(models) for name, one in statistics(model).items()
+    }

@@ -63,6 +63,8 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("source", "idx"): {"root": "IDX"},  # a folder that the test makes
     ("source", "image_folder"): {"root": "PICTURES"},  # likewise
     ("task", "classification"): {"backbone": TINY},
+    ("task", "mgn"): {"backbone": {"name": "timm", "model": "resnet10t", "options": {"output_stride": 8}}},
+    ("task", "reid"): {"backbone": TINY},
     ("mix", "one_of"): {"mixes": ["mixup", "cutmix"]},
     ("transform", "CenterCrop"): {"size": 8},
     ("transform", "ConvertBoundingBoxFormat"): {"format": "XYXY"},
@@ -257,7 +259,8 @@ def task_works(make: Callable[[Facts], Task], folder: Path) -> None:
     for name, features in task.features(batch_of()).items():
         assert (name, features.ndim, len(features)) == ("embedding", 2, 4)
     for evaluator in task.evaluators(FACTS):
-        evaluator.update(predictions, batch_of())
+        for _ in range(2):  # what compares samples with each other wants two of each class
+            evaluator.update(predictions, batch_of())
         assert evaluator.compute([evaluator.state()]).keys() == evaluator.better.keys()
         assert set(evaluator.better.values()) <= {"max", "min"}
     assert all(isinstance(hook, Hook) for hook in task.hooks(FACTS))
@@ -404,6 +407,17 @@ def is_made(part: Any, folder: Path) -> None:
     assert part is not None
 
 
+def evaluator_works(make: Callable[[Facts], Any], folder: Path) -> None:
+    """Four images of two identities; the first of each is looked for."""
+    evaluator = make(FACTS)
+    batch = {**batch_of(), "label": torch.tensor([0, 0, 1, 1]), "query": torch.tensor([True, False] * 2)}
+    evaluator.update({"embedding": torch.eye(4)}, batch)
+    scores = evaluator.compute([evaluator.state()])
+    assert scores.keys() == evaluator.better.keys()
+    assert all(0 <= score <= 1 for score in scores.values())
+    assert set(evaluator.better.values()) <= {"max", "min"}
+
+
 def shapes_work(make: Callable[[float], tuple[int, ...]], folder: Path) -> None:
     for progress in (0.0, 0.5, 1.0):
         assert all(isinstance(size, int) and size > 0 for size in make(progress))
@@ -428,6 +442,7 @@ AT_WORK: dict[str, Callable[[Any, Path], None]] = {
     "hook": hook_works,
     "writer": writer_works,
     "section": is_made,
+    "evaluator": evaluator_works,
     "shapes": shapes_work,
 }
 """What the parts of a family do at run time, given what the config makes of them."""

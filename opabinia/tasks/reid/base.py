@@ -1,0 +1,160 @@
+"""What tasks of re-identification share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from opabinia.contracts import Backbone, Batch, Evaluator, EvaluatorPart, Facts, MetricLossPart, Predictions, Task
+from opabinia.evaluation.retrieval import Recall, Retrieval
+from opabinia.losses.metric import pairs
+from opabinia.models.layers import Normalize
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all tasks of re-identification let a person decide in the same way."""
+
+    metric_losses: Sequence[MetricLossPart]
+    evaluator: EvaluatorPart | None
+    flip_test: bool
+
+
+class Reidentification(Task):
+    """Embeds images, and learns from pairs of them over the batches of all processes.
+
+    What is left to its heirs: ``seen`` and ``forward``.
+
+    Args:
+        facts: of the training data.
+        backbone: of the model; it knows how its images were normalised.
+        mean, std: of the images, if a person says them.
+        settings: see :class:`Settings`.
+
+    Raises:
+        ValueError: there are no two identities to tell apart.
+    """
+
+    def __init__(
+        self,
+        facts: Facts,
+        backbone: Backbone,
+        mean: Sequence[float] | None,
+        std: Sequence[float] | None,
+        settings: Settings,
+    ) -> None:
+        super().__init__()
+        if len(facts.classes) < 2:
+            raise ValueError(
+                f"re-identification learns from two identities or more; the training data has {len(facts.classes)}"
+            )
+        self.facts = facts
+        # Pairs are drawn from the whole batch: pieces of it would hold few of them, and other ones.
+        self.whole_batches = bool(settings.metric_losses)
+        known, colour = backbone.preprocessing, facts.channels == 3
+        self.normalize = Normalize(
+            mean or (known.mean if known else [0.485, 0.456, 0.406] if colour else [0.5]),
+            std or (known.std if known else [0.229, 0.224, 0.225] if colour else [0.5]),
+            facts.channels,
+        )
+        self.metric_losses = dict(named(settings.metric_losses))
+        self._evaluator, self._flip_test = settings.evaluator, settings.flip_test
+
+    def seen(self, batch: Batch) -> dict[str, Tensor]:
+        """``embedding`` (B x D), by which images are compared when the model is used, and ``logits`` (B x K) of the
+        training identities, if there is a classifier."""
+        raise NotImplementedError
+
+    def compared(self, features: Sequence[Tensor], labels: Tensor) -> dict[str, Tensor]:
+        """Metric losses by name, of several kinds of features (B x D each, of the batch of all processes) the mean.
+
+        ``anchors`` is the share of images to which the batch holds both another of their identity and one of another:
+        the others teach nothing here.
+        """
+        losses = {
+            f"{name}_loss": torch.stack([loss(one, labels) for one in features]).mean()
+            for name, loss in self.metric_losses.items()
+        }
+        return {**losses, "anchors": pairs(labels).anchors} if losses else {}
+
+    def predict(self, batch: Batch) -> Predictions:
+        """``embedding`` (B x D) and ``logits`` (B x K); with ``flip_test`` means over image and mirror image."""
+        found = self.seen(batch)
+        if self._flip_test:
+            mirrored = self.seen({**batch, "image": batch["image"].flip(-1)})
+            found = {name: (value + mirrored[name]) / 2 for name, value in found.items()}
+        return {name: value.float() for name, value in found.items()}
+
+    def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
+        """``embedding``: the numbers, rounded to six digits."""
+        return {"embedding": [round(value, 6) for value in prediction["embedding"].tolist()]}
+
+    def features(self, batch: Batch, layers: Sequence[str] = ()) -> dict[str, Tensor]:
+        """``embedding`` (B x D), as it is compared.
+
+        Raises:
+            KeyError: another layer is asked for.
+        """
+        for layer in layers:
+            if layer != "embedding":
+                raise KeyError(f"re-identification has no layer {layer!r}; it has: embedding")
+        return {"embedding": self.predict(batch)["embedding"]}
+
+    def evaluators(self, facts: Facts) -> list[Evaluator]:
+        """The one that the config names, or that fits the set. Identities of it need not be those of training.
+
+        Raises:
+            ValueError: the set's images have another number of channels, or are from cameras that nobody has seen.
+        """
+        if facts.channels != self.facts.channels:
+            raise ValueError(f"its images have {facts.channels} channels, those of training {self.facts.channels}")
+        fitting = Retrieval if facts.queries else Recall
+        return [(self._evaluator or fitting)(facts)]
+
+
+def named(losses: Iterable[MetricLossPart]) -> Iterable[tuple[str, MetricLossPart]]:
+    """Losses with the names they are logged by; of several of one kind the second is ``triplet_2``."""
+    seen: dict[str, int] = {}
+    for loss in losses:
+        name = name_of(loss)
+        seen[name] = seen.get(name, 0) + 1
+        yield name if seen[name] == 1 else f"{name}_{seen[name]}", loss
+
+
+def name_of(part: Any) -> str:
+    """The name of a function or class, set up or not."""
+    while isinstance(part, partial):
+        part = part.func
+    return str(getattr(part, "__name__", type(part).__name__))
+
+
+def identities(batch: Batch) -> Tensor:
+    """The identity of each image (int64, B).
+
+    Raises:
+        ValueError: labels are shares of several, as after mixing.
+    """
+    labels: Tensor = batch["label"]
+    if labels.is_floating_point():
+        raise ValueError("an image has one identity; take mixup and cutmix out of data.mix")
+    return labels
+
+
+@torch.no_grad()
+def share_right(logits: Tensor, labels: Tensor) -> Tensor:
+    """Share of images whose identity has the largest logit (0-d)."""
+    return (logits.argmax(1) == labels).float().mean()
+
+
+def reduced(width: int, to: int | None) -> nn.Module:
+    """A linear layer without bias to another width, or nothing."""
+    if to is None:
+        return nn.Identity()
+    layer = nn.Linear(width, to, bias=False)
+    nn.init.kaiming_normal_(layer.weight, mode="fan_out")
+    return layer

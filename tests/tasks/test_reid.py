@@ -1,0 +1,202 @@
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from opabinia.contracts import Backbone, Batch, Clock, Facts, Run, Task
+from opabinia.losses.cross_entropy import cross_entropy
+from opabinia.losses.metric import circle, triplet
+from opabinia.models.heads import arcface
+from opabinia.models.pooling import Gem
+from opabinia.tasks.reid.baseline import Baseline
+from opabinia.tasks.reid.memory import Memory
+
+FACTS = Facts(samples=16, channels=3, classes=("ann", "bob", "cid", "dot"), cameras=2, queries=True)
+
+
+class Maps(Backbone):
+    """One convolution, with maps and a mean of its own; it takes offsets."""
+
+    out_channels = map_channels = token_channels = 6
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(channels, 6, 3, stride=2)
+
+    def maps(self, images: Tensor, offset: Tensor | None = None) -> Tensor:
+        found = self.layer(images).relu()
+        return found if offset is None else found + offset[:, :, None, None]
+
+    def forward(self, images: Tensor, offset: Tensor | None = None) -> Tensor:
+        return self.maps(images, offset).mean((2, 3))
+
+
+def make(facts: Facts = FACTS, **keys: Any) -> Baseline:
+    torch.manual_seed(0)
+    return Baseline(facts, backbone=Maps, **keys)
+
+
+def batch_of(count: int = 8) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randint(0, 256, (count, 3, 12, 8), dtype=torch.uint8, generator=generator)
+    numbers = torch.arange(count)
+    return {
+        "image": images,
+        "label": numbers // 2 % 4,
+        "camera": numbers % 2,
+        "query": numbers % 2 == 0,
+        "id": [str(number) for number in numbers.tolist()],
+    }
+
+
+def test_losses_are_those_of_its_parts() -> None:
+    task, batch = (
+        make(metric_losses=[partial(triplet, margin=0.5), partial(circle, scale=0.1)], loss_scale=2.0),
+        batch_of(),
+    )
+    said = task(batch, Clock())
+    assert said.keys() == {"cross_entropy_loss", "top1", "triplet_loss", "circle_loss", "anchors"}
+
+    task.neck.train()
+    pooled = task.backbone(task.normalize(batch["image"]))
+    behind = F.batch_norm(pooled, None, None, training=True)
+    logits = behind @ task.head.weight.T
+    torch.testing.assert_close(said["cross_entropy_loss"], 2 * cross_entropy(logits, batch["label"]))
+    torch.testing.assert_close(said["triplet_loss"], triplet(pooled, batch["label"], margin=0.5))
+    torch.testing.assert_close(said["circle_loss"], circle(pooled, batch["label"], scale=0.1))
+    assert said["anchors"] == 1
+    assert said["top1"] == (logits.argmax(1) == batch["label"]).float().mean()
+
+
+def test_metric_losses_may_see_the_feature_behind_the_neck() -> None:
+    before, after = (make(metric_losses=[triplet], metric_feature=where) for where in ("before", "after"))
+    batch = batch_of()
+    assert before(batch, Clock())["triplet_loss"] != after(batch, Clock())["triplet_loss"]
+    embedding = before.train().predict(batch)["embedding"]
+    torch.testing.assert_close(after(batch, Clock())["triplet_loss"], triplet(embedding, batch["label"]))
+
+
+def test_several_losses_of_one_kind_have_names_of_their_own() -> None:
+    said = make(metric_losses=[triplet, partial(triplet, distance="cosine")])(batch_of(), Clock())
+    assert {"triplet_loss", "triplet_2_loss"} < said.keys()
+
+
+def test_the_four_methods() -> None:
+    task, batch = make(pooling=Gem, embedding=5).eval(), batch_of()
+    assert isinstance(task, Task) and not task.whole_batches and make(metric_losses=[triplet]).whole_batches
+    predictions = task.predict(batch)
+    assert predictions["embedding"].shape == (8, 5)
+    assert predictions["logits"].shape == (8, 4)
+    assert task.readable({name: value[0] for name, value in predictions.items()})["embedding"] == pytest.approx(
+        predictions["embedding"][0].tolist(), abs=1e-6
+    )
+    torch.testing.assert_close(task.features(batch)["embedding"], predictions["embedding"])
+    with pytest.raises(KeyError, match="no layer 'neck'; it has: embedding"):
+        task.features(batch, ["neck"])
+    assert task.hooks(FACTS) == []
+    evaluator = task.evaluators(FACTS)[0]
+    evaluator.update(predictions, batch)
+    assert set(evaluator.better) <= evaluator.compute([evaluator.state()]).keys()
+
+
+def test_the_shift_of_the_neck_stays_zero() -> None:
+    task = make(metric_losses=[triplet])
+    optimizer = torch.optim.SGD([one for one in task.parameters() if one.requires_grad], lr=1.0, weight_decay=0.1)
+    sum(value for name, value in task(batch_of(), Clock()).items() if "loss" in name).backward()
+    weight = task.neck.weight.detach().clone()
+    optimizer.step()
+    assert not task.neck.bias.any() and not torch.equal(task.neck.weight, weight)
+
+
+def test_a_margin_is_there_in_training_only() -> None:
+    task, batch = make(head=partial(arcface, scale=8.0)).eval(), batch_of()
+    said, logits = task(batch, Clock()), task.predict(batch)["logits"]
+    assert said["cross_entropy_loss"] > cross_entropy(logits, batch["label"])
+    assert logits.abs().max() <= 8
+
+
+def test_flip_test_is_the_mean_over_image_and_mirror_image() -> None:
+    plain, both = make().eval(), make(flip_test=True).eval()
+    batch = batch_of()
+    mirrored = {**batch, "image": batch["image"].flip(-1)}
+    expected = (plain.predict(batch)["embedding"] + plain.predict(mirrored)["embedding"]) / 2
+    torch.testing.assert_close(both.predict(batch)["embedding"], expected)
+    torch.testing.assert_close(both.predict(mirrored)["embedding"], expected)
+
+
+def test_side_information_is_used() -> None:
+    task, batch = make(side_information=3.0).eval(), batch_of()
+    other = {**batch, "camera": 1 - batch["camera"]}
+    seen, swapped = (task.predict(one)["embedding"] for one in (batch, other))
+    assert not torch.allclose(seen, swapped)
+    nobody_told = {"image": batch["image"], "id": batch["id"]}
+    both = (task.predict({**batch, "camera": torch.full((8,), camera)})["embedding"] for camera in (0, 1))
+    torch.testing.assert_close(task.predict(nobody_told)["embedding"], sum(both) / 2)
+    said = task.train()(batch, Clock())
+    said["cross_entropy_loss"].backward()
+    assert task.side.table.grad.abs().sum() > 0
+
+
+def test_the_queue_is_filled_once_a_step() -> None:
+    task, batch = make(memory=Memory(size=12)), batch_of()
+    (hook,) = task.hooks(FACTS)
+    run: Run = None  # type: ignore[assignment]  # the hook does not look at it
+    first = task(batch, Clock())["memory_loss"]
+    again = task(batch, Clock())["memory_loss"]
+    assert first == again, "nothing was remembered yet"
+    hook.after_step(run)
+    queue = task.memory.queue
+    assert queue.labels.tolist() == [*batch["label"].tolist(), -1, -1, -1, -1]
+    hook.after_step(run)
+    assert queue.pointer == 8, "nothing new to remember"
+    assert task(batch, Clock())["memory_loss"] != first
+    assert {"memory.queue.features", "memory.queue.labels", "memory.queue.pointer"} < task.state_dict().keys()
+
+
+def test_features_that_are_not_finite_are_not_remembered() -> None:
+    task, batch = make(memory=Memory(size=8)), batch_of()
+    task.memory(torch.full((8, 6), float("nan")), batch["label"])
+    task.memory.remember()
+    assert task.memory.queue.features.isfinite().all() and (task.memory.queue.labels == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"loss": None}, "nothing is learned"),
+        ({"facts": Facts(8, classes=("ann",))}, "two identities or more; the training data has 1"),
+        ({"facts": Facts(8, classes=("ann", "bob")), "side_information": 3.0}, "neither cameras nor views"),
+    ],
+)
+def test_what_cannot_be_learned_is_told(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(**keys)
+
+
+def test_a_backbone_without_maps_or_tokens_is_told() -> None:
+    class Vectors(Maps):
+        map_channels = token_channels = 0
+
+    for keys, message in (
+        ({"pooling": Gem}, "no feature maps to pool"),
+        ({"side_information": 3.0}, "added to tokens"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Baseline(FACTS, backbone=Vectors, **keys)
+
+
+def test_a_set_it_cannot_be_evaluated_on_is_told() -> None:
+    with pytest.raises(ValueError, match="1 channels, those of training 3"):
+        make().evaluators(Facts(8, channels=1))
+    with pytest.raises(ValueError, match="tell 3 cameras, those of training 2"):
+        make(side_information=3.0).evaluators(Facts(8, cameras=3))
+    assert make().evaluators(Facts(8, cameras=3)), "without side information any camera will do"
+
+
+def test_mixed_labels_are_refused() -> None:
+    batch = batch_of()
+    with pytest.raises(ValueError, match="one identity"):
+        make()({**batch, "label": F.one_hot(batch["label"], 4).float()}, Clock())
