@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from opabinia.contracts import Backbone
 from opabinia.models import norms
+from opabinia.models.heads import linear
+from opabinia.models.layers import BNNeck
 from opabinia.models.resnets import IBN, NonLocal, resnet
 from opabinia.models.weights import fit
 
@@ -45,6 +47,8 @@ def test_golden(name: str) -> None:
     if name == "resnet50_nl":  # FastReID's blocks have one inner channel by mistake; half as many as outside are meant
         count += sum(2 * width * width + 9 * width // 2 - (7 * width + 3) for width in (512, 512, 1024, 1024, 1024))
     assert parameters(net) == count
+    classes, width = GOLDEN["inputs"]["NUM_CLASSES"], net.out_channels
+    assert parameters(BNNeck(width)) + parameters(linear(width, classes)) == expected["head_params"]
 
 
 @pytest.mark.parametrize(
