@@ -30,6 +30,7 @@ from opabinia.data.sources import Digits, Joined
 from opabinia.engine.step import total_loss
 from opabinia.optim.schedules import constant
 from opabinia.runtime.durations import Duration
+from scripts import small_data
 
 CATALOG = live_catalog()
 ENTRIES = [entry for entries in CATALOG.entries.values() for entry in entries.values()]
@@ -56,8 +57,10 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("shapes", "progressive"): {"start": 32, "end": 64},
     ("sampler", "mixed"): {"weights": [1, 3]},
     ("sampler", "mixed_identities"): {"weights": [1, 1]},
+    ("source", "dukemtmc"): {"root": "MARKET1501"},  # likewise
     ("source", "hugging_face"): {"dataset": "HUGGING_FACE"},  # likewise; the library is an extra
     ("source", "joined"): {"sources": ["digits", "digits"]},
+    ("source", "market1501"): {"root": "MARKET1501"},  # likewise
     ("source", "shards"): {"files": "SHARD"},  # likewise
     ("source", "table"): {"file": "TABLE"},  # likewise
     ("source", "idx"): {"root": "IDX"},  # a folder that the test makes
@@ -181,9 +184,15 @@ def test_its_schema_builds(entry: Entry, schema: dict[str, Any]) -> None:
 # --- defaults ---------------------------------------------------------------------------------------------------------
 
 
+SMALL_DATA = (small_data.market1501,)
+"""What makes a data set in a folder. In ``MINIMAL`` the folder has its name, in capitals."""
+
+
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("pictures")
+    for make in SMALL_DATA:
+        make(root / f".{make.__name__}")  # hidden: no folder of a class
     for number, name in enumerate(["cat", "dog"]):
         (root / name).mkdir()
         Image.new("RGB", (20, 16), (number * 200, 90, 30)).save(root / name / "one.png")
@@ -223,6 +232,7 @@ def made(entry: Entry, folder: Path, pictures: Path) -> Any:
     assert keys.keys() == set(required), f"MINIMAL is to hold values for these keys of {label(entry)}: {required}"
     places = {"PICTURES": str(pictures), "IDX": str(pictures / "cat"), "TABLE": str(pictures / "list.csv")}
     places["SHARD"] = str(pictures / "shard.tar")
+    places |= {make.__name__.upper(): str(pictures / f".{make.__name__}") for make in SMALL_DATA}
     keys = {key: places.get(value, value) if isinstance(value, str) else value for key, value in keys.items()}
     section = configured(entry, keys, folder)
     return build({"part": section}, with_door(CATALOG, entry), "door")()

@@ -1,0 +1,101 @@
+"""Small generated data sets in the layouts of published ones, for tests and golden losses; the same on every machine.
+
+Each has 8 identities to train on and 4 others to search, with 4 pictures each, from two cameras in turn. Where queries
+are set apart, the first picture of an identity is one. An identity is a colour in noise.
+
+Example: ``market1501(Path("data"))`` writes ``data/bounding_box_train/0001_c1s1_000000_00.png`` and 49 others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+TRAINED = range(1, 9)
+SEARCHED = range(9, 13)
+
+
+class Shot(NamedTuple):
+    """A generated picture.
+
+    Attributes:
+        identity: 1 to 12.
+        camera: 1 or 2.
+        number: of those of its identity, from 0.
+        pixels: uint8, 32 x 16 x 3.
+    """
+
+    identity: int
+    camera: int
+    number: int
+    pixels: NDArray[np.uint8]
+
+
+def shots(identities: Iterable[int]) -> Iterator[Shot]:
+    """Four pictures of each identity."""
+    for identity in identities:
+        generator = np.random.default_rng(identity)
+        colour = generator.integers(0, 160, 3, dtype=np.uint8)
+        for number in range(4):
+            noise = generator.integers(0, 96, (32, 16, 3), dtype=np.uint8)
+            yield Shot(identity, number % 2 + 1, number, noise + colour)
+
+
+def save(path: Path, shot: Shot) -> None:
+    """As PNG, which has no loss."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(shot.pixels).save(path, "PNG")
+
+
+def market1501(root: Path) -> None:
+    """Market-1501, with a distractor (identity 0) and a picture of junk (-1) in the gallery: 50 pictures."""
+
+    def save_to(folder: str, shot: Shot, name: str) -> None:
+        save(root / folder / f"{name}_c{shot.camera}s1_{shot.number:06d}_00.png", shot)
+
+    for shot in shots(TRAINED):
+        save_to("bounding_box_train", shot, f"{shot.identity:04d}")
+    for shot in shots(SEARCHED):
+        save_to("bounding_box_test" if shot.number else "query", shot, f"{shot.identity:04d}")
+    for shot, name in zip(shots((13,)), ("0000", "-1"), strict=False):
+        save_to("bounding_box_test", shot, name)
+
+
+def msmt17(root: Path) -> None:
+    """MSMT17 in its first version; one picture of each trained identity is for validation."""
+    for folder, identities, kinds in (
+        ("train", TRAINED, ("train", "train", "train", "val")),
+        ("test", SEARCHED, ("query", "gallery", "gallery", "gallery")),
+    ):
+        lines: dict[str, list[str]] = {kind: [] for kind in kinds}
+        for shot in shots(identities):
+            label = shot.identity - identities[0]
+            path = f"{label:04d}/{label:04d}_{shot.number:03d}_{shot.camera:02d}_0303morning_{shot.number:04d}_0.png"
+            save(root / folder / path, shot)
+            lines[kinds[shot.number]].append(f"{path} {label}\n")
+        for kind, of_kind in lines.items():
+            (root / f"list_{kind}.txt").write_text("".join(of_kind), encoding="utf-8")
+
+
+def veri(root: Path) -> None:
+    """VeRi-776."""
+    for shot in shots((*TRAINED, *SEARCHED)):
+        folder = "train" if shot.identity in TRAINED else "test" if shot.number else "query"
+        name = f"{shot.identity:04d}_c{shot.camera:03d}_{shot.number:08d}_0.png"
+        save(root / f"image_{folder}" / name, shot)
+
+
+def online_products(root: Path) -> None:
+    """Stanford Online Products."""
+    for split, identities in (("train", TRAINED), ("test", SEARCHED)):
+        lines = ["image_id class_id super_class_id path\n"]
+        for number, shot in enumerate(shots(identities), 1):
+            path = f"chair_final/{shot.identity}_{shot.number}.png"
+            save(root / path, shot)
+            lines.append(f"{number} {shot.identity} 1 {path}\n")
+        (root / f"Ebay_{split}.txt").write_text("".join(lines), encoding="utf-8")
