@@ -154,8 +154,9 @@ def fsdp(
         children = [one for one in model.children() if param_dtype and any(True for _ in one.parameters())]
         for part in [*_units(model, unit), *children, model]:
             fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision)
-        for method in ("predict", "features"):
-            register_fsdp_forward_method(model, method)
+        for part, method in [(model, "predict"), (model, "features"), *((one, "maps") for one in children)]:
+            if hasattr(part, method):
+                register_fsdp_forward_method(part, method)
     return _Shards(models[0])
 
 

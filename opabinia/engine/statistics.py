@@ -63,7 +63,7 @@ def load_statistics(models: Sequence[nn.Module], saved: Mapping[str, Tensor]) ->
 
 
 def _digest(tensor: Tensor) -> bytes:
-    return blake2b(tensor.detach().cpu().flatten().view(torch.uint8).numpy(), digest_size=16).digest()
+    return blake2b(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes(), digest_size=16).digest()
 
 
 def _by_key(models: Sequence[nn.Module]) -> dict[str, Tensor]:
