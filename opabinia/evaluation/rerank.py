@@ -194,7 +194,7 @@ class _Space(Protocol):
         ...
 
     def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Those of single pairs; ``rows`` ascends."""
+        """Those of single pairs."""
         ...
 
     def to_gallery(self, start: int, stop: int) -> Tensor:
@@ -278,34 +278,33 @@ class _Given:
         self._block = block
 
     def tiles(self) -> Iterator[tuple[slice, int, Tensor]]:
-        for start in range(0, self.size, self._block):
-            rows = slice(start, min(start + self._block, self.size))
-            yield rows, 0, self._rows(rows.start, rows.stop)
+        query_gallery, query_query, gallery_gallery = self._given
+        for some in self._blocks(self.queries):
+            to_queries = torch.cat([query_query[:, some].T, query_gallery[some]], 1)
+            yield some, 0, to_queries.float().square_()
+        for some in self._blocks(self.size - self.queries):
+            to_gallery = torch.cat([query_gallery[:, some], gallery_gallery[:, some]])
+            rows = slice(self.queries + some.start, self.queries + some.stop)
+            yield rows, 0, to_gallery.float().square_().T.contiguous()
 
     def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
-        starts = torch.arange(0, self.size + self._block, self._block, device=rows.device)
-        bounds = torch.searchsorted(rows, starts).tolist()
-        found = [
-            self._rows(start, min(start + self._block, self.size))[rows[first:last] - start, columns[first:last]]
-            for start, first, last in zip(starts.tolist(), bounds, bounds[1:], strict=False)
-        ]
-        return torch.cat(found)
+        query_gallery, query_query, gallery_gallery = self._given
+        to_query, of_query = rows < self.queries, columns < self.queries
+        found = torch.empty(len(rows), device=self.device)
+        for which, given, first, second in (
+            (to_query & of_query, query_query, columns, rows),
+            (to_query & ~of_query, query_gallery, rows, columns - self.queries),
+            (~to_query & of_query, query_gallery, columns, rows - self.queries),
+            (~to_query & ~of_query, gallery_gallery, columns - self.queries, rows - self.queries),
+        ):
+            found[which] = given[first[which], second[which]].float()
+        return found.square_()
 
     def to_gallery(self, start: int, stop: int) -> Tensor:
         return self._given[0][start:stop].float().square()
 
-    def _rows(self, start: int, stop: int) -> Tensor:
-        query_gallery, query_query, gallery_gallery = self._given
-        queries = min(max(self.queries - start, 0), stop - start)  # of the rows, the others are of the gallery
-        some = slice(start, start + queries)
-        others = slice(start + queries - self.queries, stop - self.queries)
-        rows = torch.empty(stop - start, self.size, device=self.device)
-        rows[:queries, : self.queries] = query_query[:, some].T
-        rows[:queries, self.queries :] = query_gallery[some]
-        if queries < len(rows):
-            rows[queries:, : self.queries] = query_gallery[:, others].T
-            rows[queries:, self.queries :] = gallery_gallery[:, others].T
-        return rows.square_()
+    def _blocks(self, count: int) -> Iterator[slice]:
+        return (slice(start, min(start + self._block, count)) for start in range(0, count, self._block))
 
 
 def _check_distances(name: str, given: Tensor, height: int, width: int) -> None:

@@ -136,13 +136,14 @@ def test_euclidean_with_ties_and_copies(variant: Variant, k1: int, k2: int, lamb
 
 @variants
 def test_of_distances_that_differ_by_direction_those_to_a_thing_count(variant: Variant) -> None:
-    given = torch.rand(40, 40, generator=generator(0)).fill_diagonal_(0)
-    given[11:, :11] = given[:11, 11:].T  # query to gallery there is one of
+    given = torch.from_numpy(squared_distances(identities())).sqrt().float()
+    given *= 1 + 0.5 * torch.rand(60, 60, generator=generator(0))
+    given[29:, :29] = given[:29, 29:].T  # of a query and the gallery there is one
     found = k_reciprocal_from_distances(
-        given[:11, 11:], given[:11, :11], given[11:, 11:], k1=6, k2=3, variant=variant, block=7
+        given[:29, 29:], given[:29, :29], given[29:, 29:], k1=6, k2=3, variant=variant, block=7
     )
-    expected = dense(given.T.double().square().numpy(), 11, 6, 3, 0.3, variant)
-    torch.testing.assert_close(found.distances(0, 11), expected, rtol=0, atol=1e-5)
+    expected = dense(given.T.double().square().numpy(), 29, 6, 3, 0.3, variant)
+    torch.testing.assert_close(found.distances(0, 29), expected, rtol=0, atol=1e-5)
 
 
 @variants
