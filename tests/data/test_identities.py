@@ -185,5 +185,5 @@ def test_what_is_wrong_to_search(market: Path, spoil: Callable[[Path], None], me
 
 
 def test_a_file_is_no_root(market: Path) -> None:
-    with pytest.raises(ValueError, match=r"is a file, where a folder is expected"):
+    with pytest.raises(ValueError, match=r"is a file; a folder is expected"):
         market1501(root=market / "query/0009_c1s1_000000_00.png")

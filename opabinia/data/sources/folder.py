@@ -35,7 +35,7 @@ class ImageFolder:
     """
 
     def __init__(self, *, root: Path, channels: Literal[1, 3] = 3, classes: list[str] | None = None) -> None:
-        self.root = _existing(root.expanduser())
+        self.root = existing_folder(root.expanduser(), "root is the folder that holds the class folders")
         self.channels: Literal[1, 3] = channels
         self.classes = tuple(_chosen(self.root, classes))
         names = [_pictures(self.root, folder) for folder in self.classes]
@@ -56,19 +56,39 @@ class ImageFolder:
         return f"{len(self)} pictures of {len(self.classes)} classes, {content.hexdigest()}"
 
 
-def _existing(root: Path) -> Path:
-    if root.is_dir():
-        return root
-    if root.exists():
-        raise ValueError(f"{root} is a file; root is the folder that holds the class folders")
-    parent = next(parent for parent in root.absolute().parents if parent.exists())
-    raise ValueError(f"there is no folder {root}; what exists of it is {parent}")
+def existing_folder(folder: Path, hint: str = "") -> Path:
+    """``folder``, if it is one.
+
+    Raises:
+        ValueError: it is none; the text names what exists of it, or ends with ``hint`` where it is a file.
+    """
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ValueError(f"{folder} is a file; {hint or 'a folder is expected'}")
+    parent = next(parent for parent in folder.absolute().parents if parent.exists())
+    raise ValueError(f"there is no folder {folder}; what exists of it is {parent}")
 
 
-def _chosen(root: Path, classes: Sequence[str] | None) -> list[str]:
+def class_folders_of(root: Path) -> list[str]:
+    """The names of the folders in ``root``, sorted, without hidden ones.
+
+    Raises:
+        ValueError: there are none.
+    """
     found = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     if not found:
         raise ValueError(f"{root} holds no folders; pictures belong into one folder a class, such as {root / 'cat'}")
+    return found
+
+
+def is_picture(name: bytes) -> bool:
+    """Whether a file is taken for a picture, by its ending."""
+    return name.lower().endswith(_EXTENSIONS)
+
+
+def _chosen(root: Path, classes: Sequence[str] | None) -> list[str]:
+    found = class_folders_of(root)
     if classes is None:
         return found
     for number, name in enumerate(classes):
@@ -98,7 +118,7 @@ def _walk(root: bytes, folder: bytes) -> Iterator[bytes]:
             continue
         if entry.is_dir():
             yield from _walk(root, name)
-        elif entry.name.lower().endswith(_EXTENSIONS):
+        elif is_picture(entry.name):
             yield name
 
 

@@ -1,14 +1,10 @@
-# NOTE 13:10 (remove when committing): two people work on the sources of identities at once. Whoever wrote digit_views.py
-# as a subclass of Identities ("listed(...)") owns: identities.py, people.py, digit_views.py, joined.py. The other one
-# (scripts/small_data.py) owns: vehicles.py, products.py, the csv table, msmt17 and cuhk03, tests/data/test_identities.py.
-# Commit identities.py + people.py + digit_views.py NOW (generator parameters and split protocol of digit_views stay).
 """Pictures of identities: what the sources for re-identification have in common."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -19,7 +15,9 @@ from torchvision import tv_tensors
 
 from opabinia.contracts import Sample
 from opabinia.data.decode import EXTENSIONS, read_image
-from opabinia.data.sources.names import Names
+from opabinia.data.sources.folder import existing_folder, is_picture
+from opabinia.data.sources.lists import refuse_bad
+from opabinia.data.sources.names import Names, sorted_names
 
 Part = Literal["train", "query", "gallery"]
 """What the pictures of a data set are for."""
@@ -162,13 +160,6 @@ def listed(
 _SEARCHED: tuple[Part, Part] = ("query", "gallery")
 
 
-def sorted_names(names: Iterable[str]) -> list[str]:
-    """Names in their order: by value where all are whole numbers."""
-    found = list(names)
-    numbers = all(re.fullmatch(r"-?\d+", name) for name in found)
-    return sorted(found, key=lambda name: (int(name), name)) if numbers else sorted(found)
-
-
 def refuse_one_identity(where: object, classes: Sequence[str]) -> None:
     """Tell that there is nothing to learn: with one identity, nothing has to be told apart.
 
@@ -198,30 +189,14 @@ def refuse_strangers(where: object, query: Sequence[Picture], gallery: Sequence[
 # --- folders and files ------------------------------------------------------------------------------------------------
 
 
-def data_root(root: Path, name: str) -> Path:
-    """The folder of a data set: ``root`` itself, or the folder ``name`` in it, as its archive unpacks.
+def data_root(root: Path, *names: str) -> Path:
+    """The folder of a data set: ``root`` itself, or the first of ``names`` that is in it, as its archive unpacks.
 
     Raises:
         ValueError: there is no such folder.
     """
-    root = root.expanduser()
-    inner = root / name
-    return existing_folder(inner if inner.is_dir() else root)
-
-
-def existing_folder(folder: Path, hint: str = "") -> Path:
-    """``folder``, if it is one.
-
-    Raises:
-        ValueError: it is none; the text names what exists of it, and ends with ``hint``.
-    """
-    if folder.is_dir():
-        return folder
-    end = f"; {hint}" if hint else ""
-    if folder.exists():
-        raise ValueError(f"{folder} is a file, where a folder is expected{end}")
-    parent = next(parent for parent in folder.absolute().parents if parent.exists())
-    raise ValueError(f"there is no folder {folder}; what exists of it is {parent}{end}")
+    root = existing_folder(root.expanduser())
+    return next((root / name for name in names if (root / name).is_dir()), root)
 
 
 def pictures_in(root: Path, folder: str) -> list[bytes]:
@@ -232,14 +207,10 @@ def pictures_in(root: Path, folder: str) -> list[bytes]:
     """
     path = existing_folder(root / folder)
     with os.scandir(os.fsencode(path)) as entries:
-        found = sorted(one.name for one in entries if not one.name.startswith(b".") and _is_picture(one.name))
+        found = sorted(one.name for one in entries if not one.name.startswith(b".") and is_picture(one.name))
     if not found:
         raise ValueError(f"{path} holds no picture ({', '.join(EXTENSIONS)})")
     return [os.fsencode(folder) + b"/" + name for name in found]
-
-
-def _is_picture(name: bytes) -> bool:
-    return name.lower().endswith(tuple(extension.encode() for extension in EXTENSIONS))
 
 
 def named_pictures(root: Path, folder: str, cameras: int) -> list[Picture]:
@@ -272,14 +243,3 @@ _NAME = re.compile(r"(-1|\d+)_c(\d+)")
 def shown(name: bytes) -> str:
     """A name as it is told to people, whatever its bytes are."""
     return name.decode("utf-8", "backslashreplace")
-
-
-def refuse_bad(where: object, bad: Sequence[str], count: int, expected: str) -> None:
-    """Tell names or lines that cannot be read: how many of ``count``, and the first three.
-
-    Raises:
-        ValueError: there are some.
-    """
-    if bad:
-        listed = ", ".join(bad[:3]) + (" ..." if len(bad) > 3 else "")
-        raise ValueError(f"{where}: {len(bad)} of {count} are not {expected}: {listed}")

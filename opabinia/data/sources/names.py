@@ -1,8 +1,9 @@
-"""Many file names in little memory."""
+"""Many file names in little memory, and names in their order."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -31,3 +32,10 @@ class Names:
     def content(self) -> bytes:
         """All of it; two of these with the same content hold the same names in the same order."""
         return self._bytes.tobytes() + self._ends.tobytes()
+
+
+def sorted_names(names: Iterable[str]) -> list[str]:
+    """Names in their order: by value where all are whole numbers."""
+    found = list(names)
+    numbers = all(re.fullmatch(r"-?\d+", name) for name in found)
+    return sorted(found, key=lambda name: (int(name), name)) if numbers else sorted(found)
