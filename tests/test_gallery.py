@@ -19,7 +19,7 @@ from opabinia.data.sources import Digits
 from opabinia.drawing import FRAMES, heated, sheet
 from opabinia.evaluation.distances import nearest
 from opabinia.gallery import Gallery, Whose, whose
-from opabinia.predictor import Predictor
+from opabinia.predictor import Prediction, Predictor
 
 SMALL = ["train.length=60it", "data.workers=0", "writers=[]", "evaluate.batch_size=7"]
 
@@ -228,6 +228,11 @@ def test_a_gallery_of_the_query_alone_explains_nothing(run: Path, pictures: Path
     predict.retrieve(run, [query], query, tmp_path / "out")
     with pytest.raises(ConfigError, match="nothing but the picture"):
         predict.retrieve(run, [query], query, tmp_path / "out", explain=True)
+
+
+def test_captions_tell_no_long_lists() -> None:
+    embedding = Prediction({}, {"embedding": [0.1] * 128, "count": 2, "box": [1, 2]})
+    assert predict.caption(embedding, ", ") == "embedding: 128 values, count: 2, box: [1, 2]"
 
 
 # --- drawing --------------------------------------------------------------------------------------------------------
