@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +24,8 @@ from opabinia.runtime.seeds import hash32
 VALIDATION_SAMPLES = 360
 _SPLIT_KEY = hash32(1797)  # a seed of its own, so that no run's seed moves a digit to the other side
 _FILE = "digits-1.npz"
+
+Arrays = dict[str, NDArray[np.uint8]]
 
 log = logging.getLogger("opabinia")
 
@@ -71,26 +74,32 @@ def load_digits() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 
     Importing scikit-learn takes a second and more; reading the cached file a millisecond.
     """
-    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "opabinia" / _FILE
+    arrays = cached(_FILE, _from_sklearn)
+    return arrays["images"], arrays["labels"]
+
+
+def cached(file: str, make: Callable[[], Arrays]) -> Arrays:
+    """Arrays from a file (.npz) in the cache folder, or, where it is missing or broken, made and put there."""
+    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "opabinia" / file
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
-            return arrays["images"], arrays["labels"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            return dict(arrays)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         if not isinstance(error, FileNotFoundError):
             log.warning("%s is broken and made anew: %s", path, error)
-    arrays = _from_sklearn()
+    made = make()
     content = io.BytesIO()
-    np.savez(content, images=arrays[0], labels=arrays[1])
+    np.savez(content, **made)  # type: ignore[arg-type]  # numpy's stub takes any name for its flag
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_aside(path, content.getvalue())
     except OSError as error:
-        log.warning("the digits are not cached: %s", error)
-    return arrays
+        log.warning("%s is not cached: %s", file, error)
+    return made
 
 
-def _from_sklearn() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def _from_sklearn() -> Arrays:
     from sklearn import datasets
 
     digits = datasets.load_digits()
-    return np.rint(digits.images * (255 / 16)).astype(np.uint8), digits.target.astype(np.uint8)
+    return {"images": np.rint(digits.images * (255 / 16)).astype(np.uint8), "labels": digits.target.astype(np.uint8)}
