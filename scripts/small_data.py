@@ -8,6 +8,7 @@ Example: ``market1501(Path("data"))`` writes ``data/bounding_box_train/0001_c1s1
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -99,3 +100,43 @@ def online_products(root: Path) -> None:
             save(root / path, shot)
             lines.append(f"{number} {shot.identity} 1 {path}\n")
         (root / f"Ebay_{split}.txt").write_text("".join(lines), encoding="utf-8")
+
+
+def cuhk03(root: Path) -> None:
+    """CUHK03 by the new protocol, with the boxes that people drew."""
+    parts: dict[str, list[tuple[str, int, int]]] = {"train": [], "query": [], "gallery": []}
+    for shot in shots((*TRAINED, *SEARCHED)):
+        part = "train" if shot.identity in TRAINED else "gallery" if shot.number else "query"
+        path = f"images_labeled/1_{shot.identity:03d}_{shot.camera}_{shot.number + 1:02d}.png"
+        save(root / path, shot)
+        parts[part].append((f"somewhere/else/{path}", shot.identity, shot.camera - 1))
+    (root / "splits_new_labeled.json").write_text(json.dumps([parts]), encoding="utf-8")
+
+
+def vehicleid(root: Path) -> None:
+    """VehicleID; its smallest test set."""
+    (root / "train_test_split").mkdir(parents=True)
+    for name, identities in (("train_list", TRAINED), ("test_list_800", SEARCHED)):
+        lines = []
+        for shot in shots(identities):
+            picture = f"{shot.identity:05d}{shot.number:02d}"
+            save(root / "image" / f"{picture}.jpg", shot)
+            lines.append(f"{picture} {shot.identity}\n")
+        (root / "train_test_split" / f"{name}.txt").write_text("".join(lines), encoding="utf-8")
+
+
+def class_folders(root: Path) -> None:
+    """A folder for each identity, as in CUB-200-2011."""
+    for shot in shots((*TRAINED, *SEARCHED)):
+        save(root / f"{shot.identity:03d}.Bird" / f"{shot.number}.png", shot)
+
+
+def identities(root: Path) -> None:
+    """A list of path, identity, camera and split, ``list.csv``."""
+    lines = ["path,identity,camera,split\n"]
+    for shot in shots((*TRAINED, *SEARCHED)):
+        split = "train" if shot.identity in TRAINED else "gallery" if shot.number else "query"
+        path = f"{split}/{shot.identity}_{shot.number}.png"
+        save(root / path, shot)
+        lines.append(f"{path},{shot.identity},c{shot.camera},{split}\n")
+    (root / "list.csv").write_text("".join(lines), encoding="utf-8")

@@ -57,12 +57,19 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("shapes", "progressive"): {"start": 32, "end": 64},
     ("sampler", "mixed"): {"weights": [1, 3]},
     ("sampler", "mixed_identities"): {"weights": [1, 1]},
+    ("source", "class_folders"): {"root": "CLASS_FOLDERS"},  # likewise
+    ("source", "cuhk03"): {"root": "CUHK03"},  # likewise
     ("source", "dukemtmc"): {"root": "MARKET1501"},  # likewise
     ("source", "hugging_face"): {"dataset": "HUGGING_FACE"},  # likewise; the library is an extra
     ("source", "joined"): {"sources": ["digits", "digits"]},
+    ("source", "identities"): {"file": "LIST"},  # likewise
     ("source", "market1501"): {"root": "MARKET1501"},  # likewise
+    ("source", "msmt17"): {"root": "MSMT17"},  # likewise
+    ("source", "online_products"): {"root": "ONLINE_PRODUCTS"},  # likewise
     ("source", "shards"): {"files": "SHARD"},  # likewise
     ("source", "table"): {"file": "TABLE"},  # likewise
+    ("source", "vehicleid"): {"root": "VEHICLEID"},  # likewise
+    ("source", "veri"): {"root": "VERI"},  # likewise
     ("source", "idx"): {"root": "IDX"},  # a folder that the test makes
     ("source", "image_folder"): {"root": "PICTURES"},  # likewise
     ("task", "classification"): {"backbone": TINY},
@@ -184,7 +191,16 @@ def test_its_schema_builds(entry: Entry, schema: dict[str, Any]) -> None:
 # --- defaults ---------------------------------------------------------------------------------------------------------
 
 
-SMALL_DATA = (small_data.market1501,)
+SMALL_DATA = (
+    small_data.class_folders,
+    small_data.cuhk03,
+    small_data.identities,
+    small_data.market1501,
+    small_data.msmt17,
+    small_data.online_products,
+    small_data.vehicleid,
+    small_data.veri,
+)
 """What makes a data set in a folder. In ``MINIMAL`` the folder has its name, in capitals."""
 
 
@@ -232,6 +248,7 @@ def made(entry: Entry, folder: Path, pictures: Path) -> Any:
     assert keys.keys() == set(required), f"MINIMAL is to hold values for these keys of {label(entry)}: {required}"
     places = {"PICTURES": str(pictures), "IDX": str(pictures / "cat"), "TABLE": str(pictures / "list.csv")}
     places["SHARD"] = str(pictures / "shard.tar")
+    places["LIST"] = str(pictures / ".identities" / "list.csv")
     places |= {make.__name__.upper(): str(pictures / f".{make.__name__}") for make in SMALL_DATA}
     keys = {key: places.get(value, value) if isinstance(value, str) else value for key, value in keys.items()}
     section = configured(entry, keys, folder)

@@ -1,7 +1,3 @@
-# NOTE 13:10 (remove when committing): two people work on the sources of identities at once. Whoever wrote digit_views.py
-# as a subclass of Identities ("listed(...)") owns: identities.py, people.py, digit_views.py, joined.py. The other one
-# (scripts/small_data.py) owns: vehicles.py, products.py, the csv table, msmt17 and cuhk03, tests/data/test_identities.py.
-# Commit identities.py + people.py + digit_views.py NOW (generator parameters and split protocol of digit_views stay).
 """Data sets of pedestrians as they are published: Market-1501, DukeMTMC-reID."""
 
 from __future__ import annotations
