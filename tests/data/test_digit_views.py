@@ -80,6 +80,7 @@ def test_pixels_find_next_to_nothing(test: DigitViews) -> None:
     assert scores["mAP"] < 0.01 and scores["queries"] == 3188
 
 
+@pytest.mark.slow
 def test_written_as_market_1501_it_is_read_as_it_was(tmp_path: Path, train: DigitViews, test: DigitViews) -> None:
     write_market(tmp_path)
     for source, split in ((train, "train"), (test, "test")):
