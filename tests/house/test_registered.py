@@ -62,6 +62,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("source", "dukemtmc"): {"root": "MARKET1501"},  # likewise
     ("source", "hugging_face"): {"dataset": "HUGGING_FACE"},  # likewise; the library is an extra
     ("source", "joined"): {"sources": ["digits", "digits"]},
+    ("source", "joined_identities"): {"sources": ["digits", "digits"]},
     ("source", "identities"): {"file": "LIST"},  # likewise
     ("source", "market1501"): {"root": "MARKET1501"},  # likewise
     ("source", "msmt17"): {"root": "MSMT17"},  # likewise

@@ -7,6 +7,7 @@ from opabinia.data.sources.hugging_face import HuggingFace as HuggingFace
 from opabinia.data.sources.identity_table import identity_table as identity_table
 from opabinia.data.sources.idx import Idx as Idx
 from opabinia.data.sources.joined import Joined as Joined
+from opabinia.data.sources.joined import JoinedIdentities as JoinedIdentities
 from opabinia.data.sources.listed_people import cuhk03 as cuhk03
 from opabinia.data.sources.listed_people import msmt17 as msmt17
 from opabinia.data.sources.people import dukemtmc as dukemtmc
