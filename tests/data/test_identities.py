@@ -318,15 +318,12 @@ def test_the_gallery_of_vehicles_is_drawn_by_a_seed(tmp_path: Path) -> None:
         vehicleid(root=tmp_path, split="test", size=1600)
     file = tmp_path / "train_test_split/test_list_800.txt"
     lines = file.read_text().splitlines()
+    drawn = gallery(3)
     file.write_text("\n".join(reversed(lines)))
-    assert gallery(3) == [f"image/{name}.jpg" for name in names_of(gallery(3))]
+    assert gallery(3) == drawn, "the order of the list does not matter"
     file.write_text("\n".join([*lines, "0000001 a3"]))
     with pytest.raises(ValueError, match=r"1 of 17 are not numbers of vehicles: a3 \(line 17\)"):
         vehicleid(root=tmp_path, split="test")
-
-
-def names_of(ids: list[str]) -> list[str]:
-    return [Path(one).stem for one in ids]
 
 
 # --- products: every picture looks for the others ---------------------------------------------------------------------
