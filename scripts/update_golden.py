@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from scripts import small_data
+
 GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "golden"
 COMMAND = "python scripts/update_golden.py"
 STEPS = 10
@@ -36,6 +38,10 @@ _IMAGENET = (
     *("train.precision=fp32", "train.channels_last=false", "train.cudnn_benchmark=false", "data.batch_size=4"),
     *("vars.size=64", "train.lr_batch_size=1024"),
 )
+_REID = (
+    *("train.precision=fp32", "train.channels_last=false", "train.cudnn_benchmark=false", "vars.pretrained=false"),
+    *("vars.batch=8", "vars.instances=2"),
+)
 SMALLER = {
     **{
         f"classification/imagenet/{name}": _IMAGENET
@@ -44,6 +50,15 @@ SMALLER = {
             *("resnet50_a3", "vit_small"),
         )
     },
+    **{
+        f"reid/{name}": (*_REID, f"vars.size={size}")
+        for name, size in {
+            **dict.fromkeys(("market1501/bot", "market1501/agw", "market1501/vit", "msmt17/vit_camera"), "[64, 32]"),
+            **dict.fromkeys(("market1501/sbs", "market1501/mgn", "msmt17/sbs", "veri/sbs"), "[96, 32]"),
+            "online_products/normalised_softmax": "32",
+        }.items()
+    },
+    "reid/grocery": ("vars.pretrained=false", "data.batch_size=8", "data.sampler.instances=2"),
     # Ten batches of 64 photographs take minutes on a small machine.
     "classification/image_folder": ("data.batch_size=4", "data.train.transforms.0.size=96"),
 }
@@ -125,6 +140,11 @@ DATA = {
     "classification/clothing_small": save_pictures,
     "classification/fashion_mnist": save_idx,
     "classification/image_folder": save_pictures,
+    "reid/grocery": small_data.market1501,
+    **{f"reid/market1501/{name}": small_data.market1501 for name in ("bot", "agw", "sbs", "mgn", "vit")},
+    **{f"reid/msmt17/{name}": small_data.msmt17 for name in ("sbs", "vit_camera")},
+    "reid/veri/sbs": small_data.veri,
+    "reid/online_products/normalised_softmax": small_data.online_products,
 }
 """Recipes that train on data which does not come along, and what generates some for them below ``vars.root``."""
 

@@ -153,12 +153,13 @@ class Baseline(Reidentification):
         return [] if self.memory is None else [Remember(self.memory)]
 
     def _before_neck(self, batch: Batch) -> Tensor:
-        images = self.normalize(batch["image"])
-        offset = None if self.side is None else self.side(batch)
+        given = [self.normalize(batch["image"])]
+        if self.side is not None:
+            given.append(self.side(batch))
         if self.pooling is None:
-            features = self.backbone(images, offset)
+            features = self.backbone(*given)
         else:
-            features = self.pooling(self.backbone.maps(images, offset)).flatten(1)
+            features = self.pooling(self.backbone.maps(*given)).flatten(1)
         found: Tensor = self.embedding(features)
         return found
 
