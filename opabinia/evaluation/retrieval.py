@@ -314,7 +314,7 @@ class Rerank:
         lambda_value: share of the distance before (the paper's 0.3).
     """
 
-    variant: Variant = "fastreid"
+    variant: Variant = "zhong"
     k1: Count = 20
     k2: Count = 6
     lambda_value: Fraction = 0.3
