@@ -27,7 +27,7 @@ def search(
 
     opabinia search runs/reid/digits/default gallery/ query.png
 
-    Needs faiss: pip install 'opabinia[search]'.
+    Needs the extra `search` (faiss).
     """
     with report_errors():
         from opabinia.search import search as look
