@@ -10,11 +10,11 @@ import typer
 
 from opabinia.cli.errors import report_errors
 
-RECIPES = ("classification/digits",)
+RECIPES = ("classification/digits", "reid/digits")
 
 
 def demo(out: Annotated[Path, typer.Option(help="Where runs lie.")] = Path("runs")) -> None:
-    """Train every task on the data that comes along, evaluate, and show the scores: about a minute."""
+    """Train every task on the data that comes along, evaluate, and show the scores: about three minutes."""
     with report_errors():
         from opabinia.cli.table import print_scores
         from opabinia.launch import evaluate, train
