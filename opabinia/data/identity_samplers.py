@@ -219,7 +219,7 @@ def _domains_of(source: Source, by: Literal["source", "camera"]) -> tuple[Indice
         return cameras, int(cameras.max(initial=-1)) + 1
     starts = getattr(source, "starts", None)
     if starts is None:
-        raise ValueError(f"by: source is for the source 'joined'; this is a {type(source).__name__}")
+        raise ValueError(f"by: source is for 'joined' and 'joined_identities'; this is a {type(source).__name__}")
     return np.searchsorted(starts, np.arange(len(source)), "right").astype(np.int64) - 1, len(starts)
 
 

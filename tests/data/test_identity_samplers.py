@@ -424,7 +424,7 @@ def test_sources_that_do_not_tell() -> None:
         s.balanced_identities(silent, 0, 8)
     with pytest.raises(ValueError, match="does not tell the cameras"):
         s.mixed_identities(silent, 0, 8, weights=[1], by="camera")
-    with pytest.raises(ValueError, match="by: source is for the source 'joined'; this is a People"):
+    with pytest.raises(ValueError, match="by: source is for 'joined' and 'joined_identities'; this is a People"):
         s.mixed_identities(silent, 0, 8, weights=[1])
     alone: Any = seen_by([[0, 1, 1, 0]])
     with pytest.raises(ValueError, match="only 1 identities"):
