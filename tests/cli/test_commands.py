@@ -233,7 +233,7 @@ def test_demo(tmp_path: Path) -> None:
     assert found
     assert float(found[1]) >= 0.985
     (precision,) = re.findall(r"val/mAP\W+(0\.\d{4})", done.stdout)
-    assert float(precision) >= 0.6
+    assert float(precision) >= 0.45
     for task in ("classification", "reid"):
         (results,) = (tmp_path / task / "digits").rglob("results.json")
         assert str(results.parent) in done.stdout
