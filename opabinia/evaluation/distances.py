@@ -183,7 +183,7 @@ def nearest(
         ValueError: see :class:`FeatureDistances`.
     """
     source = FeatureDistances(query_features, gallery_features, metric)
-    found = [smallest(source.distances(*span), min(k, source.gallery)) for span in blocks(source, block)]
+    found = [smallest(source.distances(*span), k) for span in blocks(source, block)]
     if not found:
         raise ValueError("there is no query")
     values, columns = (torch.cat(parts) for parts in zip(*found, strict=True))
@@ -191,21 +191,26 @@ def nearest(
 
 
 def smallest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k smallest of each row and their columns (both B x k), in order; of equal ones the smaller column first.
+    """The k smallest of each row, ascending, and their columns (both B x k); of equal ones the smaller column first.
 
     Args:
         values: B x G, without NaN.
-        k: 1 to G.
+        k: at least 1; all of a row that has fewer.
     """
-    limit = values.topk(k, dim=1, largest=False).values[:, -1:]  # which of equal ones topk takes is open
-    rows, columns = (values <= limit).nonzero(as_tuple=True)
-    found = values[rows, columns]
-    order = found.argsort(stable=True)
-    order = order[rows[order].argsort(stable=True)]
-    columns, found = columns[order], found[order]
-    counts = torch.bincount(rows, minlength=len(values))
-    take = (counts.cumsum(0) - counts)[:, None] + torch.arange(k, device=values.device)
-    return found[take], columns[take]
+    if k >= values.shape[1]:
+        whole = values.sort(dim=1, stable=True)
+        return whole.values, whole.indices
+    found, columns = values.topk(k + 1, largest=False)
+    found, columns, beyond = found[:, :k], columns[:, :k], found[:, k:]
+    # Which of equal ones topk takes is open: where the next has the value of the last, take the first of them.
+    tied = (found[:, -1:] == beyond).nonzero()[:, 0]
+    rows, last = values[tied], beyond[tied]
+    equal, below = rows == last, rows < last
+    taken = below | (equal & (equal.cumsum(1) <= k - below.sum(1, keepdim=True)))
+    columns[tied] = taken.nonzero()[:, 1].view(-1, k)
+    columns = columns.sort(1).values
+    found, order = values.gather(1, columns).sort(dim=1, stable=True)
+    return found, columns.gather(1, order)
 
 
 def tile(gallery: int) -> int:

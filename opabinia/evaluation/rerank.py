@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from opabinia.contracts import Indices
+from opabinia.evaluation.distances import smallest
 
 Variant = Literal["zhong", "fastreid"]
 Metric = Literal["cosine", "euclidean"]
@@ -153,7 +154,7 @@ class Reranked:
         for name, value in {"k": k, "block": block}.items():
             if value < 1:
                 raise ValueError(f"{name} is {value}; it is at least 1")
-        found = [_smallest(self.distances(start, start + block), k) for start in range(0, self.queries, block)]
+        found = [smallest(self.distances(start, start + block), k) for start in range(0, self.queries, block)]
         return torch.cat([values for values, _ in found]), torch.cat([columns for _, columns in found])
 
     def _shared(self, start: int, stop: int) -> NDArray[np.float32]:
@@ -357,9 +358,9 @@ def _neighbours(space: _Space, k: int) -> tuple[Tensor, Tensor, Tensor]:
     nearest = torch.zeros(space.size, k, dtype=torch.int64, device=space.device)
     farthest = torch.zeros(space.size, device=space.device)
     for rows, first, tile in space.tiles():
-        values, columns = _smallest(tile, k)
+        values, columns = smallest(tile, k)
         # What was found before has smaller numbers, and so comes first of what is equally far.
-        squared[rows], order = _smallest(torch.cat([squared[rows], values], 1), k)
+        squared[rows], order = smallest(torch.cat([squared[rows], values], 1), k)
         nearest[rows] = torch.cat([nearest[rows], columns + first], 1).gather(1, order)
         farthest[rows] = farthest[rows].maximum(tile.amax(1))
     return squared, nearest, farthest
@@ -426,29 +427,3 @@ def _weights(sets: Sparse, squared: NDArray[np.float32], scale: NDArray[np.float
 def _row_numbers(sparse: Sparse) -> Indices:
     """The row of each entry."""
     return np.repeat(np.arange(sparse.shape[0]), np.diff(sparse.indptr))
-
-
-# --- the smallest of a row --------------------------------------------------------------------------------------------
-
-
-def _smallest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k smallest of each row, ascending, and their columns; of equal ones the first. All there are if fewer.
-
-    Args:
-        values: without NaN.
-        k: at least 1.
-    """
-    if k >= values.shape[1]:
-        found, columns = values.sort(dim=1, stable=True)
-        return found, columns
-    found, columns = values.topk(k + 1, largest=False)
-    found, columns, beyond = found[:, :k], columns[:, :k], found[:, k:]
-    # Which of equal ones topk takes is open: where the next has the value of the last, take the first of them.
-    tied = (found[:, -1:] == beyond).nonzero()[:, 0]
-    rows, last = values[tied], beyond[tied]
-    equal, below = rows == last, rows < last
-    taken = below | (equal & (equal.cumsum(1) <= k - below.sum(1, keepdim=True)))
-    columns[tied] = taken.nonzero()[:, 1].view(-1, k)
-    columns = columns.sort(1).values
-    found, order = values.gather(1, columns).sort(dim=1, stable=True)
-    return found, columns.gather(1, order)

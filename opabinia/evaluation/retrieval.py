@@ -506,7 +506,7 @@ def _sides(seen: _Seen, device: torch.device) -> tuple[Tensor, Tensor, Matches]:
 def _shown(source: Distances, matches: Matches, k: int) -> Iterator[list[int]]:
     """Places in the gallery of the k nearest images of each query, junk left out."""
     for one in masked(source, matches):
-        values, columns = smallest(one.distances.nan_to_num(torch.inf), min(k, source.gallery))
+        values, columns = smallest(one.distances.nan_to_num(torch.inf), k)
         for row, kept in zip(columns.tolist(), values.isfinite().tolist(), strict=True):
             yield [column for column, there in zip(row, kept, strict=True) if there]
 
