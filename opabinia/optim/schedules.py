@@ -64,7 +64,8 @@ _SHARED = """
         rule: ``after``: as said above. ``whole`` (basecls): the curve runs over the whole run, multiplied by the
             warm-up. ``sliced`` (detectron2): the same curve, but the warm-up is a line from ``warmup_factor`` times the
             curve's first value to the curve's value at the warm-up's end. ``fastreid``: warm-up by step, then the curve
-            by epoch, counted as FastReID's scheduler does: its first step falls on the first epoch after.
+            by epoch, counted as FastReID's scheduler does: the first epoch after the warm-up has its second value
+            already, the first after the delay still the first.
 """
 
 
@@ -149,12 +150,13 @@ def _warm(step: int, length: int, factor: float, mode: str) -> float:
 
 
 def _span_of_fastreid(clock: Clock, warm_steps: int, delay_steps: int) -> Span:
-    """In whole epochs: its scheduler steps at the end of each epoch, from the one in which warm-up and delay end."""
+    """In whole epochs. Its scheduler steps at the end of an epoch: from that on in which the warm-up ends, but not yet
+    at the end of the delay."""
     per_epoch = max(1, clock.steps_per_epoch)
-    before = max(math.ceil(warm_steps / per_epoch), math.ceil(delay_steps / per_epoch))
-    stepped = clock.epoch - before + 1 if before else clock.epoch
+    warm, delay = (math.ceil(steps / per_epoch) for steps in (warm_steps, delay_steps))
+    stepped = max(0, clock.epoch + 1 - max(warm, delay + 1))
     epochs = math.ceil(clock.total_steps / per_epoch)
-    return Span(max(0, stepped) * per_epoch, 0, max(1, epochs - before) * per_epoch, clock)
+    return Span(stepped * per_epoch, 0, max(1, epochs - max(warm, delay)) * per_epoch, clock)
 
 
 Shape = Literal["cosine", "linear"]

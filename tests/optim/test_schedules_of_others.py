@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -115,12 +116,40 @@ def test_fastreid_counts_milestones_from_the_warm_ups_last_epoch() -> None:
     assert epochs[10:49] == [1.0] * 39 and epochs[49] == pytest.approx(0.1)
 
 
-def test_fastreids_cosine_waits_for_delay_and_steps_by_epoch() -> None:
-    value = partial(s.cosine, end=0.01, warmup=D("100it"), delay=D("30ep"), rule="fastreid")
-    by_epoch = [value(clock(epoch * 10 + 9, 600, 10)) for epoch in range(60)]
-    assert by_epoch[10:30] == [1.0] * 20
-    assert by_epoch[30] == pytest.approx(0.01 + 0.99 * (1 + math.cos(math.pi / 30)) / 2)
-    assert by_epoch[59] == pytest.approx(0.01)
+def by_fastreids_hook(kind: Any, epochs: int, per_epoch: int, warm_up: int, delay: int, **keys: Any) -> list[float]:
+    """The rate in each epoch's last step, by torch's schedulers and the conditions of FastReID's hook."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    if kind is torch.optim.lr_scheduler.CosineAnnealingLR:
+        keys["T_max"] = epochs - max(math.ceil(warm_up / per_epoch), delay)
+    scheduler, found, done = kind(optimizer, **keys), [], 0
+    for epoch in range(epochs):
+        done += per_epoch
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        if done + 1 > warm_up and epoch + 1 > delay:
+            scheduler.step()
+    return found
+
+
+@pytest.mark.parametrize("warm_up", [0, 15, 100, 200])
+@pytest.mark.parametrize("delay", [0, 1, 10, 30])
+def test_fastreids_curves_step_by_epoch_after_warm_up_and_delay(warm_up: int, delay: int) -> None:
+    """60 epochs of 10 steps; after a delay the cosine never gets to its end, after a warm-up it does."""
+    timing: dict[str, Any] = {"warmup": Duration(warm_up, "it"), "delay": Duration(delay, "ep"), "rule": "fastreid"}
+    torchs = torch.optim.lr_scheduler
+    for value, expected in (
+        (
+            partial(s.cosine, end=0.01, **timing),
+            by_fastreids_hook(torchs.CosineAnnealingLR, 60, 10, warm_up, delay, eta_min=0.01),
+        ),
+        (
+            partial(s.multi_step, milestones=[D("12ep"), D("25ep")], **timing),
+            by_fastreids_hook(torchs.MultiStepLR, 60, 10, warm_up, delay, milestones=[12, 25]),
+        ),
+    ):
+        found = [value(clock(epoch * 10 + 9, 600, 10)) for epoch in range(60)]
+        learning = slice(math.ceil(warm_up / 10), None)  # before, the warm-up multiplies
+        assert found[learning] == pytest.approx(expected[learning])
 
 
 # --- other curves -----------------------------------------------------------------------------------------------------
@@ -147,8 +176,6 @@ def test_at_beginning_middle_and_end(value: Any, found: list[float]) -> None:
 
 
 def test_one_cycle_is_torchs() -> None:
-    import torch
-
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
     theirs = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=101, cycle_momentum=False)
