@@ -151,7 +151,7 @@ def fsdp(
     for model in models:
         copy_from_first([*model.parameters(), *model.buffers()])
         # At the border of a unit FSDP brings its inputs to the type of its parameters.
-        children = [one for one in model.children() if param_dtype and any(True for _ in one.parameters())]
+        children = [one for one in _children(model) if param_dtype and any(True for _ in one.parameters())]
         for part in [*_units(model, unit), *children, model]:
             fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision)
         for part, method in [(model, "predict"), (model, "features"), *((one, "maps") for one in children)]:
@@ -180,6 +180,12 @@ class _Shards:
             yield
         finally:
             module.set_requires_gradient_sync(True)
+
+
+def _children(task: nn.Module) -> Iterator[nn.Module]:
+    """What a task calls: its modules, and of a list, which nobody calls, those in it."""
+    for child in task.children():
+        yield from child.children() if isinstance(child, nn.ModuleList) else [child]
 
 
 def _units(task: nn.Module, least: int) -> Iterator[nn.Module]:
