@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -91,7 +92,8 @@ def focal(logits: Tensor, targets: Tensor, /, *, gamma: NonNegative = 2.0, alpha
         alpha: weight of all classes (FastReID's is 0.25).
     """
     logs = logits.log_softmax(1)
-    weights = alpha * (1 - logs.exp()) ** gamma
+    # A power below 1 is infinitely steep at 0, where a certain sample stands.
+    weights = alpha * (1 - logs.exp()).clamp(min=torch.finfo(logs.dtype).tiny) ** gamma
     if targets.is_floating_point():
         return -(targets * weights * logs).sum(1).mean()
     return F.nll_loss(weights * logs, targets)

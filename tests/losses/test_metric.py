@@ -132,6 +132,13 @@ def test_focal_of_fastreid() -> None:
     torch.testing.assert_close(focal(logits, targets, gamma=2.0, alpha=0.25), expected.mean())
 
 
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
+def test_focal_of_a_sample_that_is_certain(gamma: float) -> None:
+    logits = torch.tensor([[200.0, 0.0], [0.0, 0.0]], requires_grad=True)
+    focal(logits, torch.tensor([0, 1]), gamma=gamma).backward()  # type: ignore[no-untyped-call]
+    assert logits.grad is not None and logits.grad.isfinite().all() and logits.grad[1].any()
+
+
 # --- the same by plain loops ------------------------------------------------------------------------------------------
 
 
