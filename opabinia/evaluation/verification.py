@@ -33,9 +33,11 @@ def roc(
 
     A pair is a query and a gallery image; it is accepted when its distance is below a threshold. For each f the largest
     threshold is taken that accepts at most f of the pairs of different identities, exactly and not the nearest point of
-    a curve. Junk (same identity, same camera) is in no pair, nor are queries without a match.
+    a curve. Junk (same identity, same camera) is in no pair. Queries without a match are in pairs: nobody is to be taken
+    for them.
 
-    FastReID's TPR has pairs of *different* identities as positive class: its numbers mean something else.
+    FastReID looks at the same pairs, but its positive class are those of *different* identities, and it takes the
+    nearest point: its numbers mean something else.
 
     Args:
         query_features, gallery_features, query_ids, gallery_ids, query_cameras, gallery_cameras, metric, block: see
@@ -82,8 +84,7 @@ def roc_of(source: Distances, matches: Matches, fprs: Sequence[float], block: in
         where = indices_of(one.matches, one.distances.device)
         same.append(one.distances[where].cpu())
         one.distances[where] = torch.nan
-        counted = torch.tensor([len(columns) > 0 for columns in one.matches], device=one.distances.device)
-        smallest.add(one.distances, counted)
+        smallest.add(one.distances)
     own = torch.cat(same).sort().values if same else torch.empty(0)
     if not len(own):
         raise matches.none_left()
@@ -95,11 +96,11 @@ def roc_of(source: Distances, matches: Matches, fprs: Sequence[float], block: in
 
 
 def _pairs_of_others(matches: Matches) -> int:
-    """Pairs of different identities, of the queries that have a match."""
+    """Pairs of different identities."""
     total, gallery = 0, len(matches.gallery_ids)
     for query in range(len(matches.query_ids)):
         positives, junk = matches.of(query)
-        total += gallery - len(positives) - len(junk) if len(positives) else 0
+        total += gallery - len(positives) - len(junk)
     return total
 
 
@@ -112,10 +113,9 @@ class _Smallest:
         self._held = 0
         self._limit = torch.inf
 
-    def add(self, values: Tensor, rows: Tensor) -> None:
-        """Numbers of some rows of ``values``; NaN is none."""
-        near = (values <= self._limit) & rows[:, None]
-        self._parts.append(values[near])
+    def add(self, values: Tensor) -> None:
+        """More of them; NaN is none."""
+        self._parts.append(values[values <= self._limit])
         self._held += len(self._parts[-1])
         if self._held > 2 * self._n:
             kept = torch.cat(self._parts).topk(self._n, largest=False, sorted=False).values

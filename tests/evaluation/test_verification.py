@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_curve
 
 from opabinia.evaluation import expansion, verification
 from opabinia.evaluation.distances import distances
@@ -97,10 +98,25 @@ def test_shares_by_trying_every_threshold(seed: int) -> None:
     qc, gc = random.integers(0, 3, queries), random.integers(0, 3, gallery)
     alike = q[:, None] == g
     junk = alike & (qc[:, None] == gc)
-    there = (alike & ~junk).any(1, keepdims=True)
     fprs = (0.0, 0.003, 0.01, 0.2, 0.5, 1.0)
     found = verification.roc_of_distances(matrix, q, g, qc, gc, fprs=fprs)
-    assert found == pytest.approx({f: accepted(matrix, alike & ~junk, ~alike & there, f) for f in fprs})
+    assert found == pytest.approx({f: accepted(matrix, alike & ~junk, ~alike, f) for f in fprs})
+
+
+def test_who_is_not_in_the_gallery_may_be_taken_for_somebody() -> None:
+    """The second query is nobody's; all but the nearest pair of different identities are hers."""
+    matrix, ids = [[0.2, 0.5], [0.1, 0.3]], ([1, 9], [1, 2])
+    assert verification.roc_of_distances(matrix, *ids, fprs=(0.0, 0.34)) == {0.0: 0, 0.34: 1}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_curve_of_scikit_learn(seed: int) -> None:
+    """Of all pairs but junk, without ties."""
+    random = np.random.default_rng(seed)
+    matrix, q, g = random.random((9, 30)), random.integers(0, 6, 9), random.integers(0, 5, 30)
+    wrong, right, _ = roc_curve((q[:, None] == g).ravel(), -matrix.ravel(), drop_intermediate=False)
+    found = verification.roc_of_distances(matrix, q, g, fprs=tuple(wrong.tolist()))
+    assert found == pytest.approx({f: right[wrong <= f].max() for f in wrong.tolist()})
 
 
 def test_the_same_identity_is_the_positive_class() -> None:
