@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -38,7 +39,7 @@ class Distances(Protocol):
     def gallery(self) -> int: ...
 
     def distances(self, start: int, stop: int) -> Tensor:
-        """Those of queries ``start`` to ``stop`` (float32, (stop - start) x G). The caller may write into them; the
+        """Those of queries ``start`` to ``stop`` (floats, (stop - start) x G). The caller may write into them; the
         next call may, too."""
         ...
 
@@ -125,7 +126,7 @@ class MatrixDistances:
     """
 
     def __init__(self, matrix: Array) -> None:
-        self._matrix = torch.as_tensor(matrix)
+        self._matrix = as_tensor(matrix)
         if self._matrix.ndim != 2:
             raise ValueError(f"distances are to be Q x G, not of shape {tuple(self._matrix.shape)}")
         broken = torch.cat([part.isnan().any(1) for part in torch.split(self._matrix, 512)])
@@ -143,8 +144,10 @@ class MatrixDistances:
         return self._matrix.shape[1]
 
     def distances(self, start: int, stop: int) -> Tensor:
-        """See :class:`Distances`."""
-        return self._matrix[start:stop].to(torch.float32, copy=True)
+        """See :class:`Distances`. Doubles and whole numbers are not rounded to float32, which would make ties."""
+        given = self._matrix.dtype
+        kept = torch.promote_types(given, torch.float32) if given.is_floating_point else torch.float64
+        return self._matrix[start:stop].to(kept, copy=True)
 
 
 def distances(query_features: Array, gallery_features: Array, *, metric: Metric = "cosine") -> Tensor:
@@ -246,10 +249,18 @@ def as_features(name: str, features: Array) -> Tensor:
     Raises:
         ValueError: they have another shape.
     """
-    found = torch.as_tensor(features)
+    found = as_tensor(features)
     if found.ndim != 2 or not found.shape[1]:
         raise ValueError(f"{name} features are to be N x D, not of shape {tuple(found.shape)}")
     return found.detach().float()
+
+
+def as_tensor(numbers: Array) -> Tensor:
+    """The same numbers, in the same memory unless torch cannot take it: of an array that runs backwards, or that must
+    not be written to."""
+    if isinstance(numbers, np.ndarray) and (min(numbers.strides, default=0) < 0 or not numbers.flags.writeable):
+        numbers = numbers.copy()
+    return torch.as_tensor(numbers)
 
 
 def _squared_length(features: Tensor, dim: int) -> Tensor:

@@ -33,7 +33,8 @@ class Matches:
         gallery_cameras: cameras, G.
 
     Raises:
-        ValueError: lengths do not fit, or the cameras of one side only are given.
+        ValueError: lengths do not fit, one side has texts and the other numbers, or the cameras of one side only are
+            given.
     """
 
     def __init__(
@@ -46,9 +47,11 @@ class Matches:
         self.query_ids, self.gallery_ids = as_column("query_ids", query_ids), as_column("gallery_ids", gallery_ids)
         if (query_cameras is None) != (gallery_cameras is None):
             raise ValueError("cameras are to be given for both the query and the gallery, or for neither")
+        _same_kind("ids", self.query_ids, self.gallery_ids)
         self._cameras: tuple[NDArray[Any], NDArray[Any]] | None = None
         if query_cameras is not None and gallery_cameras is not None:
             cameras = as_column("query_cameras", query_cameras), as_column("gallery_cameras", gallery_cameras)
+            _same_kind("cameras", *cameras)
             self._cameras = cameras
             _same_length("query_cameras", cameras[0], "query_ids", self.query_ids)
             _same_length("gallery_cameras", cameras[1], "gallery_ids", self.gallery_ids)
@@ -247,12 +250,25 @@ def as_column(name: str, labels: Array) -> NDArray[Any]:
     """Labels as an array, N.
 
     Raises:
-        ValueError: they have another shape.
+        ValueError: they have another shape, or are neither numbers nor texts.
     """
     column = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if column.ndim != 1:
         raise ValueError(f"{name} are to be one number an image, not of shape {column.shape}")
+    if column.dtype == object and len({type(one) for one in column}) == 1:  # as tables keep their texts
+        column = np.asarray(column.tolist())
+    if column.dtype == object:
+        kinds = sorted({type(one).__name__ for one in column})
+        raise ValueError(f"{name} are to be whole numbers or texts, not {' and '.join(kinds)}")
     return column
+
+
+def _same_kind(what: str, query: NDArray[Any], gallery: NDArray[Any]) -> None:
+    """Compared with texts, numbers would be texts, too."""
+    texts = [one.dtype.kind in "US" for one in (query, gallery)]
+    if len(query) and len(gallery) and texts[0] != texts[1]:
+        kinds = ["texts" if one else "numbers" for one in texts]
+        raise ValueError(f"query_{what} are {kinds[0]}, gallery_{what} {kinds[1]}: nothing of them is the same")
 
 
 def _same_length(name: str, column: NDArray[Any], other: str, like: NDArray[Any]) -> None:

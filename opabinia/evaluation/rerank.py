@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from opabinia.contracts import Indices
-from opabinia.evaluation.distances import smallest
+from opabinia.evaluation.distances import Array, as_tensor, smallest
 
 Variant = Literal["zhong", "fastreid"]
 Metric = Literal["cosine", "euclidean"]
@@ -33,8 +33,8 @@ Sparse = Any
 
 
 def k_reciprocal(
-    query_features: Tensor,
-    gallery_features: Tensor,
+    query_features: Array,
+    gallery_features: Array,
     *,
     k1: int = 20,
     k2: int = 6,
@@ -53,7 +53,7 @@ def k_reciprocal(
     is nearer, a query before the gallery.
 
     Args:
-        query_features: Q x D, finite.
+        query_features: Q x D, finite; numpy or torch.
         gallery_features: G x D, finite.
         k1: nearest neighbours of a thing; those of its neighbours are half as many. All there are if there are fewer.
             This and the next two from the paper, section 4.
@@ -76,14 +76,14 @@ def k_reciprocal(
     _check_numbers(k1, k2, lambda_value, variant, block)
     if metric not in ("cosine", "euclidean"):
         raise ValueError(f'metric is {metric!r}; it is "cosine" or "euclidean"')
-    space = _Features(query_features, gallery_features, metric, block)
+    space = _Features(as_tensor(query_features), as_tensor(gallery_features), metric, block)
     return _rerank(space, k1, k2, lambda_value, variant)
 
 
 def k_reciprocal_from_distances(
-    query_gallery: Tensor,
-    query_query: Tensor,
-    gallery_gallery: Tensor,
+    query_gallery: Array,
+    query_query: Array,
+    gallery_gallery: Array,
     *,
     k1: int = 20,
     k2: int = 6,
@@ -97,7 +97,7 @@ def k_reciprocal_from_distances(
     here; where the two directions differ, the distance *to* a thing counts, as in Zhong's function.
 
     Args:
-        query_gallery: Q x G, not negative (what rounding leaves below 0 passes).
+        query_gallery: Q x G, not negative (what rounding leaves below 0 passes); numpy or torch.
         query_query: Q x Q.
         gallery_gallery: G x G.
         k1, k2, lambda_value, variant: as of :func:`k_reciprocal`.
@@ -107,7 +107,8 @@ def k_reciprocal_from_distances(
         ValueError: The sizes do not fit, a distance is negative or not finite, or a number is out of its range.
     """
     _check_numbers(k1, k2, lambda_value, variant, block)
-    return _rerank(_Given(query_gallery, query_query, gallery_gallery, block), k1, k2, lambda_value, variant)
+    given = (as_tensor(one) for one in (query_gallery, query_query, gallery_gallery))
+    return _rerank(_Given(*given, block), k1, k2, lambda_value, variant)
 
 
 class Reranked:

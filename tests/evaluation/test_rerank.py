@@ -303,6 +303,16 @@ def test_wrong_neighbours(keys: dict[str, int]) -> None:
         k_reciprocal(FEATURES, FEATURES).nearest(**keys)
 
 
+@variants
+def test_arrays_give_what_tensors_give(variant: Variant) -> None:
+    arrays = FEATURES[:10].numpy(), FEATURES[10:].double().numpy()
+    expected = k_reciprocal(FEATURES[:10], FEATURES[10:], variant=variant).distances(0, 10)
+    assert torch.equal(k_reciprocal(*arrays, variant=variant).distances(0, 10), expected)
+    parts = GIVEN[:2, 2:], GIVEN[:2, :2], GIVEN[2:, 2:]
+    found = k_reciprocal_from_distances(*(part.numpy() for part in parts), variant=variant)
+    assert torch.equal(found.distances(0, 2), k_reciprocal_from_distances(*parts, variant=variant).distances(0, 2))
+
+
 @pytest.mark.gpu
 @variants
 def test_cuda(variant: Variant) -> None:

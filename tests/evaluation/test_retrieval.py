@@ -108,6 +108,60 @@ def test_features_of_few_values_tie_and_agree_with_sorting(seed: int) -> None:
         assert evaluate(*sides, metric=metric) == pytest.approx(expected)
 
 
+def read_only(features: Array) -> Array:
+    features = features.copy()
+    features.setflags(write=False)
+    return features
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda features: features.astype(np.float64),
+        lambda features: features.astype(np.float16),
+        lambda features: features.astype(np.int8),
+        lambda features: torch.from_numpy(features).bfloat16(),
+        lambda features: torch.from_numpy(features.T.copy()).T,
+        lambda features: torch.from_numpy(features.repeat(2, axis=1)).requires_grad_()[:, ::2],
+        lambda features: features[:, ::-1].copy()[:, ::-1],
+        read_only,
+    ],
+    ids=["double", "half", "whole", "bfloat16", "transposed", "strided", "backwards", "read only"],
+)
+@pytest.mark.parametrize("name", ["texts", "table", "torch", "list", "int32"])
+def test_features_and_labels_of_any_kind(given: Callable[[Array], Any], name: str) -> None:
+    random = np.random.default_rng(1)
+    features = random.integers(-3, 4, (50, 4)).astype(np.float32)
+    ids, cameras = random.integers(-1, 9, 50), random.integers(0, 3, 50)
+    kinds: dict[str, Callable[[Array], Any]] = {
+        "texts": lambda column: column.astype(str),
+        "table": lambda column: column.astype(str).astype(object),
+        "torch": torch.from_numpy,
+        "list": lambda column: column.tolist(),
+        "int32": lambda column: column.astype(np.int32),
+    }
+    labels = [kinds[name](part) for part in (ids[:15], ids[15:], cameras[:15], cameras[15:])]
+    expected = evaluate(features[:15], features[15:], ids[:15], ids[15:], cameras[:15], cameras[15:])
+    assert evaluate(given(features[:15]), given(features[15:]), *labels) == expected
+
+
+def test_distances_are_not_rounded() -> None:
+    """Doubles, and numbers that float32 does not have."""
+    for matrix in (np.array([[1.0, 1.0 - 1e-9]]), np.array([[2**24 + 1, 2**24]])):
+        assert evaluate_distances(matrix, [1], [2, 1])["rank1"] == 1
+
+
+def test_texts_are_not_numbers() -> None:
+    """NumPy would compare 10 with "9" as texts."""
+    with pytest.raises(ValueError, match="query_ids are texts, gallery_ids numbers: nothing of them is the same"):
+        evaluate_distances([[1.0, 2.0]], ["1"], [1, 2])
+    with pytest.raises(ValueError, match="query_cameras are numbers, gallery_cameras texts"):
+        evaluate_distances([[1.0, 2.0]], [1], [1, 2], [0], ["0", "1"])
+    with pytest.raises(ValueError, match="gallery_ids are to be whole numbers or texts, not NoneType and str"):
+        evaluate_distances([[1.0, 2.0]], ["1"], np.array(["1", None]))
+
+
 @pytest.mark.parametrize("seed", range(50))
 def test_places_are_the_same_on_the_host_and_on_a_device(seed: int) -> None:
     """The code for a device, run on the CPU."""
