@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from opabinia.contracts import Preprocessing
+
 
 class Normalize(nn.Module):
     """Normalise images once, on their device: uint8 is brought to 0..1 first, then ``(x - mean) / std``.
@@ -40,6 +42,17 @@ class Normalize(nn.Module):
         if images.dtype == torch.uint8:
             images = images.to(self.mean.dtype) / 255
         return (images - self.mean) / self.std
+
+
+def normalize_as(
+    known: Preprocessing | None, channels: int, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+) -> Normalize:
+    """Normalises by what a person says; of what nobody says, by what the weights of a backbone were trained with, or
+    else by ImageNet's numbers, for colour, and 0.5."""
+    other_mean, other_std = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]) if channels == 3 else ([0.5], [0.5])
+    return Normalize(
+        mean or (known.mean if known else other_mean), std or (known.std if known else other_std), channels
+    )
 
 
 class BNNeck(nn.BatchNorm1d):

@@ -15,7 +15,7 @@ from opabinia.evaluation.multilabel import MultiLabel
 from opabinia.evaluation.topk import TopK, hits
 from opabinia.losses.binary import binary_cross_entropy
 from opabinia.losses.cross_entropy import cross_entropy, is_exclusive
-from opabinia.models.layers import Normalize
+from opabinia.models.layers import normalize_as
 
 
 @register.task(name="classification")
@@ -51,12 +51,7 @@ class Classification(Task):
             raise ValueError(f"classification needs two classes or more; the training data has {len(facts.classes)}")
         self.facts = facts
         net = backbone(facts.channels)
-        known, colour = net.preprocessing, facts.channels == 3
-        self.normalize = Normalize(
-            mean or (known.mean if known else [0.485, 0.456, 0.406] if colour else [0.5]),
-            std or (known.std if known else [0.229, 0.224, 0.225] if colour else [0.5]),
-            facts.channels,
-        )
+        self.normalize = normalize_as(net.preprocessing, facts.channels, mean, std)
         self.backbone = net
         self.head = nn.Sequential(nn.Dropout(dropout), net.make_head(len(facts.classes)))
         if loss is not None and facts.multi_label and is_exclusive(loss):

@@ -29,7 +29,7 @@ from opabinia.contracts import (
     Task,
 )
 from opabinia.losses.distillation import FeaturesLoss, LogitsLoss, features_loss, logits_loss
-from opabinia.models.layers import Normalize
+from opabinia.models.layers import Normalize, normalize_as
 from opabinia.models.weights import fit, read_weights
 from opabinia.optim.ema import Average
 from opabinia.optim.schedules import constant
@@ -181,9 +181,7 @@ def _image_teacher(teacher: Teacher, make: Any, facts: Facts, logits: bool) -> I
             "give weights that fit, or logits_weight: 0"
         )
     head = backbone.make_head(classes) if logits else nn.Identity()
-    mean = teacher.mean or (known.mean if known else [0.485, 0.456, 0.406] if facts.channels == 3 else [0.5])
-    std = teacher.std or (known.std if known else [0.229, 0.224, 0.225] if facts.channels == 3 else [0.5])
-    model = ImageTeacher(backbone, head, Normalize(mean, std, facts.channels))
+    model = ImageTeacher(backbone, head, normalize_as(known, facts.channels, teacher.mean, teacher.std))
     if teacher.weights is not None:
         report = fit(model, read_weights(teacher.weights))
         if report.missing or report.other_shape:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from opabinia.contracts import Backbone, Batch, Evaluator, EvaluatorPart, Facts, MetricLossPart, Predictions, Task
 from opabinia.evaluation.retrieval import Recall, Retrieval
 from opabinia.losses.metric import pairs
-from opabinia.models.layers import Normalize
+from opabinia.models.layers import normalize_as
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,7 @@ class Reidentification(Task):
         self.facts = facts
         # Pairs are drawn from the whole batch: pieces of it would hold few of them, and other ones.
         self.whole_batches = bool(settings.metric_losses)
-        known, colour = backbone.preprocessing, facts.channels == 3
-        self.normalize = Normalize(
-            mean or (known.mean if known else [0.485, 0.456, 0.406] if colour else [0.5]),
-            std or (known.std if known else [0.229, 0.224, 0.225] if colour else [0.5]),
-            facts.channels,
-        )
+        self.normalize = normalize_as(backbone.preprocessing, facts.channels, mean, std)
         self.metric_losses = dict(named(settings.metric_losses))
         self._evaluator, self._flip_test = settings.evaluator, settings.flip_test
 
