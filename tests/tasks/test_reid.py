@@ -11,7 +11,7 @@ from opabinia.losses.cross_entropy import cross_entropy
 from opabinia.losses.metric import circle, triplet
 from opabinia.models.heads import arcface
 from opabinia.models.pooling import Gem
-from opabinia.tasks.reid.baseline import Baseline
+from opabinia.tasks.reid.baseline import Baseline, SideEmbedding
 from opabinia.tasks.reid.memory import Memory
 
 FACTS = Facts(samples=16, channels=3, classes=("ann", "bob", "cid", "dot"), cameras=2, queries=True)
@@ -138,6 +138,16 @@ def test_side_information_is_used() -> None:
     said = task.train()(batch, Clock())
     said["cross_entropy_loss"].backward()
     assert task.side.table.grad.abs().sum() > 0
+
+
+def test_what_nobody_tells_of_an_image_is_the_mean_of_all_there_is() -> None:
+    side = SideEmbedding(cameras=2, views=3, width=4, factor=2.0)
+    table, count = 2.0 * side.table.view(2, 3, 4), 5
+    camera, view, batch = torch.tensor([0, 1, 1, 0, 1]), torch.tensor([2, 0, 1, 1, 2]), {"image": torch.zeros(count)}
+    torch.testing.assert_close(side({**batch, "camera": camera, "view": view}), table[camera, view])
+    torch.testing.assert_close(side({**batch, "camera": camera}), table.mean(1)[camera])
+    torch.testing.assert_close(side({**batch, "view": view}), table.mean(0)[view])
+    torch.testing.assert_close(side(batch), table.mean((0, 1)).expand(count, -1))
 
 
 def test_the_queue_is_filled_once_a_step() -> None:

@@ -174,7 +174,7 @@ def make_neck(kind: Literal["batch", "layer"] | None, width: int) -> nn.Module:
 class SideEmbedding(nn.Module):
     """A learned vector for each camera and view (He et al. 2021, TransReID, section 3.3).
 
-    An image whose camera nobody tells gets the mean of all.
+    An image whose camera nobody tells gets the mean of all cameras, one whose view nobody tells that of all views.
 
     Args:
         cameras, views: how many there are; 0 and 1 are the same.
@@ -192,10 +192,10 @@ class SideEmbedding(nn.Module):
         """B x width, from ``batch["camera"]`` and ``batch["view"]`` (int64, B)."""
         count = len(batch["image"])
         table = self.table.view(self.cameras, self.views, -1)
-        if "camera" not in batch and "view" not in batch:
-            return self.factor * table.mean((0, 1)).expand(count, -1)
-        zero = torch.zeros(count, dtype=torch.int64, device=table.device)
-        found: Tensor = table[batch.get("camera", zero), batch.get("view", zero)]
+        of_camera = table[batch["camera"]] if "camera" in batch else table.mean(0).expand(count, -1, -1)
+        if "view" not in batch:
+            return self.factor * of_camera.mean(1)
+        found: Tensor = of_camera[torch.arange(count, device=table.device), batch["view"]]
         return self.factor * found
 
 
