@@ -67,6 +67,4 @@ def _digest(tensor: Tensor) -> bytes:
 
 
 def _by_key(models: Sequence[nn.Module]) -> dict[str, Tensor]:
-    return {
-        f"{number}/{name}": one for number, model in enumerate(models) for name, one in statistics(model).items()
-    }
+    return {f"{number}/{name}": one for number, model in enumerate(models) for name, one in statistics(model).items()}
