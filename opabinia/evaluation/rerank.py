@@ -107,8 +107,8 @@ def k_reciprocal_from_distances(
         ValueError: The sizes do not fit, a distance is negative or not finite, or a number is out of its range.
     """
     _check_numbers(k1, k2, lambda_value, variant, block)
-    given = (as_tensor(one) for one in (query_gallery, query_query, gallery_gallery))
-    return _rerank(_Given(*given, block), k1, k2, lambda_value, variant)
+    space = _Given(as_tensor(query_gallery), as_tensor(query_query), as_tensor(gallery_gallery), block)
+    return _rerank(space, k1, k2, lambda_value, variant)
 
 
 class Reranked:

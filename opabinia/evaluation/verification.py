@@ -33,8 +33,8 @@ def roc(
 
     A pair is a query and a gallery image; it is accepted when its distance is below a threshold. For each f the largest
     threshold is taken that accepts at most f of the pairs of different identities, exactly and not the nearest point of
-    a curve. Junk (same identity, same camera) is in no pair. Queries without a match are in pairs: nobody is to be taken
-    for them.
+    a curve. Junk (same identity, same camera) is in no pair. Queries without a match are in pairs: nobody is to be
+    taken for them.
 
     FastReID looks at the same pairs, but its positive class are those of *different* identities, and it takes the
     nearest point: its numbers mean something else.
