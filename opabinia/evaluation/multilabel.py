@@ -34,6 +34,36 @@ def average_precision(scores: NDArray[Any], there: NDArray[Any]) -> float:
     return float(average_precision_score(there, scores))
 
 
+def attribute_scores(probabilities: Tensor, labels: Tensor, *, threshold: float = 0.5) -> dict[str, float]:
+    """How well attributes of people are told (Li et al. 2016, RAP, section 4.1; FastReID's FastAttr).
+
+    Args:
+        probabilities: N x K.
+        labels: 0 and 1, N x K.
+        threshold: from where on an attribute is said to be there.
+
+    Returns: ``mA``, the mean over the attributes of the mean recall of those who have it and of those who have not;
+    ``accuracy``, ``precision`` and ``recall``, means over the samples of the share of what is rightly said in what is
+    there or said, in what is said, and in what is there; ``f1``, of the last two. What would be divided by 0 (of a
+    sample without attributes the recall) is in no mean; FastReID's means are NaN then.
+
+    Example: probabilities [[0.9, 0.8], [0.2, 0.6]], labels [[1, 0], [0, 1]]: mA 0.75, precision 0.75, recall 1.
+    """
+    said, there = probabilities.double() >= threshold, labels > 0.5
+    right, rightly_not = said & there, ~said & ~there
+    both = [_shares(right.sum(0), there.sum(0)), _shares(rightly_not.sum(0), (~there).sum(0))]
+    over = {"accuracy": said | there, "precision": said, "recall": there}
+    means = {name: float(_shares(right.sum(1), of.sum(1)).nanmean()) for name, of in over.items()}
+    total = means["precision"] + means["recall"]
+    f1 = 2 * means["precision"] * means["recall"] / total if total else 0.0
+    return {"mA": float(torch.stack(both).mean(0).nanmean()), **means, "f1": f1}
+
+
+def _shares(parts: Tensor, wholes: Tensor) -> Tensor:
+    """NaN where there is nothing to have a share of."""
+    return parts.double() / wholes
+
+
 class MultiLabel:
     """Scores ``mAP`` (mean average precision over the classes that are there), and at probability 0.5 ``micro_f1``
     (over all labels), ``macro_f1`` (mean over those classes).

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from opabinia.evaluation.counts import Calibration, Confusion
-from opabinia.evaluation.multilabel import MultiLabel, average_precision
+from opabinia.evaluation.multilabel import MultiLabel, attribute_scores, average_precision
 
 NAMES = ("cat", "dog", "emu")
 
@@ -118,3 +118,40 @@ def test_multi_label_scores_by_hand() -> None:
     assert scores["micro_f1"] == pytest.approx(2 * 3 / (4 + 4))
     assert scores["macro_f1"] == pytest.approx((2 * 1 / 4 + 1) / 2)
     assert tables["per_class"][2] == {"class": "emu", "samples": 0, "AP": None, "f1": 0.0}
+
+
+# --- attributes of people ---------------------------------------------------------------------------------------------
+
+
+def test_attributes_by_hand() -> None:
+    probabilities, labels = torch.tensor([[0.9, 0.8], [0.2, 0.5]]), torch.tensor([[1, 0], [0, 1]])
+    assert attribute_scores(probabilities, labels) == pytest.approx(
+        {"mA": 0.75, "accuracy": 0.75, "precision": 0.75, "recall": 1.0, "f1": 2 * 0.75 / 1.75}
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_attributes_by_scikit_learn(seed: int) -> None:
+    from sklearn import metrics
+
+    random = np.random.default_rng(seed)
+    labels, probabilities = random.integers(0, 2, (40, 7)), random.random((40, 7))
+    labels[:, 0], probabilities[:, 0] = 1, 0.9  # everybody has an attribute, and some is said of everybody
+    labels[0, 1:], labels[1, 1:] = 0, 1
+    found = attribute_scores(torch.from_numpy(probabilities), torch.from_numpy(labels), threshold=0.4)
+    said = probabilities >= 0.4
+    precision = metrics.precision_score(labels, said, average="samples")
+    recall = metrics.recall_score(labels, said, average="samples")
+    columns = range(1, 7)
+    balanced = [metrics.balanced_accuracy_score(labels[:, column], said[:, column]) for column in columns]
+    expected = {
+        "mA": np.mean(balanced),  # nobody is without the first
+        "accuracy": metrics.jaccard_score(labels, said, average="samples"),
+        **{"precision": precision, "recall": recall, "f1": 2 * precision * recall / (precision + recall)},
+    }
+    assert found == pytest.approx(expected)
+
+
+def test_a_sample_without_attributes_is_in_no_mean() -> None:
+    found = attribute_scores(torch.tensor([[0.1, 0.1], [0.9, 0.1]]), torch.tensor([[0, 0], [1, 0]]))
+    assert {found[name] for name in ("accuracy", "precision", "recall", "f1", "mA")} == {1.0}
