@@ -47,7 +47,8 @@ class Baseline(Reidentification):
             a ``layer`` norm without weights (Zhai and Wu 2019, section 3.2), or null, nothing.
         dropout: on the feature before the classifier.
         metric_feature: what metric losses compare in training: the feature ``before`` or ``after`` the neck. What is
-            evaluated is always behind it.
+            evaluated is always behind it. With ``embedding``, before the neck is behind the layer that makes it;
+            FastReID's NECK_FEAT "before" is what was pooled, before both.
         side_information: multiplies a learned vector for each camera and view, which is added to the tokens of a
             vision transformer (He et al. 2021, TransReID, section 3.3; their factor is 3). null: cameras are not looked
             at.
