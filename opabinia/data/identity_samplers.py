@@ -118,14 +118,14 @@ def mixed_identities(
     few: Few = "repeat",
     length: Count | None = None,
 ) -> Sampler:
-    """As ``identities``, with the same number of identities from each camera, or each source of ``joined``, in every
-    batch (what FastReID's SetReWeightSampler was meant to do).
+    """As ``identities``, with the same number of identities from each camera, or each source of ``joined_identities``
+    or ``joined``, in every batch (what FastReID's SetReWeightSampler was meant to do).
 
     All K images of an identity are from one camera when they are divided by cameras. An identity that several cameras
     have seen may then come from two of them in one batch, with K images each.
 
     Args:
-        source: has labels, and ``cameras`` or is the source ``joined``.
+        source: has labels, and ``cameras`` or is the source ``joined_identities`` or ``joined``.
         seed: of the run.
         batch_size: samples of a batch over all processes.
         weights: of the sources or cameras in their order, relative to each other: of 16 identities [3, 1] takes 12 and
