@@ -209,9 +209,14 @@ def test_resumed_from_two_processes_on_other_numbers(
 
 
 @pytest.mark.parametrize(
-    "average", ["ema={momentum: 0.9}", "distill={average: {momentum: 0.9}}"], ids=["ema", "distill"]
+    ("parallel", "average"),
+    [
+        ("ddp", "ema={momentum: 0.9}"),
+        ("ddp", "distill={average: {momentum: 0.9}}"),
+        ("fsdp", "ema={momentum: 0.9}"),
+        pytest.param("fsdp", "distill={average: {momentum: 0.9}}", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_stopped_in_one_process_and_resumed_exactly(
     server: Server, together: Path, trained: Trained, tmp_path: Path, parallel: str, average: str
 ) -> None:
