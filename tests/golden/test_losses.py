@@ -26,7 +26,13 @@ def arithmetic_kept() -> Iterator[None]:
     torch.backends.cudnn.deterministic = False
 
 
-@pytest.mark.parametrize("recipe", packaged_names())
+LONG = ("reid/market1501/vit",)
+"""More than ten seconds; ``reid/msmt17/vit_camera`` has all that is in it."""
+
+
+@pytest.mark.parametrize(
+    "recipe", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in packaged_names()]
+)
 def test_the_first_losses_are_the_golden_ones(recipe: str) -> None:
     path = golden_file("losses", recipe)
     assert path.is_file(), f"no golden losses of {recipe}; run: {COMMAND} {recipe}"
