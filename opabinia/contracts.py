@@ -84,6 +84,12 @@ class Facts:
     queries: bool = False
 
 
+class Unfit(ValueError):
+    """What the data holds does not fit a part, as it turns out on the way; the text says all a person needs."""
+
+    exit_status = 2
+
+
 @runtime_checkable
 class Source(Protocol):
     """Samples by index. Reading one must not depend on any other having been read.

@@ -69,7 +69,7 @@ def facts_of(stream: Stream, *, skip: bool = False) -> Facts:
         multi_label=bool(getattr(source, "multi_label", False)),
         cameras=int(getattr(source, "camera_count", 0)),
         views=int(getattr(source, "view_count", 0)),
-        queries=getattr(source, "queries", None) is not None,
+        queries=len(np.unique(getattr(source, "queries", ()))) == 2,  # all are queries, or none: nothing is set apart
     )
 
 

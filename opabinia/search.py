@@ -194,6 +194,10 @@ class Index:
         if different := [key for key, value in asdict(self._described).items() if about["of"].get(key) != value]:
             log.info("%s is of something else (%s); making it anew", self._file, ", ".join(different))
             return None
+        if missing := len(self._described.files) - len(about["pictures"]):
+            log.warning(
+                "%d of %d pictures could not be read when %s was made", missing, len(self._described.files), self._file
+            )
         return [Path(name) for name in about["pictures"]], library().read_index(str(self._file))
 
     def _made(self, predictor: Predictor, root: Path, paths: Sequence[Path]) -> tuple[list[Path], Any]:

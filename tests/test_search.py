@@ -148,10 +148,14 @@ def test_somebody_elses_file_is_not_overwritten(ask: Ask, gallery: Path) -> None
     assert mine.read_text() == "years of work"
 
 
-def test_broken_pictures(ask: Ask, run: Path, gallery: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_pictures(
+    ask: Ask, run: Path, gallery: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     (gallery / "broken.png").write_text("no picture")
     assert len(ask(nearest=99)[0]["nearest"]) == 20
+    caplog.clear()
     assert ask()[1] == 1, "it is not tried again as long as it stays as it is"
+    assert "1 of 21 pictures could not be read when" in caplog.text
     with pytest.raises(DataError, match="1 of 2 pictures could not be read"):
         search(run, gallery, [gallery / "broken.png", gallery.parent / "query.png"], as_json=True)
     assert json.loads(capsys.readouterr().out)["path"].endswith("query.png")

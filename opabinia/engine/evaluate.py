@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Batch, Facts, Loader, Phase, Run, Task
+from opabinia.contracts import Batch, Facts, Loader, Phase, Run, Task, Unfit
 from opabinia.engine.moments import Moments
 from opabinia.runtime.device import autocast
 from opabinia.runtime.files import told, write_aside
@@ -81,6 +81,7 @@ def evaluate(
 
     Raises:
         EvaluationStopped: ``stopped()`` became true between two batches, in any process.
+        Unfit: there are no scores of this set.
     """
     evaluators = task.evaluators(validation.facts)
     skipped_before = validation.loader.passed_over
@@ -103,7 +104,10 @@ def evaluate(
     details: dict[str, Any] = {}
     for evaluator in evaluators:
         states = gather(evaluator.state())
-        scores.update(evaluator.compute(states))
+        try:
+            scores.update(evaluator.compute(states))
+        except Unfit as error:
+            raise Unfit(f"{validation.name}: {error}") from error
         if hasattr(evaluator, "details"):
             details.update(evaluator.details(states))
     if skipped := sum(gather(validation.loader.passed_over - skipped_before)):

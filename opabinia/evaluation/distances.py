@@ -17,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from opabinia.contracts import Unfit
+
 Array = NDArray[Any] | Tensor
 Metric = Literal["cosine", "euclidean", "squared_euclidean"]
 """``cosine`` is 1 - cos, 0 to 2. FastReID's ``euclidean`` is what is called squared_euclidean here; they rank alike."""
@@ -274,7 +276,7 @@ def _refuse_infinite(name: str, features: Tensor, sizes: Tensor) -> None:
         row = int((~sizes.isfinite()).nonzero()[0])
         wrong = features[row][~features[row].isfinite()]
         what = f"holds {float(wrong[0])}" if len(wrong) else "is too long for float32"
-        raise ValueError(f"row {row} of the {name} features {what}")
+        raise Unfit(f"row {row} of the {name} features {what}")
 
 
 def _copies(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from opabinia.contracts import Unfit
 from opabinia.evaluation.distances import Array, Distances, blocks
 
 Indices = NDArray[np.int64]
@@ -86,7 +87,7 @@ class Matches:
             if len(ids) != rows:
                 raise ValueError(f"there are {rows} {name} images, but {len(ids)} {name}_ids")
 
-    def none_left(self) -> ValueError:
+    def none_left(self) -> Unfit:
         """What is wrong when no query has a match."""
         common = len(np.intersect1d(self.query_ids, self.gallery_ids))
         text = (
@@ -94,7 +95,7 @@ class Matches:
             f"{common} identities are in both"
         )
         removed = ", and images of the query's identity from its own camera were removed"
-        return ValueError(text + (removed if self._cameras is not None else ""))
+        return Unfit(text + (removed if self._cameras is not None else ""))
 
 
 @dataclass(frozen=True)

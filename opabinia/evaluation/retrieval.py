@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import Batch, Count, Facts, Fraction, NonNegative, Predictions
+from opabinia.contracts import Batch, Count, Facts, Fraction, NonNegative, Predictions, Unfit
 from opabinia.evaluation import expansion
 from opabinia.evaluation.distances import (
     Array,
@@ -288,6 +288,8 @@ def recall(
     """
     itself = np.arange(len(ids))  # as if every image came from a camera of its own, nothing but itself is junk
     matches = Matches(ids, ids, itself, itself)
+    if len(np.unique(matches.query_ids)) == len(itself):
+        raise Unfit(f"none of the {len(itself)} images has another one of its identity to find")
     ranking = rank(FeatureDistances(features, features, metric), matches, block)
     return {
         **{f"recall{k}": ranking.rank(k) for k in _checked(ks)},
@@ -372,13 +374,19 @@ class _Accumulator:
         if not batches:
             return None
         features, labels, cameras, queries, ids = zip(*batches, strict=True)
-        known = all(one is not None for one in cameras)
+        known, names = all(one is not None for one in cameras), list(chain(*ids))
+        wrong = np.flatnonzero(np.concatenate([~np.isfinite(one).all(1) for one in features]))
+        if len(wrong):
+            raise Unfit(
+                f"{len(wrong)} of {len(names)} embeddings are not finite, the first that of {names[wrong[0]]}; if "
+                "all are, the model has diverged"
+            )
         return _Seen(
             np.concatenate(features),
             np.concatenate(labels),
             np.concatenate(cameras) if known else None,
             np.concatenate(queries),
-            list(chain(*ids)),
+            names,
         )
 
 
@@ -403,6 +411,9 @@ class Retrieval(_Accumulator):
         rerank: re-rank by common neighbours, too; null: do not.
         query_expansion: expand queries and gallery, too; null: do not.
         roc: which share of pairs of the same identity is accepted where 1e-4, 1e-3 and 1e-2 of the others are.
+
+    Raises:
+        ValueError: the data has no queries, or nothing else.
     """
 
     def __init__(
@@ -417,6 +428,11 @@ class Retrieval(_Accumulator):
         roc: bool = False,
     ) -> None:
         super().__init__()
+        if not facts.queries:
+            raise ValueError(
+                "retrieval: the data does not tell queries and a gallery; where every image is looked for "
+                "among all others, the evaluator is `recall`"
+            )
         self._metric: Metric = metric
         self._ranks, self._roc = tuple(ranks), roc
         again = asdict(rerank) if rerank else None
@@ -494,7 +510,7 @@ def _sides(seen: _Seen, device: torch.device) -> tuple[Tensor, Tensor, Matches]:
     """Features of the queries and of the gallery, and what matches."""
     queries = seen.queries
     if not 0 < queries.sum() < len(queries):
-        raise ValueError(
+        raise Unfit(
             f"{queries.sum()} of {len(queries)} images are marked as query; retrieval needs queries and a gallery. "
             "Where every image is looked for among all others, the evaluator is `recall`"
         )

@@ -12,7 +12,7 @@ from timm.models._manipulate import checkpoint_seq
 from timm.models.resnet import ResNet
 from torch import Tensor, nn
 
-from opabinia.contracts import Backbone
+from opabinia.contracts import Backbone, Unfit
 from opabinia.models.resnets import drop_last_stride
 
 
@@ -52,7 +52,7 @@ class MultiGranularity(nn.Module):
         """B x C x H x W to maps (B x M x h x w each): the whole by each branch, the two halves, the three thirds.
 
         Raises:
-            ValueError: the maps have fewer rows than stripes are to be made of them.
+            Unfit: the maps have fewer rows than stripes are to be made of them.
         """
         net: Any = self.backbone.model
         stem = net.maxpool(net.act1(net.bn1(net.conv1(images))))
@@ -61,9 +61,7 @@ class MultiGranularity(nn.Module):
         whole = self._through([*rest, *net.layer4], shared)
         halves, thirds = (self._through(chain(*branch), shared) for branch in (self.halves, self.thirds))
         if thirds.shape[2] < 3:
-            raise ValueError(
-                f"images of {images.shape[2]} rows are too small: their maps have {thirds.shape[2]} of 3 rows"
-            )
+            raise Unfit(f"images of {images.shape[2]} rows are too small: their maps have {thirds.shape[2]} of 3 rows")
         return [whole, halves, thirds, *halves.tensor_split(2, dim=2), *thirds.tensor_split(3, dim=2)]
 
     def _through(self, blocks: Iterable[Any], maps: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import Backbone, Count, Fraction
+from opabinia.contracts import Backbone, Count, Fraction, Unfit
 from opabinia.models.backbones import TimmBackbone, timm
 
 
@@ -44,10 +44,10 @@ class Patches(nn.Module):
         """B x C x H x W to B x N x D, row by row.
 
         Raises:
-            ValueError: the images have another size.
+            Unfit: the images have another size.
         """
         if tuple(images.shape[2:]) != self.image_size:
-            raise ValueError(
+            raise Unfit(
                 f"the backbone is for images of {_times(self.image_size)} (its image_size), "
                 f"not {_times(images.shape[2:])}"
             )

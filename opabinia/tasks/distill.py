@@ -157,8 +157,8 @@ def make_teacher(teacher: Teacher, facts: Facts, load: Callable[[Path], nn.Modul
         logits: whether its logits are learned.
 
     Raises:
-        ValueError: it is told twice or not at all, would teach what nobody taught it, or other classes than those of
-            the data.
+        ValueError: it is told twice or not at all, would teach what nobody taught it, or knows other classes or
+            channels than those of the data.
     """
     if (teacher.backbone is None) == (teacher.run is None):
         raise ValueError("give either a run or a backbone that teaches; further ones are listed under teachers")
@@ -166,7 +166,13 @@ def make_teacher(teacher: Teacher, facts: Facts, load: Callable[[Path], nn.Modul
         unread = [key for key in ("weights", "mean", "std") if getattr(teacher, key) is not None]
         if unread:
             raise ValueError(f"{unread[0]}: belongs to a backbone that teaches; a run has its own")
-        return load(teacher.run)
+        model = load(teacher.run)
+        channels = getattr(getattr(model, "facts", None), "channels", facts.channels)
+        if channels != facts.channels:
+            raise ValueError(
+                f"run: {teacher.run} knows images with {channels} channels, the data's have {facts.channels}"
+            )
+        return model
     return _image_teacher(teacher, teacher.backbone, facts, logits)
 
 

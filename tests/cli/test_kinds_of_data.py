@@ -14,7 +14,7 @@ from opabinia import launch
 from opabinia.config import ConfigError
 from opabinia.contracts import Facts
 from opabinia.data import Stream
-from opabinia.data.sources import Digits
+from opabinia.data.sources import Digits, DigitViews
 from opabinia.pieces import facts_of
 from tests.cli.conftest import Ended
 
@@ -97,3 +97,27 @@ def test_labels_out_of_range_are_told_before_the_first_step(label: int) -> None:
     with pytest.raises(ConfigError, match=rf"Wrong: sample 7 has the label {label}, expected 0 to 9 for 10 classes"):
         facts_of(Stream(source=Wrong(label)))
     assert facts_of(Stream(source=Digits())) == Facts(1437, 1, tuple("0123456789"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["data.mix=[mixup]"], "an image has one identity"),
+        (["optimizer=sgd", "optimizer.lr=1e38", "train.length=1it"], "embeddings are not finite, the first that of "),
+    ],
+    ids=["mixed", "diverged"],
+)
+def test_what_turns_out_on_the_way_is_told(
+    changes: list[str], message: str, tmp_path: Path, opabinia: Callable[..., Ended]
+) -> None:
+    ended = opabinia("train", "reid/digits", *SMALL, "data.batch_size=16", *changes, "--out", tmp_path)
+    assert ended.status == 2
+    assert message in ended.err and "Traceback" not in ended.err
+
+
+def test_only_a_part_of_a_set_is_set_apart() -> None:
+    told = {
+        split: facts_of(Stream(source=DigitViews(split=split))).queries
+        for split in ("train", "test", "query", "gallery")
+    }
+    assert told == {"train": False, "test": True, "query": False, "gallery": False}

@@ -160,6 +160,11 @@ def strangers(root: Path) -> None:
     saved(root, *(f"query/{number:04d}_c1s1.png" for number in range(1, 6)))
 
 
+def own_cameras(root: Path) -> None:
+    for path in (root / "bounding_box_test").glob("*_c2*"):
+        path.unlink()
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -186,8 +191,9 @@ def test_what_is_wrong_to_train_on(market: Path, spoil: Callable[[Path], None], 
             strangers,
             r"none of the identities that are looked for \(0001, 0002, 0003 \.\.\.\) is in the gallery \(0000, ",
         ),
+        (own_cameras, r"looked for by the query's own camera only"),
     ],
-    ids=["junk", "strangers"],
+    ids=["junk", "strangers", "own_cameras"],
 )
 def test_what_is_wrong_to_search(market: Path, spoil: Callable[[Path], None], message: str) -> None:
     spoil(market)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from opabinia.contracts import Facts
+from opabinia.contracts import Facts, Unfit
 from opabinia.evaluation import distances as distances_module
 from opabinia.evaluation.distances import FeatureDistances, smallest, tile
 from opabinia.evaluation.ranking import places_on_device, places_on_host
@@ -33,7 +33,7 @@ from opabinia.evaluation.retrieval import (
 )
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "fastreid"
-FACTS = Facts(samples=0)
+FACTS = Facts(samples=0, queries=True)
 
 Array = NDArray[Any]
 
@@ -433,7 +433,7 @@ def test_what_is_wrong_is_told(arguments: Any, message: str) -> None:
         (lambda: random_galleries(OK, [0, 1]), "there are 3 images, but 2 ids"),
         (lambda: random_galleries(OK, [0, 1, 2]), "none of the 0 queries"),
         (lambda: single_shot(OK, OK, [0, 1, 2], [3, 4, 5]), "none of the 3 queries"),
-        (lambda: recall(OK, [0, 1, 2]), "none of the 3 queries"),
+        (lambda: recall(OK, [0, 1, 2]), "none of the 3 images has another one of its identity"),
         (lambda: recall(OK, [0, 0]), "there are 3 query images, but 2 query_ids"),
     ],
 )
@@ -558,11 +558,24 @@ def test_a_set_without_queries_or_without_gallery(marked: bool) -> None:
         fed(lambda: Retrieval(FACTS), 1, given)
 
 
+def test_data_without_queries_is_refused_before_anything_is_embedded() -> None:
+    with pytest.raises(ValueError, match="does not tell queries and a gallery"):
+        Retrieval(Facts(samples=150))
+
+
 def test_a_query_set_without_a_single_match() -> None:
     given = set_of_people()
     given["label"] = np.where(given["query"], 0, 1)
     with pytest.raises(ValueError, match=r"queries has a match .* 0 identities are in both"):
         fed(lambda: Retrieval(FACTS), 1, given)
+
+
+@pytest.mark.parametrize("make", [Retrieval, Recall])
+def test_embeddings_that_are_not_finite_are_counted_and_named(make: Callable[[Facts], Any]) -> None:
+    given = set_of_people()
+    given["embedding"][[7, 9], 2] = math.nan
+    with pytest.raises(Unfit, match=r"^2 of 150 embeddings are not finite, the first that of .*7"):
+        fed(lambda: make(FACTS), 1, given)
 
 
 @pytest.mark.parametrize("make", [Retrieval, Recall])

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from opabinia.contracts import Unfit
 from opabinia.models.backbones import timm
 from opabinia.models.mgn import MultiGranularity
 from opabinia.models.resnets import resnet
@@ -83,6 +84,6 @@ def test_activations_are_computed_again_in_every_branch() -> None:
 def test_mistakes() -> None:
     with pytest.raises(ValueError, match=r"backbone: multiple granularities are of ResNets.* this one is a ByobNet"):
         MultiGranularity(timm(3, model="test_byobnet"))
-    with pytest.raises(ValueError, match=r"images of 32 rows are too small: their maps have 2 of 3 rows"):
+    with pytest.raises(Unfit, match=r"images of 32 rows are too small: their maps have 2 of 3 rows"):
         network().eval()(torch.rand(1, 3, 32, 64))
     assert isinstance(MultiGranularity(timm(3, model="test_resnet")), nn.Module), "any ResNet of timm will do"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from opabinia.contracts import Backbone, Batch, Clock, Evaluator, Facts, Hook, Predictions, Task
+from opabinia.contracts import Backbone, Batch, Clock, Evaluator, Facts, Hook, Predictions, Task, Unfit
 from opabinia.engine.step import total_loss
 from opabinia.losses.distillation import logits_loss
 from opabinia.models.backbones import timm
@@ -157,9 +157,7 @@ def test_losses_of_any_form_are_weighted(form: Any, trained: Any) -> None:
 
 def test_shapes_that_differ_are_told() -> None:
     other = task_of(seed=1, facts=Facts(8, 3, (*CLASSES, "gnu")))
-    with pytest.raises(
-        ValueError, match=r"the student's logits are of shape \(8, 4\), the teacher's of shape \(8, 5\)"
-    ):
+    with pytest.raises(Unfit, match=r"the student's logits are of shape \(8, 4\), the teacher's of shape \(8, 5\)"):
         distilled(teacher=other)(batch_of(), Clock())
 
 
@@ -547,5 +545,8 @@ def test_teachers_that_know_nothing_are_refused(tmp_path: Path) -> None:
             image_teacher(neither_or_both)
     with pytest.raises(ValueError, match=r"^mean: belongs to a backbone that teaches"):
         image_teacher(teach(run=tmp_path, mean=[0.5]))
+    grey = task_of(facts=Facts(8, 1, CLASSES))
+    with pytest.raises(ValueError, match=r"^run: .* knows images with 1 channels, the data's have 3"):
+        make_teacher(teach(run=tmp_path), FACTS, lambda _: grey, logits=True)
     with pytest.raises(ValueError, match="nobody teaches; give a run, a backbone, teachers or average"):
         _ = Distill().others

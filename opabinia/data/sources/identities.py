@@ -175,14 +175,21 @@ def refuse_strangers(where: object, query: Sequence[Picture], gallery: Sequence[
     """Tell that nothing can be found.
 
     Raises:
-        ValueError: no identity of the queries is in the gallery.
+        ValueError: no identity of the queries is in the gallery, or each by pictures of the query's own camera only.
     """
-    there = {one.identity for one in gallery}
-    if not any(one.identity in there for one in query):
+    cameras: dict[str, set[int | None]] = {}
+    for one in gallery:
+        cameras.setdefault(one.identity, set()).add(one.camera)
+    if not any(one.identity in cameras for one in query):
         wanted, held = (", ".join(sorted_names({one.identity for one in part})[:3]) for part in (query, gallery))
         raise ValueError(
             f"{where}: none of the identities that are looked for ({wanted} ...) is in the gallery ({held} ...); "
             "query and gallery must show the same ones"
+        )
+    if not any(one.camera is None or cameras.get(one.identity, set()) - {one.camera} for one in query):
+        raise ValueError(
+            f"{where}: the gallery shows the identities that are looked for by the query's own camera only, and such "
+            "pictures are not counted; query and gallery must show them by different cameras"
         )
 
 

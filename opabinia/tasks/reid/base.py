@@ -10,7 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opabinia.contracts import Backbone, Batch, Evaluator, EvaluatorPart, Facts, MetricLossPart, Predictions, Task
+from opabinia.contracts import (
+    Backbone,
+    Batch,
+    Evaluator,
+    EvaluatorPart,
+    Facts,
+    MetricLossPart,
+    Predictions,
+    Task,
+    Unfit,
+)
 from opabinia.evaluation.retrieval import Recall, Retrieval
 from opabinia.losses.metric import pairs
 from opabinia.models.layers import normalize_as
@@ -132,11 +142,11 @@ def identities(batch: Batch) -> Tensor:
     """The identity of each image (int64, B).
 
     Raises:
-        ValueError: labels are shares of several, as after mixing.
+        Unfit: labels are shares of several, as after mixing.
     """
     labels: Tensor = batch["label"]
     if labels.is_floating_point():
-        raise ValueError("an image has one identity; take mixup and cutmix out of data.mix")
+        raise Unfit("an image has one identity; take mixup and cutmix out of data.mix")
     return labels
 
 
