@@ -5,6 +5,7 @@ What makes a result the same every time stands in ``distances.py``, the rules of
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -46,6 +47,8 @@ __all__ = [
     "recall",
     "single_shot",
 ]
+
+log = logging.getLogger("opabinia")
 
 Variant = Literal["zhong", "fastreid"]
 RANKS = (1, 5, 10)
@@ -540,6 +543,8 @@ class Recall(_Accumulator):
 
     def __init__(self, facts: Facts, /, *, metric: Metric = "cosine", ks: Sequence[Count] = (1, 10, 100, 1000)) -> None:
         super().__init__()
+        if facts.queries:
+            log.warning("recall takes every image for query and gallery; `retrieval` keeps apart what the data does")
         self._recall = partial(recall, ks=tuple(ks), metric=metric)
         self.better = {name: "max" for name in (*(f"recall{k}" for k in ks), "r_precision", "mAP@R", "mAP")}
 

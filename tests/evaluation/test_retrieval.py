@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -590,3 +591,10 @@ def test_a_source_holds_one_tile() -> None:
     sizes = [source.distances(*span).shape for span in distances_module.blocks(source)]
     assert sizes == [(1024, 300), (1024, 300), (52, 300)]
     assert source._held.shape == (1024, 300)
+
+
+def test_recall_tells_that_it_looks_past_queries(caplog: pytest.LogCaptureFixture) -> None:
+    Recall(replace(FACTS, queries=False))
+    assert not caplog.records
+    Recall(FACTS)
+    assert "every image for query and gallery" in caplog.text

@@ -12,6 +12,7 @@ import math
 import tarfile
 import typing
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -437,7 +438,7 @@ def is_made(part: Any, folder: Path) -> None:
 
 def evaluator_works(make: Callable[[Facts], Any], folder: Path) -> None:
     """Four images of two identities; the first of each is looked for."""
-    evaluator = make(FACTS)
+    evaluator = make(replace(FACTS, queries=True))
     batch = {**batch_of(), "label": torch.tensor([0, 0, 1, 1]), "query": torch.tensor([True, False] * 2)}
     evaluator.update({"embedding": torch.eye(4)}, batch)
     scores = evaluator.compute([evaluator.state()])
