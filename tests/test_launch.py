@@ -9,7 +9,7 @@ import torch
 
 from opabinia import launch
 from opabinia.config import ConfigError
-from opabinia.contracts import Clock, Hook, Phase, Run
+from opabinia.contracts import Clock, Facts, Hook, Phase, Run
 from opabinia.engine.checkpoint import read_checkpoint
 
 SMALL = ("train.device=cpu", "data.workers=0", "writers=[]", "train.threads=1")
@@ -156,7 +156,7 @@ def test_an_optimizer_that_keeps_another_state_begins_without(folder: Path) -> N
 def test_the_checkpoint_knows_where_it_is(folder: Path) -> None:
     state = read_checkpoint(folder / "checkpoints" / "step-00000004").state
     assert (state["step"], state["epoch"], state["position"], state["samples"]) == (4, 0, 256, 256)
-    assert state["facts"] == {"samples": 1437, "channels": 1, "multi_label": False, "classes": list("0123456789")}
+    assert Facts(**state["facts"]) == Facts(samples=1437, channels=1, classes=list("0123456789"))  # type: ignore[arg-type]
     assert Clock(step=4).step == state["step"]
 
 

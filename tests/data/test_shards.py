@@ -447,7 +447,7 @@ def test_workers_read_what_one_process_reads(folder: Path, workers: int) -> None
 
 def test_by_shard_takes_its_shards(folder: Path) -> None:
     source = Shards(files=str(folder / "*.tar"))
-    sampler = ByShard(source, 0, mixed=1)
+    sampler = ByShard(source, 0, 8, mixed=1)
     ids = [source[index]["id"].split("/")[0] for index in sampler.order(0)(np.arange(12)).tolist()]
     assert sorted(ids) == ["t-00.tar"] * 4 + ["t-01.tar"] + ["t-02.tar"] * 7
     assert sum(left != right for left, right in pairwise(ids)) == 2
