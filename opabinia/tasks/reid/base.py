@@ -16,6 +16,7 @@ from opabinia.contracts import (
     Evaluator,
     EvaluatorPart,
     Facts,
+    LossPart,
     MetricLossPart,
     Predictions,
     Task,
@@ -46,9 +47,14 @@ class Reidentification(Task):
         mean, std: of the images, if a person says them.
         settings: see :class:`Settings`.
 
+    Attributes:
+        loss: of logits and identities, which an heir sets; None where there is no classifier.
+
     Raises:
         ValueError: there are no two identities to tell apart.
     """
+
+    loss: LossPart | None = None
 
     def __init__(
         self,
@@ -69,6 +75,10 @@ class Reidentification(Task):
         self.normalize = normalize_as(backbone.preprocessing, facts.channels, mean, std)
         self.metric_losses = dict(named(settings.metric_losses))
         self._evaluator, self._flip_test = settings.evaluator, settings.flip_test
+
+    def extra_repr(self) -> str:
+        """The losses, so that the log shows them with the model."""
+        return "\n".join(f"({name}): {loss}" for name, loss in [("loss", self.loss), *self.metric_losses.items()])
 
     def seen(self, batch: Batch) -> dict[str, Tensor]:
         """``embedding`` (B x D), by which images are compared when the model is used, and ``logits`` (B x K) of the

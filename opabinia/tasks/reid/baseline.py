@@ -105,10 +105,6 @@ class Baseline(Reidentification):
         self.loss, self.loss_scale, self.metric_feature = loss, loss_scale, metric_feature
         self.memory = None if memory is None else QueueMemory(memory, width)
 
-    def extra_repr(self) -> str:
-        """The losses, so that the log shows them with the model."""
-        return "\n".join(f"({name}): {loss}" for name, loss in [("loss", self.loss), *self.metric_losses.items()])
-
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Losses by their names; ``top1`` among the training identities, without margins."""
         labels = identities(batch)

@@ -57,6 +57,8 @@ class MGN(Reidentification):
         std: their standard deviation, likewise.
     """
 
+    loss: LossPart
+
     def __init__(
         self,
         facts: Facts,
@@ -83,10 +85,6 @@ class MGN(Reidentification):
             Branch(pooling(width), width, embedding, head(embedding, classes)) for _ in range(self.backbone.parts)
         )
         self.loss, self.loss_scale, self.metric_feature = loss, loss_scale, metric_feature
-
-    def extra_repr(self) -> str:
-        """The losses, so that the log shows them with the model."""
-        return "\n".join(f"({name}): {loss}" for name, loss in [("loss", self.loss), *self.metric_losses.items()])
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Losses by their names; ``top1`` among the training identities by the mean of the logits, without margins."""
