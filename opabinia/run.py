@@ -59,7 +59,7 @@ from opabinia.engine.journal import Journal
 from opabinia.engine.moments import Moments
 from opabinia.engine.trainer import Trainer
 from opabinia.engine.writers import TensorBoard, Terminal
-from opabinia.evaluation import retrieval
+from opabinia.evaluation import searches
 from opabinia.loading import load
 from opabinia.losses import binary, cross_entropy, metric
 from opabinia.models import backbones, heads, pooling, resnets, vits
@@ -121,9 +121,9 @@ PARTS = (
     precise_norm,
     reid,
     resnets,
-    retrieval,
     samplers,
     schedule_parts,
+    searches,
     shape_parts,
     shard_order,
     sources,

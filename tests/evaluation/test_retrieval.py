@@ -19,10 +19,6 @@ from opabinia.evaluation import distances as distances_module
 from opabinia.evaluation.distances import FeatureDistances, smallest, tile
 from opabinia.evaluation.ranking import places_on_device, places_on_host
 from opabinia.evaluation.retrieval import (
-    Expansion,
-    Recall,
-    Rerank,
-    Retrieval,
     distances,
     evaluate,
     evaluate_distances,
@@ -32,6 +28,7 @@ from opabinia.evaluation.retrieval import (
     recall,
     single_shot,
 )
+from opabinia.evaluation.searches import Expansion, Recall, Rerank, Retrieval
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "fastreid"
 FACTS = Facts(samples=0, queries=True)

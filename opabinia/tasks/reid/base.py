@@ -22,7 +22,7 @@ from opabinia.contracts import (
     Task,
     Unfit,
 )
-from opabinia.evaluation.retrieval import Recall, Retrieval
+from opabinia.evaluation.searches import Recall, Retrieval
 from opabinia.losses.metric import pairs
 from opabinia.models.layers import normalize_as
 
