@@ -170,13 +170,6 @@ def memory_loss(
     return _cosface(_with_queue(features, labels, queue_features, queue_labels), margin, gamma)
 
 
-def memory_contrastive(
-    features: Tensor, labels: Tensor, queue_features: Tensor, queue_labels: Tensor, *, temperature: float = 0.1
-) -> Tensor:
-    """:func:`supervised_contrastive` of a batch against itself and a queue; see :func:`memory_loss`."""
-    return _contrastive(_with_queue(features, labels, queue_features, queue_labels), temperature)
-
-
 # --- what is compared -------------------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,6 @@ from opabinia.losses.cross_entropy import adaptive_cross_entropy, cross_entropy,
 from opabinia.losses.metric import (
     circle,
     cosface,
-    memory_contrastive,
     memory_loss,
     pairs,
     supervised_contrastive,
@@ -319,8 +318,8 @@ def test_mixed_images_have_no_identity(loss: Loss) -> None:
 
 WITH_QUEUE = pytest.mark.parametrize(
     ("loss", "within"),
-    [(memory_loss, partial(cosface, gamma=32.0)), (memory_contrastive, supervised_contrastive)],
-    ids=["cosface", "contrastive"],
+    [(memory_loss, partial(cosface, gamma=32.0))],
+    ids=["cosface"],
 )
 
 
