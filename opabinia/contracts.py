@@ -49,11 +49,20 @@ NormOrder = Annotated[float, Ge(1), _InfinityToo()]
 Sample = dict[str, Any]
 """One item: ``image`` (uint8, C x H x W, a ``tv_tensors.Image``), ``label`` (int; of multi-label data float32, K, of 0
 and 1), ``id`` (str, unique in its source). Of identities also ``camera`` and ``view`` (int, from 0; where they are
-known) and, in data that is searched, ``query`` (bool): whether it is looked for, or lies in the gallery."""
+known) and, in data that is searched, ``query`` (bool): whether it is looked for, or lies in the gallery.
+
+Of N things with boxes, in the pixels of ``image``: ``boxes`` (a ``tv_tensors.BoundingBoxes``: float32, N x 4: left,
+top, right, bottom) and ``labels`` (int64, N) in place of ``label``; where they are known ``masks`` (a
+``tv_tensors.Mask``: uint8 of 0 and 1, N x H x W) and ``keypoints`` (a ``tv_tensors.KeyPoints``: float32, N x P x 2)
+with ``visible`` (int64, N x P: 0 unknown, 1 hidden, 2 seen) and ``mirror`` (a list of P: which point is this one in a
+mirror). ``picture_size`` (height, width) is that of the picture as it was read, and ``truth`` (:class:`Truth`) what
+evaluations compare with. Things that nobody is to learn (crowds) are in ``truth`` only."""
 
 Batch = dict[str, Any]
 """Collated samples: ``image`` (uint8, or float in 0 to 1, B x C x H x W), ``label`` (int64, B; float, B x K, of
-multi-label data and after mixing), ``id`` (list of B)."""
+multi-label data and after mixing), ``id`` (list of B). Of things with boxes, lists of B: ``boxes``, ``labels`` and the
+like as in a sample, plain tensors, ``image_sizes`` ((height, width) of each image within the batch, at its upper left)
+and ``picture_size``."""
 
 Indices = NDArray[np.int64]
 
@@ -73,6 +82,11 @@ class Facts:
         cameras: how many cameras the images are from; 0 when nobody tells.
         views: from how many sides things are seen; 0 when nobody tells.
         queries: whether some images are set apart, to be looked for among the others.
+        boxes: whether samples tell where things are, and not only what they are.
+        masks: whether they tell the pixels of things, too.
+        keypoints: names of the points of a thing; empty when there are none.
+        category_ids: the number of each class in the file that things come from; results are written with it.
+        frequencies: of each class ``r``, ``c`` or ``f``: rare, common, frequent (LVIS); empty when nobody tells.
     """
 
     samples: int
@@ -82,6 +96,43 @@ class Facts:
     cameras: int = 0
     views: int = 0
     queries: bool = False
+    boxes: bool = False
+    masks: bool = False
+    keypoints: tuple[str, ...] = ()
+    category_ids: tuple[int, ...] = ()
+    frequencies: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """What a file says of the N things in a picture, in the picture's own pixels: what evaluations compare with.
+
+    Attributes:
+        image_id: the picture's number or name in the file.
+        size: height and width of the picture.
+        ids: numbers of the annotations in the file (int64, N).
+        boxes: left, top, width, height (float64, N x 4).
+        labels: class numbers (int64, N).
+        areas: in pixels (float64, N).
+        crowd: whether it stands for many things that are not told apart (bool, N).
+        segments: for each thing polygons (lists of x, y, x, y ...) or run lengths ({"size": [height, width], "counts":
+            ...}), as in COCO; None where nobody tells them.
+        keypoints: x, y, visibility (float64, N x P x 3).
+        absent: classes that are known not to be in the picture (LVIS).
+        not_exhaustive: classes of which not all things are told (LVIS).
+    """
+
+    image_id: int | str
+    size: tuple[int, int]
+    ids: NDArray[np.int64]
+    boxes: NDArray[np.float64]
+    labels: NDArray[np.int64]
+    areas: NDArray[np.float64]
+    crowd: NDArray[np.bool_]
+    segments: Sequence[Any] | None = None
+    keypoints: NDArray[np.float64] | None = None
+    absent: tuple[int, ...] = ()
+    not_exhaustive: tuple[int, ...] = ()
 
 
 class Unfit(ValueError):
@@ -98,7 +149,9 @@ class Source(Protocol):
     when ``multi_label`` is True) for samplers that balance, ``batch(indices)`` to hand over a whole batch at once,
     ``fingerprint()``, a text that changes with the samples and their order, ``shards`` (int64), how many of the samples
     lie beside each other in each file, for the sampler that reads file by file; of identities ``cameras`` and ``views``
-    (int64, N, from 0) and ``queries`` (bool, N).
+    (int64, N, from 0) and ``queries`` (bool, N); of pictures with boxes ``has_boxes`` and ``has_masks`` (bool),
+    ``keypoints``, ``category_ids`` and ``frequencies`` as in :class:`Facts`, ``sizes`` (int64, N x 2: height, width),
+    ``present``, the classes in each picture (N arrays of int64, each class once), for samplers.
     """
 
     @property
@@ -115,6 +168,28 @@ class Source(Protocol):
 Transform = Callable[[Sample], Sample]
 """A change to one sample. Random numbers may come from torch's, Python's or NumPy's global generator:
 all three are seeded for each sample from (seed, epoch, position)."""
+
+
+@runtime_checkable
+class Combination(Protocol):
+    """A transform that makes one sample of several (a mosaic). Only training has such.
+
+    The others come from the source like the sample itself, changed by the transforms before this one, and depend on
+    (seed, epoch, position) alone, so no batch, process or worker has a say in them.
+    """
+
+    def __call__(self, sample: Sample) -> Sample:
+        """Refuses: there are no others.
+
+        Raises:
+            ValueError: always; the text says where it belongs.
+        """
+        ...
+
+    def combine(self, sample: Sample, another: Callable[[], Sample]) -> Sample:
+        """The sample with as many others as it takes; each call of ``another`` gives the next one, and draws nothing
+        from the generators."""
+        ...
 
 
 class Sampler(Protocol):
@@ -273,7 +348,13 @@ Schedule = Callable[[Clock], float]
 # --- tasks ----------------------------------------------------------------------------------------------------------
 
 Predictions = Mapping[str, Tensor]
-"""What a model says of a batch, one row a sample in every tensor: ``logits`` (B x K), ``embedding`` (B x D) ..."""
+"""What a model says of a batch, one row a sample in every tensor: ``logits`` (B x K), ``embedding`` (B x D) ...
+
+Of things found in pictures, at most D a picture, best first, in the pixels of the picture as it was read: ``boxes``
+(B x D x 4: left, top, right, bottom), ``scores`` (B x D), ``labels`` (int64, B x D; -1 where there are fewer),
+``masks`` (B x D x S x S: the chance that a pixel belongs to the thing, the box being stretched to S x S), ``keypoints``
+(B x D x P x 3: x, y, score); and losses of the batch, where its truth is known, as ``losses/<name>`` (B times the same
+number)."""
 
 
 class Evaluator(Protocol):
@@ -307,9 +388,12 @@ class Task(nn.Module):
     Attributes:
         whole_batches: whether its losses compare the samples of a batch with each other, so that a batch cannot go
             through in pieces.
+        size_multiple: images of a batch may differ in size; they are padded at the right and below to the largest of
+            them, rounded up to a multiple of this. None: they may not.
     """
 
     whole_batches: bool = False
+    size_multiple: int | None = None
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor] | Tensor | Sequence[Tensor]:
         """Losses of a batch. ``total_loss`` alone is trained if given, else the sum of every key that contains
@@ -523,6 +607,13 @@ class Preprocessing:
     crop: float
 
 
+class Level(NamedTuple):
+    """What is known of feature maps: their channels, and the pixels of an image from one place to the next."""
+
+    channels: int
+    stride: int
+
+
 class Backbone(nn.Module):
     """Images (B x C x H x W) to one vector each (B x D). A head asks it for D, not a config.
 
@@ -558,6 +649,30 @@ class Backbone(nn.Module):
         """
         raise ValueError(f"{type(self).__name__} gives no feature maps")
 
+    def use_levels(self) -> list[Level]:
+        """From now on :meth:`levels` is what is asked for: take off what only the pooled vector needs.
+
+        Returns:
+            what it gives there, from fine to coarse, strides of 4 and more.
+
+        Raises:
+            ValueError: this backbone has no maps of several sizes to give.
+        """
+        raise ValueError(f"{type(self).__name__} gives no feature maps of several sizes")
+
+    def levels(self, images: Tensor) -> list[Tensor]:
+        """B x C x H x W to feature maps (B x M x h x w, channels first) as :meth:`use_levels` told."""
+        raise NotImplementedError
+
+    def freeze_stages(self, count: int) -> None:
+        """From now on the stem and the first ``count - 1`` stages learn nothing, their norms neither (detectron2's
+        FREEZE_AT: 1 is the stem, 2 with the first stage, which is its default).
+
+        Raises:
+            ValueError: it has fewer stages.
+        """
+        raise ValueError(f"{type(self).__name__} does not tell its stages")
+
     def make_head(self, classes: int) -> nn.Module:
         """A classifier of its vectors (B x D to B x K): a linear layer, unless the backbone has one of its own."""
         return nn.Linear(self.out_channels, classes)
@@ -592,6 +707,96 @@ class Head(nn.Module):
         return logits
 
 
+class Neck(nn.Module):
+    """Feature maps of a backbone to those that a detector looks at, all with the same channels.
+
+    Attributes:
+        out_levels: what it gives, from fine to coarse.
+    """
+
+    out_levels: tuple[Level, ...]
+
+    def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """Maps (B x M x h x w) of the backbone, from fine to coarse, to those of ``out_levels``."""
+        raise NotImplementedError
+
+
+class Target(NamedTuple):
+    """What is to be found in one image, in its pixels.
+
+    Attributes:
+        boxes: left, top, right, bottom (float32, N x 4), of positive width and height; N may be 0.
+        labels: class numbers from 0 (int64, N).
+        masks: uint8 of 0 and 1, N x H x W of the padded batch; None where they are not known.
+        keypoints: x, y, visibility (float32, N x P x 3); visibility above 0 is trained. None where they are not known.
+    """
+
+    boxes: Tensor
+    labels: Tensor
+    masks: Tensor | None = None
+    keypoints: Tensor | None = None
+
+
+class Detections(NamedTuple):
+    """What was found in one image, in its pixels, best first.
+
+    Attributes:
+        boxes: D x 4, left, top, right, bottom.
+        scores: D, from 0 to 1.
+        labels: class numbers from 0 (int64, D).
+        masks: D x S x S, see :data:`Predictions`; None where the detector gives none.
+        keypoints: D x P x 3: x, y, score; None where the detector gives none.
+    """
+
+    boxes: Tensor
+    scores: Tensor
+    labels: Tensor
+    masks: Tensor | None = None
+    keypoints: Tensor | None = None
+
+
+Sizes = Sequence[tuple[int, int]]
+"""Height and width of each image of a padded batch."""
+
+
+class Detector(nn.Module):
+    """Feature maps of a backbone to things in their boxes. What it does never depends on ``self.training``, apart from
+    layers such as dropout and batch norm.
+
+    Attributes:
+        size_multiple: padded images have sides that are multiples of this.
+        most: D, how many things it finds in an image at most.
+    """
+
+    size_multiple: int = 32
+    most: int = 100
+
+    def losses(
+        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, targets: Sequence[Target]
+    ) -> dict[str, Tensor]:
+        """Losses (their names contain "loss") and other numbers to log, all 0-d. Every parameter takes part in every
+        step, also when no image has anything in it.
+
+        Args:
+            maps: of the backbone, from fine to coarse.
+            shape: height and width of the padded batch.
+            sizes: of the images within it.
+            targets: one for each image.
+        """
+        raise NotImplementedError
+
+    def detect(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes) -> list[Detections]:
+        """Things in each image: boxes, scores and labels, after suppression, at most ``most``. No masks, no keypoints:
+        see :meth:`describe`."""
+        raise NotImplementedError
+
+    def describe(
+        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, found: Sequence[Detections]
+    ) -> list[Detections]:
+        """Adds masks and keypoints to what was found, where the detector knows such."""
+        return list(found)
+
+
 # --- parts as parameters --------------------------------------------------------------------------------------------
 
 TaskPart = Annotated[Callable[[Facts], Task], Part("task")]
@@ -608,6 +813,12 @@ PoolingPart = Annotated[Callable[[int], nn.Module], Part("pooling")]
 
 HeadPart = Annotated[Callable[[int, int], Head], Part("head")]
 """Built with the width of the features and the number of classes."""
+
+NeckPart = Annotated[Callable[[Sequence[Level]], Neck], Part("neck")]
+"""Built with what the backbone gives."""
+
+DetectorPart = Annotated[Callable[[Sequence[Level], Facts], Detector], Part("detector")]
+"""Built with what the backbone gives, and the training data's facts."""
 
 LossPart = Annotated[Callable[[Tensor, Tensor], Tensor], Part("loss")]
 MetricLossPart = Annotated[Callable[[Tensor, Tensor], Tensor], Part("metric_loss")]

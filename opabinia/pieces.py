@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -33,18 +33,20 @@ from opabinia.settings import Training
 # --- data -----------------------------------------------------------------------------------------------------------
 
 
-def first_samples(stream: Stream, count: int, *, skip: bool = False) -> Batch:
+def first_samples(stream: Stream, count: int, *, skip: bool = False, size_multiple: int | None = None) -> Batch:
     """The first samples of a data set as a batch, as they come out of the transforms.
 
     Args:
         stream: the data set; it is not empty.
         count: how many.
         skip: pass over samples that cannot be read.
+        size_multiple: as in :class:`opabinia.contracts.Task`.
 
     Raises:
         DataError: one of them cannot be read; with ``skip``, none of all can.
     """
-    reader = Reader(stream.source, stream.transforms, on_error="leave_out" if skip else "raise")
+    on_error: Literal["raise", "leave_out"] = "leave_out" if skip else "raise"
+    reader = Reader(stream.source, stream.transforms, on_error=on_error, size_multiple=size_multiple)
     samples = len(stream.source)
     for first in range(0, samples, count):
         numbers = np.arange(first, min(first + count, samples))
@@ -70,6 +72,11 @@ def facts_of(stream: Stream, *, skip: bool = False) -> Facts:
         cameras=int(getattr(source, "camera_count", 0)),
         views=int(getattr(source, "view_count", 0)),
         queries=len(np.unique(getattr(source, "queries", ()))) == 2,  # all are queries, or none: nothing is set apart
+        boxes=bool(getattr(source, "has_boxes", False)),
+        masks=bool(getattr(source, "has_masks", False)),
+        keypoints=tuple(getattr(source, "keypoints", ())),
+        category_ids=tuple(getattr(source, "category_ids", ())),
+        frequencies=tuple(getattr(source, "frequencies", ())),
     )
 
 
@@ -116,22 +123,35 @@ def make_sampler(data: Data, seed: int) -> Sampler:
 
 
 def make_training_loader(
-    data: Data, plan: Plan, sampler: Sampler, facts: Facts, seed: int, device: torch.device
+    data: Data,
+    plan: Plan,
+    sampler: Sampler,
+    facts: Facts,
+    seed: int,
+    device: torch.device,
+    size_multiple: int | None = None,
 ) -> Loader:
-    """This process's slice of the batches of ``plan``."""
+    """This process's slice of the batches of ``plan``; ``size_multiple`` as in :class:`opabinia.contracts.Task`."""
     stream = data.train
     reader = Reader(
         *(stream.source, stream.transforms, data.mix, facts, seed, rank()),
         on_error="replace" if data.on_error == "skip" else "raise",
+        size_multiple=size_multiple,
     )
     requests = training_requests(plan, sampler.order, rank(), world_size())
     return Loader(reader, requests, workers=data.workers, pin_memory=device.type == "cuda")
 
 
 def make_validation(
-    data: Data, batch_size: int | None, seed: int, device: torch.device, precision: str
+    data: Data,
+    batch_size: int | None,
+    seed: int,
+    device: torch.device,
+    precision: str,
+    size_multiple: int | None = None,
 ) -> list[Validation]:
-    """The data sets to evaluate on, read in whole batches in the order of their sources."""
+    """The data sets to evaluate on, read in whole batches in the order of their sources; ``size_multiple`` as in
+    :class:`opabinia.contracts.Task`."""
     found = []
     with blamed("data"):
         streams = data.validation
@@ -140,6 +160,7 @@ def make_validation(
         reader = Reader(
             *(stream.source, stream.transforms, (), facts, seed, rank()),
             on_error="leave_out" if data.on_error == "skip" else "raise",
+            size_multiple=size_multiple,
         )
         requests = evaluation_requests(len(stream.source), batch_size or data.batch_size, rank(), world_size())
         loader = Loader(reader, requests, workers=data.workers, pin_memory=device.type == "cuda")
@@ -148,7 +169,14 @@ def make_validation(
 
 
 def fresh_batches(
-    data: Data, facts: Facts, seed: int, device: torch.device, batch_size: int | None, name: str, count: int
+    data: Data,
+    facts: Facts,
+    seed: int,
+    device: torch.device,
+    batch_size: int | None,
+    size_multiple: int | None,
+    name: str,
+    count: int,
 ) -> Iterator[Batch]:
     """Batches of this process that belong to no epoch, the same every time: of ``train``, unmixed and in an order of
     their own, or of the validation set with this prefix, as far as it goes.
@@ -169,7 +197,9 @@ def fresh_batches(
         count = min(count, -(-len(sampler) // size))
     # Shares of whole batches: every process has as many, which layers that meet the others' need.
     plan = ConstantPlan(len(sampler), size, Duration(count, "it"), data.drop_last)
-    loader: contracts.Loader = make_training_loader(replace(data, mix=()), plan, sampler, facts, own, device)
+    loader: contracts.Loader = make_training_loader(
+        replace(data, mix=()), plan, sampler, facts, own, device, size_multiple
+    )
     try:
         for row, batch in loader.iterate():
             if row.step >= count:

@@ -117,7 +117,9 @@ class Predictor:
 
     def sample(self, picture: Picture) -> Sample:
         """The picture as the model is to see it."""
-        sample: Sample = {"image": tv_tensors.Image(image_of(picture, self.channels)), "id": name_of(picture)}
+        image = image_of(picture, self.channels)
+        size = tuple(image.shape[-2:])
+        sample: Sample = {"image": tv_tensors.Image(image), "id": name_of(picture), "picture_size": size}
         with generators_kept():
             for transform in self.transforms:
                 sample = transform(sample)
@@ -125,7 +127,7 @@ class Predictor:
 
     def batch(self, samples: Sequence[Sample]) -> list[Prediction]:
         """Predictions for transformed samples of the same size, as one batch."""
-        batch = to_device(collate(samples), self.device)
+        batch = to_device(collate(samples, self.task.size_multiple), self.device)
         with torch.no_grad(), autocast(self.device, self.precision):
             rows = self.task.predict(batch)
         on_host = {name: (value.float() if value.is_floating_point() else value).cpu() for name, value in rows.items()}
@@ -140,7 +142,7 @@ class Predictor:
             DataError: some are no finite numbers.
         """
         with torch.no_grad(), autocast(self.device, self.precision):
-            rows = self._embedding(to_device(collate(samples), self.device)).float()
+            rows = self._embedding(to_device(collate(samples, self.task.size_multiple), self.device)).float()
         whole = rows.isfinite().all(1).tolist()
         if not all(whole):
             names = ", ".join(str(sample["id"]) for sample, right in zip(samples, whole, strict=True) if not right)
@@ -168,7 +170,7 @@ class Predictor:
             ValueError: there is nothing to explain by: several views of a picture, no logits, embeddings that all have
                 length 1, no maps in the model.
         """
-        batch = to_device(collate(samples), self.device)
+        batch = to_device(collate(samples, self.task.size_multiple), self.device)
         explain: Callable[[Batch], Tensor] | None = getattr(self.task, "explain", None)
         if explain is not None:
             return explain(batch).float().cpu()

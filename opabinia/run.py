@@ -59,7 +59,7 @@ from opabinia.engine.journal import Journal
 from opabinia.engine.moments import Moments
 from opabinia.engine.trainer import Trainer
 from opabinia.engine.writers import TensorBoard, Terminal
-from opabinia.evaluation import searches
+from opabinia.evaluation import coco, searches
 from opabinia.loading import load
 from opabinia.losses import binary, cross_entropy, metric
 from opabinia.models import backbones, heads, pooling, resnets, vits
@@ -99,14 +99,16 @@ from opabinia.runtime.processes import is_first, rank, world_size
 from opabinia.runtime.seeds import draw_seed
 from opabinia.runtime.signals import Stopped
 from opabinia.settings import Checkpointing, Evaluation, Seed, Training
-from opabinia.tasks import classification, reid
+from opabinia.tasks import classification, detection, reid
 from opabinia.tasks.distill import Distill, distilled, make_teacher, own_average, student_weights
 
 PARTS = (
     backbones,
     binary,
     classification,
+    coco,
     cross_entropy,
+    detection,
     early_stop,
     expected,
     freeze,
@@ -262,7 +264,7 @@ def train(
         step = train.step(together or model, optimizing, every_schedule, arithmetic)
 
     average = KeepAverage(model, ema, data.batch_size, twin) if ema else None
-    validation = make_validation(data, evaluate.batch_size, seed, device, train.precision)
+    validation = make_validation(data, evaluate.batch_size, seed, device, train.precision, model.size_multiple)
     if average:
         validation = with_average(validation, average.task, evaluate.weights)
     offered = scores_offered(model, validation)
@@ -286,7 +288,7 @@ def train(
         task=model,
         step=step,
         plan=plan,
-        loader=make_training_loader(data, plan, sampler, facts, seed, device),
+        loader=make_training_loader(data, plan, sampler, facts, seed, device, model.size_multiple),
         validation=validation,
         journal=journal,
         hooks=acting,
@@ -297,7 +299,7 @@ def train(
         interrupted=session.interrupted,
         left_out=session.left_out.union(session.resume.state.get("left_out", ()) if session.resume else ()),
         sharded=together is not None and together.sharded,
-        batches=partial(fresh_batches, data, facts, seed, device, evaluate.batch_size),
+        batches=partial(fresh_batches, data, facts, seed, device, evaluate.batch_size, model.size_multiple),
         offered=offered,
         began=session.began,
     )
@@ -411,7 +413,9 @@ def evaluate(folder: Path, parts: Mapping[str, Any], snapshot: Snapshot) -> dict
     device, _ = set_up(replace(training, cudnn_benchmark=False))
     seed = snapshot.state["seed"]
     model = placed(trained_task(parts["task"], snapshot), training, device)
-    validation = make_validation(data, parts["evaluate"].batch_size, seed, device, training.precision)
+    validation = make_validation(
+        data, parts["evaluate"].batch_size, seed, device, training.precision, model.size_multiple
+    )
     if "ema" in snapshot.tensors:
         average = placed(trained_task(parts["task"], snapshot, "ema"), training, device)
         validation = with_average(validation, average, parts["evaluate"].weights)
@@ -467,7 +471,8 @@ def predictor(
 def facts_from(snapshot: Snapshot) -> Facts:
     """The facts of the data that a checkpoint was trained on."""
     facts = snapshot.state["facts"]
-    return Facts(**{**facts, "classes": tuple(facts["classes"])})
+    saved: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in facts.items()}
+    return Facts(**saved)
 
 
 def best_weights(snapshot: Snapshot, evaluate: Evaluation) -> str:
@@ -518,7 +523,7 @@ def rehearse(parts: Mapping[str, Any]) -> None:
         every = {"lr": parts["schedule"], **(parts["schedules"] or {})}
         step = training.step(model, optimizer, every, Arithmetic(0, training.precision))
     clock = Clock.at(plan, 0)
-    batch = first_samples(data.train, 2, skip=skip)
+    batch = first_samples(data.train, 2, skip=skip, size_multiple=model.size_multiple)
     for mixing in data.mix:
         batch = mixing(batch, facts)
     row = replace(plan.row(0), count=len(batch["id"]))
@@ -526,7 +531,7 @@ def rehearse(parts: Mapping[str, Any]) -> None:
     validation = make_validation(data, None, 0, torch.device("cpu"), training.precision)
     make_best(parts["checkpoint"].best, scores_offered(model, validation))
     for stream in data.validation:
-        val_batch = first_samples(stream, 2, skip=skip)
+        val_batch = first_samples(stream, 2, skip=skip, size_multiple=model.size_multiple)
         _push(partial(model.eval().predict, val_batch), val_batch)
 
 

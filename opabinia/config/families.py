@@ -135,6 +135,7 @@ class Register:
     neck: Family
     pooling: Family
     head: Family
+    detector: Family
     loss: Family
     metric_loss: Family
     optimizer: Family

@@ -8,14 +8,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils.data import default_collate
 from torchvision.transforms.v2.functional import resize
 
 from opabinia.contracts import Batch, Sample
 
 
-def collate(samples: Sequence[Sample]) -> Batch:
+def collate(samples: Sequence[Sample], size_multiple: int | None = None) -> Batch:
     """Make one batch of B >= 1 samples that have the same keys.
+
+    With ``size_multiple`` images may differ in size: they are padded with 0 (``image_sizes`` tells what is image), and
+    what there is of things (``boxes``, ``masks`` ...) stays in lists (see :data:`opabinia.contracts.Batch`). Things
+    whose box has no width or height left are taken out.
 
     Tensors and arrays are stacked (tv_tensors come out as plain tensors); truth values become a bool tensor, whole
     numbers int64, other numbers float32, each of shape B; everything else (ids, texts) a list of B.
@@ -27,7 +32,44 @@ def collate(samples: Sequence[Sample]) -> Batch:
     for name, sample in zip(names, samples, strict=True):
         if sample.keys() != samples[0].keys():
             raise ValueError(f"{names[0]} has the keys {sorted(samples[0])}, {name} has {sorted(sample)}")
-    return {key: _column(key, [sample[key] for sample in samples], names) for key in samples[0]}
+    if size_multiple is None:
+        return {key: _column(key, [sample[key] for sample in samples], names) for key in samples[0]}
+    things = [_with_area(sample) for sample in samples]
+    plain = [key for key in samples[0] if key not in (*OF_THINGS, "image", "picture_size")]
+    batch = {key: _column(key, [sample[key] for sample in samples], names) for key in plain}
+    batch |= {key: [sample[key] for sample in things] for key in OF_THINGS if key in samples[0]}
+    batch["image_sizes"] = [tuple(sample["image"].shape[-2:]) for sample in samples]
+    if "picture_size" in samples[0]:
+        batch["picture_size"] = [tuple(sample["picture_size"]) for sample in samples]
+    batch["image"] = padded([sample["image"].as_subclass(Tensor) for sample in samples], size_multiple)
+    if "masks" in batch:
+        height, width = batch["image"].shape[-2:]
+        batch["masks"] = [pad(one, [0, width - one.shape[-1], 0, height - one.shape[-2]]) for one in batch["masks"]]
+    return batch
+
+
+OF_THINGS = ("boxes", "labels", "masks", "keypoints", "visible")
+"""Keys of a sample that have a row for each thing in its image."""
+
+
+def _with_area(sample: Sample) -> dict[str, Tensor]:
+    """Plain tensors of the things in a sample, without those whose box is empty."""
+    things = {key: sample[key].as_subclass(Tensor) for key in OF_THINGS if key in sample}
+    if "boxes" not in things:
+        return things
+    kept = (things["boxes"][:, 2:] > things["boxes"][:, :2]).all(1)
+    return things if kept.all() else {key: value[kept] for key, value in things.items()}
+
+
+def padded(images: Sequence[Tensor], multiple: int) -> Tensor:
+    """Images (C x h x w) at the upper left of one B x C x H x W of zeros, H and W being multiples of ``multiple``."""
+    height, width = (
+        -(-max(side) // multiple) * multiple for side in zip(*(one.shape[-2:] for one in images), strict=True)
+    )
+    batch = images[0].new_zeros(len(images), images[0].shape[0], height, width)
+    for place, image in zip(batch, images, strict=True):
+        place[:, : image.shape[-2], : image.shape[-1]].copy_(image)
+    return batch
 
 
 def _column(key: str, values: list[Any], names: list[str]) -> Any:
@@ -63,5 +105,11 @@ def _size(value: Tensor) -> str:
 
 
 def resized(batch: Batch, shape: Sequence[int]) -> Batch:
-    """The batch with its images (B x C x H x W) at another size: ``shape`` is (height, width)."""
+    """The batch with its images (B x C x H x W) at another size: ``shape`` is (height, width).
+
+    Raises:
+        ValueError: there are things in them, whose places would no longer be right.
+    """
+    if "image_sizes" in batch:
+        raise ValueError("shapes: boxes do not follow; take resize_shortest with several sizes among the transforms")
     return {**batch, "image": resize(batch["image"], list(shape), antialias=True)}

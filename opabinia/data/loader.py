@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import groupby
+from itertools import count, groupby
 from multiprocessing.connection import wait
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
@@ -27,12 +27,12 @@ import torch
 from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from opabinia.contracts import Batch, Facts, Indices, Mix, Plan, Row, Sample, Source, Transform
+from opabinia.contracts import Batch, Combination, Facts, Indices, Mix, Plan, Row, Sample, Source, Transform
 from opabinia.data.batches import evaluation_rows
 from opabinia.data.collate import collate, resized
 from opabinia.data.order import Order
 from opabinia.runtime.log import log
-from opabinia.runtime.seeds import MIX, REPLACEMENT, SAMPLE, generators_kept, hash32, seed_sample
+from opabinia.runtime.seeds import ANOTHER, MIX, REPLACEMENT, SAMPLE, generators_kept, hash32, seed_sample
 
 
 class DataError(ValueError):
@@ -153,6 +153,7 @@ class Reader(Dataset[Read | _Failure]):
         on_error: what is done about a sample that cannot be made: ``raise`` ends the run; ``replace`` takes another
             one of the same label if there is one, chosen by seed, epoch, position and attempt; ``leave_out`` makes the
             batch smaller.
+        size_multiple: images may differ in size (:func:`opabinia.data.collate.collate`).
     """
 
     source: Source
@@ -162,6 +163,7 @@ class Reader(Dataset[Read | _Failure]):
     seed: int = 0
     rank: int = 0
     on_error: Literal["raise", "replace", "leave_out"] = "raise"
+    size_multiple: int | None = None
 
     def __getitem__(self, request: Request) -> Read | _Failure:
         if self._hands_over and not self.mixes and request.row.shape is None:
@@ -222,7 +224,7 @@ class Reader(Dataset[Read | _Failure]):
         if not samples:
             return None, passed_over
         with _told(f"step {row.step}", collate):
-            return collate(samples), passed_over
+            return collate(samples, self.size_multiple), passed_over
 
     def _sample_or_another(self, epoch: int, position: int, index: int, passed_over: list[str]) -> Sample | None:
         tried = [index]
@@ -249,14 +251,32 @@ class Reader(Dataset[Read | _Failure]):
         return draw % len(self.source)
 
     def _sample(self, epoch: int, position: int, index: int) -> Sample:
-        if self.transforms:  # sources draw nothing
-            seed_sample(hash32(SAMPLE, self.seed, epoch, position))
+        return self._changed(index, hash32(SAMPLE, self.seed, epoch, position), self.transforms)
+
+    def _changed(self, index: int, key: int, transforms: Sequence[Transform]) -> Sample:
+        """A sample of the source after ``transforms``; what they draw comes from ``key``."""
+        if transforms:  # sources draw nothing
+            seed_sample(key)
         with _told(f"sample {index}", self.source):
             sample = _checked(self.source[index])
-        for transform in self.transforms:
+        for number, transform in enumerate(transforms):
             with _told(f"sample {index} ({sample.get('id', 'without id')})", transform):
-                sample = _checked(transform(sample))
+                if isinstance(transform, Combination):
+                    sample = _checked(transform.combine(sample, self._others(key, transforms[:number])))
+                else:
+                    sample = _checked(transform(sample))
         return sample
+
+    def _others(self, key: int, transforms: Sequence[Transform]) -> Callable[[], Sample]:
+        """Further samples for one that is combined with others: each call gives the next."""
+        keys = (hash32(ANOTHER, key, len(transforms), number) for number in count())
+
+        def another() -> Sample:
+            own = next(keys)
+            with generators_kept():
+                return self._changed(own % len(self.source), own, transforms)
+
+        return another
 
 
 _ATTEMPTS = 20

@@ -1,0 +1,220 @@
+"""Object detection: things in their boxes, with masks and keypoints where the detector and the data know them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opabinia.config import register
+from opabinia.contracts import (
+    BackbonePart,
+    Batch,
+    Clock,
+    Count,
+    Detections,
+    DetectorPart,
+    Evaluator,
+    EvaluatorPart,
+    Facts,
+    Predictions,
+    Sizes,
+    Target,
+    Task,
+)
+from opabinia.evaluation.coco import Coco
+from opabinia.evaluation.losses import MeanLosses
+from opabinia.models import norms
+from opabinia.models.layers import normalize_as
+
+
+@register.task(name="detection")
+class Detection(Task):
+    """Backbone and detector, which brings its neck and its losses.
+
+    Evaluated by COCO's average precision of boxes, and of masks and keypoints where both sides have them.
+
+    Args:
+        backbone: images to feature maps of several sizes.
+        detector: what finds things in them: ``fcos``, ``retinanet``, ``faster_rcnn``, ``mask_rcnn`` ...
+        freeze_stages: so many stages of the backbone learn nothing, the stem being the first (detectron2's FREEZE_AT,
+            there 2); for pretrained backbones.
+        freeze_norms: batch norms of the backbone keep their statistics and weights; for pretrained backbones.
+        mean: of the images in 0..1, per channel or one for all; null takes what a pretrained backbone knows, otherwise
+            ImageNet's for colour.
+        std: their standard deviation, likewise.
+        size_multiple: sides of a padded batch are multiples of it; null takes what the detector needs.
+        validation_loss: compute the losses on validation data, too (``val/loss``).
+        evaluator: null takes ``coco``.
+
+    Raises:
+        ValueError: the training data has no boxes, or no classes.
+    """
+
+    def __init__(
+        self,
+        facts: Facts,
+        /,
+        *,
+        backbone: BackbonePart,
+        detector: DetectorPart,
+        freeze_stages: int = 0,
+        freeze_norms: bool = False,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        size_multiple: Count | None = None,
+        validation_loss: bool = True,
+        evaluator: EvaluatorPart | None = None,
+    ) -> None:
+        super().__init__()
+        if not facts.boxes or not facts.classes:
+            lacks = "boxes: take a source of them, such as coco" if not facts.boxes else "no class of things"
+            raise ValueError(f"detection learns where things are; the training data has {lacks}")
+        self.facts = facts
+        net = backbone(facts.channels)
+        self.normalize = normalize_as(net.preprocessing, facts.channels, mean, std)
+        levels = net.use_levels()
+        if freeze_norms:
+            norms.freeze(net)
+        if freeze_stages:
+            net.freeze_stages(freeze_stages)
+        self.backbone = net
+        self.detector = detector(levels, facts)
+        self.size_multiple = size_multiple or self.detector.size_multiple
+        self._validation_loss, self._evaluator = validation_loss, evaluator
+
+    def _maps(self, images: Tensor, sizes: Sizes) -> list[Tensor]:
+        """Feature maps of a padded batch. Its padding is 0 after normalisation, as in detectron2: the mean colour."""
+        normalised = self.normalize(images)
+        if any(size != tuple(images.shape[-2:]) for size in sizes):
+            normalised = normalised * inside(images, sizes)
+        return self.backbone.levels(normalised)
+
+    def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
+        """The detector's losses under their own names, and what it tells beside them."""
+        images, sizes = batch["image"], batch["image_sizes"]
+        return self.detector.losses(self._maps(images, sizes), _shape(images), sizes, targets(batch))
+
+    def predict(self, batch: Batch) -> Predictions:
+        """Things in the pixels of the pictures as they were read (see :data:`opabinia.contracts.Predictions`), and
+        ``losses/...`` where the batch has boxes."""
+        images, sizes = batch["image"], batch["image_sizes"]
+        maps = self._maps(images, sizes)
+        found = self.detector.detect(maps, _shape(images), sizes)
+        found = self.detector.describe(maps, _shape(images), sizes, found)
+        in_pictures = map(scaled, found, sizes, batch["picture_size"])
+        rows = stacked(list(in_pictures), self.detector.most)
+        return rows | (self._losses(maps, batch) if self._validation_loss and "boxes" in batch else {})
+
+    def _losses(self, maps: Sequence[Tensor], batch: Batch) -> dict[str, Tensor]:
+        images, sizes = batch["image"], batch["image_sizes"]
+        # Two-stage detectors draw which proposals they learn from: the same ones whenever this batch comes.
+        devices = [images.device] if images.is_cuda else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(0)
+            said = self.detector.losses(maps, _shape(images), sizes, targets(batch))
+        losses = {name: value for name, value in said.items() if "loss" in name}
+        losses["loss"] = torch.stack(list(losses.values())).sum()
+        return {f"losses/{name}": value.expand(len(sizes)) for name, value in losses.items()}
+
+    def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
+        """``things``: each with ``class``, ``score``, its ``box`` (left, top, right, bottom) and, where there are
+        some, ``keypoints`` (x, y and score by name)."""
+        found = []
+        for number in range(int((prediction["labels"] >= 0).sum())):
+            one = {
+                "class": self.facts.classes[int(prediction["labels"][number])],
+                "score": round(float(prediction["scores"][number]), 4),
+                "box": [round(value, 2) for value in prediction["boxes"][number].tolist()],
+            }
+            if "keypoints" in prediction:
+                points = prediction["keypoints"][number].tolist()
+                one["keypoints"] = {
+                    name: [round(value, 2) for value in point]
+                    for name, point in zip(self.facts.keypoints, points, strict=True)
+                }
+            found.append(one)
+        return {"things": found}
+
+    def features(self, batch: Batch, layers: Sequence[str] = ()) -> dict[str, Tensor]:
+        """``embedding``: the mean over the backbone's coarsest maps (B x M).
+
+        Raises:
+            KeyError: another layer is asked for.
+        """
+        for layer in layers:
+            if layer != "embedding":
+                raise KeyError(f"detection has no layer {layer!r}; it has: embedding")
+        coarsest = self._maps(batch["image"], batch["image_sizes"])[-1]
+        return {"embedding": coarsest.mean((2, 3))}
+
+    def evaluators(self, facts: Facts) -> list[Evaluator]:
+        """The one that the config names, or COCO's; and the losses.
+
+        Raises:
+            ValueError: the set has no boxes, other classes than the training data, or other channels.
+        """
+        if facts.channels != self.facts.channels:
+            raise ValueError(f"its images have {facts.channels} channels, those of training {self.facts.channels}")
+        if not facts.boxes:
+            raise ValueError("it has no boxes to compare with")
+        if facts.classes != self.facts.classes:
+            missing = [name for name in self.facts.classes if name not in facts.classes]
+            new = [name for name in facts.classes if name not in self.facts.classes]
+            raise ValueError(
+                f"its classes are not those of the training data (missing: {', '.join(missing) or 'none'}; "
+                f"new: {', '.join(new) or 'none'}; the order counts)"
+            )
+        found = [(self._evaluator or Coco)(facts)]
+        return [*found, MeanLosses()] if self._validation_loss else found
+
+
+def targets(batch: Batch) -> list[Target]:
+    """What is to be found in each image of a batch."""
+    absent = [None] * len(batch["boxes"])
+    points: Sequence[Tensor | None] = absent
+    if "keypoints" in batch:
+        pairs = zip(batch["keypoints"], batch["visible"], strict=True)
+        points = [torch.cat([where, seen.to(where.dtype).unsqueeze(-1)], -1) for where, seen in pairs]
+    columns = batch["boxes"], batch["labels"], batch.get("masks", absent), points
+    return [Target(*row) for row in zip(*columns, strict=True)]
+
+
+def inside(images: Tensor, sizes: Sizes) -> Tensor:
+    """Which pixels of a padded batch (B x C x H x W) belong to images (bool, B x 1 x H x W)."""
+    ends = torch.tensor(sizes).to(images.device, non_blocking=True)
+    height, width = (torch.arange(side, device=images.device) for side in images.shape[-2:])
+    return ((height < ends[:, :1])[:, :, None] & (width < ends[:, 1:])[:, None, :]).unsqueeze(1)
+
+
+def scaled(found: Detections, size: tuple[int, int], picture: tuple[int, int]) -> Detections:
+    """Detections in an image of this size (height, width), in the pixels of the picture that it was resized from."""
+    (height, width), (full_height, full_width) = size, picture
+    factors = found.boxes.new_tensor([full_width / width, full_height / height])
+    ends = found.boxes.new_tensor([full_width, full_height])
+    boxes = (found.boxes.view(-1, 2, 2) * factors).clamp(min=0).minimum(ends).view(-1, 4)
+    points = found.keypoints
+    if points is not None:
+        points = torch.cat([points[..., :2] * factors, points[..., 2:]], -1)
+    return found._replace(boxes=boxes, keypoints=points)
+
+
+def stacked(found: Sequence[Detections], most: int) -> dict[str, Tensor]:
+    """Detections of B images as tensors with a row for each image, filled up to ``most`` things with label -1."""
+    rows = {
+        name: torch.stack([_filled(one, most, -1 if name == "labels" else 0) for one in values])
+        for name, values in zip(Detections._fields, zip(*found, strict=True), strict=True)
+        if values[0] is not None
+    }
+    return rows
+
+
+def _filled(values: Tensor, most: int, value: int) -> Tensor:
+    rest = values.new_full((most - len(values), *values.shape[1:]), value)
+    return torch.cat([values, rest])
+
+
+def _shape(images: Tensor) -> tuple[int, int]:
+    return (images.shape[-2], images.shape[-1])
