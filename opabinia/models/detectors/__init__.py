@@ -1,0 +1,1 @@
+"""Detectors: feature maps of a backbone to things in their boxes."""
