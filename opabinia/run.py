@@ -62,7 +62,7 @@ from opabinia.engine.writers import TensorBoard, Terminal
 from opabinia.evaluation import coco, searches
 from opabinia.loading import load
 from opabinia.losses import binary, cross_entropy, metric
-from opabinia.models import backbones, heads, pooling, resnets, vits
+from opabinia.models import backbones, heads, necks, pooling, resnets, vits
 from opabinia.models.weights import Init, initialise
 from opabinia.optim import lars, optimizers
 from opabinia.optim import schedules as schedule_parts
@@ -118,6 +118,7 @@ PARTS = (
     limit,
     metric,
     mix,
+    necks,
     optimizers,
     pooling,
     precise_norm,

@@ -11,7 +11,7 @@ import json
 import math
 import tarfile
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from torchvision import tv_tensors
 
 from opabinia.config import Catalog, build, check, compose, dump, json_schema, live_catalog
 from opabinia.config.families import Entry, Family, Parameter, Register
-from opabinia.contracts import Arithmetic, Batch, Clock, Facts, Head, Hook, Row, Sample, Source, Task
+from opabinia.contracts import Arithmetic, Batch, Clock, Facts, Head, Hook, Level, Neck, Row, Sample, Source, Task
 from opabinia.data.batches import ConstantPlan
 from opabinia.data.sources import Digits, Joined
 from opabinia.engine.step import total_loss
@@ -352,6 +352,24 @@ def head_works(make: Callable[[int, int], Head], folder: Path) -> None:
     assert all(one.grad is not None for one in head.parameters())
 
 
+def neck_works(make: Callable[[Sequence[Level]], Neck], folder: Path) -> None:
+    """Some take maps of many sizes, others the one of a plain transformer."""
+    levels = [Level(6, 4), Level(8, 8), Level(12, 16), Level(16, 32)]
+    try:
+        neck = make(levels)
+    except ValueError:
+        levels = levels[2:3]
+        neck = make(levels)
+    maps = [torch.rand(2, channels, 128 // stride, 64 // stride, requires_grad=True) for channels, stride in levels]
+    pyramid = neck(maps)
+    assert [tuple(one.shape) for one in pyramid] == [
+        (2, channels, -(-128 // stride), -(-64 // stride)) for channels, stride in neck.out_levels
+    ]
+    torch.stack([one.sum() for one in pyramid]).sum().backward()  # type: ignore[no-untyped-call]
+    assert maps[-1].grad is not None
+    assert all(one.grad is not None for one in neck.parameters())
+
+
 def loss_works(loss: Callable[[Tensor, Tensor], Tensor], folder: Path) -> None:
     logits = torch.tensor([[2.0, 1, 0.1], [0, 0, 0]], requires_grad=True)
     value = loss(logits, torch.tensor([0, 2]))
@@ -460,6 +478,7 @@ AT_WORK: dict[str, Callable[[Any, Path], None]] = {
     "backbone": backbone_works,
     "pooling": pooling_works,
     "head": head_works,
+    "neck": neck_works,
     "loss": loss_works,
     "metric_loss": metric_loss_works,
     "optimizer": optimizer_works,

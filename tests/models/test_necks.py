@@ -1,0 +1,220 @@
+"""Necks against torchvision's pyramid, detectron2's shapes and the rules of the papers."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.models.detection.backbone_utils import LastLevelMaxPool
+from torchvision.ops import FeaturePyramidNetwork
+from torchvision.ops.feature_pyramid_network import LastLevelP6P7
+
+from opabinia.contracts import Level, Neck
+from opabinia.models.necks import fpn, fpn_p3_p7, fpn_p3_p7_from_p5, simple_pyramid
+
+LEVELS = [Level(6, 4), Level(8, 8), Level(12, 16), Level(16, 32)]
+PLAIN = [Level(12, 16)]
+
+
+def maps_of(levels: Sequence[Level], height: int, width: int) -> list[Tensor]:
+    """As convolutions with padding make them: sides are rounded up."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(2, channels, -(-height // stride), -(-width // stride), generator=generator)
+        for channels, stride in levels
+    ]
+
+
+def drawn(module: nn.Module) -> nn.Module:
+    """With no parameter at 0 or 1."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for one in module.parameters():
+            one.copy_(torch.randn(one.shape) / 4)
+    return module
+
+
+@pytest.mark.parametrize("size", [(128, 192), (104, 56)], ids=["even", "odd"])  # 13 and 7 places of 8 pixels
+@torch.no_grad()
+def test_fpn_is_torchvisions(size: tuple[int, int]) -> None:
+    reference = drawn(FeaturePyramidNetwork([6, 8, 12, 16], 32, LastLevelMaxPool()))
+    neck = fpn(LEVELS, channels=32)
+    report = neck.load_state_dict({f"fpn.{name}": one for name, one in reference.state_dict().items()})
+    assert not report.missing_keys and not report.unexpected_keys
+    maps = maps_of(LEVELS, *size)
+    expected = reference(OrderedDict((str(number), one) for number, one in enumerate(maps)))
+    found = neck(maps)
+    assert len(found) == len(expected) == 5
+    for one, other in zip(found, expected.values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_fpn_by_hand() -> None:
+    """Lin et al. 2017, figure 3: what comes from above is doubled and added to a 1 x 1 convolution."""
+    neck = drawn(fpn(LEVELS, channels=32))
+    weights = neck.state_dict()
+
+    def convolved(kind: str, number: int, one: Tensor) -> Tensor:
+        weight, bias = (weights[f"fpn.{kind}_blocks.{number}.0.{name}"] for name in ("weight", "bias"))
+        return nn.functional.conv2d(one, weight, bias, padding=weight.shape[-1] // 2)
+
+    maps = maps_of(LEVELS, 104, 56)  # 26 x 14, 13 x 7, 7 x 4, 4 x 2
+    inner = [convolved("inner", number, one) for number, one in enumerate(maps)]
+    for number in (2, 1, 0):
+        height, width = inner[number].shape[2:]
+        above = inner[number + 1]
+        rows = torch.arange(height) * above.shape[2] // height
+        columns = torch.arange(width) * above.shape[3] // width
+        inner[number] = inner[number] + above[:, :, rows][:, :, :, columns]
+    expected = [convolved("layer", number, one) for number, one in enumerate(inner)]
+    expected.append(expected[-1][:, :, ::2, ::2])
+    found = neck(maps)
+    assert [tuple(one.shape[2:]) for one in found] == [(26, 14), (13, 7), (7, 4), (4, 2), (2, 1)]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_it_begins_as_detectron2s() -> None:
+    """Uniform weights of variance 1 / fan_in (c2_xavier_fill), biases of 0."""
+    for neck in (fpn(LEVELS), fpn_p3_p7(LEVELS)):
+        for name, one in neck.named_parameters():
+            if name.endswith("bias"):
+                assert not one.any()
+            else:
+                bound = (3 / one[0].numel()) ** 0.5
+                assert 0.95 * bound < float(one.detach().abs().max()) <= bound, name
+
+
+def test_with_a_norm_there_are_no_biases() -> None:
+    plain, batch, group = (fpn(LEVELS, channels=32, norm=norm) for norm in ("none", "batch", "group"))
+    assert sum(one.numel() for one in batch.parameters()) == sum(one.numel() for one in plain.parameters()) + 8 * 32
+    assert sum(isinstance(module, nn.BatchNorm2d) for module in batch.modules()) == 8
+    found = [module for module in group.modules() if isinstance(module, nn.GroupNorm)]
+    assert [module.num_groups for module in found] == [32] * 8
+    with pytest.raises(ValueError, match=r"^channels: .* multiple of its 32 groups, not 48"):
+        fpn(LEVELS, channels=48, norm="group")
+
+
+# --- P3 to P7 ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [(256, 128), (104, 56)], ids=["even", "odd"])
+@pytest.mark.parametrize("neck", [fpn_p3_p7, fpn_p3_p7_from_p5], ids=["c5", "p5"])
+@torch.no_grad()
+def test_p6_and_p7(neck: Any, size: tuple[int, int]) -> None:
+    """The backbone's last map has as many channels as the pyramid: nothing is to be guessed from that."""
+    levels = [*LEVELS[:3], Level(32, 32)]
+    own: Any = drawn(neck(levels, channels=32))
+    maps = maps_of(levels, *size)
+    found = own(maps)
+    p6, p7 = own.fpn.extra_blocks.p6, own.fpn.extra_blocks.p7
+    source = maps[-1] if neck is fpn_p3_p7 else found[2]
+    torch.testing.assert_close(found[3], p6(source))
+    torch.testing.assert_close(found[4], p7(found[3].clamp(min=0)))
+    reference = FeaturePyramidNetwork([8, 12, 32], 32, LastLevelP6P7(32, 32))
+    reference.load_state_dict({name.removeprefix("fpn."): one for name, one in own.state_dict().items()})
+    expected = list(reference(OrderedDict((str(number), one) for number, one in enumerate(maps[1:]))).values())
+    count = 5 if neck is fpn_p3_p7_from_p5 else 3  # torchvision takes P5 here
+    for one, other in zip(found[:count], expected[:count], strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_what_is_built_on_the_backbones_map_has_its_channels() -> None:
+    assert fpn_p3_p7(LEVELS, channels=32).state_dict()["fpn.extra_blocks.p6.weight"].shape == (32, 16, 3, 3)
+    assert fpn_p3_p7_from_p5(LEVELS, channels=32).state_dict()["fpn.extra_blocks.p6.weight"].shape == (32, 32, 3, 3)
+
+
+# --- from one map -----------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_the_simple_pyramid() -> None:
+    neck = simple_pyramid(PLAIN, channels=8)
+    assert neck.out_levels == tuple(Level(8, stride) for stride in (4, 8, 16, 32, 64))
+    (only,) = maps = maps_of(PLAIN, 128, 96)
+    found = neck(maps)
+    assert [tuple(one.shape) for one in found] == [
+        (2, 8, 32, 24), (2, 8, 16, 12), (2, 8, 8, 6), (2, 8, 4, 3), (2, 8, 2, 2)
+    ]  # fmt: skip
+    torch.testing.assert_close(found[4], found[3][:, :, ::2, ::2])
+    for one in found:  # layer norms end each of them
+        torch.testing.assert_close(one.mean(1), torch.zeros_like(one[:, 0]), atol=1e-5, rtol=0)
+    half = nn.functional.max_pool2d(only, 2)
+    weights = {name.removeprefix("stages.3."): one for name, one in neck.state_dict().items() if ".3." in name}
+    lateral = nn.functional.conv2d(half, weights["1.0.weight"]).movedim(1, 3)
+    lateral = nn.functional.layer_norm(lateral, (8,), weights["1.1.weight"], weights["1.1.bias"], 1e-6).movedim(3, 1)
+    output = nn.functional.conv2d(lateral, weights["2.0.weight"], padding=1).movedim(1, 3)
+    output = nn.functional.layer_norm(output, (8,), weights["2.1.weight"], weights["2.1.bias"], 1e-6).movedim(3, 1)
+    torch.testing.assert_close(found[3], output)
+
+
+def test_the_finest_maps_are_made_as_in_detectron2() -> None:
+    """Half and a quarter of the channels behind the transposed convolutions, a norm and GELU between the two of them.
+    Their counts of parameters for ViT-B, by its formulas: bias in the transposed convolutions only."""
+
+    def convolutions(width: int) -> int:
+        return width * 256 + 9 * 256 * 256 + 4 * 256
+
+    with torch.device("meta"):
+        neck = simple_pyramid([Level(768, 16)])
+    counts = [sum(one.numel() for one in stage.parameters()) for stage in neck.get_submodule("stages").children()]
+    first = 768 * 384 * 4 + 384
+    assert counts == [
+        first + 2 * 384 + 384 * 192 * 4 + 192 + convolutions(192),
+        first + convolutions(384),
+        convolutions(768),
+        convolutions(768),
+    ]
+    kinds = [type(module).__name__ for module in neck.get_submodule("stages.0").children()]
+    assert kinds == ["ConvTranspose2d", "LayerNorm2d", "GELU", "ConvTranspose2d", "Sequential", "Sequential"]
+
+
+def test_the_simple_pyramid_of_other_strides() -> None:
+    neck = simple_pyramid(PLAIN, channels=8, strides=(8, 16, 32, 64, 128))
+    assert [tuple(one.shape[2:]) for one in neck(maps_of(PLAIN, 256, 128))] == [
+        (32, 16), (16, 8), (8, 4), (4, 2), (2, 1)
+    ]  # fmt: skip
+    assert neck.out_levels[-1] == Level(8, 128)
+
+
+@pytest.mark.parametrize("strides", [(), (4,), (4, 8), (32, 64), (4, 16, 32), (16, 8, 32)], ids=str)
+def test_strides_that_do_not_go_together(strides: Any) -> None:
+    with pytest.raises(ValueError, match=r"^strides: each is the double of the one before, from 4, 8 or 16"):
+        simple_pyramid(PLAIN, strides=strides)
+
+
+# --- what does not fit ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("neck", "strides", "message"),
+    [
+        (fpn, [16], r"strides 4, 8, 16, 32, and the backbone gives 16; the neck simple_pyramid makes them from one"),
+        (fpn_p3_p7, [16], r"strides 8, 16, 32, and .* gives 16; the neck simple_pyramid"),
+        (fpn, [4, 8, 16, 16], r"gives 4, 8, 16, 16; last_stride: 2 of a ResNet gives them; the neck simple_pyramid"),
+        (fpn, [8, 16, 32], r"gives 8, 16, 32; take a backbone that has them \(ResNet"),
+        (fpn_p3_p7, [4, 8, 16, 32, 64], r"strides 8, 16, 32, and the backbone gives 4, 8, 16, 32, 64"),
+        (
+            simple_pyramid,
+            [4, 8, 16, 32],
+            r"last map of stride 16, and .* 4, 8, 16, 32; for strides 4 to 32 .* neck fpn",
+        ),
+        (simple_pyramid, [14], r"the backbone gives 14; .* patches of 16 \(options: \{patch_size: 16\}\)"),
+    ],
+)
+def test_a_backbone_without_the_maps_is_refused(neck: Any, strides: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        neck([Level(8, stride) for stride in strides])
+
+
+@pytest.mark.parametrize("neck", [fpn, fpn_p3_p7, fpn_p3_p7_from_p5, simple_pyramid], ids=lambda one: one.__name__)
+def test_every_parameter_gets_a_gradient_and_pictures_may_be_small(neck: Any) -> None:
+    levels = PLAIN if neck is simple_pyramid else LEVELS
+    own: Neck = neck(levels, channels=8).to(memory_format=torch.channels_last)
+    pyramid = own([one.to(memory_format=torch.channels_last) for one in maps_of(levels, 32, 32)])
+    assert [one.shape[1] for one in pyramid] == [level.channels for level in own.out_levels]
+    torch.stack([one.square().sum() for one in pyramid]).sum().backward()  # type: ignore[no-untyped-call]
+    assert all(one.grad is not None for one in own.parameters())
