@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
@@ -57,6 +60,89 @@ def sheet(
         paper.paste(small, (x, y))
         for at, line in enumerate(caption.split("\n")):
             draw.text((left, top + size + at * _LINE), _fitted(draw, line, size, font), fill=_INK, font=font)
+    return paper
+
+
+COLOURS = (
+    *((0, 114, 178), (230, 159, 0), (0, 158, 115), (213, 94, 0), (204, 121, 167), (86, 180, 233)),
+    *((240, 228, 66), (120, 94, 240), (100, 143, 255), (160, 160, 160)),
+)
+"""Colours of classes, in turn, that can be told apart by most people who see few colours (after Okabe and Ito 2008)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Thing:
+    """Something in a picture.
+
+    Attributes:
+        label: class number; it chooses the colour.
+        text: what is written at its box.
+        box: left, top, right, bottom, in pixels of the picture.
+        mask: which pixels of the picture belong to it (bool, H x W).
+        points: x, y of each keypoint that is to be seen.
+    """
+
+    label: int
+    text: str
+    box: Sequence[float]
+    mask: NDArray[np.bool_] | None = None
+    points: Sequence[tuple[float, float]] = ()
+
+
+def with_things(image: Tensor, things: Sequence[Thing], *, side: int = 512) -> Image.Image:
+    """A picture with boxes, masks, keypoints and texts, those that come first on top.
+
+    Args:
+        image: uint8, or float in 0 to 1; C x H x W of 1 or 3 channels.
+        things: in it.
+        side: small pictures are enlarged by a whole number of times until the longer side has about so many pixels.
+    """
+    picture = to_pil(image)
+    for thing in reversed(things):
+        if thing.mask is not None:
+            colour = Image.new("RGB", picture.size, _colour(thing))
+            picture = Image.composite(Image.blend(picture, colour, 0.45), picture, Image.fromarray(thing.mask))
+    times = max(1, side // max(picture.size))
+    picture = picture.resize((picture.width * times, picture.height * times), Image.Resampling.NEAREST)
+    width = max(2, round(max(picture.size) / 320))
+    font = ImageFont.load_default(max(11, round(max(picture.size) / 48)))
+    draw = ImageDraw.Draw(picture)
+    for thing in reversed(things):
+        left, top, right, bottom = (value * times for value in thing.box)
+        # A picture may be one pixel wide, and a box, while it is learned, anywhere.
+        draw.rectangle((left, top, max(left, right), max(top, bottom)), outline=_colour(thing), width=width)
+        for x, y in thing.points:
+            draw.circle((x * times, y * times), 1.5 * width, fill=_colour(thing), outline=_PAPER)
+    for thing in reversed(things):
+        _write(draw, thing, (thing.box[0] * times, thing.box[1] * times), font, picture.width)
+    return picture
+
+
+def _colour(thing: Thing) -> tuple[int, int, int]:
+    return COLOURS[thing.label % len(COLOURS)]
+
+
+def _write(draw: ImageDraw.ImageDraw, thing: Thing, place: tuple[float, float], font: Any, width: int) -> None:
+    """The text of a thing on its colour, above its box where there is room, else within, and never cut off."""
+    _, _, right, bottom = draw.textbbox((0, 0), thing.text, font=font)
+    x = max(0, min(place[0], width - right - 4))
+    y = place[1] - bottom - 3 if place[1] >= bottom + 3 else place[1]
+    draw.rectangle((x, y, x + right + 4, y + bottom + 3), fill=_colour(thing))
+    light = sum(_colour(thing)) > 380
+    draw.text((x + 2, y + 1), thing.text, fill=_INK if light else (255, 255, 255), font=font)
+
+
+def beside(pictures: Sequence[Image.Image], titles: Sequence[str]) -> Image.Image:
+    """Pictures of one height in a row, each with a title above."""
+    font = ImageFont.load_default(14)
+    width = sum(one.width for one in pictures) + _MARGIN * (len(pictures) + 1)
+    paper = Image.new("RGB", (width, max(one.height for one in pictures) + 2 * _MARGIN + 18), _PAPER)
+    draw = ImageDraw.Draw(paper)
+    left = _MARGIN
+    for picture, title in zip(pictures, titles, strict=True):
+        draw.text((left, _MARGIN // 2), _fitted(draw, title, picture.width, font), fill=_INK, font=font)
+        paper.paste(picture, (left, _MARGIN + 18))
+        left += picture.width + _MARGIN
     return paper
 
 

@@ -80,7 +80,8 @@ def extract(
         predictor = load(folder, checkpoint=str(path), device=device)
         parts = parts_of(resolved).keywords
         size, seed = parts["evaluate"].batch_size, resolved.config["seed"] or 0
-        (data,) = make_validation(parts["data"], size, seed, predictor.device, predictor.precision)
+        multiple = predictor.task.size_multiple
+        (data,) = make_validation(parts["data"], size, seed, predictor.device, predictor.precision, multiple)
         wanted = Layers(predictor.task, layers or [EMBEDDING])
         pieces = rows(predictor, data.loader, wanted, {} if layers else {EMBEDDING: "features"})
         about = {"run": str(folder), "checkpoint": path.name, "split": split, "layers": wanted.names}

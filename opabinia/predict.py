@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from rich.console import Console
 from torch import Tensor
 
@@ -15,10 +17,11 @@ from opabinia.config import ConfigError, Problem
 from opabinia.contracts import Sample
 from opabinia.data.decode import EXTENSIONS
 from opabinia.data.loader import DataError
-from opabinia.drawing import heated, sheet, to_pil
+from opabinia.drawing import heated, sheet, to_pil, with_things
 from opabinia.evaluation.distances import nearest as nearest_of
 from opabinia.gallery import Found, Gallery, embedded, read
 from opabinia.loading import load
+from opabinia.pictures import things_found
 from opabinia.predictor import Prediction, Predictor, image_of
 from opabinia.runtime.files import told, write_aside
 from opabinia.runtime.log import logging_to
@@ -32,19 +35,22 @@ def predict(
     out: Path,
     *,
     explain: bool = False,
+    score: float = 0.5,
     checkpoint: str = "best",
     device: str | None = None,
 ) -> None:
     """Print and write predictions of pictures, and of all pictures in folders.
 
     ``predictions.jsonl`` has one line a picture, with its ``path`` and the task's readable prediction; ``sheet-1.png``
-    and so on show the pictures. Files that are no pictures are told and left out, the others are still done.
+    and so on show the pictures. Of a detector the folder ``pictures`` has each picture with what was found in it. Files
+    that are no pictures are told and left out, the others are still done.
 
     Args:
         run: the run folder.
         paths: pictures, and folders of them.
         out: where it is written.
         explain: write each picture with a map of where its prediction comes from to ``explained``, too.
+        score: of what is drawn and told of things found; predictions.jsonl has all of them.
         checkpoint: see :func:`opabinia.load`.
         device: likewise.
 
@@ -62,12 +68,14 @@ def predict(
         if explain:
             _write_heat(out, len(done), names, samples, _explained(predictor, samples))
         for path, prediction in zip(names, predictor.batch(samples), strict=True):
-            console.print(f"{path}  {caption(prediction, ', ')}", soft_wrap=True)
+            console.print(f"{path}  {caption(prediction, ', ', score=score)}", soft_wrap=True)
             done.append((path, prediction))
     _write_lines(out, [{"path": str(path), **prediction.readable} for path, prediction in done])
     with told(out):
         for number, start in enumerate(range(0, len(done), PER_SHEET), 1):
-            _write_sheet(out / f"sheet-{number}.png", predictor, done[start : start + PER_SHEET])
+            some = [_drawn(predictor, *one, score) for one in done[start : start + PER_SHEET]]
+            _write_pictures(out, start, done, some)
+            _write_sheet(out / f"sheet-{number}.png", some, done[start : start + PER_SHEET], score)
     console.print(f"{len(done)} pictures; predictions.jsonl and sheets are in {out}", soft_wrap=True)
     _tell(broken, len(pictures))
 
@@ -148,8 +156,11 @@ def found(paths: Sequence[Path]) -> Iterator[Path]:
         raise ConfigError(problems)
 
 
-def caption(prediction: Prediction, separator: str = "\n", most: int = 3) -> str:
-    """The likeliest classes in words; a task without them: its values."""
+def caption(prediction: Prediction, separator: str = "\n", most: int = 3, score: float = 0.5) -> str:
+    """The likeliest classes in words, or how many of each class were found; a task without them: its values."""
+    if "things" in prediction.readable:
+        counts = Counter(one["class"] for one in prediction.readable["things"] if one["score"] >= score)
+        return separator.join(f"{count} x {name}" for name, count in counts.most_common(most)) or "nothing"
     top = prediction.readable.get("top")
     if top is None:
         return separator.join(f"{name}: {_short(value)}" for name, value in prediction.readable.items())
@@ -230,9 +241,31 @@ def _write_lines(out: Path, lines: Sequence[Mapping[str, Any]]) -> None:
         write_aside(out / "predictions.jsonl", "".join(json.dumps(one) + "\n" for one in lines))
 
 
-def _write_sheet(path: Path, predictor: Predictor, done: Sequence[tuple[Path, Prediction]]) -> None:
-    pictures = [to_pil(image_of(file, predictor.channels)) for file, _ in done]
-    captions = [f"{file.name}\n{caption(prediction)}" for file, prediction in done]
+def _drawn(predictor: Predictor, path: Path, prediction: Prediction, score: float) -> Image.Image:
+    """A picture, with what was found in it."""
+    image = image_of(path, predictor.channels)
+    if "boxes" not in prediction:
+        return to_pil(image)
+    size = (image.shape[-2], image.shape[-1])
+    return with_things(image, things_found(prediction, predictor.classes, size, score))
+
+
+def _write_pictures(
+    out: Path, start: int, done: Sequence[tuple[Path, Prediction]], pictures: Sequence[Image.Image]
+) -> None:
+    """Of a detector each picture by itself: on a sheet little would be seen of it."""
+    if not done or "boxes" not in done[0][1]:
+        return
+    folder = out / "pictures"
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, picture in enumerate(pictures, start):
+        picture.save(_numbered(folder, number, done[number][0]))
+
+
+def _write_sheet(
+    path: Path, pictures: Sequence[Image.Image], done: Sequence[tuple[Path, Prediction]], score: float
+) -> None:
+    captions = [f"{file.name}\n{caption(prediction, score=score)}" for file, prediction in done]
     sheet(pictures, captions).save(path)
 
 

@@ -24,6 +24,8 @@ from opabinia.explain import heat, last_maps
 from opabinia.runtime.device import autocast
 from opabinia.runtime.seeds import generators_kept
 
+Order = Literal["RGB", "BGR"]
+
 Picture = str | os.PathLike[str] | Image.Image | NDArray[np.uint8] | Tensor
 """A path, a PIL image, an array (uint8, H x W x 3 in the order red, green, blue, or H x W grey), or a tensor (uint8, or
 float in 0 to 1; C x H x W, red, green, blue)."""
@@ -96,13 +98,22 @@ class Predictor:
         return self.facts.classes
 
     @overload
-    def __call__(self, pictures: Picture) -> Prediction: ...
+    def __call__(self, pictures: Picture, *, order: Order = "RGB") -> Prediction: ...
 
     @overload
-    def __call__(self, pictures: list[Picture] | tuple[Picture, ...]) -> list[Prediction]: ...
+    def __call__(
+        self, pictures: list[Picture] | tuple[Picture, ...], *, order: Order = "RGB"
+    ) -> list[Prediction]: ...
 
-    def __call__(self, pictures: Picture | list[Picture] | tuple[Picture, ...]) -> Prediction | list[Prediction]:
+    def __call__(
+        self, pictures: Picture | list[Picture] | tuple[Picture, ...], *, order: Order = "RGB"
+    ) -> Prediction | list[Prediction]:
         """Predictions for a list of pictures in its order, or for a single one.
+
+        Args:
+            pictures: of any size, each.
+            order: of the colours in arrays and tensors: OpenCV reads pictures as ``BGR``. Files and PIL images know
+                theirs.
 
         Raises:
             ValueError: something is no picture, or of a form that is not understood; the text says which.
@@ -111,13 +122,14 @@ class Predictor:
         if isinstance(pictures, list | tuple):
             found: list[Prediction] = []
             for start in range(0, len(pictures), self.batch_size):
-                found += self.batch([self.sample(picture) for picture in pictures[start : start + self.batch_size]])
+                some = pictures[start : start + self.batch_size]
+                found += self.batch([self.sample(picture, order=order) for picture in some])
             return found
-        return self.batch([self.sample(pictures)])[0]
+        return self.batch([self.sample(pictures, order=order)])[0]
 
-    def sample(self, picture: Picture) -> Sample:
+    def sample(self, picture: Picture, *, order: Order = "RGB") -> Sample:
         """The picture as the model is to see it."""
-        image = image_of(picture, self.channels)
+        image = image_of(picture, self.channels, order)
         size = tuple(image.shape[-2:])
         sample: Sample = {"image": tv_tensors.Image(image), "id": name_of(picture), "picture_size": size}
         with generators_kept():
@@ -126,7 +138,7 @@ class Predictor:
         return sample
 
     def batch(self, samples: Sequence[Sample]) -> list[Prediction]:
-        """Predictions for transformed samples of the same size, as one batch."""
+        """Predictions for transformed samples, as one batch; of the same size, unless the task takes several."""
         batch = to_device(collate(samples, self.task.size_multiple), self.device)
         with torch.no_grad(), autocast(self.device, self.precision):
             rows = self.task.predict(batch)
@@ -208,8 +220,8 @@ def name_of(picture: Picture) -> str:
     return os.fspath(picture) if isinstance(picture, str | os.PathLike) else ""
 
 
-def image_of(picture: Picture, channels: Literal[1, 3]) -> Tensor:
-    """A picture as uint8 (float tensors stay float), C x H x W.
+def image_of(picture: Picture, channels: Literal[1, 3], order: Order = "RGB") -> Tensor:
+    """A picture as uint8 (float tensors stay float), C x H x W; ``order`` is that of colours in arrays and tensors.
 
     Raises:
         ValueError: it is none, or of a form that is not understood.
@@ -222,14 +234,18 @@ def image_of(picture: Picture, channels: Literal[1, 3]) -> Tensor:
     if isinstance(picture, np.ndarray):
         array = picture.squeeze(2) if picture.ndim == 3 and picture.shape[2] == 1 else picture
         if array.dtype != np.uint8 or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)):
-            raise ValueError(f"an array is uint8, H x W or H x W x 3 (RGB), not {picture.dtype} {picture.shape}")
-        return _from_pil(Image.fromarray(array), channels)
+            raise ValueError(f"an array is uint8, H x W or H x W x 3, not {picture.dtype} {picture.shape}")
+        if order == "BGR" and array.ndim == 3:
+            array = array[:, :, ::-1]
+        return _from_pil(Image.fromarray(np.ascontiguousarray(array)), channels)
     if isinstance(picture, Tensor):
         if picture.ndim != 3 or picture.shape[0] not in (1, 3):
             raise ValueError(f"a tensor is C x H x W of 1 or 3 channels, not {tuple(picture.shape)}")
         if not picture.is_floating_point() and picture.dtype != torch.uint8:
             raise ValueError(f"a tensor is uint8, or float in 0 to 1, not {picture.dtype}")
         image = picture.detach().cpu()
+        if order == "BGR" and len(image) == 3:
+            image = image.flip(0)
         if len(image) == channels:
             return image
         if channels == 3:

@@ -16,7 +16,9 @@ Nearest = Annotated[int, typer.Option(min=1, help="How many pictures of the gall
 
 def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    pictures: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Pictures, and folders of pictures.")],
+    pictures: Annotated[
+        list[Path] | None, typer.Argument(metavar="PATH...", help="Pictures, and folders of pictures.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Where predictions.jsonl and the sheets go; RUN/predictions if not given.")
     ] = None,
@@ -24,6 +26,12 @@ def predict(
         Path | None, typer.Option(metavar="FOLDER", help="Tell which pictures in this folder are most like each.")
     ] = None,
     nearest: Nearest = 10,
+    split: Annotated[
+        str | None,
+        typer.Option(metavar="SET", help="Of a detector: draw this set of the run's data beside what is found."),
+    ] = None,
+    most: Annotated[int, typer.Option(min=1, help="How many pictures of --split.")] = 60,
+    score: Annotated[float, typer.Option(min=0, max=1, help="Score of the things that are drawn.")] = 0.5,
     explain: Annotated[
         bool, typer.Option("--explain", help="Draw on each picture where the prediction comes from (Grad-CAM).")
     ] = False,
@@ -39,13 +47,26 @@ def predict(
     same identity on the same camera in grey.
 
     opabinia predict runs/reid/digits/default query/ --gallery gallery/ --explain
+
+    With --split: pictures of the run's own data, what is there beside what was found, the worst first.
+
+    opabinia predict runs/detection/digits/default --split val
     """
     with report_errors():
         from opabinia import predict as telling
+        from opabinia.config import ConfigError, Problem
 
         folder = out or run / "predictions"
+        if (split is None) == (not pictures):
+            raise ConfigError(Problem("command line", "", "give pictures, or --split to take those of the run's data"))
+        if split is not None:
+            from opabinia.compare import compare
+
+            compare(run, split, folder, most=most, score=score, checkpoint=checkpoint, device=device)
+            return
+        assert pictures is not None
         if gallery is None:
-            telling.predict(run, pictures, folder, explain=explain, checkpoint=checkpoint, device=device)
+            telling.predict(run, pictures, folder, explain=explain, score=score, checkpoint=checkpoint, device=device)
         else:
             telling.retrieve(
                 *(run, pictures, gallery, folder),

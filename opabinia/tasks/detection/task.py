@@ -28,6 +28,7 @@ from opabinia.evaluation.coco import Coco
 from opabinia.evaluation.losses import MeanLosses
 from opabinia.models import norms
 from opabinia.models.layers import normalize_as
+from opabinia.tasks.detection.views import Views, seen_often
 
 
 @register.task(name="detection")
@@ -47,6 +48,7 @@ class Detection(Task):
         std: their standard deviation, likewise.
         size_multiple: sides of a padded batch are multiples of it; null takes what the detector needs.
         validation_loss: compute the losses on validation data, too (``val/loss``).
+        views: predict from several sizes and mirror images; null from the image as it comes.
         evaluator: null takes ``coco``.
 
     Raises:
@@ -66,6 +68,7 @@ class Detection(Task):
         std: list[float] | None = None,
         size_multiple: Count | None = None,
         validation_loss: bool = True,
+        views: Views | None = None,
         evaluator: EvaluatorPart | None = None,
     ) -> None:
         super().__init__()
@@ -83,7 +86,7 @@ class Detection(Task):
         self.backbone = net
         self.detector = detector(levels, facts)
         self.size_multiple = size_multiple or self.detector.size_multiple
-        self._validation_loss, self._evaluator = validation_loss, evaluator
+        self._validation_loss, self._views, self._evaluator = validation_loss, views, evaluator
 
     def _maps(self, images: Tensor, sizes: Sizes) -> list[Tensor]:
         """Feature maps of a padded batch. Its padding is 0 after normalisation, as in detectron2: the mean colour."""
@@ -102,8 +105,11 @@ class Detection(Task):
         ``losses/...`` where the batch has boxes."""
         images, sizes = batch["image"], batch["image_sizes"]
         maps = self._maps(images, sizes)
-        found = self.detector.detect(maps, _shape(images), sizes)
-        found = self.detector.describe(maps, _shape(images), sizes, found)
+        if self._views is None:
+            found = self.detector.detect(maps, _shape(images), sizes)
+            found = self.detector.describe(maps, _shape(images), sizes, found)
+        else:
+            found = seen_often(self.detector, self._maps, images, sizes, self._views)
         in_pictures = map(scaled, found, sizes, batch["picture_size"])
         rows = stacked(list(in_pictures), self.detector.most)
         return rows | (self._losses(maps, batch) if self._validation_loss and "boxes" in batch else {})
