@@ -23,7 +23,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision import tv_tensors
 
-from opabinia.config import Catalog, build, check, compose, dump, json_schema, live_catalog
+from opabinia.config import Catalog, ConfigError, build, check, compose, dump, json_schema, live_catalog
 from opabinia.config.families import Entry, Family, Parameter, Register
 from opabinia.contracts import Arithmetic, Batch, Clock, Facts, Head, Hook, Level, Neck, Row, Sample, Source, Task
 from opabinia.data.batches import ConstantPlan
@@ -357,7 +357,7 @@ def neck_works(make: Callable[[Sequence[Level]], Neck], folder: Path) -> None:
     levels = [Level(6, 4), Level(8, 8), Level(12, 16), Level(16, 32)]
     try:
         neck = make(levels)
-    except ValueError:
+    except ConfigError:
         levels = levels[2:3]
         neck = make(levels)
     maps = [torch.rand(2, channels, 128 // stride, 64 // stride, requires_grad=True) for channels, stride in levels]
