@@ -413,7 +413,8 @@ def source_works(source: Any, folder: Path) -> None:
         assert sample["image"].dtype == torch.uint8
         assert sample["image"].shape[0] == source.channels
         assert isinstance(sample["id"], str)
-        assert not source.classes or 0 <= sample["label"] < len(source.classes)
+        labels = torch.atleast_1d(torch.as_tensor(sample["labels" if "boxes" in sample else "label"]))
+        assert not source.classes or all(0 <= one < len(source.classes) for one in labels)
     assert source[0]["id"] != source[len(source) - 1]["id"]
 
 

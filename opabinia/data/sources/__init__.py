@@ -1,5 +1,6 @@
 """Where samples come from. A source gives one sample by its index and draws nothing from what it read before."""
 
+from opabinia.data.sources.digit_scenes import DigitScenes as DigitScenes
 from opabinia.data.sources.digit_views import DigitViews as DigitViews
 from opabinia.data.sources.digits import Digits as Digits
 from opabinia.data.sources.folder import ImageFolder as ImageFolder

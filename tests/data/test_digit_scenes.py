@@ -1,0 +1,153 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from opabinia.contracts import Source, Truth
+from opabinia.data.sources.digit_scenes import (
+    MIRROR,
+    SIDE,
+    DigitScenes,
+    load_scenes,
+    make_scene,
+    run_lengths,
+    write_coco,
+)
+from opabinia.data.sources.digits import load_digits, split_digits
+
+WITH_NUMPY_2 = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools
+
+
+@pytest.fixture(scope="module")
+def val() -> DigitScenes:
+    return DigitScenes(split="val", masks=True, keypoints=True)
+
+
+def test_scenes_hold_one_to_six_digits_of_all_classes(val: DigitScenes) -> None:
+    assert isinstance(val, Source)
+    for split, number in (("train", 1600), ("val", 400)):
+        scenes = load_scenes(split)  # type: ignore[arg-type]
+        assert scenes["images"].shape == (number, SIDE, SIDE)
+        assert np.unique(scenes["counts"]).tolist() == [1, 2, 3, 4, 5, 6]
+        of_classes = np.bincount(scenes["labels"], minlength=10)
+        assert of_classes.min() > 0.8 * of_classes.mean()
+        heights = scenes["boxes"][:, 3].astype(int) - scenes["boxes"][:, 1]
+        assert heights.min() < 18 and heights.max() > 42
+
+
+def test_the_scenes_are_the_same_on_every_machine() -> None:
+    parts = [load_scenes("train"), load_scenes("val")]
+    sums = [[int(part[key].sum(dtype=np.int64)) for key in ("images", "owners", "boxes", "points")] for part in parts]
+    assert sums == [[1915917247, 5690912, 1427039, 2882256], [471732615, 1446586, 361995, 731516]]
+
+
+def test_what_is_cached_is_what_would_be_made() -> None:
+    """Whoever changes how scenes are made must change the name of the cached file, too."""
+    digits, labels = load_digits()
+    scenes = load_scenes("val")
+    made = make_scene(digits[split_digits(labels)["val"]], 646300219)
+    assert np.array_equal(made.image, scenes["images"][0]) and np.array_equal(made.owners, scenes["owners"][0])
+
+
+def test_boxes_are_tight_around_what_is_seen(val: DigitScenes) -> None:
+    for index in range(0, len(val), 7):
+        sample = val[index]
+        assert sample["masks"].sum(0).max() == 1, "a pixel belongs to one thing"
+        for mask, box in zip(sample["masks"], sample["boxes"].tolist(), strict=True):
+            rows, columns = mask.nonzero().T.tolist()
+            assert box == [min(columns), min(rows), max(columns) + 1, max(rows) + 1]
+
+
+def test_points_lie_on_the_edges_of_a_digit_that_nothing_covers(val: DigitScenes) -> None:
+    alone = [index for index in range(len(val)) if len(val[index]["labels"]) == 1]
+    for index in alone[::5]:
+        sample = val[index]
+        left, top, right, bottom = sample["boxes"][0].tolist()
+        points = sample["keypoints"][0]
+        assert [points[0, 1], points[1, 1], points[2, 0], points[3, 0]] == [
+            top + 0.5,
+            bottom - 0.5,
+            left + 0.5,
+            right - 0.5,
+        ]
+        columns, rows = points.long().T
+        assert sample["masks"][0, rows, columns].all() and sample["visible"].eq(2).all()
+    assert sample["mirror"] == list(MIRROR) and [val.keypoints[one] for one in MIRROR] == [
+        "top",
+        "bottom",
+        "right",
+        "left",
+    ]
+
+
+def test_a_point_that_is_covered_is_known_but_not_visible(val: DigitScenes) -> None:
+    hidden = 0
+    for index in range(len(val)):
+        sample = val[index]
+        for mask, points, visible in zip(sample["masks"], sample["keypoints"], sample["visible"], strict=True):
+            columns, rows = points.long().T
+            assert (mask[rows, columns] == (visible == 2)).all()
+            hidden += int((visible == 1).sum())
+    assert hidden > 50
+
+
+def test_the_truth_says_the_same_as_the_sample(val: DigitScenes) -> None:
+    ids = []
+    for index in (0, 3, 399):
+        sample = val[index]
+        truth: Truth = sample["truth"]
+        corners = np.concatenate([truth.boxes[:, :2], truth.boxes[:, :2] + truth.boxes[:, 2:]], axis=1)
+        assert np.array_equal(corners, sample["boxes"].numpy()) and truth.image_id == index
+        assert np.array_equal(truth.areas, sample["masks"].sum((1, 2)).numpy()) and not truth.crowd.any()
+        assert np.array_equal(truth.labels, sample["labels"].numpy())
+        assert val.present[index].tolist() == sorted(set(truth.labels.tolist()))
+        assert truth.keypoints is not None and truth.segments is not None
+        assert np.array_equal(truth.keypoints[:, :, :2] + 0.5, sample["keypoints"].numpy())
+        assert np.array_equal(truth.keypoints[:, :, 2], sample["visible"].numpy())
+        for segment, mask in zip(truth.segments, sample["masks"], strict=True):
+            values = np.arange(len(segment["counts"])) % 2
+            assert np.array_equal(np.repeat(values, segment["counts"]).reshape(SIDE, SIDE).T, mask.numpy())
+        ids += truth.ids.tolist()
+    assert len(set(ids)) == len(ids) and min(ids) == 1
+
+
+def test_masks_and_points_come_only_when_they_are_asked_for() -> None:
+    source = DigitScenes(split="val")
+    sample = source[-1]
+    assert sample.keys() == {"image", "boxes", "labels", "id", "picture_size", "truth"}
+    assert (source.has_boxes, source.has_masks, source.keypoints) == (True, False, ())
+    assert sample["truth"].segments is None and sample["truth"].keypoints is None
+    assert sample["id"] == "val/000399.png"
+    with pytest.raises(IndexError):
+        source[400]
+
+
+@WITH_NUMPY_2
+@pytest.mark.parametrize("first", [False, True])
+def test_run_lengths_are_those_of_pycocotools(first: bool) -> None:
+    coding = pytest.importorskip("pycocotools.mask")
+    mask = torch.rand(11, 7, generator=torch.Generator().manual_seed(3)).numpy() > 0.5
+    mask[0, 0] = first
+    packed = coding.frPyObjects(run_lengths(mask), 11, 7)
+    assert np.array_equal(coding.decode(packed), mask)
+    assert run_lengths(mask)["counts"][0] == 0 or not first
+
+
+@WITH_NUMPY_2
+@pytest.mark.slow
+def test_written_as_coco_it_is_read_by_its_own_library(tmp_path: Path, val: DigitScenes) -> None:
+    coco = pytest.importorskip("pycocotools.coco")
+    write_coco(tmp_path)
+    read = coco.COCO(tmp_path / "annotations" / "instances_val.json")
+    assert len(read.imgs) == len(val) and len(list((tmp_path / "train").iterdir())) == 1600
+    sample = val[5]
+    assert np.array_equal(np.array(Image.open(tmp_path / sample["id"])), sample["image"][0].numpy())
+    found = read.loadAnns(read.getAnnIds(imgIds=[5]))
+    assert [one["category_id"] - 1 for one in found] == sample["labels"].tolist()
+    for one, mask in zip(found, sample["masks"], strict=True):
+        assert np.array_equal(read.annToMask(one), mask.numpy())
+    categories = json.loads((tmp_path / "annotations" / "instances_val.json").read_text())["categories"]
+    assert [one["name"] for one in categories] == list(val.classes)
