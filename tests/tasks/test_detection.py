@@ -1,0 +1,303 @@
+"""The task of detection: what it makes of batches, and where in pictures its answers lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from opabinia.contracts import (
+    Backbone,
+    Batch,
+    Clock,
+    Detections,
+    Detector,
+    Facts,
+    Level,
+    Predictions,
+    Sizes,
+    Target,
+    Truth,
+)
+from opabinia.data.collate import collate
+from opabinia.tasks.detection import Detection
+from opabinia.tasks.detection.task import inside, scaled, stacked, targets
+from opabinia.tasks.detection.views import Views, mirrored
+
+FACTS = Facts(samples=4, channels=1, classes=("dot", "bar"), boxes=True)
+SIDE = 8
+
+
+class Pixels(Backbone):
+    """Gives the normalised images themselves."""
+
+    out_channels = 1
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def use_levels(self) -> list[Level]:
+        return [Level(1, 1)]
+
+    def levels(self, images: Tensor) -> list[Tensor]:
+        return [images * self.scale]
+
+
+class Brightest(Detector):
+    """Finds what is brighter than the mean colour: one box around it, its score the share of it that is full."""
+
+    size_multiple = 4
+    most = 3
+
+    def __init__(self, levels: Sequence[Level], facts: Facts) -> None:
+        super().__init__()
+
+    def losses(
+        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, targets: Sequence[Target]
+    ) -> dict[str, Tensor]:
+        assert maps[0].shape[-2:] == shape
+        wanted = sum((target.boxes.sum() for target in targets), torch.zeros(()))
+        return {
+            "loss_box": maps[0].sum() * 0 + wanted,
+            "loss_drawn": torch.rand(()) + maps[0].sum() * 0,
+            "count": torch.tensor(float(sum(len(target.labels) for target in targets))),
+        }
+
+    def detect(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes) -> list[Detections]:
+        assert maps[0].shape[-2:] == shape
+        return [self._found(one[0], size) for one, size in zip(maps[0], sizes, strict=True)]
+
+    def _found(self, values: Tensor, size: tuple[int, int]) -> Detections:
+        assert not values[size[0] :].any() and not values[:, size[1] :].any(), "padding is the mean colour"
+        rows, columns = (values > 0.5).nonzero().unbind(1)
+        if not len(rows):
+            return Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
+        box = torch.stack([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
+        return Detections(box[None].float(), torch.tensor([0.75]), torch.tensor([1]))
+
+
+class Halves(Brightest):
+    """Also gives masks, of which the left half is full, and one point, at the left upper corner."""
+
+    def describe(
+        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, found: Sequence[Detections]
+    ) -> list[Detections]:
+        bright = []
+        for one, image in zip(found, maps[0], strict=True):
+            masks = torch.zeros(len(one.boxes), 2, 2)
+            for number, (left, top, right, bottom) in enumerate(one.boxes.round().int().tolist()):
+                middle = (left + right) // 2
+                for side, columns in enumerate((slice(left, middle), slice(middle, right))):
+                    masks[number, :, side] = image[0, top:bottom, columns].mean().detach()
+            points = torch.cat([one.boxes[:, None, :2], torch.ones(len(one.boxes), 1, 1)], 2)
+            bright.append(one._replace(masks=masks, keypoints=points))
+        return bright
+
+
+def detection(detector: Any = Brightest, facts: Facts = FACTS, **keys: Any) -> Detection:
+    return Detection(facts, backbone=Pixels, detector=detector, mean=[0.2], std=[1.0], **keys).eval()
+
+
+def sample(
+    size: tuple[int, int],
+    box: tuple[int, int, int, int] | None,
+    name: str = "a",
+    picture: tuple[int, int] | None = None,
+) -> dict[str, Any]:
+    image = torch.zeros(1, *size)
+    if box is not None:
+        image[0, box[1] : box[3], box[0] : box[2]] = 1
+    boxes = torch.tensor([box] if box else []).view(-1, 4).float()
+    nothing = np.zeros(0)
+    truth = Truth(name, size, nothing.astype(int), nothing.reshape(0, 4), nothing.astype(int), nothing, nothing > 0)
+    labels = torch.ones(len(boxes), dtype=torch.int64)
+    found = {"image": image, "boxes": boxes, "labels": labels, "id": name, "picture_size": picture or size}
+    return {**found, "truth": truth}
+
+
+def batch_of(*samples: dict[str, Any]) -> Batch:
+    return collate(samples, 4)
+
+
+TWO = (sample((8, 8), (2, 3, 6, 7)), sample((5, 11), (1, 0, 4, 2), "b", picture=(10, 33)))
+
+
+def rows(found: Predictions, image: int) -> list[list[float]]:
+    return found["boxes"][image][found["labels"][image] >= 0].tolist()  # type: ignore[no-any-return]
+
+
+# --- where things are -------------------------------------------------------------------------------------------------
+
+
+def test_boxes_are_in_the_pixels_of_the_picture_as_it_was_read() -> None:
+    found = detection().predict(batch_of(*TWO))
+    assert found["boxes"].shape == (2, 3, 4)
+    assert rows(found, 0) == [[2, 3, 6, 7]]
+    assert rows(found, 1) == [[3, 0, 12, 4]]  # three times as wide, twice as high
+    assert found["labels"].tolist() == [[1, -1, -1], [1, -1, -1]]
+    assert found["scores"].tolist() == [[0.75, 0, 0], [0.75, 0, 0]]
+
+
+def test_boxes_are_cut_off_at_the_edges_of_the_picture() -> None:
+    found = Detections(torch.tensor([[-1.0, 2, 9, 20]]), torch.ones(1), torch.zeros(1, dtype=torch.int64))
+    assert scaled(found, (8, 8), (16, 8)).boxes.tolist() == [[0, 4, 8, 16]]
+
+
+def test_keypoints_follow_the_picture_too() -> None:
+    points = torch.tensor([[[1.0, 2.0, 0.5]]])
+    found = Detections(torch.zeros(1, 4), torch.ones(1), torch.zeros(1, dtype=torch.int64), None, points)
+    assert scaled(found, (4, 4), (8, 12)).keypoints.tolist() == [[[3, 4, 0.5]]]  # type: ignore[union-attr]
+
+
+def test_an_image_is_found_the_same_in_any_batch() -> None:
+    task = detection()
+    alone = [task.predict(batch_of(one)) for one in TWO]
+    together = task.predict(batch_of(*TWO))
+    for number, one in enumerate(alone):
+        assert torch.equal(one["boxes"][0], together["boxes"][number])
+
+
+def test_what_lies_outside_of_an_image_is_known() -> None:
+    mask = inside(torch.zeros(2, 1, 2, 3), [(2, 3), (1, 2)])
+    assert mask[:, 0].int().tolist() == [[[1, 1, 1], [1, 1, 1]], [[1, 1, 0], [0, 0, 0]]]
+
+
+def test_a_picture_without_anything_has_no_rows() -> None:
+    found = detection().predict(batch_of(sample((8, 8), None)))
+    assert found["labels"].tolist() == [[-1, -1, -1]]
+    assert detection().readable({name: value[0] for name, value in found.items()}) == {"things": []}
+
+
+def test_rows_are_filled_up() -> None:
+    one = Detections(torch.ones(1, 4), torch.ones(1), torch.ones(1, dtype=torch.int64), masks=torch.ones(1, 2, 2))
+    none = Detections(torch.ones(0, 4), torch.ones(0), torch.ones(0, dtype=torch.int64), masks=torch.ones(0, 2, 2))
+    found = stacked([one, none], 2)
+    assert found["labels"].tolist() == [[1, -1], [-1, -1]]
+    assert found["masks"].shape == (2, 2, 2, 2)
+    assert "keypoints" not in found
+
+
+def test_people_read_classes_scores_and_boxes() -> None:
+    found = detection().predict(batch_of(TWO[0]))
+    said = detection().readable({name: value[0] for name, value in found.items() if not name.startswith("losses/")})
+    assert said == {"things": [{"class": "bar", "score": 0.75, "box": [2.0, 3.0, 6.0, 7.0]}]}
+
+
+# --- what is to be learned --------------------------------------------------------------------------------------------
+
+
+def test_targets_are_those_of_the_batch() -> None:
+    points = {"keypoints": torch.tensor([[[1.0, 2.0]]]), "visible": torch.tensor([[2]])}
+    batch = batch_of({**TWO[0], **points})
+    (target,) = targets(batch)
+    assert target.boxes.tolist() == [[2, 3, 6, 7]]
+    assert target.labels.tolist() == [1]
+    assert target.masks is None
+    assert target.keypoints is not None and target.keypoints.tolist() == [[[1, 2, 2]]]
+
+
+def test_losses_and_numbers_of_the_detector_are_told_by_name() -> None:
+    said = detection()(batch_of(*TWO), Clock())
+    assert float(said["loss_box"].detach()) == 18 + 7
+    assert float(said["count"]) == 2
+
+
+def test_validation_losses_are_the_same_each_time_and_draw_nothing() -> None:
+    task = detection()
+    torch.manual_seed(5)
+    first = task.predict(batch_of(*TWO))
+    after = torch.rand(())
+    second = task.predict(batch_of(*TWO))
+    assert first["losses/loss_drawn"].tolist() == second["losses/loss_drawn"].tolist()
+    assert first["losses/loss"].shape == (2,)
+    assert torch.allclose(first["losses/loss"], first["losses/loss_box"] + first["losses/loss_drawn"])
+    torch.manual_seed(5)
+    assert torch.rand(()) == after
+
+
+def test_without_boxes_in_the_batch_there_are_no_losses() -> None:
+    batch = {key: value for key, value in batch_of(*TWO).items() if key not in ("boxes", "labels")}
+    assert not [name for name in detection().predict(batch) if name.startswith("losses")]
+    assert not [name for name in detection(validation_loss=False).predict(batch_of(*TWO)) if "losses" in name]
+
+
+# --- several views ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scales", [[1.0], [2.0], [1.0, 2.0]], ids=str)
+def test_views_agree_on_what_is_there(scales: list[float]) -> None:
+    found = detection(views=Views(scales=scales)).predict(batch_of(*TWO))
+    for number, expected in enumerate(([2, 3, 6, 7], [3, 0, 12, 4])):
+        (box,) = rows(found, number)
+        assert np.allclose(box, expected, atol=1.6), box  # a view twice as large is blurred
+
+
+def test_images_are_mirrored_where_they_are() -> None:
+    images = torch.tensor([[[[1, 2, 3]]], [[[4, 5, 0]]]])
+    assert mirrored(images, [(1, 3), (1, 2)])[:, 0, 0].tolist() == [[3, 2, 1], [5, 4, 0]]
+
+
+def test_masks_of_views_are_turned_back_and_averaged() -> None:
+    one = sample((8, 8), (2, 2, 6, 6))
+    one["image"][0, 2:6, 4:6] = 0.8  # the right half is darker
+    plain = detection(Halves).predict(batch_of(one))
+    views = detection(Halves, views=Views(scales=[1.0])).predict(batch_of(one))
+    assert plain["masks"][0, 0, 0].tolist() == pytest.approx([0.8, 0.6])
+    assert torch.allclose(views["masks"], plain["masks"])
+    assert views["keypoints"][0, 0].tolist() == [[2, 2, 1]]
+
+
+# --- what does not fit ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [(Facts(4, classes=("a",)), "no boxes|has boxes|coco"), (Facts(4, boxes=True), "no class of things")],
+    ids=["no boxes", "no classes"],
+)
+def test_data_that_cannot_be_learned_is_refused(facts: Facts, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        detection(facts=facts)
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        (Facts(4, 3, ("dot", "bar"), boxes=True), "3 channels"),
+        (Facts(4, 1, ("dot", "bar")), "no boxes"),
+        (Facts(4, 1, ("bar", "dot"), boxes=True), "the order counts"),
+        (Facts(4, 1, ("dot",), boxes=True), "missing: bar"),
+    ],
+    ids=["channels", "boxes", "order", "missing"],
+)
+def test_sets_that_do_not_fit_the_training_data_are_refused(facts: Facts, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        detection().evaluators(facts)
+
+
+def test_padding_is_what_the_detector_needs_unless_a_person_says_otherwise() -> None:
+    assert detection().size_multiple == 4
+    assert detection(size_multiple=16).size_multiple == 16
+
+
+def test_features_are_one_vector_an_image() -> None:
+    assert detection().features(batch_of(*TWO))["embedding"].shape == (2, 1)
+    with pytest.raises(KeyError, match="it has: embedding"):
+        detection().features(batch_of(*TWO), ["head"])
+
+
+def test_parts_of_the_backbone_can_be_frozen() -> None:
+    frozen: list[int] = []
+
+    class Staged(Pixels):
+        def freeze_stages(self, count: int) -> None:
+            frozen.append(count)
+
+    Detection(FACTS, backbone=Staged, detector=partial(Brightest), freeze_stages=2)
+    assert frozen == [2]
