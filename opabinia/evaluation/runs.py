@@ -1,0 +1,84 @@
+"""Masks as COCO's run lengths: column by column, in turn pixels outside and inside of a thing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating[Any]]
+Ints = NDArray[np.int64]
+
+
+def segment_runs(segment: Any, size: tuple[int, int]) -> str | None:
+    """Polygons (lists of x, y, x, y ...) or run lengths of a picture of this size (height, width), compressed.
+
+    Pixels are those of pycocotools' ``annToRLE``; None where there is no polygon.
+    """
+    from faster_coco_eval.core import mask
+
+    if not segment:
+        return None
+    counts: bytes | str = mask.segmToRle(segment, size[1], size[0])["counts"]
+    return counts if isinstance(counts, str) else counts.decode()
+
+
+def paste(masks: Floats, boxes: Floats, size: tuple[int, int], threshold: float = 0.5) -> list[str]:
+    """Masks stretched to their boxes, as compressed run lengths of the picture.
+
+    Between the middles of a mask's cells its values are interpolated, outside of it they are 0; a pixel belongs to the
+    thing if the value at its middle reaches the threshold (detectron2's ``paste_masks_in_image``). Only pixels in the
+    box are computed.
+
+    Args:
+        masks: chances, N x S x S.
+        boxes: left, top, right, bottom in the picture's pixels (N x 4). One that is not finite holds no pixel.
+        size: height and width of the picture.
+        threshold: from where on a pixel belongs to the thing.
+    """
+    return [_compressed(changes, size) for changes in _pasted(masks, boxes, size, threshold)]
+
+
+def _pasted(masks: Floats, boxes: Floats, size: tuple[int, int], threshold: float) -> Iterator[Ints]:
+    """For each mask the places in the picture (columns one after the other) where it begins and ends in turn."""
+    height, width = size
+    boxes = np.where(np.isfinite(boxes).all(1, keepdims=True), boxes, 0)
+    starts = np.floor(boxes[:, :2]).clip(0, (width, height)).astype(np.int64)
+    ends = np.ceil(boxes[:, 2:]).clip(0, (width, height)).astype(np.int64)
+    for mask, box, (left, top), (right, bottom) in zip(masks, boxes, starts.tolist(), ends.tolist(), strict=True):
+        if right <= left or bottom <= top:
+            yield np.zeros(0, np.int64)
+            continue
+        down = _interpolation(box[1], box[3], top, bottom, mask.shape[0])
+        across = _interpolation(box[0], box[2], left, right, mask.shape[1])
+        inside = across @ mask.T @ down.T >= threshold  # columns x rows
+        edged = np.zeros((right - left, bottom - top + 2), bool)
+        edged[:, 1:-1] = inside
+        column, row = np.nonzero(edged[:, 1:] != edged[:, :-1])
+        places = (column + left) * height + row + top
+        # A run to the end of a column goes on if the next one begins with it.
+        again = places[1:] == places[:-1]
+        twice = np.zeros(len(places), bool)
+        twice[1:] |= again
+        twice[:-1] |= again
+        yield places[~twice]
+
+
+def _interpolation(begin: float, end: float, first: int, last: int, cells: int) -> Floats:
+    """How much each of ``cells`` between ``begin`` and ``end`` counts for each pixel from ``first`` to ``last`` (one
+    less), pixels x cells."""
+    middles = np.arange(first, last, dtype=np.float32) + np.float32(0.5)
+    width = max(float(end) - float(begin), 1e-6)
+    places = (middles - np.float32(begin)) * np.float32(cells / width) - np.float32(0.5)
+    weights: Floats = np.maximum(0, 1 - np.abs(places[:, None] - np.arange(cells, dtype=np.float32)))
+    return weights
+
+
+def _compressed(changes: Ints, size: tuple[int, int]) -> str:
+    from faster_coco_eval.core import mask
+
+    counts = np.diff(changes, prepend=0, append=size[0] * size[1]).tolist()
+    runs: bytes = mask.frPyObjects({"size": list(size), "counts": counts}, *size)["counts"]
+    return runs.decode()
