@@ -34,7 +34,7 @@ from opabinia.contracts import (
     TransformPart,
     WriterPart,
 )
-from opabinia.data import Data, identity_samplers, mix, samplers, shard_order, sources, transforms
+from opabinia.data import Data, detection_samplers, identity_samplers, mix, samplers, shard_order, sources, transforms
 from opabinia.data import shapes as shape_parts
 from opabinia.data.batches import ConstantPlan
 from opabinia.engine.checkpoint import Snapshot
@@ -62,7 +62,7 @@ from opabinia.engine.writers import TensorBoard, Terminal
 from opabinia.evaluation import coco, searches
 from opabinia.loading import load
 from opabinia.losses import binary, cross_entropy, metric
-from opabinia.models import backbones, heads, necks, pooling, resnets, vits
+from opabinia.models import backbones, detectors, heads, necks, pooling, resnets, vits
 from opabinia.models.weights import Init, initialise
 from opabinia.optim import lars, optimizers
 from opabinia.optim import schedules as schedule_parts
@@ -109,6 +109,8 @@ PARTS = (
     coco,
     cross_entropy,
     detection,
+    detection_samplers,
+    detectors,
     early_stop,
     expected,
     freeze,

@@ -10,13 +10,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from opabinia.contracts import Sample
-from opabinia.data.transforms.evaluation import (
-    resize_and_crop,
-    resize_and_crops,
-    resize_shortest,
-    resized_side,
-    shortest_edge,
-)
+from opabinia.data.transforms.evaluation import resize_and_crop, resize_and_crops, resized_side
 from opabinia.data.transforms.policies import timm_policy
 from opabinia.runtime.seeds import seed_sample
 
@@ -36,29 +30,6 @@ def sample(channels: int = 3, height: int = 48, width: int = 64) -> Sample:
 )
 def test_basecls_sizes(size: int, crop: float, side: int) -> None:
     assert resized_side(size, crop) == side
-
-
-@pytest.mark.parametrize(
-    ("size", "short", "longest", "found"),
-    [
-        ((480, 640), 800, 1333, (800, 1067)),
-        ((500, 333), 800, 1333, (1201, 800)),
-        ((600, 1333), 800, 1333, (600, 1333)),
-        ((1080, 1920), 800, 1333, (750, 1333)),
-        ((375, 1242), 800, 1333, (402, 1333)),
-        ((427, 640), 640, 1333, (640, 959)),
-        ((3, 1000), 800, 1333, (4, 1333)),
-        ((480, 640), 240, None, (240, 320)),
-    ],
-)
-def test_detectron2s_shortest_edge(size: Any, short: int, longest: int | None, found: Any) -> None:
-    assert shortest_edge(*size, short, longest) == found
-
-
-def test_boxes_follow_the_image() -> None:
-    boxes = tv_tensors.BoundingBoxes(torch.tensor([[8, 4, 16, 12]]), format="XYXY", canvas_size=(48, 64))
-    found = resize_shortest({**sample(), "boxes": boxes}, short=24)
-    assert found["image"].shape == (3, 24, 32) and found["boxes"].tolist() == [[4, 2, 8, 6]]
 
 
 def test_the_crop_is_the_centre_of_the_resized_image() -> None:

@@ -13,11 +13,9 @@ from opabinia.runtime.seeds import seed_sample
 CLASSES = {name for name, cls in inspect.getmembers(v2, inspect.isclass) if issubclass(cls, v2.Transform)}
 REGISTERED = sorted(CLASSES - LEFT_OUT.keys())
 BOXES = {"RandomIoUCrop", "SanitizeBoundingBoxes"}  # do nothing useful without boxes, and say so
-KEY_POINTS = {"SanitizeKeyPoints"}
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "CenterCrop": {"size": 8},
-    "ConvertBoundingBoxFormat": {"format": "XYXY"},
     "GaussianBlur": {"kernel_size": 3},
     "JPEG": {"quality": 50},
     "Pad": {"padding": [1, 2]},
@@ -45,8 +43,6 @@ def sample_for(name: str) -> dict[str, Any]:
     if name in BOXES:
         boxes = tv_tensors.BoundingBoxes([[1, 1, 9, 9]], format="XYXY", canvas_size=(48, 56))
         sample |= {"boxes": boxes, "labels": torch.tensor([1])}
-    if name in KEY_POINTS:
-        sample |= {"points": tv_tensors.KeyPoints([[1, 1]], canvas_size=(48, 56))}
     return sample
 
 

@@ -79,7 +79,6 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("task", "reid"): {"backbone": TINY},
     ("mix", "one_of"): {"mixes": ["mixup", "cutmix"]},
     ("transform", "CenterCrop"): {"size": 8},
-    ("transform", "ConvertBoundingBoxFormat"): {"format": "XYXY"},
     ("transform", "GaussianBlur"): {"kernel_size": 3},
     ("transform", "JPEG"): {"quality": 50},
     ("transform", "Pad"): {"padding": 2},
@@ -105,11 +104,10 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
 }
 """Values for the keys that a part requires, as one would write them in YAML."""
 
-NOT_FOR_DIGITS = {"ElasticTransform": "blurs over 20 pixels, a digit has 8"}
+NOT_FOR_DIGITS = {"ElasticTransform": "blurs over 20 pixels, a digit has 8", "lighting": "needs colours"}
 NOT_FOR_IMAGES = {
     "RandomIoUCrop": "needs boxes",
     "SanitizeBoundingBoxes": "needs boxes",
-    "SanitizeKeyPoints": "needs key points",
 }
 
 
@@ -422,6 +420,8 @@ def sampler_works(make: Callable[..., Any], folder: Path) -> None:
     source: Any = Joined(sources=[Digits(), Digits()])
     source.shards = np.array([len(Digits())] * 2)
     source.cameras = np.arange(len(source)) % 3
+    source.sizes = np.stack([np.arange(len(source)) % 5, np.arange(len(source)) % 3], 1)
+    source.present = [np.arange(number % 3) for number in range(len(source))]
     sampler = make(source, 3, 8)
     positions = np.arange(min(50, len(sampler)))
     found = sampler.order(1)(positions)

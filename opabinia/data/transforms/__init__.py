@@ -1,18 +1,24 @@
 """Changes to a sample: torchvision's transforms v2, under their own names, and some of ours.
 
-They take the whole sample: the image (and boxes, masks) changes, the label and the id pass through.
+They take the whole sample: the image (and boxes, masks, points) changes, the label and the id pass through.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
 from torchvision.transforms import v2
 
 from opabinia.config import adapt, register
 from opabinia.data.transforms import augment as augment
+from opabinia.data.transforms import combine as combine
+from opabinia.data.transforms import crops, instances
 from opabinia.data.transforms import evaluation as evaluation
 from opabinia.data.transforms import policies as policies
+from opabinia.data.transforms import sizes as sizes
 
 _NORMALISED = "images stay uint8 up to the device, where the task normalises them once (its mean and std)"
 _TENSORS = "samples hold tensors from the start, and batches plain ones"
@@ -21,6 +27,7 @@ _SEVERAL = "gives several images of one"
 
 LEFT_OUT = {
     "Compose": "the list of transforms is one",
+    "ConvertBoundingBoxFormat": "boxes are left, top, right, bottom everywhere",
     "ConvertImageDtype": _NORMALISED,
     "CutMix": _BATCHES,
     "FiveCrop": _SEVERAL,
@@ -28,6 +35,7 @@ LEFT_OUT = {
     "LinearTransformation": "takes tensors",
     "MixUp": _BATCHES,
     "Normalize": _NORMALISED,
+    "SanitizeKeyPoints": "points are the rows of things; those that leave a picture become unknown",
     "PILToTensor": _TENSORS,
     "TenCrop": _SEVERAL,
     "ToDtype": _NORMALISED,
@@ -43,6 +51,24 @@ LEFT_OUT = {
 for _name, _reason in LEFT_OUT.items():
     register.transform.leave_out(_name, _reason)
 
-for _name, _class in inspect.getmembers(v2, inspect.isclass):
+_OURS = (
+    instances.RandomHorizontalFlip,
+    crops.RandomIoUCrop,
+    instances.RandomVerticalFlip,
+    instances.SanitizeBoundingBoxes,
+)
+"""In place of torchvision's with these names."""
+
+
+def _tidying(make: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(make)
+    def made(**keys: Any) -> instances.Tidied:
+        return instances.Tidied(make(**keys))
+
+    return made
+
+
+_CLASSES = dict(inspect.getmembers(v2, inspect.isclass)) | {one.__name__: one for one in _OURS}
+for _name, _class in _CLASSES.items():
     if issubclass(_class, v2.Transform) and _name not in LEFT_OUT:
-        register.transform(name=_name)(adapt(_class))
+        register.transform(name=_name)(_tidying(adapt(_class)))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from opabinia.config import register
-from opabinia.contracts import Fraction, Positive, Sample
+from opabinia.contracts import Fraction, NonNegative, Positive, Sample
 
 
 @register.transform(name="erase")
@@ -54,3 +56,27 @@ class Erase:
         fill = [round(255 * value) for value in mean]
         erased: Sample = v2.RandomErasing(self._probability, self._area, self._ratio, value=fill)(sample)
         return erased
+
+
+@register.transform(name="lighting")
+def lighting(sample: Sample, /, *, strength: NonNegative = 0.1) -> Sample:
+    """Add the same colour to every pixel, drawn along the axes in which the colours of ImageNet differ (Krizhevsky et
+    al. 2012, section 4.1; detectron2's RandomLighting, whose ``scale`` is 255 times as large for the same change).
+
+    Args:
+        strength: standard deviation of what is drawn for each axis (the paper's).
+
+    Raises:
+        ValueError: the image has not three channels.
+    """
+    image = sample["image"]
+    if image.shape[-3] != 3:
+        raise ValueError(f"colours of light need images of 3 channels, not {image.shape[-3]}")
+    colour = _AXES @ (torch.randn(3) * strength * _DEVIATIONS)
+    changed = (image + 255 * colour[:, None, None]).round().clamp(0, 255).to(torch.uint8)
+    return {**sample, "image": tv_tensors.wrap(changed, like=image)}
+
+
+_DEVIATIONS = torch.tensor([0.2175, 0.0188, 0.0045])
+_AXES = torch.tensor([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]])
+"""Principal components of red, green and blue in 0 to 1 over ImageNet, one in each column."""

@@ -12,8 +12,7 @@ from torchvision.transforms.v2 import functional as F
 
 from opabinia.config import register
 from opabinia.contracts import Count, Positive, Sample
-
-Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+from opabinia.data.transforms.sizes import Interpolation
 
 
 def resized_side(size: int, crop: float) -> int:
@@ -36,38 +35,6 @@ def resize_and_crop(
         interpolation: how it is resized, with antialias.
     """
     return _cropped(sample, size, crop, interpolation, lambda image: F.center_crop(image, [size, size]))
-
-
-def shortest_edge(height: int, width: int, short: int, longest: int | None = None) -> tuple[int, int]:
-    """Height and width when the shorter side becomes ``short``, and the longer one at most ``longest`` (detectron2).
-
-    Example: 480 x 640 to 800 and at most 1333 is 800 x 1067.
-    """
-    scale = short / min(height, width)
-    if longest is not None:
-        # In detectron2's order: first to the short side, then down again if the long one is too long.
-        sides = (short, scale * width) if height < width else (scale * height, short)
-        down = min(1.0, longest / max(sides))
-        return int(sides[0] * down + 0.5), int(sides[1] * down + 0.5)
-    return (short, int(scale * width + 0.5)) if height < width else (int(scale * height + 0.5), short)
-
-
-@register.transform(name="resize_shortest")
-def resize_shortest(
-    sample: Sample, /, *, short: Count, longest: Count | None = None, interpolation: Interpolation = "bilinear"
-) -> Sample:
-    """Resize to a given shorter side; boxes and masks follow (detectron2's ResizeShortestEdge, with its rounding).
-
-    Args:
-        short: the shorter side, in pixels.
-        longest: what the longer side may not exceed; then the shorter one is less than ``short``.
-        interpolation: how images are resized, with antialias.
-    """
-    height, width = sample["image"].shape[-2:]
-    size = shortest_edge(height, width, short, longest)
-    resize = v2.Resize(list(size), interpolation=getattr(F.InterpolationMode, interpolation.upper()))
-    found: Sample = resize(sample)
-    return found
 
 
 @register.transform(name="resize_and_crops")
@@ -95,6 +62,8 @@ def resize_and_crops(
 
 
 def _cropped(sample: Sample, size: int, crop: float, interpolation: str, cut: Callable[[Any], torch.Tensor]) -> Sample:
+    if "boxes" in sample:
+        raise ValueError("boxes would not follow; take resize_shortest, or Resize with CenterCrop")
     side = resized_side(size, crop)
     image = F.resize(sample["image"], [side], interpolation=getattr(F.InterpolationMode, interpolation.upper()))
     return {**sample, "image": tv_tensors.Image(cut(image))}

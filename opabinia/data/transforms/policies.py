@@ -29,8 +29,10 @@ def timm_policy(sample: Sample, /, *, policy: str, translate: int = 100) -> Samp
         translate: largest shift in pixels.
 
     Raises:
-        ValueError: timm knows no such policy, or the image has neither one nor three channels.
+        ValueError: timm knows no such policy, the image has neither one nor three channels, or there are boxes in it.
     """
+    if "boxes" in sample:
+        raise ValueError("timm moves pixels, and boxes would not follow; take single transforms, such as RandomAffine")
     pixels = sample["image"]
     if pixels.shape[0] not in (1, 3):
         raise ValueError(f"a policy works on pictures of 1 or 3 channels, not {pixels.shape[0]}")

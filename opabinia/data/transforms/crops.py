@@ -1,0 +1,145 @@
+"""Parts of pictures, with the things that have a part in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import torch
+from annotated_types import Interval
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from opabinia.config import register
+from opabinia.contracts import Count, Positive, Sample
+from opabinia.data.transforms.instances import boxes_from_masks, tidied
+from opabinia.data.transforms.sizes import drawn, size_of
+
+Pixel = Annotated[int, Interval(ge=0, le=255)]
+CropKind = Literal["relative", "relative_range", "absolute", "absolute_range"]
+
+
+@register.transform(name="random_crop")
+class RandomCrop:
+    """Cut a rectangle out, anywhere, with the things that have a part in it (detectron2's RandomCrop).
+
+    Where there are masks, boxes become the smallest ones around what is left of them.
+
+    Args:
+        kind: ``relative``: ``size`` are the shares of height and width; ``relative_range``: these are the least ones,
+            and 1 the largest; ``absolute``: height and width in pixels; ``absolute_range``: least and largest of both,
+            in pixels. What is larger than the image is as large as the image.
+        size: two numbers; detectron2's default.
+
+    Raises:
+        ValueError: a share above 1, pixels that are no whole numbers, or a range that begins above its end.
+
+    Example: ``relative`` of (0.5, 0.25) cuts 51 x 51 out of 101 x 203.
+    """
+
+    def __init__(self, *, kind: CropKind = "relative_range", size: tuple[Positive, Positive] = (0.9, 0.9)) -> None:
+        if kind.startswith("relative") and max(size) > 1:
+            raise ValueError(f"size: {kind} takes shares of the image, at most 1, not {list(size)}")
+        if kind.startswith("absolute") and not all(float(side).is_integer() for side in size):
+            raise ValueError(f"size: {kind} takes whole pixels, not {list(size)}")
+        if kind == "absolute_range" and size[0] > size[1]:
+            raise ValueError(f"size: [{size[0]}, {size[1]}] begins above its end; write [{size[1]}, {size[0]}]")
+        self._kind, self._size = kind, size
+
+    def __call__(self, sample: Sample) -> Sample:
+        """A part of the sample."""
+        height, width = size_of(sample)
+        crop_height, crop_width = self.size(height, width)
+        top, left = drawn(height - crop_height + 1), drawn(width - crop_width + 1)
+        return _cropped(sample, top, left, crop_height, crop_width)
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of a crop of an image with these sides, drawn where there is a range."""
+        first, second = self._size
+        if self._kind == "absolute":
+            return min(int(first), height), min(int(second), width)
+        if self._kind == "absolute_range":
+            return _between(first, second, height), _between(first, second, width)
+        if self._kind == "relative_range":
+            first, second = (least + (1 - least) * float(torch.rand(())) for least in (first, second))
+        return max(1, int(height * first + 0.5)), max(1, int(width * second + 0.5))
+
+
+def _between(least: float, largest: float, side: int) -> int:
+    low, high = min(int(least), side), min(int(largest), side)
+    return low + drawn(high - low + 1)
+
+
+@register.transform(name="fixed_size_crop")
+def fixed_size_crop(sample: Sample, /, *, size: tuple[Count, Count] = (1024, 1024), fill: Pixel | None = 128) -> Sample:
+    """Cut what is larger than ``size`` anywhere, and fill what is smaller at the right and below (detectron2's
+    FixedSizeCrop, which cuts on the diagonal only).
+
+    Where there are masks and something is cut off, boxes become the smallest ones around what is left of them.
+
+    Args:
+        size: height and width, in pixels.
+        fill: the value of pixels that are added, from 0 to 255 (detectron2's); null adds none: batches are padded
+            anyway, and then with the mean colour.
+    """
+    (height, width), (wanted_height, wanted_width) = size_of(sample), size
+    top, left = drawn(max(0, height - wanted_height) + 1), drawn(max(0, width - wanted_width) + 1)
+    if height > wanted_height or width > wanted_width:
+        sample = _cropped(sample, top, left, min(height, wanted_height), min(width, wanted_width))
+    if fill is None:
+        return sample
+    padding = [0, 0, max(0, wanted_width - width), max(0, wanted_height - height)]
+    image = F.pad(sample["image"], padding, fill=[fill])
+    return _moved(sample, lambda value: F.pad(value, padding)) | {"image": image}
+
+
+def _cropped(sample: Sample, top: int, left: int, height: int, width: int) -> Sample:
+    cut = tidied(_moved(sample, lambda value: F.crop(value, top, left, height, width)))
+    return boxes_from_masks(cut)
+
+
+def _moved(sample: Sample, move: Callable[[Any], Any]) -> Sample:
+    return {key: move(value) if isinstance(value, tv_tensors.TVTensor) else value for key, value in sample.items()}
+
+
+class RandomIoUCrop(v2.RandomIoUCrop):  # type: ignore[misc]
+    """Cut a rectangle out that overlaps with a thing as much as drawn, and leave out things whose middle is not in it
+    (torchvision's, of Liu et al. 2016, SSD, section 2.2).
+
+    Pictures without things, or of few pixels, stay as they are.
+
+    Args:
+        min_scale: least share of the height, and of the width.
+        max_scale: their largest share.
+        min_aspect_ratio: least width over height.
+        max_aspect_ratio: largest width over height.
+        sampler_options: overlaps (intersection over union) of which one is drawn; a rectangle is cut out that has it
+            with one of the things at least. 1 leaves the picture as it is, and must be among them, for no other need be
+            possible. null takes SSD's: 0, 0.1, 0.3, 0.5, 0.7, 0.9 and 1.
+        trials: rectangles that are tried before the overlap is drawn anew.
+
+    Raises:
+        ValueError: 1 is not among the overlaps.
+    """
+
+    def __init__(
+        self,
+        min_scale: float = 0.3,
+        max_scale: float = 1.0,
+        min_aspect_ratio: float = 0.5,
+        max_aspect_ratio: float = 2.0,
+        sampler_options: list[float] | None = None,
+        trials: int = 40,
+    ) -> None:
+        if sampler_options is not None and max(sampler_options, default=0) < 1:
+            raise ValueError(f"sampler_options: add 1.0 to {sampler_options}; there may be no rectangle for the others")
+        super().__init__(min_scale, max_scale, min_aspect_ratio, max_aspect_ratio, sampler_options, trials)
+
+    def forward(self, sample: Sample) -> Sample:
+        """A part of the sample, or all of it."""
+        empty = "boxes" in sample and not len(sample["boxes"])
+        if empty or self.min_scale * min(size_of(sample)) < 1:
+            return sample
+        found: Sample = super().forward(sample)
+        return found
