@@ -363,6 +363,10 @@ class Evaluator(Protocol):
     Example: ``update`` counts correct samples, ``gather`` brings the counts of all processes together in the
     order of positions, ``compute`` divides.
 
+    Two more methods are used where they are there, called after ``compute`` with the same states: ``details(states)``
+    gives tables by name that are too long for the journal (``eval/<set>/details.json``), ``files(states)`` plain values
+    by the name of a file that is written beside it; this one is asked of the first process only.
+
     Attributes:
         better: the scores it gives and which way is better ("max" or "min"); the first one is its headline.
     """

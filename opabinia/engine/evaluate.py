@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,10 +59,17 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 @dataclass(frozen=True)
 class Found:
-    """What an evaluation found: scores by full name (``val/top1``), and tables that are too long for the journal."""
+    """What an evaluation found.
+
+    Attributes:
+        scores: by full name (``val/top1``).
+        details: tables that are too long for the journal.
+        files: plain values by name of the file that they are written to; of the first process only.
+    """
 
     scores: dict[str, float]
     details: dict[str, Any]
+    files: dict[str, Any]
 
 
 def evaluate(
@@ -102,6 +109,7 @@ def evaluate(
             module.training = training
     scores: dict[str, float] = {}
     details: dict[str, Any] = {}
+    files: dict[str, Any] = {}
     for evaluator in evaluators:
         states = gather(evaluator.state())
         try:
@@ -110,9 +118,11 @@ def evaluate(
             raise Unfit(f"{validation.name}: {error}") from error
         if hasattr(evaluator, "details"):
             details.update(evaluator.details(states))
+        if is_first() and hasattr(evaluator, "files"):
+            files.update(evaluator.files(states))
     if skipped := sum(gather(validation.loader.passed_over - skipped_before)):
         scores["skipped"] = float(skipped)
-    return Found({f"{validation.name}/{name}": value for name, value in scores.items()}, details)
+    return Found({f"{validation.name}/{name}": value for name, value in scores.items()}, details, files)
 
 
 def _rounds(loader: Loader, stopped: Callable[[], object], sharded: bool) -> Iterator[tuple[Batch, bool]]:
@@ -148,18 +158,18 @@ def evaluate_all(
     """One phase for each data set; its scores are a line of the journal and go into ``run.scores``.
 
     Lines are written when all sets are done: an evaluation that is stopped leaves none, and is done again as a whole.
-    Tables go to ``eval/<set>/details.json`` in the run folder.
+    Tables go to ``eval/<set>/details.json`` in the run folder, files of evaluators beside them.
     """
     scores: dict[str, float] = {}
     lines: list[dict[str, float]] = []
-    tables: dict[str, dict[str, Any]] = {}
+    results: dict[str, Found] = {}
     for one in validation:
         phase = Phase("evaluate", one.name)
         moments.call(run, "before_phase", phase)
         began = time.perf_counter()
         found = evaluate(one.task or run.task, one, device, stopped, sharded=sharded)
         lines.append({**found.scores, f"time/{one.name}": time.perf_counter() - began})
-        tables[one.name] = found.details
+        results[one.name] = found
         for name, score in found.scores.items():
             run.scores.pop(name, None)  # those of a checkpoint come in another order
             run.scores[name] = score
@@ -167,21 +177,33 @@ def evaluate_all(
         moments.call(run, "after_phase", phase)
     for line in lines:
         run.journal.write(run.clock, line)
-    for name, details in tables.items():
-        if details and is_first():
-            write_json(run.folder / "eval" / name / "details.json", {"step": run.clock.step, **details})
+    for name, found in results.items():
+        if is_first():
+            _write_tables(run.folder / "eval" / name, found, run.clock.step)
     return scores
 
 
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
+def _write_tables(folder: Path, found: Found, step: int) -> None:
+    if found.details:
+        write_json(folder / "details.json", {"step": step, **found.details})
+    for name, values in found.files.items():
+        write_json(folder / name, values, indent=None)
+
+
+def write_json(path: Path, values: Any, *, indent: int | None = 1) -> None:
     """Write plain values aside and rename them into place.
+
+    Args:
+        path: of the file.
+        values: to write.
+        indent: spaces a level; None writes one line, which is many times faster.
 
     Raises:
         DiskError: the file cannot be written.
     """
     with told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_aside(path, json.dumps(values, indent=1) + "\n")
+        write_aside(path, json.dumps(values, indent=indent) + "\n")
 
 
 def evaluation_run(

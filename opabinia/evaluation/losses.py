@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from opabinia.contracts import Batch, Predictions
 
@@ -13,33 +15,31 @@ _PREFIX = "losses/"
 
 
 class MeanLosses:
-    """The mean over samples of the losses that predictions carry (``losses/<name>``, the same for all of a batch).
+    """The mean over samples of the losses that predictions carry (``losses/<name>``, the same for all of a batch):
+    ``loss``, and its parts under their own names.
 
     Every batch of an evaluation is the same on any number of processes, and so is what it loses.
     """
 
     def __init__(self) -> None:
         self.better = {"loss": "min"}
-        self._batches: list[tuple[str, int, dict[str, torch.Tensor]]] = []
+        self._samples = 0
+        self._sums: dict[str, list[Tensor]] = {}
 
     def update(self, predictions: Predictions, batch: Batch) -> None:
         """Take the losses of a batch; they stay on the device."""
-        losses = {
-            name.removeprefix(_PREFIX): rows.float().sum()
-            for name, rows in predictions.items()
-            if name.startswith(_PREFIX)
-        }
-        self._batches.append((str(batch["id"][0]), len(batch["id"]), losses))
+        self._samples += len(batch["id"])
+        for name, rows in predictions.items():
+            if name.startswith(_PREFIX):
+                self._sums.setdefault(name.removeprefix(_PREFIX), []).append(rows.float().sum())
 
     def state(self) -> Any:
-        """Of each batch the id of its first sample, its samples, and its losses times those."""
-        return [(first, count, {k: float(v) for k, v in losses.items()}) for first, count, losses in self._batches]
+        """The number of samples, and by name the losses of each batch, times its samples."""
+        return self._samples, {name: torch.stack(sums).tolist() for name, sums in self._sums.items()}
 
     def compute(self, states: Sequence[Any]) -> dict[str, float]:
-        """``loss`` and its parts, added up in an order that does not depend on the processes."""
-        batches = sorted((batch for state in states for batch in state), key=lambda batch: batch[0])
-        samples = sum(count for _, count, _ in batches)
-        names = sorted({name for *_, losses in batches for name in losses})
-        return (
-            {name: sum(losses.get(name, 0.0) for *_, losses in batches) / samples for name in names} if samples else {}
-        )
+        """``loss`` and its parts, added up exactly: the order of batches and processes does not matter."""
+        samples = sum(count for count, _ in states)
+        names = sorted({name for _, sums in states for name in sums})
+        self.better |= dict.fromkeys(names, "min")
+        return {name: math.fsum(one for _, sums in states for one in sums.get(name, ())) / samples for name in names}

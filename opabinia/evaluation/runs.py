@@ -79,6 +79,7 @@ def _interpolation(begin: float, end: float, first: int, last: int, cells: int) 
 def _compressed(changes: Ints, size: tuple[int, int]) -> str:
     from faster_coco_eval.core import mask
 
-    counts = np.diff(changes, prepend=0, append=size[0] * size[1]).tolist()
+    end = size[0] * size[1]
+    counts = np.diff(changes[changes < end], prepend=0, append=end).tolist()
     runs: bytes = mask.frPyObjects({"size": list(size), "counts": counts}, *size)["counts"]
     return runs.decode()

@@ -1,7 +1,9 @@
 """One number: an evaluation on one process or on many gives the same scores to the last digit."""
 
+import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -259,3 +261,38 @@ def test_scores_are_fractions_of_all_samples_not_means_of_batches() -> None:
     task = Line()
     scores = evaluate(task, Validation("val", Rows(lambda start: rows[start:], 1), FACTS), CPU).scores
     assert math.isclose(scores["val/top1"] * 7, round(scores["val/top1"] * 7))
+
+
+# --- tables and files -------------------------------------------------------------------------------------------------
+
+
+class Listing(TopK):
+    def details(self, states: Sequence[Any]) -> dict[str, Any]:
+        return {"samples": sum(count for _, count in states)}
+
+    def files(self, states: Sequence[Any]) -> dict[str, Any]:
+        return {"results.json": [hits for hits, _ in states]}
+
+
+class Listed(Line):
+    def evaluators(self, facts: Facts) -> list[Evaluator]:
+        return [Listing((1,))]
+
+
+def listed(folder: Path) -> None:
+    run = make_run(Journal(None), folder=folder)
+    evaluate_all(run, Moments({}), [replace(validation("val", 4), task=Listed())], CPU)
+
+
+def test_tables_and_files_stand_in_the_folder_of_the_set(tmp_path: Path) -> None:
+    listed(tmp_path)
+    assert json.loads((tmp_path / "eval/val/details.json").read_text()) == {"step": 4, "samples": 4}
+    ((hits,),) = json.loads((tmp_path / "eval/val/results.json").read_text())
+    assert 0 <= hits <= 4
+
+
+def test_only_the_first_process_is_asked_for_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "is_first", lambda: False)
+    monkeypatch.setattr(Listing, "files", None)  # cannot be called
+    listed(tmp_path)
+    assert not (tmp_path / "eval").exists()
