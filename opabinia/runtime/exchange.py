@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from opabinia.runtime.processes import meeting_place, rank, world_size
+from opabinia.runtime.processes import mean_of, meeting_place, rank, world_size
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -47,6 +47,25 @@ def gather_batch(features: Tensor, labels: Tensor, ids: Sequence[str]) -> tuple[
     counts, copies = _counts(features, ids)
     everything = _gathered(features, counts), _gathered(labels, counts)
     return (everything[0][: counts[0]], everything[1][: counts[0]]) if copies else everything
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def per_sample(total: Tensor, samples: int) -> Tensor:
+    """A sum over the samples of this process, divided by their number: that of the batch of all processes, where it is
+    learned from; else of this process's batch, because then each has as many batches as fall to it.
+
+    A loss that is divided by it counts as on one process. Nobody waits for the device, and no gradient flows.
+
+    Args:
+        total: a number, on the device (0-d).
+        samples: how many; at least 1.
+
+    Example: 6 in 3 samples here and 2 in 1 sample there are 2 in each.
+    """
+    both = torch.stack([total.detach().double(), total.new_full((), samples, dtype=torch.float64)])
+    if torch.is_grad_enabled():
+        (both,) = mean_of([both])
+    return (both[0] / both[1]).float()
 
 
 def _counts(tensor: Tensor, ids: Iterable[str]) -> tuple[list[int], bool]:

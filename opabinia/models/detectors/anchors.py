@@ -20,6 +20,10 @@ Weights = tuple[float, float, float, float]
 
 BoxLoss = Literal["smooth_l1", "giou", "diou", "ciou"]
 
+Convention = Literal["detectron2", "torchvision"]
+"""Whose anchors they are. torchvision's, for its weights, have corners on whole pixels, and their strides are how many
+whole times a map goes into the batch."""
+
 # --- anchors ----------------------------------------------------------------------------------------------------------
 
 
@@ -42,18 +46,21 @@ def cell_anchors(sizes: Sequence[float], ratios: Sequence[float], *, rounded: bo
     return corners.round() if rounded else corners
 
 
-def grid_anchors(cells: Tensor, shape: tuple[int, int], stride: int, offset: float = 0.0) -> Tensor:
+def grid_anchors(cells: Tensor, shape: tuple[int, int], stride: int | tuple[int, int], offset: float = 0.0) -> Tensor:
     """The anchors of every place of a feature map: h * w * A x 4, row by row, the A of a place beside each other.
 
     Args:
         cells: A x 4, around (0, 0).
         shape: h and w of the map.
-        stride: pixels from one place to the next.
+        stride: pixels from one place to the next; a pair is down and to the right.
         offset: where the first place lies, in strides: 0 (detectron2, torchvision) or 0.5, the middle of what it sees.
 
     Example: the first one of size 32 and ratio 0.5 at stride 4 and offset 0.5 is [-20.6274, -9.3137, 24.6274, 13.3137].
     """
-    down, right = ((torch.arange(side, device=cells.device) + offset) * stride for side in shape)
+    strides = (stride, stride) if isinstance(stride, int) else stride
+    down, right = (
+        (torch.arange(side, device=cells.device) + offset) * step for side, step in zip(shape, strides, strict=True)
+    )
     y, x = torch.meshgrid(down, right, indexing="ij")
     places = torch.stack([x, y, x, y], dim=-1)
     return (places.view(-1, 1, 4) + cells).reshape(-1, 4)
@@ -67,7 +74,7 @@ class AnchorGrid:
         ratios: height through width, the same on all levels.
         strides: of the levels.
         offset: see :func:`grid_anchors`.
-        rounded: see :func:`cell_anchors`.
+        convention: whose they are.
 
     Attributes:
         per_place: A, how many anchors each place has.
@@ -83,24 +90,31 @@ class AnchorGrid:
         strides: Sequence[int],
         *,
         offset: float = 0.0,
-        rounded: bool = False,
+        convention: Convention = "detectron2",
     ) -> None:
         if len(sizes) != len(strides):
-            raise ValueError(f"sizes: there are {len(sizes)} lists of them for {len(strides)} levels")
+            raise ValueError(f"sizes: there are {len(sizes)} of them for {len(strides)} levels")
         if len({len(of_level) for of_level in sizes}) != 1:
             raise ValueError("sizes: all levels are to have the same number of them, because they share a head")
         self.per_place = len(sizes[0]) * len(ratios)
-        self._levels = [
-            (tuple(map(float, of_level)), tuple(map(float, ratios)), rounded, stride, offset)
-            for of_level, stride in zip(sizes, strides, strict=True)
-        ]
+        self._sizes, self._ratios = [tuple(map(float, of_level)) for of_level in sizes], tuple(map(float, ratios))
+        self._strides, self._offset, self._convention = tuple(strides), offset, convention
 
-    def __call__(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """Anchors (h * w * A x 4) of each map (B x C x h x w). They are kept for later calls: do not change them."""
-        return [
-            _kept(*level, (one.shape[-2], one.shape[-1]), one.device)
-            for level, one in zip(self._levels, maps, strict=True)
-        ]
+    def __call__(self, maps: Sequence[Tensor], shape: tuple[int, int] | None = None) -> list[Tensor]:
+        """Anchors (h * w * A x 4) of each map. They are kept for later calls: do not change them.
+
+        Args:
+            maps: B x C x h x w.
+            shape: height and width of the batch, which torchvision's strides are computed from.
+        """
+        anchors = []
+        for sizes, stride, one in zip(self._sizes, self._strides, maps, strict=True):
+            sides = (one.shape[-2], one.shape[-1])
+            steps, rounded = (stride, stride), self._convention == "torchvision"
+            if rounded and shape is not None:
+                steps = (shape[0] // sides[0], shape[1] // sides[1])
+            anchors.append(_kept(sizes, self._ratios, rounded, steps, self._offset, sides, one.device))
+        return anchors
 
 
 @lru_cache(maxsize=64)
@@ -108,7 +122,7 @@ def _kept(
     sizes: tuple[float, ...],
     ratios: tuple[float, ...],
     rounded: bool,
-    stride: int,
+    stride: tuple[int, int],
     offset: float,
     shape: tuple[int, int],
     device: torch.device,
