@@ -1,0 +1,540 @@
+"""R-CNNs: detectron2's rules, torchvision's numbers with torchvision's weights, and every parameter in every step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.keypoint_rcnn import KeypointRCNNHeads, KeypointRCNNPredictor
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.roi_heads import RoIHeads
+from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
+from torchvision.ops import MultiScaleRoIAlign, box_iou
+
+from opabinia.contracts import Detections, Detector, Facts, Level, Neck, Target
+from opabinia.models.detectors.boxes import Boxes, BoxLayers, Judged, chosen
+from opabinia.models.detectors.cascade import CascadeHead, cascade_rcnn, scaled_gradient
+from opabinia.models.detectors.keypoints import Keypoints, peaks
+from opabinia.models.detectors.masks import MaskHead, Masks
+from opabinia.models.detectors.rcnn import faster_rcnn, keypoint_rcnn, mask_rcnn
+from opabinia.models.detectors.regions import Pooling, RegionPool, Regions, draw, has_extent, labelled, sampled
+from opabinia.models.detectors.rpn import Guesses, Proposals, RegionProposals
+
+SHAPE = (96, 128)
+SIZES = [(96, 128), (90, 100)]
+LEVELS = tuple(Level(16, stride) for stride in (4, 8, 16, 32, 64))
+POINTS = ("nose", "left", "right")
+FACTS = Facts(samples=2, classes=("cat", "dog", "bird"), boxes=True, masks=True, keypoints=POINTS)
+SMALL = Proposals(sizes=(8, 16, 32, 64, 128), before=200, after=60, before_training=200, after_training=60)
+BOX = Boxes(width=32, threshold=0.01)
+
+
+class Given(Neck):
+    """Hands on the maps it gets."""
+
+    def __init__(self, levels: Sequence[Level]) -> None:
+        super().__init__()
+        self.out_levels = tuple(levels)
+
+    def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        return list(maps)
+
+
+def pyramid(count: int = 2, seed: int = 0) -> list[Tensor]:
+    """The coarsest one, of 2 x 2 places in 96 x 128 pixels, has no whole stride in torchvision's eyes."""
+    torch.manual_seed(seed)
+    return [torch.randn(count, 16, math.ceil(SHAPE[0] / s), math.ceil(SHAPE[1] / s)) for _, s in LEVELS]
+
+
+def full() -> Target:
+    boxes = torch.tensor([[5.0, 5, 40, 50], [60, 30, 99, 80]])
+    masks = torch.zeros(2, *SHAPE, dtype=torch.uint8)
+    masks[0, 5:50, 5:30] = 1
+    masks[1, 35:80, 60:95] = 1
+    points = [[[10.0, 10, 2], [20, 20, 1], [0, 0, 0]], [[70, 70, 2], [0, 0, 0], [62.5, 44, 1]]]
+    return Target(boxes, torch.tensor([0, 2]), masks, torch.tensor(points))
+
+
+def empty() -> Target:
+    nothing = torch.zeros(0, dtype=torch.int64)
+    return Target(torch.zeros(0, 4), nothing, torch.zeros(0, *SHAPE, dtype=torch.uint8), torch.zeros(0, 3, 3))
+
+
+def made(name: str, **changes: Any) -> Detector:
+    keys: dict[str, Any] = {"neck": Given, "proposals": SMALL, "pooling": Pooling(), "box": BOX}
+    if name in ("mask_rcnn", "cascade_mask"):
+        keys["mask"] = Masks(channels=16, convolutions=2)
+    if name == "keypoint_rcnn":
+        keys["keypoint"] = Keypoints(channels=16, convolutions=2)
+    make: Mapping[str, Callable[..., Detector]] = {
+        "faster_rcnn": faster_rcnn,
+        "mask_rcnn": mask_rcnn,
+        "keypoint_rcnn": keypoint_rcnn,
+        "cascade": cascade_rcnn,
+        "cascade_mask": cascade_rcnn,
+    }
+    torch.manual_seed(1)
+    return make[name](LEVELS, FACTS, **{**keys, **changes})
+
+
+ALL = ("faster_rcnn", "mask_rcnn", "keypoint_rcnn", "cascade", "cascade_mask")
+each = pytest.mark.parametrize("name", ALL)
+
+
+def total(said: Mapping[str, Tensor]) -> Tensor:
+    return torch.stack([value for name, value in said.items() if "loss" in name]).sum()
+
+
+# --- the contract -----------------------------------------------------------------------------------------------------
+
+
+@each
+@pytest.mark.parametrize("targets", [[full(), empty()], [empty(), empty()]], ids=["some", "nothing"])
+def test_every_parameter_takes_part_in_every_step(name: str, targets: list[Target]) -> None:
+    detector = made(name)
+    said = detector.losses(pyramid(), SHAPE, SIZES, targets)
+    assert all(value.shape == () and value.isfinite() for value in said.values())
+    total(said).backward()  # type: ignore[no-untyped-call]
+    assert [key for key, one in detector.named_parameters() if one.grad is None] == []
+    assert all(one.grad is not None and one.grad.isfinite().all() for one in detector.parameters())
+
+
+@each
+def test_what_is_told_beside_the_losses_has_detectron2s_names(name: str) -> None:
+    said = made(name).losses(pyramid(), SHAPE, SIZES, [full(), empty()])
+    rpn = {"loss_rpn_cls", "loss_rpn_loc", "rpn/num_pos_anchors", "rpn/num_neg_anchors"}
+    samples = {"roi_head/num_fg_samples", "roi_head/num_bg_samples"}
+    box = {f"fast_rcnn/{one}" for one in ("cls_accuracy", "fg_cls_accuracy", "false_negative")}
+    if name.startswith("cascade"):
+        box = {f"stage{number}/{one}" for one in box for number in range(3)}
+        box |= {f"stage{number}/{one}" for one in samples for number in (1, 2)}
+        box |= {f"{one}_stage{number}" for one in ("loss_cls", "loss_box_reg") for number in range(3)}
+    else:
+        box |= {"loss_cls", "loss_box_reg"}
+    mask = {"loss_mask", "mask_rcnn/accuracy", "mask_rcnn/false_positive", "mask_rcnn/false_negative"}
+    keypoint = {"loss_keypoint", "keypoint_head/num_fg_samples"}
+    others = mask if "mask" in name else keypoint if "keypoint" in name else set()
+    assert said.keys() == rpn | samples | box | others
+    assert not any(value.requires_grad for key, value in said.items() if "loss" not in key)
+
+
+@each
+def test_it_finds_and_describes(name: str) -> None:
+    detector, maps = made(name), pyramid()
+    found = detector.describe(maps, SHAPE, SIZES, detector.detect(maps, SHAPE, SIZES))
+    for one, (height, width) in zip(found, SIZES, strict=True):
+        count = len(one.boxes)
+        assert 0 < count <= detector.most
+        assert one.boxes.shape == (count, 4) and one.scores.shape == one.labels.shape == (count,)
+        assert (one.scores.diff() <= 0).all()
+        assert one.boxes.min() >= 0 and one.boxes[:, 2].max() <= width and one.boxes[:, 3].max() <= height
+        assert set(one.labels.tolist()) <= {0, 1, 2}
+        assert (one.masks is None) == ("mask" not in name)
+        assert one.masks is None or (
+            one.masks.shape == (count, 28, 28) and 0 <= one.masks.min() <= one.masks.max() <= 1
+        )
+        assert (one.keypoints is None) == ("keypoint" not in name)
+        assert one.keypoints is None or one.keypoints.shape == (count, 3, 3)
+
+
+@each
+def test_nothing_found_is_described_too(name: str) -> None:
+    nothing = [Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64))] * 2
+    for one in made(name).describe(pyramid(), SHAPE, SIZES, nothing):
+        assert one.masks is None or one.masks.shape == (0, 28, 28)
+        assert one.keypoints is None or one.keypoints.shape == (0, 3, 3)
+
+
+@each
+def test_it_is_the_same_in_training_and_evaluation(name: str) -> None:
+    detector, maps = made(name), pyramid()
+    found, losses = [], []
+    for mode in (True, False):
+        detector.train(mode)
+        torch.manual_seed(3)
+        losses.append(total(detector.losses(maps, SHAPE, SIZES, [full(), empty()])))
+        found.append(detector.detect(maps, SHAPE, SIZES))
+    assert losses[0] == losses[1]
+    assert all(torch.equal(a.boxes, b.boxes) for a, b in zip(*found, strict=True))
+
+
+@each
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_and_channels_last(name: str, precision: torch.dtype) -> None:
+    detector = made(name)
+    maps = [one.contiguous(memory_format=torch.channels_last) for one in pyramid()]
+    exact = detector.losses(maps, SHAPE, SIZES, [full(), empty()])
+    with torch.autocast("cpu", precision):
+        maps = [one.to(precision) for one in maps]
+        said = detector.losses(maps, SHAPE, SIZES, [full(), empty()])
+        found = detector.describe(maps, SHAPE, SIZES, detector.detect(maps, SHAPE, SIZES))
+    assert total(said).dtype == torch.float32
+    assert total(said).item() == pytest.approx(total(exact).item(), rel=0.1)
+    assert all(one.boxes.dtype == one.scores.dtype == torch.float32 for one in found)
+    total(said).backward()  # type: ignore[no-untyped-call]
+    assert all(one.grad is not None and one.grad.isfinite().all() for one in detector.parameters())
+
+
+@each
+def test_what_is_not_a_number_shows(name: str) -> None:
+    """One place of one map is enough, wherever it is drawn from."""
+    detector, maps = made(name), pyramid()
+    maps[2][0, 0, 1, 1] = math.nan
+    assert total(detector.losses(maps, SHAPE, SIZES, [full(), empty()])).isnan()
+    assert detector.detect(maps, SHAPE, SIZES)[0].scores.isnan().any()
+
+
+def test_masks_and_keypoints_are_refused_where_there_are_none() -> None:
+    plain = Facts(samples=2, classes=("cat",), boxes=True)
+    keys: dict[str, Any] = {"neck": Given, "proposals": SMALL, "pooling": Pooling(), "box": BOX}
+    with pytest.raises(ValueError, match="masks: true"):
+        mask_rcnn(LEVELS, plain, **keys, mask=Masks())
+    with pytest.raises(ValueError, match="masks: true"):
+        cascade_rcnn(LEVELS, plain, **keys, mask=Masks())
+    with pytest.raises(ValueError, match="keypoint_rcnn learns keypoints"):
+        keypoint_rcnn(LEVELS, plain, **keys, keypoint=Keypoints())
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "says"),
+    [
+        ("faster_rcnn", {"proposals": Proposals(sizes=(8, 16))}, "sizes: there are 2 of them for 5 levels"),
+        ("faster_rcnn", {"pooling": Pooling(maps=6)}, "maps: 6 are to be looked at, and the neck gives 5"),
+        ("cascade", {"later_overlaps": (0.6,)}, "later_overlaps has 1 stages, later_weights 2"),
+        ("cascade", {"box": Boxes(class_agnostic=False)}, "one box for all classes"),
+    ],
+    ids=["sizes", "maps", "stages", "classes"],
+)
+def test_what_does_not_fit_is_told(name: str, changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        made(name, **changes)
+
+
+def test_a_picture_without_masks_or_keypoints_is_told() -> None:
+    bare = full()._replace(masks=None, keypoints=None)
+    with pytest.raises(ValueError, match="without masks"):
+        made("mask_rcnn").losses(pyramid(), SHAPE, SIZES, [bare, bare])
+    with pytest.raises(ValueError, match="without keypoints"):
+        made("keypoint_rcnn").losses(pyramid(), SHAPE, SIZES, [bare, bare])
+
+
+# --- torchvision's weights --------------------------------------------------------------------------------------------
+
+
+class SameDraw:
+    """torchvision's sampler, drawing what ours draws."""
+
+    def __init__(self, count: int, positive: float) -> None:
+        self.count, self.positive = count, positive
+
+    def __call__(self, labels: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        masks = []
+        for one in labels:
+            rows, counts = draw(one.long().clamp(max=1), self.count, self.positive)
+            masks.append(torch.zeros(len(one), dtype=torch.bool).index_fill(0, rows[counts], True))
+        positive = [mask & (one > 0) for mask, one in zip(masks, labels, strict=True)]
+        return positive, [mask & ~these for mask, these in zip(masks, positive, strict=True)]
+
+
+TORCHVISION: dict[str, Any] = {
+    "proposals": Proposals(
+        sizes=SMALL.sizes,
+        convention="torchvision",
+        beta=1 / 9,
+        before=200,
+        after=60,
+        before_training=300,
+        after_training=80,
+        smallest=1e-3,
+    ),
+    "pooling": Pooling(aligned=False, samples=2),
+    "box": Boxes(width=32, samples=64, threshold=0.01, beta=1 / 9, smallest=1e-2),
+}
+
+
+class Torchvision(nn.Module):
+    """torchvision's two stages, with masks and keypoints, and the numbers of TORCHVISION."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        anchors = AnchorGenerator(tuple((int(size),) for size in SMALL.sizes), ((0.5, 1.0, 2.0),) * 5)
+        before, after = {"training": 300, "testing": 200}, {"training": 80, "testing": 60}
+        self.rpn = RegionProposalNetwork(anchors, RPNHead(16, 3), 0.7, 0.3, 256, 0.5, before, after, 0.7)
+        names = ["0", "1", "2", "3"]
+        self.roi_heads = RoIHeads(
+            MultiScaleRoIAlign(names, 7, 2),
+            TwoMLPHead(16 * 49, 32),
+            FastRCNNPredictor(32, 4),
+            *(0.5, 0.5, 64, 0.25, None, 0.01, 0.5, 100),
+            MultiScaleRoIAlign(names, 14, 2),
+            MaskRCNNHeads(16, [16, 16], 1),
+            MaskRCNNPredictor(16, 16, 4),
+            MultiScaleRoIAlign(names, 14, 2),
+            KeypointRCNNHeads(16, [16, 16]),
+            KeypointRCNNPredictor(16, 3),
+        )
+        self.rpn.fg_bg_sampler = SameDraw(256, 0.5)
+        self.roi_heads.fg_bg_sampler = SameDraw(64, 0.25)
+
+    def forward(self, maps: Sequence[Tensor], targets: Sequence[Target] | None = None) -> tuple[Any, Any]:
+        named = dict(zip(("0", "1", "2", "3", "pool"), maps, strict=True))
+        given = [{**one._asdict(), "labels": one.labels + 1} for one in targets] if targets else None
+        proposals, first = self.rpn(ImageList(torch.zeros(len(SIZES), 3, *SHAPE), SIZES), named, given)
+        found, second = self.roi_heads(named, proposals, SIZES, given)
+        return found, first | second
+
+
+def renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of torchvision under our names, the background behind the classes or left out (see rcnn.py)."""
+    prefixes = {
+        "roi_heads.box_head.": "box.layers.head.",
+        "roi_heads.box_predictor.": "box.layers.predictor.",
+        "roi_heads.mask_head.": "others.mask.layers.",
+        "roi_heads.mask_predictor.": "others.mask.predictor.",
+        "roi_heads.keypoint_head.": "others.keypoint.layers.",
+        "roi_heads.keypoint_predictor.": "others.keypoint.predictor.",
+    }
+    ours = {}
+    for name, value in state.items():
+        if "cls_score" in name:
+            value = value.roll(-1, 0)
+        if "roi_heads" in name and "bbox_pred" in name:
+            value = value[4:]
+        if "mask_fcn_logits" in name:
+            value = value[1:]
+        ours[
+            next((ours + name[len(theirs) :] for theirs, ours in prefixes.items() if name.startswith(theirs)), name)
+        ] = value
+    return ours
+
+
+def both(name: str) -> tuple[Torchvision, Detector]:
+    torch.manual_seed(5)
+    theirs = Torchvision()
+    for parameter in theirs.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    changes = {**TORCHVISION, "mask": Masks(channels=16, convolutions=2, soft=True)}
+    ours = made(name, **(changes if name == "mask_rcnn" else TORCHVISION))
+    known = ours.state_dict()
+    ours.load_state_dict({key: value for key, value in renamed(theirs.state_dict()).items() if key in known})
+    return theirs, ours
+
+
+plain = pytest.mark.parametrize("name", ["faster_rcnn", "mask_rcnn", "keypoint_rcnn"])
+
+
+@plain
+def test_torchvisions_weights_find_what_they_find_there(name: str) -> None:
+    theirs, ours = both(name)
+    maps = pyramid()
+    expected, _ = theirs.eval()(maps)
+    found = ours.describe(maps, SHAPE, SIZES, ours.detect(maps, SHAPE, SIZES))
+    for one, there in zip(found, expected, strict=True):
+        assert len(one.boxes) == len(there["boxes"]) > 10
+        torch.testing.assert_close(one.boxes, there["boxes"], atol=1e-4, rtol=0)
+        torch.testing.assert_close(one.scores, there["scores"], atol=1e-6, rtol=0)
+        assert torch.equal(one.labels, there["labels"] - 1)
+        if one.masks is not None:
+            torch.testing.assert_close(one.masks, there["masks"][:, 0], atol=1e-5, rtol=0)
+        if one.keypoints is not None:
+            torch.testing.assert_close(one.keypoints[..., :2], there["keypoints"][..., :2], atol=1e-4, rtol=0)
+
+
+@plain
+@pytest.mark.parametrize("targets", [[full(), empty()], [empty(), empty()]], ids=["some", "nothing"])
+def test_torchvisions_weights_lose_what_they_lose_there(name: str, targets: list[Target]) -> None:
+    theirs, ours = both(name)
+    maps = pyramid()
+    torch.manual_seed(11)
+    _, expected = theirs(maps, targets)
+    torch.manual_seed(11)
+    said = ours.losses(maps, SHAPE, SIZES, targets)
+    names = {
+        "loss_rpn_cls": "loss_objectness",
+        "loss_rpn_loc": "loss_rpn_box_reg",
+        "loss_cls": "loss_classifier",
+        "loss_box_reg": "loss_box_reg",
+        "loss_mask": "loss_mask",
+        "loss_keypoint": "loss_keypoint",
+    }
+    for one in (one for one in said if "loss" in one):
+        assert said[one].item() == pytest.approx(expected[names[one]].item(), rel=1e-4, abs=1e-6), one
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
+
+def test_draws_are_limited_and_say_what_counts() -> None:
+    labels = torch.tensor([1, 1, -1] + [0] * 9)
+    rows, counts = draw(labels, 8, 0.5)
+    assert counts.sum() == 8
+    assert sorted(labels[rows[counts]].tolist()) == [0] * 6 + [1, 1]
+    assert len(set(rows[counts].tolist())) == 8
+    rows, counts = draw(labels, 8, 0.125)
+    assert sorted(labels[rows[counts]].tolist()) == [0] * 7 + [1]
+    rows, counts = draw(labels, 100, 0.5)
+    assert counts.sum() == 11
+
+
+def test_draws_are_fair() -> None:
+    torch.manual_seed(0)
+    labels = torch.tensor([0, 1, 1, 1, 1, 0])
+    hits = torch.zeros(6)
+    for _ in range(600):
+        rows, counts = draw(labels, 3, 0.5)
+        hits[rows[counts]] += 1
+    assert hits.sum() == 3 * 600
+    torch.testing.assert_close(hits / 600, torch.tensor([1, 0.25, 0.25, 0.25, 0.25, 1]), atol=0.08, rtol=0)
+
+
+def test_regions_are_things_from_half_an_overlap_on() -> None:
+    """Golden: 0.49, 0.5 and 0.51 are background, thing, thing."""
+    target = Target(torch.tensor([[0.0, 0, 100, 100]]), torch.tensor([1]))
+    boxes = torch.tensor([[0.0, 0, 100, 49], [0, 0, 100, 50], [0, 0, 100, 51]])
+    found = labelled(boxes, target, 0.5, classes=3)
+    assert found.labels.tolist() == [3, 1, 1]
+    assert torch.equal(found.goals, torch.stack([boxes[0], target.boxes[0], target.boxes[0]]))
+    assert labelled(boxes, empty(), 0.5, classes=3).labels.tolist() == [3, 3, 3]
+
+
+def test_true_boxes_are_among_the_regions() -> None:
+    found = sampled(torch.zeros(0, 4), full(), foreground=0.5, samples=8, positive=0.25, classes=3)
+    assert sorted(found.labels.tolist()) == [0, 2]
+    nothing = sampled(torch.zeros(0, 4), empty(), foreground=0.5, samples=8, positive=0.25, classes=3)
+    assert len(nothing.boxes) == 0
+
+
+def test_proposals_are_suppressed_by_level_and_cut() -> None:
+    """The same box on two levels stays twice; the lesser of two on one level goes, and so does one without extent."""
+    rpn = RegionProposals(LEVELS[:2], Proposals(sizes=(8, 16)))
+    box, shifted, other = [0.0, 0, 20, 20], [1.0, 0, 21, 20], [40.0, 40, 60, 70]
+    anchors = [torch.tensor([box, shifted, [130.0, 5, 140, 9]]), torch.tensor([box, other])]
+    logits = [torch.tensor([[3.0, 2, 9]]), torch.tensor([[1.0, 4]])]
+    guesses = Guesses(logits, [torch.zeros(1, len(one), 4) for one in anchors], anchors)
+    (found,) = rpn.propose(guesses, SIZES[:1], before=10, after=10)
+    assert found.tolist() == [other, box, box]
+    assert rpn.propose(guesses, SIZES[:1], before=10, after=2)[0].tolist() == [other, box]
+    assert rpn.propose(guesses, SIZES[:1], before=1, after=10)[0].tolist() == [other]
+
+
+def test_losses_of_proposals_are_means_over_the_quota() -> None:
+    """4 anchors of 256 asked for: the sum is divided by 256 (detectron2)."""
+    rpn = RegionProposals(LEVELS[:1], Proposals(sizes=(8,)))
+    anchors = torch.tensor([[0.0, 0, 10, 10], [20, 20, 30, 30], [40, 40, 50, 50], [0, 0, 10, 14]])
+    target = Target(torch.tensor([[0.0, 0, 10, 10]]), torch.tensor([0]))
+    guesses = Guesses([torch.tensor([[1.0, -2, 0, 0]])], [torch.full((1, 4, 4), 0.25)], [anchors])
+    said = rpn.losses(guesses, [target])
+    assert box_iou(anchors[3:], target.boxes).item() > 0.7
+    existence = [math.log1p(math.exp(value)) for value in (-1, -2, 0, 0)]
+    assert said["loss_rpn_cls"].item() == pytest.approx(sum(existence) / 256)
+    place = 4 * [0.25] + [0.25, 0.25 + 2 / 14, 0.25, 0.25 - math.log(10 / 14)]
+    assert said["loss_rpn_loc"].item() == pytest.approx(sum(place) / 256)
+    assert [said[f"rpn/num_{kind}_anchors"].item() for kind in ("pos", "neg")] == [2, 2]
+
+
+def test_losses_of_boxes_and_what_is_told_beside_them() -> None:
+    layers = BoxLayers(1, 2, Boxes(width=4), (10, 10, 5, 5))
+    boxes = torch.tensor([[0.0, 0, 10, 10]]).repeat(4, 1)
+    goals = boxes.clone()
+    goals[0] = torch.tensor([2.0, 2, 12, 14])  # coded [2, 3, 0, 0.9116]
+    regions = Regions(boxes, torch.tensor([1, 0, 2, 2]), torch.zeros(4, dtype=torch.int64), goals)
+    logits = torch.tensor([[0.0, 9, 0], [0, 0, 9], [9, 0, 0], [0, 0, 9]])
+    deltas = torch.zeros(4, 8)
+    deltas[0, 4:] = torch.tensor([2.0, 3, 0, 0])
+    deltas[0, :4] = deltas[2] = 100  # of other classes, of background
+    deltas[1, 0] = 0.5
+    said = layers.losses(Judged(logits, deltas), regions)
+    assert said["loss_box_reg"].item() == pytest.approx((0.911607 + 0.5) / 4, abs=1e-5)
+    assert said["loss_cls"].item() == pytest.approx(F.cross_entropy(logits, regions.labels).item())
+    told = [said[f"fast_rcnn/{name}"] for name in ("cls_accuracy", "fg_cls_accuracy", "false_negative")]
+    assert told == [0.5, 0.5, 0.5]
+
+
+def test_the_best_of_each_class_stays() -> None:
+    boxes = torch.tensor([[0.0, 0, 20, 20], [1, 0, 21, 20], [50, 50, 200, 90], [9, 9, 9, 30]])[:, None]
+    scores = torch.tensor([[0.6, 0.3, 0.1], [0.5, 0.04, 0.46], [0.05, 0.2, 0.75], [0.9, 0, 0.1]])
+    found = chosen(boxes, scores, (96, 128), Boxes())
+    assert found.scores.tolist() == pytest.approx([0.6, 0.3, 0.2])
+    assert found.labels.tolist() == [0, 1, 1]
+    assert found.boxes[2].tolist() == [50, 50, 128, 90]
+    assert chosen(boxes, scores, (96, 128), Boxes(most=1)).labels.tolist() == [0]
+
+
+def test_extent_is_asked_of_both_sides() -> None:
+    boxes = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 1], [0, 0, 1, 0], [0, 0, math.nan, 1]])
+    assert has_extent(boxes, 0).tolist() == [True, False, False, True]
+    assert has_extent(boxes, 1).tolist() == [False, False, False, False]
+
+
+def test_a_region_is_taken_from_the_level_of_its_size() -> None:
+    """Golden: sides of 111 and 112, 223 and 224, 447 and 448 are where the level changes."""
+    pool = RegionPool([Level(1, stride) for stride in (4, 8, 16, 32, 64)], 2, Pooling())
+    maps = [torch.full((2, 1, 600 // stride, 600 // stride), float(stride)) for stride in (4, 8, 16, 32, 64)]
+    sides = torch.tensor([5.0, 111, 112, 223, 224, 447, 448, 590])
+    boxes = torch.cat([torch.zeros(8, 2), sides[:, None].expand(-1, 2)], dim=1)
+    found = pool(maps, [boxes[:3], boxes[3:]])
+    assert found.shape == (8, 1, 2, 2)
+    assert found.mean((1, 2, 3)).tolist() == [4, 4, 8, 8, 16, 16, 32, 32]
+    boxes[1, 0] = math.nan
+    assert pool(maps, [boxes, boxes[:0]]).isnan().flatten(1).any(1).tolist() == [False, True] + [False] * 6
+
+
+def test_true_masks_are_cut_out() -> None:
+    head = MaskHead(LEVELS, 3, Masks(channels=4, convolutions=1), Pooling())
+    mask = torch.zeros(1, *SHAPE, dtype=torch.uint8)
+    mask[0, 0:20, 0:10] = 1
+    target = Target(torch.tensor([[0.0, 0, 20, 20]]), torch.tensor([1]), mask)
+    regions = Regions(target.boxes, target.labels, torch.tensor([0]), target.boxes)
+    assert torch.equal(head._goals(regions, target, 4)[0], torch.tensor([[1.0, 1, 0, 0]] * 4))
+
+
+def test_peaks_are_where_the_maps_are_highest() -> None:
+    logits = torch.zeros(2, 1, 4, 4)
+    logits[0, 0, 1, 2] = logits[1, 0, 3, 0] = 8
+    boxes = torch.tensor([[10.0, 20, 14, 24], [0, 0, 40, 40]])
+    found = peaks(logits, boxes)
+    assert found[0, 0].tolist() == pytest.approx([12.5, 21.5, math.exp(8) / (math.exp(8) + 15)], abs=1e-3)
+    assert 0 < found[1, 0, 0] < 10 and 30 < found[1, 0, 1] < 40
+    assert peaks(logits[:0], boxes[:0]).shape == (0, 1, 3)
+
+
+def test_gradients_are_shared_among_stages() -> None:
+    values = torch.tensor([1.0, -2, 1e9], requires_grad=True)
+    shared = scaled_gradient(values, 1 / 3)
+    assert torch.equal(shared, values)
+    shared.sum().backward()  # type: ignore[no-untyped-call]
+    assert values.grad is not None
+    torch.testing.assert_close(values.grad, torch.full((3,), 1 / 3))
+
+
+def test_a_cascade_means_scores_and_moves_boxes() -> None:
+    """Stage by stage the box moves by a tenth of its width, and its score is 0.9, 0.6 and 0.3."""
+    head = CascadeHead(LEVELS, 1, Boxes(width=4), (0.6, 0.7), ((20, 20, 10, 10), (30, 30, 15, 15)), Pooling())
+    stages: Any = head.stages
+    for stage, score in zip(stages, (0.9, 0.6, 0.3), strict=True):
+        nn.init.zeros_(stage.predictor.cls_score.weight)
+        nn.init.zeros_(stage.predictor.bbox_pred.weight)
+        stage.predictor.cls_score.bias.data = torch.tensor([score, 1 - score]).log()
+        stage.predictor.bbox_pred.bias.data = torch.tensor([stage.weights[0] / 10, 0, 0, 0])
+    found = head.detect(pyramid(1), SIZES[:1], [torch.tensor([[10.0, 10, 30, 40]])])
+    assert found[0].scores.tolist() == pytest.approx([0.6])
+    assert found[0].boxes[0].tolist() == pytest.approx([16, 10, 36, 40])
+
+
+def test_later_stages_learn_from_what_fits_better() -> None:
+    head = CascadeHead(LEVELS, 3, Boxes(width=4), (0.6, 0.7), ((20, 20, 10, 10), (30, 30, 15, 15)), Pooling())
+    stages: Any = head.stages
+    for stage in stages:
+        nn.init.zeros_(stage.predictor.bbox_pred.weight)
+    target = Target(torch.tensor([[0.0, 0, 100, 100]]), torch.tensor([1]))
+    boxes = torch.tensor([[0.0, 0, 100, 55], [0, 0, 100, 65], [0, 0, 100, 75]])
+    said = head.losses(pyramid(1), [(128, 128)], [labelled(boxes, target, 0.5, 3)], [target])
+    assert [said[f"stage{number}/roi_head/num_fg_samples"].item() for number in (1, 2)] == [2, 1]
