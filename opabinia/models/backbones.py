@@ -13,7 +13,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import Backbone, Fraction, Preprocessing
+from opabinia.contracts import Backbone, Fraction, Level, Preprocessing, Unfit
+from opabinia.models.levels import Levels, freeze_stages, take_any_size
 
 
 class TimmClassifier(nn.Module):
@@ -68,6 +69,7 @@ class TimmBackbone(Backbone):
         self.trained_classes = int(classes) if head and preprocessing else 0
         self.map_channels = int(facts.num_features)
         self.token_channels = int(facts.embed_dim) if _takes_offsets(model) else 0
+        self.pyramid: Levels | None = None
         # In a tuple it is not a child: it is saved and trained only where make_head hands it out.
         self._trained_head = (head,)
 
@@ -121,6 +123,51 @@ class TimmBackbone(Backbone):
         tokens = checkpoint_seq(net.blocks, tokens) if net.grad_checkpointing else net.blocks(tokens)
         features = net.norm(tokens)
         return features
+
+    def use_levels(self) -> list[Level]:
+        """From now on :meth:`levels` is what is asked for, and what :meth:`compile` compiles.
+
+        One map for each stride from 4 to 32, the last of its size in the model. A plain vision transformer gives one,
+        behind its last norm; all its blocks attend to the whole image (ViTDet has windows in most of them).
+
+        Raises:
+            ValueError: timm does not tell such maps of this model.
+        """
+        self.pyramid = Levels(self.model)
+        take_any_size(self.model)
+        return self.pyramid.given
+
+    def levels(self, images: Tensor) -> list[Tensor]:
+        """B x C x H x W to feature maps (B x M x h x w) as :meth:`use_levels` told.
+
+        Raises:
+            Unfit: the model does not take images of this size.
+        """
+        assert self.pyramid is not None, "use_levels() comes first"
+        try:
+            maps: list[Tensor] = self.pyramid(self.model, images)
+        except AssertionError as error:  # how timm's layers refuse a size
+            height, width = images.shape[2:]
+            raise Unfit(
+                f"timm's {type(self.model).__name__} does not take images of {height} x {width}: {error} "
+                "(the model's size is set by the backbone's options: {img_size: [height, width]})"
+            ) from error
+        return maps
+
+    def freeze_stages(self, count: int) -> None:
+        """From now on the stem and the first ``count - 1`` stages learn nothing, blocks in a plain transformer.
+
+        Raises:
+            ValueError: it has fewer, or timm does not tell.
+        """
+        freeze_stages(self.model, count)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile what is asked for: :meth:`levels` behind :meth:`use_levels`, otherwise :meth:`forward`."""
+        if self.pyramid is None:
+            super().compile(*args, **kwargs)
+        else:
+            self.pyramid.compile(*args, **kwargs)
 
     def make_head(self, classes: int) -> nn.Module:
         """The classifier that timm has for this model, so that both together compute what timm's whole model does.

@@ -76,6 +76,7 @@ def resnet(
     model: str = "resnet50",
     pretrained: bool = False,
     last_stride: Literal[1, 2] = 1,
+    stride_in_1x1: bool = False,
     ibn: bool = False,
     se: bool = False,
     non_local: bool = False,
@@ -94,7 +95,10 @@ def resnet(
         pretrained: download timm's weights for it. What is added below has none; a norm that is changed begins with
             those it had.
         last_stride: 1 leaves out the stride of the fourth stage (Luo et al. 2019, section 3.4): 256 x 128 pixels become
-            a map of 16 x 8 places instead of 8 x 4.
+            a map of 16 x 8 places instead of 8 x 4. Detection wants 2.
+        stride_in_1x1: the first convolution of a bottleneck has the stride of its stage, and not the second, as in
+            Caffe2 and the original paper (He et al. 2016): detectron2's weights MSRA/R-50 and R-101, and what was
+            trained from them, are made for that.
         ibn: half of the first norm of every block is an instance norm, in the first three stages (Pan et al. 2018,
             IBN-a).
         se: squeeze-and-excitation in every block, without biases, with a sixteenth of the channels (Hu et al. 2018).
@@ -119,8 +123,11 @@ def resnet(
     net = backbone.model
     if not isinstance(net, ResNet):
         raise ValueError(f"model: timm's {model!r} is a {type(net).__name__}, not a ResNet; the backbone timm takes it")
+    if stride_in_1x1:
+        _move_strides(net)
     if last_stride == 1:
         drop_last_stride(net)
+        net.feature_info[4]["reduction"] = net.feature_info[3]["reduction"]
     if ibn:
         _add_instance_norms(net)
     if norm == "frozen":  # before new layers come: they have something to learn
@@ -144,6 +151,14 @@ def drop_last_stride(net: Any) -> None:
             module.stride = (1, 1)
         elif isinstance(module, nn.AvgPool2d | BlurPool2d) and module.stride not in (1, (1, 1)):
             block.set_submodule(name, nn.Identity())
+
+
+def _move_strides(net: Any) -> None:
+    for stage in (net.layer1, net.layer2, net.layer3, net.layer4):
+        block = stage[0]
+        if not isinstance(block, Bottleneck) or not isinstance(block.aa, nn.Identity):
+            raise ValueError("stride_in_1x1: this model has no bottlenecks whose second convolution has the stride")
+        block.conv1.stride, block.conv2.stride = block.conv2.stride, (1, 1)
 
 
 def _add_instance_norms(net: Any) -> None:

@@ -112,6 +112,9 @@ def _cut(net: Any, image_size: tuple[int, int], stride: int | tuple[int, int]) -
     old = net.patch_embed
     net.patch_embed = Patches(old, image_size, (stride, stride) if isinstance(stride, int) else stride)
     net.dynamic_img_size = False
+    down, across = net.patch_embed.proj.stride
+    # What gives maps tells one stride of each.
+    net.feature_info = [{**info, "reduction": down} for info in net.feature_info] if down == across else []
     prefix = 0 if net.no_embed_class else net.num_prefix_tokens
     positions = resample_abs_pos_embed(
         net.pos_embed.detach(), net.patch_embed.grid_size, old.grid_size, num_prefix_tokens=prefix
