@@ -26,7 +26,8 @@ def collate(samples: Sequence[Sample], size_multiple: int | None = None) -> Batc
     numbers int64, other numbers float32, each of shape B; everything else (ids, texts) a list of B.
 
     Raises:
-        ValueError: tensors of one key differ in shape, or samples in their keys. The text names the samples.
+        ValueError: tensors of one key differ in shape (images: in channels or type), or samples in their keys. The text
+            names the samples.
     """
     names = [str(sample.get("id", f"sample {i} of the batch")) for i, sample in enumerate(samples)]
     for name, sample in zip(names, samples, strict=True):
@@ -41,7 +42,9 @@ def collate(samples: Sequence[Sample], size_multiple: int | None = None) -> Batc
     batch["image_sizes"] = [tuple(sample["image"].shape[-2:]) for sample in samples]
     if "picture_size" in samples[0]:
         batch["picture_size"] = [tuple(sample["picture_size"]) for sample in samples]
-    batch["image"] = padded([sample["image"].as_subclass(Tensor) for sample in samples], size_multiple)
+    images = [sample["image"].as_subclass(Tensor) for sample in samples]
+    _refuse_different(images, names)
+    batch["image"] = padded(images, size_multiple)
     if "masks" in batch:
         height, width = batch["image"].shape[-2:]
         batch["masks"] = [pad(one, [0, width - one.shape[-1], 0, height - one.shape[-2]]) for one in batch["masks"]]
@@ -59,6 +62,16 @@ def _with_area(sample: Sample) -> dict[str, Tensor]:
         return things
     kept = (things["boxes"][:, 2:] > things["boxes"][:, :2]).all(1)
     return things if kept.all() else {key: value[kept] for key, value in things.items()}
+
+
+def _refuse_different(images: Sequence[Tensor], names: Sequence[str]) -> None:
+    first = images[0]
+    for name, image in zip(names, images, strict=True):
+        if (image.shape[:-2], image.dtype) != (first.shape[:-2], first.dtype):
+            raise ValueError(
+                f"'image' differs in more than its size: {names[0]} has {_size(first)} of {first.dtype}, "
+                f"{name} has {_size(image)} of {image.dtype}; RGB or Grayscale among the transforms makes all alike"
+            )
 
 
 def padded(images: Sequence[Tensor], multiple: int) -> Tensor:

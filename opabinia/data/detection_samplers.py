@@ -71,41 +71,49 @@ class WideOrTall:
 
 
 @register.sampler
-class RepeatFactor:
+def repeat_factor(
+    source: Source,
+    seed: int,
+    batch_size: int,
+    /,
+    *,
+    threshold: Annotated[float, Interval(gt=0, le=1)] = 0.001,
+    sqrt: bool = True,
+) -> Sampler:
     """Pictures of rare classes several times an epoch (Gupta et al. 2019, LVIS, section 5.1).
 
     A picture's factor is that of its rarest class (:func:`repeat_factors`). In each epoch it comes as often as the
-    factor says, rounded up or down: up as often, on average, as its fraction says.
+    factor says, rounded up or down, and as often up as its fraction says. All epochs have the same length.
 
     Args:
         source: tells which classes are ``present`` in each picture.
         seed: of the run.
         batch_size: plays no part here.
         threshold: share of the pictures below which a class is rare (the paper's, for LVIS).
-        sqrt: dampen the factor by a square root, as the paper does; without it each class that is below the threshold
-            comes about as often as if it were at the threshold.
+        sqrt: dampen the factor by a square root, as the paper does; without it a class below the threshold comes about
+            as often as if it were at the threshold.
 
     Raises:
         ValueError: the source does not tell the classes.
     """
+    present = getattr(source, "present", None)
+    if present is None:
+        raise ValueError(
+            f"{type(source).__name__} does not tell which classes are in its pictures, which repeat_factor needs; "
+            "sources of pictures with boxes do"
+        )
+    return Rounded(repeat_factors(present, len(source.classes), threshold, sqrt), seed)
 
-    def __init__(
-        self,
-        source: Source,
-        seed: int,
-        batch_size: int,
-        /,
-        *,
-        threshold: Annotated[float, Interval(gt=0, le=1)] = 0.001,
-        sqrt: bool = True,
-    ) -> None:
-        present = getattr(source, "present", None)
-        if present is None:
-            raise ValueError(
-                f"{type(source).__name__} does not tell which classes are in its pictures, which repeat_factor needs; "
-                "sources of pictures with boxes do"
-            )
-        factors = repeat_factors(present, len(source.classes), threshold, sqrt)
+
+class Rounded:
+    """Each sample in an epoch as often as its factor says, rounded up or down at random.
+
+    Args:
+        factors: how often, at least 0 (float64, N).
+        seed: of the run.
+    """
+
+    def __init__(self, factors: NDArray[np.float64], seed: int) -> None:
         self._times = np.floor(factors).astype(np.int64)
         fractions = factors - self._times
         self._more = round(float(fractions.sum()))
@@ -116,15 +124,15 @@ class RepeatFactor:
         return int(self._times.sum()) + self._more
 
     def order(self, epoch: int) -> Order:
-        """Every picture as often as its factor says, all shuffled."""
+        """All of them shuffled."""
         key = hash32(DRAW, self._seed, epoch)
-        pictures = Permutation(len(self._times), key)(np.arange(len(self._times)))
+        samples = Permutation(len(self._times), key)(np.arange(len(self._times)))
         # One of them comes once more wherever the sum of their chances passes another whole number.
-        ends = np.minimum(np.cumsum(self._chances[pictures]), self._more)
+        ends = np.minimum(np.cumsum(self._chances[samples]), self._more)
         ends[-1:] = self._more
-        times = self._times.copy()
         passed: Indices = np.floor(ends + hash32(key) / 2**32).astype(np.int64)
-        times[pictures] += passed - np.concatenate([[0], passed[:-1]])
+        times = self._times.copy()
+        times[samples] += passed - np.concatenate([[0], passed[:-1]])
         indices = np.repeat(np.arange(len(times)), times)
         shuffled = Permutation(len(indices), hash32(ORDER, self._seed, epoch))
         return lambda positions: indices[shuffled(positions)]

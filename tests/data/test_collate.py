@@ -1,9 +1,14 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torchvision import tv_tensors
 
-from opabinia.data.collate import collate
+from opabinia.contracts import Sample
+from opabinia.data.collate import OF_THINGS, collate, padded, resized
+from opabinia.engine.step import micro_batches
 
 
 def test_a_batch_of_everything() -> None:
@@ -48,3 +53,129 @@ def test_images_of_different_sizes() -> None:
 def test_samples_with_different_keys() -> None:
     with pytest.raises(ValueError, match=r"a has the keys \['id', 'label'\], sample 1 of the batch has \['label'\]"):
         collate([{"id": "a", "label": 1}, {"label": 1}])
+
+
+# --- things, images of different sizes --------------------------------------------------------------------------------
+
+
+def things(height: int, width: int, boxes: list[list[float]], name: str = "one", *, channels: int = 3) -> Sample:
+    """A white picture with these things in it, each of another class."""
+    count, size = len(boxes), (height, width)
+    return {
+        "image": tv_tensors.Image(torch.full((channels, *size), 255, dtype=torch.uint8)),
+        "boxes": tv_tensors.BoundingBoxes(torch.tensor(boxes).reshape(-1, 4), format="XYXY", canvas_size=size),
+        "labels": torch.arange(count),
+        "masks": tv_tensors.Mask(torch.ones(count, *size, dtype=torch.uint8)),
+        "keypoints": tv_tensors.KeyPoints(torch.arange(count * 4.0).reshape(count, 2, 2), canvas_size=size),
+        "visible": torch.full((count, 2), 2),
+        "mirror": [1, 0],
+        "id": name,
+        "picture_size": (2 * height, 2 * width),
+        "truth": f"truth of {name}",
+    }
+
+
+def pictures() -> list[Sample]:
+    return [
+        things(30, 40, [[0.0, 0, 9, 9], [5, 5, 5, 20], [1, 2, 30, 4], [8, 9, 7, 12]], "a"),
+        things(50, 20, [], "b"),
+        things(33, 33, [[3.0, 3, 4, 4]], "c"),
+    ]
+
+
+def test_detectron2s_padding() -> None:
+    """30 x 40 and 50 x 20 to a multiple of 32 are 64 x 64."""
+    images = [torch.full((3, *size), 7, dtype=torch.uint8) for size in ((30, 40), (50, 20))]
+    batch = padded(images, 32)
+    assert batch.shape == (2, 3, 64, 64) and batch.dtype == torch.uint8
+    for image, (height, width) in zip(batch, ((30, 40), (50, 20)), strict=True):
+        assert (image[:, :height, :width] == 7).all()
+        assert image.sum(dtype=torch.int64) == 7 * 3 * height * width
+
+
+@pytest.mark.parametrize(("multiple", "size"), [(1, (50, 40)), (8, (56, 40)), (50, (50, 50))])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_side_is_the_next_multiple(multiple: int, size: tuple[int, int], channels: int) -> None:
+    samples = [things(30, 40, [], channels=channels), things(50, 20, [], channels=channels)]
+    assert collate(samples, multiple)["image"].shape == (2, channels, *size)
+
+
+def test_a_batch_of_pictures_with_things() -> None:
+    samples = pictures()
+    batch = collate(samples, 32)
+    assert batch.keys() == {*samples[0], "image_sizes"}
+    assert batch["image"].shape == (3, 3, 64, 64) and type(batch["image"]) is Tensor
+    assert batch["image_sizes"] == [(30, 40), (50, 20), (33, 33)]
+    assert batch["picture_size"] == [(60, 80), (100, 40), (66, 66)]
+    assert batch["id"] == ["a", "b", "c"] and batch["truth"] == [f"truth of {name}" for name in "abc"]
+    assert batch["mirror"] == [[1, 0]] * 3
+    assert [len(one) for one in batch["boxes"]] == [2, 0, 1]
+    assert all(type(one) is Tensor for key in OF_THINGS for one in batch[key])
+    for mask, (height, width) in zip(batch["masks"], batch["image_sizes"], strict=True):
+        assert mask.shape[1:] == (64, 64) and mask.dtype == torch.uint8
+        assert mask.sum() == len(mask) * height * width == mask[:, :height, :width].sum()
+
+
+def test_things_without_area_go_with_all_their_keys() -> None:
+    batch = collate(pictures(), 32)
+    assert batch["boxes"][0].tolist() == [[0, 0, 9, 9], [1, 2, 30, 4]]
+    assert batch["labels"][0].tolist() == [0, 2]
+    assert batch["keypoints"][0].tolist() == [[[0, 1], [2, 3]], [[8, 9], [10, 11]]]
+    assert [len(batch[key][0]) for key in OF_THINGS] == [2] * 5
+
+
+def test_a_batch_in_which_there_is_nothing() -> None:
+    batch = collate([things(30, 40, []), things(20, 50, [[5.0, 5, 5, 9]])], 32)
+    assert [[tuple(one.shape) for one in batch[key]] for key in OF_THINGS] == [
+        [(0, 4)] * 2,
+        [(0,)] * 2,
+        [(0, 32, 64)] * 2,
+        [(0, 2, 2)] * 2,
+        [(0, 2)] * 2,
+    ]
+    assert batch["boxes"][0].dtype == torch.float32 and batch["labels"][0].dtype == torch.int64
+
+
+def test_pictures_of_which_nothing_is_known() -> None:
+    """As they are predicted."""
+    sample = {key: things(30, 40, [])[key] for key in ("image", "id", "picture_size")}
+    batch = collate([sample, sample], 16)
+    assert batch.keys() == {"image", "id", "picture_size", "image_sizes"}
+    assert batch["image"].shape == (2, 3, 32, 48)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            things(4, 5, [], "grey", channels=1),
+            "a has 3 x 30 x 40 of torch.uint8, grey has 1 x 4 x 5 of torch.uint8; RGB",
+        ),
+        ({**things(4, 5, [], "float"), "image": torch.zeros(3, 4, 5)}, "float has 3 x 4 x 5 of torch.float32"),
+    ],
+    ids=["channels", "type"],
+)
+def test_images_that_differ_in_more_than_size(other: Sample, message: str) -> None:
+    with pytest.raises(ValueError, match=f"'image' differs in more than its size: .*{message}"):
+        collate([pictures()[0], other], 32)
+
+
+def test_places_would_not_follow_a_batch_that_is_resized() -> None:
+    with pytest.raises(ValueError, match="boxes do not follow; take resize_shortest"):
+        resized(collate(pictures(), 32), (64, 64))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_micro_batches_of_things(size: int) -> None:
+    """Each piece has what belongs to its samples, also where a picture has as many things as the batch has pictures."""
+    samples = [things(30, 40, [[0.0, 0, 9, 9]] * 3, "x"), *pictures()[1:]]
+    batch = collate(samples, 32)
+    pieces = list(micro_batches(batch, size))
+    assert [count for _, count in pieces] == ([1, 1, 1] if size == 1 else [2, 1])
+    for key, whole in batch.items():
+        parts: list[Any] = [one for piece, _ in pieces for one in piece[key]]
+        assert len(parts) == len(whole) == 3
+        assert all(
+            torch.equal(one, other) if isinstance(one, Tensor) else one is other
+            for one, other in zip(parts, whole, strict=True)
+        )
