@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import pickle
 import re
-import shlex
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import isqrt
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
 from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.layers.pos_embed_rel import resize_rel_pos_bias_table
 from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.runtime.shards import Shards
+from opabinia.models.foreign import Colours, of_coco, translated
+from opabinia.models.weight_files import read_weights
 
 
 @register.section(name="init")
@@ -31,12 +27,15 @@ class Init:
     """Weights to begin with.
 
     Args:
-        weights: a run folder, a checkpoint in it, or a file: .safetensors, .pth, .pt, .bin, .tar.
+        weights: a run folder, a checkpoint in it, or a file: .safetensors, .pth, .pt, .bin, .tar, .pkl. Names of
+            detectron2, of torchvision's detectors and of the like are known (:mod:`opabinia.models.foreign`).
         into: the part of the task that gets them, such as ``backbone``; of a file that has such a part, too, only that
             is taken. Empty: the whole task.
         take: the part of the file that is taken, such as ``encoder_q``; null finds what fits.
         only: a regular expression that the names of the task's tensors (below ``into``) must contain to be filled.
         ema: take averaged weights.
+        colours: the order that the first convolution takes colours in: ``rgb`` or ``bgr``; it is turned to RGB. null:
+            ``bgr`` for detectron2's and Caffe2's names, otherwise ``rgb``.
         strict: anything that does not fit is an error.
     """
 
@@ -45,6 +44,7 @@ class Init:
     take: str | None = None
     only: str | None = None
     ema: bool = False
+    colours: Colours | None = None
     strict: bool = False
 
 
@@ -59,165 +59,17 @@ def initialise(task: nn.Module, init: Init) -> Report:
     except AttributeError as error:
         parts = ", ".join(name for name, _ in task.named_children())
         raise ValueError(f"into: the task has no {init.into!r}; it has: {parts}") from error
-    weights = read_weights(init.weights, ema=init.ema)
+    weights, told = translated(read_weights(init.weights, ema=init.ema), init.colours)
     take = init.take
     if take is None and init.into and any(name.startswith(f"{init.into}.") for name in weights):
         take = init.into
     try:
-        report = fit(part, weights, take=take or "", only=init.only)
+        report = replace(fit(part, weights, take=take or "", only=init.only), translated=told)
     except ValueError as error:
         raise ValueError(f"{init.weights}: {error}") from error
     if init.strict and not report.complete:
         raise ValueError(f"strict: not everything fits; {init.weights}: {report}")
     return report
-
-
-# --- reading --------------------------------------------------------------------------------------------------------
-
-_WRAPPERS = (
-    *("state_dict", "model_state_dict", "model_state", "model", "module", "network", "net", "weights", "params"),
-    *("teacher", "student", "classy_state_dict", "base_model"),
-)
-"""Keys under which trainers keep the weights."""
-
-_AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "model_ema_state_dict", "ema_model", "ema", "params_ema")
-"""Keys under which they keep averaged ones."""
-
-
-def read_weights(path: Path, *, ema: bool = False) -> dict[str, Tensor]:
-    """Tensors by name, on the CPU.
-
-    Args:
-        path: a file (.safetensors, or what ``torch.save`` wrote: .pth, .pt, .bin, .tar), a checkpoint folder, or a run
-            folder of ours, of which the best checkpoint is taken, the last one if none is marked.
-        ema: take averaged weights.
-
-    What wraps the weights in a file of ``torch.save`` (``model``, ``state_dict`` ...) is taken off; so are the marks of
-    DataParallel and torch.compile on the names. Where a file holds several sets of weights (``teacher`` and
-    ``student``), all are given, named after their key.
-
-    Raises:
-        ValueError: there is no such file, it is damaged, it holds more than plain data, or no averaged weights.
-    """
-    if path.is_dir():
-        weights = _of_checkpoint(_checkpoint(path), ema)
-    elif not path.is_file():
-        raise ValueError(f"{path}: there is no such file or folder")
-    elif path.suffix == ".safetensors":
-        weights = _of_safetensors(path)
-    else:
-        weights = dict(_flat(_unwrapped(_of_torch(path), path, ema)))
-    weights = {name.replace("_orig_mod.", ""): tensor for name, tensor in weights.items()}
-    while weights and all(name.startswith("module.") for name in weights):
-        weights = {name.removeprefix("module."): tensor for name, tensor in weights.items()}
-    if not weights:
-        raise ValueError(f"{path}: there are no tensors in it")
-    return weights
-
-
-def _checkpoint(folder: Path) -> Path:
-    """The checkpoint that a folder is or holds."""
-    if _holds(folder, "model"):
-        return folder
-    for place in (folder / "checkpoints", folder):
-        for pointer in ("best", "last"):
-            if (place / pointer).is_file():
-                found = place / (place / pointer).read_text(encoding="utf-8", errors="replace").strip()
-                if _holds(found, "model"):
-                    return found
-    raise ValueError(f"{folder}: neither a run with a checkpoint nor a checkpoint (model.safetensors)")
-
-
-def _holds(folder: Path, kind: str) -> bool:
-    return (folder / f"{kind}.safetensors").is_file() or (folder / kind).is_dir()
-
-
-def _kind_of(folder: Path, kind: str) -> dict[str, Tensor]:
-    """The tensors of a checkpoint's file, or of the files in its folder if it is a sharded one."""
-    shards = sorted((folder / kind).glob("*.safetensors"))
-    try:
-        return dict(Shards(shards)) if shards else _of_safetensors(folder / f"{kind}.safetensors")
-    except (SafetensorError, OSError, KeyError) as error:
-        raise ValueError(f"{folder / kind}: cannot be read: {error}") from error
-
-
-def _of_checkpoint(folder: Path, ema: bool) -> dict[str, Tensor]:
-    """The model's tensors; what is averaged of them (all or only parameters) replaces them if asked for."""
-    weights = _kind_of(folder, "model")
-    if not ema:
-        return weights
-    if not _holds(folder, "ema"):
-        raise ValueError(f"{folder}: it has no averaged weights (ema.safetensors)")
-    averaged = _kind_of(folder, "ema")
-    if not averaged.keys() & weights.keys():
-        raise ValueError(f"{folder}: ema.safetensors names no tensor of the model")
-    return {name: averaged.get(name, tensor) for name, tensor in weights.items()}
-
-
-def _of_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            # Our checkpoints keep tied tensors once.
-            aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path}: cannot be read: {error}") from error
-    return {**tensors, **{name: tensors[other] for name, other in aliases.items()}}
-
-
-def _of_torch(path: Path) -> Any:
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    # Files that are none of torch.save fail in many ways.
-    except (RuntimeError, EOFError, OSError, ValueError, LookupError, AttributeError, TypeError) as error:
-        raise ValueError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
-    except pickle.UnpicklingError as error:
-        offender = re.search(r"GLOBAL ([\w.]+)", str(error))
-        if offender is None:
-            raise ValueError(f"{path}: is no file of torch.save, or a damaged one") from error
-        raise ValueError(
-            f"{path}: refused: it holds {offender[1]}, and what is not plain data can run code when it is loaded. "
-            f"If you trust the file, convert it once, in a place where it can do no harm:\n  {_conversion(path)}"
-        ) from error
-
-
-def _conversion(path: Path) -> str:
-    """A command that writes what is plain in a file to another one."""
-    program = (
-        'import sys, torch; d = torch.load(sys.argv[1], map_location="cpu", weights_only=False); '
-        'd = d.state_dict() if hasattr(d, "state_dict") else d; '
-        "torch.save({k: v for k, v in d.items() if isinstance(v, (dict, torch.Tensor))}, sys.argv[2])"
-    )
-    return shlex.join(["python", "-c", program, str(path), str(path.with_suffix(".plain.pth"))])
-
-
-def _unwrapped(found: Any, path: Path, ema: bool) -> Any:
-    """What lies under the keys that trainers wrap weights in."""
-    averaged = [key for key in _AVERAGED if _holds_tensors(found, key)]
-    if ema:
-        if not averaged:
-            raise ValueError(f"{path}: it has no averaged weights (a key such as {', '.join(_AVERAGED[:3])})")
-        return _unwrapped(found[averaged[0]], path, False)
-    wrappers = [key for key in _WRAPPERS if _holds_tensors(found, key)]
-    if not wrappers:
-        return found
-    if len(wrappers) > 1:
-        return {key: _unwrapped(found[key], path, False) for key in wrappers}
-    return _unwrapped(found[wrappers[0]], path, False)
-
-
-def _holds_tensors(found: Any, key: str) -> bool:
-    return isinstance(found, Mapping) and isinstance(found.get(key), Mapping) and any(True for _ in _flat(found[key]))
-
-
-def _flat(found: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Tensors of nested mappings under dotted names, without those of optimizers."""
-    if isinstance(found, Tensor):
-        yield prefix.removesuffix("."), found
-    elif isinstance(found, Mapping):
-        for key, value in found.items():
-            if not (isinstance(value, Mapping) and str(key).startswith("optim")):
-                yield from _flat(value, f"{prefix}{key}.")
 
 
 # --- fitting --------------------------------------------------------------------------------------------------------
@@ -234,6 +86,7 @@ class Report:
         missing: names of the model that the file does not have.
         unexpected: names of the file that the model does not have.
         other_shape: names of the model that have another shape in the file, with both shapes; they stay as they were.
+        translated: whose names the file has, and what was done to its weights; empty if nothing was.
     """
 
     prefixes: tuple[tuple[str, str], ...]
@@ -242,6 +95,7 @@ class Report:
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
     other_shape: Mapping[str, str]
+    translated: str = ""
 
     @property
     def complete(self) -> bool:
@@ -251,7 +105,8 @@ class Report:
     def __str__(self) -> str:
         of = len(self.loaded) + len(self.missing) + len(self.other_shape)
         moved = ", ".join(f"{old}* as {new}*" for old, new in self.prefixes if old != new)
-        lines = [f"{len(self.loaded)} of {of} tensors loaded" + (f" ({moved})" if moved else "")]
+        how = "; ".join(filter(None, (self.translated, moved)))
+        lines = [f"{len(self.loaded)} of {of} tensors loaded" + (f" ({how})" if how else "")]
         told = (
             ("resized", [f"{name} {shapes}" for name, shapes in self.resized.items()]),
             ("missing in the file", self.missing),
@@ -442,7 +297,7 @@ def _fitted(model: nn.Module, name: str, tensor: Tensor, target: Tensor) -> Tens
         elif kind == "weight" and _sees_images(model, owner) and tensor.shape[1] <= _MOST_CHANNELS:
             fitted = adapt_input_conv(target.shape[1], tensor, base_chans=tensor.shape[1])
         else:
-            return None
+            return of_coco(name, tensor, target)
     # timm checks what it can do in many ways.
     except (AttributeError, AssertionError, NotImplementedError, RuntimeError, ValueError, TypeError, IndexError):
         return None

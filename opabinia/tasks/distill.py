@@ -30,7 +30,8 @@ from opabinia.contracts import (
 )
 from opabinia.losses.distillation import FeaturesLoss, LogitsLoss, features_loss, logits_loss
 from opabinia.models.layers import Normalize, normalize_as
-from opabinia.models.weights import fit, read_weights
+from opabinia.models.weight_files import read_weights
+from opabinia.models.weights import fit
 from opabinia.optim.ema import Average
 from opabinia.optim.schedules import constant
 from opabinia.runtime.processes import mean_of, world_size
