@@ -128,7 +128,8 @@ class TimmBackbone(Backbone):
         """From now on :meth:`levels` is what is asked for, and what :meth:`compile` compiles.
 
         One map for each stride from 4 to 32, the last of its size in the model. A plain vision transformer gives one,
-        behind its last norm; all its blocks attend to the whole image (ViTDet has windows in most of them).
+        behind its last norm if that comes before its pooling; all its blocks attend to the whole image (ViTDet has
+        windows in most of them).
 
         Raises:
             ValueError: timm does not tell such maps of this model.
