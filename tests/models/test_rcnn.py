@@ -33,7 +33,8 @@ SIZES = [(96, 128), (90, 100)]
 LEVELS = tuple(Level(16, stride) for stride in (4, 8, 16, 32, 64))
 POINTS = ("nose", "left", "right")
 FACTS = Facts(samples=2, classes=("cat", "dog", "bird"), boxes=True, masks=True, keypoints=POINTS)
-SMALL = Proposals(sizes=(8, 16, 32, 64, 128), before=200, after=60, before_training=200, after_training=60)
+ANCHORS = [8.0, 16, 32, 64, 128]
+SMALL = Proposals(anchor_sizes=ANCHORS, before=200, after=60, before_training=200, after_training=60)
 BOX = Boxes(width=32, threshold=0.01)
 
 
@@ -206,12 +207,13 @@ def test_masks_and_keypoints_are_refused_where_there_are_none() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "says"),
     [
-        ("faster_rcnn", {"proposals": Proposals(sizes=(8, 16))}, "sizes: there are 2 of them for 5 levels"),
+        ("faster_rcnn", {"proposals": Proposals(anchor_sizes=[8, 16])}, "sizes: there are 2 of them for 5 levels"),
+        ("faster_rcnn", {"proposals": Proposals(background=0.8)}, "background .0.8. must not be above"),
         ("faster_rcnn", {"pooling": Pooling(maps=6)}, "maps: 6 are to be looked at, and the neck gives 5"),
         ("cascade", {"later_overlaps": (0.6,)}, "later_overlaps has 1 stages, later_weights 2"),
         ("cascade", {"box": Boxes(class_agnostic=False)}, "one box for all classes"),
     ],
-    ids=["sizes", "maps", "stages", "classes"],
+    ids=["sizes", "overlaps", "maps", "stages", "classes"],
 )
 def test_what_does_not_fit_is_told(name: str, changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
@@ -246,7 +248,7 @@ class SameDraw:
 
 TORCHVISION: dict[str, Any] = {
     "proposals": Proposals(
-        sizes=SMALL.sizes,
+        anchor_sizes=ANCHORS,
         convention="torchvision",
         beta=1 / 9,
         before=200,
@@ -265,7 +267,7 @@ class Torchvision(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        anchors = AnchorGenerator(tuple((int(size),) for size in SMALL.sizes), ((0.5, 1.0, 2.0),) * 5)
+        anchors = AnchorGenerator(tuple((int(size),) for size in ANCHORS), ((0.5, 1.0, 2.0),) * 5)
         before, after = {"training": 300, "testing": 200}, {"training": 80, "testing": 60}
         self.rpn = RegionProposalNetwork(anchors, RPNHead(16, 3), 0.7, 0.3, 256, 0.5, before, after, 0.7)
         names = ["0", "1", "2", "3"]
@@ -412,9 +414,16 @@ def test_true_boxes_are_among_the_regions() -> None:
     assert len(nothing.boxes) == 0
 
 
+def test_anchors_are_eight_strides_wide() -> None:
+    """detectron2's 32 to 512 for strides of 4 to 64."""
+    guesses = RegionProposals(LEVELS, Proposals())([torch.zeros(1, 16, 2, 3)] * 5, SHAPE)
+    assert [len(one) for one in guesses.anchors] == [18] * 5
+    assert [(one[1, 2] - one[1, 0]).item() for one in guesses.anchors] == [32, 64, 128, 256, 512]
+
+
 def test_proposals_are_suppressed_by_level_and_cut() -> None:
     """The same box on two levels stays twice; the lesser of two on one level goes, and so does one without extent."""
-    rpn = RegionProposals(LEVELS[:2], Proposals(sizes=(8, 16)))
+    rpn = RegionProposals(LEVELS[:2], Proposals())
     box, shifted, other = [0.0, 0, 20, 20], [1.0, 0, 21, 20], [40.0, 40, 60, 70]
     anchors = [torch.tensor([box, shifted, [130.0, 5, 140, 9]]), torch.tensor([box, other])]
     logits = [torch.tensor([[3.0, 2, 9]]), torch.tensor([[1.0, 4]])]
@@ -427,7 +436,7 @@ def test_proposals_are_suppressed_by_level_and_cut() -> None:
 
 def test_losses_of_proposals_are_means_over_the_quota() -> None:
     """4 anchors of 256 asked for: the sum is divided by 256 (detectron2)."""
-    rpn = RegionProposals(LEVELS[:1], Proposals(sizes=(8,)))
+    rpn = RegionProposals(LEVELS[:1], Proposals())
     anchors = torch.tensor([[0.0, 0, 10, 10], [20, 20, 30, 30], [40, 40, 50, 50], [0, 0, 10, 14]])
     target = Target(torch.tensor([[0.0, 0, 10, 10]]), torch.tensor([0]))
     guesses = Guesses([torch.tensor([[1.0, -2, 0, 0]])], [torch.full((1, 4, 4), 0.25)], [anchors])

@@ -24,7 +24,8 @@ class Proposals:
     """How regions are proposed. Defaults are those of detectron2's R-CNNs with a feature pyramid.
 
     Args:
-        sizes: square roots of the areas of anchors, in pixels: one for each map of the neck, from fine to coarse.
+        anchor_sizes: square roots of the areas of anchors, in pixels: one for each map of the neck, from fine to
+            coarse; null takes 8 strides, which are detectron2's 32 to 512.
         ratios: height through width of anchors.
         convention: whose anchors they are. ``torchvision``, for its weights, has corners on whole pixels, takes as
             stride how many whole times a map goes into the batch, and ranks proposals by chances, which are all 1 where
@@ -43,7 +44,7 @@ class Proposals:
         smallest: proposals whose width or height is not more than this, in pixels, are left out (torchvision: 0.001).
     """
 
-    sizes: tuple[Positive, ...] = (32, 64, 128, 256, 512)
+    anchor_sizes: list[Positive] | None = None
     ratios: tuple[Positive, ...] = (0.5, 1, 2)
     convention: Convention = "detectron2"
     background: Fraction = 0.3
@@ -85,18 +86,17 @@ class RegionProposals(nn.Module):
         how: see :class:`Proposals`.
 
     Raises:
-        ValueError: there are not as many sizes as levels.
+        ValueError: there are not as many sizes as levels, or background is above foreground.
     """
 
     def __init__(self, levels: Sequence[Level], how: Proposals) -> None:
         super().__init__()
+        if how.background > how.foreground:
+            raise ValueError(f"background ({how.background}) must not be above foreground ({how.foreground})")
         self.how = how
-        self._anchors = AnchorGrid(
-            [(size,) for size in how.sizes],
-            how.ratios,
-            [level.stride for level in levels],
-            convention=how.convention,
-        )
+        strides = [level.stride for level in levels]
+        sizes = [8.0 * stride for stride in strides] if how.anchor_sizes is None else how.anchor_sizes
+        self._anchors = AnchorGrid([(size,) for size in sizes], how.ratios, strides, convention=how.convention)
         self.head = RPNHead(levels[0].channels, self._anchors.per_place)
 
     def forward(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> Guesses:
