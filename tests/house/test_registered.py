@@ -25,7 +25,23 @@ from torchvision import tv_tensors
 
 from opabinia.config import Catalog, ConfigError, build, check, compose, dump, json_schema, live_catalog
 from opabinia.config.families import Entry, Family, Parameter, Register
-from opabinia.contracts import Arithmetic, Batch, Clock, Facts, Head, Hook, Level, Neck, Row, Sample, Source, Task
+from opabinia.contracts import (
+    Arithmetic,
+    Batch,
+    Clock,
+    Detections,
+    Detector,
+    Facts,
+    Head,
+    Hook,
+    Level,
+    Neck,
+    Row,
+    Sample,
+    Source,
+    Target,
+    Task,
+)
 from opabinia.data.batches import ConstantPlan
 from opabinia.data.sources import Digits, Joined
 from opabinia.engine.step import total_loss
@@ -404,6 +420,32 @@ def schedule_works(schedule: Callable[[Clock], float], folder: Path) -> None:
         values = [schedule(Clock.at(plan, step)) for step in range(plan.total_steps + 1)]
         assert all(isinstance(value, float) and 0 <= value < math.inf for value in values)
 
+def detector_works(make: Callable[[Sequence[Level], Facts], Detector], folder: Path) -> None:
+    """On a batch with things and one without; in boxes found, and in none."""
+    facts = replace(FACTS, boxes=True, masks=True, keypoints=("top", "bottom"))
+    levels = [Level(6, 4), Level(8, 8), Level(12, 16), Level(16, 32)]
+    detector = make(levels, facts)
+    shape, sizes = (32, 64), [(32, 64), (25, 50)]  # small: those in two stages look again at every place
+    maps = [torch.rand(2, channels, 32 // stride, 64 // stride) for channels, stride in levels]
+    points = torch.tensor([[[15.0, 6, 2], [15, 24, 1]]])
+    full = Target(torch.tensor([[5.0, 5, 30, 25]]), torch.tensor([3]), torch.ones(1, *shape).byte(), points)
+    empty = Target(*(one[:0] for one in full))
+    for targets in ([full, empty], [empty, empty]):
+        detector.zero_grad()
+        said = detector.losses(maps, shape, sizes, targets)
+        assert all(value.shape == () and value.isfinite() for value in said.values())
+        total_loss(said)[0].backward()  # type: ignore[no-untyped-call]
+        assert [name for name, one in detector.named_parameters() if one.requires_grad and one.grad is None] == []
+    found = detector.detect(maps, shape, sizes)
+    assert all(len(one.boxes) <= detector.most and (one.scores.diff() <= 0).all() for one in found)
+    for count in (2, 0):
+        first = [Detections(one.boxes[:count], one.scores[:count], one.labels[:count]) for one in found]
+        for one in detector.describe(maps, shape, sizes, first):
+            assert one.boxes.shape == (len(one.labels), 4) and len(one.labels) == len(one.scores) <= count
+            assert one.masks is None or len(one.masks) == len(one.labels)
+            assert one.keypoints is None or one.keypoints.shape == (len(one.labels), 2, 3)
+
+
 
 def source_works(source: Any, folder: Path) -> None:
     assert isinstance(source, Source)
@@ -516,6 +558,7 @@ def test_no_minimal_values_are_left_over() -> None:
 def colour_image() -> Sample:
     pixels = torch.arange(3 * 24 * 36).reshape(3, 24, 36) % 256
     return {"image": tv_tensors.Image(pixels.to(torch.uint8)), "label": 1, "id": "colour"}
+    "detector": detector_works,
 
 
 @pytest.mark.filterwarnings("ignore:The image decoding and encoding")  # JPEG still uses what torchvision deprecates
