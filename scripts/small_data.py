@@ -1,7 +1,9 @@
 """Small generated data sets in the layouts of published ones, for tests and golden losses; the same on every machine.
 
-Each has 8 identities to train on and 4 others to search, with 4 pictures each, from two cameras in turn. Where queries
-are set apart, the first picture of an identity is one. An identity is a colour in noise.
+Those of identities have 8 to train on and 4 others to search, with 4 pictures each, from two cameras in turn. Where
+queries are set apart, the first picture of an identity is one. An identity is a colour in noise.
+
+Those of things in boxes have four pictures of 64 x 48 pixels with 0 to 3 coloured rectangles of two classes in them.
 
 Example: ``market1501(Path("data"))`` writes ``data/bounding_box_train/0001_c1s1_000000_00.png`` and 49 others.
 """
@@ -11,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,3 +142,125 @@ def identities(root: Path) -> None:
         save(root / path, shot)
         lines.append(f"{path},{shot.identity},c{shot.camera},{split}\n")
     (root / "list.csv").write_text("".join(lines), encoding="utf-8")
+
+
+# --- things in boxes --------------------------------------------------------------------------------------------------
+
+KINDS = ("block", "bar")
+
+
+class Scene(NamedTuple):
+    """A generated picture with things.
+
+    Attributes:
+        name: ``0`` to ``3``.
+        things: class number, left, top, width, height of each, in whole pixels.
+        pixels: uint8, 48 x 64 x 3.
+    """
+
+    name: str
+    things: list[tuple[int, int, int, int, int]]
+    pixels: NDArray[np.uint8]
+
+
+def scenes() -> Iterator[Scene]:
+    """Four pictures; the first is empty, the others have one more thing each."""
+    for number in range(4):
+        generator = np.random.default_rng(number)
+        pixels = generator.integers(0, 60, (48, 64, 3), dtype=np.uint8)
+        things = []
+        for place in range(number):
+            label, width, height = place % 2, int(generator.integers(10, 16)), int(generator.integers(6, 40))
+            left, top = 2 + place * 20, int(generator.integers(0, 48 - height))
+            pixels[top : top + height, left : left + width, label] += 180
+            things.append((label, left, top, width, height))
+        yield Scene(f"{number}", things, pixels)
+
+
+def save_scene(folder: Path, scene: Scene) -> str:
+    """As PNG; returns its name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(scene.pixels).save(folder / f"{scene.name}.png", "PNG")
+    return f"{scene.name}.png"
+
+
+def coco_content(folder: Path) -> dict[str, Any]:
+    """What a COCO file says of the scenes, whose pictures are saved in ``folder``: ids of the categories are 3 and 7,
+    outlines are polygons and (of bars) run lengths, keypoints the upper corners; the last thing is a crowd."""
+    images, annotations = [], []
+    for number, scene in enumerate(scenes()):
+        name = save_scene(folder, scene)
+        images.append({"id": 10 + number, "file_name": name, "width": 64, "height": 48})
+        for label, left, top, width, height in scene.things:
+            right, bottom = left + width, top + height
+            runs = [left * 48 + top, *[height, 48 - height] * width]
+            runs[-1] += 48 * (64 - right) - top
+            outline = (
+                {"size": [48, 64], "counts": runs} if label else [[left, top, right, top, right, bottom, left, bottom]]
+            )
+            annotations.append(
+                {
+                    "id": 100 + len(annotations),
+                    "image_id": 10 + number,
+                    "category_id": (3, 7)[label],
+                    "bbox": [left, top, width, height],
+                    "area": width * height,
+                    "iscrowd": 0,
+                    "segmentation": outline,
+                    "keypoints": [left, top, 2, right - 1, top, 1],
+                }
+            )
+    annotations[-1]["iscrowd"] = 1
+    points = ["left_corner", "right_corner"]
+    categories = [{"id": (7, 3)[one], "name": KINDS[1 - one], "keypoints": points} for one in (0, 1)]
+    return {"images": images, "annotations": annotations, "categories": categories}
+
+
+def coco(root: Path) -> None:
+    """COCO: ``things.json`` beside its pictures."""
+    content = coco_content(root)
+    (root / "things.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def roboflow(root: Path) -> None:
+    """A COCO export of Roboflow, with its false category 0."""
+    for split in ("train", "valid"):
+        content = coco_content(root / split)
+        for one in content["categories"]:
+            one["supercategory"] = "things"
+        content["categories"].append({"id": 0, "name": "things", "supercategory": "none"})
+        (root / split / "_annotations.coco.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def voc(root: Path) -> None:
+    """Pascal VOC; the last object is a difficult one."""
+    for folder in ("Annotations", "ImageSets/Main"):
+        (root / folder).mkdir(parents=True)
+    for scene in scenes():
+        name = save_scene(root / "JPEGImages", scene)
+        objects = [
+            f"<object><name>{KINDS[label]}</name><difficult>{int(number == 2)}</difficult><bndbox>"
+            f"<xmin>{left + 1}</xmin><ymin>{top + 1}</ymin><xmax>{left + width}</xmax><ymax>{top + height}</ymax>"
+            "</bndbox></object>"
+            for number, (label, left, top, width, height) in enumerate(scene.things)
+        ]
+        size = "<size><width>64</width><height>48</height><depth>3</depth></size>"
+        page = f"<annotation><filename>{name}</filename>{size}{''.join(objects)}</annotation>"
+        (root / "Annotations" / f"{scene.name}.xml").write_text(page, encoding="utf-8")
+    (root / "ImageSets" / "Main" / "train.txt").write_text("0\n1\n2\n3\n", encoding="utf-8")
+
+
+def yolo(root: Path) -> None:
+    """YOLO: ``data.yaml``, ``images/train`` and ``labels/train``; bars are polygons. The empty picture has no file."""
+    (root / "labels" / "train").mkdir(parents=True)
+    for scene in scenes():
+        save_scene(root / "images" / "train", scene)
+        lines = []
+        for label, left, top, width, height in scene.things:
+            box = ((left + width / 2) / 64, (top + height / 2) / 48, width / 64, height / 48)
+            x, y, right, bottom = left / 64, top / 48, (left + width) / 64, (top + height) / 48
+            values = (x, y, right, y, right, bottom, x, bottom) if label else box
+            lines.append(" ".join(map(str, (label, *values))) + "\n")
+        if lines:
+            (root / "labels" / "train" / f"{scene.name}.txt").write_text("".join(lines), encoding="utf-8")
+    (root / "data.yaml").write_text("train: images/train\nnames: [block, bar]\n", encoding="utf-8")

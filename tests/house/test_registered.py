@@ -75,6 +75,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("sampler", "mixed"): {"weights": [1, 3]},
     ("sampler", "mixed_identities"): {"weights": [1, 1]},
     ("source", "class_folders"): {"root": "CLASS_FOLDERS"},  # likewise
+    ("source", "coco"): {"root": "COCO", "file": "COCO_FILE"},  # likewise
     ("source", "cuhk03"): {"root": "CUHK03"},  # likewise
     ("source", "dukemtmc"): {"root": "MARKET1501"},  # likewise
     ("source", "hugging_face"): {"dataset": "HUGGING_FACE"},  # likewise; the library is an extra
@@ -84,10 +85,13 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("source", "market1501"): {"root": "MARKET1501"},  # likewise
     ("source", "msmt17"): {"root": "MSMT17"},  # likewise
     ("source", "online_products"): {"root": "ONLINE_PRODUCTS"},  # likewise
+    ("source", "roboflow"): {"root": "ROBOFLOW"},  # likewise
     ("source", "shards"): {"files": "SHARD"},  # likewise
     ("source", "table"): {"file": "TABLE"},  # likewise
     ("source", "vehicleid"): {"root": "VEHICLEID"},  # likewise
     ("source", "veri"): {"root": "VERI"},  # likewise
+    ("source", "voc"): {"root": "VOC"},  # likewise
+    ("source", "yolo"): {"data": "YOLO_FILE"},  # likewise
     ("source", "idx"): {"root": "IDX"},  # a folder that the test makes
     ("source", "image_folder"): {"root": "PICTURES"},  # likewise
     ("task", "classification"): {"backbone": TINY},
@@ -209,13 +213,17 @@ def test_its_schema_builds(entry: Entry, schema: dict[str, Any]) -> None:
 
 SMALL_DATA = (
     small_data.class_folders,
+    small_data.coco,
     small_data.cuhk03,
     small_data.identities,
     small_data.market1501,
     small_data.msmt17,
     small_data.online_products,
+    small_data.roboflow,
     small_data.vehicleid,
     small_data.veri,
+    small_data.voc,
+    small_data.yolo,
 )
 """What makes a data set in a folder. In ``MINIMAL`` the folder has its name, in capitals."""
 
@@ -264,6 +272,8 @@ def made(entry: Entry, folder: Path, pictures: Path) -> Any:
     assert keys.keys() == set(required), f"MINIMAL is to hold values for these keys of {label(entry)}: {required}"
     places = {"PICTURES": str(pictures), "IDX": str(pictures / "cat"), "TABLE": str(pictures / "list.csv")}
     places["SHARD"] = str(pictures / "shard.tar")
+    places["COCO_FILE"] = str(pictures / ".coco" / "things.json")
+    places["YOLO_FILE"] = str(pictures / ".yolo" / "data.yaml")
     places["LIST"] = str(pictures / ".identities" / "list.csv")
     places |= {make.__name__.upper(): str(pictures / f".{make.__name__}") for make in SMALL_DATA}
     keys = {key: places.get(value, value) if isinstance(value, str) else value for key, value in keys.items()}

@@ -1,5 +1,7 @@
 """Where samples come from. A source gives one sample by its index and draws nothing from what it read before."""
 
+from opabinia.data.sources.coco import coco as coco
+from opabinia.data.sources.coco import roboflow as roboflow
 from opabinia.data.sources.digit_scenes import DigitScenes as DigitScenes
 from opabinia.data.sources.digit_views import DigitViews as DigitViews
 from opabinia.data.sources.digits import Digits as Digits
@@ -20,3 +22,5 @@ from opabinia.data.sources.synthetic import Synthetic as Synthetic
 from opabinia.data.sources.table import Table as Table
 from opabinia.data.sources.vehicles import vehicleid as vehicleid
 from opabinia.data.sources.vehicles import veri as veri
+from opabinia.data.sources.voc import voc as voc
+from opabinia.data.sources.yolo import yolo as yolo
