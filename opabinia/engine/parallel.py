@@ -154,10 +154,15 @@ def fsdp(
         children = [one for one in _children(model) if param_dtype and any(True for _ in one.parameters())]
         for part in [*_units(model, unit), *children, model]:
             fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision)
-        for part, method in [(model, "predict"), (model, "features"), *((one, "maps") for one in children)]:
-            if hasattr(part, method):
-                register_fsdp_forward_method(part, method)
+        for part in (model, *children):
+            for method in _FORWARD_METHODS:
+                if hasattr(part, method):
+                    register_fsdp_forward_method(part, method)
     return _Shards(models[0])
+
+
+_FORWARD_METHODS = ("predict", "features", "maps", "levels", "losses", "detect", "describe")
+"""Methods of tasks, backbones and detectors that use parameters, as ``forward`` does."""
 
 
 class _Shards:
