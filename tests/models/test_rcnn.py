@@ -547,3 +547,77 @@ def test_later_stages_learn_from_what_fits_better() -> None:
     boxes = torch.tensor([[0.0, 0, 100, 55], [0, 0, 100, 65], [0, 0, 100, 75]])
     said = head.losses(pyramid(1), [(128, 128)], [labelled(boxes, target, 0.5, 3)], [target])
     assert [said[f"stage{number}/roi_head/num_fg_samples"].item() for number in (1, 2)] == [2, 1]
+
+
+# --- it learns --------------------------------------------------------------------------------------------------------
+
+
+class Strided(nn.Module):
+    """A few convolutions, for maps of strides 4, 8 and 16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = ((3, 16, 4), (16, 24, 2), (24, 32, 2))
+        self.steps = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(a, b, 5, stride, 2), nn.BatchNorm2d(b), nn.ReLU(), nn.Conv2d(b, b, 3, 1, 1))
+            for a, b, stride in widths
+        )
+        self.outs = nn.ModuleList(nn.Conv2d(b, 16, 1) for _, b, _ in widths)
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        maps = []
+        for step, out in zip(self.steps, self.outs, strict=True):
+            images = step(images)
+            maps.append(out(images))
+        return maps
+
+
+def squares() -> tuple[Tensor, list[Target]]:
+    """Two squares in each of four pictures, a red one and a green one, each with its mask."""
+    images = 0.1 * torch.randn(4, 3, 64, 64)
+    targets = []
+    for image in images:
+        left = torch.randint(0, 12, (2,))
+        top = torch.randint(0, 40, (2,))
+        sides = torch.randint(12, 20, (2,))
+        boxes = torch.stack([left, top, left + sides, top + sides], dim=1)
+        boxes[1, 0::2] += 32
+        masks = torch.zeros(2, 64, 64, dtype=torch.uint8)
+        for colour, (x1, y1, x2, y2) in enumerate(boxes.tolist()):
+            image[colour, y1:y2, x1:x2] += 2
+            masks[colour, y1:y2, x1:x2] = 1
+        targets.append(Target(boxes.float(), torch.tensor([0, 1]), masks))
+    return images, targets
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mask_rcnn", "cascade"])
+def test_squares_are_learned_by_heart(name: str) -> None:
+    torch.manual_seed(0)
+    images, targets = squares()
+    levels = [Level(16, 4), Level(16, 8), Level(16, 16)]
+    keys: dict[str, Any] = {
+        "neck": Given,
+        "proposals": Proposals(anchor_sizes=[12, 18, 24], ratios=(1,), before=100, after=30, after_training=60),
+        "pooling": Pooling(maps=3, canonical_size=56),
+        "box": Boxes(width=64, samples=32),
+        "mask": Masks(channels=16, convolutions=2),
+    }
+    net = Strided()
+    make: Any = {"mask_rcnn": mask_rcnn, "cascade": cascade_rcnn}[name]
+    detector = make(levels, Facts(samples=4, classes=("red", "green"), boxes=True, masks=True), **keys)
+    shape, sizes = (64, 64), [(64, 64)] * 4
+    optimizer = torch.optim.AdamW([*net.parameters(), *detector.parameters()], lr=2e-3)
+    for _ in range(150):
+        optimizer.zero_grad()
+        total(detector.losses(net(images), shape, sizes, targets)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    with torch.no_grad():
+        maps = net.eval()(images)
+        found = detector.describe(maps, shape, sizes, detector.detect(maps, shape, sizes))
+    for one, target in zip(found, targets, strict=True):
+        sure = one.scores > 0.5
+        assert sorted(one.labels[sure].tolist()) == [0, 1]
+        overlaps = box_iou(target.boxes[one.labels[sure]], one.boxes[sure]).diagonal()
+        assert overlaps.min() > 0.7
+        assert one.masks is not None and one.masks[sure].mean() > 0.8
