@@ -41,6 +41,7 @@ from opabinia.contracts import (
     Source,
     Target,
     Task,
+    Truth,
 )
 from opabinia.data.batches import ConstantPlan
 from opabinia.data.sources import Digits, Joined
@@ -95,6 +96,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("source", "idx"): {"root": "IDX"},  # a folder that the test makes
     ("source", "image_folder"): {"root": "PICTURES"},  # likewise
     ("task", "classification"): {"backbone": TINY},
+    ("task", "detection"): {"backbone": TINY, "detector": "fcos"},
     ("task", "mgn"): {"backbone": {"name": "timm", "model": "resnet10t", "options": {"output_stride": 8}}},
     ("task", "reid"): {"backbone": TINY},
     ("mix", "one_of"): {"mixes": ["mixup", "cutmix"]},
@@ -126,6 +128,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
 
 NOT_FOR_DIGITS = {"ElasticTransform": "blurs over 20 pixels, a digit has 8", "lighting": "needs colours"}
 NOT_FOR_IMAGES = {
+    **dict.fromkeys(("copy_paste", "mixup_boxes", "mosaic"), "makes one sample of several"),
     "RandomIoUCrop": "needs boxes",
     "SanitizeBoundingBoxes": "needs boxes",
 }
@@ -292,6 +295,27 @@ def batch_of(count: int = 4) -> Batch:
     return {"image": images.to(torch.uint8), "label": labels, "id": [str(number) for number in range(count)]}
 
 
+def things_of(batch: Batch) -> Batch:
+    """The batch with one thing in each image but the first, which is empty; a small, a medium and a large one by what
+    its truth says."""
+    boxes = [torch.tensor([[4.0, 2, 4 + 6 * number, 20]] if number else []).view(-1, 4) for number in range(4)]
+    labels = [torch.full((len(one),), 3) for one in boxes]
+    truth = [
+        Truth(
+            image_id=name,
+            size=(32, 32),
+            ids=np.arange(len(one)) + 10 * number,
+            boxes=torch.cat([one[:, :2], one[:, 2:] - one[:, :2]], 1).double().numpy(),
+            labels=of_image.numpy(),
+            areas=np.full(len(one), 50.0 * 10**number),
+            crowd=np.zeros(len(one), dtype=np.bool_),
+        )
+        for number, (name, one, of_image) in enumerate(zip(batch["id"], boxes, labels, strict=True))
+    ]
+    sizes = {"image_sizes": [(32, 32)] * 4, "picture_size": [(32, 32)] * 4}
+    return {**batch, **sizes, "boxes": boxes, "labels": labels, "truth": truth}
+
+
 class Line(Task):
     """The smallest thing that can be trained; its one weight is a matrix, the only kind that Muon takes."""
 
@@ -304,19 +328,22 @@ class Line(Task):
 
 
 def task_works(make: Callable[[Facts], Task], folder: Path) -> None:
-    task = make(FACTS)
-    total_loss(task(batch_of(), CLOCK))[0].backward()  # type: ignore[no-untyped-call]
+    """With labels of images, and with things in boxes; what wants only one of them leaves the other alone."""
+    facts, batch = replace(FACTS, boxes=True), things_of(batch_of())
+    task = make(facts)
+    total_loss(task(batch, CLOCK))[0].backward()  # type: ignore[no-untyped-call]
     assert any(parameter.grad is not None for parameter in task.parameters())
-    predictions = task.eval().predict(batch_of())
+    with torch.no_grad():
+        predictions = task.eval().predict(batch)
     assert all(len(value) == 4 for value in predictions.values())
-    for name, features in task.features(batch_of()).items():
+    for name, features in task.features(batch).items():
         assert (name, features.ndim, len(features)) == ("embedding", 2, 4)
-    for evaluator in task.evaluators(FACTS):
+    for evaluator in task.evaluators(facts):
         for _ in range(2):  # what compares samples with each other wants two of each class
-            evaluator.update(predictions, batch_of())
+            evaluator.update(predictions, batch)
         assert evaluator.compute([evaluator.state()]).keys() == evaluator.better.keys()
         assert set(evaluator.better.values()) <= {"max", "min"}
-    assert all(isinstance(hook, Hook) for hook in task.hooks(FACTS))
+    assert all(isinstance(hook, Hook) for hook in task.hooks(facts))
 
 
 def step_works(make: Callable[..., Any], folder: Path) -> None:
@@ -394,6 +421,32 @@ def neck_works(make: Callable[[Sequence[Level]], Neck], folder: Path) -> None:
     assert all(one.grad is not None for one in neck.parameters())
 
 
+def detector_works(make: Callable[[Sequence[Level], Facts], Detector], folder: Path) -> None:
+    """On a batch with things and one without; in boxes found, and in none."""
+    facts = replace(FACTS, boxes=True, masks=True, keypoints=("top", "bottom"))
+    levels = [Level(6, 4), Level(8, 8), Level(12, 16), Level(16, 32)]
+    detector = make(levels, facts)
+    shape, sizes = (32, 64), [(32, 64), (25, 50)]  # small: those in two stages look again at every place
+    maps = [torch.rand(2, channels, 32 // stride, 64 // stride) for channels, stride in levels]
+    points = torch.tensor([[[15.0, 6, 2], [15, 24, 1]]])
+    full = Target(torch.tensor([[5.0, 5, 30, 25]]), torch.tensor([3]), torch.ones(1, *shape).byte(), points)
+    empty = Target(*(one[:0] for one in full))
+    for targets in ([full, empty], [empty, empty]):
+        detector.zero_grad()
+        said = detector.losses(maps, shape, sizes, targets)
+        assert all(value.shape == () and value.isfinite() for value in said.values())
+        total_loss(said)[0].backward()  # type: ignore[no-untyped-call]
+        assert [name for name, one in detector.named_parameters() if one.requires_grad and one.grad is None] == []
+    found = detector.detect(maps, shape, sizes)
+    assert all(len(one.boxes) <= detector.most and (one.scores.diff() <= 0).all() for one in found)
+    for count in (2, 0):
+        first = [Detections(one.boxes[:count], one.scores[:count], one.labels[:count]) for one in found]
+        for one in detector.describe(maps, shape, sizes, first):
+            assert one.boxes.shape == (len(one.labels), 4) and len(one.labels) == len(one.scores) <= count
+            assert one.masks is None or len(one.masks) == len(one.labels)
+            assert one.keypoints is None or one.keypoints.shape == (len(one.labels), 2, 3)
+
+
 def loss_works(loss: Callable[[Tensor, Tensor], Tensor], folder: Path) -> None:
     logits = torch.tensor([[2.0, 1, 0.1], [0, 0, 0]], requires_grad=True)
     value = loss(logits, torch.tensor([0, 2]))
@@ -429,32 +482,6 @@ def schedule_works(schedule: Callable[[Clock], float], folder: Path) -> None:
         plan = ConstantPlan(samples=20, batch_size=4, length=length)
         values = [schedule(Clock.at(plan, step)) for step in range(plan.total_steps + 1)]
         assert all(isinstance(value, float) and 0 <= value < math.inf for value in values)
-
-def detector_works(make: Callable[[Sequence[Level], Facts], Detector], folder: Path) -> None:
-    """On a batch with things and one without; in boxes found, and in none."""
-    facts = replace(FACTS, boxes=True, masks=True, keypoints=("top", "bottom"))
-    levels = [Level(6, 4), Level(8, 8), Level(12, 16), Level(16, 32)]
-    detector = make(levels, facts)
-    shape, sizes = (32, 64), [(32, 64), (25, 50)]  # small: those in two stages look again at every place
-    maps = [torch.rand(2, channels, 32 // stride, 64 // stride) for channels, stride in levels]
-    points = torch.tensor([[[15.0, 6, 2], [15, 24, 1]]])
-    full = Target(torch.tensor([[5.0, 5, 30, 25]]), torch.tensor([3]), torch.ones(1, *shape).byte(), points)
-    empty = Target(*(one[:0] for one in full))
-    for targets in ([full, empty], [empty, empty]):
-        detector.zero_grad()
-        said = detector.losses(maps, shape, sizes, targets)
-        assert all(value.shape == () and value.isfinite() for value in said.values())
-        total_loss(said)[0].backward()  # type: ignore[no-untyped-call]
-        assert [name for name, one in detector.named_parameters() if one.requires_grad and one.grad is None] == []
-    found = detector.detect(maps, shape, sizes)
-    assert all(len(one.boxes) <= detector.most and (one.scores.diff() <= 0).all() for one in found)
-    for count in (2, 0):
-        first = [Detections(one.boxes[:count], one.scores[:count], one.labels[:count]) for one in found]
-        for one in detector.describe(maps, shape, sizes, first):
-            assert one.boxes.shape == (len(one.labels), 4) and len(one.labels) == len(one.scores) <= count
-            assert one.masks is None or len(one.masks) == len(one.labels)
-            assert one.keypoints is None or one.keypoints.shape == (len(one.labels), 2, 3)
-
 
 
 def source_works(source: Any, folder: Path) -> None:
@@ -532,6 +559,7 @@ AT_WORK: dict[str, Callable[[Any, Path], None]] = {
     "pooling": pooling_works,
     "head": head_works,
     "neck": neck_works,
+    "detector": detector_works,
     "loss": loss_works,
     "metric_loss": metric_loss_works,
     "optimizer": optimizer_works,
@@ -568,7 +596,6 @@ def test_no_minimal_values_are_left_over() -> None:
 def colour_image() -> Sample:
     pixels = torch.arange(3 * 24 * 36).reshape(3, 24, 36) % 256
     return {"image": tv_tensors.Image(pixels.to(torch.uint8)), "label": 1, "id": "colour"}
-    "detector": detector_works,
 
 
 @pytest.mark.filterwarnings("ignore:The image decoding and encoding")  # JPEG still uses what torchvision deprecates
