@@ -38,8 +38,8 @@ from opabinia.optim.schedules import constant
 from opabinia.pieces import facts_of
 from opabinia.tasks.detection import Detection
 
-BATCH, STEPS, ROUNDS, PICTURES = 16, 4, 11, 64
-LEARNED = 60
+BATCH, STEPS, ROUNDS, PICTURES = 16, 2, 9, 32
+LEARNED = 24
 MEAN, STD = [0.5], [0.25]
 CPU = torch.device("cpu")
 
