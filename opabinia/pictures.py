@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from opabinia.contracts import Truth
+from opabinia.contracts import Detections, Truth
 from opabinia.drawing import Thing
-from opabinia.evaluation.masks import decoded, pasted
+from opabinia.evaluation.runs import paste
+from opabinia.segments import decoded
 
 
 def things_found(
@@ -23,19 +26,22 @@ def things_found(
         size: height and width of the picture.
         least: score of what is shown.
     """
-    shown = ((prediction["labels"] >= 0) & (prediction["scores"] >= least)).nonzero().flatten().tolist()
-    masks = pasted(prediction["masks"][shown], prediction["boxes"][shown], size) if "masks" in prediction else None
+    shown = ((prediction["labels"] >= 0) & (prediction["scores"] >= least)).nonzero().flatten()
+    rows = {name: values[shown] for name, values in prediction.items() if name in Detections._fields}
+    masks: list[str] | None = None
+    if "masks" in rows:
+        masks = paste(rows["masks"].numpy(), rows["boxes"].numpy(), size)
+    points = rows["keypoints"][..., :2].tolist() if "keypoints" in rows else [()] * len(shown)
+    columns = rows["labels"].tolist(), rows["scores"].tolist(), rows["boxes"].tolist(), points
     return [
         Thing(
-            label=int(prediction["labels"][number]),
-            text=f"{classes[int(prediction['labels'][number])]} {float(prediction['scores'][number]):.2f}",
-            box=prediction["boxes"][number].tolist(),
-            mask=None if masks is None else masks[row],
-            points=[(x, y) for x, y, _ in prediction["keypoints"][number].tolist()]
-            if "keypoints" in prediction
-            else (),
+            label=label,
+            text=f"{classes[label]} {score:.2f}",
+            box=box,
+            mask=None if masks is None else _pixels({"size": list(size), "counts": masks[number]}, size),
+            points=some,
         )
-        for row, number in enumerate(shown)
+        for number, (label, score, box, some) in enumerate(zip(*columns, strict=True))
     ]
 
 
@@ -49,8 +55,13 @@ def things_there(truth: Truth, classes: Sequence[str]) -> list[Thing]:
                 label=int(truth.labels[number]),
                 text=classes[int(truth.labels[number])] + (" (crowd)" if truth.crowd[number] else ""),
                 box=(left, top, left + width, top + height),
-                mask=None if truth.segments is None else np.asarray(decoded(truth.segments[number], truth.size), bool),
+                mask=None if truth.segments is None else _pixels(truth.segments[number], truth.size),
                 points=[(x, y) for x, y, seen in points if seen],
             )
         )
     return found
+
+
+def _pixels(segment: Any, size: tuple[int, int]) -> NDArray[np.bool_] | None:
+    """Which pixels belong to a thing; None where nobody tells."""
+    return decoded(segment, size).astype(bool) if segment else None

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "opabinia"
 FLOORS = {
     0: ["runtime"],
     1: ["config"],
-    2: ["contracts", "models", "losses", "evaluation", "optim", "drawing", "inspect", "explain"],
+    2: ["contracts", "models", "losses", "evaluation", "optim", "segments", "drawing", "inspect", "explain"],
     3: ["engine", "data", "tasks"],
     4: ["run", "settings", "pieces", "predictor", "gallery", "loading", "pictures", "report"],
     5: [

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from opabinia.contracts import Batch, Predictions, Truth, Unfit
-from opabinia.evaluation.runs import paste, segment_runs
+from opabinia.evaluation.runs import paste
+from opabinia.segments import compressed
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
@@ -138,4 +139,5 @@ def _with_runs(truth: Truth) -> Truth:
     """The truth with its segments as compressed run lengths."""
     if truth.segments is None:
         return replace(truth, segments=[None] * len(truth.labels))
-    return replace(truth, segments=[segment_runs(segment, truth.size) for segment in truth.segments])
+    runs = [compressed(segment, truth.size) if segment else None for segment in truth.segments]
+    return replace(truth, segments=runs)

@@ -1,4 +1,4 @@
-"""Masks as COCO's run lengths: column by column, in turn pixels outside and inside of a thing."""
+"""Masks that a detector found, stretched to their boxes, as run lengths of the picture."""
 
 from __future__ import annotations
 
@@ -6,23 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+
+from opabinia.segments import compressed
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
-
-
-def segment_runs(segment: Any, size: tuple[int, int]) -> str | None:
-    """Polygons (lists of x, y, x, y ...) or run lengths of a picture of this size (height, width), compressed.
-
-    Pixels are those of pycocotools' ``annToRLE``; None where there is no polygon.
-    """
-    from faster_coco_eval.core import mask
-
-    if not segment:
-        return None
-    counts: bytes | str = mask.segmToRle(segment, size[1], size[0])["counts"]
-    return counts if isinstance(counts, str) else counts.decode()
 
 
 def paste(masks: Floats, boxes: Floats, size: tuple[int, int], threshold: float = 0.5) -> list[str]:
@@ -47,39 +38,34 @@ def _pasted(masks: Floats, boxes: Floats, size: tuple[int, int], threshold: floa
     boxes = np.where(np.isfinite(boxes).all(1, keepdims=True), boxes, 0)
     starts = np.floor(boxes[:, :2]).clip(0, (width, height)).astype(np.int64)
     ends = np.ceil(boxes[:, 2:]).clip(0, (width, height)).astype(np.int64)
-    for mask, box, (left, top), (right, bottom) in zip(masks, boxes, starts.tolist(), ends.tolist(), strict=True):
+    places = zip(masks.astype(np.float32, copy=False), boxes.tolist(), starts.tolist(), ends.tolist(), strict=True)
+    for mask, box, (left, top), (right, bottom) in places:
         if right <= left or bottom <= top:
             yield np.zeros(0, np.int64)
             continue
         down = _interpolation(box[1], box[3], top, bottom, mask.shape[0])
         across = _interpolation(box[0], box[2], left, right, mask.shape[1])
-        inside = across @ mask.T @ down.T >= threshold  # columns x rows
+        inside = (across @ torch.from_numpy(mask).T @ down.T >= threshold).numpy()  # columns x rows
         edged = np.zeros((right - left, bottom - top + 2), bool)
         edged[:, 1:-1] = inside
         column, row = np.nonzero(edged[:, 1:] != edged[:, :-1])
-        places = (column + left) * height + row + top
+        changes = (column + left) * height + row + top
         # A run to the end of a column goes on if the next one begins with it.
-        again = places[1:] == places[:-1]
-        twice = np.zeros(len(places), bool)
+        again = changes[1:] == changes[:-1]
+        twice = np.zeros(len(changes), bool)
         twice[1:] |= again
         twice[:-1] |= again
-        yield places[~twice]
+        yield changes[~twice]
 
 
-def _interpolation(begin: float, end: float, first: int, last: int, cells: int) -> Floats:
+def _interpolation(begin: float, end: float, first: int, last: int, cells: int) -> Tensor:
     """How much each of ``cells`` between ``begin`` and ``end`` counts for each pixel from ``first`` to ``last`` (one
     less), pixels x cells."""
-    middles = np.arange(first, last, dtype=np.float32) + np.float32(0.5)
-    width = max(float(end) - float(begin), 1e-6)
-    places = (middles - np.float32(begin)) * np.float32(cells / width) - np.float32(0.5)
-    weights: Floats = np.maximum(0, 1 - np.abs(places[:, None] - np.arange(cells, dtype=np.float32)))
-    return weights
+    places = (torch.arange(first, last) + (0.5 - begin)) * (cells / max(end - begin, 1e-6)) - 0.5
+    return (1 - (places[:, None] - torch.arange(cells)).abs()).clamp(min=0)
 
 
 def _compressed(changes: Ints, size: tuple[int, int]) -> str:
-    from faster_coco_eval.core import mask
-
     end = size[0] * size[1]
     counts = np.diff(changes[changes < end], prepend=0, append=end).tolist()
-    runs: bytes = mask.frPyObjects({"size": list(size), "counts": counts}, *size)["counts"]
-    return runs.decode()
+    return compressed({"size": list(size), "counts": counts}, size)

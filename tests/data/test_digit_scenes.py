@@ -3,7 +3,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from opabinia.contracts import Source, Truth
@@ -13,7 +12,6 @@ from opabinia.data.sources.digit_scenes import (
     DigitScenes,
     load_scenes,
     make_scene,
-    run_lengths,
     write_coco,
 )
 from opabinia.data.sources.digits import load_digits, split_digits
@@ -123,17 +121,6 @@ def test_masks_and_points_come_only_when_they_are_asked_for() -> None:
     assert sample["id"] == "val/000399.png"
     with pytest.raises(IndexError):
         source[400]
-
-
-@WITH_NUMPY_2
-@pytest.mark.parametrize("first", [False, True])
-def test_run_lengths_are_those_of_pycocotools(first: bool) -> None:
-    coding = pytest.importorskip("pycocotools.mask")
-    mask = torch.rand(11, 7, generator=torch.Generator().manual_seed(3)).numpy() > 0.5
-    mask[0, 0] = first
-    packed = coding.frPyObjects(run_lengths(mask), 11, 7)
-    assert np.array_equal(coding.decode(packed), mask)
-    assert run_lengths(mask)["counts"][0] == 0 or not first
 
 
 @WITH_NUMPY_2

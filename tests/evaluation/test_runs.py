@@ -1,44 +1,16 @@
-"""Masks as run lengths: pycocotools' pixels of what is there, detectron2's pixels of what is found."""
-
-from typing import Any
+"""Masks of what is found as run lengths: detectron2's pixels."""
 
 import numpy as np
 import pytest
 import torch
 from pycocotools import mask as coco_mask
-from pycocotools.coco import COCO
 from torch.nn import functional
 
-from opabinia.evaluation.runs import paste, segment_runs
+from opabinia.evaluation.runs import paste
 
 SIZE = (60, 90)
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools
-
-SEGMENTS = {
-    "polygon": [[10.2, 10.1, 60.5, 12.3, 40.1, 50.9]],
-    "polygons that meet": [[1, 2, 30, 2, 30, 40], [5, 20, 40, 20, 40, 59, 5, 59]],
-    "polygon beyond the picture": [[-10, -5, 120, 30, 50, 80]],
-    "less than a pixel": [[10.1, 10.1, 10.2, 10.1, 10.2, 10.2]],
-    "counts": {"size": [60, 90], "counts": [100, 50, 5250]},
-    "compressed": {
-        "size": [60, 90],
-        "counts": coco_mask.encode(np.asfortranarray(np.eye(60, 90, dtype=np.uint8)))["counts"],
-    },
-}
-
-
-@pytest.mark.parametrize("segment", SEGMENTS.values(), ids=SEGMENTS)
-def test_segments_are_those_of_pycocotools(segment: Any) -> None:
-    coco = COCO()
-    coco.imgs = {1: {"height": SIZE[0], "width": SIZE[1]}}
-    expected = coco.annToRLE({"image_id": 1, "segmentation": segment})["counts"]
-    assert segment_runs(segment, SIZE) == (expected if isinstance(expected, str) else expected.decode())
-
-
-@pytest.mark.parametrize("segment", [None, []])
-def test_nothing_is_told(segment: Any) -> None:
-    assert segment_runs(segment, SIZE) is None
 
 
 def pixels(runs: str, size: tuple[int, int] = SIZE) -> np.ndarray:

@@ -22,7 +22,8 @@ from opabinia.data.sources import faults as kinds
 from opabinia.data.sources.faults import Broken, Case, Fault, Faults, judge
 from opabinia.data.sources.headers import are_there
 from opabinia.data.sources.names import Names
-from opabinia.data.sources.things import Outlines, Ragged, Things, decoded
+from opabinia.data.sources.things import Outlines, Ragged, Things
+from opabinia.segments import decoded
 
 Empty = Literal["keep", "drop"]
 """What is done about pictures without things to learn; detectron2 drops them in training."""
@@ -98,6 +99,7 @@ class Annotated:
         things: in the order of pictures.
         present: classes in each picture, each once (N arrays of int64); those of crowds do not count.
         faults: the mistakes that were mended.
+        file, root, word: of the listing.
         has_boxes, has_masks, keypoints, category_ids, frequencies: as in :class:`opabinia.contracts.Source`.
     """
 
@@ -114,7 +116,8 @@ class Annotated:
         self.things = things.take(np.argsort(things.pictures, kind="stable"))
         self.present = Ragged.grouped(things.pictures[things.learnt], things.labels[things.learnt], len(listing.names))
         self.faults = tuple(faults)
-        self._names, self._numbers, self._word = Names(listing.names), listing.numbers, listing.word
+        self.word = listing.word
+        self._names, self._numbers = Names(listing.names), listing.numbers
         self._outlines = listing.outlines
         self._ends = np.searchsorted(self.things.pictures, np.arange(len(listing.names)), "right")
         self._absent = None if listing.absent is None else Ragged(listing.absent)
@@ -125,7 +128,7 @@ class Annotated:
         return len(self._names)
 
     def __getitem__(self, index: int) -> Sample:
-        path, truth = self.path(index), self.truth(index)
+        path, truth = os.path.join(os.fsencode(self.root), self.name(index)), self.truth(index)
         image = read_image(path, self.channels)
         if tuple(image.shape[-2:]) != truth.size:
             found, said = (f"{width} x {height}" for height, width in (image.shape[-2:], truth.size))
@@ -154,11 +157,11 @@ class Annotated:
 
     def id(self, index: int) -> str:
         """The path of a picture below the root."""
-        return self._names[index].decode("utf-8", "backslashreplace")
+        return self.name(index).decode("utf-8", "backslashreplace")
 
-    def path(self, index: int) -> bytes:
-        """Where a picture lies."""
-        return os.path.join(os.fsencode(self.root), self._names[index])
+    def name(self, index: int) -> bytes:
+        """The path of a picture below the root, as the file system has it."""
+        return self._names[index]
 
     def truth(self, index: int) -> Truth:
         """What the file says of a picture."""
@@ -200,7 +203,7 @@ class Annotated:
             try:
                 mask[:] = decoded(segments[row], truth.size)
             except ValueError as error:
-                thing = f"picture {truth.image_id}, {self._word} {truth.ids[row]}"
+                thing = f"picture {truth.image_id}, {self.word} {truth.ids[row]}"
                 raise ValueError(f"{self.file}, {thing}: {error}") from error
         return masks
 

@@ -23,8 +23,9 @@ from opabinia.data.sources.annotated import Annotated, Empty, Listing, annotated
 from opabinia.data.sources.faults import Broken, Faults
 from opabinia.data.sources.folder import existing_folder
 from opabinia.data.sources.lists import refuse_bad
-from opabinia.data.sources.things import Outlines, Things, runs_of
+from opabinia.data.sources.things import Outlines, Things
 from opabinia.runtime.log import log
+from opabinia.segments import compressed
 
 
 @register.source
@@ -394,7 +395,6 @@ def _compressed(segment: Mapping[str, Any], size: tuple[int, int]) -> bytes | No
     if segment.get("size") != list(size) or not isinstance(counts, list | str):
         return None
     try:
-        found = runs_of(segment, size)["counts"]
-        return found if isinstance(found, bytes) else str(found).encode("ascii")
-    except (ValueError, RuntimeError):
+        return compressed(segment, size).encode("ascii")
+    except ValueError:
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,6 +19,7 @@ from opabinia.data.samplers import uniform
 from opabinia.data.sources.digit_views import between
 from opabinia.data.sources.digits import Arrays, cached, load_digits, split_digits
 from opabinia.runtime.seeds import hash32
+from opabinia.segments import run_lengths
 
 Split = Literal["train", "val"]
 
@@ -159,17 +159,6 @@ def _annotations(truth: Truth) -> Iterator[dict[str, Any]]:
             "keypoints": truth.keypoints[row].astype(int).ravel().tolist(),
             "num_keypoints": int((truth.keypoints[row, :, 2] > 0).sum()),
         }
-
-
-def run_lengths(mask: NDArray[np.bool_]) -> dict[str, list[int]]:
-    """A mask (H x W) as COCO's uncompressed run lengths: column by column, in turn pixels outside and inside.
-
-    Example: [[False, True], [False, True]] is {"size": [2, 2], "counts": [2, 2]}.
-    """
-    pixels = mask.ravel(order="F")
-    changes = np.flatnonzero(np.diff(pixels)) + 1
-    ends = [0, *([0] if pixels[:1].any() else []), *changes.tolist(), pixels.size]
-    return {"size": list(mask.shape), "counts": [end - start for start, end in pairwise(ends)]}
 
 
 # --- making them ------------------------------------------------------------------------------------------------------

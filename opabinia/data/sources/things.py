@@ -149,35 +149,3 @@ class Outlines:
         """All of it."""
         parts = (self._coordinates, self._polygon_ends, self._rows, self._run_rows)
         return b"".join(part.tobytes() for part in parts) + bytes(self._runs)
-
-
-def decoded(segment: Any, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """The pixels of a thing (uint8 of 0 and 1, height x width), as pycocotools' ``annToMask`` gives them.
-
-    Args:
-        segment: polygons or run lengths, as in COCO's files.
-        size: height and width of the picture.
-
-    Raises:
-        ValueError: run lengths that are none, or of another size.
-    """
-    from faster_coco_eval import mask
-
-    try:
-        pixels: NDArray[np.uint8] = mask.decode(runs_of(segment, size))
-    except RuntimeError as error:
-        raise ValueError(f"{error}") from error
-    return pixels
-
-
-def runs_of(segment: Any, size: tuple[int, int]) -> dict[str, Any]:
-    """The compressed run lengths of a thing whose outline is polygons or run lengths of either kind.
-
-    Raises:
-        ValueError, RuntimeError: they are none; the latter is the library's.
-    """
-    from faster_coco_eval import mask
-
-    if isinstance(segment, list):
-        return dict(mask.merge(mask.frPyObjects(segment, *size)))
-    return dict(mask.frPyObjects(segment, *size)) if isinstance(segment["counts"], list) else segment
