@@ -22,7 +22,7 @@ from opabinia.contracts import Row
 from opabinia.losses.metric import circle, memory_loss, pairs, supervised_contrastive, triplet
 from opabinia.models.memory import FeatureQueue
 from opabinia.runtime import exchange
-from opabinia.runtime.exchange import gather_batch, gather_with_gradient
+from opabinia.runtime.exchange import gather_batch, gather_with_gradient, per_sample
 from opabinia.runtime.processes import gather, mean_of
 
 ROOT = Path(exchange.__file__).parents[2]
@@ -118,7 +118,17 @@ def compiled(rank: int, world: int) -> dict[str, list[Any]]:
     return {"rows": torch.compile(doubled, backend="eager")(torch.full((1,), float(rank))).tolist()}
 
 
-TOLD = (gradients, rows_of_all, the_gradient_given_stays, copies, queues, compiled)
+def numbers(rank: int, world: int) -> dict[str, list[Any]]:
+    """Each process has one sample more than the one before, and in each sample as much as it has samples."""
+    count = rank + 1
+    learned = per_sample(torch.tensor(count * count), count)
+    with torch.no_grad():
+        evaluated = per_sample(torch.tensor(count * count), count)
+        alone = [float(per_sample(torch.tensor(3), 2))] if rank else []
+    return {"learned": [float(learned)], "evaluated": [float(evaluated)], "alone": alone}
+
+
+TOLD = (gradients, rows_of_all, the_gradient_given_stays, copies, queues, compiled, numbers)
 
 
 def together(world: int, folder: str) -> None:
@@ -223,7 +233,18 @@ def test_it_can_be_compiled(found: Found, world: int) -> None:
         assert one["compiled"]["rows"] == [2 * (rank + 1) for rank in range(world)]
 
 
+@many
+def test_a_number_in_each_sample_is_that_of_all_where_it_is_learned_from(found: Found, world: int) -> None:
+    counts = [rank + 1 for rank in range(world)]
+    for rank, one in enumerate(found(world)):
+        told = one["numbers"]
+        assert told["learned"] == [pytest.approx(sum(count * count for count in counts) / sum(counts))]
+        assert told["evaluated"] == [rank + 1]
+        assert told["alone"] == ([1.5] if rank else [])
+
+
 def test_alone_nothing_is_gathered() -> None:
     features, labels = torch.ones(2, 3), torch.tensor([0, 1])
     assert gather_with_gradient(features) is features
     assert gather_batch(features, labels, ["a", "b"]) == (features, labels)
+    assert float(per_sample(labels.sum(), 4)) == 0.25
