@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from opabinia.runtime.log import log
 
@@ -36,7 +36,8 @@ _CLIPPED = {BAD_BOX, FLAT_BOX, CUT_BOX, LOST_BOX, BAD_OUTLINE, CUT_OUTLINE, NO_O
 """What ``clip`` takes care of."""
 
 
-class Case(NamedTuple):
+@dataclass(frozen=True)
+class Case:
     """One broken thing.
 
     Attributes:
