@@ -534,15 +534,33 @@ def is_made(part: Any, folder: Path) -> None:
     assert part is not None
 
 
+def pictures_with_things() -> tuple[Predictions, list[Truth]]:
+    """Four pictures with a small, a medium and a large thing each, all of them found."""
+    boxes = torch.tensor([[10.0, 10, 30, 30], [40, 40, 100, 100], [20, 20, 220, 220]])
+    labels = torch.arange(3)
+    sides = (boxes[:, 2:] - boxes[:, :2]).double().numpy()
+    there = np.concatenate([boxes[:, :2].double().numpy(), sides], 1)
+    truths = [
+        Truth(number, (240, 240), np.arange(3), there, labels.numpy(), sides.prod(1), np.zeros(3, dtype=bool))
+        for number in range(4)
+    ]
+    found = {"boxes": boxes, "scores": torch.tensor([0.9, 0.8, 0.7]), "labels": labels}
+    return {name: torch.stack([value] * 4) for name, value in found.items()}, truths
+
+
 def evaluator_works(make: Callable[[Facts], Any], folder: Path) -> None:
-    """Four images of two identities; the first of each is looked for."""
-    evaluator = make(replace(FACTS, queries=True))
+    """Four images of two identities; the first of each is looked for. In all of them are things in their boxes."""
+    things, truths = pictures_with_things()
+    evaluator = make(replace(FACTS, queries=True, boxes=True, frequencies=tuple("rcf" + 7 * "f")))
     batch = {**batch_of(), "label": torch.tensor([0, 0, 1, 1]), "query": torch.tensor([True, False] * 2)}
-    evaluator.update({"embedding": torch.eye(4)}, batch)
-    scores = evaluator.compute([evaluator.state()])
+    evaluator.update({"embedding": torch.eye(4), **things}, {**batch, "truth": truths})
+    states = [evaluator.state()]
+    scores = evaluator.compute(states)
     assert scores.keys() == evaluator.better.keys()
     assert all(0 <= score <= 1 for score in scores.values())
     assert set(evaluator.better.values()) <= {"max", "min"}
+    for told in ("details", "files"):
+        json.dumps(getattr(evaluator, told, lambda states: None)(states), allow_nan=False)
 
 
 def shapes_work(make: Callable[[float], tuple[int, ...]], folder: Path) -> None:
@@ -583,6 +601,8 @@ def test_the_defaults_build_and_work(entry: Entry, tmp_path: Path, pictures: Pat
     assert entry.family in AT_WORK, f"AT_WORK is to say what the parts of the family {entry.family!r} do"
     if (entry.family, entry.name) == ("source", "hugging_face"):
         pytest.skip("needs a data set in the library's own form: tests/data/test_hugging_face.py makes one")
+    if (entry.family, entry.name) == ("detector", "rt_detr"):
+        pytest.importorskip("transformers", reason="the extra detr is not installed")
     AT_WORK[entry.family](made(entry, tmp_path, pictures), tmp_path)
 
 
