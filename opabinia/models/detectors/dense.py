@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
+from annotated_types import Interval
 from torch import Tensor, nn
 from torchvision.ops import batched_nms, sigmoid_focal_loss
 
 from opabinia.contracts import Detections, Sizes
 
 HeadNorm = Literal["none", "group"]
+
+Prior = Annotated[float, Interval(gt=0, lt=1)]
+"""The chance of a class before anything is learned; its logit is a bias."""
+
 _GROUPS = 32
 
 Decode = Callable[[Tensor, Tensor], Tensor]

@@ -37,6 +37,7 @@ from opabinia.contracts import (
 from opabinia.models.detectors.anchors import AnchorGrid, Convention
 from opabinia.models.detectors.dense import (
     HeadNorm,
+    Prior,
     best_candidates,
     by_level,
     focal,
@@ -90,7 +91,7 @@ class Fcos(Detector):
         neck: NeckPart = fpn_p3_p7_from_p5,
         convs: Count = 4,
         norm: HeadNorm = "group",
-        prior: Fraction = 0.01,
+        prior: Prior = 0.01,
         radius: Positive = 1.5,
         offset: Fraction = 0.5,
         convention: Convention = "detectron2",

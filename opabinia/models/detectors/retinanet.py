@@ -43,6 +43,7 @@ from opabinia.models.detectors.anchors import (
 )
 from opabinia.models.detectors.dense import (
     HeadNorm,
+    Prior,
     best_candidates,
     by_level,
     focal,
@@ -101,7 +102,7 @@ class RetinaNet(Detector):
         offset: Fraction = 0.0,
         convention: Convention = "detectron2",
         norm: HeadNorm = "none",
-        prior: Fraction = 0.01,
+        prior: Prior = 0.01,
         background: Fraction = 0.4,
         foreground: Fraction = 0.5,
         alpha: Fraction = 0.25,
