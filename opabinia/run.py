@@ -59,7 +59,7 @@ from opabinia.engine.journal import Journal
 from opabinia.engine.moments import Moments
 from opabinia.engine.trainer import Trainer
 from opabinia.engine.writers import TensorBoard, Terminal
-from opabinia.evaluation import coco, searches
+from opabinia.evaluation import coco, lvis, searches, voc
 from opabinia.loading import load
 from opabinia.losses import binary, cross_entropy, metric
 from opabinia.models import backbones, detectors, heads, necks, pooling, resnets, vits
@@ -118,6 +118,7 @@ PARTS = (
     identity_samplers,
     lars,
     limit,
+    lvis,
     metric,
     mix,
     necks,
@@ -134,6 +135,7 @@ PARTS = (
     sources,
     transforms,
     vits,
+    voc,
     watch,
 )
 """The modules whose import registers the built-in parts that nothing here names."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from opabinia.config import register
 from opabinia.contracts import Count, Facts, Fraction, Positive
 from opabinia.evaluation.coco_format import Annotations, Kind, results_of, truth_of
-from opabinia.evaluation.found import confusion, match, worst
+from opabinia.evaluation.found import mistakes
 from opabinia.evaluation.pictures import Floats, Picture, Pictures, in_order
 
 PREFIXES: dict[Kind, str] = {"bbox": "", "segm": "mask_", "keypoints": "keypoint_"}
@@ -22,6 +22,7 @@ PREFIXES: dict[Kind, str] = {"bbox": "", "segm": "mask_", "keypoints": "keypoint
 
 MOST = (1, 10, 100)
 _MOST_PEOPLE = (20,)  # keypoints are judged with no other number
+_CELLS = 1_000_000
 _AREAS: dict[Kind, tuple[str, ...]] = {
     "bbox": ("", "s", "m", "l"),
     "segm": ("", "s", "m", "l"),
@@ -97,9 +98,42 @@ def tables(
     sigmas: Sequence[float] | None = None,
     *,
     federated: bool = False,
+    cells: int = _CELLS,
 ) -> Tables:
-    """See :func:`judge`; ``federated`` follows LVIS, where a picture is judged for some classes only. The library
-    writes into ``truth`` and ``results``."""
+    """See :func:`judge`. The library writes into ``truth`` and ``results``.
+
+    Args:
+        truth: likewise.
+        results: likewise.
+        kind: likewise.
+        most: likewise.
+        sigmas: likewise.
+        federated: follow LVIS, where a picture is judged for some classes only.
+        cells: as many pairs of a picture and a class are judged at once; the library takes some 250 bytes for each.
+    """
+    categories = sorted(truth["categories"], key=lambda one: one["id"])
+    size = max(1, cells // max(1, len(truth["images"])))
+    if len(categories) <= size:
+        return _judged(truth, results, kind, most, sigmas, federated)
+    there, found = (_by_category(things) for things in (truth["annotations"], results))
+    parts = []
+    for start in range(0, len(categories), size):
+        block = categories[start : start + size]
+        things, those = ([thing for one in block for thing in by.get(one["id"], ())] for by in (there, found))
+        part = {"images": truth["images"], "annotations": things, "categories": block}
+        parts.append(_judged(part, those, kind, most, sigmas, federated))
+    precision, recall, ids = zip(*parts, strict=True)
+    return Tables(np.concatenate(precision, 2), np.concatenate(recall, 1), [one for part in ids for one in part])
+
+
+def _judged(
+    truth: dict[str, Annotations],
+    results: Annotations,
+    kind: Kind,
+    most: Sequence[int],
+    sigmas: Sequence[float] | None,
+    federated: bool,
+) -> Tables:
     from faster_coco_eval import COCO, COCOeval_faster
 
     there = COCO(truth)
@@ -109,6 +143,13 @@ def tables(
     judged.evaluate()
     judged.accumulate()
     return Tables(judged.eval["precision"], judged.eval["recall"], list(map(int, judged.params.catIds)))
+
+
+def _by_category(things: Annotations) -> dict[int, Annotations]:
+    found: dict[int, Annotations] = {}
+    for thing in things:
+        found.setdefault(thing["category_id"], []).append(thing)
+    return found
 
 
 def scores(found: Tables, kind: Kind, most: Sequence[int]) -> dict[str, float]:
@@ -153,7 +194,7 @@ class Coco(Pictures):
     what is found there is false.
 
     The tables (``details``): AP of each class, precision over recall, what is taken for what
-    (:func:`opabinia.evaluation.found.confusion`), and the hundred pictures with most mistakes. Results in COCO's format
+    and the hundred pictures with most mistakes (:mod:`opabinia.evaluation.found`). Results in COCO's format
     (``files``) are written as ``coco_results.json``, ``coco_mask_results.json``, ``coco_keypoint_results.json``, one
     file a kind as COCO's server takes them; pycocotools finds the same scores in them.
 
@@ -224,12 +265,10 @@ class Coco(Pictures):
         pictures, judged = self._judged(states)
         if not pictures:
             return {}
-        matches = [match(picture, self._confidence) for picture in pictures]
         return {
             "per_class": by_class(pictures, self._facts.classes, judged),
             "precision_recall": curves(judged["bbox"]),
-            "confusion": confusion(matches, len(self._facts.classes)),
-            "worst": worst(pictures, matches, 100),
+            **mistakes(pictures, len(self._facts.classes), self._confidence),
         }
 
     def files(self, states: Sequence[list[Picture]]) -> dict[str, Any]:

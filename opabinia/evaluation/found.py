@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from opabinia.evaluation.pictures import Floats, Picture
 
 OVERLAP = 0.5
+WORST = 100
 
 
 class Matches(NamedTuple):
@@ -67,6 +68,12 @@ def match(picture: Picture, confidence: float) -> Matches:
         missed=[label for column, label in enumerate(there.tolist()) if column not in taken],
         false=[label for row, label in enumerate(labels.tolist()) if row not in partner and not ignored[row]],
     )
+
+
+def mistakes(pictures: Sequence[Picture], classes: int, confidence: float) -> dict[str, Any]:
+    """The tables of an evaluation: :func:`confusion` and the :func:`worst` pictures."""
+    matches = [match(picture, confidence) for picture in pictures]
+    return {"confusion": confusion(matches, classes), "worst": worst(pictures, matches, WORST)}
 
 
 def confusion(matches: Sequence[Matches], classes: int) -> list[list[int]]:

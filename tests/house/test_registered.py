@@ -36,6 +36,7 @@ from opabinia.contracts import (
     Hook,
     Level,
     Neck,
+    Predictions,
     Row,
     Sample,
     Source,
