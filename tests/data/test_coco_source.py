@@ -136,7 +136,8 @@ def test_keypoints(root: Path) -> None:
     assert isinstance(sample["keypoints"], tv_tensors.KeyPoints) and sample["keypoints"].dtype == torch.float32
     assert sample["visible"].tolist() == [[0, 0], [2, 1]] and sample["mirror"] == [1, 0]
     (_, left, top, width, _) = list(small_data.scenes())[2].things[1]
-    assert sample["keypoints"][1].tolist() == [[left, top], [left + width - 1, top]]
+    assert sample["keypoints"][1].tolist() == [[left + 0.5, top + 0.5], [left + width - 0.5, top + 0.5]]
+    assert sample["truth"].keypoints[1].tolist() == [[left, top, 2], [left + width - 1, top, 1]], "as in the file"
 
 
 def test_left_and_right_change_places_in_a_mirror() -> None:

@@ -32,6 +32,10 @@ CUT_SILENTLY = 1.0
 """Pixels that a box may reach out of its picture: rounding, not a mistake."""
 
 
+MIDDLE = 0.5
+"""Of a pixel: files tell the number of the pixel that a point is in, samples its place in the picture (detectron2)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Listing:
     """What a file says, before anybody has judged it.
@@ -150,7 +154,7 @@ class Annotated:
             sample["masks"] = tv_tensors.Mask(torch.from_numpy(self._masks(truth, truth.segments, learnt)))
         if truth.keypoints is not None:
             points = torch.from_numpy(truth.keypoints[learnt])
-            sample["keypoints"] = tv_tensors.KeyPoints(points[..., :2].float(), canvas_size=truth.size)
+            sample["keypoints"] = tv_tensors.KeyPoints(points[..., :2].float() + MIDDLE, canvas_size=truth.size)
             sample["visible"] = points[..., 2].long()
             sample["mirror"] = list(self._mirror)
         return sample

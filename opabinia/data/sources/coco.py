@@ -44,9 +44,9 @@ def coco(
     """Pictures and things in the form of COCO, or of LVIS.
 
     Category ids become labels from 0 in the order of the ids. Crowds are not trained on. Pictures without
-    ``file_name`` (LVIS) are found by the end of their ``coco_url``: ``train2017/000000391895.jpg``. Keypoints are as
-    the file has them, whole numbers being the middle of pixels there (detectron2 adds 0.5). A sample's id is its
-    path below the root.
+    ``file_name`` (LVIS) are found by the end of their ``coco_url``: ``train2017/000000391895.jpg``. Keypoints of a
+    file are numbers of pixels, those of a sample places in the picture: half a pixel is added, as in detectron2. A
+    sample's id is its path below the root.
 
     Args:
         root: the folder that the names of pictures count from.
