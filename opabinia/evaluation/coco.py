@@ -103,11 +103,8 @@ def tables(
     """See :func:`judge`. The library writes into ``truth`` and ``results``.
 
     Args:
-        truth: likewise.
-        results: likewise.
-        kind: likewise.
-        most: likewise.
-        sigmas: likewise.
+        truth, results, kind, sigmas: as there.
+        most: its ``max_detections``, which rise.
         federated: follow LVIS, where a picture is judged for some classes only.
         cells: as many pairs of a picture and a class are judged at once; the library takes some 250 bytes for each.
     """
@@ -193,10 +190,10 @@ class Coco(Pictures):
     found: ``APs`` in data without small things, all of them in pictures without any. Pictures without things count:
     what is found there is false.
 
-    The tables (``details``): AP of each class, precision over recall, what is taken for what
-    and the hundred pictures with most mistakes (:mod:`opabinia.evaluation.found`). Results in COCO's format
-    (``files``) are written as ``coco_results.json``, ``coco_mask_results.json``, ``coco_keypoint_results.json``, one
-    file a kind as COCO's server takes them; pycocotools finds the same scores in them.
+    The tables (``details``): AP of each class, precision over recall, what is taken for what and the hundred pictures
+    with most mistakes (:mod:`opabinia.evaluation.found`). Results in COCO's format (``files``) are written as
+    ``coco_results.json``, ``coco_mask_results.json`` and ``coco_keypoint_results.json``, one file a kind as COCO's
+    server takes them; pycocotools finds the same scores in them.
 
     A thing whose pixels nobody tells is taken for a crowd that fills its box when masks are judged. Points in the file
     are numbers of pixels, those of detectors places in the picture: half a pixel is taken off (as in detectron2).
