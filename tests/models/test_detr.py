@@ -1,13 +1,16 @@
 import copy
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torchvision.ops import box_iou
 
 from opabinia.contracts import Detections, Detector, Facts, Level, Target
+from opabinia.models.detectors import detr
 from opabinia.models.detectors.detr import rt_detr
 from opabinia.models.necks import simple_pyramid
 
@@ -95,6 +98,76 @@ def test_weights_of_losses_multiply_them() -> None:
     assert b["loss_vfl"].item() == pytest.approx(3 * a["loss_vfl"].item())
     assert b["loss_bbox"].item() == pytest.approx(2 * a["loss_bbox"].item())
     assert b["loss_giou"] == 0
+
+
+def test_parts_of_a_batch_on_many_processes_count_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven boxes in one image and one in the other; each process has one of the two images."""
+    detector, maps = made(denoising=0).eval(), drawn_maps()
+    many = wanted(*([float(x), 4.0, x + 20.0, 30.0] for x in range(7)))
+    targets = [many, TARGETS[1]]
+    whole = detector.losses(maps, SHAPE, SIZES, targets)
+    monkeypatch.setattr(detr, "per_sample", lambda total, samples: torch.tensor(8 / 2))
+    parts = [detector.losses([one[[n]] for one in maps], SHAPE, [SIZES[n]], [targets[n]]) for n in range(2)]
+    for name, value in whole.items():
+        assert (parts[0][name] + parts[1][name]).item() / 2 == pytest.approx(value.item(), rel=1e-5), name
+
+
+@pytest.mark.slow
+def test_it_learns_where_squares_are() -> None:
+    """From nothing, in 250 steps of 8 images."""
+    body = Body()
+    detector = made(channels=32, queries=30, feedforward=64, denoising=30, most=10)
+    both = nn.ModuleList([body, detector])
+    optimizer = torch.optim.AdamW(both.parameters(), lr=1e-3)
+    for step in range(250):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3 * min(1, (step + 1) / 30) * (1 - step / 250)
+        images, targets = squares(8)
+        losses = detector.losses(body(images), SHAPE, [SHAPE] * 8, targets)
+        optimizer.zero_grad()
+        torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(both.parameters(), 0.1)
+        optimizer.step()
+    both.eval()
+    images, targets = squares(32)
+    with torch.no_grad():
+        found = detector.detect(body(images), SHAPE, [SHAPE] * 32)
+    overlaps = [box_iou(one.boxes[:1], target.boxes) for one, target in zip(found, targets, strict=True)]
+    assert torch.cat(overlaps).mean() > 0.6
+    right = [one.labels[0] == target.labels[0] for one, target in zip(found, targets, strict=True)]
+    assert torch.stack(right).float().mean() > 0.9
+
+
+class Body(nn.Sequential):
+    """Five convolutions, of which the last four give maps."""
+
+    def __init__(self) -> None:
+        widths = [3, 6, *(level.channels for level in LEVELS)]
+        super().__init__(
+            *(
+                nn.Sequential(nn.Conv2d(a, b, 3, stride=2, padding=1), nn.BatchNorm2d(b), nn.ReLU())
+                for a, b in pairwise(widths)
+            )
+        )
+
+    def forward(self, images: Tensor) -> list[Tensor]:  # type: ignore[override]
+        maps = [self[0](images)]
+        for layer in list(self)[1:]:
+            maps.append(layer(maps[-1]))
+        return maps[1:]
+
+
+def squares(count: int) -> tuple[Tensor, list[Target]]:
+    """Noise with one rectangle each, whose channel is its class."""
+    images, targets = 0.2 * torch.rand(count, 3, *SHAPE), []
+    for image in images:
+        width, height = (int(side) for side in torch.randint(16, 40, (2,)))
+        left, top = (int(torch.randint(0, side, ())) for side in (SHAPE[1] - width, SHAPE[0] - height))
+        label = int(torch.randint(0, 2, ()))
+        image[label, top : top + height, left : left + width] = 1
+        box = [[float(left), float(top), float(left + width), float(top + height)]]
+        targets.append(Target(torch.tensor(box), torch.tensor([label])))
+    return images, targets
 
 
 # --- the library ------------------------------------------------------------------------------------------------------
@@ -264,7 +337,7 @@ def test_a_vision_transformer_takes_a_neck() -> None:
     detector: Detector = rt_detr(
         levels, FACTS, neck=lambda given: simple_pyramid(given, channels=8, strides=(8, 16, 32)), **SMALL
     )
-    losses = detector.losses(drawn_maps(levels=levels), SHAPE, SIZES, TARGETS)
+    losses = detector.losses(detector.pyramid(drawn_maps(levels=levels)), SHAPE, SIZES, TARGETS)
     torch.stack(list(losses.values())).sum().backward()
     assert all(one.grad is not None for one in detector.parameters())
 

@@ -27,6 +27,7 @@ from opabinia.contracts import (
     Sizes,
     Target,
 )
+from opabinia.runtime.exchange import per_sample
 
 _STRIDES = (8, 16, 32)
 
@@ -62,8 +63,9 @@ def rt_detr(
     et al. 2024, RT-DETRv2, discrete sampling left out). Layers and losses are the library's; what is drawn at first is
     drawn as in the authors' code. Defaults are those of the authors' R50 model.
 
-    Losses: ``loss_vfl``, ``loss_bbox`` and ``loss_giou`` of the last layer; ``loss_auxiliary``, their sum over the
-    encoder and the layers before; ``loss_denoising``, their sum for the boxes that the decoder gets to see blurred.
+    Losses, divided by the boxes of the batch of all processes: ``loss_vfl``, ``loss_bbox`` and ``loss_giou`` of the
+    last layer; ``loss_auxiliary``, their sum over the encoder and the layers before; ``loss_denoising``, their sum for
+    the boxes that the decoder gets to see blurred.
 
     Args:
         levels: what the backbone gives; strides 8, 16 and 32 are taken.
@@ -235,6 +237,8 @@ class RTDetr(Detector):
             ]
             told["denoising_meta_values"] = blurred.facts
         losses: dict[str, Tensor] = self._library.Loss(self._config)(told, labels)
+        share = self._share(targets)
+        losses = {name: value * share for name, value in losses.items()}
         kinds = ("loss_vfl", "loss_bbox", "loss_giou")
         found = {kind: losses[kind] for kind in kinds}
         found["loss_auxiliary"] = torch.stack([value for name, value in losses.items() if "_aux_" in name]).sum()
@@ -243,6 +247,14 @@ class RTDetr(Detector):
             nothing = 0 * self.denoising_class_embed.weight.sum()
             found["loss_denoising"] = sum((value for name, value in losses.items() if "_dn_" in name), nothing)
         return found
+
+    def _share(self, targets: Sequence[Target]) -> Tensor:
+        """What the library's losses are multiplied by: they are means over the boxes of this process, and are to be
+        means over those of the batch of all processes (1 where a mean would have none)."""
+        count = sum(len(one.labels) for one in targets)
+        everywhere = per_sample(self.enc_score_head.bias.new_tensor(float(count)), len(targets)) * len(targets)
+        share: Tensor = max(count, 1) / everywhere.clamp(min=1)
+        return share
 
     def detect(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes) -> list[Detections]:
         """The pairs of query and class with the highest scores. Nothing is suppressed."""
@@ -284,9 +296,13 @@ class RTDetr(Detector):
         layers = zip(said.intermediate_logits.unbind(1), said.intermediate_reference_points.unbind(1), strict=True)
         return first, [_Said(*one) for one in layers], blurred
 
+    def pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """The neck's maps; without a neck the backbone's."""
+        made: list[Tensor] = list(maps) if self.neck is None else self.neck(maps)
+        return made
+
     def _memory(self, maps: Sequence[Tensor]) -> tuple[Tensor, list[tuple[int, int]]]:
         """What the hybrid encoder makes of the maps, place by place (B x N x C), and their heights and widths."""
-        maps = maps if self.neck is None else self.neck(maps)
         sides = maps[self._first : self._first + len(_STRIDES)]
         projected = [project(one) for project, one in zip(self.encoder_input_proj, sides, strict=True)]
         encoded = self.encoder(projected).last_hidden_state
