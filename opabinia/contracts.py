@@ -151,7 +151,8 @@ class Source(Protocol):
     lie beside each other in each file, for the sampler that reads file by file; of identities ``cameras`` and ``views``
     (int64, N, from 0) and ``queries`` (bool, N); of pictures with boxes ``has_boxes`` and ``has_masks`` (bool),
     ``keypoints``, ``category_ids`` and ``frequencies`` as in :class:`Facts`, ``sizes`` (int64, N x 2: height, width),
-    ``present``, the classes in each picture (N arrays of int64, each class once), for samplers.
+    ``present``, the classes in each picture (N arrays of int64, each class once), for samplers, and ``id(index)``, the
+    ``id`` of a sample without its picture.
     """
 
     @property
@@ -770,10 +771,18 @@ class Detector(nn.Module):
     Attributes:
         size_multiple: padded images have sides that are multiples of this.
         most: D, how many things it finds in an image at most.
+        masks: whether it tells the pixels of things.
+        keypoints: whether it tells their points.
     """
 
     size_multiple: int = 32
     most: int = 100
+    masks: bool = False
+    keypoints: bool = False
+
+    def pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """What the methods below look at, made once for a batch of the backbone's maps (from fine to coarse)."""
+        return list(maps)
 
     def losses(
         self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, targets: Sequence[Target]
@@ -782,7 +791,7 @@ class Detector(nn.Module):
         step, also when no image has anything in it.
 
         Args:
-            maps: of the backbone, from fine to coarse.
+            maps: see :meth:`pyramid`.
             shape: height and width of the padded batch.
             sizes: of the images within it.
             targets: one for each image.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageChops, ImageDraw, ImageFilter, ImageFont
 from torch import Tensor
 
 _MARGIN, _LINE = 6, 14
@@ -100,8 +100,7 @@ def with_things(image: Tensor, things: Sequence[Thing], *, side: int = 512) -> I
     picture = to_pil(image)
     for thing in reversed(things):
         if thing.mask is not None:
-            colour = Image.new("RGB", picture.size, _colour(thing))
-            picture = Image.composite(Image.blend(picture, colour, 0.45), picture, Image.fromarray(thing.mask))
+            picture = _tinted(picture, thing.mask, _colour(thing))
     times = max(1, side // max(picture.size))
     picture = picture.resize((picture.width * times, picture.height * times), Image.Resampling.NEAREST)
     width = max(2, round(max(picture.size) / 320))
@@ -116,6 +115,15 @@ def with_things(image: Tensor, things: Sequence[Thing], *, side: int = 512) -> I
     for thing in reversed(things):
         _write(draw, thing, (thing.box[0] * times, thing.box[1] * times), font, picture.width)
     return picture
+
+
+def _tinted(picture: Image.Image, mask: NDArray[np.bool_], colour: tuple[int, int, int]) -> Image.Image:
+    """A picture with a mask in it, whose edge tells it from others of its colour."""
+    whole = Image.fromarray(mask).convert("L")
+    inner = whole.filter(ImageFilter.MinFilter(2 * max(1, max(picture.size) // 640) + 1))
+    full = Image.new("RGB", picture.size, colour)
+    tinted = Image.composite(Image.blend(picture, full, 0.4), picture, inner)
+    return Image.composite(full, tinted, ImageChops.subtract(whole, inner))
 
 
 def _colour(thing: Thing) -> tuple[int, int, int]:

@@ -36,7 +36,7 @@ def things_found(
     return [
         Thing(
             label=label,
-            text=f"{classes[label]} {score:.2f}",
+            text=f"{classes[label]}: {score:.2f}",
             box=box,
             mask=None if masks is None else _pixels({"size": list(size), "counts": masks[number]}, size),
             points=some,
@@ -56,7 +56,7 @@ def things_there(truth: Truth, classes: Sequence[str]) -> list[Thing]:
                 text=classes[int(truth.labels[number])] + (" (crowd)" if truth.crowd[number] else ""),
                 box=(left, top, left + width, top + height),
                 mask=None if truth.segments is None else _pixels(truth.segments[number], truth.size),
-                points=[(x, y) for x, y, seen in points if seen],
+                points=[(x + 0.5, y + 0.5) for x, y, seen in points if seen],  # files number pixels
             )
         )
     return found

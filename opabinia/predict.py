@@ -77,7 +77,7 @@ def predict(
             _write_pictures(out, start, done, some)
             _write_sheet(out / f"sheet-{number}.png", some, done[start : start + PER_SHEET], score)
     console.print(f"{len(done)} pictures; predictions.jsonl and sheets are in {out}", soft_wrap=True)
-    _tell(broken, len(pictures))
+    tell(broken, len(pictures))
 
 
 def retrieve(
@@ -132,7 +132,7 @@ def retrieve(
             done.append({"path": str(path), "nearest": [line(one) for one in some]})
     _write_lines(out, done)
     console.print(f"{len(done)} pictures; predictions.jsonl and sheets are in {out}", soft_wrap=True)
-    _tell(broken, len(pictures) + len(others))
+    tell(broken, len(pictures) + len(others))
 
 
 def found(paths: Sequence[Path]) -> Iterator[Path]:
@@ -269,7 +269,7 @@ def _write_sheet(
     sheet(pictures, captions).save(path)
 
 
-def _tell(broken: Sequence[str], count: int) -> None:
+def tell(broken: Sequence[str], count: int) -> None:
     """Say which files were left out.
 
     Raises:

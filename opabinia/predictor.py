@@ -101,9 +101,7 @@ class Predictor:
     def __call__(self, pictures: Picture, *, order: Order = "RGB") -> Prediction: ...
 
     @overload
-    def __call__(
-        self, pictures: list[Picture] | tuple[Picture, ...], *, order: Order = "RGB"
-    ) -> list[Prediction]: ...
+    def __call__(self, pictures: list[Picture] | tuple[Picture, ...], *, order: Order = "RGB") -> list[Prediction]: ...
 
     def __call__(
         self, pictures: Picture | list[Picture] | tuple[Picture, ...], *, order: Order = "RGB"
@@ -138,13 +136,20 @@ class Predictor:
         return sample
 
     def batch(self, samples: Sequence[Sample]) -> list[Prediction]:
-        """Predictions for transformed samples, as one batch; of the same size, unless the task takes several."""
-        batch = to_device(collate(samples, self.task.size_multiple), self.device)
-        with torch.no_grad(), autocast(self.device, self.precision):
-            rows = self.task.predict(batch)
-        on_host = {name: (value.float() if value.is_floating_point() else value).cpu() for name, value in rows.items()}
-        each = ({name: value[number] for name, value in on_host.items()} for number in range(len(samples)))
-        return [Prediction(tensors, self.task.readable(tensors)) for tensors in each]
+        """Predictions for transformed samples. Images of one size go through the model together: padding, which would
+        be others' doing, has no say in what is predicted."""
+        found: dict[int, Prediction] = {}
+        for numbers in _alike(samples):
+            with torch.no_grad(), autocast(self.device, self.precision):
+                rows = self.task.predict(self._batch([samples[number] for number in numbers]))
+            on_host = {name: (one.float() if one.is_floating_point() else one).cpu() for name, one in rows.items()}
+            for place, number in enumerate(numbers):
+                tensors = {name: value[place] for name, value in on_host.items()}
+                found[number] = Prediction(tensors, self.task.readable(tensors))
+        return [found[number] for number in range(len(samples))]
+
+    def _batch(self, samples: Sequence[Sample]) -> Batch:
+        return to_device(collate(samples, self.task.size_multiple), self.device)
 
     def embeddings(self, samples: Sequence[Sample]) -> Tensor:
         """What transformed samples are compared by (float32, B x D, on the CPU): the embedding that the task predicts,
@@ -153,8 +158,10 @@ class Predictor:
         Raises:
             DataError: some are no finite numbers.
         """
+        groups = _alike(samples)
         with torch.no_grad(), autocast(self.device, self.precision):
-            rows = self._embedding(to_device(collate(samples, self.task.size_multiple), self.device)).float()
+            each = [self._embedding(self._batch([samples[number] for number in numbers])) for numbers in groups]
+        rows = torch.cat(each).float()[torch.tensor([number for numbers in groups for number in numbers]).argsort()]
         whole = rows.isfinite().all(1).tolist()
         if not all(whole):
             names = ", ".join(str(sample["id"]) for sample, right in zip(samples, whole, strict=True) if not right)
@@ -182,7 +189,7 @@ class Predictor:
             ValueError: there is nothing to explain by: several views of a picture, no logits, embeddings that all have
                 length 1, no maps in the model.
         """
-        batch = to_device(collate(samples, self.task.size_multiple), self.device)
+        batch = self._batch(samples)
         explain: Callable[[Batch], Tensor] | None = getattr(self.task, "explain", None)
         if explain is not None:
             return explain(batch).float().cpu()
@@ -213,6 +220,14 @@ class Predictor:
         if torch.allclose(lengths, torch.ones_like(lengths), atol=1e-4):
             raise ValueError("embeddings of length 1 are explained by what they are near to: give a gallery")
         return lengths
+
+
+def _alike(samples: Sequence[Sample]) -> list[list[int]]:
+    """Numbers of the samples whose images have the same size, together."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for number, sample in enumerate(samples):
+        groups.setdefault(tuple(sample["image"].shape), []).append(number)
+    return list(groups.values())
 
 
 def name_of(picture: Picture) -> str:

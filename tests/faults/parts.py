@@ -2,12 +2,14 @@
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torchvision import tv_tensors
 
 from opabinia.config import register
 from opabinia.contracts import (
@@ -23,7 +25,7 @@ from opabinia.contracts import (
     Task,
     Together,
 )
-from opabinia.data.sources import Digits
+from opabinia.data.sources import Digits, DigitScenes
 from opabinia.engine.step import Standard
 from tests.faults.programs import BROKEN, CRASH, PAUSE, SLOW, TRACE
 
@@ -161,6 +163,44 @@ class SomeDigits(Digits):
         elif str(index) == os.environ.get(BROKEN):
             raise OSError("the disk is on fire")
         return super().__getitem__(index)
+
+
+@register.source
+class SomeScenes(DigitScenes):
+    """The first ``n`` of the embedded scenes; ``empty`` leaves nothing to find in them."""
+
+    def __init__(
+        self,
+        *,
+        n: Count,
+        split: Literal["train", "val"] = "train",
+        masks: bool = False,
+        keypoints: bool = False,
+        empty: bool = False,
+    ) -> None:
+        self._n, self._empty = n, empty
+        super().__init__(split=split, masks=masks, keypoints=keypoints)
+        self.sizes = self.sizes[:n]
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, index: int) -> Sample:
+        sample = super().__getitem__(range(self._n)[index])
+        if not self._empty:
+            return sample
+        truth = sample["truth"]
+        nothing = {name: getattr(truth, name)[:0] for name in ("ids", "boxes", "labels", "areas", "crowd")}
+        nothing |= {name: one and one[:0] for name, one in (("segments", truth.segments),)}
+        if truth.keypoints is not None:
+            nothing["keypoints"] = truth.keypoints[:0]
+        things = {
+            key: tv_tensors.wrap(sample[key][:0], like=sample[key])
+            for key in ("boxes", "masks", "keypoints")
+            if key in sample
+        }
+        things |= {key: sample[key][:0] for key in ("labels", "visible") if key in sample}
+        return {**sample, **things, "truth": replace(truth, **nothing)}
 
 
 @register.hook

@@ -82,7 +82,7 @@ class DigitScenes:
             "image": tv_tensors.Image(self._images[index].clone()),  # a transform may work in place
             "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(SIDE, SIDE)),
             "labels": torch.from_numpy(self._labels[here].copy()),
-            "id": f"{self._split}/{index:06d}.png",
+            "id": self.id(index),
             "picture_size": (SIDE, SIDE),
             "truth": self._truth(index, masks),
         }
@@ -94,6 +94,10 @@ class DigitScenes:
             sample["visible"] = points[:, :, 2].clone()
             sample["mirror"] = list(MIRROR)
         return sample
+
+    def id(self, index: int) -> str:
+        """The path that :func:`write_coco` gives a picture."""
+        return f"{self._split}/{index:06d}.png"
 
     def fingerprint(self) -> str:
         """Changes with the pictures."""

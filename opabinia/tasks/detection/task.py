@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import ceil
 from typing import Any
 
 import torch
@@ -88,12 +90,17 @@ class Detection(Task):
         self.size_multiple = size_multiple or self.detector.size_multiple
         self._validation_loss, self._views, self._evaluator = validation_loss, views, evaluator
 
-    def _maps(self, images: Tensor, sizes: Sizes) -> list[Tensor]:
-        """Feature maps of a padded batch. Its padding is 0 after normalisation, as in detectron2: the mean colour."""
+    def _levels(self, images: Tensor, sizes: Sizes) -> list[Tensor]:
+        """The backbone's maps of a padded batch, whose padding is the mean colour: 0 after normalisation, as in
+        detectron2."""
         normalised = self.normalize(images)
         if any(size != tuple(images.shape[-2:]) for size in sizes):
             normalised = normalised * inside(images, sizes)
         return self.backbone.levels(normalised)
+
+    def _maps(self, images: Tensor, sizes: Sizes) -> list[Tensor]:
+        """What the detector looks at."""
+        return self.detector.pyramid(self._levels(images, sizes))
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """The detector's losses under their own names, and what it tells beside them."""
@@ -105,11 +112,11 @@ class Detection(Task):
         ``losses/...`` where the batch has boxes."""
         images, sizes = batch["image"], batch["image_sizes"]
         maps = self._maps(images, sizes)
-        if self._views is None:
+        if self._views is not None:
+            found = seen_often(self.detector, self._maps, images, sizes, self._views)
+        else:
             found = self.detector.detect(maps, _shape(images), sizes)
             found = self.detector.describe(maps, _shape(images), sizes, found)
-        else:
-            found = seen_often(self.detector, self._maps, images, sizes, self._views)
         in_pictures = map(scaled, found, sizes, batch["picture_size"])
         rows = stacked(list(in_pictures), self.detector.most)
         return rows | (self._losses(maps, batch) if self._validation_loss and "boxes" in batch else {})
@@ -145,7 +152,7 @@ class Detection(Task):
         return {"things": found}
 
     def features(self, batch: Batch, layers: Sequence[str] = ()) -> dict[str, Tensor]:
-        """``embedding``: the mean over the backbone's coarsest maps (B x M).
+        """``embedding``: the mean over the backbone's coarsest maps (B x M), where they show images and not padding.
 
         Raises:
             KeyError: another layer is asked for.
@@ -153,14 +160,26 @@ class Detection(Task):
         for layer in layers:
             if layer != "embedding":
                 raise KeyError(f"detection has no layer {layer!r}; it has: embedding")
-        coarsest = self._maps(batch["image"], batch["image_sizes"])[-1]
-        return {"embedding": coarsest.mean((2, 3))}
+        sizes, shape = batch["image_sizes"], _shape(batch["image"])
+        coarsest = self._levels(batch["image"], sizes)[-1]
+        height, width = _shape(coarsest)
+        seen = [(ceil(high * height / shape[0]), ceil(wide * width / shape[1])) for high, wide in sizes]
+        means = [one[:, :rows, :columns].mean((1, 2)) for one, (rows, columns) in zip(coarsest, seen, strict=True)]
+        return {"embedding": torch.stack(means)}
+
+    def explain(self, batch: Batch) -> Tensor:
+        """Refuses: what is found says itself where it is.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("a detector's boxes say where its predictions come from; there is nothing else to explain")
 
     def evaluators(self, facts: Facts) -> list[Evaluator]:
         """The one that the config names, or COCO's; and the losses.
 
         Raises:
-            ValueError: the set has no boxes, other classes than the training data, or other channels.
+            ValueError: the set has no boxes, other classes, keypoints or channels than the training data.
         """
         if facts.channels != self.facts.channels:
             raise ValueError(f"its images have {facts.channels} channels, those of training {self.facts.channels}")
@@ -173,8 +192,23 @@ class Detection(Task):
                 f"its classes are not those of the training data (missing: {', '.join(missing) or 'none'}; "
                 f"new: {', '.join(new) or 'none'}; the order counts)"
             )
-        found = [(self._evaluator or Coco)(facts)]
+        if self.detector.keypoints and facts.keypoints not in ((), self.facts.keypoints):
+            raise ValueError(
+                f"its keypoints are {listed(facts.keypoints)}, those of training {listed(self.facts.keypoints)}"
+            )
+        known = replace(
+            facts,
+            masks=facts.masks and self.detector.masks,
+            keypoints=facts.keypoints if self.detector.keypoints else (),
+        )
+        found = [(self._evaluator or Coco)(known)]
         return [*found, MeanLosses()] if self._validation_loss else found
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def targets(batch: Batch) -> list[Target]:
