@@ -53,7 +53,7 @@ class Maps(nn.Module):
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         detector: Any = self.task.detector
-        return OrderedDict(enumerate(detector.neck(self.task.backbone.levels(images))))
+        return OrderedDict(enumerate(detector.pyramid(self.task.backbone.levels(images))))
 
 
 class InMemory:

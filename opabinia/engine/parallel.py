@@ -161,7 +161,7 @@ def fsdp(
     return _Shards(models[0])
 
 
-_FORWARD_METHODS = ("predict", "features", "maps", "levels", "losses", "detect", "describe")
+_FORWARD_METHODS = ("predict", "features", "maps", "levels", "pyramid", "losses", "detect", "describe")
 """Methods of tasks, backbones and detectors that use parameters, as ``forward`` does."""
 
 

@@ -21,7 +21,7 @@ from torchvision.ops.feature_pyramid_network import (
 from opabinia.config import register
 from opabinia.contracts import Count, Level, Neck
 
-FpnNorm = Literal["none", "batch", "group"]
+Norm = Literal["none", "batch", "group"]
 _GROUPS = 32
 
 
@@ -47,7 +47,7 @@ class Pyramid(Neck):
         levels: Sequence[Level],
         strides: Sequence[int],
         channels: int,
-        norm: FpnNorm,
+        norm: Norm,
         extra: ExtraFPNBlock,
         extra_strides: Sequence[int],
     ) -> None:
@@ -59,7 +59,7 @@ class Pyramid(Neck):
                 f"{_listed([level.stride for level in levels])}; {_remedy(levels)}"
             )
         self._taken = len(taken)
-        self.fpn = FeaturePyramidNetwork([level.channels for level in taken], channels, extra, _made(norm, channels))
+        self.fpn = FeaturePyramidNetwork([level.channels for level in taken], channels, extra, norm_of(norm, channels))
         self.out_levels = tuple(Level(channels, stride) for stride in (*strides, *extra_strides))
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
@@ -80,15 +80,19 @@ def _remedy(levels: Sequence[Level]) -> str:
     return "last_stride: 2 of a ResNet gives them; the neck simple_pyramid makes them from a last map of stride 16"
 
 
-def _made(norm: FpnNorm, channels: int) -> Callable[..., nn.Module] | None:
-    """What makes a norm of so many channels."""
+def norm_of(norm: Norm, channels: int) -> Callable[..., nn.Module] | None:
+    """What makes a norm of so many channels; None for none.
+
+    Raises:
+        ValueError: the channels cannot be divided into 32 groups.
+    """
     if norm == "group" and channels % _GROUPS:
         raise ValueError(f"channels: with norm: group a multiple of its {_GROUPS} groups, not {channels}")
     return {"none": None, "batch": nn.BatchNorm2d, "group": partial(nn.GroupNorm, _GROUPS)}[norm]
 
 
 @register.neck
-def fpn(levels: Sequence[Level], /, *, channels: Count = 256, norm: FpnNorm = "none") -> Neck:
+def fpn(levels: Sequence[Level], /, *, channels: Count = 256, norm: Norm = "none") -> Neck:
     """The feature pyramid of R-CNNs: P2 to P5 of strides 4 to 32, and P6, which is every second place of P5 (Lin et al.
     2017, section 3; section 4.1, footnote, for P6).
 
@@ -104,7 +108,7 @@ def fpn(levels: Sequence[Level], /, *, channels: Count = 256, norm: FpnNorm = "n
 
 
 @register.neck
-def fpn_p3_p7(levels: Sequence[Level], /, *, channels: Count = 256, norm: FpnNorm = "none") -> Neck:
+def fpn_p3_p7(levels: Sequence[Level], /, *, channels: Count = 256, norm: Norm = "none") -> Neck:
     """The feature pyramid of RetinaNet: P3 to P5 of strides 8 to 32, P6 and P7 by convolutions with stride 2, the first
     of them on the backbone's last map (Lin et al. 2017, Focal loss, section 4, footnote 2).
 
@@ -122,7 +126,7 @@ def fpn_p3_p7(levels: Sequence[Level], /, *, channels: Count = 256, norm: FpnNor
 
 
 @register.neck
-def fpn_p3_p7_from_p5(levels: Sequence[Level], /, *, channels: Count = 256, norm: FpnNorm = "none") -> Neck:
+def fpn_p3_p7_from_p5(levels: Sequence[Level], /, *, channels: Count = 256, norm: Norm = "none") -> Neck:
     """:func:`fpn_p3_p7` with P6 made from P5, as FCOS has it (Tian et al. 2019, section 3.2), and torchvision's first
     RetinaNet.
 

@@ -73,6 +73,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("section", "stream"): {"source": "digits"},
     ("section", "validation"): {"source": "digits"},
     ("section", "train"): {"length": "1ep"},
+    ("section", "views"): {"scales": [1.0]},
     ("shapes", "progressive"): {"start": 32, "end": 64},
     ("sampler", "mixed"): {"weights": [1, 3]},
     ("sampler", "mixed_identities"): {"weights": [1, 1]},
@@ -434,10 +435,11 @@ def detector_works(make: Callable[[Sequence[Level], Facts], Detector], folder: P
     empty = Target(*(one[:0] for one in full))
     for targets in ([full, empty], [empty, empty]):
         detector.zero_grad()
-        said = detector.losses(maps, shape, sizes, targets)
+        said = detector.losses(detector.pyramid(maps), shape, sizes, targets)
         assert all(value.shape == () and value.isfinite() for value in said.values())
         total_loss(said)[0].backward()  # type: ignore[no-untyped-call]
         assert [name for name, one in detector.named_parameters() if one.requires_grad and one.grad is None] == []
+    maps = detector.pyramid(maps)
     found = detector.detect(maps, shape, sizes)
     assert all(len(one.boxes) <= detector.most and (one.scores.diff() <= 0).all() for one in found)
     for count in (2, 0):

@@ -111,7 +111,7 @@ def pair(name: str) -> tuple[Any, Detector]:
 def test_with_torchvisions_weights_it_finds_what_torchvision_finds(name: str) -> None:
     theirs, ours = pair(name)
     images = images_of(3)
-    found = ours.detect(theirs.backbone.maps(images), SHAPE, [SHAPE] * 3)
+    found = ours.detect(ours.pyramid(theirs.backbone.maps(images)), SHAPE, [SHAPE] * 3)
     for one, expected in zip(found, theirs.eval()(list(images)), strict=True):
         assert len(one.boxes) > 20
         torch.testing.assert_close(one.scores, expected["scores"], atol=1e-6, rtol=0)
@@ -125,7 +125,7 @@ def test_losses_and_gradients_are_torchvisions(name: str, counts: list[int]) -> 
     theirs, ours = pair(name)
     images, targets = images_of(len(counts)), targets_of(counts)
     expected = theirs(list(images), [{"boxes": one.boxes, "labels": one.labels} for one in targets])
-    found = losses_of(ours.losses(theirs.backbone.maps(images), SHAPE, [SHAPE] * len(counts), targets))
+    found = losses_of(ours.losses(ours.pyramid(theirs.backbone.maps(images)), SHAPE, [SHAPE] * len(counts), targets))
     names = {"loss_cls": "classification", "loss_box_reg": "bbox_regression", "loss_centerness": "bbox_ctrness"}
     assert found.keys() == {key for key, value in names.items() if value in expected}
     for key, value in found.items():
@@ -149,7 +149,7 @@ def losses_of(said: Mapping[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize("counts", [[2, 3], [0, 2], [0, 0]], ids=str)
 def test_every_parameter_learns_in_every_step(name: str, counts: list[int]) -> None:
     detector = DETECTORS[name]()
-    said = detector.losses(Body().maps(images_of(2)), SHAPE, [SHAPE] * 2, targets_of(counts))
+    said = detector.losses(detector.pyramid(Body().maps(images_of(2))), SHAPE, [SHAPE] * 2, targets_of(counts))
     assert all(value.shape == () and value.isfinite() for value in said.values())
     sum(losses_of(said).values()).backward()  # type: ignore[union-attr]
     gradients = [one.grad for one in detector.parameters()]
@@ -164,8 +164,8 @@ def test_training_mode_changes_nothing(name: str) -> None:
     both = []
     for training in (True, False):
         detector.train(training)
-        losses = detector.losses(maps, SHAPE, [SHAPE] * 2, targets_of([2, 3]))
-        both.append((losses, detector.detect(maps, SHAPE, [SHAPE] * 2)))
+        losses = detector.losses(detector.pyramid(maps), SHAPE, [SHAPE] * 2, targets_of([2, 3]))
+        both.append((losses, detector.detect(detector.pyramid(maps), SHAPE, [SHAPE] * 2)))
     assert both[0][0] == both[1][0]
     assert all(torch.equal(*values) for values in zip(both[0][1][0][:3], both[1][1][0][:3], strict=True))
 
@@ -176,10 +176,10 @@ def test_half_precision_computes_losses_and_boxes_in_full(name: str, dtype: torc
     torch.manual_seed(0)
     detector, maps, targets = DETECTORS[name](), Body().maps(images_of(2)), targets_of([2, 3])
     learned(detector)
-    full = detector.losses(maps, SHAPE, [SHAPE] * 2, targets)
+    full = detector.losses(detector.pyramid(maps), SHAPE, [SHAPE] * 2, targets)
     with torch.autocast("cpu", dtype):
-        half = detector.losses(maps, SHAPE, [SHAPE] * 2, targets)
-        found = detector.detect(maps, SHAPE, [SHAPE] * 2)
+        half = detector.losses(detector.pyramid(maps), SHAPE, [SHAPE] * 2, targets)
+        found = detector.detect(detector.pyramid(maps), SHAPE, [SHAPE] * 2)
     for key, value in losses_of(half).items():
         assert value.dtype == torch.float32
         assert float(value.detach()) == pytest.approx(float(full[key].detach()), rel=0.03)
@@ -193,7 +193,9 @@ def test_things_lie_in_their_image_best_first_and_not_too_many(name: str) -> Non
     detector = DETECTORS[name](threshold=0.0, most=7)
     learned(detector)
     sizes = [(96, 160), (50, 90)]
-    for one, (height, width) in zip(detector.detect(Body().maps(images_of(2)), SHAPE, sizes), sizes, strict=True):
+    for one, (height, width) in zip(
+        detector.detect(detector.pyramid(Body().maps(images_of(2))), SHAPE, sizes), sizes, strict=True
+    ):
         assert len(one.boxes) == detector.most == 7
         assert one.boxes.amin() >= 0 and one.boxes[:, 2].amax() <= width and one.boxes[:, 3].amax() <= height
         assert one.scores.tolist() == sorted(one.scores.tolist(), reverse=True)
@@ -213,12 +215,12 @@ def test_a_few_steps_learn_squares(name: str) -> None:
     optimizer = torch.optim.AdamW([*body.parameters(), *detector.parameters()], lr=3e-3)
     for _ in range(40):
         optimizer.zero_grad()
-        said = detector.losses(body.maps(images), SHAPE, [SHAPE] * 2, targets)
+        said = detector.losses(detector.pyramid(body.maps(images)), SHAPE, [SHAPE] * 2, targets)
         sum(losses_of(said).values()).backward()  # type: ignore[union-attr]
         optimizer.step()
     assert float(said["fg_accuracy"]) > 0.95
     with torch.no_grad():
-        found = detector.detect(body.maps(images), SHAPE, [SHAPE] * 2)
+        found = detector.detect(detector.pyramid(body.maps(images)), SHAPE, [SHAPE] * 2)
     for image, one in enumerate(found):
         order = one.labels[:2].argsort()
         assert one.labels[:2][order].tolist() == [image, image + 1]
@@ -343,7 +345,7 @@ def test_other_pyramids_will_do() -> None:
     levels = [Level(4, 4), *LEVELS]
     detector = Fcos(levels, FACTS, neck=partial(fpn, channels=32))
     maps = [torch.rand(1, level.channels, 128 // level.stride, 128 // level.stride) for level in levels]
-    said = detector.losses(maps, (128, 128), [(128, 128)], targets_of([3]))
+    said = detector.losses(detector.pyramid(maps), (128, 128), [(128, 128)], targets_of([3]))
     assert math.isfinite(float(said["loss_cls"].detach()))
 
 
@@ -359,7 +361,9 @@ class Learner(nn.Module):
         self.body.fpn.requires_grad_(False)
 
     def forward(self, images: Tensor, targets: list[Target]) -> dict[str, Tensor]:
-        return self.detector.losses(self.body.maps(images), SHAPE, [SHAPE] * len(images), targets)
+        return self.detector.losses(
+            self.detector.pyramid(self.body.maps(images)), SHAPE, [SHAPE] * len(images), targets
+        )
 
 
 def first_step(name: str, counts: list[int], rank: int = 0, world: int = 1) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,6 +95,16 @@ def total(said: Mapping[str, Tensor]) -> Tensor:
     return torch.stack([value for name, value in said.items() if "loss" in name]).sum()
 
 
+VARIANTS = {
+    "convolutions": {"box": replace(BOX, convolutions=2, layers=1)},
+    "norms": {
+        "box": replace(BOX, convolutions=1, norm="batch"),
+        "mask": Masks(channels=32, convolutions=1, norm="group"),
+        "proposals": replace(SMALL, convolutions=2),
+    },
+}
+
+
 # --- the contract -----------------------------------------------------------------------------------------------------
 
 
@@ -106,6 +117,15 @@ def test_every_parameter_takes_part_in_every_step(name: str, targets: list[Targe
     total(said).backward()  # type: ignore[no-untyped-call]
     assert [key for key, one in detector.named_parameters() if one.grad is None] == []
     assert all(one.grad is not None and one.grad.isfinite().all() for one in detector.parameters())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_heads_can_have_convolutions_and_norms(variant: str) -> None:
+    detector = made("mask_rcnn", **VARIANTS[variant])
+    total(detector.losses(pyramid(), SHAPE, SIZES, [full(), empty()])).backward()  # type: ignore[no-untyped-call]
+    assert [key for key, one in detector.named_parameters() if one.grad is None] == []
+    kinds = [type(one).__name__ for one in detector.modules()]
+    assert kinds.count("BatchNorm2d") == kinds.count("GroupNorm") == (variant == "norms")
 
 
 @each
@@ -610,10 +630,11 @@ def test_squares_are_learned_by_heart(name: str) -> None:
     optimizer = torch.optim.AdamW([*net.parameters(), *detector.parameters()], lr=2e-3)
     for _ in range(150):
         optimizer.zero_grad()
-        total(detector.losses(net(images), shape, sizes, targets)).backward()  # type: ignore[no-untyped-call]
+        maps = detector.pyramid(net(images))
+        total(detector.losses(maps, shape, sizes, targets)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     with torch.no_grad():
-        maps = net.eval()(images)
+        maps = detector.pyramid(net.eval()(images))
         found = detector.describe(maps, shape, sizes, detector.detect(maps, shape, sizes))
     for one, target in zip(found, targets, strict=True):
         sure = one.scores > 0.5

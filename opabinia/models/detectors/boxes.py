@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor, nn
-from torchvision.models.detection.faster_rcnn import TwoMLPHead
+from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, TwoMLPHead
 from torchvision.ops import batched_nms, clip_boxes_to_image
 
 from opabinia.config import register
 from opabinia.contracts import Count, Detections, Fraction, Level, NonNegative, Sizes, Target
 from opabinia.models.detectors.anchors import BoxLoss, Weights, box_loss, decode
 from opabinia.models.detectors.regions import Pooling, RegionPool, Regions, has_extent
+from opabinia.models.necks import Norm, norm_of
 
 
 @register.section(name="region_boxes")
@@ -25,7 +27,10 @@ class Boxes:
 
     Args:
         resolution: side of the square that a region is pooled to.
-        width: of both hidden layers.
+        convolutions: on that square, before the hidden layers, with the channels of the neck.
+        norm: behind each of these.
+        layers: hidden layers.
+        width: of each.
         class_agnostic: one box for a region, not one for each class; null: in a cascade only.
         foreground: a region that overlaps a thing by this much is learned as that thing, otherwise as background.
         samples: how many regions of an image are learned from.
@@ -40,6 +45,9 @@ class Boxes:
     """
 
     resolution: Count = 7
+    convolutions: Annotated[int, Ge(0)] = 0
+    norm: Norm = "none"
+    layers: Count = 2
     width: Count = 1024
     class_agnostic: bool | None = None
     foreground: Fraction = 0.5
@@ -82,8 +90,27 @@ class Judged(NamedTuple):
     deltas: Tensor
 
 
+def hidden_layers(channels: int, how: Boxes) -> nn.Module:
+    """Pooled maps (R x M x S x S) to features (R x D); drawn as in detectron2.
+
+    Of the usual two layers the names are torchvision's, ``fc6`` and ``fc7``.
+    """
+    made: nn.Module
+    if (how.convolutions, how.layers) == (0, 2):
+        made = TwoMLPHead(channels * how.resolution**2, how.width)
+    else:
+        size = (channels, how.resolution, how.resolution)
+        convolutions = [channels] * how.convolutions
+        made = FastRCNNConvFCHead(size, convolutions, [how.width] * how.layers, norm_of(how.norm, channels))
+    for layer in made.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.kaiming_uniform_(layer.weight, a=1)
+            nn.init.zeros_(layer.bias)
+    return made
+
+
 class BoxLayers(nn.Module):
-    """Two hidden layers and what is read from them.
+    """Hidden layers and what is read from them.
 
     Args:
         channels: of the maps.
@@ -95,10 +122,7 @@ class BoxLayers(nn.Module):
     def __init__(self, channels: int, classes: int, how: Boxes, weights: Weights) -> None:
         super().__init__()
         self.how, self.classes, self.weights = how, classes, weights
-        self.head = TwoMLPHead(channels * how.resolution**2, how.width)
-        for layer in (self.head.fc6, self.head.fc7):
-            nn.init.kaiming_uniform_(layer.weight, a=1)
-            nn.init.zeros_(layer.bias)
+        self.head = hidden_layers(channels, how)
         self.predictor = BoxPredictor(how.width, classes, how.class_agnostic)
 
     def forward(self, pooled: Tensor) -> Judged:

@@ -117,12 +117,16 @@ class Fcos(Detector):
         self.radius, self.alpha, self.gamma = radius, alpha, gamma
         self.threshold, self.nms, self.candidates, self.most = threshold, nms, candidates, most
 
+    def pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """The neck's maps."""
+        made: list[Tensor] = self.neck(maps)
+        return made
+
     def _said(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """Logits (B x N x K), distances in strides (B x N x 4), centerness (B x N), and the points of each level as
         boxes of the stride's size (N x 4)."""
-        pyramid = self.neck(maps)
-        distances, centerness = self.head["regression_head"](pyramid)
-        return self.head["classification_head"](pyramid), distances, centerness.squeeze(2), self.grid(pyramid, shape)
+        distances, centerness = self.head["regression_head"](maps)
+        return self.head["classification_head"](maps), distances, centerness.squeeze(2), self.grid(maps, shape)
 
     def losses(
         self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, targets: Sequence[Target]

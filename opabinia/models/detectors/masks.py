@@ -15,6 +15,7 @@ from opabinia.config import register
 from opabinia.contracts import Count, Detections, Level, Target
 from opabinia.models.detectors.boxes import joined
 from opabinia.models.detectors.regions import Pooling, RegionPool, Regions, things_in
+from opabinia.models.necks import Norm, norm_of
 
 
 @register.section(name="region_masks")
@@ -26,12 +27,14 @@ class Masks:
         resolution: side of the square that a region is pooled to; masks have twice as many pixels.
         convolutions: before the one that doubles the resolution.
         channels: of each.
+        norm: behind each.
         soft: a pixel that the thing covers in part is learned as that part (torchvision), not as 0 or 1.
     """
 
     resolution: Count = 14
     convolutions: Count = 4
     channels: Count = 256
+    norm: Norm = "none"
     soft: bool = False
 
 
@@ -56,7 +59,8 @@ class MaskHead(nn.Module):
         super().__init__()
         self.how, self.classes = how, classes
         self.pool = RegionPool(levels, how.resolution, pooling)
-        self.layers = MaskRCNNHeads(levels[0].channels, [how.channels] * how.convolutions, dilation=1)
+        norm = norm_of(how.norm, how.channels)
+        self.layers = MaskRCNNHeads(levels[0].channels, [how.channels] * how.convolutions, 1, norm)
         self.predictor = MaskRCNNPredictor(how.channels, how.channels, classes)
         nn.init.normal_(self.predictor.mask_fcn_logits.weight, std=0.001)
 

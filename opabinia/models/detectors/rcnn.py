@@ -80,6 +80,7 @@ class Rcnn(Detector):
         self.others = nn.ModuleDict(others)
         self.classes = classes
         self.most = self._box.how.most
+        self.masks, self.keypoints = "mask" in others, "keypoint" in others
 
     @property
     def _box(self) -> FindsBoxes:
@@ -89,12 +90,16 @@ class Rcnn(Detector):
     def _others(self) -> list[Describes]:
         return cast("list[Describes]", list(self.others.values()))
 
+    def pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """The neck's maps."""
+        made: list[Tensor] = self.neck(maps)
+        return made
+
     def losses(
         self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, targets: Sequence[Target]
     ) -> dict[str, Tensor]:
         """Losses of all stages, and detectron2's numbers beside them. Where there is nothing to learn a loss is 0."""
-        pyramid = self.neck(maps)
-        guesses = self.rpn(pyramid, shape)
+        guesses = self.rpn(maps, shape)
         said: dict[str, Tensor] = self.rpn.losses(guesses, targets)
         how, box = self.rpn.how, self._box.how
         proposals = self.rpn.propose(guesses, sizes, how.before_training, how.after_training)
@@ -109,17 +114,16 @@ class Rcnn(Detector):
             )
             for proposed, target in zip(proposals, targets, strict=True)
         ]
-        said |= counted(regions, self.classes) | self._box.losses(pyramid, sizes, regions, targets)
+        said |= counted(regions, self.classes) | self._box.losses(maps, sizes, regions, targets)
         for other in self._others:
-            said |= other.losses(pyramid, regions, targets)
+            said |= other.losses(maps, regions, targets)
         return said
 
     def detect(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes) -> list[Detections]:
         """Things in each image: boxes, scores and labels, best first."""
-        pyramid = self.neck(maps)
         how = self.rpn.how
-        proposals = self.rpn.propose(self.rpn(pyramid, shape), sizes, how.before, how.after)
-        return self._box.detect(pyramid, sizes, proposals)
+        proposals = self.rpn.propose(self.rpn(maps, shape), sizes, how.before, how.after)
+        return self._box.detect(maps, sizes, proposals)
 
     def describe(
         self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, found: Sequence[Detections]
@@ -127,9 +131,8 @@ class Rcnn(Detector):
         """Adds masks or keypoints, where the detector knows such."""
         if not self._others:
             return list(found)
-        pyramid = self.neck(maps)
         for other in self._others:
-            found = other.describe(pyramid, found)
+            found = other.describe(maps, found)
         return list(found)
 
 

@@ -136,13 +136,17 @@ class RetinaNet(Detector):
         self.loss, self.beta = loss, beta
         self.threshold, self.nms, self.candidates, self.most = threshold, nms, candidates, most
 
+    def pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """The neck's maps."""
+        made: list[Tensor] = self.neck(maps)
+        return made
+
     def _said(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Logits (B x N x K), coded boxes (B x N x 4), and the anchors of each level (N x 4)."""
-        pyramid = self.neck(maps)
         return (
-            self.head["classification_head"](pyramid),
-            self.head["regression_head"](pyramid),
-            self.grid(pyramid, shape),
+            self.head["classification_head"](maps),
+            self.head["regression_head"](maps),
+            self.grid(maps, shape),
         )
 
     def losses(

@@ -27,6 +27,7 @@ class Proposals:
         anchor_sizes: square roots of the areas of anchors, in pixels: one for each map of the neck, from fine to
             coarse; null takes 8 strides, which are detectron2's 32 to 512.
         ratios: height through width of anchors.
+        convolutions: before what is said of each place.
         convention: whose anchors they are. ``torchvision``, for its weights, has corners on whole pixels, takes as
             stride how many whole times a map goes into the batch, and ranks proposals by chances, which are all 1 where
             logits are large.
@@ -46,6 +47,7 @@ class Proposals:
 
     anchor_sizes: list[Positive] | None = None
     ratios: tuple[Positive, ...] = (0.5, 1, 2)
+    convolutions: Count = 1
     convention: Convention = "detectron2"
     background: Fraction = 0.3
     foreground: Fraction = 0.7
@@ -97,7 +99,7 @@ class RegionProposals(nn.Module):
         strides = [level.stride for level in levels]
         sizes = [8.0 * stride for stride in strides] if how.anchor_sizes is None else how.anchor_sizes
         self._anchors = AnchorGrid([(size,) for size in sizes], how.ratios, strides, convention=how.convention)
-        self.head = RPNHead(levels[0].channels, self._anchors.per_place)
+        self.head = RPNHead(levels[0].channels, self._anchors.per_place, how.convolutions)
 
     def forward(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> Guesses:
         """Guesses at every anchor of the maps; ``shape`` is that of the batch."""
