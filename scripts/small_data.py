@@ -3,7 +3,8 @@
 Those of identities have 8 to train on and 4 others to search, with 4 pictures each, from two cameras in turn. Where
 queries are set apart, the first picture of an identity is one. An identity is a colour in noise.
 
-Those of things in boxes have four pictures of 64 x 48 pixels with 0 to 3 coloured rectangles of two classes in them.
+Those of things in boxes have four pictures of 64 x 48 pixels with 0 to 3 coloured rectangles of two classes in them;
+the one in COCO's folders 24 for training and 8 for validation, wide and tall, with 0 to 3 of them.
 
 Example: ``market1501(Path("data"))`` writes ``data/bounding_box_train/0001_c1s1_000000_00.png`` and 49 others.
 """
@@ -220,6 +221,88 @@ def coco(root: Path) -> None:
     """COCO: ``things.json`` beside its pictures."""
     content = coco_content(root)
     (root / "things.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def coco2017(root: Path) -> None:
+    """COCO's folders: ``train2017``, ``val2017`` and ``annotations`` with instances, keypoints of people, and LVIS.
+
+    Every fourth picture is empty. Outlines are polygons or (of blocks) run lengths, and every seventh thing is a crowd.
+    """
+    (root / "annotations").mkdir(parents=True)
+    for split, numbers in (("train", range(24)), ("val", range(24, 32))):
+        pictures, things = [], []
+        for number in numbers:
+            pixels, found = _crowded(number)
+            name = f"{number:012d}.png"
+            (root / f"{split}2017").mkdir(exist_ok=True)
+            Image.fromarray(pixels).save(root / f"{split}2017" / name, "PNG")
+            height, width = pixels.shape[:2]
+            url = f"http://images.cocodataset.org/{split}2017/{name}"
+            pictures.append({"id": number, "file_name": name, "coco_url": url, "height": height, "width": width})
+            things += found
+        for number, thing in enumerate(things, 1):
+            thing |= {"id": number, "iscrowd": int(number % 7 == 0)}
+        for name, content in _coco_files(pictures, things).items():
+            path = root / "annotations" / f"{name.format(split)}.json"
+            path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def _crowded(number: int) -> tuple[NDArray[np.uint8], list[dict[str, Any]]]:
+    """A picture and the things in it, as COCO's annotations; a third of the pictures are tall."""
+    height, width = (64, 48) if number % 3 == 2 else (48, 64)
+    generator = np.random.default_rng(100 + number)
+    pixels = generator.integers(0, 60, (height, width, 3), dtype=np.uint8)
+    things = []
+    for place in range(number % 4):
+        high, wide = (int(side) for side in generator.integers(10, 24, 2))
+        top, left = int(generator.integers(0, height - high)), int(generator.integers(0, width - wide))
+        pixels[top : top + high, left : left + wide, place % 2] += np.uint8(100)
+        mask = np.zeros((height, width), dtype=bool)
+        mask[top : top + high, left : left + wide] = True
+        right, bottom = left + wide, top + high
+        points = [(left + wide * (one % 4 + 0.5) // 4, top + high * (one + 0.5) // 17, 2) for one in range(17)]
+        person = place % 2 == 0
+        things.append(
+            {
+                "image_id": number,
+                "category_id": 1 if person else 3,
+                "bbox": [left, top, wide, high],
+                "area": wide * high,
+                "segmentation": [[left, top, right, top, right, bottom, left, bottom]] if person else _runs(mask),
+                "keypoints": [int(value) for point in points for value in point],
+                "num_keypoints": 17,
+            }
+        )
+    return pixels, things
+
+
+def _runs(mask: NDArray[np.bool_]) -> dict[str, Any]:
+    from opabinia.segments import run_lengths
+
+    return run_lengths(mask)
+
+
+def _coco_files(pictures: list[dict[str, Any]], things: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What the files hold, by name; ``{}`` in it is the split."""
+    from opabinia.evaluation.coco import POINTS
+
+    without = [{key: value for key, value in one.items() if "keypoints" not in key} for one in things]
+    single = [{key: value for key, value in one.items() if key != "iscrowd"} for one in without if not one["iscrowd"]]
+    kinds: list[dict[str, Any]] = [{"id": 1, "name": "person"}, {"id": 3, "name": "block"}]
+    lists = {"not_exhaustive_category_ids": [3], "neg_category_ids": []}
+    return {
+        "instances_{}2017": {"images": pictures, "annotations": without, "categories": kinds},
+        "person_keypoints_{}2017": {
+            "images": pictures,
+            "annotations": [one for one in things if one["category_id"] == 1],
+            "categories": [{**kinds[0], "keypoints": list(POINTS), "skeleton": []}],
+        },
+        "lvis_v0.5_{}": {
+            "images": [{**one, **lists} for one in pictures],
+            "annotations": single,
+            "categories": [{**kind, "frequency": rare} for kind, rare in zip(kinds, "fr", strict=True)],
+        },
+    }
 
 
 def roboflow(root: Path) -> None:

@@ -22,7 +22,7 @@ class Recorded(Exception):
 
 
 class Record(Hook):
-    """Writes ``batch.safetensors``, ``batch.json`` (what of it are no tensors), ``gradients.json`` (the norm of each)
+    """Writes ``batch.safetensors``, ``batch.json`` (what of it are no tensors, without ``truth``), ``gradients.json`` (the norm of each)
     and, of a step that came to its end, ``step.json``; of further processes ``batch.rank1.safetensors`` and so on. Then
     it ends the run.
 
@@ -42,7 +42,8 @@ class Record(Hook):
         name = "batch" if is_first() else f"batch.rank{rank()}"
         tensors = dict(_tensors(batch))
         save_tensors(self.folder / f"{name}.safetensors", tensors)
-        plain = {key: value for key, value in batch.items() if not any(one.split(".")[0] == key for one in tensors)}
+        told = {one.split(".")[0] for one in tensors} | {"truth"}  # which only evaluations read
+        plain = {key: value for key, value in batch.items() if key not in told}
         write_json(self.folder / f"{name}.json", plain)
 
     def after_backward(self, run: Run) -> None:
