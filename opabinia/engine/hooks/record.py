@@ -22,9 +22,9 @@ class Recorded(Exception):
 
 
 class Record(Hook):
-    """Writes ``batch.safetensors``, ``batch.json`` (what of it are no tensors, without ``truth``), ``gradients.json`` (the norm of each)
-    and, of a step that came to its end, ``step.json``; of further processes ``batch.rank1.safetensors`` and so on. Then
-    it ends the run.
+    """Writes ``batch.safetensors``, ``batch.json`` (what of it are no tensors, without ``truth``), ``gradients.json``
+    (the norm of each) and, of a step that came to its end, ``step.json``; of further processes
+    ``batch.rank1.safetensors`` and so on. Then it ends the run.
 
     Args:
         step: the optimizer step, from 1 on.
