@@ -311,8 +311,11 @@ def distilled(task: Task, teachers: Sequence[nn.Module], settings: Distill) -> D
         settings: what is learned from them.
 
     Raises:
-        ValueError: nothing is to be learned from the teachers, or a module is not there.
+        ValueError: nothing is to be learned from the teachers, a module is not there, or the task finds things in
+            images instead of telling what each is.
     """
+    if task.size_multiple is not None:
+        raise ValueError("teachers tell what whole images are; a task that finds things in them cannot be taught")
     if not (settings.logits_weight or settings.features_weight):
         raise ValueError("logits_weight and features_weight are both 0: nothing is learned from the teachers")
     lessons = [
