@@ -129,7 +129,7 @@ def test_pieces_of_a_batch_learn_the_same(data: Path, tmp_path: Path) -> None:
         for name, more in (("whole", ()), ("pieces", ("train.micro_batch=2",)))
     )
     assert pieces["train/loss"] == pytest.approx(whole["train/loss"], rel=0.1)
-    assert pieces["train/loss"] != whole["train/loss"] or pieces["grad_norm"] != whole["grad_norm"]
+    assert pieces["train/loss"] != whole["train/loss"], "it went through in pieces"
 
 
 def test_the_average_of_weights_is_evaluated(data: Path, tmp_path: Path) -> None:
@@ -142,12 +142,14 @@ def test_the_average_of_weights_is_evaluated(data: Path, tmp_path: Path) -> None
 
 
 def test_half_precision(data: Path, tmp_path: Path) -> None:
+    """Of pictures so large that no map has one pixel alone: there oneDNN's gradient of a stride of 2 is not a number."""
+    large = "data.train.transforms=[{name: resize_shortest, short: 96}]"
     for detector in ("fcos", "mask_rcnn"):
-        detector_of = f"task.detector={DETECTORS[detector]}"
-        run = train(data, tmp_path, "train.precision=bf16", detector_of, name=detector)
-        plain = train(data, tmp_path, detector_of, name=f"plain-{detector}")
-        half, full = (lines(one)[0]["train/loss"] for one in (run, plain))
-        assert half == pytest.approx(full, rel=0.05) and half != full
+        how = (f"task.detector={DETECTORS[detector]}", large, "data.val=null")
+        half = train(data, tmp_path, *how, "train.precision=bf16", name=detector)
+        full = train(data, tmp_path, *how, name=f"plain-{detector}")
+        losses = [lines(run)[0]["train/loss"] for run in (half, full)]
+        assert losses[0] == pytest.approx(losses[1], rel=0.05) and losses[0] != losses[1]
 
 
 def test_pictures_that_cannot_be_read_are_passed_over(data: Path, tmp_path: Path) -> None:
@@ -179,10 +181,8 @@ def test_the_best_checkpoint_by_any_score(data: Path, tmp_path: Path, score: str
 
 
 def test_a_score_that_no_evaluation_gives_is_told(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match="no evaluation gives the score 'val/mask_AP75x'; did you mean 'val/mask_AP75'"
-    ):
-        train(data, tmp_path, "checkpoint.best=val/mask_AP75x")
+    with pytest.raises(ConfigError, match="no evaluation gives the score 'val/mAP'; did you mean 'val/AP'"):
+        train(data, tmp_path, "checkpoint.best=val/mAP")
 
 
 def test_hooks_that_look_at_scores(data: Path, tmp_path: Path) -> None:
