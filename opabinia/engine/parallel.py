@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from opabinia.config import register
-from opabinia.contracts import Batch, Clock, Count, Positive, Task, Together
+from opabinia.contracts import Batch, Clock, Count, Detector, Positive, Task, Together
 from opabinia.runtime.processes import copy_from_first, world_size
 
 DType = Literal["fp32", "bf16", "fp16"]
@@ -153,12 +154,18 @@ def fsdp(
         # At the border of a unit FSDP brings its inputs to the type of its parameters.
         children = [one for one in _children(model) if param_dtype and any(True for _ in one.parameters())]
         for part in [*_units(model, unit), *children, model]:
-            fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision)
+            policy = replace(precision, cast_forward_inputs=not _takes_boxes(part))
+            fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
         for part in (model, *children):
             for method in _FORWARD_METHODS:
                 if hasattr(part, method):
                     register_fsdp_forward_method(part, method)
     return _Shards(models[0])
+
+
+def _takes_boxes(part: nn.Module) -> bool:
+    """Whether boxes are handed to it, which half precision would move by pixels; maps come to it in the right type."""
+    return isinstance(part, Detector) or (isinstance(part, Task) and part.size_multiple is not None)
 
 
 _FORWARD_METHODS = ("predict", "features", "maps", "levels", "pyramid", "losses", "detect", "describe")

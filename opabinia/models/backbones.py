@@ -69,7 +69,7 @@ class TimmBackbone(Backbone):
         self.trained_classes = int(classes) if head and preprocessing else 0
         self.map_channels = int(facts.num_features)
         self.token_channels = int(facts.embed_dim) if _takes_offsets(model) else 0
-        self.pyramid: Levels | None = None
+        self.level_maps: Levels | None = None
         # In a tuple it is not a child: it is saved and trained only where make_head hands it out.
         self._trained_head = (head,)
 
@@ -134,9 +134,9 @@ class TimmBackbone(Backbone):
         Raises:
             ValueError: timm does not tell such maps of this model.
         """
-        self.pyramid = Levels(self.model)
+        self.level_maps = Levels(self.model)
         take_any_size(self.model)
-        return self.pyramid.given
+        return self.level_maps.given
 
     def levels(self, images: Tensor) -> list[Tensor]:
         """B x C x H x W to feature maps (B x M x h x w) as :meth:`use_levels` told.
@@ -144,9 +144,9 @@ class TimmBackbone(Backbone):
         Raises:
             Unfit: the model does not take images of this size.
         """
-        assert self.pyramid is not None, "use_levels() comes first"
+        assert self.level_maps is not None, "use_levels() comes first"
         try:
-            maps: list[Tensor] = self.pyramid(self.model, images)
+            maps: list[Tensor] = self.level_maps(self.model, images)
         except AssertionError as error:  # how timm's layers refuse a size
             height, width = images.shape[2:]
             raise Unfit(
@@ -165,10 +165,10 @@ class TimmBackbone(Backbone):
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile what is asked for: :meth:`levels` behind :meth:`use_levels`, otherwise :meth:`forward`."""
-        if self.pyramid is None:
+        if self.level_maps is None:
             super().compile(*args, **kwargs)
         else:
-            self.pyramid.compile(*args, **kwargs)
+            self.level_maps.compile(*args, **kwargs)
 
     def make_head(self, classes: int) -> nn.Module:
         """The classifier that timm has for this model, so that both together compute what timm's whole model does.
