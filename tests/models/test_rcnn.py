@@ -175,6 +175,18 @@ def test_nothing_found_is_described_too(name: str) -> None:
 
 
 @each
+def test_nothing_is_found_where_nothing_is_proposed(name: str) -> None:
+    detector, nowhere = made(name), [torch.zeros(0, 4)] * 2
+    box: Any = detector.box
+    assert [len(one.boxes) for one in box.detect(pyramid(), SIZES, nowhere)] == [0, 0]
+    regions = [sampled(one, empty(), foreground=0.5, samples=8, positive=0.25, classes=3) for one in nowhere]
+    losses = box.losses(pyramid(), SIZES, regions, [empty()] * 2)
+    assert total(losses) == 0
+    total(losses).backward()  # type: ignore[no-untyped-call]
+    assert all(one.grad is not None and one.grad.eq(0).all() for one in box.parameters())
+
+
+@each
 def test_it_is_the_same_in_training_and_evaluation(name: str) -> None:
     detector, maps = made(name), pyramid()
     found, losses = [], []
@@ -533,6 +545,8 @@ def test_peaks_are_where_the_maps_are_highest() -> None:
     assert found[0, 0].tolist() == pytest.approx([12.5, 21.5, math.exp(8) / (math.exp(8) + 15)], abs=1e-3)
     assert 0 < found[1, 0, 0] < 10 and 30 < found[1, 0, 1] < 40
     assert peaks(logits[:0], boxes[:0]).shape == (0, 1, 3)
+    lost = peaks(logits, torch.stack([boxes[0], torch.full((4,), math.nan)]))
+    assert torch.equal(lost[0], found[0]) and lost[1, :, :2].isnan().all()
 
 
 def test_gradients_are_shared_among_stages() -> None:

@@ -131,14 +131,14 @@ class BoxLayers(nn.Module):
 
     def boxes(self, judged: Judged, regions: Tensor) -> Tensor:
         """R x K x 4 (R x 1 x 4 if one is for all classes), from the regions (R x 4)."""
-        return decode(judged.deltas, regions, self.weights).view(len(regions), -1, 4)
+        return decode(judged.deltas, regions, self.weights).view(_by_box(judged.deltas))
 
     def losses(self, judged: Judged, regions: Regions) -> dict[str, Tensor]:
         """``loss_cls`` and ``loss_box_reg``, both means over all regions, those of background too, and how often the
         class was right: of all regions, of things, and how many of these were taken for background."""
         logits, labels = judged.logits, regions.labels
         is_thing = (labels < self.classes).float()
-        deltas = judged.deltas.view(len(labels), -1, 4)
+        deltas = judged.deltas.view(_by_box(judged.deltas))
         column = torch.zeros_like(labels) if self.how.class_agnostic else labels.clamp(max=self.classes - 1)
         deltas = deltas.gather(1, column[:, None, None].expand(-1, 1, 4))[:, 0]
         place = box_loss(deltas, regions.boxes, regions.goals, self.how.loss, beta=self.how.beta, weights=self.weights)
@@ -152,6 +152,11 @@ class BoxLayers(nn.Module):
             "fast_rcnn/fg_cls_accuracy": (right * is_thing).sum() / things,
             "fast_rcnn/false_negative": ((guess == self.classes) * is_thing).sum() / things,
         }
+
+
+def _by_box(deltas: Tensor) -> tuple[int, int, int]:
+    """R x K x 4 of R x 4K, where R may be 0."""
+    return len(deltas), deltas.shape[1] // 4, 4
 
 
 class BoxHead(nn.Module):

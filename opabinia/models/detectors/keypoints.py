@@ -109,7 +109,7 @@ def peaks(logits: Tensor, boxes: Tensor) -> Tensor:
         boxes: R x 4.
     """
     sides = (boxes[:, 2:] - boxes[:, :2]).clamp(min=1)
-    pixels = sides.ceil()
+    pixels = sides.ceil().nan_to_num(1)  # a box that is no number has a map of one pixel, and no number as its points
     highest, places = [], []
     for one, (width, height) in zip(logits, pixels.long().tolist(), strict=True):
         value, place = F.interpolate(one[None], (height, width), mode="bicubic")[0].flatten(1).max(dim=1)
