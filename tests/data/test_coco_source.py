@@ -88,6 +88,11 @@ def test_truth_is_what_the_file_says(root: Path) -> None:
     assert crowd.segments[1]["size"] == [48, 64] and len(crowd.segments[0][0]) == 8
 
 
+def test_an_area_that_is_no_number_is_that_of_the_box(root: Path) -> None:
+    for area in (None, "12", float("nan"), float("inf"), 10**400):
+        assert read(root, annotation(bbox=[3, 1, 20, 10], area=area)).things.areas[0] == 200
+
+
 @OLD_NUMPY
 def test_masks_are_those_of_pycocotools(root: Path) -> None:
     judge = pytest.importorskip("pycocotools.coco")
@@ -230,6 +235,7 @@ BROKEN: dict[str, tuple[Callable[[Content], object], str]] = {
     ),
     "infinite": (annotation(bbox=[9, 5, float("inf"), 6]), r"not four numbers: 1\.png, annotation 100"),
     "a text": (annotation(bbox=["9", 5, 4, 6]), r"not four numbers: 1\.png, annotation 100: bbox \['9', 5, 4, 6\]"),
+    "a huge number": (annotation(bbox=[9, 5, 10**400, 6]), r"not four numbers: 1\.png, annotation 100"),
     "three numbers": (annotation(bbox=[9, 5, 4]), r"not four numbers: 1\.png, annotation 100: bbox \[9, 5, 4\]"),
     "partly outside": (
         annotation(bbox=[50, 5, 20, 6]),
@@ -352,6 +358,8 @@ def test_the_first_ten_are_told_and_all_are_counted(root: Path) -> None:
         (b'{"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}]}', "lists no picture"),
         (b'{"images": [], "annotations": [], "categories": [{"id": "1", "name": "a"}]}', "category has the id '1'"),
         (b"\x80{}", "cannot be read"),
+        (b"[" * 100_000, "cannot be read: maximum recursion depth"),
+        (b"9" * 5000, "cannot be read: Exceeds the limit"),
     ],
 )
 @pytest.mark.parametrize("broken", ["error", "drop"])

@@ -113,6 +113,7 @@ def test_a_size_that_is_not_told_is_read(devkit: Path) -> None:
         ("<xmin>3<", "<xmin>40<", r"1 boxes without area: JPEGImages/1\.png, object 1: .* 39, "),
         ("<ymin>", "<ymin>-9", r"1 boxes that reach out of the picture: JPEGImages/1\.png, object 1"),
         ("<annotation>", "<!DOCTYPE a><annotation>", r"1\.xml: it declares a document type"),
+        ("<annotation>", '<?xml version="1.0" encoding="no"?><annotation>', r"1\.xml: no whole XML: unknown encoding"),
     ],
 )
 def test_what_is_broken_in_voc_is_told(devkit: Path, old: str, new: str, message: str) -> None:

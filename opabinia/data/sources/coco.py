@@ -163,7 +163,8 @@ def _read(file: Path) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         reason = f"{error.msg}, line {error.lineno}, column {error.colno}"
         raise ValueError(f"{file} is no whole JSON: {reason}; was it cut short?") from error
-    except (UnicodeDecodeError, OSError) as error:
+    # Numbers of thousands of digits are refused by Python, and nothing is nested without end.
+    except (ValueError, OSError, RecursionError) as error:
         raise ValueError(f"{file} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds a {type(content).__name__}; expected an object with {', '.join(_LISTS)}")
@@ -316,9 +317,8 @@ class _Reader:
                 if points is None:
                     continue
                 keypoints.append(points)
-            area = one.get("area")
-            area = float(area) if isinstance(area, int | float) else box[2] * box[3]
-            rows.append((picture, number, box, label, area, bool(one.get("iscrowd"))))
+            area = _floats([one.get("area")], 1) or [box[2] * box[3]]
+            rows.append((picture, number, box, label, area[0], bool(one.get("iscrowd"))))
             outlines.append(outline)
         pictures, ids, boxes, classes, areas, crowd = zip(*rows, strict=True) if rows else ((),) * 6
         crowds = np.array(crowd, dtype=bool)
@@ -385,7 +385,7 @@ def _floats(values: Any, count: int | None = None) -> list[float] | None:
         return None
     try:
         return values if math.isfinite(sum(values)) else None
-    except TypeError:
+    except (TypeError, OverflowError):
         return None
 
 

@@ -208,7 +208,7 @@ def parsed(content: bytes) -> Element:
     parser.StartDoctypeDeclHandler = _refuse_declaration
     try:
         parser.Parse(content, True)
-    except expat.ExpatError as error:
+    except (expat.ExpatError, LookupError) as error:  # an encoding that nobody knows
         raise ValueError(f"no whole XML: {error}") from error
     return builder.close()
 
