@@ -15,7 +15,7 @@ from opabinia.config import ConfigError, Problem
 from opabinia.config.build import blamed
 from opabinia.config.errors import listing, nearest
 from opabinia.contracts import Backbone, Batch, Facts, Plan, Row, Sampler, Source, Task, Together
-from opabinia.data import Data, Stream
+from opabinia.data import Data, Stream, ValidationStream
 from opabinia.data.batches import ConstantPlan
 from opabinia.data.loader import DataError, Loader, Reader, Request, evaluation_requests, training_requests
 from opabinia.data.order import EachOnce
@@ -211,8 +211,19 @@ def fresh_batches(
 
 def with_average(validation: Sequence[Validation], average: Task, weights: str) -> list[Validation]:
     """The sets once more for averaged weights; whose scores come first, as they are what one trains for."""
-    averaged = [replace(one, name=f"{one.name}_ema", task=average) for one in validation]
+    averaged = [replace(one, name=of_average(one.name), task=average) for one in validation]
     return {"both": [*averaged, *validation], "ema": averaged, "raw": list(validation)}[weights]
+
+
+def of_average(name: str) -> str:
+    """What a set is called when averaged weights are evaluated on it."""
+    return f"{name}_ema"
+
+
+def own_periods(streams: Sequence[ValidationStream]) -> dict[str, Duration]:
+    """Periods of the sets that have one of their own, for averaged weights, too, by name."""
+    own = {one.prefix: one.every for one in streams if one.every is not None}
+    return own | {of_average(name): period for name, period in own.items()}
 
 
 def make_plan(

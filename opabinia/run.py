@@ -83,6 +83,7 @@ from opabinia.pieces import (
     make_training_loader,
     make_validation,
     order_fingerprint,
+    own_periods,
     placed,
     prepared,
     refuse_pieces,
@@ -282,7 +283,7 @@ def train(
             user=hooks or {},
             flush=FlushSamples() if train.log_samples else Flush(train.log_every),
             save=Save(checkpoint.every),
-            evaluate=Evaluate(evaluate.every, {one.prefix: one.every for one in data.validation if one.every}),
+            evaluate=Evaluate(evaluate.every, own_periods(data.validation)),
             best=make_best(checkpoint.best, offered),
             average=average,
             timer=Timer(),
@@ -534,6 +535,8 @@ def rehearse(parts: Mapping[str, Any]) -> None:
     row = replace(plan.row(0), count=len(batch["id"]))
     _push(lambda: step(batch, row, clock, lambda: None), batch)
     validation = make_validation(data, None, 0, torch.device("cpu"), training.precision)
+    if parts["ema"] is not None:
+        validation = with_average(validation, model, parts["evaluate"].weights)
     make_best(parts["checkpoint"].best, scores_offered(model, validation))
     for stream in data.validation:
         val_batch = first_samples(stream, 2, skip=skip, size_multiple=model.size_multiple)

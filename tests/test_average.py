@@ -64,6 +64,17 @@ def test_only_one_of_them_if_asked(tmp_path: Path) -> None:
         assert {score[: score.index("/") + 1] for score in scores} == {prefix}
 
 
+def test_a_set_with_a_period_of_its_own_keeps_it_for_the_average(tmp_path: Path) -> None:
+    late = "data.val=[{source: {name: digits, split: val}}, {prefix: late, every: 0ep, source: {name: digits, split: val}}]"
+    folder, _ = trained(tmp_path, late)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    when = {
+        name: [line["step"] for line in lines if f"{name}/top1" in line]
+        for name in ("val", "val_ema", "late", "late_ema")
+    }
+    assert when == {"val": [6, 12], "val_ema": [6, 12], "late": [12], "late_ema": [12]}
+
+
 def test_pictures_are_predicted_with_the_average(tmp_path: Path) -> None:
     folder, _ = trained(tmp_path)
     average = tensors(folder, 12, "ema")
