@@ -65,8 +65,8 @@ def test_only_one_of_them_if_asked(tmp_path: Path) -> None:
 
 
 def test_a_set_with_a_period_of_its_own_keeps_it_for_the_average(tmp_path: Path) -> None:
-    late = "data.val=[{source: {name: digits, split: val}}, {prefix: late, every: 0ep, source: {name: digits, split: val}}]"
-    folder, _ = trained(tmp_path, late)
+    source = "source: {name: digits, split: val}"
+    folder, _ = trained(tmp_path, f"data.val=[{{{source}}}, {{prefix: late, every: 0ep, {source}}}]")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     when = {
         name: [line["step"] for line in lines if f"{name}/top1" in line]
