@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from torchvision.models.detection._utils import Matcher
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.image_list import ImageList
+from torchvision.ops import complete_box_iou_loss, distance_box_iou_loss, generalized_box_iou_loss
 
 from opabinia.models.detectors.anchors import (
     AnchorGrid,
@@ -20,6 +22,7 @@ from opabinia.models.detectors.anchors import (
     encode,
     grid_anchors,
     match,
+    overlap_loss,
     pyramid_levels,
 )
 from opabinia.models.detectors.dense import focal
@@ -200,3 +203,23 @@ def test_losses_of_overlap_are_fvcores(kind: Literal["giou", "diou", "ciou"]) ->
     found = box_loss(torch.zeros(1, 4, dtype=torch.bfloat16), anchor, box, kind)
     assert found.dtype == torch.float32
     close(found, [GOLDEN["overlap"][kind]])
+
+
+@pytest.mark.parametrize(
+    ("kind", "theirs"),
+    [("giou", generalized_box_iou_loss), ("diou", distance_box_iou_loss), ("ciou", complete_box_iou_loss)],
+    ids=["giou", "diou", "ciou"],
+)
+def test_losses_of_overlap_are_torchvisions(kind: Literal["giou", "diou", "ciou"], theirs: Any) -> None:
+    """Values and gradients, of boxes that overlap and of those that do not, in batches, too."""
+    corners = torch.rand(2, 40, 2, 2, generator=torch.Generator().manual_seed(0)) * 50
+    boxes = torch.cat([corners.amin(2), corners.amax(2) + 1], 2)
+    goals = boxes.roll(1, 1)
+    gradients = []
+    for loss in (partial(overlap_loss, kind=kind), partial(theirs, reduction="none")):
+        own = boxes.clone().requires_grad_()
+        values = loss(own, goals)
+        values.sum().backward()
+        assert own.grad is not None and values.shape == (2, 40)
+        gradients.append((values.detach(), own.grad))
+    torch.testing.assert_close(*gradients)

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -16,11 +16,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.models import detection as torchvisions
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelP6P7
 
 from opabinia.contracts import Detections, Detector, Facts, Level, Row, Target
+from opabinia.models.detectors.anchors import _kept as anchors_kept
 from opabinia.models.detectors.anchors import grid_anchors
 from opabinia.models.detectors.dense import Found, Said, best_candidates, by_level, says_right, suppressed
 from opabinia.models.detectors.fcos import Fcos, assign, centre_of
@@ -154,6 +156,30 @@ def test_every_parameter_learns_in_every_step(name: str, counts: list[int]) -> N
     sum(losses_of(said).values()).backward()  # type: ignore[union-attr]
     gradients = [one.grad for one in detector.parameters()]
     assert all(one is not None and one.isfinite().all() for one in gradients)
+
+
+@pytest.fixture
+def no_values() -> Iterator[None]:
+    """Tensors without values: what asks for one on the host, or keeps as many rows as are true, fails."""
+    anchors_kept.cache_clear()
+    with FakeTensorMode():
+        yield
+    anchors_kept.cache_clear()
+
+
+@pytest.mark.usefixtures("no_values")
+@pytest.mark.parametrize(
+    "make",
+    [DETECTORS["fcos"], *(partial(DETECTORS["retinanet"], loss=loss) for loss in ("smooth_l1", "giou", "ciou"))],
+    ids=["fcos", "retinanet", "retinanet-giou", "retinanet-ciou"],
+)
+def test_no_step_waits_for_the_device(make: Callable[..., Detector]) -> None:
+    detector = make()
+    maps = [torch.rand(2, level.channels, 96 // level.stride, 160 // level.stride) for level in LEVELS]
+    targets = [Target(torch.rand(count, 4), torch.ones(count, dtype=torch.int64)) for count in (2, 0)]
+    said = detector.losses(detector.pyramid(maps), SHAPE, [SHAPE] * 2, targets)
+    sum(losses_of(said).values()).backward()  # type: ignore[union-attr]
+    assert all(one.grad is not None for one in detector.parameters())
 
 
 @every

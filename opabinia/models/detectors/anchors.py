@@ -5,6 +5,7 @@ Boxes are left, top, right, bottom in pixels, float32. Nothing here waits for th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -13,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torchvision.models.detection._utils import BoxCoder
-from torchvision.ops import complete_box_iou_loss, distance_box_iou_loss, generalized_box_iou_loss
 
 Weights = tuple[float, float, float, float]
 """What the four numbers of a coded box are multiplied by: the shifts to the right and down, width and height."""
 
+ByOverlap = Literal["giou", "diou", "ciou"]
 BoxLoss = Literal["smooth_l1", "giou", "diou", "ciou"]
 
 Convention = Literal["detectron2", "torchvision"]
@@ -129,7 +130,8 @@ def _kept(
 ) -> Tensor:
     # What is made in inference mode could not take part in training later.
     with torch.inference_mode(False):
-        return grid_anchors(cell_anchors(sizes, ratios, rounded=rounded).to(device), shape, stride, offset)
+        cells = cell_anchors(sizes, ratios, rounded=rounded).to(device, non_blocking=True)
+        return grid_anchors(cells, shape, stride, offset)
 
 
 # --- coding -----------------------------------------------------------------------------------------------------------
@@ -141,8 +143,11 @@ def encode(boxes: Tensor, anchors: Tensor, weights: Weights = (1.0, 1.0, 1.0, 1.
 
     Example: from [0, 0, 10, 10] to [2, 2, 12, 14] with the weights 10, 10, 5, 5 is [2, 3, 0, 0.9116].
     """
-    coded: Tensor = BoxCoder(weights).encode_single(boxes, anchors)
-    return coded
+    # torchvision's does the same, but copies the weights to the device each time, and waits for that.
+    size, base = boxes[:, 2:] - boxes[:, :2], anchors[:, 2:] - anchors[:, :2]
+    shift = (boxes[:, :2] + 0.5 * size - (anchors[:, :2] + 0.5 * base)) / base
+    columns = torch.cat([shift, (size / base).log()], dim=1).unbind(1)
+    return torch.stack([weight * column for weight, column in zip(weights, columns, strict=True)], dim=1)
 
 
 def decode(deltas: Tensor, anchors: Tensor, weights: Weights = (1.0, 1.0, 1.0, 1.0)) -> Tensor:
@@ -226,18 +231,58 @@ def box_loss(
         deltas: predictions, coded as in :func:`encode` (N x 4).
         anchors: what they start from (N x 4).
         boxes: where they should end (N x 4), of positive width and height.
-        kind: ``smooth_l1`` compares coded boxes, number by number; the others compare boxes by their overlap: ``giou``
-            (Rezatofighi et al. 2019), ``diou`` and ``ciou`` (Zheng et al. 2020).
+        kind: ``smooth_l1`` compares coded boxes, number by number; the others compare boxes by their overlap, see
+            :func:`overlap_loss`.
         beta: of ``smooth_l1``: errors below count squared, error^2 / (2 beta), those above error - beta / 2. 0: all
             count as they are (L1).
         weights: of the coding.
 
-    Example: an error of 0.05 with ``beta`` 0.1 is 0.0125, one of 1 is 0.95. [0, 0, 2, 2] for [1, 1, 3, 3] is 1.0794
-    as ``giou`` and 0.9683 as ``diou`` and ``ciou``.
+    Example: an error of 0.05 with ``beta`` 0.1 is 0.0125, one of 1 is 0.95.
     """
     if kind == "smooth_l1":
         coded = encode(boxes, anchors, weights)
         return F.smooth_l1_loss(deltas.float(), coded, reduction="none", beta=beta).sum(dim=1)
-    by_overlap = {"giou": generalized_box_iou_loss, "diou": distance_box_iou_loss, "ciou": complete_box_iou_loss}
-    loss: Tensor = by_overlap[kind](decode(deltas, anchors, weights), boxes, reduction="none")
-    return loss
+    return overlap_loss(decode(deltas, anchors, weights), boxes, kind)
+
+
+_LEAST = 1e-7
+"""What divisors are at least."""
+
+
+def overlap_loss(boxes: Tensor, goals: Tensor, kind: ByOverlap) -> Tensor:
+    """One less the intersection over union of boxes and where they should be (... x 4 each, to ...), and a penalty.
+
+    torchvision's numbers; its functions look for the boxes that overlap at all, which waits for the device.
+
+    Args:
+        boxes: predictions.
+        goals: where they should be, of positive width and height.
+        kind: of the penalty: ``giou`` (Rezatofighi et al. 2019), the share of the smallest box around both that is in
+            neither; ``diou`` (Zheng et al. 2020), the distance of their centres, squared, over the diagonal of that
+            box; ``ciou`` (the same), and how far their shapes differ.
+
+    Example: [0, 0, 2, 2] for [1, 1, 3, 3] is 1.0794 as ``giou`` and 0.9683 as ``diou`` and ``ciou``.
+    """
+    size, wanted = boxes[..., 2:] - boxes[..., :2], goals[..., 2:] - goals[..., :2]
+    ends, starts = torch.minimum(boxes[..., 2:], goals[..., 2:]), torch.maximum(boxes[..., :2], goals[..., :2])
+    around = torch.maximum(boxes[..., 2:], goals[..., 2:]) - torch.minimum(boxes[..., :2], goals[..., :2])
+    shared = _area((ends - starts).clamp(min=0))
+    union = _area(size) + _area(wanted) - shared
+    overlap = shared / (union + _LEAST)
+    if kind == "giou":
+        hull = _area(around)
+        return 1 - overlap + (hull - union) / (hull + _LEAST)
+    shift = (boxes[..., :2] + boxes[..., 2:] - goals[..., :2] - goals[..., 2:]) / 2
+    loss = 1 - overlap + shift.square().sum(-1) / (around.square().sum(-1) + _LEAST)
+    if kind == "diou":
+        return loss
+    difference = (wanted[..., 0] / wanted[..., 1]).atan() - (size[..., 0] / size[..., 1]).atan()
+    shape = (2 / math.pi * difference).square()
+    with torch.no_grad():
+        weight = shape / (1 - overlap + shape + _LEAST)
+    return loss + weight * shape
+
+
+def _area(size: Tensor) -> Tensor:
+    # Not prod(), whose gradient looks for zeros on the host.
+    return size[..., 0] * size[..., 1]

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.detection._utils import BoxLinearCoder
 from torchvision.models.detection.fcos import FCOSClassificationHead, FCOSRegressionHead
-from torchvision.ops import generalized_box_iou_loss
 
 from opabinia.config import register
 from opabinia.contracts import (
@@ -34,7 +33,7 @@ from opabinia.contracts import (
     Sizes,
     Target,
 )
-from opabinia.models.detectors.anchors import AnchorGrid, Convention
+from opabinia.models.detectors.anchors import AnchorGrid, Convention, overlap_loss
 from opabinia.models.detectors.dense import (
     HeadNorm,
     Prior,
@@ -140,7 +139,7 @@ class Fcos(Detector):
         count = each.clamp(min=1) * len(targets)
         # No place is picked out, which would wait for the device: what is not positive counts 0.
         boxes = CODER.decode(distances.float(), anchors)
-        off = generalized_box_iou_loss(boxes, goals.boxes, reduction="none")
+        off = overlap_loss(boxes, goals.boxes, "giou")
         off_centre = F.binary_cross_entropy_with_logits(
             centerness.float(), centre_of(anchors, goals.boxes), reduction="none"
         )
