@@ -31,7 +31,7 @@ class Proposals:
         convention: whose anchors they are. ``torchvision``, for its weights, has corners on whole pixels, takes as
             stride how many whole times a map goes into the batch, and ranks proposals by chances, which are all 1 where
             logits are large.
-        background: an anchor that overlaps nothing by more than this is background ...
+        background: an anchor that overlaps no thing by this much is background ...
         foreground: ... and one that overlaps a thing by this much belongs to it, as do those that overlap it most.
         samples: how many anchors of an image are learned from.
         positive: how many of them may belong to things, at most.
