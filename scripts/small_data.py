@@ -4,7 +4,7 @@ Those of identities have 8 to train on and 4 others to search, with 4 pictures e
 queries are set apart, the first picture of an identity is one. An identity is a colour in noise.
 
 Those of things in boxes have four pictures of 64 x 48 pixels with 0 to 3 coloured rectangles of two classes in them;
-the one in COCO's folders 24 for training and 8 for validation, wide and tall, with 0 to 3 of them.
+those in COCO's folders 24 for training and 8 for validation, wide and tall, with 0 to 3 of them.
 
 Example: ``market1501(Path("data"))`` writes ``data/bounding_box_train/0001_c1s1_000000_00.png`` and 49 others.
 """
@@ -12,7 +12,7 @@ Example: ``market1501(Path("data"))`` writes ``data/bounding_box_train/0001_c1s1
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -224,26 +224,37 @@ def coco(root: Path) -> None:
 
 
 def coco2017(root: Path) -> None:
-    """COCO's folders: ``train2017``, ``val2017`` and ``annotations`` with instances, keypoints of people, and LVIS.
+    """COCO's folders: ``train2017``, ``val2017`` and ``annotations`` with instances, keypoints of people, and LVIS."""
+    _coco_folders(root, {"train2017": range(24), "val2017": range(24, 32)})
+    for split in ("train", "val"):
+        content = json.loads((root / "annotations" / f"instances_{split}2017.json").read_text("utf-8"))
+        path = root / "annotations" / f"lvis_v0.5_{split}.json"
+        path.write_text(json.dumps(_as_lvis(content)), encoding="utf-8")
 
-    Every fourth picture is empty. Outlines are polygons or (of blocks) run lengths, and every seventh thing is a crowd.
-    """
+
+def coco_folders(root: Path) -> None:
+    """The same with ``train``, ``val`` and ``test``, and no LVIS."""
+    _coco_folders(root, {"train": range(24), "val": range(24, 32), "test": range(32, 40)})
+
+
+def _coco_folders(root: Path, splits: Mapping[str, Iterable[int]]) -> None:
+    """Every fourth picture is empty, every seventh thing a crowd; outlines are polygons or, of blocks, run lengths."""
     (root / "annotations").mkdir(parents=True)
-    for split, numbers in (("train", range(24)), ("val", range(24, 32))):
+    for split, numbers in splits.items():
+        (root / split).mkdir()
         pictures, things = [], []
         for number in numbers:
             pixels, found = _crowded(number)
             name = f"{number:012d}.png"
-            (root / f"{split}2017").mkdir(exist_ok=True)
-            Image.fromarray(pixels).save(root / f"{split}2017" / name, "PNG")
+            Image.fromarray(pixels).save(root / split / name, "PNG")
             height, width = pixels.shape[:2]
-            url = f"http://images.cocodataset.org/{split}2017/{name}"
+            url = f"http://images.cocodataset.org/{split}/{name}"
             pictures.append({"id": number, "file_name": name, "coco_url": url, "height": height, "width": width})
             things += found
         for number, thing in enumerate(things, 1):
             thing |= {"id": number, "iscrowd": int(number % 7 == 0)}
         for name, content in _coco_files(pictures, things).items():
-            path = root / "annotations" / f"{name.format(split)}.json"
+            path = root / "annotations" / f"{name}_{split}.json"
             path.write_text(json.dumps(content), encoding="utf-8")
 
 
@@ -283,25 +294,37 @@ def _runs(mask: NDArray[np.bool_]) -> dict[str, Any]:
 
 
 def _coco_files(pictures: list[dict[str, Any]], things: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What the files hold, by name; ``{}`` in it is the split."""
+    """What the files hold, by name without the split."""
     from opabinia.evaluation.coco import POINTS
 
     without = [{key: value for key, value in one.items() if "keypoints" not in key} for one in things]
-    single = [{key: value for key, value in one.items() if key != "iscrowd"} for one in without if not one["iscrowd"]]
     kinds: list[dict[str, Any]] = [{"id": 1, "name": "person"}, {"id": 3, "name": "block"}]
-    lists = {"not_exhaustive_category_ids": [3], "neg_category_ids": []}
     return {
-        "instances_{}2017": {"images": pictures, "annotations": without, "categories": kinds},
-        "person_keypoints_{}2017": {
+        "instances": {"images": pictures, "annotations": without, "categories": kinds},
+        "person_keypoints": {
             "images": pictures,
             "annotations": [one for one in things if one["category_id"] == 1],
             "categories": [{**kinds[0], "keypoints": list(POINTS), "skeleton": []}],
         },
-        "lvis_v0.5_{}": {
-            "images": [{**one, **lists} for one in pictures],
-            "annotations": single,
-            "categories": [{**kind, "frequency": rare} for kind, rare in zip(kinds, "fr", strict=True)],
-        },
+    }
+
+
+def _as_lvis(content: dict[str, Any]) -> dict[str, Any]:
+    """Instances as LVIS tells them: no crowds, how frequent classes are, and what is not in pictures for certain."""
+    there = {number: set[int]() for number in (one["id"] for one in content["images"])}
+    for one in content["annotations"]:
+        there[one["image_id"]].add(one["category_id"])
+    return {
+        "images": [
+            {**one, "not_exhaustive_category_ids": [], "neg_category_ids": sorted({1, 3} - there[one["id"]])}
+            for one in content["images"]
+        ],
+        "annotations": [
+            {key: value for key, value in one.items() if key != "iscrowd"}
+            for one in content["annotations"]
+            if not one["iscrowd"]
+        ],
+        "categories": [{**one, "frequency": "f" if one["id"] == 1 else "r"} for one in content["categories"]],
     }
 
 

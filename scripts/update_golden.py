@@ -42,6 +42,11 @@ _REID = (
     *("train.precision=fp32", "train.channels_last=false", "train.cudnn_benchmark=false", "vars.pretrained=false"),
     *("vars.batch=8", "vars.instances=2"),
 )
+_COCO = (
+    *("train.precision=fp32", "vars.pretrained=false", "vars.batch=2", "vars.short=[48, 64]", "vars.test=48"),
+    "vars.longest=64",
+)
+_RCNN = (*_COCO, "task.detector.proposals.samples=16", "task.detector.box.samples=16")
 SMALLER = {
     **{
         f"classification/imagenet/{name}": _IMAGENET
@@ -59,6 +64,24 @@ SMALLER = {
         }.items()
     },
     "reid/grocery": ("vars.pretrained=false", "data.batch_size=8", "data.sampler.instances=2"),
+    **{
+        f"detection/coco/{name}": _RCNN
+        for name in (
+            *("faster_rcnn_r50_1x", "faster_rcnn_r50_3x", "mask_rcnn_r50_1x", "mask_rcnn_r50_3x"),
+            *("cascade_mask_rcnn_r50_3x", "keypoint_rcnn_r50_1x"),
+        )
+    },
+    "detection/coco/mask_rcnn_r50_lsj": (*_RCNN, "vars.size=64", "train.sync_batch_norm=false"),
+    "detection/lvis/mask_rcnn_r50_1x": (*_RCNN, "vars.lvis=${vars.root}/annotations"),
+    "detection/coco/fcos_r50_1x": _COCO,
+    "detection/coco/retinanet_r50_1x": _COCO,
+    "detection/coco/rt_detr_r50": (*_COCO, "vars.size=[64, 64]"),
+    "detection/coco_format": (
+        *("train.channels_last=false", "data.batch_size=4", "vars.short=[48, 64]", "vars.test=48", "vars.longest=64"),
+    ),
+    "detection/bccd": ("vars.short=[48, 64]", "vars.test=48"),
+    "detection/digits": ("data.batch_size=4",),
+    "detection/digits_mask": ("data.batch_size=4",),
     # Ten batches of 64 photographs take minutes on a small machine.
     "classification/image_folder": ("data.batch_size=4", "data.train.transforms.0.size=96"),
 }
@@ -79,6 +102,15 @@ def flat_config(recipe: str) -> str:
     return "".join(f"{path}: {show(value, 1000)}\n" for path, value in flatten(resolved.config).items())
 
 
+def smaller(recipe: str, folder: Path) -> list[str]:
+    """What makes a recipe small, with data for it in this folder where it brings none."""
+    overrides = list(SMALLER.get(recipe, ()))
+    if recipe in DATA:
+        DATA[recipe](folder)
+        overrides.append(f"vars.root={json.dumps(str(folder))}")
+    return overrides
+
+
 def losses(recipe: str) -> str:
     """The losses of the first ten steps, one a line."""
     from opabinia.contracts import Hook, Run, Stop
@@ -93,11 +125,7 @@ def losses(recipe: str) -> str:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        overrides = [*ON_CPU, *SMALLER.get(recipe, ())]
-        if recipe in DATA:
-            DATA[recipe](folder / "data")
-            overrides.append(f"vars.root={json.dumps(str(folder / 'data'))}")
-        train = parts_of(resolve(recipe, overrides))
+        train = parts_of(resolve(recipe, [*ON_CPU, *smaller(recipe, folder / "data")]))
         (folder / "checkpoints").mkdir()
         with suppress(Stopped):
             train(Session(folder), hooks={**(train.keywords["hooks"] or {}), "ten steps": TenSteps()})
@@ -144,7 +172,8 @@ DATA = {
     **{f"reid/market1501/{name}": small_data.market1501 for name in ("bot", "agw", "sbs", "mgn", "vit")},
     **{f"reid/msmt17/{name}": small_data.msmt17 for name in ("sbs", "vit_camera")},
     "reid/veri/sbs": small_data.veri,
-    "reid/online_products/normalised_softmax": small_data.online_products,
+    **{recipe: small_data.coco2017 for recipe in SMALLER if recipe.startswith(("detection/coco/", "detection/lvis/"))},
+    **dict.fromkeys(("detection/bccd", "detection/coco_format"), small_data.coco_folders),
 }
 """Recipes that train on data which does not come along, and what generates some for them below ``vars.root``."""
 

@@ -142,7 +142,7 @@ def test_the_average_of_weights_is_evaluated(data: Path, tmp_path: Path) -> None
 
 
 def test_half_precision(data: Path, tmp_path: Path) -> None:
-    """Of pictures so large that no map has one pixel alone: there oneDNN's gradient of a stride of 2 is not a number."""
+    """Of pictures so large that no map has one pixel alone: there oneDNN's gradient of a stride of 2 is no number."""
     large = "data.train.transforms=[{name: resize_shortest, short: 96}]"
     for detector in ("fcos", "mask_rcnn"):
         how = (f"task.detector={DETECTORS[detector]}", large, "data.val=null")

@@ -1,0 +1,25 @@
+"""``opabinia config check --build`` has nothing to say about the packaged recipes for detection."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from opabinia.cli import app
+from opabinia.config.compose import packaged_names
+from scripts.update_golden import smaller
+from tests.golden.test_losses import NEEDS
+
+RECIPES = [name for name in packaged_names() if name.startswith("detection/")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_everything_can_be_built(recipe: str, tmp_path: Path) -> None:
+    if recipe in NEEDS and not find_spec(NEEDS[recipe]):
+        pytest.skip(f"{NEEDS[recipe]} is not installed")
+    done = CliRunner().invoke(
+        app, ["config", "check", "--build", recipe, "data.workers=0", *smaller(recipe, tmp_path / "data")]
+    )
+    assert done.exit_code == 0 and f"{recipe}: no problems" in done.output, done.output
