@@ -33,13 +33,13 @@ def test_scenes_hold_one_to_six_digits_of_all_classes(val: DigitScenes) -> None:
         of_classes = np.bincount(scenes["labels"], minlength=10)
         assert of_classes.min() > 0.8 * of_classes.mean()
         heights = scenes["boxes"][:, 3].astype(int) - scenes["boxes"][:, 1]
-        assert heights.min() < 18 and heights.max() > 42
+        assert heights.min() < 22 and heights.max() > 50
 
 
 def test_the_scenes_are_the_same_on_every_machine() -> None:
     parts = [load_scenes("train"), load_scenes("val")]
     sums = [[int(part[key].sum(dtype=np.int64)) for key in ("images", "owners", "boxes", "points")] for part in parts]
-    assert sums == [[1915917247, 5690912, 1427039, 2882256], [471732615, 1446586, 361995, 731516]]
+    assert sums == [[1894792169, 5708955, 1429921, 2888251], [467133131, 1443390, 362573, 732346]]
 
 
 def test_what_is_cached_is_what_would_be_made() -> None:
@@ -89,7 +89,7 @@ def test_a_point_that_is_covered_is_known_but_not_visible(val: DigitScenes) -> N
             columns, rows = points.long().T
             assert (mask[rows, columns] == (visible == 2)).all()
             hidden += int((visible == 1).sum())
-    assert hidden > 50
+    assert hidden > 20
 
 
 def test_the_truth_says_the_same_as_the_sample(val: DigitScenes) -> None:

@@ -27,7 +27,7 @@ SIDE = 128
 SCENES: dict[Split, int] = {"train": 1600, "val": 400}
 MOST = 6
 _KEY = hash32(1797, 6)  # a seed of its own, so that no run's seed changes the pictures
-_VERSION = "digit_scenes-1"
+_VERSION = "digit_scenes-3"
 
 Floats = NDArray[np.float64]
 Bytes = NDArray[np.uint8]
@@ -38,10 +38,10 @@ class DigitScenes:
     """Detection for trying things and for tests: one to six of scikit-learn's handwritten digits in a noisy picture.
 
     Pictures are grey, 128 x 128; 1,600 for training and 400 for validation, whose digits are others (those of
-    ``digits``, in the same split). A digit is 16 to 44 pixels high, slightly turned and sheared, brighter than what is
-    around it, and may cover up to a fifth of another. Its mask is what is seen of it, its box the box of the mask. Its
-    points are the middles of its uppermost and lowest rows and of its left-most and right-most columns, known (visible:
-    1) where another digit covers them.
+    ``digits``, in the same split). A digit is about 20 to 50 pixels high, slightly turned and sheared, brighter than
+    what is around it, and may cover up to a tenth of another. Its mask is what is seen of it, its box the box of the
+    mask. Its points are the middles of its uppermost and lowest rows and of its left-most and right-most columns; where
+    another digit covers them, they are hidden (visible: 1).
 
     Digits: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998.
 
@@ -235,9 +235,9 @@ class _Glyph(NamedTuple):
         return self.ink >= _INKED
 
 
-_INKED = 0.3
+_INKED = 0.5
 _TRIES = 4 * MOST
-_LEAST_SEEN = 0.8
+_LEAST_SEEN = 0.9
 
 
 def make_scene(digits: Bytes, key: int) -> Scene:
@@ -262,17 +262,17 @@ def make_scene(digits: Bytes, key: int) -> Scene:
             image[glyph.place] += glyph.ink * (glyph.bright - image[glyph.place])
         if len(glyphs) == count:
             break
-    noise = 24 * (uniform(hash32(key, 3), np.arange(SIDE * SIDE)).reshape(SIDE, SIDE) - 0.5)
+    noise = 20 * (uniform(hash32(key, 3), np.arange(SIDE * SIDE)).reshape(SIDE, SIDE) - 0.5)
     pixels = np.floor(np.clip(image + noise, 0, 255) + 0.5).astype(np.uint8)
     return Scene(pixels, owners, [_thing(owners, number, one) for number, one in enumerate(glyphs, 1)])
 
 
 def _background(key: int) -> Floats:
-    """Clouds of 20 to 110, over some 25 pixels."""
+    """Clouds of 20 to 100, over some 25 pixels."""
     drawn = uniform(key, np.arange(37))
     coarse = np.floor(255 * drawn[:36]).astype(np.uint8).reshape(1, 6, 6)
     rows, columns = np.indices((1, SIDE, SIDE))[1:] * (5 / SIDE)
-    clouds: Floats = 20 + 40 * float(drawn[36]) + 50 / 255 * between(coarse, rows, columns)[0]
+    clouds: Floats = 20 + 40 * float(drawn[36]) + 40 / 255 * between(coarse, rows, columns)[0]
     return clouds
 
 
@@ -280,7 +280,7 @@ def _glyph(digits: Bytes, drawn: list[float]) -> _Glyph:
     """One of the digits as seven numbers (0 to 1) say: which, height, turn, shear, brightness, row and column."""
     which, high, turned, sheared, bright, down, across = drawn
     digit = int(which * len(digits))
-    scale = (16 + 28 * high) / 8
+    scale = (20 + 30 * high) / 8
     turn, shear = 0.2 * turned - 0.1, 0.4 * sheared - 0.2
     side = int(10 * scale)  # a turned digit needs more room than its 8 x 8
     places = np.arange(side) - (side - 1) / 2
@@ -288,9 +288,10 @@ def _glyph(digits: Bytes, drawn: list[float]) -> _Glyph:
     # From the tangent of half the angle: sine and cosine of the C library differ in the last bit between machines.
     cosine, sine = (1 - turn * turn) / (1 + turn * turn), 2 * turn / (1 + turn * turn)
     u, v = (cosine * x - sine * y) / scale, (sine * x + cosine * y) / scale
-    ink = between(digits[digit : digit + 1], v + 3.5, u + shear * v + 3.5)[0] / 255
+    grey = between(digits[digit : digit + 1], v + 3.5, u + shear * v + 3.5)[0] / 255
+    ink = np.clip((grey - 0.3) / 0.3, 0, 1)  # sharper: where a digit ends is to be seen
     room = SIDE - side + 1
-    return _Glyph(digit, ink, int(down * room), int(across * room), 150 + 105 * bright)
+    return _Glyph(digit, ink, int(down * room), int(across * room), 160 + 95 * bright)
 
 
 def _seen(owners: Bytes, number: int, glyph: _Glyph) -> bool:
