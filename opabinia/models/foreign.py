@@ -252,7 +252,7 @@ def _of_rt_detr(weights: Weights) -> dict[str, Tensor]:
 
 _LANGUAGES = (
     _Language("backbone.bottom_up.", "detectron2's", "bgr", _of_detectron2),
-    _Language("stem.conv1.", "detectron2's", "rgb", _of_detectron2),
+    _Language("res2.0.", "detectron2's", "rgb", _of_detectron2),
     _Language("res_conv1_bn_", "Caffe2's", "bgr", _of_caffe2),
     _Language("backbone.body.", "torchvision's", "rgb", _of_torchvision),
     _Language("model.encoder_input_proj.", "the transformers library's", "rgb", _of_rt_detr),

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from timm import create_model
 from torch import Tensor, nn
 from torchvision.models import detection as theirs
 from torchvision.models.detection import backbone_utils
@@ -679,3 +680,13 @@ def test_other_names_are_left_as_they_are() -> None:
     turned = translated(given, "bgr")
     assert turned.told == "layer1.0.conv1.weight turned from BGR to RGB"
     assert (turned.weights["layer1.0.conv1.weight"][:, 2] == 1).all()
+
+
+@pytest.mark.parametrize(
+    "model", ["nfnet_f0", "levit_128s", "cs3darknet_s", "resnetv2_50", "swin_tiny_patch4_window7_224"]
+)
+def test_no_names_of_timm_are_taken_for_those_of_others(model: str) -> None:
+    """Many begin with ``stem.conv1``, as do detectron2's backbones."""
+    with torch.device("meta"):
+        given = create_model(model).state_dict()
+    assert translated(given).weights.keys() == given.keys()
