@@ -238,6 +238,17 @@ def test_views_agree_on_what_is_there(scales: list[float]) -> None:
         assert np.allclose(box, expected, atol=1.6), box  # a view twice as large is blurred
 
 
+@pytest.mark.parametrize(("loss", "passes"), [(True, 5), (False, 4)])
+def test_a_view_is_looked_at_once(loss: bool, passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sizes and their mirror images, and what the losses are computed of."""
+    task = detection(views=Views(scales=[1.0, 2.0]), validation_loss=loss)
+    seen: list[Tensor] = []
+    look = task.backbone.levels
+    monkeypatch.setattr(task.backbone, "levels", lambda images: seen.append(images) or look(images))
+    task.predict(batch_of(*TWO))
+    assert len(seen) == passes
+
+
 def test_images_are_mirrored_where_they_are() -> None:
     images = torch.tensor([[[[1, 2, 3]]], [[[4, 5, 0]]]])
     assert mirrored(images, [(1, 3), (1, 2)])[:, 0, 0].tolist() == [[3, 2, 1], [5, 4, 0]]

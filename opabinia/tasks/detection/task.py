@@ -111,7 +111,8 @@ class Detection(Task):
         """Things in the pixels of the pictures as they were read (see :data:`opabinia.contracts.Predictions`), and
         ``losses/...`` where the batch has boxes."""
         images, sizes = batch["image"], batch["image_sizes"]
-        maps = self._maps(images, sizes)
+        loses = self._validation_loss and "boxes" in batch
+        maps = self._maps(images, sizes) if loses or self._views is None else []  # views have maps of their own
         if self._views is not None:
             found = seen_often(self.detector, self._maps, images, sizes, self._views)
         else:
@@ -119,7 +120,7 @@ class Detection(Task):
             found = self.detector.describe(maps, _shape(images), sizes, found)
         in_pictures = map(scaled, found, sizes, batch["picture_size"])
         rows = stacked(list(in_pictures), self.detector.most)
-        return rows | (self._losses(maps, batch) if self._validation_loss and "boxes" in batch else {})
+        return rows | (self._losses(maps, batch) if loses else {})
 
     def _losses(self, maps: Sequence[Tensor], batch: Batch) -> dict[str, Tensor]:
         images, sizes = batch["image"], batch["image_sizes"]
