@@ -249,6 +249,15 @@ def test_a_view_is_looked_at_once(loss: bool, passes: int, monkeypatch: pytest.M
     assert len(seen) == passes
 
 
+def test_views_are_padded_as_a_person_says() -> None:
+    task = detection(size_multiple=32, views=Views(scales=[1.5]), validation_loss=False)
+    shapes: list[tuple[int, int]] = []
+    find = task.detector.detect
+    task.detector.detect = lambda maps, shape, sizes: shapes.append(shape) or find(maps, shape, sizes)  # type: ignore[method-assign, func-returns-value]
+    task.predict(collate([TWO[0]], 32))
+    assert shapes == [(64, 64)] * 2  # 48 pixels, rounded up
+
+
 def test_images_are_mirrored_where_they_are() -> None:
     images = torch.tensor([[[[1, 2, 3]]], [[[4, 5, 0]]]])
     assert mirrored(images, [(1, 3), (1, 2)])[:, 0, 0].tolist() == [[3, 2, 1], [5, 4, 0]]

@@ -16,6 +16,7 @@ from opabinia.config import register
 from opabinia.contracts import Count, Fraction, NonNegative, Positive, Sample
 from opabinia.data.collate import OF_THINGS
 from opabinia.data.transforms.instances import tidied
+from opabinia.data.transforms.sizes import masks_at
 
 Things = dict[str, Tensor]
 """What a sample says of its things (``boxes``, ``labels`` ...): tensors with a row for each."""
@@ -241,7 +242,7 @@ class _Canvas:
         if "masks" in things:
             masks = things["masks"].new_zeros(len(boxes), *self.image.shape[-2:])
             if seen:
-                masks[:, here, across] = _resized(things["masks"], size, F.InterpolationMode.NEAREST_EXACT)[:, *there]
+                masks[:, here, across] = masks_at(things["masks"], size)[:, *there]
             things["masks"] = masks
             things["boxes"] = _refitted(clipped, masks, (clipped != boxes).any(1))
         if "keypoints" in things:
@@ -251,12 +252,8 @@ class _Canvas:
         return things, _areas(clipped) / _areas(boxes)
 
 
-def _resized(pixels: Tensor, size: tuple[int, int], mode: F.InterpolationMode = F.InterpolationMode.BILINEAR) -> Tensor:
-    """Images with antialias. Masks want ``NEAREST_EXACT``: ``NEAREST``, as torchvision resizes its own, moves them."""
-    pixels = pixels.as_subclass(Tensor)
-    if pixels.shape[-2:] == size:
-        return pixels
-    found: Tensor = F.resize(pixels, list(size), mode, antialias=True)
+def _resized(image: Tensor, size: tuple[int, int]) -> Tensor:
+    found: Tensor = F.resize(image.as_subclass(Tensor), list(size), F.InterpolationMode.BILINEAR, antialias=True)
     return found
 
 

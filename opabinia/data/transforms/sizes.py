@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import torch
 from annotated_types import MinLen
+from torch import Tensor
+from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
@@ -26,7 +28,7 @@ def shortest_edge(height: int, width: int, short: int, longest: int | None = Non
         # In detectron2's order: first to the short side, then down again if the long one is too long.
         sides = (short, scale * width) if height < width else (scale * height, short)
         down = min(1.0, longest / max(sides))
-        return int(sides[0] * down + 0.5), int(sides[1] * down + 0.5)
+        return max(1, int(sides[0] * down + 0.5)), max(1, int(sides[1] * down + 0.5))
     return (short, int(scale * width + 0.5)) if height < width else (int(scale * height + 0.5), short)
 
 
@@ -120,7 +122,17 @@ class ResizeScale:
 
 def _resized(sample: Sample, size: tuple[int, int], interpolation: str) -> Sample:
     resize = v2.Resize(list(size), interpolation=getattr(F.InterpolationMode, interpolation.upper()))
-    return tidied(resize(sample))
+    found = resize({key: value for key, value in sample.items() if key != "masks"})
+    if "masks" in sample:
+        found["masks"] = tv_tensors.Mask(masks_at(sample["masks"], size))
+    return tidied(found)
+
+
+def masks_at(masks: Tensor, size: tuple[int, int]) -> Tensor:
+    """Masks (N x H x W) at another size: a pixel is as the one that its middle lies in. torchvision's rule for masks
+    moves them by up to half a pixel."""
+    found: Tensor = F.resize(masks.as_subclass(Tensor), list(size), F.InterpolationMode.NEAREST_EXACT)
+    return found
 
 
 def size_of(sample: Sample) -> tuple[int, int]:

@@ -87,7 +87,7 @@ class Detection(Task):
             net.freeze_stages(freeze_stages)
         self.backbone = net
         self.detector = detector(levels, facts)
-        self.size_multiple = size_multiple or self.detector.size_multiple
+        self.size_multiple = self._multiple = size_multiple or self.detector.size_multiple
         self._validation_loss, self._views, self._evaluator = validation_loss, views, evaluator
 
     def _levels(self, images: Tensor, sizes: Sizes) -> list[Tensor]:
@@ -114,7 +114,7 @@ class Detection(Task):
         loses = self._validation_loss and "boxes" in batch
         maps = self._maps(images, sizes) if loses or self._views is None else []  # views have maps of their own
         if self._views is not None:
-            found = seen_often(self.detector, self._maps, images, sizes, self._views)
+            found = seen_often(self.detector, self._maps, images, sizes, self._views, self._multiple)
         else:
             found = self.detector.detect(maps, _shape(images), sizes)
             found = self.detector.describe(maps, _shape(images), sizes, found)

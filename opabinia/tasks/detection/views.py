@@ -56,26 +56,27 @@ class View(NamedTuple):
     flipped: bool
 
 
-def seen_often(detector: Detector, maps: Maps, images: Tensor, sizes: Sizes, views: Views) -> list[Detections]:
-    """Detections in each image of a padded batch, in the batch's pixels.
+def seen_often(
+    detector: Detector, maps: Maps, images: Tensor, sizes: Sizes, views: Views, multiple: int
+) -> list[Detections]:
+    """Detections in each image of a padded batch, in the batch's pixels; views are padded to this multiple, too.
 
     Boxes of all views compete for their place; masks are the mean over views, keypoints those of the first view that
     is not mirrored.
     """
-    seen = list(chain.from_iterable(_views(detector, maps, images, sizes, scale, views.flip) for scale in views.scales))
+    seen = list(chain.from_iterable(_views(maps, images, sizes, scale, views.flip, multiple) for scale in views.scales))
     each = [_detected(detector, view) for view in seen]
     joined = [_joined(some, views.iou, detector.most) for some in zip(*each, strict=True)]
     described = [_described(detector, view, joined) for view in seen]
     return [_mean(some) for some in zip(*described, strict=True)]
 
 
-def _views(detector: Detector, maps: Maps, images: Tensor, sizes: Sizes, scale: float, flip: bool) -> Iterator[View]:
+def _views(maps: Maps, images: Tensor, sizes: Sizes, scale: float, flip: bool, multiple: int) -> Iterator[View]:
     height, width = images.shape[-2:]
     new = [max(1, round(height * scale)), max(1, round(width * scale))]
     factors = new[1] / width, new[0] / height
     inner = [(max(1, round(h * factors[1])), max(1, round(w * factors[0]))) for h, w in sizes]
     view = resize(images, new, antialias=True) if scale != 1 else images
-    multiple = detector.size_multiple
     view = pad(view, [0, -new[1] % multiple, 0, -new[0] % multiple])
     shape = (view.shape[-2], view.shape[-1])
     yield View(maps(view, inner), shape, inner, factors, False)
