@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 from torchvision.ops import box_iou, roi_align
 
@@ -35,7 +36,7 @@ class Pooling:
     maps: Count = 4
     canonical_size: Positive = 224
     canonical_level: Count = 4
-    samples: int = 0
+    samples: Annotated[int, Ge(0)] = 0
     aligned: bool = True
 
 
