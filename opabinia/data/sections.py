@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, MinLen
 
 from opabinia.config import register
-from opabinia.contracts import Count, MixPart, SamplerPart, SourcePart, TransformPart
+from opabinia.contracts import Combination, Count, MixPart, SamplerPart, SourcePart, TransformPart
 from opabinia.runtime.durations import Duration
 
 
@@ -37,10 +37,22 @@ class ValidationStream(Stream):
         transforms: changes to each sample, in order.
         prefix: of the scores: ``val`` gives ``val/top1``.
         every: the period of its evaluation; null takes ``evaluate.every``.
+
+    Raises:
+        ValueError: a transform makes one sample of several.
     """
 
     prefix: Annotated[str, MinLen(1)] = "val"
     every: Duration | None = None
+
+    def __post_init__(self) -> None:
+        for number, transform in enumerate(self.transforms):
+            if isinstance(transform, Combination):
+                name = type(transform).__name__
+                raise ValueError(
+                    f"transforms.{number}: {name} makes one sample of several, and evaluations take samples as they "
+                    "are; it belongs into data.train.transforms"
+                )
 
 
 @register.section

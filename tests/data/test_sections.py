@@ -1,6 +1,9 @@
+import pytest
+
 from opabinia.config import register
-from opabinia.data import Data, Stream
+from opabinia.data import Data, Stream, ValidationStream
 from opabinia.data.sources import Digits
+from opabinia.data.transforms.combine import Mosaic
 
 
 def test_defaults() -> None:
@@ -15,3 +18,9 @@ def test_keys_of_the_section() -> None:
     assert names == ["train", "val", "batch_size", "workers", "shuffle", "sampler", "drop_last", "mix", "on_error"]
     assert [parameter.name for parameter in section.parameters if parameter.required] == ["train", "batch_size"]
     assert all(parameter.doc for parameter in section.parameters)
+
+
+def test_samples_to_evaluate_on_are_not_combined() -> None:
+    Stream(source=Digits(), transforms=[Mosaic()])
+    with pytest.raises(ValueError, match=r"transforms\.1: Mosaic .* belongs into data\.train\.transforms"):
+        ValidationStream(source=Digits(), transforms=[lambda sample: sample, Mosaic()])
