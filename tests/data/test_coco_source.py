@@ -188,6 +188,18 @@ def test_pictures_without_things_are_dropped_when_asked(root: Path) -> None:
     assert [source[number]["id"] for number in range(2)] == ["2.png", "3.png"] and len(source.present) == 2
 
 
+def test_pictures_of_nothing_but_crowds_are_told(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def only_crowds(content: Content) -> None:
+        for one in content["annotations"]:
+            one["iscrowd"] = 1
+
+    caplog.set_level(logging.WARNING, "opabinia")
+    read(root)
+    assert not caplog.messages
+    assert len(read(root, only_crowds)) == 4
+    assert caplog.messages == [f"{root / 'things.json'}: there is nothing to find in its 4 pictures"]
+
+
 def test_pictures_with_few_keypoints_are_dropped_when_asked(root: Path) -> None:
     def hide(content: Content) -> None:
         content["annotations"][0]["keypoints"] = [0, 0, 0, 5, 5, 1]
@@ -270,12 +282,24 @@ BROKEN: dict[str, tuple[Callable[[Content], object], str]] = {
         lambda content: content["images"].append({**content["images"][2], "id": 77}),
         r"1 pictures that are listed twice: 2\.png: as picture 12 and 77",
     ),
+    "id twice": (
+        lambda content: content["images"].append({**content["images"][2], "file_name": "9.png"}),
+        r"1 pictures that are listed twice: 9\.png: another picture has its id, 12",
+    ),
     "missing picture": (
         lambda content: content["images"].append({**content["images"][2], "id": 77, "file_name": "no.png"}),
         r"1 pictures that are not there: no\.png: not in",
     ),
 }
-STRUCTURE = ("unknown category", "unlisted picture", "number twice", "picture twice", "file twice", "missing picture")
+STRUCTURE = (
+    "unknown category",
+    "unlisted picture",
+    "number twice",
+    "picture twice",
+    "file twice",
+    "id twice",
+    "missing picture",
+)
 MENDED = ("partly outside", "polygon outside")
 
 
@@ -305,7 +329,7 @@ def test_clip_and_drop_leave_nothing_broken(root: Path, kind: str, caplog: pytes
         assert line.startswith(str(root / "things.json")) and "left out" in line
         assert len(source) == 4 and len(source.faults) == 1 and source.faults[0].count == 1
         samples = [source[number] for number in range(4)]
-        things = 6 if kind in ("picture twice", "file twice", "missing picture") else 5
+        things = 6 if kind in ("picture twice", "file twice", "id twice", "missing picture") else 5
         assert sum(len(one["truth"].ids) for one in samples) == (6 if broken == "clip" and kind in MENDED else things)
         for sample in samples:
             left, top, right, bottom = sample["boxes"].unbind(1)

@@ -23,6 +23,7 @@ from opabinia.data.sources.faults import Broken, Case, Fault, Faults, judge
 from opabinia.data.sources.headers import are_there
 from opabinia.data.sources.names import Names
 from opabinia.data.sources.things import Outlines, Ragged, Things
+from opabinia.runtime.log import log
 from opabinia.segments import decoded
 
 Empty = Literal["keep", "drop"]
@@ -258,6 +259,8 @@ def annotated(
     listing = listing.with_pictures(_wanted(listing, empty, min_keypoints))
     if not listing.names:
         raise ValueError(f"{listing.file}: no picture is left to learn from")
+    if not listing.things.learnt.any():
+        log.warning("%s: there is nothing to find in its %d pictures", listing.file, len(listing.names))
     return Annotated(listing, faults=told.found(), channels=channels)
 
 

@@ -251,9 +251,12 @@ def _pictures(
     number_of: dict[str, int] = {}
     for one in pictures:
         number, name = _whole(file, "picture", one["id"]), _name(file, one)
-        if number in image_of or name in number_of:
-            told.add(kinds.TWICE, name, "", f"as picture {number_of.get(name, number)} and {number}")
+        if name in number_of:
+            told.add(kinds.TWICE, name, "", f"as picture {number_of[name]} and {number}")
             image_of.setdefault(number, -1)
+            continue
+        if number in image_of:
+            told.add(kinds.TWICE, name, "", f"another picture has its id, {number}")
             continue
         image_of[number] = len(found)
         number_of[name] = number
