@@ -250,6 +250,8 @@ def image_of(picture: Picture, channels: Literal[1, 3], order: Order = "RGB") ->
         array = picture.squeeze(2) if picture.ndim == 3 and picture.shape[2] == 1 else picture
         if array.dtype != np.uint8 or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)):
             raise ValueError(f"an array is uint8, H x W or H x W x 3, not {picture.dtype} {picture.shape}")
+        if not array.size:
+            raise ValueError(f"an array has pixels, not {picture.shape}")
         if order == "BGR" and array.ndim == 3:
             array = array[:, :, ::-1]
         return _from_pil(Image.fromarray(np.ascontiguousarray(array)), channels)
@@ -258,6 +260,8 @@ def image_of(picture: Picture, channels: Literal[1, 3], order: Order = "RGB") ->
             raise ValueError(f"a tensor is C x H x W of 1 or 3 channels, not {tuple(picture.shape)}")
         if not picture.is_floating_point() and picture.dtype != torch.uint8:
             raise ValueError(f"a tensor is uint8, or float in 0 to 1, not {picture.dtype}")
+        if not picture.numel():
+            raise ValueError(f"a tensor has pixels, not {tuple(picture.shape)}")
         image = picture.detach().cpu()
         if order == "BGR" and len(image) == 3:
             image = image.flip(0)

@@ -104,6 +104,8 @@ def test_predicting_disturbs_no_generator(predictor: Predictor, folder: Path) ->
         (np.zeros((4, 4, 2), dtype=np.uint8), "an array is uint8"),
         (torch.zeros(4, 4), "a tensor is C x H x W"),
         (torch.zeros(1, 4, 4, dtype=torch.int64), "a tensor is uint8, or float in 0 to 1"),
+        (np.zeros((0, 4, 3), dtype=np.uint8), r"an array has pixels, not \(0, 4, 3\)"),
+        (torch.zeros(3, 4, 0), r"a tensor has pixels, not \(3, 4, 0\)"),
         (None, "a picture is a path, a PIL image, an array or a tensor, not a NoneType"),
     ],
     ids=str,
