@@ -20,6 +20,7 @@ from torchvision.ops.feature_pyramid_network import (
 
 from opabinia.config import register
 from opabinia.contracts import Count, Level, Neck
+from opabinia.models.norms import GroupNorm
 
 Norm = Literal["none", "batch", "group"]
 _GROUPS = 32
@@ -88,7 +89,7 @@ def norm_of(norm: Norm, channels: int) -> Callable[..., nn.Module] | None:
     """
     if norm == "group" and channels % _GROUPS:
         raise ValueError(f"channels: with norm: group a multiple of its {_GROUPS} groups, not {channels}")
-    return {"none": None, "batch": nn.BatchNorm2d, "group": partial(nn.GroupNorm, _GROUPS)}[norm]
+    return {"none": None, "batch": nn.BatchNorm2d, "group": partial(GroupNorm, _GROUPS)}[norm]
 
 
 @register.neck

@@ -146,6 +146,14 @@ class FrozenBatchNorm(_NormBase):
         return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
 
+class GroupNorm(nn.GroupNorm):
+    """torch's; a group of a single value gives the bias in a batch of one, too, which torch refuses there only."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """B x C x ... of any size."""
+        return torch.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+
+
 # --- with timm's activations ----------------------------------------------------------------------------------------
 
 
@@ -173,8 +181,8 @@ class FrozenBatchNormAct(_WithAct, FrozenBatchNorm):
     """See :class:`FrozenBatchNorm` and :class:`_WithAct`."""
 
 
-class GroupNormAct(_WithAct, nn.GroupNorm):
-    """See :class:`torch.nn.GroupNorm` and :class:`_WithAct`."""
+class GroupNormAct(_WithAct, GroupNorm):
+    """See :class:`GroupNorm` and :class:`_WithAct`."""
 
 
 # --- in place of batch norms ----------------------------------------------------------------------------------------
@@ -224,7 +232,7 @@ def group(model: nn.Module, groups: int = 32) -> None:
     """
 
     def made(norm: _BatchNorm) -> nn.Module:
-        kind = GroupNormAct if hasattr(norm, "act") else nn.GroupNorm
+        kind = GroupNormAct if hasattr(norm, "act") else GroupNorm
         return _moved(norm, kind(groups, norm.num_features, norm.eps, norm.affine))
 
     _replace(model, made)

@@ -160,6 +160,15 @@ def test_frozen_norms_learn_nothing() -> None:
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
+def test_a_single_value_of_a_group_is_normalised_alone_as_in_company() -> None:
+    norm = norms.GroupNorm(4, 4)
+    torch.nn.init.normal_(norm.bias)
+    input = torch.randn(2, 4, 1, 1)
+    torch.testing.assert_close(norm(input[:1]), norm(input)[:1])
+    torch.testing.assert_close(norm(input[:1]).flatten(), norm.bias)
+    torch.testing.assert_close(norm(torch.ones(1, 4, 2, 3)), F.group_norm(torch.ones(1, 4, 2, 3), 4, bias=norm.bias))
+
+
 def test_groups() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8))
     norms.group(model, 2)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torchvision.ops import batched_nms, sigmoid_focal_loss
 
 from opabinia.contracts import Detections, Sizes
+from opabinia.models.norms import GroupNorm
 
 HeadNorm = Literal["none", "group"]
 
@@ -38,7 +39,7 @@ def head_norm(norm: HeadNorm, channels: int) -> Callable[[int], nn.Module] | Non
             f"norm: group has {_GROUPS} groups, and the {channels} channels of the neck cannot be divided among them; "
             f"let the neck's channels be a multiple of {_GROUPS}, or take norm: none"
         )
-    return partial(nn.GroupNorm, _GROUPS)
+    return partial(GroupNorm, _GROUPS)
 
 
 def focal(logits: Tensor, classes: Tensor, alpha: float, gamma: float) -> Tensor:
