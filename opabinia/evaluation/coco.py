@@ -21,6 +21,7 @@ PREFIXES: dict[Kind, str] = {"bbox": "", "segm": "mask_", "keypoints": "keypoint
 """Of the names of scores. Boxes come first: theirs is the headline."""
 
 MOST = (1, 10, 100)
+_LISTS = ("images", "annotations", "categories")
 _MOST_PEOPLE = (20,)  # keypoints are judged with no other number
 _CELLS = 1_000_000
 _AREAS: dict[Kind, tuple[str, ...]] = {
@@ -76,17 +77,23 @@ def judge(
         of which there is nothing to be found (-1 in pycocotools) are left out.
 
     Raises:
-        ValueError: results are of pictures that are not there.
+        ValueError: a file holds no such JSON, the kind is none of these, or results are of pictures that are not there.
     """
-    content: Mapping[str, Any] = _read(truth)
-    found: Sequence[Mapping[str, Any]] = _read(results)
+    if kind not in PREFIXES:
+        raise ValueError(f"kind {kind!r}: expected one of {', '.join(PREFIXES)}")
+    content: Any = _read(truth)
+    found: Any = _read(results)
+    if not isinstance(content, Mapping) or not set(_LISTS) <= set(content):
+        raise ValueError(f"truth is an object with {', '.join(_LISTS)}, and results come second")
+    if isinstance(found, Mapping):
+        raise ValueError("results are a list of what was found, and truth comes first")
     # Some files write numbers as texts.
     unknown = {str(one["image_id"]) for one in found} - {str(one["id"]) for one in content["images"]}
     if unknown:
         raise ValueError(f"results are of pictures that are not there, such as {min(unknown)}")
     most = sorted(max_detections or (_MOST_PEOPLE if kind == "keypoints" else MOST))
     # The library writes into what it is given.
-    own = {name: list(map(dict, content[name])) for name in ("images", "annotations", "categories")}
+    own = {name: list(map(dict, content[name])) for name in _LISTS}
     return scores(tables(own, list(map(dict, found)), kind, most, sigmas), kind, most)
 
 
@@ -177,7 +184,12 @@ def mean(values: Floats) -> float | None:
 
 
 def _read(content: Any) -> Any:
-    return json.loads(Path(content).read_text("utf-8")) if isinstance(content, str | Path) else content
+    if not isinstance(content, str | Path):
+        return content
+    try:
+        return json.loads(Path(content).read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{content} is no JSON: {error}") from error
 
 
 @register.evaluator

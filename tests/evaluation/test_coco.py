@@ -80,6 +80,19 @@ def test_results_of_a_picture_that_is_not_there() -> None:
         judge(truth, [{"image_id": 7, "category_id": 1, "bbox": [0, 0, 1, 1], "score": 1}])
 
 
+def test_what_cannot_be_judged_is_told(tmp_path: Path) -> None:
+    truth = coco_file([scene(1, np.random.default_rng(0), 2, 0)])
+    (tmp_path / "cut.json").write_text(json.dumps(truth)[:30])
+    with pytest.raises(ValueError, match=r"cut\.json is no JSON: "):
+        judge(tmp_path / "cut.json", [])
+    with pytest.raises(ValueError, match="an object with images, annotations, categories, and results come second"):
+        judge([], truth)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="results are a list of what was found, and truth comes first"):
+        judge(truth, truth)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="kind 'boxes': expected one of bbox, segm, keypoints"):
+        judge(truth, [], "boxes")  # type: ignore[arg-type]
+
+
 # --- the evaluator, beside pycocotools --------------------------------------------------------------------------------
 
 
