@@ -239,9 +239,11 @@ def image_of(picture: Picture, channels: Literal[1, 3], order: Order = "RGB") ->
     """A picture as uint8 (float tensors stay float), C x H x W; ``order`` is that of colours in arrays and tensors.
 
     Raises:
-        ValueError: it is none, or of a form that is not understood.
+        ValueError: it is none, or of a form that is not understood, or there is no such order.
         OSError: a file cannot be read.
     """
+    if order not in ("RGB", "BGR"):
+        raise ValueError(f"the order of colours is RGB or BGR, not {order!r}")
     if isinstance(picture, str | os.PathLike):
         return read_image(picture, channels)
     if isinstance(picture, Image.Image):

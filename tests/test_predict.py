@@ -115,6 +115,11 @@ def test_what_is_no_picture_is_told(predictor: Predictor, picture: Any, told: st
         predictor(picture)
 
 
+def test_an_order_of_colours_that_there_is_not_is_told(predictor: Predictor) -> None:
+    with pytest.raises(ValueError, match="the order of colours is RGB or BGR, not 'bgr'"):
+        predictor(np.zeros((4, 4, 3), dtype=np.uint8), order="bgr")  # type: ignore[call-overload]
+
+
 def test_colours_have_the_order_red_green_blue() -> None:
     red = np.zeros((2, 2, 3), dtype=np.uint8)
     red[..., 0] = 200
