@@ -134,7 +134,7 @@ def _of_torch(path: Path) -> Any:
             raise ValueError(f"{path}: is no file of torch.save, or a damaged one") from error
         raise ValueError(
             f"{path}: refused: it holds {offender[1]}, and what is not plain data can run code when it is loaded. "
-            f"If you trust the file, convert it once, in a place where it can do no harm:\n  {_conversion(path)}"
+            f"If you trust the file, convert it once, in a place where it can do no harm: {_conversion(path)}"
         ) from error
 
 
