@@ -180,7 +180,7 @@ def test_the_command_that_a_refusal_names_converts_the_file(tmp_path: Path, cont
     torch.save(content(state), folder / "old.pth")
     with pytest.raises(ValueError, match=r"refused: it holds argparse.Namespace") as caught:
         read_weights(folder / "old.pth")
-    assert "\n" not in str(caught.value)  # logs keep a message on one line, and would show it as \\n
+    assert "\n" not in str(caught.value)  # the log shows messages on one line
     python, *arguments = shlex.split(str(caught.value).partition("do no harm: ")[2])
     assert python == "python"
     subprocess.run([sys.executable, *arguments], check=True)
