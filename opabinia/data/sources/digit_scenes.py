@@ -27,7 +27,7 @@ SIDE = 128
 SCENES: dict[Split, int] = {"train": 1600, "val": 400}
 MOST = 6
 _KEY = hash32(1797, 6)  # a seed of its own, so that no run's seed changes the pictures
-_VERSION = "digit_scenes-3"
+_VERSION = "digit_scenes-4"
 
 Floats = NDArray[np.float64]
 Bytes = NDArray[np.uint8]
@@ -38,7 +38,7 @@ class DigitScenes:
     """Detection for trying things and for tests: one to six of scikit-learn's handwritten digits in a noisy picture.
 
     Pictures are grey, 128 x 128; 1,600 for training and 400 for validation, whose digits are others (those of
-    ``digits``, in the same split). A digit is about 20 to 50 pixels high, slightly turned and sheared, brighter than
+    ``digits``, in the same split). A digit is about 24 to 55 pixels high, slightly turned and sheared, brighter than
     what is around it, and may cover up to a tenth of another. Its mask is what is seen of it, its box the box of the
     mask. Its points are the middles of its uppermost and lowest rows and of its left-most and right-most columns; where
     another digit covers them, they are hidden (visible: 1).
@@ -200,11 +200,14 @@ def _all_scenes(split: Split) -> Arrays:
     }
 
 
+_Box = tuple[int, int, int, int]
+
+
 class Thing(NamedTuple):
     """A digit in a scene: which one, its box (left, top, right, bottom) and points (column, row, visibility)."""
 
     digit: int
-    box: tuple[int, int, int, int]
+    box: _Box
     points: list[tuple[int, int, int]]
 
 
@@ -217,7 +220,7 @@ class Scene(NamedTuple):
 
 
 class _Glyph(NamedTuple):
-    """A digit that is to be put into a scene: ink (0 to 1) in a square, with its place and its brightness."""
+    """A digit that may be put into a scene: ink (0 to 1) in a square, with its place and its brightness."""
 
     digit: int
     ink: Floats
@@ -234,10 +237,18 @@ class _Glyph(NamedTuple):
     def mask(self) -> NDArray[np.bool_]:
         return self.ink >= _INKED
 
+    @property
+    def box(self) -> _Box:
+        """Left, top, right, bottom in the scene."""
+        columns, rows = (np.flatnonzero(self.mask.any(axis)) for axis in (0, 1))
+        left, top, right, bottom = (int(edge) for edge in (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1))
+        return left + self.left, top + self.top, right + self.left, bottom + self.top
+
 
 _INKED = 0.5
-_TRIES = 4 * MOST
+_TRIES = 6 * MOST
 _LEAST_SEEN = 0.9
+_MOST_SHARED = 0.2
 
 
 def make_scene(digits: Bytes, key: int) -> Scene:
@@ -254,6 +265,8 @@ def make_scene(digits: Bytes, key: int) -> Scene:
     glyphs: list[_Glyph] = []
     for row in drawn.tolist():
         glyph = _glyph(digits, row)
+        if any(_shared(glyph.box, one.box) > _MOST_SHARED for one in glyphs):
+            continue
         covered = owners.copy()
         covered[glyph.place][glyph.mask] = len(glyphs) + 1
         if all(_seen(covered, number, one) for number, one in enumerate(glyphs, 1)):
@@ -280,7 +293,7 @@ def _glyph(digits: Bytes, drawn: list[float]) -> _Glyph:
     """One of the digits as seven numbers (0 to 1) say: which, height, turn, shear, brightness, row and column."""
     which, high, turned, sheared, bright, down, across = drawn
     digit = int(which * len(digits))
-    scale = (20 + 30 * high) / 8
+    scale = (24 + 32 * high) / 8
     turn, shear = 0.2 * turned - 0.1, 0.4 * sheared - 0.2
     side = int(10 * scale)  # a turned digit needs more room than its 8 x 8
     places = np.arange(side) - (side - 1) / 2
@@ -292,6 +305,13 @@ def _glyph(digits: Bytes, drawn: list[float]) -> _Glyph:
     ink = np.clip((grey - 0.3) / 0.3, 0, 1)  # sharper: where a digit ends is to be seen
     room = SIDE - side + 1
     return _Glyph(digit, ink, int(down * room), int(across * room), 160 + 95 * bright)
+
+
+def _shared(box: _Box, other: _Box) -> float:
+    """The part of the smaller one that lies in the other, too."""
+    width, height = (min(box[end + 2], other[end + 2]) - max(box[end], other[end]) for end in (0, 1))
+    smaller = min((right - left) * (bottom - top) for left, top, right, bottom in (box, other))
+    return max(0, width) * max(0, height) / smaller
 
 
 def _seen(owners: Bytes, number: int, glyph: _Glyph) -> bool:
