@@ -56,7 +56,7 @@ def predict(
         from opabinia import predict as telling
         from opabinia.config import ConfigError, Problem
 
-        folder = out or run / "predictions"
+        folder = out or run / "predictions" / (split or "")
         if (split is None) == (not pictures):
             raise ConfigError(Problem("command line", "", "give pictures, or --split to take those of the run's data"))
         if split is not None:
