@@ -108,7 +108,7 @@ def loop_by_hand(model: nn.Module, batches: list[Batch]) -> Callable[[], None]:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            float(loss)  # references tell it every so often, and look whether it is finite
+            float(loss.detach())  # references tell it every so often, and look whether it is finite
 
     return steps
 

@@ -20,7 +20,7 @@ def predict(
         list[Path] | None, typer.Argument(metavar="PATH...", help="Pictures, and folders of pictures.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where predictions.jsonl and the sheets go; RUN/predictions if not given.")
+        Path | None, typer.Option(help="Where all of it goes; RUN/predictions, or RUN/predictions/SET, if not given.")
     ] = None,
     gallery: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Tell which pictures in this folder are most like each.")
