@@ -284,9 +284,7 @@ def test_a_file_that_is_cut_short_gives_one_clear_error(tmp_path: Path) -> None:
             read_pickle(file)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"no pickle", b"GIF89a", b"]."], ids=["empty", "text", "picture", "list"]
-)
+@pytest.mark.parametrize("content", [b"", b"no pickle", b"GIF89a", b"]."], ids=["empty", "text", "picture", "list"])
 def test_what_is_no_pickle_of_a_dictionary_is_told(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(ValueError, match=r"a\.pkl: (is no pickle, or a damaged one|it holds no dictionary of arrays)"):
         read_pickle(written(tmp_path / "a.pkl", content))
