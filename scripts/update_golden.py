@@ -172,6 +172,7 @@ DATA = {
     **{f"reid/market1501/{name}": small_data.market1501 for name in ("bot", "agw", "sbs", "mgn", "vit")},
     **{f"reid/msmt17/{name}": small_data.msmt17 for name in ("sbs", "vit_camera")},
     "reid/veri/sbs": small_data.veri,
+    "reid/online_products/normalised_softmax": small_data.online_products,
     **{recipe: small_data.coco2017 for recipe in SMALLER if recipe.startswith(("detection/coco/", "detection/lvis/"))},
     **dict.fromkeys(("detection/bccd", "detection/coco_format"), small_data.coco_folders),
 }

@@ -156,7 +156,9 @@ def test_an_optimizer_that_keeps_another_state_begins_without(folder: Path) -> N
 def test_the_checkpoint_knows_where_it_is(folder: Path) -> None:
     state = read_checkpoint(folder / "checkpoints" / "step-00000004").state
     assert (state["step"], state["epoch"], state["position"], state["samples"]) == (4, 0, 256, 256)
-    assert Facts(**state["facts"]) == Facts(samples=1437, channels=1, classes=list("0123456789"))  # type: ignore[arg-type]
+    assert facts_from(read_checkpoint(folder / "checkpoints" / "step-00000004")) == Facts(
+        samples=1437, channels=1, classes=tuple("0123456789")
+    )
     assert Clock(step=4).step == state["step"]
 
 

@@ -436,7 +436,7 @@ def test_weights_of_the_zoo_compute_what_they_are_for(tmp_path: Path, name: str)
     image, first = torch.rand(3, 64, 96), 3 if name == "retinanet" else 2
     close = partial(torch.testing.assert_close, atol=1e-3, rtol=1e-3)
     with torch.no_grad():
-        maps = task._maps(image[None], [(64, 96)])
+        maps = task._levels(image[None], [(64, 96)])
         stages = reference.backbone(image)
         close(maps, stages)
         pyramid, expected = task.detector.neck(maps), reference.pyramid(stages, first)
@@ -579,7 +579,7 @@ def test_a_resnet_of_caffe2_computes_what_it_is_for(tmp_path: Path) -> None:
     image = torch.rand(3, 64, 64)
     with torch.no_grad():
         torch.testing.assert_close(
-            task._maps(image[None], [(64, 64)]), Reference(arrays).backbone(image), atol=1e-3, rtol=1e-3
+            task._levels(image[None], [(64, 64)]), Reference(arrays).backbone(image), atol=1e-3, rtol=1e-3
         )
 
 
