@@ -11,6 +11,7 @@ from opabinia import launch
 from opabinia.config import ConfigError
 from opabinia.contracts import Clock, Facts, Hook, Phase, Run
 from opabinia.engine.checkpoint import read_checkpoint
+from opabinia.run import facts_from
 
 SMALL = ("train.device=cpu", "data.workers=0", "writers=[]", "train.threads=1")
 
