@@ -59,10 +59,13 @@ mirror). ``picture_size`` (height, width) is that of the picture as it was read,
 evaluations compare with. Things that nobody is to learn (crowds) are in ``truth`` only."""
 
 Batch = dict[str, Any]
-"""Collated samples: ``image`` (uint8, or float in 0 to 1, B x C x H x W), ``label`` (int64, B; float, B x K, of
-multi-label data and after mixing), ``id`` (list of B). Of things with boxes, lists of B: ``boxes``, ``labels`` and the
-like as in a sample, plain tensors, ``image_sizes`` ((height, width) of each image within the batch, at its upper left)
-and ``picture_size``."""
+"""Collated samples; a list has an entry for each of B, a tuple V tensors of B rows, one for each view.
+
+``image`` (uint8, or float in 0 to 1, B x C x H x W), ``label`` (int64, B; float, B x K, of multi-label data and after
+mixing), ``id`` (list of B). Where views were made of an image, ``views`` (tuple of V, B x C x h x w each) stands in its
+place, with ``patch_masks`` (tuple, bool, B x N each: the hidden patches of the first views) where they were drawn. Of
+things with boxes, lists of B: ``boxes``, ``labels`` and the like as in a sample, plain tensors, ``image_sizes``
+((height, width) of each image within the batch, at its upper left) and ``picture_size``."""
 
 Indices = NDArray[np.int64]
 
@@ -368,8 +371,14 @@ class Evaluator(Protocol):
     gives tables by name that are too long for the journal (``eval/<set>/details.json``), ``files(states)`` plain values
     by the name of a file that is written beside it; this one is asked of the first process only.
 
+    One that compares with the training data (a classifier by nearest neighbours) has ``learn(predictions, batch)``,
+    too: like ``update``, for the samples of the training data, read as those of this set are, all of them before
+    ``update`` sees the first.
+
     Attributes:
         better: the scores it gives and which way is better ("max" or "min"); the first one is its headline.
+        layers: where it is there: names of modules of the task; what they give of each sample (B x D, maps and tokens
+            averaged over their places) is in ``predictions`` as ``layers/<name>``.
     """
 
     better: dict[str, str]
@@ -619,6 +628,18 @@ class Level(NamedTuple):
     stride: int
 
 
+class Tokens(NamedTuple):
+    """What a vision transformer makes of images, behind its last norm.
+
+    Attributes:
+        first: the class token (B x T); of a transformer without one the mean of the patches.
+        patches: B x N x T, row by row; of those that were kept, if not all were.
+    """
+
+    first: Tensor
+    patches: Tensor
+
+
 class Backbone(nn.Module):
     """Images (B x C x H x W) to one vector each (B x D). A head asks it for D, not a config.
 
@@ -668,6 +689,29 @@ class Backbone(nn.Module):
     def levels(self, images: Tensor) -> list[Tensor]:
         """B x C x H x W to feature maps (B x M x h x w, channels first) as :meth:`use_levels` told."""
         raise NotImplementedError
+
+    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Patches down and across of an image of this height and width.
+
+        Raises:
+            ValueError: this backbone sees no patches.
+        """
+        raise ValueError(f"{type(self).__name__} sees no patches; take a vision transformer")
+
+    def tokens(self, images: Tensor, hidden: tuple[Tensor, Tensor] | None = None, kept: Tensor | None = None) -> Tokens:
+        """B x C x H x W to tokens.
+
+        Args:
+            images: B x C x H x W.
+            hidden: which patches are hidden (bool, B x N), and what stands in their place (T) before the position
+                embedding is added (Bao et al. 2022, BEiT).
+            kept: numbers of the patches that are seen at all (int64, B x M); the others are left out behind the
+                position embedding (He et al. 2022, MAE).
+
+        Raises:
+            ValueError: this backbone has no tokens.
+        """
+        raise ValueError(f"{type(self).__name__} has no tokens; take a vision transformer")
 
     def freeze_stages(self, count: int) -> None:
         """From now on the stem and the first ``count - 1`` stages learn nothing, their norms neither (detectron2's

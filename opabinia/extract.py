@@ -79,9 +79,9 @@ def extract(
     with logging_to(None):
         predictor = load(folder, checkpoint=str(path), device=device)
         parts = parts_of(resolved).keywords
-        size, seed = parts["evaluate"].batch_size, resolved.config["seed"] or 0
+        plain, seed = replace(parts["evaluate"], measures=None), resolved.config["seed"] or 0
         multiple = predictor.task.size_multiple
-        (data,) = make_validation(parts["data"], size, seed, predictor.device, predictor.precision, multiple)
+        (data,) = make_validation(parts["data"], plain, seed, predictor.device, predictor.precision, multiple)
         wanted = Layers(predictor.task, layers or [EMBEDDING])
         pieces = rows(predictor, data.loader, wanted, {} if layers else {EMBEDDING: "features"})
         about = {"run": str(folder), "checkpoint": path.name, "split": split, "layers": wanted.names}

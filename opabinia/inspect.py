@@ -206,11 +206,12 @@ def _found(model: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
     modules = dict(model.named_modules(remove_duplicate=False))
     missing = [name for name in names if name not in modules]
     if missing:
-        raise ValueError("; ".join(f"there is no layer {name!r}; near: {_near(name, modules)}" for name in missing))
+        raise ValueError("; ".join(f"there is no layer {name!r}; near: {near(name, modules)}" for name in missing))
     return {name: modules[name] for name in names}
 
 
-def _near(name: str, known: Iterable[str]) -> str:
+def near(name: str, known: Iterable[str]) -> str:
+    """Names that may have been meant, for messages."""
     known = [one for one in known if one]
     ending = [one for one in known if one.endswith(f".{name}")]
     near = ending[:3] or difflib.get_close_matches(name, known, n=3)

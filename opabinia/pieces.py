@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -14,12 +15,12 @@ from opabinia import contracts
 from opabinia.config import ConfigError, Problem
 from opabinia.config.build import blamed
 from opabinia.config.errors import listing, nearest
-from opabinia.contracts import Backbone, Batch, Facts, Plan, Row, Sampler, Source, Task, Together
-from opabinia.data import Data, Stream, ValidationStream
+from opabinia.contracts import Backbone, Batch, Evaluator, Facts, Plan, Row, Sampler, Source, Task, Together
+from opabinia.data import Data, Stream
 from opabinia.data.batches import ConstantPlan
 from opabinia.data.loader import DataError, Loader, Reader, Request, evaluation_requests, training_requests
 from opabinia.data.order import EachOnce
-from opabinia.engine.evaluate import Validation, to_device
+from opabinia.engine.evaluate import Validation, layers_of, to_device
 from opabinia.engine.hooks import SaveBest
 from opabinia.models.norms import synchronise
 from opabinia.optim.groups import Groups, apply_factors, parameter_groups
@@ -28,7 +29,7 @@ from opabinia.runtime.durations import Duration
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import rank, world_size
 from opabinia.runtime.seeds import FRESH, INIT, hash32, seed_sample
-from opabinia.settings import Training
+from opabinia.settings import Evaluation, Measure, Training
 
 # --- data -----------------------------------------------------------------------------------------------------------
 
@@ -62,7 +63,8 @@ def facts_of(stream: Stream, *, skip: bool = False) -> Facts:
     _refuse_wrong_labels(source)
     channels = source.channels
     if len(source):
-        image = first_samples(stream, 1, skip=skip).get("image")
+        first = first_samples(stream, 1, skip=skip)
+        image = first["views"][0] if "views" in first else first.get("image")
         channels = image.shape[-3 if image.ndim > 3 else 1] if image is not None else channels
     return Facts(
         samples=len(source),
@@ -144,28 +146,95 @@ def make_training_loader(
 
 def make_validation(
     data: Data,
-    batch_size: int | None,
+    evaluate: Evaluation,
     seed: int,
     device: torch.device,
     precision: str,
     size_multiple: int | None = None,
 ) -> list[Validation]:
     """The data sets to evaluate on, read in whole batches in the order of their sources; ``size_multiple`` as in
-    :class:`opabinia.contracts.Task`."""
-    found = []
+    :class:`opabinia.contracts.Task`.
+
+    Raises:
+        ConfigError: a measure is of a set that is not there, or two evaluations would have one name.
+    """
     with blamed("data"):
         streams = data.validation
+    measures = evaluate.measures or {}
+    _refuse_other_sets(measures, [stream.prefix for stream in streams])
+    found = []
     for stream in streams:
         facts = facts_of(stream, skip=data.on_error == "skip")
-        reader = Reader(
-            *(stream.source, stream.transforms, (), facts, seed, rank()),
-            on_error="leave_out" if data.on_error == "skip" else "raise",
-            size_multiple=size_multiple,
-        )
-        requests = evaluation_requests(len(stream.source), batch_size or data.batch_size, rank(), world_size())
-        loader = Loader(reader, requests, workers=data.workers, pin_memory=device.type == "cuda")
-        found.append(Validation(stream.prefix, loader, facts, precision=precision))
+        load = partial(_evaluation_loader, data, stream, facts, evaluate.batch_size, seed, device, size_multiple)
+        own = {name: one for name, one in measures.items() if one.on in (None, stream.prefix)}
+        beside = [one.evaluator for one in own.values() if one.every is None]
+        judges: list[tuple[str, Judges, Duration | None]] = [
+            (stream.prefix, partial(_judged, beside), stream.every),
+            *(
+                (f"{stream.prefix}_{name}", partial(_measured, one.evaluator), one.every)
+                for name, one in own.items()
+                if one.every is not None
+            ),
+        ]
+        found += [
+            Validation(
+                name,
+                load(stream.source),
+                facts,
+                precision=precision,
+                prefix=stream.prefix,
+                evaluators=evaluators,
+                training=load(data.train.source),
+                every=every,
+            )
+            for name, evaluators, every in judges
+        ]
+    names = [one.name for one in found]
+    for name in names:
+        if names.count(name) > 1:
+            message = f"{name!r} is the name of two evaluations; call the measure otherwise"
+            raise ConfigError(Problem("", "evaluate.measures", message))
     return found
+
+
+Judges = Callable[[Task, Facts], list[Evaluator]]
+
+
+def _judged(measures: Sequence[Callable[[Facts], Evaluator]], task: Task, facts: Facts) -> list[Evaluator]:
+    return [*task.evaluators(facts), *(measure(facts) for measure in measures)]
+
+
+def _measured(measure: Callable[[Facts], Evaluator], task: Task, facts: Facts) -> list[Evaluator]:
+    return [measure(facts)]
+
+
+def _evaluation_loader(
+    data: Data,
+    stream: Stream,
+    facts: Facts,
+    batch_size: int | None,
+    seed: int,
+    device: torch.device,
+    size_multiple: int | None,
+    source: Source,
+) -> Loader:
+    """A source read in whole batches, in its order, with the transforms of ``stream``."""
+    reader = Reader(
+        *(source, stream.transforms, (), facts, seed, rank()),
+        on_error="leave_out" if data.on_error == "skip" else "raise",
+        size_multiple=size_multiple,
+    )
+    requests = evaluation_requests(len(source), batch_size or data.batch_size, rank(), world_size())
+    return Loader(reader, requests, workers=data.workers, pin_memory=device.type == "cuda")
+
+
+def _refuse_other_sets(measures: Mapping[str, Measure], prefixes: Sequence[str]) -> None:
+    for name, one in measures.items():
+        if one.on is not None and one.on not in prefixes:
+            message, known = f"there is no validation set {one.on!r}", f"sets: {listing(prefixes) or 'none'}"
+            raise ConfigError(
+                Problem("", f"evaluate.measures.{name}.on", message, "", nearest(one.on, prefixes), known)
+            )
 
 
 def fresh_batches(
@@ -211,7 +280,10 @@ def fresh_batches(
 
 def with_average(validation: Sequence[Validation], average: Task, weights: str) -> list[Validation]:
     """The sets once more for averaged weights; whose scores come first, as they are what one trains for."""
-    averaged = [replace(one, name=of_average(one.name), task=average) for one in validation]
+    averaged = [
+        replace(one, name=of_average(one.name), prefix=of_average(one.prefix or one.name), task=average)
+        for one in validation
+    ]
     return {"both": [*averaged, *validation], "ema": averaged, "raw": list(validation)}[weights]
 
 
@@ -220,10 +292,9 @@ def of_average(name: str) -> str:
     return f"{name}_ema"
 
 
-def own_periods(streams: Sequence[ValidationStream]) -> dict[str, Duration]:
-    """Periods of the sets that have one of their own, for averaged weights, too, by name."""
-    own = {one.prefix: one.every for one in streams if one.every is not None}
-    return own | {of_average(name): period for name, period in own.items()}
+def own_periods(validation: Sequence[Validation]) -> dict[str, Duration]:
+    """Periods of the evaluations that have one of their own, by name."""
+    return {one.name: one.every for one in validation if one.every is not None}
 
 
 def make_plan(
@@ -336,16 +407,20 @@ def scores_offered(task: Task, validation: Sequence[Validation]) -> dict[str, st
     """The scores that an evaluation gives, and which way is better.
 
     Raises:
-        ConfigError: the task cannot be evaluated on a set.
+        ConfigError: the task cannot be evaluated on a set, or two evaluators give the same score.
     """
-    offered = {}
+    offered: dict[str, str] = {}
     for one in validation:
         with blamed(f"data.val ({one.name})" if len(validation) > 1 else "data.val"):
-            evaluators = (one.task or task).evaluators(one.facts)
+            evaluators = one.evaluators(one.task or task, one.facts)
+            layers_of(one.task or task, evaluators)
         if not evaluators:
             log.warning("the task has no evaluator for %s: it gives no scores", one.name)
-        for evaluator in evaluators:
-            offered.update({f"{one.name}/{score}": better for score, better in evaluator.better.items()})
+        for score, better in ((name, way) for evaluator in evaluators for name, way in evaluator.better.items()):
+            name = f"{one.prefix or one.name}/{score}"
+            if name in offered:
+                raise ConfigError(Problem("", "evaluate.measures", f"two evaluators give the score {name!r}"))
+            offered[name] = better
     return offered
 
 

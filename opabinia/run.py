@@ -270,7 +270,7 @@ def train(
         step = train.step(together or model, optimizing, every_schedule, arithmetic)
 
     average = KeepAverage(model, ema, data.batch_size, twin) if ema else None
-    validation = make_validation(data, evaluate.batch_size, seed, device, train.precision, model.size_multiple)
+    validation = make_validation(data, evaluate, seed, device, train.precision, model.size_multiple)
     if average:
         validation = with_average(validation, average.task, evaluate.weights)
     offered = scores_offered(model, validation)
@@ -283,7 +283,7 @@ def train(
             user=hooks or {},
             flush=FlushSamples() if train.log_samples else Flush(train.log_every),
             save=Save(checkpoint.every),
-            evaluate=Evaluate(evaluate.every, own_periods(data.validation)),
+            evaluate=Evaluate(evaluate.every, own_periods(validation)),
             best=make_best(checkpoint.best, offered),
             average=average,
             timer=Timer(),
@@ -419,9 +419,7 @@ def evaluate(folder: Path, parts: Mapping[str, Any], snapshot: Snapshot) -> dict
     device, _ = set_up(replace(training, cudnn_benchmark=False))
     seed = snapshot.state["seed"]
     model = placed(trained_task(parts["task"], snapshot), training, device)
-    validation = make_validation(
-        data, parts["evaluate"].batch_size, seed, device, training.precision, model.size_multiple
-    )
+    validation = make_validation(data, parts["evaluate"], seed, device, training.precision, model.size_multiple)
     if "ema" in snapshot.tensors:
         average = placed(trained_task(parts["task"], snapshot, "ema"), training, device)
         validation = with_average(validation, average, parts["evaluate"].weights)
@@ -534,7 +532,9 @@ def rehearse(parts: Mapping[str, Any]) -> None:
         batch = mixing(batch, facts)
     row = replace(plan.row(0), count=len(batch["id"]))
     _push(lambda: step(batch, row, clock, lambda: None), batch)
-    validation = make_validation(data, None, 0, torch.device("cpu"), training.precision)
+    validation = make_validation(
+        data, replace(parts["evaluate"], batch_size=None), 0, torch.device("cpu"), training.precision
+    )
     if parts["ema"] is not None:
         validation = with_average(validation, model, parts["evaluate"].weights)
     make_best(parts["checkpoint"].best, scores_offered(model, validation))

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from annotated_types import Interval
 
 from opabinia.config import register
-from opabinia.contracts import Count, ParallelPart, Positive, StepPart
+from opabinia.contracts import Count, EvaluatorPart, ParallelPart, Positive, StepPart
 from opabinia.engine.parallel import ddp
 from opabinia.engine.step import Standard
 from opabinia.runtime.durations import Duration, Units
@@ -95,6 +95,22 @@ class Training:
     log_samples: bool = False
 
 
+@register.section(name="measure")
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """An evaluator beside those that the task has, of its predictions or its features.
+
+    Args:
+        evaluator: who judges, such as ``knn`` or ``linear_probe``.
+        every: the period; null takes that of the data set.
+        on: the prefix of the validation set; null takes each of them.
+    """
+
+    evaluator: EvaluatorPart
+    every: Duration | None = None
+    on: str | None = None
+
+
 @register.section(name="evaluate")
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
@@ -104,11 +120,14 @@ class Evaluation:
         every: the period; the end of the run is always evaluated, and 0ep means only that.
         batch_size: samples of one forward pass; null takes ``data.batch_size``.
         weights: of which weights, when ``ema`` averages them; scores of the average are named ``val_ema/top1``.
+        measures: further evaluators, by names of your own; null: none. Those that learn from the training data are
+            given it as the validation set is read.
     """
 
     every: Duration = Duration(1, "ep")
     batch_size: Count | None = None
     weights: Literal["both", "raw", "ema"] = "both"
+    measures: dict[str, Measure] | None = None
 
 
 @register.section(name="checkpoint")

@@ -22,8 +22,9 @@ def collate(samples: Sequence[Sample], size_multiple: int | None = None) -> Batc
     what there is of things (``boxes``, ``masks`` ...) stays in lists (see :data:`opabinia.contracts.Batch`). Things
     whose box has no width or height left are taken out.
 
-    Tensors and arrays are stacked (tv_tensors come out as plain tensors); truth values become a bool tensor, whole
-    numbers int64, other numbers float32, each of shape B; everything else (ids, texts) a list of B.
+    Tensors and arrays are stacked (tv_tensors come out as plain tensors), tuples of V of them (views) become tuples of
+    V; truth values become a bool tensor, whole numbers int64, other numbers float32, each of shape B; everything else
+    (ids, texts) a list of B.
 
     Raises:
         ValueError: tensors of one key differ in shape (images: in channels or type), or samples in their keys. The text
@@ -88,6 +89,10 @@ def padded(images: Sequence[Tensor], multiple: int) -> Tensor:
 def _column(key: str, values: list[Any], names: list[str]) -> Any:
     if all(isinstance(value, Tensor | np.ndarray) for value in values):
         return _stack(key, [torch.as_tensor(value).as_subclass(Tensor) for value in values], names)
+    if all(isinstance(value, tuple) for value in values) and len({len(value) for value in values}) == 1:
+        return tuple(
+            _column(f"{key}.{number}", list(one), names) for number, one in enumerate(zip(*values, strict=True))
+        )
     for kinds, dtype in _NUMBERS:
         if all(isinstance(value, kinds) for value in values):
             return torch.tensor(values, dtype=dtype)

@@ -76,7 +76,7 @@ def first_non_finite(
 
     It waits for the device after every layer. On many processes all of them call it: a layer may want them all.
     """
-    broken = [name for name, value in batch.items() if isinstance(value, Tensor) and not _finite(value)]
+    broken = [name for name, value in batch.items() if not all(map(_finite, _tensors(value)))]
     found = [f"not finite in the batch already: {', '.join(broken)}"] if broken else []
 
     def look(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
@@ -103,7 +103,8 @@ def first_non_finite(
 def suspects(batch: Batch) -> list[Any]:
     """Ids of the samples of which something is not finite before any layer has seen it; all ids if there are none."""
     ids = list(batch.get("id", ()))
-    rows = [value for value in batch.values() if isinstance(value, Tensor) and len(value) == len(ids)]
+    values = [one for value in batch.values() for one in (value if isinstance(value, tuple) else (value,))]
+    rows = [value for value in values if isinstance(value, Tensor) and len(value) == len(ids)]
     broken = [one for number, one in enumerate(ids) if not all(_finite(value[number]) for value in rows)]
     return broken or ids
 

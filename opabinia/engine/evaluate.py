@@ -6,15 +6,18 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Batch, Facts, Loader, Phase, Run, Task, Unfit
+from opabinia.contracts import Batch, Evaluator, Facts, Loader, Phase, Predictions, Run, Task, Unfit
+from opabinia.engine.layers import averaged, refuse_unknown, with_layers
 from opabinia.engine.moments import Moments
 from opabinia.runtime.device import autocast
+from opabinia.runtime.durations import Duration
 from opabinia.runtime.files import told, write_aside
 from opabinia.runtime.processes import anyone, gather, is_first
 
@@ -28,11 +31,15 @@ class Validation:
     """A data set to evaluate on.
 
     Attributes:
-        name: the prefix of its scores.
+        name: of the set among all evaluations; no other has it.
         loader: its batches of this process.
         facts: of the set.
         task: the model to evaluate, such as an average of weights; None takes the one that is trained.
         precision: of its forward passes.
+        prefix: of its scores; None takes the name.
+        evaluators: who judges what a task says of it; made anew for each evaluation.
+        training: the training data, read as this set is, for evaluators that learn from it.
+        every: the period of its evaluation; None takes that of all sets.
     """
 
     name: str
@@ -40,6 +47,16 @@ class Validation:
     facts: Facts
     task: Task | None = None
     precision: str = "fp32"
+    prefix: str | None = None
+    evaluators: Callable[[Task, Facts], list[Evaluator]] = lambda task, facts: task.evaluators(facts)
+    training: Loader | None = None
+    every: Duration | None = None
+
+    def close(self) -> None:
+        """End what reads it."""
+        self.loader.close()
+        if self.training is not None:
+            self.training.close()
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
@@ -90,7 +107,9 @@ def evaluate(
         EvaluationStopped: ``stopped()`` became true between two batches, in any process.
         Unfit: there are no scores of this set.
     """
-    evaluators = task.evaluators(validation.facts)
+    evaluators = validation.evaluators(task, validation.facts)
+    learners: list[Any] = [evaluator for evaluator in evaluators if hasattr(evaluator, "learn")]
+    seen = partial(_predictions, task, layers_of(task, evaluators), device, stopped, sharded)
     skipped_before = validation.loader.passed_over
     # Not all parts need to be in the mode of the whole: a frozen norm or a teacher stays as it was.
     modes = [(module, module.training) for module in task.modules()]
@@ -98,12 +117,14 @@ def evaluate(
     try:
         # Not inference_mode: what a module caches in its first forward pass must be fit for the backward pass later.
         with torch.no_grad(), autocast(device, validation.precision):
-            for batch, counts in _rounds(validation.loader, stopped, sharded):
-                batch = to_device(batch, device)
-                predictions = task.predict(batch)
-                if counts:
-                    for evaluator in evaluators:
-                        evaluator.update(predictions, batch)
+            if learners and validation.training is not None:
+                for predictions, batch in seen(validation.training):
+                    for learner in learners:
+                        learner.learn(predictions, batch)
+                validation.training.close()  # until the next time its workers would only wait
+            for predictions, batch in seen(validation.loader):
+                for evaluator in evaluators:
+                    evaluator.update(predictions, batch)
     finally:
         for module, training in modes:
             module.training = training
@@ -122,7 +143,35 @@ def evaluate(
             files.update(evaluator.files(states))
     if skipped := sum(gather(validation.loader.passed_over - skipped_before)):
         scores["skipped"] = float(skipped)
-    return Found({f"{validation.name}/{name}": value for name, value in scores.items()}, details, files)
+    prefix = validation.prefix or validation.name
+    return Found({f"{prefix}/{name}": value for name, value in scores.items()}, details, files)
+
+
+def layers_of(task: Task, evaluators: Sequence[Evaluator]) -> list[str]:
+    """Names of the modules whose outputs evaluators read.
+
+    Raises:
+        Unfit: the task has no such module.
+    """
+    names = dict.fromkeys(name for evaluator in evaluators for name in getattr(evaluator, "layers", ()))
+    refuse_unknown(task, names)
+    return list(names)
+
+
+def _predictions(
+    task: Task,
+    layers: Sequence[str],
+    device: torch.device,
+    stopped: Callable[[], object],
+    sharded: bool,
+    loader: Loader,
+) -> Iterator[tuple[Predictions, Batch]]:
+    """What the task says of each batch of this process, with what the named layers give."""
+    for batch, counts in _rounds(loader, stopped, sharded):
+        batch = to_device(batch, device)
+        predictions, given = with_layers(task, batch, layers)
+        if counts:
+            yield {**predictions, **{f"layers/{name}": averaged(value) for name, value in given.items()}}, batch
 
 
 def _rounds(loader: Loader, stopped: Callable[[], object], sharded: bool) -> Iterator[tuple[Batch, bool]]:
@@ -219,5 +268,5 @@ def evaluation_run(
         raise
     finally:
         for one in validation:
-            one.loader.close()
+            one.close()
         moments.finish(run, how)

@@ -76,16 +76,14 @@ def micro_batches(batch: Batch, size: int | None, largest: int | None = None) ->
         if count == largest:
             start, stop = number * size, min(count, (number + 1) * size)
         part = slice(start, stop) if start < stop else slice(0, 1)
-        yield {key: _piece(value, count, part) for key, value in batch.items()}, stop - start
+        yield {key: _piece(value, part) for key, value in batch.items()}, stop - start
 
 
-def _piece(value: Any, count: int, part: slice) -> Any:
-    """The part of a value of the batch that belongs to some samples; several views of them lie in a list."""
-    if isinstance(value, list) and not (value and isinstance(value[0], Tensor) and len(value) != count):
-        return value[part]
-    if isinstance(value, list):
-        return [_piece(view, count, part) for view in value]
-    return value[part] if isinstance(value, Tensor) else value
+def _piece(value: Any, part: slice) -> Any:
+    """The part of a value of the batch that belongs to some samples; several views of them lie in a tuple."""
+    if isinstance(value, tuple):
+        return tuple(_piece(view, part) for view in value)
+    return value[part] if isinstance(value, Tensor | list) else value
 
 
 @register.step(name="standard")

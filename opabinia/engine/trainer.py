@@ -138,7 +138,7 @@ class Trainer:
         finally:
             self.loader.close()
             for validation in self.validation:
-                validation.loader.close()
+                validation.close()
             try:
                 self._end_saving(how)
             finally:

@@ -8,12 +8,13 @@ from itertools import chain
 from typing import Any
 
 import timm as timm_library
+import torch
 from timm.models._manipulate import checkpoint_seq, group_with_matcher
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import Backbone, Fraction, Level, Preprocessing, Unfit
+from opabinia.contracts import Backbone, Fraction, Level, Preprocessing, Tokens, Unfit
 from opabinia.models.levels import Levels, freeze_stages, take_any_size
 
 
@@ -109,6 +110,43 @@ class TimmBackbone(Backbone):
         height, width = grid(images.shape[-2:])
         patches = features[:, getattr(net, "num_prefix_tokens", 0) :]
         return patches.transpose(1, 2).reshape(len(patches), -1, height, width)
+
+    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Patches down and across of an image of this height and width.
+
+        Raises:
+            ValueError: this model sees no patches.
+        """
+        net: Any = self.model
+        if not self.token_channels:
+            return super().grid(size)
+        height, width = net.patch_embed.dynamic_feat_size(size)
+        return height, width
+
+    def tokens(self, images: Tensor, hidden: tuple[Tensor, Tensor] | None = None, kept: Tensor | None = None) -> Tokens:
+        """B x C x H x W to tokens; see :meth:`opabinia.contracts.Backbone.tokens`.
+
+        Raises:
+            ValueError: this model has no tokens.
+        """
+        if not self.token_channels:
+            return super().tokens(images, hidden, kept)
+        net: Any = self.model
+        patches = net.patch_embed(images)
+        if hidden is not None:
+            mask, stand_in = hidden
+            # Where the size may change timm keeps patches on their grid until their places are added.
+            mask = mask.view(patches.shape[:-1]).unsqueeze(-1)
+            patches = torch.where(mask, stand_in.to(patches.dtype), patches)
+        tokens = net._pos_embed(patches)
+        prefix = net.num_prefix_tokens
+        if kept is not None:
+            chosen = kept[:, :, None].expand(-1, -1, tokens.shape[-1])
+            tokens = torch.cat([tokens[:, :prefix], tokens[:, prefix:].gather(1, chosen)], 1)
+        tokens = net.norm_pre(net.patch_drop(tokens))
+        tokens = net.norm(checkpoint_seq(net.blocks, tokens) if net.grad_checkpointing else net.blocks(tokens))
+        patches = tokens[:, prefix:]
+        return Tokens(tokens[:, 0] if net.has_class_token else patches.mean(1), patches)
 
     def _features(self, images: Tensor, offset: Tensor | None) -> Tensor:
         """What the model has before its pooling."""

@@ -19,6 +19,7 @@ from opabinia.data.transforms import crops, instances
 from opabinia.data.transforms import evaluation as evaluation
 from opabinia.data.transforms import policies as policies
 from opabinia.data.transforms import sizes as sizes
+from opabinia.data.transforms import views as views
 
 _NORMALISED = "images stay uint8 up to the device, where the task normalises them once (its mean and std)"
 _TENSORS = "samples hold tensors from the start, and batches plain ones"
