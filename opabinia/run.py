@@ -59,7 +59,7 @@ from opabinia.engine.journal import Journal
 from opabinia.engine.moments import Moments
 from opabinia.engine.trainer import Trainer
 from opabinia.engine.writers import TensorBoard, Terminal
-from opabinia.evaluation import coco, lvis, searches, voc
+from opabinia.evaluation import coco, collapse, knn, lvis, searches, voc
 from opabinia.loading import load
 from opabinia.losses import binary, cross_entropy, metric
 from opabinia.models import backbones, detectors, heads, necks, pooling, resnets, vits
@@ -100,7 +100,7 @@ from opabinia.runtime.processes import is_first, rank, world_size
 from opabinia.runtime.seeds import draw_seed
 from opabinia.runtime.signals import Stopped
 from opabinia.settings import Checkpointing, Evaluation, Seed, Training
-from opabinia.tasks import classification, detection, reid
+from opabinia.tasks import classification, detection, reid, selfsup
 from opabinia.tasks.distill import Distill, distilled, make_teacher, own_average, student_weights
 
 PARTS = (
@@ -108,6 +108,7 @@ PARTS = (
     binary,
     classification,
     coco,
+    collapse,
     cross_entropy,
     detection,
     detection_samplers,
@@ -117,6 +118,7 @@ PARTS = (
     freeze,
     heads,
     identity_samplers,
+    knn,
     lars,
     limit,
     lvis,
@@ -131,6 +133,7 @@ PARTS = (
     samplers,
     schedule_parts,
     searches,
+    selfsup,
     shape_parts,
     shard_order,
     sources,

@@ -50,6 +50,16 @@ def gather_batch(features: Tensor, labels: Tensor, ids: Sequence[str]) -> tuple[
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
+def gather_rows(rows: Tensor, ids: Sequence[str]) -> Tensor:
+    """As :func:`gather_batch`, of rows alone (n x ...)."""
+    if world_size() == 1:
+        return rows
+    counts, copies = _counts(rows, ids)
+    everything = _gathered(rows, counts)
+    return everything[: counts[0]] if copies else everything
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def per_sample(total: Tensor, samples: int) -> Tensor:
     """A sum over the samples of this process, divided by their number: that of the batch of all processes, where it is
     learned from; else of this process's batch, because then each has as many batches as fall to it.

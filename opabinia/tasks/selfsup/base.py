@@ -1,0 +1,143 @@
+"""What tasks of self-supervised learning share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opabinia.contracts import Backbone, Batch, Evaluator, EvaluatorPart, Facts, Predictions, Task, Unfit
+from opabinia.evaluation.collapse import Collapse
+from opabinia.evaluation.knn import Knn
+from opabinia.models.layers import normalize_as
+from opabinia.runtime.exchange import gather_rows
+
+
+class SelfSupervised(Task):
+    """Trains a backbone on images without their labels.
+
+    What is left to its heirs: ``forward``, and :attr:`trunk`, where another network than the trained one is handed on.
+
+    Args:
+        facts: of the training data. Labels, if there are any, are for measuring only.
+        backbone: what is trained.
+        mean, std: of the images, if a person says them.
+        evaluators: who judges the embeddings; null takes :class:`opabinia.evaluation.knn.Knn` where every image has one
+            label. Whether embeddings collapse is always judged.
+
+    Attributes:
+        least: images of a process that a step needs at least: what compares images, or has batch norms, has nothing to
+            learn from a single one.
+    """
+
+    least = 2
+
+    def __init__(
+        self,
+        facts: Facts,
+        backbone: Backbone,
+        mean: Sequence[float] | None,
+        std: Sequence[float] | None,
+        evaluators: Sequence[EvaluatorPart] | None = None,
+    ) -> None:
+        super().__init__()
+        self.facts = facts
+        self.backbone = backbone
+        self.normalize = normalize_as(backbone.preprocessing, facts.channels, mean, std)
+        self._evaluators = evaluators
+
+    @property
+    def trunk(self) -> Backbone:
+        """The network whose vectors are measured, extracted and handed on."""
+        return self.backbone
+
+    def views(self, batch: Batch, count: int | None = None, *, least: int = 2) -> list[Tensor]:
+        """The views of the batch's images, normalised (B x C x h x w each).
+
+        Args:
+            batch: of training.
+            count: how many there must be; None: any number from ``least`` on.
+            least: how many there must be at least.
+
+        Raises:
+            Unfit: there are fewer or more, none at all, or too few images to compare.
+        """
+        views = batch.get("views", ())
+        wanted = f"{least} views or more" if count is None else f"{count} views"
+        if not views:
+            raise Unfit(f"{type(self).__name__} learns from {wanted} of an image; add views to data.train.transforms")
+        if (count is not None and len(views) != count) or len(views) < least:
+            raise Unfit(
+                f"{type(self).__name__} learns from {wanted} of an image; data.train.transforms gives {len(views)}"
+            )
+        self.refuse_few(len(views[0]))
+        return [self.normalize(view) for view in views]
+
+    def refuse_few(self, images: int) -> None:
+        """Tell batches that are too small.
+
+        Raises:
+            Unfit: a process has fewer than ``least`` images.
+        """
+        if images < self.least:
+            raise Unfit(
+                f"{type(self).__name__} learns from {self.least} images or more for each process, not {images}; raise "
+                "data.batch_size, or leave out the incomplete batch of an epoch with data.drop_last"
+            )
+
+    def predict(self, batch: Batch) -> Predictions:
+        """``embedding`` (B x D): the trunk's vectors."""
+        return {"embedding": self.trunk(self.normalize(batch["image"])).float()}
+
+    def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
+        """``embedding``: the numbers, rounded to six digits."""
+        return {"embedding": [round(value, 6) for value in prediction["embedding"].tolist()]}
+
+    def features(self, batch: Batch, layers: Sequence[str] = ()) -> dict[str, Tensor]:
+        """``embedding`` (B x D).
+
+        Raises:
+            KeyError: another layer is asked for.
+        """
+        for layer in layers:
+            if layer != "embedding":
+                raise KeyError(f"{type(self).__name__} has no layer {layer!r}; it has: embedding")
+        return {"embedding": self.predict(batch)["embedding"]}
+
+    def evaluators(self, facts: Facts) -> list[Evaluator]:
+        """Those that the config names, or that fit the set, and whether embeddings collapse.
+
+        Raises:
+            ValueError: the set's images have another number of channels.
+        """
+        if facts.channels != self.facts.channels:
+            raise ValueError(f"its images have {facts.channels} channels, those of training {self.facts.channels}")
+        labelled = len(facts.classes) > 1 and not facts.multi_label and not facts.boxes
+        own = self._evaluators if self._evaluators is not None else [Knn] * labelled
+        return [*(one(facts) for one in own), Collapse(facts)]
+
+
+def in_few_passes(network: Callable[[Tensor], Tensor], views: Sequence[Tensor]) -> list[Tensor]:
+    """What a network gives for each view, with as few passes as there are sizes.
+
+    Neighbours of one size go through together, so batch norms see them together, as in SwAV and DINO.
+
+    Args:
+        network: of B x C x h x w to B x ...
+        views: B x C x h x w each.
+    """
+    given: list[Tensor] = []
+    start = 0
+    for end in range(1, len(views) + 1):
+        if end == len(views) or views[end].shape != views[start].shape:
+            given += network(torch.cat(list(views[start:end]))).chunk(end - start)
+            start = end
+    return given
+
+
+def of_all_processes(views: Sequence[Tensor], ids: Sequence[str]) -> list[Tensor]:
+    """Vectors of each view (B x D) of the batch of all processes, each image once; gradients find their way back."""
+    whole = gather_rows(torch.stack(list(views), 1), ids)
+    return list(whole.unbind(1))
