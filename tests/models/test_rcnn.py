@@ -202,7 +202,7 @@ def test_it_is_the_same_in_training_and_evaluation(name: str) -> None:
 @each
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_and_channels_last(name: str, precision: torch.dtype) -> None:
-    detector = made(name)
+    detector = made(name).to(memory_format=torch.channels_last)
     maps = [one.contiguous(memory_format=torch.channels_last) for one in pyramid()]
     exact = detector.losses(maps, SHAPE, SIZES, [full(), empty()])
     with torch.autocast("cpu", precision):

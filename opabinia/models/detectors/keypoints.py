@@ -57,8 +57,8 @@ class KeypointHead(nn.Module):
         self.predictor = KeypointRCNNPredictor(how.channels, points)
 
     def _logits(self, maps: Sequence[Tensor], boxes: Sequence[Tensor]) -> Tensor:
-        """R x P x S x S."""
-        logits: Tensor = self.predictor(self.layers(self.pool(maps, boxes))).float()
+        """R x P x S x S, with the channels first in memory: torchvision's loss takes them as one row."""
+        logits: Tensor = self.predictor(self.layers(self.pool(maps, boxes))).float().contiguous()
         return logits
 
     def losses(
