@@ -1,3 +1,8 @@
 """Self-supervised learning: a file for each method."""
 
+from opabinia.tasks.selfsup import barlow_twins as barlow_twins
+from opabinia.tasks.selfsup import byol as byol
+from opabinia.tasks.selfsup import rotation as rotation
 from opabinia.tasks.selfsup import simclr as simclr
+from opabinia.tasks.selfsup import simsiam as simsiam
+from opabinia.tasks.selfsup import vicreg as vicreg

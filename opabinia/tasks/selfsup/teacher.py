@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from timm.layers.drop import DropPath
-from torch import nn
+from torch import Tensor, nn
 
 from opabinia.contracts import Fraction, Hook, Run, Schedule
 from opabinia.optim.ema import local
@@ -26,6 +26,14 @@ class Teacher(nn.Module):
                 module.drop_prob = 0.0
             elif isinstance(module, nn.modules.dropout._DropoutNd):
                 module.p = 0.0
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        """What its parts make of images, one after the other."""
+        given = images
+        for part in self.children():
+            given = part(given)
+        return given
 
 
 class Follow(Hook):

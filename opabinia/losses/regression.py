@@ -1,0 +1,31 @@
+"""Losses by which one view's vectors foretell those of the other views. Nothing in them keeps vectors apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import permutations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def cosine_regression(predictions: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
+    """The negative cosine between what a view predicts and another view's target, averaged, from -1 to 1 (Chen and He
+    2021, SimSiam, equations 1 to 4).
+
+    Every ordered pair of two views counts, and every image; no gradient flows to targets. The squared distance of
+    normalised vectors (Grill et al. 2020, BYOL, equation 2) is 2 + 2 times that.
+
+    Args:
+        predictions: of each view (B x D), of any length; two views or more.
+        targets: of the same views, likewise.
+
+    Example: predictions [1, 0] and [0, 1] with targets [3, 4] and [2, 0] have the cosines 1 (with the second target)
+        and 0.8 (with the first): -0.9.
+    """
+    # Under autocast, too, the norms are those of float32.
+    predicted = [F.normalize(prediction.float(), dim=1) for prediction in predictions]
+    wanted = [F.normalize(target.detach().float(), dim=1) for target in targets]
+    pairs = permutations(range(len(predicted)), 2)
+    return -torch.stack([(predicted[one] * wanted[other]).sum(1) for one, other in pairs]).mean()
