@@ -97,10 +97,16 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("source", "yolo"): {"data": "YOLO_FILE"},  # likewise
     ("source", "idx"): {"root": "IDX"},  # a folder that the test makes
     ("source", "image_folder"): {"root": "PICTURES"},  # likewise
+    ("task", "barlow_twins"): {"backbone": TINY},
+    ("task", "byol"): {"backbone": TINY},
     ("task", "classification"): {"backbone": TINY},
     ("task", "detection"): {"backbone": TINY, "detector": "fcos"},
     ("task", "mgn"): {"backbone": {"name": "timm", "model": "resnet10t", "options": {"output_stride": 8}}},
     ("task", "reid"): {"backbone": TINY},
+    ("task", "rotation"): {"backbone": TINY},
+    ("task", "simclr"): {"backbone": TINY},
+    ("task", "simsiam"): {"backbone": TINY},
+    ("task", "vicreg"): {"backbone": TINY},
     ("mix", "one_of"): {"mixes": ["mixup", "cutmix"]},
     ("transform", "CenterCrop"): {"size": 8},
     ("transform", "GaussianBlur"): {"kernel_size": 3},
@@ -330,8 +336,9 @@ class Line(Task):
 
 
 def task_works(make: Callable[[Facts], Task], folder: Path) -> None:
-    """With labels of images, and with things in boxes; what wants only one of them leaves the other alone."""
+    """With labels of images, things in boxes, and views; what wants only one of them leaves the others alone."""
     facts, batch = replace(FACTS, boxes=True), things_of(batch_of())
+    batch["views"] = (batch["image"], batch["image"].flip(-1))
     task = make(facts)
     total_loss(task(batch, CLOCK))[0].backward()  # type: ignore[no-untyped-call]
     assert any(parameter.grad is not None for parameter in task.parameters())
