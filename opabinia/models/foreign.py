@@ -1,4 +1,5 @@
-"""Weights of other systems under our names: detectron2's, Caffe2's ResNets, torchvision's detectors, RT-DETR's.
+"""Weights of other systems under our names: detectron2's, Caffe2's ResNets, torchvision's detectors, RT-DETR's, and
+those of self-supervised learning (:mod:`opabinia.models.selfsup_names`).
 
 Whose a file is shows in its names. What they are called here stands in the docstrings of the detectors; of backbones
 only ResNets are known, those of timm (``timm``, ``resnet``), whose names are torchvision's.
@@ -20,19 +21,17 @@ those of its public sources.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-Weights = Mapping[str, Tensor]
-Colours = Literal["rgb", "bgr"]
-Rules = Sequence[tuple[str, str | Callable[[re.Match[str]], str]]]
-"""What is looked for in a name (a regular expression), and what takes its place; one rule after the other."""
+from opabinia.models import selfsup_names as theirs
+from opabinia.models.selfsup_names import BACKBONE, Rules, Weights, renamed
 
-BACKBONE = "backbone.model."
-"""What stands before the names of timm's models in our tasks."""
+Colours = Literal["rgb", "bgr"]
 
 
 class Translation(NamedTuple):
@@ -80,15 +79,6 @@ def _in_rgb(weights: dict[str, Tensor], told: str, colours: Colours) -> Translat
     turned = {name: one.flip(1) for name, one in weights.items() if one.ndim == 4 and one.shape[1] == 3}
     changed = [told, *(f"{name} turned from BGR to RGB" for name in turned)]
     return Translation({**weights, **turned}, ", ".join(filter(None, changed)))
-
-
-def _renamed(weights: Weights, rules: Rules) -> dict[str, Tensor]:
-    found = {}
-    for name, tensor in weights.items():
-        for pattern, ours in rules:
-            name = re.sub(pattern, ours, name)
-        found[name] = tensor
-    return found
 
 
 # --- detectron2 and Caffe2 --------------------------------------------------------------------------------------------
@@ -139,7 +129,7 @@ def _of_detectron2(weights: Weights) -> dict[str, Tensor]:
         for theirs, ours in (("lateral", "inner_blocks"), ("output", "layer_blocks"))
         for norm, place in ((r"norm\.", 1), ("", 0))
     ]
-    found = _renamed(kept, (*pyramid, *_DETECTRON2))
+    found = renamed(kept, (*pyramid, *_DETECTRON2))
     return found if any("bbox_ctrness" in name for name in found) else _in_blocks(found)
 
 
@@ -154,7 +144,7 @@ def _in_blocks(weights: Weights) -> dict[str, Tensor]:
         number, place = divmod(int(found[2]), length)
         return f"{found[1]}.{number}.{place}.{found[3]}"
 
-    return _renamed(weights, [(row.pattern, block)])
+    return renamed(weights, [(row.pattern, block)])
 
 
 _CAFFE2: Rules = (
@@ -177,7 +167,7 @@ _CAFFE2: Rules = (
 def _of_caffe2(weights: Weights) -> dict[str, Tensor]:
     """A ResNet that was trained for ImageNet. Its norms have statistics within their weights, or 0 and 1 in place of
     them, as in detectron2."""
-    found = _renamed({name: one for name, one in weights.items() if not name.endswith("_momentum")}, _CAFFE2)
+    found = renamed({name: one for name, one in weights.items() if not name.endswith("_momentum")}, _CAFFE2)
     for name, tensor in list(found.items()):
         if re.search(r"(bn\d|downsample\.1)\.weight$", name):
             norm = name.removesuffix("weight")
@@ -205,7 +195,7 @@ _TORCHVISION: Rules = (
 
 def _of_torchvision(weights: Weights) -> dict[str, Tensor]:
     """Its class 0, the background, is the last one here or, where no logit stands for it, none at all."""
-    found = _renamed(weights, _TORCHVISION)
+    found = renamed(weights, _TORCHVISION)
     old = re.compile(r"classification_head\.conv\.\d\.weight$")
     if not any("bbox_ctrness" in name for name in found) and any(old.search(name) for name in found):
         found = _in_blocks(found)
@@ -247,7 +237,7 @@ _RT_DETR: Rules = (
 
 
 def _of_rt_detr(weights: Weights) -> dict[str, Tensor]:
-    return _renamed(weights, _RT_DETR)
+    return renamed(weights, _RT_DETR)
 
 
 _LANGUAGES = (
@@ -256,6 +246,14 @@ _LANGUAGES = (
     _Language("res_conv1_bn_", "Caffe2's", "bgr", _of_caffe2),
     _Language("backbone.body.", "torchvision's", "rgb", _of_torchvision),
     _Language("model.encoder_input_proj.", "the transformers library's", "rgb", _of_rt_detr),
+    _Language("trunk.", "VISSL's", "rgb", partial(renamed, rules=theirs.VISSL)),
+    _Language("encoder_q.", "MoCo's", "rgb", partial(renamed, rules=theirs.MOCO)),
+    _Language("base_encoder.", "MoCo's", "rgb", partial(renamed, rules=theirs.MOCO)),
+    _Language("projection_head.", "SwAV's", "rgb", partial(renamed, rules=theirs.SWAV)),
+    _Language("student.module.backbone.", "DINO's", "rgb", partial(renamed, rules=theirs.DINO)),
+    _Language("backbone.4.0.conv1.", "lightly's", "rgb", partial(renamed, rules=theirs.LIGHTLY)),
+    _Language("register_tokens", "DINOv2's", "rgb", theirs.of_dinov2),
+    _Language("blocks.0.mlp.w12.", "DINOv2's", "rgb", theirs.of_dinov2),
 )
 
 # --- classes of COCO --------------------------------------------------------------------------------------------------

@@ -225,8 +225,11 @@ def _moved(given: Iterable[str], targets: Iterable[str], old: str, new: str) -> 
 def _main_prefixes(given: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Prefixes | None:
     """The pair by which most names and shapes agree; every two tensors that end alike have a vote.
 
+    Of pairs with as many votes that one wins by which names stay the same: a run may have a second network like the
+    first (``backbone``, ``teacher.backbone``).
+
     Raises:
-        ValueError: two pairs have as many votes.
+        ValueError: two others have as many votes.
     """
     alike: dict[Any, list[str]] = defaultdict(list)
     for name, tensor in targets.items():
@@ -244,6 +247,8 @@ def _main_prefixes(given: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -
     winners = sorted(pair for pair, count in votes.items() if count == best)
     if 10 * best < min(len(given), len(targets)):
         return None  # a coincidence
+    if ("", "") in winners:
+        return "", ""
     if len(winners) > 1:
         ways = "; ".join(f"{old}* as {new}*" for old, new in winners[:4])
         raise ValueError(
