@@ -1,0 +1,46 @@
+"""Directions that vectors are compared with, in the place of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from opabinia.optim.ema import local
+
+
+class Prototypes(nn.Module):
+    """Cosines of vectors with prototypes that are learned; several heads have prototypes of their own (Caron et al.
+    2020, SwAV, section 3.1).
+
+    Args:
+        width: D.
+        counts: how many prototypes each head has.
+
+    Raises:
+        ValueError: there is no head.
+
+    Attributes:
+        heads: the prototypes (K x D each), of length 1 after :meth:`normalise`.
+    """
+
+    def __init__(self, width: int, counts: Sequence[int]) -> None:
+        super().__init__()
+        if not counts:
+            raise ValueError("prototypes: at least one head is needed, such as [3000]")
+        self.heads = nn.ParameterList(torch.randn(count, width) for count in counts)
+        self.normalise()
+
+    def forward(self, vectors: Tensor) -> list[Tensor]:
+        """Vectors of length 1 (N x D) to cosines (N x K) for each head, in full precision: they are divided by small
+        numbers."""
+        with torch.autocast(vectors.device.type, enabled=False):
+            return [F.linear(vectors.float(), head.float()) for head in self.heads]
+
+    @torch.no_grad()
+    def normalise(self) -> None:
+        """Bring every prototype to length 1."""
+        for head in local(list(self.heads)):
+            head.copy_(F.normalize(head, dim=1))
