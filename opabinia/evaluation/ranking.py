@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +19,22 @@ from opabinia.contracts import Unfit
 from opabinia.evaluation.distances import Array, Distances, blocks
 
 Indices = NDArray[np.int64]
+
+
+class Answers(Protocol):
+    """What is right for each query, and what is left out of its ranking: :class:`Matches`, :class:`Listed`."""
+
+    def of(self, query: int) -> tuple[Indices, Indices]:
+        """Places in the gallery of the matches of a query, and of its junk."""
+        ...
+
+    def fit(self, source: Distances) -> None:
+        """See that this is about ``source``."""
+        ...
+
+    def none_left(self) -> Unfit:
+        """What is wrong when no query has a match."""
+        ...
 
 
 class Matches:
@@ -98,6 +114,46 @@ class Matches:
         return Unfit(text + (removed if self._cameras is not None else ""))
 
 
+class Listed:
+    """Answers that a file tells for each query, as those of Oxford, Paris and their revisited forms do.
+
+    Args:
+        positives: places in the gallery of what is to be found, for each of Q queries.
+        junk: places of what is neither right nor wrong (Q); None: there is none.
+
+    Raises:
+        ValueError: there are more or fewer lists of junk than queries.
+    """
+
+    def __init__(self, positives: Sequence[Sequence[int]], junk: Sequence[Sequence[int]] | None = None) -> None:
+        self._positives, self._junk = positives, [()] * len(positives) if junk is None else junk
+        if len(self._junk) != len(positives):
+            raise ValueError(f"there are {len(positives)} lists of positives, but {len(self._junk)} of junk")
+
+    def of(self, query: int) -> tuple[Indices, Indices]:
+        """Places in the gallery of the matches of a query, and of its junk; each in the order of the gallery."""
+        positives, junk = (np.unique(np.asarray(one[query], np.int64)) for one in (self._positives, self._junk))
+        return positives, junk
+
+    def fit(self, source: Distances) -> None:
+        """See that there is a list for each query, and that all places are in the gallery.
+
+        Raises:
+            ValueError: there is not, or they are not.
+        """
+        if len(self._positives) != source.queries:
+            raise ValueError(f"there are {source.queries} queries, but {len(self._positives)} lists of positives")
+        for query in range(source.queries):
+            places = np.concatenate(self.of(query))
+            if len(places) and not 0 <= places.min() <= places.max() < source.gallery:
+                wrong = places[(places < 0) | (places >= source.gallery)][0]
+                raise ValueError(f"query {query} names image {wrong} of a gallery of {source.gallery}")
+
+    def none_left(self) -> Unfit:
+        """What is wrong when no query has a match."""
+        return Unfit(f"none of the {len(self._positives)} queries has anything to find")
+
+
 @dataclass(frozen=True)
 class Block:
     """Distances of some queries to the gallery.
@@ -113,7 +169,7 @@ class Block:
     matches: list[Indices]
 
 
-def masked(source: Distances, matches: Matches, block: int | None = None) -> Iterator[Block]:
+def masked(source: Distances, matches: Answers, block: int | None = None) -> Iterator[Block]:
     """The distances of all queries, in blocks (see :func:`opabinia.evaluation.distances.blocks`)."""
     for start, stop in blocks(source, block):
         queries = range(start, stop)
@@ -197,6 +253,15 @@ class Ranking:
         return sums / self.lengths
 
     @property
+    def trapezoids(self) -> NDArray[np.float64]:
+        """Area under the line through the precisions of a query, V: at each match the mean of the precision there and
+        of the one just before it (Philbin et al. 2007, Oxford buildings)."""
+        number = np.arange(len(self.places)) - np.repeat(self._starts, self.lengths)
+        before = np.where(self.places == 1, 1.0, number / np.maximum(1, self.places - 1))
+        sums: NDArray[np.float64] = np.add.reduceat((before + self.precisions) / 2, self._starts)
+        return sums / self.lengths
+
+    @property
     def inverse_penalties(self) -> NDArray[np.float64]:
         """Number of matches over the place of the last one, V (Ye et al. 2021, section 3.4: INP)."""
         lasts: NDArray[np.float64] = self.lengths / self.places[self._starts + self.lengths - 1]
@@ -223,7 +288,7 @@ class Ranking:
         }
 
 
-def rank(source: Distances, matches: Matches, block: int | None = None) -> Ranking:
+def rank(source: Distances, matches: Answers, block: int | None = None) -> Ranking:
     """Rank the gallery for every query.
 
     Raises:

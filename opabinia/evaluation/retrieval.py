@@ -24,15 +24,17 @@ from opabinia.evaluation.distances import (
     distances,
     nearest,
 )
-from opabinia.evaluation.ranking import Indices, Matches, Ranking, as_column, masked, rank
+from opabinia.evaluation.ranking import Indices, Listed, Matches, Ranking, as_column, masked, rank
 
 __all__ = [
     "distances",
     "evaluate",
     "evaluate_distances",
+    "evaluate_lists",
     "nearest",
     "random_galleries",
     "recall",
+    "revisited",
     "single_shot",
 ]
 
@@ -128,6 +130,56 @@ def _checked(ranks: Sequence[int]) -> Sequence[int]:
     if any(k < 1 for k in ranks):
         raise ValueError(f"ranks count from 1, not {min(ranks)}")
     return ranks
+
+
+# --- answers in lists -------------------------------------------------------------------------------------------------
+
+
+def evaluate_lists(
+    distances: Array, positives: Sequence[Sequence[int]], junk: Sequence[Sequence[int]] | None = None
+) -> dict[str, float]:
+    """How well buildings are found again whose pictures are listed for each query (Philbin et al. 2007, Oxford; 2008,
+    Paris).
+
+    Args:
+        distances: Q x G.
+        positives: places in the gallery of what is to be found, for each query. Queries without any are in no mean.
+        junk: places of what is taken out of the ranking (hardly visible; the query itself).
+
+    Returns: ``mAP``, from the areas of trapezoids under precision over recall, not from means of precisions as in
+    :func:`evaluate`; ``queries``, how many are in it, and ``queries_without_match``, how many are not.
+
+    Raises:
+        ValueError: lists do not fit the distances, or no query has anything to find.
+
+    Example: of two positives the first and the fourth found: (1 + (1/3 + 2/4) / 2) / 2 = 0.7083.
+    """
+    ranking = rank(MatrixDistances(distances), Listed(positives, junk))
+    return {
+        "mAP": float(ranking.trapezoids.mean()),
+        "queries": len(ranking.queries),
+        "queries_without_match": ranking.left_out,
+    }
+
+
+def revisited(
+    distances: Array, easy: Sequence[Sequence[int]], hard: Sequence[Sequence[int]], junk: Sequence[Sequence[int]]
+) -> dict[str, float]:
+    """The three protocols of the revisited Oxford and Paris (Radenović et al. 2018, section 3.3): in ``mAP_easy`` what
+    is hard is junk, in ``mAP_medium`` both are to be found, in ``mAP_hard`` what is easy is junk.
+
+    Args:
+        distances: Q x G.
+        easy, hard, junk: places in the gallery, for each query.
+
+    Raises:
+        ValueError: see :func:`evaluate_lists`.
+    """
+    neither = [(*one, *other) for one, other in zip(hard, junk, strict=True)]
+    both = [(*one, *other) for one, other in zip(easy, hard, strict=True)]
+    nor_easy = [(*one, *other) for one, other in zip(easy, junk, strict=True)]
+    protocols = {"easy": (easy, neither), "medium": (both, junk), "hard": (hard, nor_easy)}
+    return {f"mAP_{name}": evaluate_lists(distances, *lists)["mAP"] for name, lists in protocols.items()}
 
 
 # --- galleries with one image of each identity ------------------------------------------------------------------------

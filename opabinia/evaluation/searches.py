@@ -11,15 +11,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from opabinia.config import register
 from opabinia.contracts import Batch, Count, Facts, Fraction, NonNegative, Predictions, Unfit
+from opabinia.evaluation.banks import Batches, joined, rows_of
 from opabinia.evaluation.distances import Distances, FeatureDistances, Metric, smallest
 from opabinia.evaluation.ranking import Indices, Matches, Ranking, masked, rank
 from opabinia.evaluation.retrieval import RANKS, Variant, recall, source_of
 from opabinia.evaluation.verification import roc_of
+from opabinia.evaluation.whitening import whitening
 
 log = logging.getLogger("opabinia")
 
@@ -178,7 +181,7 @@ class Retrieval(_Accumulator):
         seen = self._joined(states)
         if seen is None:
             return {}
-        query, gallery, matches = _sides(seen, self._device)
+        query, gallery, matches = _sides(seen, torch.from_numpy(seen.features).to(self._device))
         scores: dict[str, float] = {}
         for prefix, way in self._ways.items():
             ranking = rank(source_of(query, gallery, self._metric, *way), matches)
@@ -196,7 +199,7 @@ class Retrieval(_Accumulator):
         seen = self._joined(states)
         if seen is None:
             return {}
-        query, gallery, matches = _sides(seen, self._device)
+        query, gallery, matches = _sides(seen, torch.from_numpy(seen.features).to(self._device))
         if self._last is None or self._last[0] is not states:
             self._last = states, rank(FeatureDistances(query, gallery, self._metric), matches)
         ranking = self._last[1]
@@ -226,7 +229,7 @@ class Retrieval(_Accumulator):
         }
 
 
-def _sides(seen: _Seen, device: torch.device) -> tuple[Tensor, Tensor, Matches]:
+def _sides(seen: _Seen, features: Tensor) -> tuple[Tensor, Tensor, Matches]:
     """Features of the queries and of the gallery, and what matches."""
     queries = seen.queries
     if not 0 < queries.sum() < len(queries):
@@ -235,7 +238,7 @@ def _sides(seen: _Seen, device: torch.device) -> tuple[Tensor, Tensor, Matches]:
             "Where every image is looked for among all others, the evaluator is `recall`"
         )
     cameras = (None, None) if seen.cameras is None else (seen.cameras[queries], seen.cameras[~queries])
-    query, gallery = (torch.from_numpy(seen.features[part]).to(device) for part in (queries, ~queries))
+    query, gallery = (features[torch.from_numpy(part).to(features.device)] for part in (queries, ~queries))
     return query, gallery, Matches(seen.labels[queries], seen.labels[~queries], *cameras)
 
 
@@ -276,3 +279,63 @@ class Recall(_Accumulator):
             return {}
         found = self._recall(torch.from_numpy(seen.features).to(self._device), seen.labels)
         return {name: found[name] for name in self.better}
+
+
+@register.evaluator
+class InstanceRetrieval(_Accumulator):
+    """Scores of finding the same thing in other pictures: ``instance_mAP`` and ``instance_rank1``, and the same of
+    embeddings that were not whitened, ``instance_plain_mAP`` and ``instance_plain_rank1``.
+
+    Embeddings of length 1 are whitened with what the training data teaches, brought to length 1 again and compared by
+    cosine; AP is the area of trapezoids under precision over recall (VISSL's rule, and that of Oxford and Paris). Where
+    the data tells queries they are looked for in the rest, without images of their own camera; otherwise every image
+    among all others.
+
+    Args:
+        facts: of the data.
+        components: how many directions are kept at most (VISSL's 512).
+    """
+
+    def __init__(self, facts: Facts, /, *, components: Count = 512) -> None:
+        super().__init__()
+        self._apart, self._components = facts.queries, components
+        self._bank: Batches = []
+        self.better = dict.fromkeys((f"instance_{way}{of}" for way in ("", "plain_") for of in ("mAP", "rank1")), "max")
+
+    def learn(self, predictions: Predictions, batch: Batch) -> None:
+        """Keep training samples, whose directions are learned: ``predictions["embedding"]`` (B x D)."""
+        self._bank.append(rows_of(predictions, batch))
+
+    def state(self) -> Any:
+        """The batches of this process: to learn from, and to search."""
+        return self._bank, self._batches
+
+    def compute(self, states: Sequence[Any]) -> dict[str, float]:
+        """Scores of all processes' images.
+
+        Raises:
+            Unfit: there are no training samples, an embedding is not finite, or no image has a match.
+        """
+        bank, seen = joined([one for one, _ in states]), self._joined([one for _, one in states])
+        if seen is None:
+            return {}
+        if bank is None:
+            raise Unfit("instance_retrieval: there are no training samples to learn the whitening from")
+        plain, known = (F.normalize(torch.from_numpy(one.features), dim=1) for one in (seen, bank))
+        ways = {"": whitening(known, self._components)(plain), "plain_": plain}
+        found = [self._scores(way, seen, features.to(self._device)) for way, features in ways.items()]
+        return found[0] | found[1]
+
+    def _scores(self, way: str, seen: _Seen, features: Tensor) -> dict[str, float]:
+        query, gallery, matches = _sides(seen, features) if self._apart else _all_sides(seen, features)
+        ranking = rank(FeatureDistances(query, gallery), matches)
+        return {
+            f"instance_{way}mAP": float(ranking.trapezoids.mean()),
+            f"instance_{way}rank1": ranking.rank(1),
+        }
+
+
+def _all_sides(seen: _Seen, features: Tensor) -> tuple[Tensor, Tensor, Matches]:
+    """Every image as a query among all others: as if each came from a camera of its own, only itself is junk."""
+    itself = np.arange(len(seen.labels))
+    return features, features, Matches(seen.labels, seen.labels, itself, itself)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import Positive
+from opabinia.contracts import Count, Positive
 
 LEAST = 1e-6
 """What smaller activations count as in a generalised mean, so that powers and their gradients exist (FastReID)."""
@@ -24,6 +25,49 @@ def generalised_mean(maps: Tensor, p: float | Tensor) -> Tensor:
     """
     # In half precision the cube of 41 is infinite already.
     return maps.float().clamp(min=LEAST).pow(p).mean((2, 3)).pow(1 / p)
+
+
+def rmac_regions(height: int, width: int, levels: int = 3) -> list[tuple[int, int, int, int]]:
+    """Squares of several sizes that cover a map evenly (Tolias et al. 2016, section 3.2): left, top, width, height.
+
+    On level l they are ``2 * shorter side / (l + 1)`` wide, and there are l of them along the shorter side; along the
+    longer one so many more that those of the first level overlap by about 40%. Levels of less than a place are left
+    out.
+
+    Args:
+        height, width: of the map, in places.
+        levels: from 1 on.
+
+    Example: a map of 4 x 4, two levels: all of it, and four squares of 2 x 2.
+    """
+    short, long = sorted((height, width))
+    more = min(range(1, 7), key=lambda n: abs((short**2 - short * ((long - short) / n)) / short**2 - 0.4))
+    down, across = more if height > width else 0, more if width > height else 0
+    regions = []
+    for level in range(1, levels + 1):
+        if side := 2 * short // (level + 1):
+            tops, lefts = _spread(height - side, level + down), _spread(width - side, level + across)
+            regions += [(left, top, side, side) for top in tops for left in lefts]
+    return regions
+
+
+def _spread(room: int, count: int) -> list[int]:
+    """Whole numbers from 0 to ``room`` at even distances."""
+    return [room * number // max(1, count - 1) for number in range(count)]
+
+
+def rmac_descriptors(maps: Tensor, levels: int = 3) -> Tensor:
+    """The largest values in each of the R squares of :func:`rmac_regions`, brought to length 1.
+
+    Args:
+        maps: B x M x h x w.
+        levels: of squares.
+
+    Returns: float32, B x R x M.
+    """
+    squares = rmac_regions(maps.shape[2], maps.shape[3], levels)
+    found = [maps[:, :, top : top + height, left : left + width].amax((2, 3)) for left, top, width, height in squares]
+    return F.normalize(torch.stack(found, 1).float(), dim=2)
 
 
 class Pooling(nn.Module):
@@ -113,6 +157,27 @@ class GemLearned(Pooling):
 
     def forward(self, maps: Tensor) -> Tensor:
         return generalised_mean(maps, self.p)
+
+
+@register.pooling
+class Rmac(Pooling):
+    """The largest values in squares of several sizes, each square's brought to length 1, added up and brought to
+    length 1 again (Tolias et al. 2016, R-MAC); for finding the same thing in other pictures.
+
+    Args:
+        levels: of squares (the paper's 3); see :func:`rmac_regions`.
+    """
+
+    def __init__(self, channels: int, /, *, levels: Count = 3) -> None:
+        super().__init__(channels)
+        self.levels = levels
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return F.normalize(rmac_descriptors(maps, self.levels).sum(1), dim=1)
+
+    def extra_repr(self) -> str:
+        """How many channels, and levels."""
+        return f"{super().extra_repr()}, levels={self.levels}"
 
 
 register.pooling.leave_out("fast_average", "average is as fast")

@@ -87,6 +87,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("source", "identities"): {"file": "LIST"},  # likewise
     ("source", "market1501"): {"root": "MARKET1501"},  # likewise
     ("source", "msmt17"): {"root": "MSMT17"},  # likewise
+    ("source", "numbered"): {"source": "digits"},
     ("source", "online_products"): {"root": "ONLINE_PRODUCTS"},  # likewise
     ("source", "roboflow"): {"root": "ROBOFLOW"},  # likewise
     ("source", "shards"): {"files": "SHARD"},  # likewise
@@ -102,6 +103,9 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("task", "classification"): {"backbone": TINY},
     ("task", "detection"): {"backbone": TINY, "detector": "fcos"},
     ("task", "mgn"): {"backbone": {"name": "timm", "model": "resnet10t", "options": {"output_stride": 8}}},
+    ("task", "moco"): {"backbone": TINY},
+    ("task", "moco_v3"): {"backbone": TINY},
+    ("task", "npid"): {"backbone": TINY},
     ("task", "reid"): {"backbone": TINY},
     ("task", "rotation"): {"backbone": TINY},
     ("task", "simclr"): {"backbone": TINY},
@@ -336,9 +340,11 @@ class Line(Task):
 
 
 def task_works(make: Callable[[Facts], Task], folder: Path) -> None:
-    """With labels of images, things in boxes, and views; what wants only one of them leaves the others alone."""
+    """With labels and numbers of images, things in boxes, and views; what wants only one of them leaves the others
+    alone."""
     facts, batch = replace(FACTS, boxes=True), things_of(batch_of())
     batch["views"] = (batch["image"], batch["image"].flip(-1))
+    batch["index"] = torch.arange(len(batch["id"]))
     task = make(facts)
     total_loss(task(batch, CLOCK))[0].backward()  # type: ignore[no-untyped-call]
     assert any(parameter.grad is not None for parameter in task.parameters())
@@ -563,7 +569,9 @@ def evaluator_works(make: Callable[[Facts], Any], folder: Path) -> None:
     things, truths = pictures_with_things()
     evaluator = make(replace(FACTS, queries=True, boxes=True, frequencies=tuple("rcf" + 7 * "f")))
     batch = {**batch_of(), "label": torch.tensor([0, 0, 1, 1]), "query": torch.tensor([True, False] * 2)}
-    evaluator.update({"embedding": torch.eye(4), **things}, {**batch, "truth": truths})
+    seen = {"embedding": torch.eye(4), **things}, {**batch, "truth": truths}
+    getattr(evaluator, "learn", lambda *seen: None)(*seen)
+    evaluator.update(*seen)
     states = [evaluator.state()]
     scores = evaluator.compute(states)
     assert scores.keys() == evaluator.better.keys()

@@ -10,7 +10,18 @@ import pytest
 import torch
 from torch import nn
 
-from opabinia.models.pooling import Average, AverageMax, ClippedAverage, Gem, GemLearned, Max, generalised_mean
+from opabinia.models.pooling import (
+    Average,
+    AverageMax,
+    ClippedAverage,
+    Gem,
+    GemLearned,
+    Max,
+    Rmac,
+    generalised_mean,
+    rmac_descriptors,
+    rmac_regions,
+)
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent.parent / "golden" / "fastreid" / "pooling.json").read_text())
 OURS: dict[str, nn.Module] = {
@@ -24,7 +35,8 @@ OURS: dict[str, nn.Module] = {
     "GeneralizedMeanPooling norm=1": Gem(2, p=1),
     "GeneralizedMeanPooling norm=6.5": Gem(2, p=6.5),
 }
-kinds = pytest.mark.parametrize("pooling", OURS.values(), ids=OURS)
+ALL = {**OURS, "rmac": Rmac(2)}
+kinds = pytest.mark.parametrize("pooling", ALL.values(), ids=ALL)
 
 
 @pytest.mark.parametrize("name", GOLDEN["outputs"])
@@ -72,3 +84,32 @@ def test_the_power_is_learned_from_zeros_too() -> None:
     higher, lower = (generalised_mean(torch.tensor([[[[0.0, 0, 1, 3]]]]), 3 + sign * step) for sign in (1, -1))
     assert power.grad.item() == pytest.approx(((higher - lower) / (2 * step)).item(), rel=1e-2)
     assert math.isfinite(power.grad.item())
+
+
+RMAC: dict[str, Any] = json.loads((Path(__file__).parent.parent / "golden" / "selfsup" / "rmac.json").read_text())
+SIZES: list[tuple[int, int, int]] = [tuple(one) for one in RMAC["inputs"]["HWL"]]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("number", range(len(SIZES)))
+def test_vissls_squares(number: int) -> None:
+    assert [list(one) for one in rmac_regions(*SIZES[number])] == RMAC["outputs"]["regions_xywh"][number]
+
+
+def test_vissls_rmac() -> None:
+    maps = (torch.arange(1, 49) % 7).float().reshape(1, 2, 4, 6)
+    squares = rmac_descriptors(maps, RMAC["inputs"]["levels"])
+    torch.testing.assert_close(squares, torch.tensor(RMAC["outputs"]["descriptors"]), atol=1e-5, rtol=1e-5)
+    pooled = Rmac(2, levels=RMAC["inputs"]["levels"])(maps)
+    torch.testing.assert_close(pooled, nn.functional.normalize(squares.sum(1), dim=1))
+
+
+@pytest.mark.parametrize("height", [1, 2, 5, 14])
+@pytest.mark.parametrize("width", [1, 3, 7, 31])
+@pytest.mark.parametrize("levels", [1, 3, 6])
+def test_squares_lie_in_the_map_and_cover_it(height: int, width: int, levels: int) -> None:
+    squares = rmac_regions(height, width, levels)
+    covered = torch.zeros(height, width)
+    for left, top, wide, tall in squares:
+        assert 0 <= left <= left + wide <= width and 0 <= top <= top + tall <= height and wide == tall > 0
+        covered[top : top + tall, left : left + wide] += 1
+    assert max(height, width) > 7 * min(height, width) or covered.all(), "further apart than seven squares reach"
