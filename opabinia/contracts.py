@@ -62,10 +62,11 @@ Batch = dict[str, Any]
 """Collated samples; a list has an entry for each of B, a tuple V tensors of B rows, one for each view.
 
 ``image`` (uint8, or float in 0 to 1, B x C x H x W), ``label`` (int64, B; float, B x K, of multi-label data and after
-mixing), ``id`` (list of B). Where views were made of an image, ``views`` (tuple of V, B x C x h x w each) stands in its
-place, with ``patch_masks`` (tuple, bool, B x N each: the hidden patches of the first views) where they were drawn. Of
-things with boxes, lists of B: ``boxes``, ``labels`` and the like as in a sample, plain tensors, ``image_sizes``
-((height, width) of each image within the batch, at its upper left) and ``picture_size``."""
+mixing), ``id`` (list of B), ``index`` (int64, B: which samples they are, of a ``numbered`` source). Where views were
+made of an image, ``views`` (tuple of V, B x C x h x w each) stands in its place, with ``patch_masks`` (tuple, bool,
+B x N each: the hidden patches of the first views) where they were drawn. Of things with boxes, lists of B: ``boxes``,
+``labels`` and the like as in a sample, plain tensors, ``image_sizes`` ((height, width) of each image within the batch,
+at its upper left) and ``picture_size``."""
 
 Indices = NDArray[np.int64]
 
@@ -378,7 +379,8 @@ class Evaluator(Protocol):
     Attributes:
         better: the scores it gives and which way is better ("max" or "min"); the first one is its headline.
         layers: where it is there: names of modules of the task; what they give of each sample (B x D, maps and tokens
-            averaged over their places) is in ``predictions`` as ``layers/<name>``.
+            averaged over their places) is in ``predictions`` as ``layers/<name>``. The name ``embedding`` asks for what
+            the task's ``features`` gives, which is there as ``embedding``.
     """
 
     better: dict[str, str]

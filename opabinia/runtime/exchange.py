@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -57,6 +57,33 @@ def gather_rows(rows: Tensor, ids: Sequence[str]) -> Tensor:
     counts, copies = _counts(rows, ids)
     everything = _gathered(rows, counts)
     return everything[: counts[0]] if copies else everything
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def dealt_anew(rows: Tensor, seed: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Rows of all processes in a random order, as many to each process as it gave; on one process the rows themselves.
+
+    No gradients flow.
+
+    Args:
+        rows: n x ..., of this process.
+        seed: of the order; the same on every process.
+
+    Returns:
+        The rows that fell to this process, and a function that takes what was made of them (n x ...) and gives what
+        every process's own rows became, in their order.
+    """
+    if world_size() == 1:
+        return rows, lambda made: made
+    counts, _ = _counts(rows, ())
+    order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(seed))
+    first = sum(counts[: rank()])
+    own = slice(first, first + len(rows))
+
+    def back(made: Tensor) -> Tensor:
+        return _gathered(made.detach(), counts)[order.argsort()[own]]
+
+    return _gathered(rows.detach(), counts)[order[own]], back
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

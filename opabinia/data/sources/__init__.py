@@ -13,8 +13,10 @@ from opabinia.data.sources.joined import Joined as Joined
 from opabinia.data.sources.joined import JoinedIdentities as JoinedIdentities
 from opabinia.data.sources.listed_people import cuhk03 as cuhk03
 from opabinia.data.sources.listed_people import msmt17 as msmt17
+from opabinia.data.sources.numbered import Numbered as Numbered
 from opabinia.data.sources.people import dukemtmc as dukemtmc
 from opabinia.data.sources.people import market1501 as market1501
+from opabinia.data.sources.placed_digits import PlacedDigits as PlacedDigits
 from opabinia.data.sources.products import class_folders as class_folders
 from opabinia.data.sources.products import online_products as online_products
 from opabinia.data.sources.shards import Shards as Shards
