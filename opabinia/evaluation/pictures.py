@@ -71,7 +71,13 @@ class Pictures:
 
     def update(self, predictions: Predictions, batch: Batch) -> None:
         """Keep a batch: ``predictions`` as told there, ``batch["truth"]`` and ``batch["id"]``. Waits once for the
-        device, to copy everything at once."""
+        device, to copy everything at once.
+
+        Raises:
+            Unfit: things lie elsewhere in the images than in the pictures that they were made of.
+        """
+        if not self._pictures:
+            refuse_moved(batch)
         found = _on_host(predictions, self._masks)
         masks, keypoints = found.get("masks"), found.get("keypoints")
         for number, (name, truth) in enumerate(zip(batch["id"], batch["truth"], strict=True)):
@@ -92,6 +98,36 @@ class Pictures:
     def state(self) -> list[Picture]:
         """The pictures of this process."""
         return self._pictures
+
+
+def refuse_moved(batch: Batch) -> None:
+    """Tell transforms that crop, turn or mirror pictures: what is found in such images cannot be brought back to them.
+
+    Resizing moves nothing: by what share of a picture a thing is from its edges stays the same.
+
+    Raises:
+        Unfit: most things of the batch lie elsewhere in their images than their pictures' files say.
+    """
+    if not {"boxes", "image_sizes", "picture_size"} <= batch.keys():
+        return
+    moved: list[bool] = []
+    for boxes, truth, image, picture in zip(
+        *(batch[key] for key in ("boxes", "truth", "image_sizes", "picture_size")), strict=True
+    ):
+        there = truth.boxes[~truth.crowd]
+        if len(boxes) == len(there):  # others were left out, or cut away
+            corners = np.concatenate([there[:, :2], there[:, :2] + there[:, 2:]], 1) / (picture * 2)[::-1]
+            seen = boxes.cpu().numpy() / (image * 2)[::-1]
+            moved += (np.abs(seen - corners).max(1, initial=0) > _MOVED).tolist()
+    if sum(moved) > max(len(moved) / 2, 3):
+        raise Unfit(
+            f"{sum(moved)} of {len(moved)} things lie elsewhere in the images than in the pictures as they were read: "
+            "data.val.transforms may resize pictures, and nothing else"
+        )
+
+
+_MOVED = 0.03
+"""By so much of a picture's side a resize never moves a box; what was cut at the picture's edges may be."""
 
 
 def in_order(states: Sequence[Sequence[Picture]]) -> list[Picture]:
