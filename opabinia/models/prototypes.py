@@ -11,6 +11,12 @@ from torch import Tensor, nn
 from opabinia.optim.ema import local
 
 
+def cosines(vectors: Tensor, prototypes: Tensor) -> Tensor:
+    """Of vectors (N x D) and prototypes (K x D) of length 1 (N x K), in full precision: temperatures are small."""
+    with torch.autocast(vectors.device.type, enabled=False):
+        return F.linear(vectors.float(), prototypes.float())
+
+
 class Prototypes(nn.Module):
     """Cosines of vectors with prototypes that are learned; several heads have prototypes of their own (Caron et al.
     2020, SwAV, section 3.1).
@@ -34,10 +40,8 @@ class Prototypes(nn.Module):
         self.normalise()
 
     def forward(self, vectors: Tensor) -> list[Tensor]:
-        """Vectors of length 1 (N x D) to cosines (N x K) for each head, in full precision: they are divided by small
-        numbers."""
-        with torch.autocast(vectors.device.type, enabled=False):
-            return [F.linear(vectors.float(), head.float()) for head in self.heads]
+        """Vectors of length 1 (N x D) to cosines (N x K) for each head."""
+        return [cosines(vectors, head) for head in self.heads]
 
     @torch.no_grad()
     def normalise(self) -> None:

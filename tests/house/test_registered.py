@@ -64,6 +64,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("hook", "expected"): {"scores": {"val/top1": [0.9, 0.1]}},
     ("hook", "freeze"): {"pattern": "^backbone"},
     ("hook", "time_limit"): {"after": "1h"},
+    ("schedule", "composite"): {"schedules": ["constant", "cosine"], "shares": [0.5, 0.5]},
     ("schedule", "cosine_restarts"): {"cycle": "2it"},
     ("schedule", "multi_step"): {"milestones": ["3it", "1ep"]},
     ("schedule", "piecewise"): {"times": ["1it", "1ep"], "values": [0.5, 1]},
@@ -101,6 +102,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("task", "barlow_twins"): {"backbone": TINY},
     ("task", "byol"): {"backbone": TINY},
     ("task", "classification"): {"backbone": TINY},
+    ("task", "deepcluster"): {"backbone": TINY},
     ("task", "detection"): {"backbone": TINY, "detector": "fcos"},
     ("task", "mgn"): {"backbone": {"name": "timm", "model": "resnet10t", "options": {"output_stride": 8}}},
     ("task", "moco"): {"backbone": TINY},
@@ -110,6 +112,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("task", "rotation"): {"backbone": TINY},
     ("task", "simclr"): {"backbone": TINY},
     ("task", "simsiam"): {"backbone": TINY},
+    ("task", "swav"): {"backbone": TINY},
     ("task", "vicreg"): {"backbone": TINY},
     ("mix", "one_of"): {"mixes": ["mixup", "cutmix"]},
     ("transform", "CenterCrop"): {"size": 8},
@@ -565,17 +568,25 @@ def pictures_with_things() -> tuple[Predictions, list[Truth]]:
 
 
 def evaluator_works(make: Callable[[Facts], Any], folder: Path) -> None:
-    """Four images of two identities; the first of each is looked for. In all of them are things in their boxes."""
-    things, truths = pictures_with_things()
-    evaluator = make(replace(FACTS, queries=True, boxes=True, frequencies=tuple("rcf" + 7 * "f")))
-    batch = {**batch_of(), "label": torch.tensor([0, 0, 1, 1]), "query": torch.tensor([True, False] * 2)}
-    seen = {"embedding": torch.eye(4), **things}, {**batch, "truth": truths}
+    """Four images of two identities; the first of each is looked for. In all of them are things in their boxes. For
+    those that measure features forty images of two classes."""
+    if hasattr(getattr(make, "func", make), "layers"):
+        evaluator = make(replace(FACTS, classes=("a", "b")))
+        embedding = torch.randn(40, 8, generator=torch.Generator().manual_seed(1))
+        seen: tuple[Any, Any] = {"embedding": embedding}, {**batch_of(40), "label": torch.arange(40) % 2}
+        lowest, highest = -math.inf, math.inf
+    else:
+        things, truths = pictures_with_things()
+        evaluator = make(replace(FACTS, queries=True, boxes=True, frequencies=tuple("rcf" + 7 * "f")))
+        batch = {**batch_of(), "label": torch.tensor([0, 0, 1, 1]), "query": torch.tensor([True, False] * 2)}
+        seen = {"embedding": torch.eye(4), **things}, {**batch, "truth": truths}
+        lowest, highest = 0.0, 1.0
     getattr(evaluator, "learn", lambda *seen: None)(*seen)
     evaluator.update(*seen)
     states = [evaluator.state()]
     scores = evaluator.compute(states)
     assert scores.keys() == evaluator.better.keys()
-    assert all(0 <= score <= 1 for score in scores.values())
+    assert all(lowest <= score <= highest for score in scores.values())
     assert set(evaluator.better.values()) <= {"max", "min"}
     for told in ("details", "files"):
         json.dumps(getattr(evaluator, told, lambda states: None)(states), allow_nan=False)

@@ -2,10 +2,12 @@
 
 from opabinia.tasks.selfsup import barlow_twins as barlow_twins
 from opabinia.tasks.selfsup import byol as byol
+from opabinia.tasks.selfsup import deepcluster as deepcluster
 from opabinia.tasks.selfsup import moco as moco
 from opabinia.tasks.selfsup import moco_v3 as moco_v3
 from opabinia.tasks.selfsup import npid as npid
 from opabinia.tasks.selfsup import rotation as rotation
 from opabinia.tasks.selfsup import simclr as simclr
 from opabinia.tasks.selfsup import simsiam as simsiam
+from opabinia.tasks.selfsup import swav as swav
 from opabinia.tasks.selfsup import vicreg as vicreg

@@ -1,0 +1,190 @@
+"""SwAV (Caron et al. 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from opabinia.config import register
+from opabinia.contracts import (
+    BackbonePart,
+    Batch,
+    Clock,
+    Count,
+    EvaluatorPart,
+    Facts,
+    Hook,
+    NonNegative,
+    Positive,
+    Run,
+)
+from opabinia.evaluation.collapse import spread
+from opabinia.losses.clustering import assigned, evening, evenness, sinkhorn, swapped_prediction
+from opabinia.models.memory import VectorQueue
+from opabinia.models.projectors import mlp
+from opabinia.models.prototypes import Prototypes
+from opabinia.runtime.durations import Duration
+from opabinia.tasks.selfsup.base import SelfSupervised, in_few_passes, of_all_processes
+from opabinia.tasks.selfsup.remember import Remember
+
+
+@register.section(name="swav_queue")
+@dataclass(frozen=True, kw_only=True)
+class Queue:
+    """Embeddings of earlier batches that assignments are evened out with, where batches are small beside the number of
+    prototypes (Caron et al. 2020, section 4.3).
+
+    Args:
+        length: images it holds, of all processes; any number, whether or not the batch divides it. The paper's 3,840
+            are 15 batches of 256.
+        start: from then on it is used, if it is full.
+    """
+
+    length: Count = 3840
+    start: Duration = Duration(15, "ep")
+
+
+@register.task(name="swav")
+class SwAV(SelfSupervised):
+    """Views of an image are to predict which prototypes the other views fall to, samples being spread evenly over them.
+
+    Caron et al. 2020, Unsupervised Learning of Visual Features by Contrasting Cluster Assignments. The first views give
+    the assignments, all views predict. Assignments are those of the batch of all processes; the paper's batch norms see
+    all of them, too: ``train.sync_batch_norm``.
+
+    Args:
+        backbone: images to vectors.
+        hidden: width of the projector's hidden layer; null takes the backbone's.
+        projection: width of what is compared with prototypes.
+        prototypes: how many there are; of several heads, for each. Losses of heads are averaged.
+        assign: how many views, the first ones, give assignments.
+        temperature: divides the cosines of predictions.
+        epsilon: divides those of assignments; the smaller, the sharper and the less even they are.
+        iterations: of evening out.
+        power: null: prototypes are to have even shares of the samples; else the i-th has one in proportion to
+            ``i ** -power`` (VISSL).
+        hard: for so long from the beginning on each sample is assigned to a single prototype (VISSL).
+        freeze: for so long prototypes stay as they were drawn; the paper's first epoch (313 steps of 4,096).
+        queue: earlier batches that assignments are evened out with; null: none.
+        evaluators: who judges the embeddings; null takes ``knn`` where every image has one label.
+        mean: of the images in 0..1, per channel or one for all; null takes what a pretrained backbone knows, otherwise
+            ImageNet's for colour.
+        std: their standard deviation, likewise.
+
+    Raises:
+        ValueError: there are no prototypes.
+    """
+
+    whole_batches = True
+
+    def __init__(
+        self,
+        facts: Facts,
+        /,
+        *,
+        backbone: BackbonePart,
+        hidden: Count | None = None,
+        projection: Count = 128,
+        prototypes: list[Count] = [3000],  # noqa: B006 (never changed)
+        assign: Count = 2,
+        temperature: Positive = 0.1,
+        epsilon: Positive = 0.05,
+        iterations: Count = 3,
+        power: NonNegative | None = None,
+        hard: Duration = Duration(0, "it"),
+        freeze: Duration = Duration(1, "ep"),
+        queue: Queue | None = None,
+        evaluators: list[EvaluatorPart] | None = None,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+    ) -> None:
+        super().__init__(facts, backbone(facts.channels), mean, std, evaluators)
+        width = self.backbone.out_channels
+        self.projector = mlp([width, hidden or width, projection])
+        self.prototypes = Prototypes(projection, prototypes)
+        self.queues = nn.ModuleList(VectorQueue(projection, queue.length) for _ in range(assign) if queue)
+        self.assign, self.temperature, self.epsilon = assign, temperature, epsilon
+        self.iterations, self.power = iterations, power
+        self._hard, self._freeze, self._queue = hard, freeze, queue
+        self._newest: list[Tensor] = []
+
+    def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
+        """``loss``; ``std``, how far embeddings are spread (1 evenly, 0 collapsed); ``entropy`` of the shares that
+        prototypes would have if nothing were evened out (1: even ones)."""
+        views = self.views(batch, least=max(self.assign, 2))
+        embeddings = in_few_passes(lambda images: self.projector(self.backbone(images)), views)
+        embeddings = [F.normalize(one.float(), dim=1) for one in embeddings]
+        everybody = of_all_processes([one.detach() for one in embeddings[: self.assign]], batch["id"])
+        self._newest = everybody
+        with torch.no_grad():
+            scores_of_all = [self.prototypes(one) for one in everybody]
+            evened = self._evened(scores_of_all, clock)
+            shares = [sinkhorn(scores, self.epsilon, 0).mean(0) for scores in scores_of_all[0]]
+        hard = clock.step < clock.steps(self._hard)
+        losses = []
+        for scores, of_head in zip(zip(*map(self.prototypes, embeddings), strict=True), evened, strict=True):
+            pairs = zip(scores[: self.assign], of_head, strict=True)
+            assignments = [assigned(own, prototypes, self.epsilon, hard=hard) for own, prototypes in pairs]
+            losses.append(swapped_prediction(scores, assignments, self.temperature))
+        return {
+            "loss": torch.stack(losses).mean(),
+            "std": spread(everybody[0]),
+            "entropy": torch.stack([evenness(one) for one in shares]).mean(),
+        }
+
+    def _evened(self, scores: list[list[Tensor]], clock: Clock) -> list[list[Tensor]]:
+        """What evens out the prototypes (K) of each head, for each assigning view.
+
+        Args:
+            scores: of the images of all processes (N x K), by assigning view and head.
+            clock: which tells whether the queue takes part.
+        """
+        if self._queue is not None and self._is_used(self._queue, clock):
+            earlier = [self.prototypes(queue.features) for queue in self.queues]
+            scores = [list(map(torch.cat, zip(*both, strict=True))) for both in zip(scores, earlier, strict=True)]
+        return [
+            [evening(one, self.epsilon, self.iterations, self.power) for one in of_head]
+            for of_head in zip(*scores, strict=True)
+        ]
+
+    @staticmethod
+    def _is_used(queue: Queue, clock: Clock) -> bool:
+        return clock.step >= clock.steps(queue.start) and clock.samples >= queue.length
+
+    def remember(self) -> None:
+        """Put the newest batch into the queues; in the place of an embedding that is not finite stands zero, which is
+        as near to every prototype."""
+        newest, self._newest = self._newest, []
+        for queue, embeddings in zip(self.queues, newest, strict=False):
+            assert isinstance(queue, VectorQueue)
+            finite = embeddings.isfinite().all(1, keepdim=True)
+            queue.push(torch.where(finite, embeddings, 0))
+
+    def hooks(self, facts: Facts) -> list[Hook]:
+        """Prototypes keep their length, and the queue takes the batch, after every step."""
+        return [KeepOnSphere(self.prototypes, self._freeze), Remember(self.remember)]
+
+
+class KeepOnSphere(Hook):
+    """Normalises prototypes after every step, and keeps them as they were drawn at first.
+
+    Args:
+        prototypes: of the task.
+        freeze: for so long from the beginning of the run they learn nothing.
+    """
+
+    def __init__(self, prototypes: Prototypes, freeze: Duration) -> None:
+        self._prototypes, self._freeze = prototypes, freeze
+
+    def after_backward(self, run: Run) -> None:
+        """Drop the gradient of prototypes that are frozen: without one, momentum and weight decay rest, too."""
+        if run.clock.step < run.clock.steps(self._freeze):
+            for head in self._prototypes.heads:
+                head.grad = None
+
+    def after_step(self, run: Run) -> None:
+        """Normalise."""
+        self._prototypes.normalise()
