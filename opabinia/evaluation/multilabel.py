@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -62,6 +63,33 @@ def attribute_scores(probabilities: Tensor, labels: Tensor, *, threshold: float 
 def _shares(parts: Tensor, wholes: Tensor) -> Tensor:
     """NaN where there is nothing to have a share of."""
     return parts.double() / wholes
+
+
+def among_first(scores: Tensor, there: Tensor, ks: Sequence[int]) -> dict[str, float]:
+    """How many of the k classes with the largest scores are there (``precision1`` ...), and which share of those that
+    are there is among them (``recall1`` ...), over all samples together.
+
+    Of equal scores the class with the smaller number comes first.
+
+    Args:
+        scores: N x K.
+        there: N x K of 0 and 1; or class numbers (int64, N).
+        ks: of a k above K all classes are taken.
+
+    Returns: nothing without samples; no recall where nothing is there.
+
+    Example: scores [0.5, 0.3, 0.2], there [1, 0, 1]: precision1 1, precision2 1/2, recall2 1/2.
+    """
+    if not len(scores):
+        return {}
+    if there.ndim == 1:
+        there = F.one_hot(there, scores.shape[1])
+    order = scores.argsort(stable=True, dim=1, descending=True)
+    right = (there > 0.5).gather(1, order).sum(0).cumsum(0)
+    found = {k: int(right[min(k, scores.shape[1]) - 1]) for k in ks}
+    shares = {f"precision{k}": found[k] / (min(k, scores.shape[1]) * len(scores)) for k in ks}
+    total = int(right[-1])
+    return shares | ({f"recall{k}": found[k] / total for k in ks} if total else {})
 
 
 class MultiLabel:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torchvision.ops import sigmoid_focal_loss
@@ -37,6 +40,29 @@ def binary_cross_entropy(
         soft = (soft > threshold).to(logits.dtype)
     loss = F.binary_cross_entropy_with_logits(logits, soft)
     return loss * logits.shape[1] if sum_classes else loss
+
+
+def known_binary_cross_entropy(outputs: Sequence[Tensor], targets: Tensor, *, normalize: bool = False) -> Tensor:
+    """Binary cross entropy where some labels are not known: the mean over the images of which a class is known, summed
+    over the classes and over several classifiers of the same images (VISSL's for multi-label data).
+
+    Args:
+        outputs: logits of each classifier, B x K.
+        targets: 1 where a class is there, 0 where it is not, -1 where nobody knows (B x K).
+        normalize: bring the logits of each image to length 1 first.
+
+    Example: logits [[0], [2]], targets [[1], [-1]]: 0.6931, for the second image tells nothing.
+    """
+    known = targets >= 0
+    counts = known.sum(0).clamp(min=1)
+    losses = [
+        F.binary_cross_entropy_with_logits(
+            F.normalize(logits, dim=1) if normalize else logits, targets.clamp(min=0).to(logits.dtype), reduction="none"
+        ).where(known, 0)
+        / counts
+        for logits in outputs
+    ]
+    return torch.stack(losses).sum()
 
 
 @register.loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -59,6 +60,36 @@ def cross_entropy(
     if smooth_over == "others" and label_smoothing:
         targets, label_smoothing = soft_targets(targets, logits.shape[1], label_smoothing, "others"), 0.0
     return _mean(F.cross_entropy(logits, targets, label_smoothing=label_smoothing, reduction="none"), mean_over)
+
+
+def summed_cross_entropy(
+    outputs: Sequence[Tensor],
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    normalize: bool = False,
+    label_smoothing: float = 0.0,
+    ignore: int = -1,
+) -> Tensor:
+    """Mean cross entropy of several classifiers of the same images, added up (VISSL's loss of several outputs).
+
+    Args:
+        outputs: logits of each classifier, B x K.
+        targets: class numbers (int64, B).
+        temperature: divides logits.
+        normalize: bring the logits of each image to length 1 first.
+        label_smoothing: share e of the target that is spread, e/K for all K classes.
+        ignore: images with this number are in no mean; the loss is 0 when all are.
+
+    Example: logits [2, 1, 0.1], class 0, twice: 0.8340.
+    """
+    known = (targets != ignore).sum().clamp(min=1)
+    ways = {"ignore_index": ignore, "label_smoothing": label_smoothing, "reduction": "sum"}
+    losses = [
+        F.cross_entropy((F.normalize(logits, dim=1) if normalize else logits) / temperature, targets, **ways) / known  # type: ignore[arg-type]
+        for logits in outputs
+    ]
+    return torch.stack(losses).sum()
 
 
 @register.loss

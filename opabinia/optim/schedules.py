@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 from annotated_types import MinLen
 
 from opabinia.config import register
-from opabinia.contracts import Clock, Fraction, NonNegative, Positive
+from opabinia.contracts import Clock, Fraction, NonNegative, Positive, SchedulePart
 from opabinia.runtime.durations import Duration
 
 NONE = Duration(0, "it")
@@ -187,7 +187,14 @@ def cosine(span: Span, *, start: NonNegative = 1.0, end: NonNegative = 0.0) -> f
 
 @timed
 def cosine_restarts(
-    span: Span, *, cycle: Duration, longer: Positive = 1.0, lower: Fraction = 1.0, end: NonNegative = 0.0
+    span: Span,
+    *,
+    cycle: Duration,
+    longer: Positive = 1.0,
+    lower: Fraction = 1.0,
+    end: NonNegative = 0.0,
+    wave: Literal["half", "full"] = "half",
+    peaks: Literal["lower", "cosine"] = "lower",
 ) -> float:
     """Half cosines that begin anew (SGDR, Loshchilov and Hutter 2017), after an optional warm-up.
 
@@ -196,12 +203,48 @@ def cosine_restarts(
         longer: each cycle is so many times as long as the one before.
         lower: each cycle's first value is so many times that of the one before.
         end: the value at the end of each cycle.
+        wave: each cycle falls from its first value (``half``), or cycles fall and rise in turn (``full``).
+        peaks: the highest values are given by ``lower``, or lie on a half cosine over the whole curve; both are
+            VISSL's.
     """
-    length, done, start = float(max(1, span.clock.steps(cycle))), float(span.done), 1.0
-    while done >= length:
-        done -= length
-        length, start = max(1.0, length * longer), start * lower
-    return end + (start - end) * (1 + math.cos(math.pi * done / length)) / 2
+    length, begin, number = float(max(1, span.clock.steps(cycle))), 0.0, 0
+    while span.done >= begin + length:
+        begin, length, number = begin + length, max(1.0, length * longer), number + 1
+    rising, turn = wave == "full" and number % 2 == 1, (number + 1) // 2 if wave == "full" else number
+    share, peak = (span.done - begin) / length, lower**turn
+    if peaks == "cosine":
+        at = (begin + length if rising else begin) / max(1, span.length)
+        peak = _between(1.0, end, at, "cosine")
+    return _between(peak, end, 1 - share if rising else share, "cosine")
+
+
+@timed
+def composite(
+    span: Span,
+    *,
+    schedules: Annotated[list[SchedulePart], MinLen(1)],
+    shares: Annotated[list[Positive], MinLen(1)],
+    time: Literal["own", "whole"] = "own",
+) -> float:
+    """One schedule after the other, after an optional warm-up.
+
+    Example: ``{name: composite, schedules: [{name: linear, start: 0, end: 1}, cosine], shares: [0.1, 0.9]}``
+
+    Args:
+        schedules: in this order.
+        shares: how much of the curve each of them has; they add up to 1.
+        time: each schedule runs from its beginning to its end in its share (``own``), or over the whole curve, of which
+            its share is seen (``whole``).
+    """
+    if len(schedules) != len(shares) or abs(sum(shares) - 1) > 1e-3:
+        raise ValueError(f"{len(shares)} shares for {len(schedules)} schedules, or shares that do not add up to 1")
+    starts = [round(sum(shares[:number]) * span.length) for number in range(len(shares))]
+    number = bisect_right(starts, span.done) - 1
+    if time == "whole":
+        return schedules[number](replace(span.clock, step=span.done, total_steps=span.length))
+    stop = [*starts, span.length][number + 1]
+    own = replace(span.clock, step=span.done - starts[number], total_steps=stop - starts[number])
+    return schedules[number](own)
 
 
 @timed

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from opabinia.losses.binary import asymmetric, binary_cross_entropy, binary_focal
-from opabinia.losses.cross_entropy import adaptive_cross_entropy, cross_entropy, focal, is_exclusive, soft_targets
+from opabinia.losses.binary import asymmetric, binary_cross_entropy, binary_focal, known_binary_cross_entropy
+from opabinia.losses.cross_entropy import (
+    adaptive_cross_entropy,
+    cross_entropy,
+    focal,
+    is_exclusive,
+    soft_targets,
+    summed_cross_entropy,
+)
 from opabinia.losses.distillation import features_loss, logits_loss
 
+GOLDEN = Path(__file__).parent.parent / "golden" / "selfsup"
 LOGITS = torch.tensor([[2.0, 0.5, -1.0], [0.1, 0.2, 0.3], [5.0, -5.0, 0.0]])
 TARGETS = torch.tensor([0, 2, 1])
 
@@ -89,6 +99,52 @@ def test_which_losses_take_one_class_a_sample() -> None:
     assert is_exclusive(cross_entropy) and is_exclusive(focal) and not is_exclusive(asymmetric)
 
 
+# --- several classifiers of the same images ---------------------------------------------------------------------------
+
+SEVERAL: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "two outputs [x, 2x] (sum)": {"outputs": [LOGITS, 2 * LOGITS]},
+    "T=.5": {"temperature": 0.5},
+    "normalize T=.1": {"normalize": True, "temperature": 0.1},
+    "label_smoothing=.1": {"label_smoothing": 0.1},
+    "ignore_index=-1, targets [0,-1,1]": {"targets": torch.tensor([0, -1, 1])},
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_vissls_cross_entropy_of_several_outputs(name: str) -> None:
+    case = json.loads((GOLDEN / "ce_multi.json").read_text())
+    found = summed_cross_entropy(**({"outputs": [LOGITS], "targets": TARGETS} | SEVERAL[name]))
+    assert found.item() == pytest.approx(case["outputs"][name], rel=1e-5)
+
+
+def test_images_that_nobody_knows_are_no_loss_and_give_no_gradient() -> None:
+    logits = LOGITS.clone().requires_grad_()
+    loss = summed_cross_entropy([logits], torch.full((3,), -1), label_smoothing=0.1)
+    loss = loss + known_binary_cross_entropy([logits], torch.full((3, 3), -1))
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert loss.item() == 0 and logits.grad is not None and not logits.grad.any()
+
+
+def test_binary_cross_entropy_of_what_is_known() -> None:
+    """VISSL's rule: the mean of each class over the images that tell it, then the sum over classes and outputs."""
+    targets = torch.tensor([[1, 0, -1], [0, -1, -1], [-1, 1, -1]])
+    expected = 0.0
+    for logits in (LOGITS, 3 * LOGITS):
+        for column in range(2):
+            rows = [row for row in range(3) if targets[row, column] >= 0]
+            signs = [1 - 2 * int(targets[row, column]) for row in rows]
+            losses = [F.softplus(sign * logits[row, column]) for row, sign in zip(rows, signs, strict=True)]
+            expected += sum(losses).item() / len(rows)  # type: ignore[union-attr]
+    assert known_binary_cross_entropy([LOGITS, 3 * LOGITS], targets).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_where_all_is_known_it_is_the_registered_loss() -> None:
+    targets = torch.tensor([[1.0, 0, 1], [0, 0, 1], [1, 1, 0]])
+    whole = binary_cross_entropy(F.normalize(LOGITS), targets, sum_classes=True)
+    torch.testing.assert_close(known_binary_cross_entropy([LOGITS], targets, normalize=True), whole)
+
+
 # --- distillation -----------------------------------------------------------------------------------------------------
 
 STUDENT, TEACHER = torch.tensor([[1.0, 2, 3], [0, 0, 1]]), torch.tensor([[3.0, 2, 1], [0.5, 0, -0.5]])
@@ -103,6 +159,22 @@ STUDENT, TEACHER = torch.tensor([[1.0, 2, 3], [0, 0, 1]]), torch.tensor([[3.0, 2
 )
 def test_logits_losses_of_others(kind: Any, temperature: float, expected: float) -> None:
     assert logits_loss(STUDENT, TEACHER, kind, temperature).item() == pytest.approx(expected, rel=1e-5)
+
+
+DISTILLED = json.loads((GOLDEN / "distill.json").read_text())
+
+
+@pytest.mark.parametrize("name", DISTILLED["outputs"])
+def test_vissls_distillation(name: str) -> None:
+    """Their CROSS_ENTROPY is ours and the entropy of the teacher, which no student changes: the gradient is the same,
+    and ours is 0 where both agree. Their alpha is the teacher's share."""
+    kind, alpha, temperature = name.split()
+    share, heat = float(alpha.removeprefix("alpha=")), float(temperature.removeprefix("T="))
+    loss = logits_loss(STUDENT, TEACHER, "mse" if kind == "MSE" else "soft", heat)
+    if kind == "CROSS_ENTROPY":
+        loss = loss + torch.special.entr((TEACHER / heat).softmax(1)).sum(1).mean() * heat**2
+    loss = share * loss + (1 - share) * cross_entropy(STUDENT, torch.tensor(DISTILLED["inputs"]["target"]))
+    assert loss.item() == pytest.approx(DISTILLED["outputs"][name], rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["soft", "symmetric", "binary", "mse"])

@@ -212,9 +212,90 @@ def test_scaling_with_the_batch(rule: Any, found: float) -> None:
     assert s.scaled(0.1, 64 * 16, 256, rule) == pytest.approx(found)
 
 
+# --- VISSL ------------------------------------------------------------------------------------------------------------
+
+STEPS = 1000
+
+
+def at(schedule: Any, where: float) -> float:
+    """The value at a place of the run that VISSL numbers from 0 to 1; a run of 1000 steps and 10 epochs."""
+    found: float = schedule(clock(round(where * STEPS), STEPS, STEPS // 10))
+    return found
+
+
+def half(first: float, last: float, share: float) -> float:
+    return last + (first - last) * (1 + math.cos(math.pi * share)) / 2
+
+
+VISSLS = {
+    "constant": (partial(s.constant, value=0.3), lambda w: 0.3),
+    "linear": (partial(s.linear, start=0.1, end=0.8), lambda w: 0.8 * w + 0.1 * (1 - w)),
+    "cosine": (partial(s.cosine, end=0.01), lambda w: half(1, 0.01, w)),
+    "polynomial": (partial(s.polynomial, power=2), lambda w: (1 - w) ** 2),
+    "multistep": (
+        partial(s.piecewise, times=[D("0ep"), D("3ep"), D("8ep")], values=[1, 0.5, 0.2], shape="steps"),
+        lambda w: [1, 0.5, 0.2][(int(10 * w + 1e-6) >= 3) + (int(10 * w + 1e-6) >= 8)],
+    ),
+    "step": (
+        partial(s.piecewise, times=[D(f"{n}it") for n in (0, 250, 500, 750)], values=[1, 2, 3, 4], shape="steps"),
+        lambda w: [1, 2, 3, 4][int(4 * w + 1e-9)],
+    ),
+    "step_with_fixed_gamma": (partial(s.step, every=D("200it"), gamma=0.5), lambda w: 0.5 ** int(5 * w + 1e-9)),
+    "composite, rescaled": (
+        partial(s.composite, schedules=[partial(s.linear, start=0.1, end=1), s.cosine], shares=[0.3, 0.7]),
+        lambda w: 0.1 + 0.9 * w / 0.3 if w < 0.3 else half(1, 0, (w - 0.3) / 0.7),
+    ),
+    "composite, fixed": (
+        partial(s.composite, schedules=[s.constant, s.cosine], shares=[0.3, 0.7], time="whole"),
+        lambda w: 1 if w < 0.3 else half(1, 0, w),
+    ),
+    "cosine_warm_restart, half": (
+        partial(s.cosine_restarts, cycle=D("250it"), lower=0.8, end=0.01),
+        lambda w: half(0.8 ** int(4 * w + 1e-9), 0.01, (4 * w + 1e-9) % 1),
+    ),
+    "cosine_warm_restart, adaptive": (
+        partial(s.cosine_restarts, cycle=D("250it"), peaks="cosine", end=0.01),
+        lambda w: half(half(1, 0.01, int(4 * w + 1e-9) / 4), 0.01, (4 * w + 1e-9) % 1),
+    ),
+    "cosine_warm_restart, full": (
+        partial(s.cosine_restarts, cycle=D("250it"), lower=0.8, end=0.01, wave="full"),
+        lambda w: half(0.8 ** (int(4 * w + 1 + 1e-9) // 2), 0.01, 4 * w),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VISSLS)
+@pytest.mark.parametrize("where", [0, 0.1, 0.25, 0.299, 0.3, 0.5, 0.77, 0.8, 0.999])
+def test_vissls_curves(name: str, where: float) -> None:
+    ours, theirs = VISSLS[name]
+    assert at(ours, where) == pytest.approx(theirs(where), abs=1e-7)
+
+
+def test_vissls_inverse_square_root_behind_its_warm_up() -> None:
+    """Before, where theirs rises towards infinity, ours is 1. Theirs is the curve alone, so that their warm-up goes
+    before it as a composite; ours begins where its own warm-up ends."""
+    alone, warm = partial(s.inverse_sqrt, flat=D("100it")), partial(s.inverse_sqrt, warmup=D("100it"))
+    for where in (0.1, 0.2, 0.5, 0.99):
+        assert at(alone, where) == at(warm, where) == pytest.approx(math.sqrt(0.1) / math.sqrt(where))
+    assert at(alone, 0.05) == 1 and at(warm, 0.05) < 1
+
+
+def test_the_peaks_of_whole_waves_on_a_cosine() -> None:
+    """Each peak lies on the curve, the first at 1; VISSL's first is as high as the curve a cycle later."""
+    value = partial(s.cosine_restarts, cycle=D("250it"), peaks="cosine", wave="full")
+    assert [at(value, where) for where in (0, 0.25, 0.5, 0.75)] == pytest.approx([1, 0, 0.5, 0])
+
+
+@pytest.mark.parametrize(("shares", "count"), [([0.5, 0.6], 2), ([1.0], 2)])
+def test_a_composite_refuses_shares_that_cannot_be_meant(shares: list[float], count: int) -> None:
+    with pytest.raises(ValueError, match="shares"):
+        s.composite(clock(0, 10), schedules=[s.constant] * count, shares=shares)
+
+
 REQUIRED: dict[str, dict[str, Any]] = {
     "step": {"every": D("2ep")},
     "multi_step": {"milestones": [D("2ep"), D("30it")]},
+    "composite": {"schedules": [s.constant, partial(s.cosine, end=0.1)], "shares": [0.3, 0.7]},
     "cosine_restarts": {"cycle": D("2ep")},
     "piecewise": {"times": [D("1ep"), D("3ep")], "values": [0.5, 0.2]},
 }
