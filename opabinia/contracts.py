@@ -649,6 +649,7 @@ class Backbone(nn.Module):
         out_channels: D.
         map_channels: M, of the feature maps before pooling; 0 when it has none to give.
         token_channels: T, of the tokens that ``offset`` is added to; 0 when it has none.
+        patch_size: height and width of the patches that the tokens are of; None when it has none.
         preprocessing: what its weights were trained on; None when they were drawn.
         trained_classes: how many classes the classifier that came with its weights tells apart; 0 without such a one.
     """
@@ -656,6 +657,7 @@ class Backbone(nn.Module):
     out_channels: int
     map_channels: int = 0
     token_channels: int = 0
+    patch_size: tuple[int, int] | None = None
     preprocessing: Preprocessing | None = None
     trained_classes: int = 0
 

@@ -355,14 +355,14 @@ def evaluate(folder: Path, overrides: Sequence[str] = (), *, checkpoint: str = "
     snapshot = read_chosen(path)
     with joined(**meeting(resolved.config)), logging_to(None):
         log.info("evaluating %s", path)
-        # The training data may be gone: what the model was built on stands in the checkpoint.
+        # The training data may be gone: what the model was built on stands in the checkpoint. Few evaluators need it.
         data = resolved.config["data"]
         sets = validation_sets(resolved.config)
         if sets:
             train = {key: sets[0][key] for key in data["train"]}
             data = {**data, "train": train, "sampler": None}
         parts = parts_of(replace(resolved, config={**resolved.config, "data": data})).keywords
-        scores = run.evaluate(folder, parts, snapshot)
+        scores = run.evaluate(folder, parts, snapshot, lambda: parts_of(resolved).keywords["data"])
         for one in sets if is_first() else ():
             own = {name: value for name, value in scores.items() if name.startswith(one["prefix"] + "/")}
             write_json(folder / "eval" / one["prefix"] / "scores.json", {"checkpoint": path.name, **own})

@@ -38,7 +38,7 @@ from opabinia.data import Data, detection_samplers, identity_samplers, mix, samp
 from opabinia.data import shapes as shape_parts
 from opabinia.data.batches import ConstantPlan
 from opabinia.engine.checkpoint import Snapshot
-from opabinia.engine.evaluate import evaluation_run
+from opabinia.engine.evaluate import Validation, evaluation_run, layers_of, learns
 from opabinia.engine.hooks import (
     Evaluate,
     Flush,
@@ -56,10 +56,11 @@ from opabinia.engine.hooks import (
     watch,
 )
 from opabinia.engine.journal import Journal
+from opabinia.engine.layers import with_layers
 from opabinia.engine.moments import Moments
 from opabinia.engine.trainer import Trainer
 from opabinia.engine.writers import TensorBoard, Terminal
-from opabinia.evaluation import coco, collapse, knn, lvis, searches, voc
+from opabinia.evaluation import clusters, coco, collapse, knn, low_shot, lvis, probe, searches, svm, voc
 from opabinia.loading import load
 from opabinia.losses import binary, cross_entropy, metric
 from opabinia.models import backbones, detectors, heads, necks, pooling, resnets, vits
@@ -107,6 +108,7 @@ PARTS = (
     backbones,
     binary,
     classification,
+    clusters,
     coco,
     collapse,
     cross_entropy,
@@ -121,6 +123,7 @@ PARTS = (
     knn,
     lars,
     limit,
+    low_shot,
     lvis,
     metric,
     mix,
@@ -128,6 +131,7 @@ PARTS = (
     optimizers,
     pooling,
     precise_norm,
+    probe,
     reid,
     resnets,
     samplers,
@@ -137,6 +141,7 @@ PARTS = (
     shape_parts,
     shard_order,
     sources,
+    svm,
     transforms,
     vits,
     voc,
@@ -404,13 +409,16 @@ def check_same_course(snapshot: Snapshot, about: Mapping[str, Any], plan: Plan) 
             log.warning("%s: %s when saved, %s now; the last bits may differ", key, snapshot.state[key], about[key])
 
 
-def evaluate(folder: Path, parts: Mapping[str, Any], snapshot: Snapshot) -> dict[str, float]:
+def evaluate(
+    folder: Path, parts: Mapping[str, Any], snapshot: Snapshot, training_data: Callable[[], Data]
+) -> dict[str, float]:
     """Scores of a trained model.
 
     Args:
         folder: the run folder.
         parts: the built parameters of :func:`train`.
         snapshot: the checkpoint; it holds the facts of the training data, too.
+        training_data: opens the data with that of training, asked only where an evaluator learns from it.
 
     Raises:
         ConfigError: there is nothing to evaluate on, or the weights do not fit the model.
@@ -422,11 +430,17 @@ def evaluate(folder: Path, parts: Mapping[str, Any], snapshot: Snapshot) -> dict
     device, _ = set_up(replace(training, cudnn_benchmark=False))
     seed = snapshot.state["seed"]
     model = placed(trained_task(parts["task"], snapshot), training, device)
-    validation = make_validation(data, parts["evaluate"], seed, device, training.precision, model.size_multiple)
-    if "ema" in snapshot.tensors:
-        average = placed(trained_task(parts["task"], snapshot, "ema"), training, device)
-        validation = with_average(validation, average, parts["evaluate"].weights)
+    averaged = trained_task(parts["task"], snapshot, "ema") if "ema" in snapshot.tensors else None
+    average = placed(averaged, training, device) if averaged else None
+
+    def sets(data: Data) -> list[Validation]:
+        made = make_validation(data, parts["evaluate"], seed, device, training.precision, model.size_multiple)
+        return with_average(made, average, parts["evaluate"].weights) if average else made
+
+    validation = sets(data)
     scores_offered(model, validation)
+    if any(learns(model, one) for one in validation):
+        validation = sets(replace(data, train=training_data().train))
     session = Run(
         task=model,
         optimizer=None,
@@ -541,9 +555,10 @@ def rehearse(parts: Mapping[str, Any]) -> None:
     if parts["ema"] is not None:
         validation = with_average(validation, model, parts["evaluate"].weights)
     make_best(parts["checkpoint"].best, scores_offered(model, validation))
+    judges = [judge for one in validation for judge in one.evaluators(model, one.facts)]
     for stream in data.validation:
         val_batch = first_samples(stream, 2, skip=skip, size_multiple=model.size_multiple)
-        _push(partial(model.eval().predict, val_batch), val_batch)
+        _push(partial(with_layers, model.eval(), val_batch, layers_of(model, judges)), val_batch)
 
 
 def _push(action: Callable[[], object], batch: Batch) -> None:

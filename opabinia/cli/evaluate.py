@@ -16,6 +16,10 @@ def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     overrides: Overrides = None,
     checkpoint: Annotated[str, typer.Option(help="best, last, or the path of a checkpoint.")] = "best",
+    measure: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A further evaluator, such as linear_probe or knn; may be repeated."),
+    ] = None,
     nproc: Nproc = None,
     nnodes: Nnodes = None,
     node_rank: NodeRank = None,
@@ -26,12 +30,15 @@ def evaluate(
     opabinia eval runs/classification/digits/default --checkpoint last
 
     opabinia eval runs/classification/digits/default --nproc 2
+
+    opabinia eval runs/classification/digits/default --measure linear_probe --measure knn
     """
     with report_errors():
+        overrides = [*(overrides or []), *(f"evaluate.measures.{name}.evaluator={name}" for name in measure or [])]
         many = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts=0)
         if many is not None:
-            run_in_many(many, ["eval", str(run), *(overrides or []), "--checkpoint", checkpoint])
+            run_in_many(many, ["eval", str(run), *overrides, "--checkpoint", checkpoint])
         from opabinia.cli.table import print_scores
-        from opabinia.launch import evaluate as measure
+        from opabinia.launch import evaluate as scores_of
 
-        print_scores(f"{run} ({checkpoint})", measure(run, overrides or [], checkpoint=checkpoint))
+        print_scores(f"{run} ({checkpoint})", scores_of(run, overrides, checkpoint=checkpoint))

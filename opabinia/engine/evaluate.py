@@ -147,11 +147,16 @@ def evaluate(
     return Found({f"{prefix}/{name}": value for name, value in scores.items()}, details, files)
 
 
+def learns(task: Task, validation: Validation) -> bool:
+    """Whether an evaluator of this set learns from the training data."""
+    return any(hasattr(one, "learn") for one in validation.evaluators(validation.task or task, validation.facts))
+
+
 def layers_of(task: Task, evaluators: Sequence[Evaluator]) -> list[str]:
-    """Names of the modules whose outputs evaluators read.
+    """Names of the layers that evaluators read.
 
     Raises:
-        Unfit: the task has no such module.
+        Unfit: the task has no such layer.
     """
     names = dict.fromkeys(name for evaluator in evaluators for name in getattr(evaluator, "layers", ()))
     refuse_unknown(task, names)

@@ -11,6 +11,9 @@ from torch import Tensor
 from opabinia.contracts import Batch, Predictions, Task, Unfit
 from opabinia.inspect import Layer, capture, near
 
+EMBEDDING = "embedding"
+"""What a task itself calls its features; every other layer is a module of it."""
+
 
 def refuse_unknown(task: Task, names: Iterable[str]) -> None:
     """Tell layers that a task does not have.
@@ -19,24 +22,28 @@ def refuse_unknown(task: Task, names: Iterable[str]) -> None:
         Unfit: there are some; near names are told.
     """
     known = {name for name, _ in task.named_modules(remove_duplicate=False) if name}
+    if type(task).features is not Task.features:
+        known.add(EMBEDDING)
     missing = [f"there is no layer {name!r}; near: {near(name, known)}" for name in names if name not in known]
     if missing:
         raise Unfit("; ".join(missing))
 
 
 def with_layers(task: Task, batch: Batch, names: Sequence[str]) -> tuple[Predictions, dict[str, list[Tensor]]]:
-    """Predictions, and by name the tensors of each layer, all with a row for each of B samples.
+    """Predictions, and by name the tensors of each module, all with a row for each of B samples.
 
-    A layer's first call is that of the picture itself; others may be of its mirror image.
+    A module's first call is that of the picture itself; others may be of its mirror image. If ``embedding`` is among
+    the names it is among the predictions, too; of a task that does not predict it that is a second forward pass.
 
     Raises:
         Unfit: the task makes no use of a layer when it predicts, or the layer does not give a row for each sample.
     """
-    if not names:
-        return task.predict(batch), {}
-    with capture(task, names, copy=True) as seen:
+    modules = [name for name in names if name != EMBEDDING]
+    with capture(task, modules, copy=True) as seen:
         predictions = task.predict(batch)
-    return predictions, {name: _tensors_of(seen[name], len(batch["id"])) for name in names}
+    if EMBEDDING in names and EMBEDDING not in predictions:
+        predictions = {**predictions, EMBEDDING: task.features(batch)[EMBEDDING]}
+    return predictions, {name: _tensors_of(seen[name], len(batch["id"])) for name in modules}
 
 
 def flattened(tensors: Sequence[Tensor]) -> Tensor:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain, zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from opabinia.contracts import Batch, Predictions, Unfit
+from opabinia.contracts import Batch, Facts, Predictions, Unfit
+
+EMBEDDING = "embedding"
+"""What a task itself calls its features; every other layer is a module of it."""
 
 
 class Rows(NamedTuple):
@@ -19,33 +22,42 @@ class Rows(NamedTuple):
 
     Attributes:
         features: float32, N x D.
-        labels: int64, N; None where nobody tells them.
+        labels: int64, N; 0 and 1, N x K, of multi-label data; None where nobody tells them.
         ids: of the samples.
     """
 
     features: NDArray[np.float32]
-    labels: NDArray[np.int64] | None
+    labels: NDArray[Any] | None
     ids: list[str]
+
+    def known_labels(self) -> NDArray[Any]:
+        """The labels.
+
+        Raises:
+            Unfit: there are none.
+        """
+        if self.labels is None:
+            raise Unfit("every image needs a label here")
+        return self.labels
 
     def tensors(self) -> tuple[Tensor, Tensor]:
         """Features and labels.
 
         Raises:
-            Unfit: there are no labels, or not one for each sample.
+            Unfit: there are no labels.
         """
-        if self.labels is None or self.labels.ndim != 1:
-            raise Unfit("every image needs one label here")
-        return torch.from_numpy(self.features), torch.from_numpy(self.labels)
+        return torch.from_numpy(self.features), torch.from_numpy(self.known_labels())
 
 
 Batches = list[Rows]
 """Of a process, in the order in which it saw them."""
 
 
-def rows_of(predictions: Predictions, batch: Batch, layer: str = "embedding") -> Rows:
-    """What is kept of a batch: ``predictions[layer]`` (B x ...), ``label`` where there is one, and ``id``."""
+def rows_of(predictions: Predictions, batch: Batch, layer: str = EMBEDDING) -> Rows:
+    """What is kept of a batch: what ``layer`` gives (B x ...), ``label`` where there is one, and ``id``."""
     labels = batch["label"].cpu().numpy() if isinstance(batch.get("label"), Tensor) else None
-    return Rows(predictions[layer].detach().flatten(1).float().cpu().numpy(), labels, list(batch["id"]))
+    features = predictions[layer if layer == EMBEDDING else f"layers/{layer}"]
+    return Rows(features.detach().flatten(1).float().cpu().numpy(), labels, list(batch["id"]))
 
 
 def joined(states: Sequence[Batches]) -> Rows | None:
@@ -64,3 +76,80 @@ def joined(states: Sequence[Batches]) -> Rows | None:
     if len(wrong):
         raise Unfit(f"{len(wrong)} of {len(ids)} embeddings are not finite, the first that of {ids[wrong[0]]}")
     return Rows(features, np.concatenate(labels) if len(labels) == len(batches) else None, ids)
+
+
+def normalised(features: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Rows of length 1; one of zeros stays."""
+    rows = features.astype(np.float64)
+    lengths: NDArray[np.float64] = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.where(lengths > 0, lengths, 1)
+
+
+def refuse_unlabelled(name: str, facts: Facts, *, several: bool = False) -> None:
+    """Tell data that a classifier cannot learn from.
+
+    Args:
+        name: of the evaluator, for the message.
+        facts: of the data.
+        several: whether images may have several labels.
+
+    Raises:
+        ValueError: images have no classes, or several where they may not.
+    """
+    if len(facts.classes) < 2 or facts.boxes or (facts.multi_label and not several):
+        needed = "labels" if several else "one label"
+        raise ValueError(f"{name}: every image of the data needs {needed}, of two classes or more")
+
+
+class Learner:
+    """Keeps features of the training samples, which an evaluator learns from, and of those that it judges.
+
+    All are held in memory, on every process those of all: 4 bytes a number, so ImageNet's 1.28 million training images
+    at 2,048 numbers each are 10.5 GB for each layer.
+
+    Args:
+        layers: what features are taken of: ``embedding``, or names of modules.
+
+    Attributes:
+        device: where the task is.
+    """
+
+    layers: tuple[str, ...] = (EMBEDDING,)
+
+    def __init__(self, layers: Sequence[str] = (EMBEDDING,)) -> None:
+        self.layers = tuple(layers)
+        self.device = torch.device("cpu")
+        self._learned: dict[str, Batches] = {layer: [] for layer in self.layers}
+        self._judged: dict[str, Batches] = {layer: [] for layer in self.layers}
+
+    def learn(self, predictions: Predictions, batch: Batch) -> None:
+        """Keep training samples: their features and ``batch["label"]``."""
+        for layer, kept in self._learned.items():
+            kept.append(rows_of(predictions, batch, layer))
+
+    def update(self, predictions: Predictions, batch: Batch) -> None:
+        """Keep samples to be judged, likewise."""
+        self.device = next(iter(predictions.values())).device
+        for layer, kept in self._judged.items():
+            kept.append(rows_of(predictions, batch, layer))
+
+    def state(self) -> Sides:
+        """The batches of this process: learned from, and judged."""
+        return self._learned, self._judged
+
+    def sides(self, states: Sequence[Sides], layer: str = EMBEDDING) -> tuple[Rows, Rows] | None:
+        """Training samples, and samples to be judged, of all processes; None if there is nothing to be judged.
+
+        Raises:
+            Unfit: there are no training samples, or a feature is not finite.
+        """
+        learned, judged = (joined([side[layer] for side in column]) for column in zip(*states, strict=True))
+        if judged is None:
+            return None
+        if learned is None:
+            raise Unfit("there are no training samples to learn from")
+        return learned, judged
+
+
+Sides = tuple[dict[str, Batches], dict[str, Batches]]
+"""By layer: training samples, and samples to be judged."""

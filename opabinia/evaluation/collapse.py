@@ -11,7 +11,7 @@ from torch import Tensor
 
 from opabinia.config import register
 from opabinia.contracts import Batch, Facts, Fraction, Predictions
-from opabinia.evaluation.banks import Batches, joined, rows_of
+from opabinia.evaluation.banks import EMBEDDING, Batches, joined, rows_of
 
 log = logging.getLogger("opabinia")
 
@@ -61,6 +61,8 @@ class Collapse:
         facts: of the data.
         alarm: warn where the spread is below this.
     """
+
+    layers = (EMBEDDING,)
 
     def __init__(self, facts: Facts, /, *, alarm: Fraction = 0.05) -> None:
         self._alarm = alarm

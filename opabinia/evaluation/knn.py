@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import Batch, Count, Facts, Positive, Predictions, Unfit
-from opabinia.evaluation.banks import Batches, joined, rows_of
+from opabinia.contracts import Count, Facts, Positive
+from opabinia.evaluation.banks import Learner, Sides, refuse_unlabelled
+from opabinia.evaluation.topk import hits
 
 
 def votes(
@@ -50,7 +51,7 @@ _SIMILARITIES = 2**24
 
 
 @register.evaluator(name="knn")
-class Knn:
+class Knn(Learner):
     """Scores of classification by the nearest training samples: ``knn_top1``, ``knn_top5``; see :func:`votes`.
 
     Args:
@@ -64,48 +65,31 @@ class Knn:
     """
 
     def __init__(self, facts: Facts, /, *, k: Count = 20, temperature: Positive = 0.07, normalize: bool = True) -> None:
-        if len(facts.classes) < 2 or facts.multi_label or facts.boxes:
-            raise ValueError("knn: every image of the data needs one label, of two classes or more")
+        refuse_unlabelled("knn", facts)
+        super().__init__()
         self._classes = len(facts.classes)
         self._k, self._temperature, self._normalize = k, temperature, normalize
-        self._bank: Batches = []
-        self._queries: Batches = []
-        self._device = torch.device("cpu")
         self.better = {"knn_top1": "max"} | ({"knn_top5": "max"} if self._classes > 5 else {})
 
-    def learn(self, predictions: Predictions, batch: Batch) -> None:
-        """Keep training samples: ``predictions["embedding"]`` (B x D) and ``batch["label"]``."""
-        self._bank.append(rows_of(predictions, batch))
-
-    def update(self, predictions: Predictions, batch: Batch) -> None:
-        """Keep samples to be classified, likewise."""
-        self._device = predictions["embedding"].device
-        self._queries.append(rows_of(predictions, batch))
-
-    def state(self) -> tuple[Batches, Batches]:
-        """The batches of this process: to vote, and to be classified."""
-        return self._bank, self._queries
-
-    def compute(self, states: Sequence[tuple[Batches, Batches]]) -> dict[str, float]:
+    def compute(self, states: Sequence[Sides]) -> dict[str, float]:
         """Shares of samples whose class is among the first and the first five.
 
         Raises:
             Unfit: there are no training samples, or an embedding is not finite.
         """
-        bank, queries = (joined(side) for side in zip(*states, strict=True))
-        if queries is None:
+        sides = self.sides(states)
+        if sides is None:
             return {}
-        if bank is None:
-            raise Unfit("knn: there are no training samples to compare with")
-        (known, labels), (asked, right) = bank.tensors(), queries.tensors()
-        known, labels, asked = (one.to(self._device) for one in (known, labels, asked))
-        hits = torch.zeros(2, dtype=torch.int64)
-        ways = {"k": self._k, "temperature": self._temperature, "normalize": self._normalize}
+        (known, labels), (asked, right) = (side.tensors() for side in sides)
+        known, labels, asked = (one.to(self.device) for one in (known, labels, asked))
+        found = torch.zeros(2, dtype=torch.int64)
         start = 0
-        for block in votes(asked, known, labels, self._classes, **ways):  # type: ignore[arg-type]
-            ranked = block.topk(min(5, self._classes), dim=1).indices.cpu()
-            found = ranked == right[start : start + len(block), None]
-            hits += torch.stack([found[:, 0].sum(), found.sum()])
+        for block in votes(
+            *(asked, known, labels, self._classes),
+            k=self._k,
+            temperature=self._temperature,
+            normalize=self._normalize,
+        ):
+            found += hits(block, right[start : start + len(block)].to(block.device), (1, 5)).cpu()
             start += len(block)
-        scores = (hits.double() / len(right)).tolist()
-        return dict(zip(self.better, scores, strict=False))
+        return dict(zip(self.better, (found.double() / len(right)).tolist(), strict=False))

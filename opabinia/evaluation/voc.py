@@ -157,6 +157,27 @@ def area(right: Ints, things: int) -> float:
     return float((precision * right).sum() / things)
 
 
+def voc_ap(targets: NDArray[Any], scores: NDArray[Any], weights: NDArray[Any] | None = None) -> float:
+    """Average precision of a class over whole images: :func:`area` of the images, best first; equal ones in the order
+    in which they come.
+
+    Args:
+        targets: how many things of the class are in each image (N); above 0 it is there.
+        scores: N.
+        weights: 1 for images that count and 0 for those that do not, as where all things are difficult (N); None:
+            all count.
+
+    Returns: NaN when the class is there nowhere.
+
+    Example: targets [1, 0, 1], scores [0.9, 0.8, 0.7]: (1 + 2/3) / 2 = 0.8333; with weights [1, 0, 1] it is 1.
+    """
+    counts = np.ones(len(targets), bool) if weights is None else np.asarray(weights) > 0
+    there = (np.asarray(targets)[counts] > 0).astype(np.int64)
+    if not there.any():
+        return float("nan")
+    return area(there[np.argsort(-np.asarray(scores)[counts], kind="stable")], int(there.sum()))
+
+
 def eleven_points(right: Ints, things: int) -> float:
     """Mean of the best precisions at recalls of at least 0, 0.1 ... 1.
 
