@@ -1,4 +1,4 @@
-"""What all methods have in common that let two views through one network and ask no other image for its opinion."""
+"""What methods have in common that need no negatives: views go through one network, and nothing collapses."""
 
 from collections.abc import Callable
 from typing import Any
