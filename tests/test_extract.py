@@ -12,13 +12,13 @@ import opabinia
 from opabinia import extract as extracting
 from opabinia import launch
 from opabinia.config import ConfigError
-from opabinia.contracts import Task
 from opabinia.data.loader import DataError
 from opabinia.data.sources import Digits
-from opabinia.extract import Layers, NpyFiles, Parquet, Piece, extract, write
+from opabinia.extract import extract
+from opabinia.layers import Layers
 from opabinia.predictor import Predictor
 
-SMALL = ["train.length=3it", "data.workers=0", "writers=[]", "evaluate.batch_size=100"]
+SMALL = ["train.length=3it", "data.workers=0", "writers=[]", "evaluate.batch_size=100", "train.threads=1"]
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +39,15 @@ def features_of(predictor: Predictor, source: Digits) -> np.ndarray[Any, Any]:
         return predictor.task.features({"image": images})["embedding"].numpy()
 
 
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 @pytest.mark.parametrize("split", ["val", "train"])
 def test_every_sample_once_and_in_order(run: Path, predictor: Predictor, split: str, tmp_path: Path) -> None:
     """Also the training data goes through the transforms of evaluation: nothing is drawn."""
-    out = extract(run, tmp_path / "out", split=split)
+    (out,) = extract(run, tmp_path / "out", splits=[split])
+    assert out == tmp_path / "out" and list(tmp_path.iterdir()) == [out]
     source = Digits(split=split)
     features = np.load(out / "features.npy", mmap_mode="r")
     assert features.dtype == np.float32 and isinstance(features, np.memmap)
@@ -50,133 +55,189 @@ def test_every_sample_once_and_in_order(run: Path, predictor: Predictor, split: 
     assert np.array_equal(np.load(out / "labels.npy"), source.labels)
     assert json.loads((out / "ids.json").read_text()) == [source[number]["id"] for number in range(len(source))]
     about = json.loads((out / "about.json").read_text())
-    assert about["samples"] == len(source) and about["split"] == split and about["checkpoint"].startswith("step-")
+    assert (about["samples"], about["skipped"], about["split"]) == (len(source), 0, split)
+    assert about["checkpoint"].startswith("step-") and about["layers"] == {"features": "embedding"}
     assert sorted(path.name for path in out.iterdir()) == ["about.json", "features.npy", "ids.json", "labels.npy"]
 
 
 def test_layers_have_a_file_each(run: Path, predictor: Predictor, tmp_path: Path) -> None:
-    layers = ["backbone.model.layer2", "embedding", "head.1"]
-    out = extract(run, tmp_path / "out", layers=layers)
+    layers = ["backbone.model.layer2", "embedding", "head", "layer3", "trunk"]
+    (out,) = extract(run, tmp_path / "out", layers=layers)
     found = {name: np.load(out / f"{name}.npy") for name in layers}
     assert not (out / "features.npy").exists()
     source = Digits(split="val")
     predictions = predictor([source[number]["image"] for number in range(9)])
     logits = torch.stack([one["logits"] for one in predictions])
-    np.testing.assert_allclose(found["head.1"][:9], logits.numpy(), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found["head"][:9], logits.numpy(), rtol=1e-4, atol=1e-4)
+    assert np.array_equal(found["trunk"], found["embedding"])
     samples = [predictor.sample(source[number]["image"])["image"] for number in range(2)]
-    backbone: Any = predictor.task.backbone
+    model: Any = predictor.task.backbone.model  # type: ignore[union-attr]
     with torch.no_grad():
-        maps = backbone.model.layer2(
-            backbone.model.layer1(backbone.model.maxpool(backbone.model.act1(backbone.model.bn1(backbone.model.conv1(
-                predictor.task.normalize(torch.stack(samples)))))))
-        )  # fmt: skip
-    np.testing.assert_allclose(found["backbone.model.layer2"][:2], maps.flatten(1).numpy(), rtol=1e-4, atol=1e-4)
+        stem = model.maxpool(model.act1(model.bn1(model.conv1(predictor.task.normalize(torch.stack(samples))))))  # type: ignore[operator]
+        second = model.layer2(model.layer1(stem))
+        third = model.layer3(second)
+    for name, maps in (("backbone.model.layer2", second), ("layer3", third)):
+        np.testing.assert_allclose(found[name][:2], maps.flatten(1).numpy(), rtol=1e-4, atol=1e-4)
 
 
 def test_parquet_is_one_table(run: Path, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    plain = extract(run, tmp_path / "plain")
-    table = parquet.read_table(extract(run, tmp_path / "table", form="parquet") / "features.parquet")
+    (plain,), (table,) = extract(run, tmp_path / "plain"), extract(run, tmp_path / "table", form="parquet")
+    found = parquet.read_table(table / "features.parquet")
     features = np.load(plain / "features.npy")
-    assert str(table.schema.field("features").type) == f"fixed_size_list<element: float>[{features.shape[1]}]"
-    assert np.array_equal(np.stack(table["features"].to_numpy()), features)
-    assert np.array_equal(table["labels"].to_numpy(), np.load(plain / "labels.npy"))
-    assert table["ids"].to_pylist() == json.loads((plain / "ids.json").read_text())
+    assert str(found.schema.field("features").type) == f"fixed_size_list<element: float>[{features.shape[1]}]"
+    assert np.array_equal(np.stack(found["features"].to_numpy()), features)
+    assert np.array_equal(found["labels"].to_numpy(), np.load(plain / "labels.npy"))
+    assert found["ids"].to_pylist() == json.loads((plain / "ids.json").read_text())
 
 
-def pieces() -> list[Piece]:
-    """Identities of two cameras, in pieces of 3 and 2."""
-    numbers = np.arange(5)
-    columns = {"features": numbers[:, None] * np.ones((5, 2), np.float32), "cameras": numbers % 2}
-    ids = [f'"{number}\n' for number in range(5)]
-    return [Piece({name: one[part] for name, one in columns.items()}, ids[part]) for part in (slice(3), slice(3, 5))]
+def test_without_its_library_parquet_is_refused_at_once(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extracting, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"--format: parquet needs pyarrow: pip install 'opabinia\[tables\]'"):
+        extract(run, tmp_path / "out", form="parquet")
+    assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("rows", [1, 7, 16_384])
-def test_files_are_written_in_pieces(tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr(extracting, "_ROW_GROUP", rows)
-    assert write(pieces(), NpyFiles(tmp_path)) == write(pieces(), Parquet(tmp_path)) == 5
-    file = parquet.ParquetFile(tmp_path / "features.parquet")
-    assert file.num_row_groups == (2 if rows == 1 else 1)
-    features, cameras = np.load(tmp_path / "features.npy"), np.load(tmp_path / "cameras.npy")
-    assert features.tolist() == [[number, number] for number in range(5)] == file.read()["features"].to_pylist()
-    assert cameras.tolist() == [0, 1, 0, 1, 0] == file.read()["cameras"].to_pylist()
-    assert json.loads((tmp_path / "ids.json").read_text()) == file.read()["ids"].to_pylist() == pieces_ids()
+@pytest.mark.parametrize("splits", [["val", "train"], ["all"], ["train", "all", "val"]], ids="-".join)
+def test_several_sets_have_a_folder_each(run: Path, tmp_path: Path, splits: list[str]) -> None:
+    found = extract(run, tmp_path / "out", splits=splits)
+    assert (
+        sorted(found) == [tmp_path / "out" / "train", tmp_path / "out" / "val"] == sorted((tmp_path / "out").iterdir())
+    )
+    assert [len(np.load(tmp_path / "out" / name / "labels.npy")) for name in ("train", "val")] == [1437, 360]
 
 
-def pieces_ids() -> list[str]:
-    return [one for piece in pieces() for one in piece.ids]
+def test_without_a_place_it_is_written_into_the_run(run: Path) -> None:
+    assert extract(run) == [run / "features" / "val"]
 
 
-def test_what_was_extracted_is_replaced_and_nothing_else(run: Path, tmp_path: Path) -> None:
-    out = extract(run, tmp_path / "out")
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "batches"),
+    [(1437, 7, 4), (360, 100, 1), (1_281_167, 256, 4), (1_281_167, 32, 32), (50_000, 4096, 1), (0, 32, 1)],
+)
+def test_shards_are_large_enough_for_a_disk_and_small_enough_to_share(
+    samples: int, batch_size: int, batches: int
+) -> None:
+    job = extracting.Job(Path("out"), {}, extracting.Reader(range(samples)), batch_size, 0)  # type: ignore[arg-type]
+    assert job.batches_of_shard == batches
+
+
+def test_what_was_extracted_is_kept_when_it_is_the_same(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (out,) = extract(run, tmp_path / "out")
+    first = files(out)
+    with monkeypatch.context() as nothing_is_computed:
+        nothing_is_computed.setattr(Layers, "__call__", None)
+        assert extract(run, out) == [out] and files(out) == first
+    assert f"{out} is finished: nothing to do" in capfd.readouterr().err
     (out / "features.npy").write_bytes(b"")
-    assert len(np.load(extract(run, out) / "features.npy")) == len(Digits(split="val"))
+    assert extract(run, out) == [out] and files(out) == first, "unless something is missing"
+    extract(run, out, layers=["trunk"])
+    assert sorted(files(out)) == ["about.json", "ids.json", "labels.npy", "trunk.npy"]
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_other_folders_are_refused(run: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
-    assert extract(run, mine) == mine, "an empty folder is nobody's"
+    assert extract(run, mine) == [mine], "an empty folder is nobody's"
     (mine / "about.json").unlink()
     for other in (mine, mine / "labels.npy"):
         with pytest.raises(ConfigError, match=r"--out: .* is there already, and holds no features"):
             extract(run, other)
 
 
-def test_without_a_place_it_is_written_into_the_run(run: Path) -> None:
-    assert extract(run) == run / "features" / "val"
-
-
-def test_nothing_is_left_of_an_extraction_that_fails(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ids = [Digits(split="val")[number]["id"] for number in (205, 207)]
+def spoiling(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> list[str]:
+    """From now on features of some samples are no numbers; the ids of these."""
+    ids, real = [Digits(split="val")[number]["id"] for number in numbers], Layers.__call__
 
     def spoiled(self: Layers, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
-        return {"embedding": torch.tensor([[float("nan") if one in ids else 1.0] for one in batch["id"]])}
+        wrong = torch.tensor([one in ids for one in batch["id"]])
+        return {name: value.masked_fill(wrong[:, None], float("nan")) for name, value in real(self, batch).items()}
 
     monkeypatch.setattr(Layers, "__call__", spoiled)
-    with pytest.raises(DataError, match=f"features: not finite for {ids[0]}, {ids[1]}"):
-        extract(run, tmp_path / "out")
-    assert not list(tmp_path.iterdir())
+    return ids
+
+
+def test_features_that_are_no_numbers_are_told_and_what_was_good_is_kept(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (good,) = extract(run, tmp_path / "good")
+    with monkeypatch.context() as until_it_is_mended:
+        ids = spoiling(until_it_is_mended, 205, 207)
+        with pytest.raises(DataError, match=f"features: not finite for {ids[0]}, {ids[1]}"):
+            extract(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    capfd.readouterr()
+    (out,) = extract(run, tmp_path / "out")
+    assert "2 shards of 1 batches are there" in capfd.readouterr().err
+    assert files(out) == files(good) and len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options", "changed"),
+    [
+        ([], {"layers": ["trunk"]}, "layers.features, layers.trunk"),
+        ([], {"splits": ["train"]}, "data.source.split, fingerprint, split"),
+        (["evaluate.batch_size=50"], {}, "batch_size"),
+        (["task.dropout=0.5"], {}, "task.dropout"),
+        (["data.on_error=skip"], {}, "on_error"),
+        (["data.val.transforms.0.size=24"], {}, "data.transforms.0.size"),
+    ],
+    ids=["layers", "split", "batch", "task", "skip", "transforms"],
+)
+def test_what_was_begun_of_something_else_is_not_gone_on_with(
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    overrides: list[str],
+    options: dict[str, Any],
+    changed: str,
+) -> None:
+    (alone,) = extract(run, tmp_path / "alone", overrides, **options)
+    with monkeypatch.context() as until_it_is_mended:
+        spoiling(until_it_is_mended, 305)
+        with pytest.raises(DataError):
+            extract(run, tmp_path / "out")
+    capfd.readouterr()
+    (out,) = extract(run, tmp_path / "out", overrides, **options)
+    assert f"is of something else ({changed}): beginning anew" in capfd.readouterr().err
+    assert files(out) == files(alone)
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"split": "vall"}, r"--split: there is no 'vall'; did you mean 'val'\? sets: train, val"),
-        ({"layers": ["backbone.model.layer22"]}, r"no layer 'backbone.model.layer22'.*mean 'backbone.model.layer2'"),
-        ({"layers": ["backbone.model.global_pool", "neck"]}, "--layers: .*no layer 'neck'"),
+        ({"splits": ["vall"]}, r"--split: there is no 'vall'; did you mean 'val'\? sets: train, val"),
+        ({"splits": ["val", "test"]}, r"--split: there is no 'test'; sets: train, val"),
+        ({"splits": []}, r"--split: there is no ''; sets: train, val"),
+        ({"layers": ["backbone.model.layer22"]}, r"no layer 'backbone.model.layer22'; near: backbone.model.layer2"),
+        ({"layers": ["trunk", "layer9"]}, "--layers: there is no layer 'layer9'; near: layer4, layer3, layer2"),
+        ({"layers": ["labels"]}, "--layers: labels.npy is the file of something else"),
         ({"checkpoint": "best_"}, "--checkpoint: there is no 'best_'"),
     ],
-    ids=["split", "layer", "layers", "checkpoint"],
+    ids=["split", "splits", "none", "layer", "layers", "file", "checkpoint"],
 )
-def test_what_is_not_there_is_told(run: Path, tmp_path: Path, options: dict[str, Any], told: str) -> None:
+def test_what_is_not_there_is_told_before_anything_is_read(
+    run: Path, tmp_path: Path, options: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Digits, "__getitem__", None)
     with pytest.raises(ConfigError, match=told):
         extract(run, tmp_path / "out", **options)
     assert not list(tmp_path.iterdir())
 
 
-class Parts(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> dict[str, Any]:
-        return {"a": x, "b": (x * 2, [x[:, :1] * 3])}
+def test_a_frozen_model_has_features(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def frozen(*arguments: Any, **how: Any) -> Predictor:
+        predictor = opabinia.load(*arguments, **how)
+        predictor.task.requires_grad_(False)
+        return predictor
 
-
-class Nested(Task):
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts, self.idle, self.total = Parts(), Parts(), torch.nn.Flatten(0)
-
-    def predict(self, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
-        self.parts(batch["image"] * 10)
-        self.total(batch["image"])
-        return {"embedding": self.parts(batch["image"])["a"]}
-
-
-def test_what_a_layer_gives_becomes_one_row_a_sample() -> None:
-    batch = {"image": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "id": ["a", "b"]}
-    found = Layers(Nested(), ["parts"])(batch)["parts"]
-    assert found.tolist() == [[10, 20, 20, 40, 30], [30, 40, 60, 80, 90]], "of its first call"
-    with pytest.raises(ConfigError, match="makes no use of 'idle'"):
-        Layers(Nested(), ["idle"])(batch)
-    with pytest.raises(ConfigError, match="'total' does not give a row for each sample"):
-        Layers(Nested(), ["total"])(batch)
+    (expected,) = extract(run, tmp_path / "expected", layers=["trunk", "head"])
+    monkeypatch.setattr(extracting, "load", frozen)
+    (out,) = extract(run, tmp_path / "out", layers=["trunk", "head"])
+    assert files(out) == files(expected)

@@ -9,29 +9,64 @@ import typer
 
 from opabinia.cli.errors import report_errors
 from opabinia.cli.predict import Checkpoint, Device
+from opabinia.cli.processes import Endpoint, MaxRestarts, Nnodes, NodeRank, Nproc, layout, run_in_many
+from opabinia.cli.train import Overrides
 
 
 def extract(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    split: Annotated[str, typer.Option(help="train, or the prefix of a validation set.")] = "val",
+    overrides: Overrides = None,
+    split: Annotated[str, typer.Option(metavar="A,B|all", help="train, and the prefixes of validation sets.")] = "val",
     layers: Annotated[
-        str, typer.Option(metavar="A,B", help="Modules whose outputs to write; the embedding if not given.")
+        str,
+        typer.Option(
+            metavar="A,B", help="Modules whose outputs to write, trunk, head, embedding; the last if not given."
+        ),
     ] = "",
-    out: Annotated[Path | None, typer.Option(help="The folder to write; RUN/features/SPLIT if not given.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder to write, of several sets OUT/SET; RUN/features/SET if not given.")
+    ] = None,
     form: Annotated[
         Literal["npy", "parquet"], typer.Option("--format", help="A file for each column, or one table.")
     ] = "npy",
     checkpoint: Checkpoint = "best",
     device: Device = None,
+    nproc: Nproc = None,
+    nnodes: Nnodes = None,
+    node_rank: NodeRank = None,
+    rdzv_endpoint: Endpoint = None,
+    max_restarts: MaxRestarts = 3,
 ) -> None:
     """Write features of a run's data, with labels and ids, as files that NumPy and vector databases read.
 
-    opabinia extract runs/classification/digits/default --split train
+    The same command goes on where it was killed.
 
-    opabinia extract runs/classification/digits/default --layers backbone.model.layer3,embedding --format parquet
+    opabinia extract runs/classification/digits/default --split train,val
+
+    opabinia extract runs/classification/digits/default --layers trunk,layer3,head --format parquet
+
+    opabinia extract runs/classification/digits/default --split all --nproc 2 evaluate.batch_size=64
     """
     with report_errors():
+        many = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts)
+        if many is not None:
+            given = ["--split", split, "--layers", layers, "--format", form, "--checkpoint", checkpoint]
+            given += ["--out", str(out)] if out is not None else []
+            given += ["--device", device] if device is not None else []
+            run_in_many(many, ["extract", str(run), *(overrides or []), *given])
         from opabinia.extract import extract as write
 
-        names = [name.strip() for name in layers.split(",") if name.strip()]
-        write(run, out, split=split, layers=names, form=form, checkpoint=checkpoint, device=device)
+        write(
+            run,
+            out,
+            overrides or [],
+            splits=_names(split),
+            layers=_names(layers),
+            form=form,
+            checkpoint=checkpoint,
+            device=device,
+        )
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
