@@ -74,6 +74,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("section", "stream"): {"source": "digits"},
     ("section", "validation"): {"source": "digits"},
     ("section", "train"): {"length": "1ep"},
+    ("section", "view"): {"transforms": IDENTITY},
     ("section", "views"): {"scales": [1.0]},
     ("shapes", "progressive"): {"start": 32, "end": 64},
     ("sampler", "mixed"): {"weights": [1, 3]},
@@ -99,6 +100,8 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("source", "yolo"): {"data": "YOLO_FILE"},  # likewise
     ("source", "idx"): {"root": "IDX"},  # a folder that the test makes
     ("source", "image_folder"): {"root": "PICTURES"},  # likewise
+    ("source", "images"): {"root": "PICTURES"},  # likewise
+    ("source", "without_labels"): {"source": "digits"},
     ("task", "barlow_twins"): {"backbone": TINY},
     ("task", "byol"): {"backbone": TINY},
     ("task", "classification"): {"backbone": TINY},
@@ -136,6 +139,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("transform", "resize_and_crop"): {"size": 16},
     ("transform", "resize_and_crops"): {"size": 16},
     ("transform", "resize_shortest"): {"short": 16},
+    ("transform", "views"): {"views": [{"transforms": IDENTITY}]},
     ("transform", "timm_policy"): {"policy": "rand-m9-mstd0.5"},
     ("transform", "SetClampingMode"): {"clamping_mode": "soft"},
 }
@@ -509,8 +513,9 @@ def source_works(source: Any, folder: Path) -> None:
         assert sample["image"].dtype == torch.uint8
         assert sample["image"].shape[0] == source.channels
         assert isinstance(sample["id"], str)
-        labels = torch.atleast_1d(torch.as_tensor(sample["labels" if "boxes" in sample else "label"]))
-        assert not source.classes or all(0 <= one < len(source.classes) for one in labels)
+        if source.classes:
+            labels = torch.atleast_1d(torch.as_tensor(sample["labels" if "boxes" in sample else "label"]))
+            assert all(0 <= one < len(source.classes) for one in labels)
     assert source[0]["id"] != source[len(source) - 1]["id"]
 
 
@@ -570,7 +575,7 @@ def pictures_with_things() -> tuple[Predictions, list[Truth]]:
 def evaluator_works(make: Callable[[Facts], Any], folder: Path) -> None:
     """Four images of two identities; the first of each is looked for. In all of them are things in their boxes. For
     those that measure features forty images of two classes."""
-    if hasattr(getattr(make, "func", make), "layers"):
+    if hasattr(getattr(make, "target", make), "layers"):
         evaluator = make(replace(FACTS, classes=("a", "b")))
         embedding = torch.randn(40, 8, generator=torch.Generator().manual_seed(1))
         seen: tuple[Any, Any] = {"embedding": embedding}, {**batch_of(40), "label": torch.arange(40) % 2}
@@ -660,8 +665,9 @@ def test_a_transform_runs(entry: Entry, sample: Callable[[], Sample], tmp_path: 
         return
     after = transform(before)
     assert (after["label"], after["id"]) == (before["label"], before["id"])
-    assert after["image"].dtype == torch.uint8
-    assert after["image"].ndim == (4 if entry.name == "resize_and_crops" else 3)
+    image = after["views"][0] if entry.name == "views" else after["image"]
+    assert image.dtype == torch.uint8
+    assert image.ndim == (4 if entry.name == "resize_and_crops" else 3)
 
 
 def test_no_reason_is_left_over() -> None:

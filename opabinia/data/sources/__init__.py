@@ -22,6 +22,8 @@ from opabinia.data.sources.products import online_products as online_products
 from opabinia.data.sources.shards import Shards as Shards
 from opabinia.data.sources.synthetic import Synthetic as Synthetic
 from opabinia.data.sources.table import Table as Table
+from opabinia.data.sources.unlabelled import Images as Images
+from opabinia.data.sources.unlabelled import WithoutLabels as WithoutLabels
 from opabinia.data.sources.vehicles import vehicleid as vehicleid
 from opabinia.data.sources.vehicles import veri as veri
 from opabinia.data.sources.voc import voc as voc

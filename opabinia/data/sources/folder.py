@@ -38,7 +38,7 @@ class ImageFolder:
         self.root = existing_folder(root.expanduser(), "root is the folder that holds the class folders")
         self.channels: Literal[1, 3] = channels
         self.classes = tuple(_chosen(self.root, classes))
-        names = [_pictures(self.root, folder) for folder in self.classes]
+        names = [_of_class(self.root, folder) for folder in self.classes]
         self._names = Names([name for of_class in names for name in of_class])
         self.labels = np.repeat(np.arange(len(names), dtype=np.int64), [len(of_class) for of_class in names])
 
@@ -100,24 +100,37 @@ def _chosen(root: Path, classes: Sequence[str] | None) -> list[str]:
     return list(classes)
 
 
-def _pictures(root: Path, folder: str) -> list[bytes]:
-    """Paths below ``root`` of all pictures of one class, sorted by their bytes."""
-    try:
-        names = sorted(_walk(os.fsencode(root), os.fsencode(folder)))
-    except OSError as error:  # no permission, or links in a circle
-        raise ValueError(f"{os.fsdecode(error.filename)} cannot be searched: {error.strerror}") from error
+def _of_class(root: Path, folder: str) -> list[bytes]:
+    names = pictures_below(root, folder)
     if not names:
         raise ValueError(f"class folder {root / folder} holds no picture ({', '.join(EXTENSIONS)})")
     return names
 
 
-def _walk(root: bytes, folder: bytes) -> Iterator[bytes]:
+def pictures_below(root: Path, folder: str = "") -> list[bytes]:
+    """Paths below ``root`` of all pictures in one of its folders, or in all, sorted by their bytes.
+
+    Links are followed, except back to a folder that they lie in; hidden names are left out.
+
+    Raises:
+        ValueError: a folder must not be read.
+    """
+    try:
+        return sorted(_walk(os.fsencode(root), os.fsencode(folder), [os.stat(root)] if folder else []))
+    except OSError as error:
+        raise ValueError(f"{os.fsdecode(error.filename)} cannot be searched: {error.strerror}") from error
+
+
+def _walk(root: bytes, folder: bytes, above: list[os.stat_result]) -> Iterator[bytes]:
+    here = os.stat(os.path.join(root, folder))
+    if any(os.path.samestat(here, one) for one in above):
+        return
     for entry in os.scandir(os.path.join(root, folder)):
-        name = folder + b"/" + entry.name
+        name = os.path.join(folder, entry.name)
         if entry.name.startswith(b"."):
             continue
         if entry.is_dir():
-            yield from _walk(root, name)
+            yield from _walk(root, name, [*above, here])
         elif is_picture(entry.name):
             yield name
 

@@ -61,7 +61,7 @@ class Chain:
 
 @register.source
 class Joined(Chain):
-    """Sources one after the other. They have the same classes in the same order.
+    """Sources one after the other. They have the same classes in the same order, or none.
 
     Ids begin with the number of the source, ``0/cat/1.jpg``. The sampler ``mixed`` takes given shares of each. Whole
     batches are handed over if each source does so.
@@ -97,7 +97,9 @@ class Joined(Chain):
         ids = [[f"{number}/{one}" for one in batch["id"]] for number, batch in zip(taken, batches, strict=True)]
         back = np.argsort(np.concatenate([places[number] for number in taken]))
         joined: Batch = {
-            key: torch.cat([batch[key] for batch in batches])[torch.from_numpy(back)] for key in ("image", "label")
+            key: torch.cat([batch[key] for batch in batches])[torch.from_numpy(back)]
+            for key in ("image", "label")
+            if key in batches[0]
         }
         flat = [one for part in ids for one in part]
         return {**joined, "id": [flat[place] for place in back.tolist()]}
@@ -177,7 +179,8 @@ def _check_alike(first: Source, other: Source, number: int) -> None:
         missing = [name for name in first.classes if name not in other.classes]
         new = [name for name in other.classes if name not in first.classes]
         differences.append(
-            f"has other classes than the first one (missing: {_listed(missing)}; new: {_listed(new)}; the order counts)"
+            f"has other classes than the first one (missing: {_listed(missing)}; new: {_listed(new)}; the order "
+            "counts); without_labels around each of them takes the pictures alone"
         )
     if bool(getattr(first, "multi_label", False)) != bool(getattr(other, "multi_label", False)):
         differences.append("has another kind of labels (one or several) than the first one")
