@@ -13,7 +13,7 @@ from opabinia.evaluation import knn
 from opabinia.evaluation.knn import Knn, votes
 from tests.evaluation.features import FACTS, around, batches, scored
 
-GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "selfsup" / "vissl_knn.json").read_text())
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "selfsup" / "knn.json").read_text())
 BANK, QUERIES = (torch.tensor(GOLDEN["inputs"][name], dtype=torch.float64) for name in ("train", "test"))
 LABELS = torch.tensor(GOLDEN["inputs"]["train_labels"])
 CASES: dict[str, dict[str, Any]] = {
@@ -33,12 +33,8 @@ def test_votes_are_those_of_vissl(case: str) -> None:
     expected = torch.tensor(GOLDEN["outputs"][case]["class_weights"], dtype=torch.float64)
     found = all_votes(QUERIES, **CASES[case])
     # Ours are divided by the vote of the nearest; shares are the same.
-    torch.testing.assert_close(
-        found / found.sum(1, keepdim=True),
-        expected / expected.sum(1, keepdim=True),
-        rtol=GOLDEN["tolerance"],
-        atol=1e-7,
-    )
+    shares = [one / one.sum(1, keepdim=True) for one in (found, expected)]
+    torch.testing.assert_close(*shares, rtol=GOLDEN["tolerance"], atol=1e-7)
     assert found.argmax(1).tolist() == GOLDEN["outputs"][case]["pred"]
 
 

@@ -140,7 +140,7 @@ def test_what_cannot_be_probed_is_refused(facts: Facts, keys: dict[str, Any], me
 
 def test_too_few_training_samples_are_told() -> None:
     with pytest.raises(Unfit, match="1 training samples are too few"):
-        scored(lambda: LinearProbe(FACTS), batches(torch.ones(1, 3), torch.zeros(1, dtype=torch.int64)), ASKED)
+        scored(lambda: LinearProbe(FACTS), batches(torch.ones(1, 6), torch.zeros(1, dtype=torch.int64)), ASKED)
 
 
 def test_a_set_without_samples_has_no_score() -> None:
