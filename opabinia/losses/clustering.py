@@ -125,7 +125,7 @@ def spherical_kmeans(vectors: Tensor, first: Tensor, iterations: int = 10) -> tu
     return centroids, _nearest(vectors, centroids)
 
 
-_AT_ONCE = 65536
+_AT_ONCE = 16384
 """Vectors that are compared with all centroids at once."""
 
 

@@ -95,3 +95,10 @@ def test_a_run_goes_on_within_an_epoch(
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
         assert torch.equal(tensor, theirs[name]), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_sharded_it_learns_the_same(server: Server, tmp_path: Path, alone: Callable[[str], Path], task: str) -> None:
+    many = train(server, tmp_path, task, "many", 2, "train.parallel={name: fsdp, unit: 100}")
+    assert_same_learning(many, alone(task), 1e-4)
