@@ -174,6 +174,122 @@ def heated(image: Tensor, heat: Tensor, *, strength: float = 0.6) -> Image.Image
 _HEAT = ((0.0, 0.0, 0.5), (0.0, 0.3, 1.0), (0.0, 0.8, 0.5), (1.0, 0.9, 0.0), (0.9, 0.1, 0.0))
 
 
+# --- points in the plane ----------------------------------------------------------------------------------------------
+
+_TINTS = (
+    *((31, 119, 180), (240, 140, 20), (30, 140, 70), (205, 40, 45), (125, 75, 190), (75, 200, 225)),
+    *((225, 105, 180), (125, 80, 45), (190, 190, 30), (80, 90, 105)),
+)
+_SHAPES = ("circle", "square", "triangle", "diamond", "cross")
+_OTHERS = (190, 190, 190)
+MARKS = len(_TINTS) * len(_SHAPES)
+"""So many classes have a mark of their own: a colour and a shape."""
+
+_FINE = 3
+"""Marks are drawn so many times as large and made small, which smooths their edges."""
+
+
+def scatter(
+    points: NDArray[np.floating[Any]],
+    classes: Sequence[int],
+    names: Sequence[str],
+    *,
+    title: str,
+    size: tuple[int, int] = (1080, 720),
+) -> Image.Image:
+    """A map of points, each with the mark of its class, and a legend.
+
+    Args:
+        points: N x 2; one unit is as long across as it is up.
+        classes: of the points (N): places in ``names``, -1 for points of none, which are grey.
+        names: of at most :data:`MARKS` classes, of which the legend shows those that are there.
+        title: above the map.
+        size: width and height in pixels.
+
+    Raises:
+        ValueError: there are more names than marks.
+    """
+    if len(names) > MARKS:
+        raise ValueError(f"{len(names)} classes, but there are {MARKS} marks")
+    paper = Image.new("RGB", size, _PAPER)
+    draw, font = ImageDraw.Draw(paper), ImageFont.load_default(13)
+    draw.text((2 * _MARGIN, _MARGIN + 2), title, fill=_INK, font=ImageFont.load_default(16))
+    met = set(classes)
+    there = [number for number in range(len(names)) if number in met]
+    others = [-1] if there and -1 in met else []
+    top, bottom = 32, size[1] - _MARGIN
+    rows = max(1, (bottom - top) // 19)
+    columns = -(-len([*there, *others]) // rows)
+    longest = max((draw.textlength(names[number], font=font) for number in there), default=0)
+    column = min(180, round(longest) + 36, size[0] // 2 // max(1, columns))
+    right = size[0] - columns * column - _MARGIN
+    fine = Image.new("RGB", ((right - 2 * _MARGIN) * _FINE, (bottom - top) * _FINE), (255, 255, 255))
+    _plot(fine, points, classes)
+    plot = (2 * _MARGIN, top, right, bottom)
+    paper.paste(fine.resize((plot[2] - plot[0], plot[3] - plot[1]), Image.Resampling.LANCZOS), plot[:2])
+    draw.rectangle((plot[0] - 1, plot[1] - 1, plot[2], plot[3]), outline=(205, 205, 200))
+    for row, number in enumerate([*there, *others]):
+        left, y = right + _MARGIN + row // rows * column, top + row % rows * 19
+        mark = Image.new("RGB", (16 * _FINE, 16 * _FINE), _PAPER)
+        _mark(ImageDraw.Draw(mark), (8 * _FINE, 8 * _FINE), number, 6 * _FINE)
+        paper.paste(mark.resize((16, 16), Image.Resampling.LANCZOS), (left, y))
+        name = names[number] if number >= 0 else "others"
+        draw.text((left + 22, y), _fitted(draw, name, column - 26, font), fill=_INK, font=font)
+    return paper
+
+
+def _plot(paper: Image.Image, points: NDArray[np.floating[Any]], classes: Sequence[int]) -> None:
+    """All points, as large as there is room, in an order that puts no class on top of the others."""
+    radius = _FINE * min(6.0, max(2.0, 130 / max(1, len(points)) ** 0.5))
+    low, high = points.min(0), points.max(0)
+    room = np.array(paper.size) - 4 * radius
+    scale = (room / np.maximum(high - low, 1e-12)).min()
+    places = (points - (low + high) / 2) * [scale, -scale] + np.array(paper.size) / 2
+    draw = ImageDraw.Draw(paper)
+    order = np.random.default_rng(0).permutation(len(points))
+    for number in sorted(order, key=lambda number: classes[number] >= 0):
+        _mark(draw, (places[number, 0], places[number, 1]), classes[number], radius)
+
+
+def _mark(draw: ImageDraw.ImageDraw, place: tuple[float, float], number: int, radius: float) -> None:
+    """The mark of a class, with an edge, so that one shows on another."""
+    x, y, r = *place, radius
+    if number < 0:
+        draw.circle(place, 0.7 * r, fill=_OTHERS)
+        return
+    fill = _TINTS[number % len(_TINTS)]
+    edge, width = tuple(round(0.55 * value) for value in fill), max(1, round(r / 6))
+    shape = _SHAPES[number // len(_TINTS)]
+    if shape == "circle":
+        draw.circle(place, r, fill, edge, width)
+        return
+    # Of about the same area, so that none looks more important.
+    corners = {
+        "square": ((-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)),
+        "triangle": ((0, -1.25), (1.15, 0.85), (-1.15, 0.85)),
+        "diamond": ((0, -1.25), (1.25, 0), (0, 1.25), (-1.25, 0)),
+        "cross": (
+            *((-0.4, -1.2), (0.4, -1.2), (0.4, -0.4), (1.2, -0.4), (1.2, 0.4), (0.4, 0.4)),
+            *((0.4, 1.2), (-0.4, 1.2), (-0.4, 0.4), (-1.2, 0.4), (-1.2, -0.4), (-0.4, -0.4)),
+        ),
+    }[shape]
+    draw.polygon([(x + r * across, y + r * down) for across, down in corners], fill, edge, width)
+
+
+def stacked(pictures: Sequence[Image.Image], titles: Sequence[str]) -> Image.Image:
+    """Pictures below each other, each with a title above; those without are as they are."""
+    font, room = ImageFont.load_default(16), 18 + 2 * _MARGIN
+    rooms = [room if title else 0 for title in titles]
+    height = sum(one.height for one in pictures) + sum(rooms)
+    paper = Image.new("RGB", (max(one.width for one in pictures), height), _PAPER)
+    draw, top = ImageDraw.Draw(paper), 0
+    for picture, title, above in zip(pictures, titles, rooms, strict=True):
+        draw.text((2 * _MARGIN, top + _MARGIN), title, fill=_INK, font=font)
+        paper.paste(picture, (0, top + above))
+        top += above + picture.height
+    return paper
+
+
 def _fitted(draw: ImageDraw.ImageDraw, text: str, width: int, font: Any) -> str:
     """The text, cut off with dots where it would leave its place."""
     while text and draw.textlength(text, font=font) > width:
