@@ -70,6 +70,7 @@ class TimmBackbone(Backbone):
         self.trained_classes = int(classes) if head and preprocessing else 0
         self.map_channels = int(facts.num_features)
         self.token_channels = int(facts.embed_dim) if _takes_offsets(model) else 0
+        self.patch_size = tuple(facts.patch_embed.patch_size) if self.token_channels else None
         self.level_maps: Levels | None = None
         # In a tuple it is not a child: it is saved and trained only where make_head hands it out.
         self._trained_head = (head,)
@@ -144,7 +145,9 @@ class TimmBackbone(Backbone):
             chosen = kept[:, :, None].expand(-1, -1, tokens.shape[-1])
             tokens = torch.cat([tokens[:, :prefix], tokens[:, prefix:].gather(1, chosen)], 1)
         tokens = net.norm_pre(net.patch_drop(tokens))
-        tokens = net.norm(checkpoint_seq(net.blocks, tokens) if net.grad_checkpointing else net.blocks(tokens))
+        tokens = checkpoint_seq(net.blocks, tokens) if net.grad_checkpointing else net.blocks(tokens)
+        # Where timm averages tokens its last norm stands behind that, under another name; the other one does nothing.
+        tokens = net.fc_norm(net.norm(tokens))
         patches = tokens[:, prefix:]
         return Tokens(tokens[:, 0] if net.has_class_token else patches.mean(1), patches)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 
 def mlp(widths: Sequence[int], *, last_norm: bool = False, last_bias: bool = True) -> nn.Sequential:
@@ -23,3 +26,72 @@ def mlp(widths: Sequence[int], *, last_norm: bool = False, last_bias: bool = Tru
     if last_norm:
         layers.append(nn.BatchNorm1d(widths[-1], affine=False))
     return nn.Sequential(*layers)
+
+
+class UnitRows(nn.Module):
+    """A linear layer without bias whose rows have a length of their own: cosines with K directions, times that length.
+
+    Args:
+        width: D, of the vectors.
+        outputs: K.
+        learn_length: whether the lengths are learned; else they stay 1.
+    """
+
+    def __init__(self, width: int, outputs: int, *, learn_length: bool = False) -> None:
+        super().__init__()
+        self.direction = nn.Parameter(torch.empty(outputs, width))
+        nn.init.kaiming_uniform_(self.direction, a=math.sqrt(5))  # as torch's linear layers, and so the paper's
+        self.length = nn.Parameter(torch.ones(outputs)) if learn_length else None
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """... x D to ... x K."""
+        answers = F.linear(vectors, F.normalize(self.direction, dim=1))
+        return answers if self.length is None else answers * self.length
+
+
+class DinoHead(nn.Module):
+    """Vectors or tokens (... x D) to logits (... x K): an MLP with GELU between its layers and a narrow end, whose
+    normalised outputs are compared with K directions (Caron et al. 2021, DINO, section 3.1 and appendix C).
+
+    Args:
+        width: D.
+        outputs: K.
+        hidden: width of the MLP's hidden layers.
+        bottleneck: width of its end.
+        layers: of the MLP.
+        norm_last_layer: keep the directions at length 1; without it their lengths are learned, which does better in
+            large vision transformers that do not diverge.
+
+    Attributes:
+        last: the directions.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        outputs: int = 65536,
+        *,
+        hidden: int = 2048,
+        bottleneck: int = 256,
+        layers: int = 3,
+        norm_last_layer: bool = True,
+    ) -> None:
+        super().__init__()
+        widths = [width, *[hidden] * (layers - 1), bottleneck]
+        self.mlp = nn.Sequential()
+        for number, (before, after) in enumerate(pairwise(widths), 1):
+            self.mlp.append(nn.Linear(before, after))
+            if number < layers:
+                self.mlp.append(nn.GELU())
+        for layer in self.mlp:
+            if isinstance(layer, nn.Linear):
+                # The paper's 0.02 at its widths. In narrow layers vectors would all but vanish before they are
+                # normalised, and gradients explode.
+                nn.init.trunc_normal_(layer.weight, std=0.02 * max(1.0, math.sqrt(384 / layer.in_features)))
+                nn.init.zeros_(layer.bias)
+        self.last = UnitRows(bottleneck, outputs, learn_length=not norm_last_layer)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """... x D to ... x K."""
+        answers: Tensor = self.last(F.normalize(self.mlp(vectors), dim=-1))
+        return answers

@@ -57,6 +57,7 @@ OWN = [entry for entry in ENTRIES if entry.target.__module__.startswith("opabini
 
 IDENTITY = [{"name": "Identity"}]
 TINY = {"name": "timm", "model": "test_resnet"}
+TINY_VIT = {"name": "timm", "model": "test_vit", "options": {"img_size": 32}}
 MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("backbone", "timm"): {"model": "test_resnet"},
     ("backbone", "vit"): {"model": "test_vit", "image_size": [64, 64]},
@@ -107,6 +108,9 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("task", "classification"): {"backbone": TINY},
     ("task", "deepcluster"): {"backbone": TINY},
     ("task", "detection"): {"backbone": TINY, "detector": "fcos"},
+    ("task", "dino"): {"backbone": TINY},
+    ("task", "ibot"): {"backbone": TINY_VIT},
+    ("task", "mae"): {"backbone": TINY_VIT},
     ("task", "mgn"): {"backbone": {"name": "timm", "model": "resnet10t", "options": {"output_stride": 8}}},
     ("task", "moco"): {"backbone": TINY},
     ("task", "moco_v3"): {"backbone": TINY},
@@ -136,6 +140,8 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("transform", "RandomSolarize"): {"threshold": 128},
     ("transform", "Resize"): {"size": 16},
     ("transform", "ScaleJitter"): {"target_size": [20, 20]},
+    ("transform", "block_patches"): {"patch_size": 4},
+    ("transform", "random_patches"): {"patch_size": 4},
     ("transform", "resize_and_crop"): {"size": 16},
     ("transform", "resize_and_crops"): {"size": 16},
     ("transform", "resize_shortest"): {"short": 16},
@@ -351,6 +357,8 @@ def task_works(make: Callable[[Facts], Task], folder: Path) -> None:
     alone."""
     facts, batch = replace(FACTS, boxes=True), things_of(batch_of())
     batch["views"] = (batch["image"], batch["image"].flip(-1))
+    batch["patch_mask"] = torch.tensor([[True, False, True, True]] * 4)  # of 32 x 32 pixels in patches of 16
+    batch["patch_masks"] = (batch["patch_mask"],) * 2
     batch["index"] = torch.arange(len(batch["id"]))
     task = make(facts)
     total_loss(task(batch, CLOCK))[0].backward()  # type: ignore[no-untyped-call]

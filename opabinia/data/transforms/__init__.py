@@ -17,6 +17,7 @@ from opabinia.data.transforms import augment as augment
 from opabinia.data.transforms import combine as combine
 from opabinia.data.transforms import crops, instances
 from opabinia.data.transforms import evaluation as evaluation
+from opabinia.data.transforms import patch_masks as patch_masks
 from opabinia.data.transforms import policies as policies
 from opabinia.data.transforms import sizes as sizes
 from opabinia.data.transforms import views as views

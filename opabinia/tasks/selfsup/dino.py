@@ -1,0 +1,181 @@
+"""DINO (Caron et al. 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from opabinia.config import register
+from opabinia.contracts import (
+    Backbone,
+    BackbonePart,
+    Batch,
+    Clock,
+    Count,
+    EvaluatorPart,
+    Facts,
+    Fraction,
+    Hook,
+    Positive,
+    Run,
+    SchedulePart,
+    Unfit,
+)
+from opabinia.evaluation.collapse import spread
+from opabinia.losses.clustering import evenness
+from opabinia.losses.self_distillation import dino, warmed_temperature
+from opabinia.models.projectors import DinoHead
+from opabinia.optim.schedules import cosine
+from opabinia.runtime.durations import Duration
+from opabinia.tasks.selfsup.base import SelfSupervised, in_few_passes
+from opabinia.tasks.selfsup.centring import Centre, MoveCentre
+from opabinia.tasks.selfsup.teacher import Follow, Teacher
+
+
+@register.task(name="dino")
+class DINO(SelfSupervised):
+    """A student that sees any view of an image is to say what a teacher says of the large ones: its own slow copy.
+
+    Caron et al. 2021, Emerging Properties in Self-Supervised Vision Transformers. The first two views are the large
+    ones; pairs in which both look at the same view are left out.
+
+    Args:
+        backbone: images to vectors. A vision transformer of timm takes views of several sizes with its option
+            ``dynamic_img_size: true``.
+        outputs: of the head, K.
+        hidden: width of the head's hidden layers.
+        bottleneck: width of what the head compares with its K directions.
+        norm_last_layer: keep these directions at length 1; false learns their lengths, too.
+        freeze_last_layer: for so long they learn nothing.
+        temperature: divides the student's logits.
+        teacher_temperature: divides the teacher's behind the warm-up.
+        first_teacher_temperature: at its beginning.
+        teacher_warmup: how long the teacher's temperature goes from one to the other, along a line.
+        centre_momentum: share of the centre of the teacher's outputs that a step keeps.
+        momentum: share of the teacher that a step keeps, at first.
+        momentum_schedule: multiplies ``1 - momentum``; a cosine takes the momentum to 1.
+        hand_on: whose backbone is measured, extracted and handed on.
+        evaluators: who judges the embeddings; null takes ``knn`` where every image has one label.
+        mean: of the images in 0..1, per channel or one for all; null takes what a pretrained backbone knows, otherwise
+            ImageNet's for colour.
+        std: their standard deviation, likewise.
+    """
+
+    def __init__(
+        self,
+        facts: Facts,
+        /,
+        *,
+        backbone: BackbonePart,
+        outputs: Count = 65536,
+        hidden: Count = 2048,
+        bottleneck: Count = 256,
+        norm_last_layer: bool = True,
+        freeze_last_layer: Duration = Duration(1, "ep"),
+        temperature: Positive = 0.1,
+        teacher_temperature: Positive = 0.07,
+        first_teacher_temperature: Positive = 0.04,
+        teacher_warmup: Duration = Duration(30, "ep"),
+        centre_momentum: Fraction = 0.9,
+        momentum: Fraction = 0.996,
+        momentum_schedule: SchedulePart = cosine,
+        hand_on: Literal["teacher", "student"] = "teacher",
+        evaluators: list[EvaluatorPart] | None = None,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+    ) -> None:
+        super().__init__(facts, backbone(facts.channels), mean, std, evaluators)
+        self.head = DinoHead(
+            self.backbone.out_channels, outputs, hidden=hidden, bottleneck=bottleneck, norm_last_layer=norm_last_layer
+        )
+        self.teacher = Teacher(backbone=self.backbone, head=self.head)
+        self.centre = Centre(outputs, centre_momentum)
+        self.temperature, self.momentum, self.momentum_schedule = temperature, momentum, momentum_schedule
+        self.teacher_warmup = first_teacher_temperature, teacher_temperature, teacher_warmup
+        self.freeze_last_layer, self.hand_on = freeze_last_layer, hand_on
+
+    @property
+    def trunk(self) -> Backbone:
+        """The teacher's backbone, or the student's if ``hand_on`` says so."""
+        return self.backbone if self.hand_on == "student" else cast(Backbone, self.teacher.get_submodule("backbone"))
+
+    def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
+        """``loss``, and of the teacher ``std`` and ``entropy``, see :func:`signs`."""
+        views = self.views(batch)
+        with refusals(views):
+            said = in_few_passes(self.teacher, views[:LARGE])
+            answers = in_few_passes(lambda images: self.head(self.backbone(images)), views)
+        with torch.no_grad():
+            targets = self.centre(said, warmed(clock, *self.teacher_warmup), batch["id"])
+        return {"loss": dino(answers, targets, self.temperature), **signs(said, targets)}
+
+    def hooks(self, facts: Facts) -> list[Hook]:
+        """The teacher and its centre follow; the last layer waits."""
+        return [
+            FreezeAtFirst(self.head.last, self.freeze_last_layer),
+            Follow(self.teacher, [self.backbone, self.head], self.momentum, self.momentum_schedule),
+            MoveCentre(self.centre),
+        ]
+
+
+LARGE = 2
+"""So many views, the first ones, go through the teacher."""
+
+
+def warmed(clock: Clock, first: float, last: float, length: Duration) -> float:
+    """A teacher's temperature now."""
+    return warmed_temperature(clock.step, clock.steps(length), first, last)
+
+
+@contextmanager
+def refusals(views: Sequence[Tensor]) -> Iterator[None]:
+    """Tells that a backbone does not take views of these sizes, if it does not.
+
+    Raises:
+        Unfit: it does not.
+    """
+    try:
+        yield
+    except AssertionError as error:  # how timm's layers refuse a size
+        sizes = ", ".join(dict.fromkeys(f"{view.shape[2]} x {view.shape[3]}" for view in views))
+        raise Unfit(
+            f"the backbone does not take views of {sizes}: {error} Vision transformers of timm take several sizes with "
+            "the backbone's options: {img_size: SIZE, dynamic_img_size: true}, SIZE being that of the large views"
+        ) from error
+
+
+@torch.no_grad()
+def signs(said: Sequence[Tensor], targets: Sequence[Tensor]) -> dict[str, Tensor]:
+    """What tells a collapse, of the images of this process.
+
+    Args:
+        said: a teacher's logits of each large view (B x K).
+        targets: what became of them (B x K).
+
+    Returns:
+        ``std``, how far the logits are spread: 1 evenly, 0 all alike; ``entropy`` of the mean target over its largest
+        value, log K: 1 where all outputs are used evenly, 0 where one is.
+    """
+    return {"std": spread(said[0]), "entropy": evenness(torch.cat(list(targets)).mean(0))}
+
+
+class FreezeAtFirst(Hook):
+    """Drops the gradients of a layer at the beginning of a run (DINO, appendix C: it learns more steadily).
+
+    Args:
+        layer: what learns nothing.
+        duration: for so long.
+    """
+
+    def __init__(self, layer: nn.Module, duration: Duration) -> None:
+        self._layer, self._duration = layer, duration
+
+    def after_backward(self, run: Run) -> None:
+        """Drop them."""
+        if run.clock.step < run.clock.steps(self._duration):
+            for parameter in self._layer.parameters():
+                parameter.grad = None

@@ -1,0 +1,99 @@
+"""DINO, iBOT and MAE: on many processes as on one, and as if nothing had been after a stop."""
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.faults.many import start, steps
+from tests.faults.programs import Server
+from tests.faults.runs import checkpoint, metrics
+from tests.faults.test_together import assert_same_learning, cut_back
+
+STEPS = 8
+VIT = "{name: timm, model: vit_tiny_patch16_224, options: {img_size: 8, patch_size: 2, embed_dim: 24, depth: 1, \
+num_heads: 3, dynamic_img_size: true}}"
+LARGE = "{name: RandomAffine, degrees: 10, translate: [0.1, 0.1]}"
+MASKS = "{name: block_patches, patch_size: 2, smallest: 2}"
+SMALL = "{transforms: [{name: RandomCrop, size: 6}]}"
+CROPS = f"[{{name: views, views: [{{count: 2, transforms: [{LARGE}]}}, {SMALL}]}}]"
+MASKED = CROPS.replace(LARGE, f"{LARGE}, {MASKS}")
+HEAD = "hidden: 16, bottleneck: 8, outputs: 12, freeze_last_layer: 2it, momentum: 0.9"
+# 14 samples are shares of 7 and 7 on two processes, 5, 5 and 4 on three.
+RECIPE = """
+plugins: [tests.faults.parts]
+task: {TASK, mean: [0.3], std: [0.38], evaluators: []}
+data:
+  train:
+    source: {name: some_digits, n: 65, split: train}
+    transforms: TRANSFORMS
+  batch_size: 14
+  drop_last: true
+optimizer: {name: sgd, lr: 0.02}
+train: {length: 8it, log_samples: true, threads: 1, sync_batch_norm: true}
+checkpoint: {every: 4it, keep: 9}
+seed: 3
+"""
+TASKS = {
+    "dino": (f"name: dino, {HEAD}, teacher_warmup: 4it, backbone: {{name: grouped}}", CROPS),
+    "ibot": (f"name: ibot, {HEAD}, teacher_warmup: 4it, patches_from: 1it, backbone: {VIT}", MASKED),
+    "dinov2": (
+        f"name: ibot, {HEAD}, separate_heads: true, patch_outputs: 10, koleo_weight: 0.1, centring: sinkhorn, "
+        f"backbone: {VIT}",
+        MASKED,
+    ),
+    "mae": (
+        f"name: mae, decoder_width: 16, decoder_depth: 1, decoder_heads: 2, backbone: {VIT}",
+        "[{name: random_patches, patch_size: 2}]",
+    ),
+}
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("ibot", "mae")]
+every = pytest.mark.parametrize("task", ["dino", "dinov2", *SLOW])
+
+
+class Methods:
+    """Trains one of the tasks."""
+
+    def __init__(self, server: Server, folder: Path) -> None:
+        self.server, self.folder = server, folder
+
+    def __call__(self, task: str, name: str, processes: int, *overrides: str) -> Path:
+        recipe = self.folder / "method.yaml"
+        keys, transforms = TASKS[task]
+        recipe.write_text(RECIPE.replace("TASK", keys).replace("TRANSFORMS", transforms))
+        self.run(processes, str(recipe), "--out", str(self.folder), "--name", name, *overrides)
+        return self.folder / "method" / name
+
+    def run(self, processes: int, *arguments: str) -> None:
+        for program in start(self.server, processes, *arguments):
+            program.expect(0)
+
+
+@pytest.fixture
+def methods(server: Server, tmp_path: Path) -> Methods:
+    return Methods(server, tmp_path)
+
+
+@every
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_the_loss_is_that_of_the_whole_batch(methods: Methods, task: str, processes: int) -> None:
+    one, many = methods(task, "one", 1), methods(task, "many", processes)
+    assert_same_learning(many, one, 1e-4)
+    for name in ("train/loss", "grad_norm"):
+        assert steps(many)[0][name] == pytest.approx(steps(one)[0][name], rel=1e-5), name
+    mine, theirs = (load_file(checkpoint(run, STEPS) / "model.safetensors") for run in (many, one))
+    for name in (one for one in theirs if one.endswith("centre.value")):
+        assert mine[name].numpy() == pytest.approx(theirs[name].numpy(), abs=1e-6), name
+        assert theirs[name].any()
+
+
+@every
+def test_a_resume_goes_on_exactly(methods: Methods, task: str) -> None:
+    folder = methods(task, "run", 1)
+    model = checkpoint(folder, STEPS) / "model.safetensors"
+    before, said = model.read_bytes(), metrics(folder)
+    assert (task == "mae") != any(name.startswith("teacher.") for name in load_file(model))
+    cut_back(folder, 4)
+    methods.run(1, str(folder), "--resume")
+    assert metrics(folder) == said
+    assert model.read_bytes() == before
