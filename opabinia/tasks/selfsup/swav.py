@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +30,9 @@ from opabinia.models.prototypes import Prototypes
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.selfsup.base import SelfSupervised, in_few_passes, of_all_processes
 from opabinia.tasks.selfsup.remember import Remember
+
+Scores = tuple[Tensor, ...]
+"""Cosines of vectors with the prototypes of one head: B x K for each view."""
 
 
 @register.section(name="swav_queue")
@@ -119,40 +123,36 @@ class SwAV(SelfSupervised):
         embeddings = [F.normalize(one.float(), dim=1) for one in embeddings]
         everybody = of_all_processes([one.detach() for one in embeddings[: self.assign]], batch["id"])
         self._newest = everybody
+        scores = self._scores(embeddings)
         with torch.no_grad():
-            scores_of_all = [self.prototypes(one) for one in everybody]
-            evened = self._evened(scores_of_all, clock)
-            shares = [sinkhorn(scores, self.epsilon, 0).mean(0) for scores in scores_of_all[0]]
+            scores_of_all = self._scores(self._with_queue(everybody, clock))
         hard = clock.step < clock.steps(self._hard)
-        losses = []
-        for scores, of_head in zip(zip(*map(self.prototypes, embeddings), strict=True), evened, strict=True):
-            pairs = zip(scores[: self.assign], of_head, strict=True)
-            assignments = [assigned(own, prototypes, self.epsilon, hard=hard) for own, prototypes in pairs]
-            losses.append(swapped_prediction(scores, assignments, self.temperature))
+        losses = [self._loss(*of_head, hard) for of_head in zip(scores, scores_of_all, strict=True)]
+        shares = [sinkhorn(first[: len(everybody[0])], self.epsilon, 0).mean(0) for first, *_ in scores_of_all]
         return {
             "loss": torch.stack(losses).mean(),
             "std": spread(everybody[0]),
             "entropy": torch.stack([evenness(one) for one in shares]).mean(),
         }
 
-    def _evened(self, scores: list[list[Tensor]], clock: Clock) -> list[list[Tensor]]:
-        """What evens out the prototypes (K) of each head, for each assigning view.
+    def _scores(self, views: Sequence[Tensor]) -> list[Scores]:
+        """Cosines of each view (B x D) with the prototypes of each head."""
+        return list(zip(*map(self.prototypes, views), strict=True))
 
-        Args:
-            scores: of the images of all processes (N x K), by assigning view and head.
-            clock: which tells whether the queue takes part.
-        """
-        if self._queue is not None and self._is_used(self._queue, clock):
-            earlier = [self.prototypes(queue.features) for queue in self.queues]
-            scores = [list(map(torch.cat, zip(*both, strict=True))) for both in zip(scores, earlier, strict=True)]
-        return [
-            [evening(one, self.epsilon, self.iterations, self.power) for one in of_head]
-            for of_head in zip(*scores, strict=True)
+    def _loss(self, scores: Scores, scores_of_all: Scores, hard: bool) -> Tensor:
+        """Of one head: this process's views, and the assigning ones of all processes and of the queue."""
+        assignments = [
+            assigned(own, evening(seen, self.epsilon, self.iterations, self.power), self.epsilon, hard=hard)
+            for own, seen in zip(scores, scores_of_all, strict=False)
         ]
+        return swapped_prediction(scores, assignments, self.temperature)
 
-    @staticmethod
-    def _is_used(queue: Queue, clock: Clock) -> bool:
-        return clock.step >= clock.steps(queue.start) and clock.samples >= queue.length
+    def _with_queue(self, everybody: list[Tensor], clock: Clock) -> list[Tensor]:
+        """The embeddings of each assigning view (N x D), and behind them those of the queue, if it is time for it."""
+        queue = self._queue
+        if queue is None or clock.step < clock.steps(queue.start) or clock.samples < queue.length:
+            return everybody
+        return [torch.cat([one, held.get_buffer("features")]) for one, held in zip(everybody, self.queues, strict=True)]
 
     def remember(self) -> None:
         """Put the newest batch into the queues; in the place of an embedding that is not finite stands zero, which is
