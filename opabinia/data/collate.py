@@ -126,8 +126,10 @@ def resized(batch: Batch, shape: Sequence[int]) -> Batch:
     """The batch with its images (B x C x H x W) at another size: ``shape`` is (height, width).
 
     Raises:
-        ValueError: there are things in them, whose places would no longer be right.
+        ValueError: there are things in them, whose places would no longer be right, or several views in their place.
     """
+    if "views" in batch:
+        raise ValueError("shapes: each view has a size of its own; write it into the transforms of the views")
     if "image_sizes" in batch:
         raise ValueError("shapes: boxes do not follow; take resize_shortest with several sizes among the transforms")
     return {**batch, "image": resize(batch["image"], list(shape), antialias=True)}

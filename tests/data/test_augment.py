@@ -1,18 +1,20 @@
 """Erasing and patching, and FastReID's whole chain of augmentations in its order."""
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torchvision import tv_tensors
+from torchvision.transforms.v2.functional import gaussian_blur
 
 from opabinia.config import Catalog, build, check, compose, live_catalog
 from opabinia.config.families import Entry, Parameter
 from opabinia.contracts import Batch, Facts, Sample
 from opabinia.data.mix import random_patch
 from opabinia.data.sections import Data
-from opabinia.data.transforms.augment import Erase
+from opabinia.data.transforms.augment import Blur, Erase, blurred
 from opabinia.models.layers import Normalize
 from opabinia.runtime.seeds import seed_sample
 
@@ -230,3 +232,37 @@ def test_every_link_of_the_chain_does_something(chain: Data, place: int) -> None
         found.append(chain.train.transforms[place](image)["image"])
     assert all(one.dtype == torch.uint8 for one in found)
     assert any(one.shape != image["image"].shape or not torch.equal(one, image["image"]) for one in found)
+
+
+# --- blur -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sigma", [0.1, 0.7, 1.0, 2.0])
+@pytest.mark.parametrize("shape", [(3, 20, 31), (1, 40, 40), (2, 3, 16, 9)])
+def test_the_blur_is_torchvisions_of_the_same_width(sigma: float, shape: tuple[int, ...]) -> None:
+    image = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(1)).to(torch.uint8)
+    expected = gaussian_blur(image, [2 * math.ceil(3 * sigma) + 1] * 2, [sigma] * 2)
+    assert (blurred(image, sigma).int() - expected.int()).abs().max() <= 1, "but for rounding"
+
+
+def test_an_image_smaller_than_the_blur() -> None:
+    image = torch.full((1, 2, 3), 77, dtype=torch.uint8)
+    assert torch.equal(blurred(image, 5.0), image)
+    assert torch.equal(blurred(image[:, :1, :1], 5.0), image[:, :1, :1])
+
+
+def test_how_often_and_how_far_it_blurs() -> None:
+    point = torch.zeros(1, 33, 33, dtype=torch.uint8)
+    point[0, 16, 16] = 255
+    sample = {"image": tv_tensors.Image(point), "id": "a", "label": 3}
+    torch.manual_seed(0)
+    blur = Blur(probability=0.3, sigma=(1.0, 2.0))
+    seen = [blur(sample) for _ in range(400)]
+    changed = [one["image"] for one in seen if not torch.equal(one["image"], point)]
+    assert len(changed) / 400 == pytest.approx(0.3, abs=0.1), "four standard deviations"
+    peaks = torch.tensor([float(one.max()) for one in changed]) / 255
+    # In the middle of a Gaussian of sigma: 1 / (2 pi sigma^2).
+    assert 1 / (8 * math.pi) - 0.01 < peaks.min() < 0.06 and 0.12 < peaks.max() < 1 / (2 * math.pi) + 0.01
+    assert isinstance(seen[0]["image"], tv_tensors.Image) and (seen[0]["id"], seen[0]["label"]) == ("a", 3)
+    with pytest.raises(ValueError, match=r"sigma: \[2.0, 1.0\] begins above its end"):
+        Blur(sigma=(2.0, 1.0))

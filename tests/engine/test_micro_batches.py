@@ -70,17 +70,28 @@ def test_the_norm_that_is_clipped_is_that_of_the_whole_batch() -> None:
 
 def test_views_of_samples_are_split_with_them() -> None:
     batch = {
-        "image": [torch.arange(5.0), torch.arange(5.0) + 10],
+        "views": (torch.arange(5.0), torch.arange(5.0) + 10),
         "label": torch.arange(5),
         "id": list("abcde"),
         "n": 3,
     }
     pieces = [piece for piece, _ in micro_batches(batch, 2)]
     assert [piece["id"] for piece in pieces] == [["a", "b"], ["c", "d"], ["e"]]
-    assert [piece["image"][1].tolist() for piece in pieces] == [[10, 11], [12, 13], [14]]
+    assert [piece["views"][1].tolist() for piece in pieces] == [[10, 11], [12, 13], [14]]
     assert [piece["label"].tolist() for piece in pieces] == [[0, 1], [2, 3], [4]]
     assert [piece["n"] for piece in pieces] == [3, 3, 3]
     assert list(micro_batches(batch, 5)) == [(batch, 5)] == list(micro_batches(batch, None))
+
+
+def test_as_many_views_as_samples_are_not_taken_for_samples() -> None:
+    views = tuple(torch.arange(3.0) + 10 * number for number in range(3))
+    batch = {"views": views, "boxes": [torch.zeros(one, 4) for one in range(3)], "id": list("abc")}
+    pieces = [piece for piece, _ in micro_batches(batch, 2)]
+    assert [[view.tolist() for view in piece["views"]] for piece in pieces] == [
+        [[0, 1], [10, 11], [20, 21]],
+        [[2], [12], [22]],
+    ]
+    assert [[len(one) for one in piece["boxes"]] for piece in pieces] == [[0, 1], [2]]
 
 
 def test_every_process_has_as_many_pieces_as_the_largest() -> None:

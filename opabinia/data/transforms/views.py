@@ -49,15 +49,15 @@ class Views:
     def __init__(self, *, views: list[View]) -> None:
         if not views:
             raise ValueError("views: at least one is needed")
-        self._each = [view.transforms for view in views for _ in range(view.count)]
+        self._each = [(number, view.transforms) for number, view in enumerate(views) for _ in range(view.count)]
 
     def __call__(self, sample: Sample) -> Sample:
         """The sample with ``views`` in place of its image.
 
         Raises:
-            ValueError: a view has a patch mask, and one before it has none.
+            ValueError: a view has a patch mask, and one before it has none; or a transform fails.
         """
-        seen = [self._seen(sample, transforms) for transforms in self._each]
+        seen = [self._seen(sample, number, transforms) for number, transforms in self._each]
         rest = {key: value for key, value in sample.items() if key not in ("image", "patch_mask")}
         masks = [view["patch_mask"] for view in seen if "patch_mask" in view]
         if any("patch_mask" not in view for view in seen[: len(masks)]):
@@ -68,9 +68,12 @@ class Views:
             **({"patch_masks": tuple(masks)} if masks else {}),
         }
 
-    def _seen(self, sample: Sample, transforms: Sequence[TransformPart]) -> Sample:
+    def _seen(self, sample: Sample, number: int, transforms: Sequence[TransformPart]) -> Sample:
         # Some transforms work in place.
         view = {"image": sample["image"].clone()}
-        for transform in transforms:
-            view = transform(view)
+        for place, transform in enumerate(transforms):
+            try:
+                view = transform(view)
+            except Exception as error:
+                raise ValueError(f"views.{number}.transforms.{place}: {type(error).__name__}: {error}") from error
         return view

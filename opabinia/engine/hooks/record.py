@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +76,10 @@ def _norms(gradients: Mapping[str, Tensor]) -> dict[str, float | str]:
 
 
 def _tensors(batch: Batch) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a batch by name; those in a list by its name and their number."""
+    """The tensors of a batch by name; those in a list or a tuple by its name and their number."""
     for key, value in batch.items():
         if isinstance(value, Tensor):
             yield key, value
-        elif isinstance(value, list):
-            parts: list[Any] = value
+        elif isinstance(value, list | tuple):
+            parts: Sequence[Any] = value
             yield from ((f"{key}.{number}", one) for number, one in enumerate(parts) if isinstance(one, Tensor))
