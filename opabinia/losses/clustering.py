@@ -19,7 +19,7 @@ def evening(scores: Tensor, epsilon: float = 0.05, iterations: int = 3, power: f
 
     Args:
         scores: of each sample for each prototype (N x K), of the batch of all processes.
-        epsilon: divides the scores; the smaller, the less even and the sharper (Caron et al. 2020, SwAV, section 4.1).
+        epsilon: divides the scores; the smaller, the less even and the sharper (Caron et al. 2020, SwAV, section 3.1).
         iterations: how often shares are evened out, first over prototypes, then over samples; 0: never.
         power: null: the prototypes have even shares; else the i-th, from 1 on, has one in proportion to
             ``i ** -power`` (VISSL's power law).
@@ -58,8 +58,8 @@ def assigned(scores: Tensor, evened: Tensor, epsilon: float = 0.05, *, hard: boo
 def sinkhorn(
     scores: Tensor, epsilon: float = 0.05, iterations: int = 3, *, hard: bool = False, power: float | None = None
 ) -> Tensor:
-    """Assignments (N x K) that fill the prototypes evenly (Caron et al. 2020, SwAV, equation 4): :func:`assigned` after
-    :func:`evening`, whose parameters they are. Double precision stays so; no gradient flows.
+    """Assignments (N x K) that fill the prototypes evenly (Caron et al. 2020, SwAV, equations 3 to 5):
+    :func:`assigned` after :func:`evening`, whose parameters they are. Double precision stays so; no gradient flows.
 
     Example: golden case ``vissl_sinkhorn``: of the scores [0.2, 0.1, -0.1], among three samples more, the first one
     gets [0.934, 0.063, 0.003].
@@ -102,7 +102,7 @@ def evenness(shares: Tensor) -> Tensor:
 
 @torch.no_grad()
 def spherical_kmeans(vectors: Tensor, first: Tensor, iterations: int = 10) -> tuple[Tensor, Tensor]:
-    """K-means by cosine (Dhillon and Modha 2001), as in DeepCluster v2 (Caron et al. 2020, SwAV, appendix D).
+    """K-means by cosine (Dhillon and Modha 2001), as in DeepCluster v2 (Caron et al. 2020, SwAV, equation 11).
 
     A cluster that nothing falls to stays where it is.
 

@@ -90,10 +90,11 @@ class DeepCluster(SelfSupervised):
     """Images are to be told apart by the clusters that they fell to at the beginning of the epoch.
 
     DeepCluster v2: Caron et al. 2020, Unsupervised Learning of Visual Features by Contrasting Cluster Assignments,
-    appendix D, after Caron et al. 2018. What is clustered are the embeddings of all images as they were seen in the
-    epoch before; before the first epoch all images go through the untrained network once, with views drawn anew. Images
-    are known by their number: ``data.train.source: {name: numbered, source: ...}``. One that has not been seen yet
-    (``data.drop_last``, a sampler that leaves images out) has no cluster, and no loss.
+    appendix D, after Caron et al. 2018. Clustered are the embeddings of all images as they were seen in the epoch
+    before; before the first epoch all images go through the network once, with views drawn anew. Images are known by
+    their number: ``data.train.source: {name: numbered, source: ...}``. One that has not been seen yet
+    (``data.drop_last``, a sampler that leaves images out) has no cluster, and no loss. A single view of an image will
+    do.
 
     Each process keeps all embeddings: 4 x ``projection`` bytes an image, 656 MB for ImageNet, for each assigning view.
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Literal, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from opabinia.config import register
 from opabinia.contracts import (
@@ -21,7 +21,6 @@ from opabinia.contracts import (
     Fraction,
     Hook,
     Positive,
-    Run,
     SchedulePart,
     Unfit,
 )
@@ -33,6 +32,7 @@ from opabinia.optim.schedules import cosine
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.selfsup.base import SelfSupervised, in_few_passes
 from opabinia.tasks.selfsup.centring import Centre, MoveCentre
+from opabinia.tasks.selfsup.freeze import FreezeAtFirst
 from opabinia.tasks.selfsup.teacher import Follow, Teacher
 
 
@@ -161,21 +161,3 @@ def signs(said: Sequence[Tensor], targets: Sequence[Tensor]) -> dict[str, Tensor
         value, log K: 1 where all outputs are used evenly, 0 where one is.
     """
     return {"std": spread(said[0]), "entropy": evenness(torch.cat(list(targets)).mean(0))}
-
-
-class FreezeAtFirst(Hook):
-    """Drops the gradients of a layer at the beginning of a run (DINO, appendix C: it learns more steadily).
-
-    Args:
-        layer: what learns nothing.
-        duration: for so long.
-    """
-
-    def __init__(self, layer: nn.Module, duration: Duration) -> None:
-        self._layer, self._duration = layer, duration
-
-    def after_backward(self, run: Run) -> None:
-        """Drop them."""
-        if run.clock.step < run.clock.steps(self._duration):
-            for parameter in self._layer.parameters():
-                parameter.grad = None

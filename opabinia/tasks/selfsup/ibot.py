@@ -30,7 +30,8 @@ from opabinia.optim.schedules import cosine
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.selfsup.base import SelfSupervised, in_few_passes, of_all_processes
 from opabinia.tasks.selfsup.centring import Centre, Even, MoveCentre
-from opabinia.tasks.selfsup.dino import LARGE, FreezeAtFirst, refusals, signs, warmed
+from opabinia.tasks.selfsup.dino import LARGE, refusals, signs, warmed
+from opabinia.tasks.selfsup.freeze import FreezeAtFirst
 from opabinia.tasks.selfsup.teacher import Follow, Teacher
 
 

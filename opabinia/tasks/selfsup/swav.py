@@ -29,6 +29,7 @@ from opabinia.models.projectors import mlp
 from opabinia.models.prototypes import Prototypes
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.selfsup.base import SelfSupervised, in_few_passes, of_all_processes
+from opabinia.tasks.selfsup.freeze import FreezeAtFirst
 from opabinia.tasks.selfsup.remember import Remember
 
 Scores = tuple[Tensor, ...]
@@ -39,7 +40,7 @@ Scores = tuple[Tensor, ...]
 @dataclass(frozen=True, kw_only=True)
 class Queue:
     """Embeddings of earlier batches that assignments are evened out with, where batches are small beside the number of
-    prototypes (Caron et al. 2020, section 4.3).
+    prototypes (Caron et al. 2020, section 4.3 and appendix A.6).
 
     Args:
         length: images it holds, of all processes; any number, whether or not the batch divides it. The paper's 3,840
@@ -71,7 +72,8 @@ class SwAV(SelfSupervised):
         power: null: prototypes are to have even shares of the samples; else the i-th has one in proportion to
             ``i ** -power`` (VISSL).
         hard: for so long from the beginning on each sample is assigned to a single prototype (VISSL).
-        freeze: for so long prototypes stay as they were drawn; the paper's first epoch (313 steps of 4,096).
+        freeze: for so long prototypes stay as they were drawn (appendix A.1; the authors' code has 313 steps, which are
+            an epoch of ImageNet in batches of 4,096).
         queue: earlier batches that assignments are evened out with; null: none.
         evaluators: who judges the embeddings; null takes ``knn`` where every image has one label.
         mean: of the images in 0..1, per channel or one for all; null takes what a pretrained backbone knows, otherwise
@@ -164,26 +166,19 @@ class SwAV(SelfSupervised):
             queue.push(torch.where(finite, embeddings, 0))
 
     def hooks(self, facts: Facts) -> list[Hook]:
-        """Prototypes keep their length, and the queue takes the batch, after every step."""
-        return [KeepOnSphere(self.prototypes, self._freeze), Remember(self.remember)]
+        """Prototypes rest at first, and keep their length; the queue takes the batch of every step."""
+        return [
+            FreezeAtFirst(self.prototypes, self._freeze),
+            KeepOnSphere(self.prototypes),
+            Remember(self.remember),
+        ]
 
 
 class KeepOnSphere(Hook):
-    """Normalises prototypes after every step, and keeps them as they were drawn at first.
+    """Normalises prototypes after every optimizer step."""
 
-    Args:
-        prototypes: of the task.
-        freeze: for so long from the beginning of the run they learn nothing.
-    """
-
-    def __init__(self, prototypes: Prototypes, freeze: Duration) -> None:
-        self._prototypes, self._freeze = prototypes, freeze
-
-    def after_backward(self, run: Run) -> None:
-        """Drop the gradient of prototypes that are frozen: without one, momentum and weight decay rest, too."""
-        if run.clock.step < run.clock.steps(self._freeze):
-            for head in self._prototypes.heads:
-                head.grad = None
+    def __init__(self, prototypes: Prototypes) -> None:
+        self._prototypes = prototypes
 
     def after_step(self, run: Run) -> None:
         """Normalise."""
