@@ -26,6 +26,9 @@ def test_the_networks_of_the_paper() -> None:
 
 def test_the_loss_is_two_squared_distances() -> None:
     task, batch = byol(), batch_of()
+    with torch.no_grad():
+        for one in task.teacher.parameters():
+            one += 0.1 * torch.randn_like(one)
     first, second = (task.normalize(view) for view in batch["views"])
 
     def distance(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
