@@ -1,0 +1,49 @@
+"""A step with views is done again: the same views, from a checkpoint in the middle of an epoch."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.faults.many import steps
+from tests.faults.programs import Server
+
+RECIPE = """
+task: {name: simclr, backbone: {name: timm, model: test_resnet}, projection: 16, mean: [0.2], std: [0.25]}
+data:
+  train:
+    source: {name: without_labels, source: {name: synthetic, samples: 28, channels: 1, size: 32}}
+    transforms:
+      - name: views
+        views:
+          - {count: 2, transforms: [{name: RandomResizedCrop, size: 32}, blur]}
+          - {count: 1, transforms: [{name: RandomResizedCrop, size: 24}]}
+  batch_size: 8
+optimizer: {name: sgd, lr: 0.01}
+train: {length: 7it, device: cpu, threads: 1, log_samples: true}
+checkpoint: {every: 2it, keep: 9}
+seed: 3
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_step_has_the_same_views_when_it_is_done_again(server: Server, tmp_path: Path, workers: int) -> None:
+    (tmp_path / "views.yaml").write_text(RECIPE)
+    server.run("train", str(tmp_path / "views.yaml"), "--out", str(tmp_path), f"data.workers={workers}")
+    folder = tmp_path / "views" / "default"
+    views = {}
+    for step in (1, 4, 7):  # from the beginning, and from checkpoints in the middle of the first and second epoch
+        server.run("replay", str(folder), "--step", str(step))
+        where = folder / "replay" / f"step-{step:08d}"
+        found, recorded = json.loads((where / "step.json").read_text()), steps(folder)[step - 1]
+        for name in ("train/loss", "train/std", "grad_norm"):
+            assert found[name] == recorded[name], name
+        ids = json.loads((where / "batch.json").read_text())
+        assert ids == {"id": recorded["sample_ids"]}
+        views[step] = load_file(where / "batch.safetensors")
+        count = len(recorded["sample_ids"])
+        shapes = {name: tuple(one.shape) for name, one in views[step].items()}
+        assert shapes == {f"views.{number}": (count, 1, side, side) for number, side in enumerate((32, 32, 24))}
+    assert not torch.equal(views[1]["views.0"], views[7]["views.0"])
