@@ -22,7 +22,7 @@ from opabinia.contracts import Row
 from opabinia.losses.metric import circle, memory_loss, pairs, supervised_contrastive, triplet
 from opabinia.models.memory import FeatureQueue
 from opabinia.runtime import exchange
-from opabinia.runtime.exchange import gather_batch, gather_with_gradient, per_sample
+from opabinia.runtime.exchange import dealt_anew, gather_batch, gather_with_gradient, per_sample
 from opabinia.runtime.processes import gather, mean_of
 
 ROOT = Path(exchange.__file__).parents[2]
@@ -128,7 +128,22 @@ def numbers(rank: int, world: int) -> dict[str, list[Any]]:
     return {"learned": [float(learned)], "evaluated": [float(evaluated)], "alone": alone}
 
 
-TOLD = (gradients, rows_of_all, the_gradient_given_stays, copies, queues, compiled, numbers)
+def dealt(rank: int, world: int) -> dict[str, list[Any]]:
+    """Rank 0 has two rows, rank 1 three and so on, of numbers that tell whose they are."""
+    own = torch.arange(10.0 * rank, 10.0 * rank + rank + 2)[:, None].requires_grad_()
+    rows, back = dealt_anew(own, seed=1)
+    again, _ = dealt_anew(own, seed=1)
+    other, _ = dealt_anew(own, seed=2)
+    assert not rows.requires_grad and torch.equal(rows, again)
+    return {
+        "own": own.flatten().tolist(),
+        "dealt": rows.flatten().tolist(),
+        "with another seed": other.flatten().tolist(),
+        "back": back(rows + 0.5).flatten().tolist(),
+    }
+
+
+TOLD = (gradients, rows_of_all, the_gradient_given_stays, copies, queues, compiled, numbers, dealt)
 
 
 def together(world: int, folder: str) -> None:
@@ -225,6 +240,25 @@ def queue_alone() -> list[int]:
     for count in (12, 1):
         queue.enqueue(torch.ones(count, 4), LABELS[:count])
     return queue.labels.tolist()
+
+
+@many
+def test_rows_are_dealt_and_what_is_made_of_them_comes_back(found: Found, world: int) -> None:
+    told = [one["dealt"] for one in found(world)]
+    everything = [number for one in told for number in one["own"]]
+    for name in ("dealt", "with another seed"):
+        assert sorted(number for one in told for number in one[name]) == sorted(everything)
+        assert any(one[name] != one["own"] for one in told)
+    assert any(one["dealt"] != one["with another seed"] for one in told)
+    for one in told:
+        assert len(one["dealt"]) == len(one["own"])
+        assert one["back"] == [number + 0.5 for number in one["own"]]
+
+
+def test_alone_nothing_is_dealt() -> None:
+    rows = torch.randn(3, 2)
+    dealt, back = dealt_anew(rows, seed=1)
+    assert dealt is rows and back(rows) is rows
 
 
 @many
