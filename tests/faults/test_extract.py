@@ -1,0 +1,139 @@
+"""Features extracted by many processes, or killed in the middle, are those that one process writes undisturbed."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.faults.programs import BROKEN, PAUSE, TURN, Server
+from tests.faults.runs import contents
+
+LAYERS = "trunk,embedding,head"
+
+
+@pytest.fixture(scope="module")
+def run(warm_server: Server, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run")
+    overrides = ["train.length=2it", "train.threads=1", "evaluate.batch_size=8", "data.workers=0"]
+    warm_server.run("train", str(recipe), "--out", str(out), *overrides)
+    return out / "faults" / "default"
+
+
+@pytest.fixture(scope="module")
+def expected(warm_server: Server, run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Of both sets, 470 samples in 59 batches and 90 in 12."""
+    out = tmp_path_factory.mktemp("undisturbed") / "out"
+    warm_server.run("extract", str(run), "--split", "all", "--layers", LAYERS, "--out", str(out))
+    found = contents(out)
+    assert len(found) == 12 and {"val/trunk.npy", "train/ids.json"} <= found.keys()
+    return found
+
+
+def extracted(server: Server, run: Path, out: Path, world: int, *more: str, broken: str = "") -> str:
+    """Extract in this many processes; what the first of them has told."""
+    meeting = [] if world == 1 else [f"train.distributed.init=file://{out.parent}/meeting-{world}"]
+    programs = [
+        server.start(
+            *("extract", str(run), "--layers", LAYERS, "--out", str(out), *meeting, *more),
+            environment={"RANK": str(rank), "WORLD_SIZE": str(world), BROKEN: broken},
+        )
+        for rank in range(world)
+    ]
+    for program in programs:
+        program.expect(0)
+    # What was passed over is told by who has tried to read it, all else by the first.
+    assert all(line.startswith("passed over: ") for program in programs[1:] for line in program.err.splitlines())
+    return programs[0].err
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_any_number_of_processes_writes_the_same(
+    server: Server, run: Path, expected: dict[str, bytes], tmp_path: Path, world: int
+) -> None:
+    told = extracted(server, run, tmp_path / "out", world, "--split", "train,val")
+    assert contents(tmp_path / "out") == expected
+    assert f"470 samples of train are in {tmp_path}/out/train" in told
+
+
+def test_parquet_of_many_processes_is_that_of_one(server: Server, run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    for world in (1, 2):
+        extracted(server, run, tmp_path / str(world), world, "--format", "parquet")
+    assert contents(tmp_path / "1") == contents(tmp_path / "2")
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_samples_that_cannot_be_read_are_left_out_and_counted(
+    server: Server, run: Path, expected: dict[str, bytes], tmp_path: Path, world: int
+) -> None:
+    more = ("--split", "train", "data.on_error=skip", "data.workers=1")
+    told = extracted(server, run, tmp_path / "out", world, *more, broken="13")
+    assert "1 samples could not be read and are left out" in told
+    found = np.load(tmp_path / "out" / "labels.npy")
+    whole = np.frombuffer(expected["train/labels.npy"][-8 * 470 :], np.int64)
+    assert np.array_equal(found, np.delete(whole, 13))
+    assert b'"samples": 469' in (tmp_path / "out" / "about.json").read_bytes()
+    assert b'"skipped": 1' in (tmp_path / "out" / "about.json").read_bytes()
+
+
+def test_a_sample_that_cannot_be_read_is_told(server: Server, run: Path, tmp_path: Path) -> None:
+    command = ("extract", str(run), "--split", "train", "--out", str(tmp_path / "out"))
+    program = server.run(*command, status=2, environment={BROKEN: "13"})
+    assert "error: sample 13, SomeDigits: OSError: the disk is on fire" in program.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_killed_alone_and_gone_on_with_by_others(
+    server: Server, run: Path, expected: dict[str, bytes], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    command = ("extract", str(run), "--split", "all", "--layers", LAYERS, "--out", str(out))
+    program = server.start(*command, environment={PAUSE: "train sample 100"})
+    program.until_paused()
+    program.kill()
+    assert not out.exists() or not list(out.glob("[a-z]*"))
+    told = extracted(server, run, out, 2, "--split", "all")
+    # 12 batches were done; that nothing more belongs to the last shard comes out with the batch behind it.
+    assert f"going on with {out}/train: 11 shards of 1 batches are there" in told
+    assert contents(out) == expected
+
+
+def test_two_at_once_are_refused(server: Server, run: Path, tmp_path: Path) -> None:
+    command = ("extract", str(run), "--out", str(tmp_path / "out"))
+    first = server.start(*command, environment={PAUSE: "val sample 20"})
+    first.until_paused()
+    assert "another process is writing" in server.run(*command, status=2).err
+    first.go_on()
+    first.expect(0)
+
+
+def killed_again_and_again(server: Server, command: tuple[str, ...], step: int) -> int:
+    """Run a command and kill it before its n-th call that changes a file, n growing by ``step``, until it comes to its
+    end before; how many kills there were."""
+    for kills in range(1000):
+        program = server.start(
+            *command,
+            first=["tests.faults.injections:die_at_turn"],
+            environment={TURN: str((kills + 1) * step)},
+        )
+        if program.wait() != -9:
+            program.expect(0)
+            return kills
+    raise AssertionError("it does not get on")
+
+
+@pytest.mark.parametrize("begun", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["begun", "from nothing"])
+def test_killed_at_any_write_it_goes_on(
+    server: Server, run: Path, expected: dict[str, bytes], tmp_path: Path, begun: bool
+) -> None:
+    """In a shard, while all are joined, while what was there before is replaced."""
+    out = tmp_path / "out"
+    server.run("extract", str(run), "--layers", "trunk", "--out", str(out))
+    command = ("extract", str(run), "--layers", LAYERS, "--out", str(out))
+    if begun:
+        nearly = server.start(*command, environment={PAUSE: "val sample 89"})
+        nearly.until_paused()
+        nearly.kill()
+    assert killed_again_and_again(server, command, 5 if begun else 1) > 5
+    assert contents(out) == {name[4:]: one for name, one in expected.items() if name.startswith("val/")}
+    assert list(tmp_path.iterdir()) == [out], "nothing half done is left behind"
