@@ -178,16 +178,18 @@ def plane(features: Tensor, method: Method) -> NDArray[np.floating[Any]]:
     Raises:
         Unfit: all vectors are the same.
     """
+    learned = whitening(features, 2)
+    along = (features - learned.mean) @ F.normalize(learned.directions, dim=1).T
+    flat = F.pad(along, (0, 2 - along.shape[1])).numpy()  # what collapses may vary along one line only
     if method == "pca":
-        learned = whitening(features, 2)
-        flat = (features - learned.mean) @ F.normalize(learned.directions, dim=1).T
-        return F.pad(flat, (0, 2 - flat.shape[1])).numpy()  # what has collapsed may vary along one line only
+        return flat
     if method == "tsne":
         from sklearn.manifold import TSNE
 
-        near = min(30.0, (len(features) - 1) / 3)
+        start = 1e-4 * flat / flat[:, 0].std()  # as small as scikit-learn's own
+        wide = min(30.0, (len(features) - 1) / 3)
         places: NDArray[np.floating[Any]]
-        places = TSNE(2, perplexity=near, init="pca", random_state=0).fit_transform(features.numpy())
+        places = TSNE(2, perplexity=wide, init=start, random_state=0).fit_transform(features.numpy())
         return places
     umap = import_module("umap")
     near = min(15, len(features) - 1)

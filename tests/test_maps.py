@@ -82,9 +82,10 @@ def test_what_varies_along_one_line_lies_on_a_line() -> None:
     assert places.shape == (3, 2) and not places[:, 1].any() and places[0, 0] != places[1, 0]
 
 
-def test_embeddings_that_are_all_the_same_are_told() -> None:
+@pytest.mark.parametrize("method", ["pca", "tsne"])
+def test_embeddings_that_are_all_the_same_are_told(method: Method) -> None:
     with pytest.raises(Unfit, match="5 vectors are all the same"):
-        plane(torch.ones(5, 4), "pca")
+        plane(torch.ones(5, 4), method)
 
 
 @pytest.mark.skipif(find_spec("umap") is not None, reason="umap is installed")
