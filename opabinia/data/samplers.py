@@ -289,6 +289,11 @@ class Subset:
         self._seed = seed
         if count is not None and count > len(source):
             raise ValueError(f"count: {count} of {len(source)} samples")
+        if keep_classes and getattr(source, "labels", None) is None:
+            raise ValueError(
+                f"keep_classes: {type(source).__name__} does not tell the labels of its samples; false takes the part "
+                "from all of them"
+            )
         groups = _by_class(source) if keep_classes else [np.arange(len(source))]
         sizes = [len(group) for group in groups]
         takes = [_some(size, share) for size in sizes] if count is None else parted(count, sizes)

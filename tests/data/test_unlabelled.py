@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from opabinia.contracts import Source
-from opabinia.data.samplers import mixed
+from opabinia.data.samplers import Subset, mixed
 from opabinia.data.sections import Stream
 from opabinia.data.sources import Digits, DigitScenes, DigitViews, ImageFolder, Images, Joined, Synthetic, WithoutLabels
 from opabinia.pieces import facts_of
@@ -136,6 +136,12 @@ def test_joined_sources_read_without_labels_are_still_weighed() -> None:
     both = WithoutLabels(source=Joined(sources=[Synthetic(samples=6), Synthetic(samples=4, seed=1)]))
     drawn = mixed(both, 0, 8, weights=[1, 1], length=8).order(0)(np.arange(8))
     assert sorted(drawn < 6) == [False] * 4 + [True] * 4
+
+
+def test_a_part_of_unlabelled_data_is_taken_from_all_of_it(photos: Path) -> None:
+    assert len(Subset(Images(root=photos), 0, 8, count=3, keep_classes=False)) == 3
+    with pytest.raises(ValueError, match=r"keep_classes: Images does not tell the labels .* false takes"):
+        Subset(Images(root=photos), 0, 8, count=3)
 
 
 def test_joined_batches_without_labels() -> None:
