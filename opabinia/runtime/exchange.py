@@ -77,6 +77,7 @@ def dealt_anew(rows: Tensor, seed: int) -> tuple[Tensor, Callable[[Tensor], Tens
         return rows, lambda made: made
     counts, _ = _counts(rows, ())
     order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(seed))
+    order = order.to(rows.device, non_blocking=True)  # or indexing would wait for the device
     first = sum(counts[: rank()])
     own = slice(first, first + len(rows))
 
