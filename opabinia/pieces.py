@@ -22,6 +22,7 @@ from opabinia.data.loader import DataError, Loader, Reader, Request, evaluation_
 from opabinia.data.order import EachOnce
 from opabinia.engine.evaluate import Validation, layers_of, to_device
 from opabinia.engine.hooks import SaveBest
+from opabinia.evaluation.banks import Learner
 from opabinia.models.norms import synchronise
 from opabinia.optim.groups import Groups, apply_factors, parameter_groups
 from opabinia.optim.schedules import scaled
@@ -422,6 +423,23 @@ def scores_offered(task: Task, validation: Sequence[Validation]) -> dict[str, st
                 raise ConfigError(Problem("", "evaluate.measures", f"two evaluators give the score {name!r}"))
             offered[name] = better
     return offered
+
+
+def refuse_other_classes(task: Task, validation: Sequence[Validation], known: Sequence[str]) -> None:
+    """Tell evaluators that learn the labels of the training data, of classes ``known``, to judge a set of others.
+
+    Raises:
+        ConfigError: there are some.
+    """
+    for one in validation:
+        judges = one.evaluators(one.task or task, one.facts)
+        learners = [type(judge).__name__ for judge in judges if isinstance(judge, Learner)]
+        if learners and one.facts.classes != tuple(known):
+            message = (
+                f"{', '.join(learners)}: learns the {len(known)} classes of the training data, and {one.name} has "
+                f"{len(one.facts.classes)} others, or in another order; `on` says which set a measure is for"
+            )
+            raise ConfigError(Problem("", "evaluate.measures", message))
 
 
 def make_best(metric: str | None, offered: Mapping[str, str]) -> SaveBest | None:

@@ -87,6 +87,7 @@ from opabinia.pieces import (
     own_periods,
     placed,
     prepared,
+    refuse_other_classes,
     refuse_pieces,
     scores_offered,
     spread,
@@ -282,6 +283,7 @@ def train(
     if average:
         validation = with_average(validation, average.task, evaluate.weights)
     offered = scores_offered(model, validation)
+    refuse_other_classes(model, validation, facts.classes)
     if train.compile:
         compile_modules(model, device)
 
@@ -440,7 +442,9 @@ def evaluate(
     validation = sets(data)
     scores_offered(model, validation)
     if any(learns(model, one) for one in validation):
-        validation = sets(replace(data, train=training_data().train))
+        data = replace(data, train=training_data().train)
+        refuse_other_classes(model, validation, data.train.source.classes)
+        validation = sets(data)
     session = Run(
         task=model,
         optimizer=None,
@@ -555,6 +559,7 @@ def rehearse(parts: Mapping[str, Any]) -> None:
     if parts["ema"] is not None:
         validation = with_average(validation, model, parts["evaluate"].weights)
     make_best(parts["checkpoint"].best, scores_offered(model, validation))
+    refuse_other_classes(model, validation, facts.classes)
     judges = [judge for one in validation for judge in one.evaluators(model, one.facts)]
     for stream in data.validation:
         val_batch = first_samples(stream, 2, skip=skip, size_multiple=model.size_multiple)

@@ -123,6 +123,21 @@ def test_a_layer_that_is_not_used_is_told_by_a_rehearsal(recipe: Path) -> None:
         run.rehearse(launch.parts_of(launch.resolve(str(recipe), changes)).keywords)
 
 
+def test_classes_that_the_training_data_has_not_cannot_be_learned(recipe: Path) -> None:
+    changes = [
+        "task={name: simclr, backbone: tiny, mean: [0.3], std: [0.38]}",
+        "evaluate.measures=null",
+        "evaluate.measures.often={evaluator: knn, every: 2it}",
+        "data.train.source={name: without_labels, source: {name: some_digits, n: 96, split: train}}",
+        "data.train.transforms=[{name: views, views: [{count: 2, transforms: []}]}]",
+    ]
+    message = "evaluate.measures: Knn: learns the 0 classes of the training data, and val_often has 10 others"
+    with pytest.raises(ConfigError, match=message):
+        launch.train(str(recipe), changes, out=recipe.parent, name="wrong")
+    with pytest.raises(ConfigError, match=message):
+        run.rehearse(launch.parts_of(launch.resolve(str(recipe), changes)).keywords)
+
+
 # --- on a finished run ------------------------------------------------------------------------------------------------
 
 
@@ -164,14 +179,15 @@ def test_any_measure_of_any_run_with_embeddings(whole: Path) -> None:
 # --- without labels ---------------------------------------------------------------------------------------------------
 
 
-def kinds(recipe: Path, facts: Facts) -> list[type]:
+def kinds(recipe: Path, facts: Facts, training: Facts | None = None) -> list[type]:
     changes = ["task={name: simclr, backbone: tiny, mean: [0.3], std: [0.38]}"]
     parts = launch.parts_of(launch.resolve(str(recipe), changes)).keywords
-    return [type(one) for one in parts["task"](facts).evaluators(facts)]
+    return [type(one) for one in parts["task"](training or facts).evaluators(facts)]
 
 
 def test_self_supervised_tasks_are_judged_by_labels_only_where_there_is_one_an_image(recipe: Path) -> None:
     labelled = Facts(samples=9, channels=1, classes=("a", "b"))
     assert kinds(recipe, labelled) == [Knn, Collapse]
     assert kinds(recipe, Facts(samples=9, channels=1)) == [Collapse]
+    assert kinds(recipe, labelled, Facts(samples=9, channels=1)) == [Collapse]
     assert kinds(recipe, Facts(samples=9, channels=1, classes=("a", "b"), multi_label=True)) == [Collapse]

@@ -110,7 +110,7 @@ class LinearProbe(Learner):
     The table (``details``): what each pair reached on the training samples left out, and each layer's scores.
 
     Time: a step costs as much as one with a classifier of as many classes times pairs; 100 epochs of 50,000 samples of
-    512 numbers, 10 classes and 7 pairs are about two minutes on two CPU cores. For memory see
+    512 numbers, 10 classes and 7 pairs are about a minute on one CPU core. For memory see
     :class:`opabinia.evaluation.banks.Learner`; on the device lies one layer at a time.
 
     Args:

@@ -25,7 +25,7 @@ class SelfSupervised(Task):
         backbone: what is trained.
         mean, std: of the images, if a person says them.
         evaluators: who judges the embeddings; null takes :class:`opabinia.evaluation.knn.Knn` where every image has one
-            label. Whether embeddings collapse is always judged.
+            label, in training too and of the same classes. Whether embeddings collapse is always judged.
 
     Attributes:
         least: images of a process that a step needs at least: what compares images, or has batch norms, has nothing to
@@ -115,6 +115,7 @@ class SelfSupervised(Task):
         if facts.channels != self.facts.channels:
             raise ValueError(f"its images have {facts.channels} channels, those of training {self.facts.channels}")
         labelled = len(facts.classes) > 1 and not facts.multi_label and not facts.boxes
+        labelled &= facts.classes == self.facts.classes
         own = self._evaluators if self._evaluators is not None else [Knn] * labelled
         return [*(one(facts) for one in own), Collapse(facts)]
 
