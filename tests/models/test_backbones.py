@@ -341,6 +341,17 @@ def test_an_offset_is_learned_from_when_activations_are_computed_again() -> None
     torch.testing.assert_close(gradient(True), gradient(False))
 
 
+@pytest.mark.parametrize("pool", ["token", "avg"])
+def test_tokens_come_from_behind_the_last_norm_wherever_it_stands(pool: str) -> None:
+    """Where timm averages tokens, its norm stands behind that."""
+    net = timm(3, model="test_vit", options={"img_size": 32, "global_pool": pool}).eval()
+    assert net.patch_size == (16, 16)
+    found = net.tokens(torch.rand(2, 3, 32, 32))
+    for tokens in (found.first, found.patches):
+        torch.testing.assert_close(tokens.mean(-1), torch.zeros(tokens.shape[:-1]), atol=1e-5, rtol=0)
+        torch.testing.assert_close(tokens.var(-1, correction=0), torch.ones(tokens.shape[:-1]), atol=1e-3, rtol=0)
+
+
 def test_what_has_no_tokens_takes_no_offset() -> None:
     net = timm(3, model="test_resnet")
     assert net.token_channels == 0
