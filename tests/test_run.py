@@ -106,5 +106,5 @@ def test_a_hook_sees_an_evaluation_run(tmp_path: Path) -> None:
     folder, _ = launch.train("classification/digits", [*SMALL, "train.length=1it", "writers=[]"], out=tmp_path)
     parts = dict(launch.parts_of(launch.resolve(folder)).keywords, hooks={"watch": Watch()})
     snapshot = launch.read_checkpoint(folder / "checkpoints" / "step-00000001")
-    run.evaluate(folder, parts, snapshot)
+    run.evaluate(folder, parts, snapshot, lambda: parts["data"])
     assert seen == ["start", "before_phase", "after_phase", "finish"]
