@@ -88,6 +88,13 @@ def test_the_loss_is_that_of_the_whole_batch(methods: Methods, task: str, proces
         assert theirs[name].any()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["dinov2", "mae"])
+def test_sharded_parameters_learn_the_same(methods: Methods, task: str) -> None:
+    one, many = methods(task, "one", 1), methods(task, "many", 2, "train.parallel={name: fsdp, unit: 100}")
+    assert_same_learning(many, one, 1e-4)
+
+
 @every
 def test_a_resume_goes_on_exactly(methods: Methods, task: str) -> None:
     folder = methods(task, "run", 1)
