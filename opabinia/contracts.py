@@ -404,11 +404,13 @@ class Task(nn.Module):
     Attributes:
         whole_batches: whether its losses compare the samples of a batch with each other, so that a batch cannot go
             through in pieces.
+        compares_classes: whether they compare samples of a class with others, of which a batch must hold some.
         size_multiple: images of a batch may differ in size; they are padded at the right and below to the largest of
             them, rounded up to a multiple of this. None: they may not.
     """
 
     whole_batches: bool = False
+    compares_classes: bool = False
     size_multiple: int | None = None
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor] | Tensor | Sequence[Tensor]:

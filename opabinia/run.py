@@ -265,7 +265,7 @@ def train(
         with blamed("distill"):
             model = distilled(model, teachers_of(distill, facts), distill)
     refuse_pieces(model, train, data.batch_size)
-    if model.whole_batches and data.sampler is None:
+    if model.compares_classes and data.sampler is None:
         log.warning("data.sampler: losses compare samples of a class, of which a batch may hold few; see `identities`")
     model = prepared(model, train, device)
     twin = copy.deepcopy(model) if ema else None

@@ -125,7 +125,7 @@ class Clusters:
     def _found(self, features: NDArray[np.float32]) -> NDArray[np.int64]:
         """The number of each sample's cluster."""
         from sklearn.cluster import KMeans
-        from threadpoolctl import threadpool_limits  # comes with scikit-learn
+        from threadpoolctl import threadpool_limits
 
         vectors = normalised(features) if self._normalize else features
         means = KMeans(self._k, n_init=self._starts, random_state=self._seed)

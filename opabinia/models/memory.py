@@ -22,6 +22,8 @@ class VectorQueue(nn.Module):
         pointer: int64; the place that is filled next.
     """
 
+    same_everywhere = True
+
     features: Tensor
     pointer: Tensor
 
@@ -86,6 +88,8 @@ class MemoryBank(nn.Module):
     Attributes:
         vectors: N x D, float32, each of length 1; of random directions until an image was seen.
     """
+
+    same_everywhere = True
 
     vectors: Tensor
 

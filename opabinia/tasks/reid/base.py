@@ -71,7 +71,7 @@ class Reidentification(Task):
             )
         self.facts = facts
         # Pairs are drawn from the whole batch: pieces of it would hold few of them, and other ones.
-        self.whole_batches = bool(settings.metric_losses)
+        self.whole_batches = self.compares_classes = bool(settings.metric_losses)
         self.normalize = normalize_as(backbone.preprocessing, facts.channels, mean, std)
         self.metric_losses = dict(named(settings.metric_losses))
         self._evaluator, self._flip_test = settings.evaluator, settings.flip_test

@@ -95,6 +95,7 @@ class Baseline(Reidentification):
         width = embedding or pooled
         super().__init__(facts, net, mean, std, Settings(metric_losses, evaluator, flip_test))
         self.whole_batches |= memory is not None
+        self.compares_classes |= memory is not None
         self.backbone = net
         self.pooling = None if pooling is None else pooling(net.map_channels)
         self.embedding = reduced(pooled, embedding)
