@@ -1,7 +1,8 @@
 """Write the golden files anew: what every packaged recipe resolves to, and how its training begins.
 
 Run ``python scripts/update_golden.py`` after a change that is meant to be seen there, and read the difference before
-you commit it; with names of recipes, only those are written. The tests in ``tests/golden`` compare.
+you commit it; with names of recipes, only those are written, and with ``--configs`` no losses, which take minutes. The
+tests in ``tests/golden`` compare.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,6 +39,11 @@ _IMAGENET = (
     *("train.precision=fp32", "train.channels_last=false", "train.cudnn_benchmark=false", "data.batch_size=4"),
     *("vars.size=64", "train.lr_batch_size=1024"),
 )
+_VIEWS = (*_IMAGENET, "train.sync_batch_norm=false")
+_SMALL_VIEWS = (*_VIEWS, "vars.small=32")
+_WIDE = (*_VIEWS, "task.hidden=64", "task.projection=64")
+_VIT = "task.backbone.options.depth=2"
+_SELF_DISTILLATION = (*_SMALL_VIEWS, "vars.small_views=2", "task.outputs=64", "task.hidden=64")
 _REID = (
     *("train.precision=fp32", "train.channels_last=false", "train.cudnn_benchmark=false", "vars.pretrained=false"),
     *("vars.batch=8", "vars.instances=2"),
@@ -55,6 +61,23 @@ SMALLER = {
             *("resnet50_a3", "vit_small"),
         )
     },
+    **{
+        f"classification/imagenet/{name}": (*_IMAGENET, "init=null")
+        for name in ("linear_probe_r50", "finetune_1pct_r50", "finetune_vit_b_mae")
+    },
+    **{f"selfsup/imagenet/{name}_r50": _VIEWS for name in ("simclr", "simsiam", "rotation")},
+    **{f"selfsup/imagenet/{name}_r50": _WIDE for name in ("byol", "barlow_twins", "vicreg")},
+    "selfsup/imagenet/moco_r50": (*_VIEWS, "task.queue=16"),
+    "selfsup/imagenet/npid_r50": (*_VIEWS, "task.negatives=8"),
+    "selfsup/imagenet/swav_r50": (*_SMALL_VIEWS, "task.prototypes=[8]"),
+    "selfsup/imagenet/deepcluster_r50": (*_SMALL_VIEWS, "task.prototypes=[4, 4, 4]"),
+    "selfsup/imagenet/moco_v3_vit_s": (*_WIDE, _VIT),
+    "selfsup/imagenet/mae_vit_b": (*_VIEWS, _VIT, "task.decoder_width=64", "task.decoder_depth=1"),
+    "selfsup/imagenet/dino_r50": _SELF_DISTILLATION,
+    **{
+        f"selfsup/imagenet/{name}": (*_SELF_DISTILLATION, _VIT) for name in ("dino_vit_s", "ibot_vit_s", "dinov2_vit_l")
+    },
+    "selfsup/images": ("train.channels_last=false", "data.batch_size=4", "vars.size=64"),
     **{
         f"reid/{name}": (*_REID, f"vars.size={size}")
         for name, size in {
@@ -133,6 +156,10 @@ def losses(recipe: str) -> str:
     return "".join(f"{json.loads(line)['train/loss']:.6g}\n" for line in lines)
 
 
+KINDS = {"configs": flat_config, "losses": losses}
+"""What makes the golden files, by their folder."""
+
+
 def save_pictures(root: Path) -> None:
     """Two classes of eight generated pictures for training and for validation, the same on every machine."""
     import numpy as np
@@ -168,6 +195,7 @@ DATA = {
     "classification/clothing_small": save_pictures,
     "classification/fashion_mnist": save_idx,
     "classification/image_folder": save_pictures,
+    "selfsup/images": save_pictures,
     "reid/grocery": small_data.market1501,
     **{f"reid/market1501/{name}": small_data.market1501 for name in ("bot", "agw", "sbs", "mgn", "vit")},
     **{f"reid/msmt17/{name}": small_data.msmt17 for name in ("sbs", "vit_camera")},
@@ -179,20 +207,25 @@ DATA = {
 """Recipes that train on data which does not come along, and what generates some for them below ``vars.root``."""
 
 
-def main(recipes: Sequence[str]) -> None:
-    """Write the files of these recipes, or of all, and remove those of recipes that are gone."""
+def main(recipes: Sequence[str], makers: Mapping[str, Callable[[str], str]]) -> None:
+    """Write the files of these recipes, or of all, and remove those of recipes that are gone.
+
+    Args:
+        recipes: by name; none: all.
+        makers: what makes the text of each kind of file that is written, :data:`KINDS` or some of them.
+    """
     from opabinia.config.compose import packaged_names
 
     logging.disable()
     known = packaged_names()
     for recipe in recipes or known:
-        for kind, make in (("configs", flat_config), ("losses", losses)):
+        for kind, make in makers.items():
             path, text = golden_file(kind, recipe), make(recipe)
             path.parent.mkdir(parents=True, exist_ok=True)
             same = path.is_file() and path.read_text(encoding="utf-8") == text
             path.write_text(text, encoding="utf-8")
             print(f"{'same' if same else 'new '} {path.relative_to(GOLDEN)}", flush=True)
-    for kind in ("configs", "losses"):
+    for kind in KINDS:
         for path in (GOLDEN / kind).rglob("*.txt"):
             if path.relative_to(GOLDEN / kind).with_suffix("").as_posix() not in known:
                 path.unlink()
@@ -202,4 +235,8 @@ def main(recipes: Sequence[str]) -> None:
 if __name__ == "__main__":
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # as in the tests; read when torch is imported
         os.environ.setdefault(variable, "1")
-    main(sys.argv[1:])
+    configs_only = "--configs" in sys.argv
+    main(
+        [word for word in sys.argv[1:] if word != "--configs"],
+        {"configs": flat_config} if configs_only else KINDS,
+    )
