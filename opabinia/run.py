@@ -571,7 +571,8 @@ def _push(action: Callable[[], object], batch: Batch) -> None:
     try:
         action()
     except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
-        shape = tuple(batch["image"].shape) if "image" in batch else "?"
+        images = [batch["image"]] if "image" in batch else batch.get("views", ())
+        shape = " and ".join(dict.fromkeys(str(tuple(one.shape)) for one in images)) or "?"
         raise ConfigError(
             Problem("", "task", f"a batch of shape {shape} does not go through: {type(error).__name__}: {error}")
         ) from error

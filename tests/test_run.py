@@ -38,6 +38,14 @@ def test_mixed_batches_pass_a_rehearsal() -> None:
         (["task.backbone.options={widht: 3}"], "task.backbone", "refuses"),
         (["task.mean=[0.1,0.2]"], "task", "2 values for images of 1 channels"),
         (["task.backbone.model=vit_tiny_patch16_224"], "task", "a batch of shape (2, 1, 32, 32) does not go through"),
+        (
+            [
+                "task={name: simclr, backbone: {name: timm, model: vit_tiny_patch16_224}}",
+                "data.train.transforms=[{name: views, views: [{count: 2, transforms: []}]}]",
+            ],
+            "task",
+            "a batch of shape (2, 1, 8, 8) does not go through",
+        ),
         (["optimizer.lr=-1"], "optimizer", "Invalid learning rate"),
         (["data.drop_last=true", "data.batch_size=2000"], "data", "1437 samples do not fill one batch of 2000"),
         (["data.val.transforms.0={name: RGB}"], "data.val", "3 channels, those of training 1"),

@@ -1,4 +1,7 @@
-"""Losses that tell views of one image from all other images."""
+"""Losses that tell views of one image from all other images.
+
+They compute in float32 under autocast, too: cosines are divided by small temperatures.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def nt_xent(views: Sequence[Tensor], temperature: float = 0.1) -> Tensor:
     same = torch.eye(count, dtype=torch.bool, device=everything.device).repeat(1, len(vectors))
     losses = []
     for one, other in permutations(range(len(vectors)), 2):
-        logits = vectors[one] @ everything.T / temperature
+        logits = _products(vectors[one], everything.T) / temperature
         positive = (vectors[one] * vectors[other]).sum(1, keepdim=True) / temperature
         negatives = logits.masked_fill(same, -torch.inf)
         losses.append(torch.cat([positive, negatives], 1).logsumexp(1) - positive.squeeze(1))
@@ -64,7 +67,7 @@ def against_keys(queries: Tensor, keys: Tensor, temperature: float = 0.2) -> Ten
         keys: of the same images in the same order (B x D), of any length.
         temperature: divides cosines; the paper's 0.2.
     """
-    logits = F.normalize(queries.float(), dim=1) @ F.normalize(keys.float(), dim=1).T / temperature
+    logits = _products(F.normalize(queries.float(), dim=1), F.normalize(keys.float(), dim=1).T) / temperature
     return 2 * temperature * (logits.logsumexp(1) - logits.diagonal()).mean()
 
 
@@ -108,5 +111,10 @@ def _against(queries: Tensor, keys: Tensor, others: Tensor, temperature: float) 
     """Cosines over the temperature (B x (1 + K)): with the key, then with the others."""
     queries, keys, others = (F.normalize(one.float(), dim=-1) for one in (queries, keys, others))
     own = (queries * keys).sum(1, keepdim=True)
-    rest = queries @ others.T if others.ndim == 2 else (others @ queries[:, :, None]).squeeze(2)
+    rest = _products(queries, others.T) if others.ndim == 2 else _products(others, queries[:, :, None]).squeeze(2)
     return torch.cat([own, rest], 1) / temperature
+
+
+def _products(one: Tensor, other: Tensor) -> Tensor:
+    with torch.autocast(one.device.type, enabled=False):
+        return one @ other

@@ -93,6 +93,7 @@ def koleo(vectors: Tensor, eps: float = 1e-8) -> Tensor:
     Example: of [[1, 0], [0, 1]] minus half the logarithm of 2, -0.3466.
     """
     vectors = F.normalize(vectors.float(), dim=1)
-    with torch.no_grad():
+    # In half precision many neighbours would be equally near.
+    with torch.no_grad(), torch.autocast(vectors.device.type, enabled=False):
         nearest = (vectors @ vectors.T).fill_diagonal_(-2).argmax(1)
     return -(F.pairwise_distance(vectors, vectors[nearest], eps=eps) + eps).log().mean()

@@ -89,6 +89,15 @@ def test_no_temperature_gives_what_is_not_a_number(name: str, temperature: float
     assert vectors.grad is not None and vectors.grad.isfinite().all() and vectors.grad.any()
 
 
+@pytest.mark.parametrize("name", LOSSES)
+def test_under_autocast_they_are_the_same(name: str) -> None:
+    vectors = some()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        lowered = LOSSES[name](vectors, 0.07)
+    assert lowered.dtype == torch.float32
+    torch.testing.assert_close(lowered, LOSSES[name](vectors, 0.07), rtol=0, atol=0)
+
+
 # --- a queue ----------------------------------------------------------------------------------------------------------
 
 

@@ -116,3 +116,12 @@ def test_half_precision_is_computed_in_full(dtype: torch.dtype) -> None:
     targets = [centred(view, torch.zeros(5), 0.04) for view in student[:2]]
     assert dino(student, targets).dtype == koleo(student[0]).dtype == targets[0].dtype == torch.float32
     torch.testing.assert_close(dino(student, targets), dino([view.float() for view in student], targets))
+
+
+def test_under_autocast_the_nearest_neighbour_is_the_nearest() -> None:
+    first = torch.tensor([1.0, 0.0])
+    near = torch.tensor([[math.cos(angle), math.sin(angle)] for angle in (0.03, 0.02, 0.04)])
+    vectors = torch.cat([first[None], near])  # cosines that are all 1 in bfloat16
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        lowered = koleo(vectors)
+    torch.testing.assert_close(lowered, koleo(vectors), rtol=0, atol=0)

@@ -84,11 +84,18 @@ class SelfSupervised(Task):
         if images < self.least:
             raise Unfit(
                 f"{type(self).__name__} learns from {self.least} images or more for each process, not {images}; raise "
-                "data.batch_size, or leave out the incomplete batch of an epoch with data.drop_last"
+                "data.batch_size or train.micro_batch, or leave out the incomplete batch of an epoch with "
+                "data.drop_last"
             )
 
     def predict(self, batch: Batch) -> Predictions:
-        """``embedding`` (B x D): the trunk's vectors."""
+        """``embedding`` (B x D): the trunk's vectors.
+
+        Raises:
+            Unfit: there are views in the place of images.
+        """
+        if "image" not in batch:
+            raise Unfit(f"{type(self).__name__} is measured by whole images, not by views; leave views to training")
         return {"embedding": self.trunk(self.normalize(batch["image"])).float()}
 
     def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -48,11 +48,14 @@ class Centre(nn.Module):
 
     @torch.no_grad()
     def move(self) -> None:
-        """Follow what the teacher said in this step, on all processes."""
+        """Follow what the teacher said in this step, on all processes; what is not finite changes nothing."""
         if isinstance(self._sum, Tensor):
             # Shares of a batch may differ in size, so sums and counts meet, not means.
             whole, rows = mean_of([self._sum, self._sum.new_full((), self._rows)])
-            self.value.copy_(moved_centre(self.value, whole / rows, self._momentum))
+            moved = moved_centre(self.value, whole / rows, self._momentum)
+            # A step may be left out because of it, and the next ones are to go on.
+            self.value.copy_(torch.where(moved.isfinite().all(), moved, self.value))
+        self.forget()
 
 
 class Even(nn.Module):

@@ -186,7 +186,8 @@ class DeepCluster(SelfSupervised):
         for embeddings, indices in self._newest:
             for view, memory in enumerate(self.memories):
                 cast("MemoryBank", memory).renew(indices, embeddings[:, view], momentum=0.0)
-            self.seen.index_fill_(0, indices, True)
+            finite = embeddings.isfinite().flatten(1).all(1)
+            self.seen.index_copy_(0, indices, self.seen[indices] | finite)
         self._newest = []
 
     def cluster(self, epoch: int) -> None:

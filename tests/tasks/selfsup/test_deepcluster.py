@@ -134,6 +134,14 @@ def test_what_is_not_finite_changes_no_memory() -> None:
     assert torch.equal(vectors_of(task), before)
 
 
+def test_an_image_without_a_finite_embedding_was_not_seen() -> None:
+    task, batch = deepcluster().eval(), some(0, 16)  # in training norms would hand it on to all images
+    batch["views"][0][3] = torch.nan
+    task(batch, Clock())
+    task.remember()
+    assert task.seen.nonzero().flatten().tolist() == [0, 1, 2, *range(4, 16)]
+
+
 def test_the_run_begins_with_clusters_of_all_images() -> None:
     task, asked = deepcluster(), []
     task.hooks(FACTS)[0].before_phase(run_at(Clock(steps_per_epoch=3), asked), TRAIN)

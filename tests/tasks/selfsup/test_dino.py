@@ -97,6 +97,32 @@ def test_the_centre_of_no_step_stays() -> None:
     assert not task.centre.value.any()
 
 
+def moved_by(task: DINO, batch: Batch) -> Tensor:
+    """The centre behind a step with this batch."""
+    hook = task.hooks(FACTS)[-1]
+    hook.before_step(at(0, 4), batch)
+    task(batch, Clock())
+    hook.after_step(at(1, 4))
+    return task.centre.value.clone()
+
+
+def test_a_step_that_is_passed_over_moves_no_centre() -> None:
+    """A rollback leaves batches out: nothing goes forward, and the step counts."""
+    task = small()
+    centre = moved_by(task, batch_of())
+    task.hooks(FACTS)[-1].after_step(at(2, 4))
+    assert centre.any() and torch.equal(task.centre.value, centre)
+
+
+def test_what_is_not_finite_moves_no_centre() -> None:
+    task = small()
+    centre = moved_by(task, batch_of())
+    broken = batch_of(seed=2)
+    broken["views"][0][0] = torch.nan
+    assert torch.equal(moved_by(task, broken), centre)
+    assert not torch.equal(moved_by(task, batch_of(seed=3)), centre)
+
+
 @pytest.mark.parametrize(
     ("at_step", "momentum"), list(zip(GOLDEN["momentum"]["at"], GOLDEN["momentum"]["expected"], strict=True))
 )

@@ -78,6 +78,12 @@ def test_a_single_image_is_told(name: str) -> None:
 
 
 @every
+def test_views_in_the_place_of_measured_images_are_told(name: str) -> None:
+    with pytest.raises(Unfit, match="is measured by whole images, not by views"):
+        task_of(name).predict(batch_of())
+
+
+@every
 def test_many_views_of_any_size(name: str) -> None:
     task, batch = task_of(name), batch_of(views=3)
     batch["views"] = (*batch["views"], batch["views"][0][:, :, 2:8, 2:8])
