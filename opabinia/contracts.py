@@ -8,7 +8,7 @@ Shapes in this package: B samples of a batch, C channels, H height, W width, K c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -437,6 +437,9 @@ class Task(nn.Module):
     def hooks(self, facts: Facts) -> list[Hook]:
         """Hooks the method itself needs (momentum teachers, prototypes frozen at first)."""
         return []
+
+    def initialised(self, names: Collection[str]) -> None:
+        """``init`` has filled the tensors of these names; what began as a copy of them is to be one again."""
 
 
 # --- the engine -----------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
 from opabinia.config import register
+from opabinia.contracts import Task
 from opabinia.models.foreign import Colours, of_coco, translated
 from opabinia.models.weight_files import read_weights
 
@@ -69,6 +70,8 @@ def initialise(task: nn.Module, init: Init) -> Report:
         raise ValueError(f"{init.weights}: {error}") from error
     if init.strict and not report.complete:
         raise ValueError(f"strict: not everything fits; {init.weights}: {report}")
+    if isinstance(task, Task):
+        task.initialised([f"{init.into}.{name}" if init.into else name for name in report.loaded])
     return report
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from opabinia.evaluation.collapse import Collapse
 from opabinia.evaluation.knn import Knn
 from opabinia.models.layers import normalize_as
 from opabinia.runtime.exchange import gather_rows
+from opabinia.tasks.selfsup.teacher import Teacher
 
 
 class SelfSupervised(Task):
@@ -125,6 +126,12 @@ class SelfSupervised(Task):
         labelled &= facts.classes == self.facts.classes
         own = self._evaluators if self._evaluators is not None else [Knn] * labelled
         return [*(one(facts) for one in own), Collapse(facts)]
+
+    def initialised(self, names: Collection[str]) -> None:
+        """A teacher that got no weights of its own begins as a copy of its student."""
+        teacher = getattr(self, "teacher", None)
+        if isinstance(teacher, Teacher) and not any(name.startswith("teacher.") for name in names):
+            teacher.begin_anew(self)
 
 
 def in_few_passes(network: Callable[[Tensor], Tensor], views: Sequence[Tensor]) -> list[Tensor]:

@@ -27,6 +27,11 @@ class Teacher(nn.Module):
             elif isinstance(module, nn.modules.dropout._DropoutNd):
                 module.p = 0.0
 
+    def begin_anew(self, student: nn.Module) -> None:
+        """Be a copy of the student's parts again."""
+        for name, part in self.named_children():
+            part.load_state_dict(student.get_submodule(name).state_dict())
+
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
         """What its parts make of images, one after the other."""
