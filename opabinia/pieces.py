@@ -420,7 +420,8 @@ def scores_offered(task: Task, validation: Sequence[Validation]) -> dict[str, st
         for score, better in ((name, way) for evaluator in evaluators for name, way in evaluator.better.items()):
             name = f"{one.prefix or one.name}/{score}"
             if name in offered:
-                raise ConfigError(Problem("", "evaluate.measures", f"two evaluators give the score {name!r}"))
+                message = f"two evaluators give the score {name!r}: leave the measure out, or the task's own one"
+                raise ConfigError(Problem("", "evaluate.measures", message, allowed="see task.evaluators"))
             offered[name] = better
     return offered
 

@@ -549,8 +549,9 @@ def rehearse(parts: Mapping[str, Any]) -> None:
         step = training.step(model, optimizer, every, Arithmetic(0, training.precision))
     clock = Clock.at(plan, 0)
     batch = first_samples(data.train, 2, skip=skip, size_multiple=model.size_multiple)
-    for mixing in data.mix:
-        batch = mixing(batch, facts)
+    with blamed("data.mix"):
+        for mixing in data.mix:
+            batch = mixing(batch, facts)
     row = replace(plan.row(0), count=len(batch["id"]))
     _push(lambda: step(batch, row, clock, lambda: None), batch)
     validation = make_validation(

@@ -91,7 +91,7 @@ def test_a_measure_of_one_set(recipe: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("evaluate.measures.twice.evaluator=knn", "two evaluators give the score 'val/knn_top1'"),
+        ("evaluate.measures.twice.evaluator=knn", "two evaluators give the score 'val/knn_top1': leave the"),
         ("evaluate.measures.often.on=vla", "there is no validation set 'vla'.*'val'"),
         ("evaluate.measures.often.evaluator=kn", "there is no evaluator of this name .*did you mean 'knn'"),
         (

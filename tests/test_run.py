@@ -46,6 +46,15 @@ def test_mixed_batches_pass_a_rehearsal() -> None:
             "task",
             "a batch of shape (2, 1, 8, 8) does not go through",
         ),
+        (
+            [
+                "task={name: simclr, backbone: {name: timm, model: test_resnet}}",
+                "data.train.transforms=[{name: views, views: [{count: 2, transforms: []}]}]",
+                "data.mix=[mixup]",
+            ],
+            "data.mix",
+            "views stand in the place of the images",
+        ),
         (["optimizer.lr=-1"], "optimizer", "Invalid learning rate"),
         (["data.drop_last=true", "data.batch_size=2000"], "data", "1437 samples do not fill one batch of 2000"),
         (["data.val.transforms.0={name: RGB}"], "data.val", "3 channels, those of training 1"),

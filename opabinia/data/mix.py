@@ -32,11 +32,12 @@ def mixup(batch: Batch, facts: Facts, /, *, alpha: NonNegative = 0.2, per: Per =
             but one ...; or for each ``sample``.
 
     Raises:
-        ValueError: the data has no classes.
+        ValueError: the data has no classes, or views in the place of images.
     """
-    weights = _weights(len(batch["image"]), alpha, per)
-    partners = _partners(len(batch["image"]), per)
-    return _labelled(batch, facts, blend(float_images(batch["image"]), partners, weights), partners, weights, "mixup")
+    images = _images(batch)
+    weights = _weights(len(images), alpha, per)
+    partners = _partners(len(images), per)
+    return _labelled(batch, facts, blend(float_images(images), partners, weights), partners, weights, "mixup")
 
 
 @register.mix
@@ -51,9 +52,9 @@ def cutmix(batch: Batch, facts: Facts, /, *, alpha: NonNegative = 1.0, per: Per 
         per: as in mixup.
 
     Raises:
-        ValueError: the data has no classes.
+        ValueError: the data has no classes, or views in the place of images.
     """
-    images: Tensor = batch["image"]
+    images = _images(batch)
     height, width = images.shape[-2:]
     count = len(images)
     weights = _weights(count, alpha, per)
@@ -92,11 +93,11 @@ def random_patch(
         flip: how often the rectangle is mirrored.
 
     Raises:
-        ValueError: the least area is above the largest.
+        ValueError: the least area is above the largest, or there are views in the place of images.
     """
     if area[0] > area[1]:
         raise ValueError(f"area: [{area[0]}, {area[1]}] begins above its end; write [{area[1]}, {area[0]}]")
-    images: Tensor = batch["image"]
+    images = _images(batch)
     count = len(images)
     patched = images.clone()
     for number in np.flatnonzero(np.random.random(count) < probability) if count > 1 else ():
@@ -138,6 +139,13 @@ def one_of(
     ends = np.cumsum(shares) / np.sum(shares)
     chosen: Mix = mixes[min(int(np.searchsorted(ends, np.random.random(), "right")), len(mixes) - 1)]
     return chosen(batch, facts)
+
+
+def _images(batch: Batch) -> Tensor:
+    if "views" in batch:
+        raise ValueError("views stand in the place of the images that are mixed; leave out data.mix")
+    images: Tensor = batch["image"]
+    return images
 
 
 # --- drawing ----------------------------------------------------------------------------------------------------------
