@@ -15,6 +15,8 @@ from scripts.update_golden import COMMAND, STEPS, golden_file, losses
 # AVX2 1e-4 at most, against no vectors at all 3e-3, which is what to expect on Arm. For comparison, on digits: a
 # learning rate 10 % higher 9e-3, another seed 2e-2.
 TOLERANCE = 5e-3
+# A mean of cosines (SimSiam's) lies around 0. Measured without vectors: 9e-4.
+AROUND_ZERO = 1e-3
 
 
 @pytest.fixture(autouse=True)
@@ -49,4 +51,4 @@ def test_the_first_losses_are_the_golden_ones(recipe: str) -> None:
     assert path.is_file(), f"no golden losses of {recipe}; run: {COMMAND} {recipe}"
     golden, now = ([float(line) for line in text.split()] for text in (path.read_text(), losses(recipe)))
     assert len(golden) == STEPS
-    assert now == pytest.approx(golden, rel=TOLERANCE), f"if this is meant, run: {COMMAND} {recipe}"
+    assert now == pytest.approx(golden, rel=TOLERANCE, abs=AROUND_ZERO), f"if this is meant, run: {COMMAND} {recipe}"
