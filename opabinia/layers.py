@@ -18,8 +18,9 @@ EMBEDDING, TRUNK, HEAD = "embedding", "trunk", "head"
 def modules_meant(task: Task, names: Sequence[str]) -> dict[str, str]:
     """Full names of modules by what a person calls them.
 
-    ``trunk`` is the backbone, of momentum methods the one that is measured; ``head`` the head or projector beside it.
-    Other names are those of modules, or the end of one: that of a single module in the trunk, or of a single module.
+    ``trunk`` is the backbone, of momentum methods the one that is measured; ``head`` the head, projector or
+    expander beside it. Other names are those of modules, or the end of one: that of a single module in the trunk, or of
+    a single module.
 
     Raises:
         ConfigError: there is no such module, or there are several.
@@ -43,12 +44,16 @@ def _meant(name: str, modules: Mapping[str, nn.Module], trunk: str) -> list[str]
         return [trunk]
     if name == HEAD:
         beside = trunk.rpartition(".")[0] + "." if "." in trunk else ""
-        return [one for one in (f"{beside}head", f"{beside}projector") if one in modules][:1]
+        return [f"{beside}{one}" for one in _HEADS if f"{beside}{one}" in modules][:1]
     if name in modules:
         return [name]
     ending = {id(module): one for one, module in modules.items() if one.endswith(f".{name}")}
     inside = [one for one in ending.values() if one.startswith(f"{trunk}.")]
     return inside or list(ending.values())
+
+
+_HEADS = ("head", "projector", "expander", "heads.images")
+"""What tasks call what stands behind their trunk."""
 
 
 def _unclear(name: str, found: Sequence[str], modules: Mapping[str, nn.Module]) -> Problem:

@@ -155,3 +155,12 @@ def test_nothing_needs_a_gradient() -> None:
     expected = Layers(frozen, {"h": "head"})(BATCH)["h"]
     frozen.requires_grad_(False)
     assert torch.equal(Layers(frozen, {"h": "head"})(BATCH)["h"], expected.detach())
+
+
+@pytest.mark.parametrize("name", ["projector", "expander", "heads.images"])
+def test_a_head_has_many_names(name: str) -> None:
+    task = Plain()
+    del task.head
+    first, _, last = name.partition(".")
+    task.add_module(first, nn.ModuleDict({last: nn.Linear(2, 3)}) if last else nn.Linear(2, 3))
+    assert modules_meant(task, ["head"]) == {"head": name}

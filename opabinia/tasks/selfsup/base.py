@@ -96,7 +96,10 @@ class SelfSupervised(Task):
             Unfit: there are views in the place of images.
         """
         if "image" not in batch:
-            raise Unfit(f"{type(self).__name__} is measured by whole images, not by views; leave views to training")
+            raise Unfit(
+                f"{type(self).__name__} is measured by whole images, not by views; leave views to data.train, and let "
+                "what asks for predictions of training data (precise_norm) take a validation set"
+            )
         return {"embedding": self.trunk(self.normalize(batch["image"])).float()}
 
     def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:

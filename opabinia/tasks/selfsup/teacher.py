@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from timm.layers.drop import DropPath
+from timm.layers.patch_dropout import PatchDropout
 from torch import Tensor, nn
 
 from opabinia.contracts import Fraction, Hook, Run, Schedule
@@ -24,6 +25,8 @@ class Teacher(nn.Module):
         for module in self.modules():
             if isinstance(module, DropPath):
                 module.drop_prob = 0.0
+            elif isinstance(module, PatchDropout):
+                module.prob = 0.0
             elif isinstance(module, nn.modules.dropout._DropoutNd):
                 module.p = 0.0
 

@@ -10,12 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from opabinia.models.backbones import timm
 from opabinia.models.weights import Init, initialise
 from opabinia.tasks.selfsup.base import SelfSupervised
 from opabinia.tasks.selfsup.byol import BYOL
 from opabinia.tasks.selfsup.dino import DINO
 from opabinia.tasks.selfsup.moco import MoCo
 from opabinia.tasks.selfsup.simclr import SimCLR
+from opabinia.tasks.selfsup.teacher import Teacher
 from tests.tasks.selfsup.views import make
 
 METHODS: dict[str, tuple[Callable[..., SelfSupervised], dict[str, Any]]] = {
@@ -60,3 +62,13 @@ def test_a_teacher_with_weights_of_its_own_keeps_them(name: str, tmp_path: Path)
             one.add_(1)
     initialise(task, Init(weights=saved(other, tmp_path / "run.pth", 0.0)))
     assert all(torch.equal(one, task.state_dict()[name]) for name, one in other.state_dict().items())
+
+
+def test_nothing_is_dropped_in_a_teacher() -> None:
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
+    drops = {"patch_drop_rate": 0.5, "pos_drop_rate": 0.5, "proj_drop_rate": 0.5, "attn_drop_rate": 0.5}
+    student = timm(1, model="vit_tiny_patch16_224", drop_path=0.5, options={**sizes, **drops})
+    teacher, images = Teacher(backbone=student), torch.rand(4, 1, 32, 32)
+    assert student.training and teacher.training
+    assert not torch.equal(student(images), student(images))
+    assert torch.equal(teacher(images), teacher(images))
