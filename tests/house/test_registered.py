@@ -72,6 +72,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("schedule", "step"): {"every": "1ep"},
     ("section", "data"): {"train": {"source": "digits"}, "batch_size": 2},
     ("section", "init"): {"weights": "x.pth"},
+    ("section", "measure"): {"evaluator": "knn"},
     ("section", "stream"): {"source": "digits"},
     ("section", "validation"): {"source": "digits"},
     ("section", "train"): {"length": "1ep"},
