@@ -628,6 +628,22 @@ class Preprocessing:
     crop: float
 
 
+class Memory(nn.Module):
+    """What a method keeps of earlier batches in its buffers; only hooks write it, and only what is finite.
+
+    It is the same on every process, and saved with the model. It is no statistic and may be large: nobody averages it,
+    and it stays as it is where a step is left out.
+    """
+
+
+def buffers_beside_memories(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The buffers of a model by their names, without those of a :class:`Memory`."""
+    for path, module in model.named_modules():
+        if not isinstance(module, Memory):
+            for name, buffer in module.named_buffers(recurse=False):
+                yield (f"{path}.{name}" if path else name), buffer
+
+
 class Level(NamedTuple):
     """What is known of feature maps: their channels, and the pixels of an image from one place to the next."""
 

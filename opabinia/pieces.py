@@ -202,7 +202,12 @@ Judges = Callable[[Task, Facts], list[Evaluator]]
 
 
 def _judged(measures: Sequence[Callable[[Facts], Evaluator]], task: Task, facts: Facts) -> list[Evaluator]:
-    return [*task.evaluators(facts), *(measure(facts) for measure in measures)]
+    """The task's evaluators and the measures; a measure that gives a score of one of them stands in its place."""
+    own, asked = task.evaluators(facts), [measure(facts) for measure in measures]
+    names = {name for one in asked for name in one.better}
+    kept = [one for one in own if not names & one.better.keys()]
+    # The first score of all decides which checkpoint is the best.
+    return [*kept, *asked] if kept[:1] == own[:1] else [*asked, *kept]
 
 
 def _measured(measure: Callable[[Facts], Evaluator], task: Task, facts: Facts) -> list[Evaluator]:

@@ -1,6 +1,7 @@
 """Evaluators beside a task's own: in a run, by ``evaluate.measures``, and afterwards, by ``opabinia eval``."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,11 @@ import pytest
 
 from opabinia import launch, run
 from opabinia.config import ConfigError
-from opabinia.contracts import Facts
+from opabinia.contracts import Evaluator, Facts, Task
 from opabinia.evaluation.collapse import Collapse
 from opabinia.evaluation.knn import Knn
+from opabinia.evaluation.low_shot import LowShot
+from opabinia.pieces import _judged
 
 RECIPE = """
 plugins: [tests.faults.parts]
@@ -191,3 +194,20 @@ def test_self_supervised_tasks_are_judged_by_labels_only_where_there_is_one_an_i
     assert kinds(recipe, Facts(samples=9, channels=1)) == [Collapse]
     assert kinds(recipe, labelled, Facts(samples=9, channels=1)) == [Collapse]
     assert kinds(recipe, Facts(samples=9, channels=1, classes=("a", "b"), multi_label=True)) == [Collapse]
+
+
+class Measured(Task):
+    """A task with evaluators of its own."""
+
+    def evaluators(self, facts: Facts) -> list[Evaluator]:
+        return [Knn(facts), Collapse(facts)]
+
+
+def test_a_measure_stands_in_for_the_evaluator_that_gives_its_scores() -> None:
+    """``--measure knn`` of a task that has it already, with other keys; its score stays the first one."""
+    facts = Facts(samples=4, classes=("a", "b"))
+    other = partial(Knn, k=3)
+    assert [type(one) for one in _judged([other], Measured(), facts)] == [Knn, Collapse]
+    assert [type(one) for one in _judged([Collapse], Measured(), facts)] == [Knn, Collapse]
+    assert [type(one) for one in _judged([LowShot], Measured(), facts)] == [Knn, Collapse, LowShot]
+    assert _judged([other], Measured(), facts)[0]._k == 3  # type: ignore[attr-defined]

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from opabinia.contracts import buffers_beside_memories
 from opabinia.runtime.processes import world_size
 
 
@@ -26,11 +27,11 @@ class Guard:
     A forward pass whose numbers go wrong leaves them in running statistics, too: buffers are put back.
 
     Args:
-        model: whose buffers to look after.
+        model: whose buffers to look after; memories are written by hooks, not by forward passes.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._buffers = list(model.buffers())
+        self._buffers = [buffer for _, buffer in buffers_beside_memories(model)]
         self._before = [buffer.clone() for buffer in self._buffers]
 
     def remember(self) -> None:

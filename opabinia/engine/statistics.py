@@ -9,21 +9,14 @@ from hashlib import blake2b
 import torch
 from torch import Tensor, nn
 
+from opabinia.contracts import buffers_beside_memories
 from opabinia.runtime.processes import gather, mean_of, rank, world_size
 
 
 def statistics(model: nn.Module) -> dict[str, Tensor]:
-    """Buffers of floating point numbers that are saved with a model, by name.
-
-    Those of modules that say they are the ``same_everywhere`` are left out: a memory of all images is large.
-    """
+    """Buffers of floating point numbers that are saved with a model, by name; memories are none."""
     saved = model.state_dict(keep_vars=True).keys()
-    own = (
-        (f"{path}.{name}" if path else name, one)
-        for path, module in model.named_modules()
-        if not getattr(module, "same_everywhere", False)
-        for name, one in module.named_buffers(recurse=False)
-    )
+    own = buffers_beside_memories(model)
     return {name: one for name, one in own if name in saved and one.is_floating_point()}
 
 

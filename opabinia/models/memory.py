@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+
+from opabinia.contracts import Memory
 
 
-class VectorQueue(nn.Module):
+class VectorQueue(Memory):
     """The newest vectors of training; they are saved with the model (He et al. 2020, MoCo).
 
     On many processes it is to be given the batch of all of them, so that each holds the same.
@@ -21,8 +23,6 @@ class VectorQueue(nn.Module):
         features: K x D, float32, each of length 1.
         pointer: int64; the place that is filled next.
     """
-
-    same_everywhere = True
 
     features: Tensor
     pointer: Tensor
@@ -75,7 +75,7 @@ class FeatureQueue(VectorQueue):
         self.labels.index_copy_(0, places, labels[-len(self.labels) :])
 
 
-class MemoryBank(nn.Module):
+class MemoryBank(Memory):
     """A vector for every image of the training data, saved with the model (Wu et al. 2018, NPID, section 3.1).
 
     On many processes it is to be given the batch of all of them, so that each holds the same. It takes 4 D bytes an
@@ -88,8 +88,6 @@ class MemoryBank(nn.Module):
     Attributes:
         vectors: N x D, float32, each of length 1; of random directions until an image was seen.
     """
-
-    same_everywhere = True
 
     vectors: Tensor
 

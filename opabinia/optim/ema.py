@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from opabinia.config import register
-from opabinia.contracts import Clock, Count, Fraction, SchedulePart
+from opabinia.contracts import Clock, Count, Fraction, SchedulePart, buffers_beside_memories
 from opabinia.runtime.durations import Duration
 
 
@@ -78,7 +78,7 @@ def momentum_at(ema: Ema, clock: Clock, batch_size: int) -> float | None:
 
 
 class Average:
-    """A model of averaged weights beside one that is trained.
+    """A model of averaged weights beside one that is trained. Its memories stay as they were at first.
 
     Args:
         model: the one that is trained.
@@ -93,7 +93,7 @@ class Average:
         self, model: nn.Module, buffers: Literal["average", "copy"] = "average", twin: nn.Module | None = None
     ) -> None:
         self.model = (copy.deepcopy(model) if twin is None else twin).eval().requires_grad_(False)
-        own, others = dict(self.model.named_buffers()), dict(model.named_buffers())
+        own, others = dict(buffers_beside_memories(self.model)), dict(model.named_buffers())
         averaged = [name for name, value in own.items() if value.is_floating_point() and buffers == "average"]
         self._own = [*self.model.parameters(), *(own[name] for name in averaged)]
         self._of = [*model.parameters(), *(others[name] for name in averaged)]

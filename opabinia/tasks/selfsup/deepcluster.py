@@ -17,6 +17,7 @@ from opabinia.contracts import (
     EvaluatorPart,
     Facts,
     Hook,
+    Memory,
     Phase,
     Positive,
     Run,
@@ -34,7 +35,7 @@ from opabinia.tasks.selfsup.base import SelfSupervised, in_few_passes
 from opabinia.tasks.selfsup.remember import Remember
 
 
-class Clusters(nn.Module):
+class Clusters(Memory):
     """The clusters that the images of the training data fall to; they are saved with the model.
 
     Args:
