@@ -144,7 +144,9 @@ def test_before_the_first_step_there_is_nothing_to_save(
 def test_before_the_first_step_of_a_resumed_run(
     server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path
 ) -> None:
-    paused(server, "after_backward 12", "train", str(recipe), "--out", str(tmp_path)).kill()
+    first = paused(server, "after_backward 12", "train", str(recipe), "--out", str(tmp_path))
+    first.until(lambda: last_step(tmp_path / "faults" / "default") == 10)  # a thread writes it meanwhile
+    first.kill()
     program = paused(server, "start 10", "train", str(recipe), "--out", str(tmp_path), "--resume")
     program.signal(signal.SIGTERM)
     program.go_on()

@@ -30,12 +30,13 @@ def arithmetic_kept() -> Iterator[None]:
 
 
 LONG = (
-    "reid/market1501/vit",
+    *("reid/market1501/vit", "reid/market1501/agw", "reid/msmt17/vit_camera"),
+    *("classification/imagenet/resnet50_a1", "classification/imagenet/resnet50_a3", "detection/coco/mask_rcnn_r50_1x"),
     *("detection/coco/faster_rcnn_r50_3x", "detection/coco/mask_rcnn_r50_3x", "detection/coco/keypoint_rcnn_r50_1x"),
     *("detection/coco/cascade_mask_rcnn_r50_3x", "detection/coco/mask_rcnn_r50_lsj", "detection/coco/rt_detr_r50"),
     "detection/lvis/mask_rcnn_r50_1x",
 )
-"""More than ten seconds, or the same as another: ``reid/msmt17/vit_camera`` has all that is in ``vit``."""
+"""About ten seconds and more, or much the same as another one."""
 
 NEEDS = {"detection/coco/rt_detr_r50": "transformers"}
 """Libraries that are extras."""
