@@ -54,6 +54,9 @@ def test_two_programs_in_one_folder(server: Server, recipe: Path, undisturbed: O
     first = server.start("train", str(recipe), "--out", str(tmp_path), environment={PAUSE: "after_backward 8"})
     first.until_paused()
     folder = tmp_path / "faults" / "default"
+    pointers = [folder / "checkpoints" / name for name in ("last", "best")]
+    # A thread writes meanwhile.
+    first.until(lambda: all(one.is_file() and one.read_text() == "step-00000008\n" for one in pointers))
     before = contents(folder)
     second = server.run("train", str(recipe), "--out", str(tmp_path), "--resume", status=2)
     assert f"{folder}: another process is writing this run" in second.err
