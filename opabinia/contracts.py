@@ -362,6 +362,10 @@ Of things found in pictures, at most D a picture, best first, in the pixels of t
 number)."""
 
 
+EMBEDDING = "embedding"
+"""What a task itself calls its features; every other layer is a module of it."""
+
+
 class Evaluator(Protocol):
     """Accumulates over the batches of one evaluation; the result is the same on any number of processes.
 

@@ -22,12 +22,12 @@ from opabinia.columns import IDS, NpyFiles, Parquet, Piece, Writer, read_pieces
 from opabinia.config import ConfigError, Problem, Resolved, flatten
 from opabinia.config.build import blamed
 from opabinia.config.errors import listing, nearest
-from opabinia.contracts import Batch, Source, Task
+from opabinia.contracts import EMBEDDING, Batch, Source, Task
 from opabinia.data.batches import evaluation_rows
 from opabinia.data.loader import DataError, Loader, Reader, Request
 from opabinia.engine.evaluate import to_device
 from opabinia.launch import meeting, parts_of
-from opabinia.layers import EMBEDDING, Layers
+from opabinia.layers import Layers
 from opabinia.loading import chosen_checkpoint, load, resolve, validation_sets
 from opabinia.pieces import fingerprint
 from opabinia.predictor import Predictor

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from opabinia.config import ConfigError, Problem
 from opabinia.config.errors import listing
-from opabinia.contracts import Batch, Task, Unfit
+from opabinia.contracts import EMBEDDING, Batch, Task, Unfit
 from opabinia.engine.layers import flattened, with_layers
 from opabinia.inspect import near
 
-EMBEDDING, TRUNK, HEAD = "embedding", "trunk", "head"
+TRUNK, HEAD = "trunk", "head"
 
 
 def modules_meant(task: Task, names: Sequence[str]) -> dict[str, str]:

@@ -8,11 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Batch, Predictions, Task, Unfit
+from opabinia.contracts import EMBEDDING, Batch, Predictions, Task, Unfit
 from opabinia.inspect import Layer, capture, near
-
-EMBEDDING = "embedding"
-"""What a task itself calls its features; every other layer is a module of it."""
 
 
 def refuse_unknown(task: Task, names: Iterable[str]) -> None:

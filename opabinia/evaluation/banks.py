@@ -11,10 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from opabinia.contracts import Batch, Facts, Predictions, Unfit
-
-EMBEDDING = "embedding"
-"""What a task itself calls its features; every other layer is a module of it."""
+from opabinia.contracts import EMBEDDING, Batch, Facts, Predictions, Unfit
 
 
 class Rows(NamedTuple):

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import Batch, Count, Facts, Predictions, Unfit
-from opabinia.evaluation.banks import EMBEDDING, Batches, joined, normalised, refuse_unlabelled, rows_of
+from opabinia.contracts import EMBEDDING, Batch, Count, Facts, Predictions, Unfit
+from opabinia.evaluation.banks import Batches, joined, normalised, refuse_unlabelled, rows_of
 
 
 def contingency(clusters: NDArray[Any], labels: NDArray[Any], classes: int) -> NDArray[np.int64]:

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import Batch, Facts, Fraction, Predictions
-from opabinia.evaluation.banks import EMBEDDING, Batches, joined, rows_of
+from opabinia.contracts import EMBEDDING, Batch, Facts, Fraction, Predictions
+from opabinia.evaluation.banks import Batches, joined, rows_of
 
 log = logging.getLogger("opabinia")
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import Count, Facts, Fraction, NonNegative, Positive, Unfit
-from opabinia.evaluation.banks import EMBEDDING, Learner, Sides, refuse_unlabelled
+from opabinia.contracts import EMBEDDING, Count, Facts, Fraction, NonNegative, Positive, Unfit
+from opabinia.evaluation.banks import Learner, Sides, refuse_unlabelled
 from opabinia.evaluation.multilabel import average_precision
 from opabinia.evaluation.topk import hits
 

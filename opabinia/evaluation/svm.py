@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import Count, Facts, Positive, Unfit
-from opabinia.evaluation.banks import EMBEDDING, Learner, Sides, normalised, refuse_unlabelled
+from opabinia.contracts import EMBEDDING, Count, Facts, Positive, Unfit
+from opabinia.evaluation.banks import Learner, Sides, normalised, refuse_unlabelled
 from opabinia.evaluation.voc import voc_ap
 
 

@@ -42,21 +42,15 @@ def gather_batch(features: Tensor, labels: Tensor, ids: Sequence[str]) -> tuple[
         labels: n.
         ids: of the samples, by which copies of a batch are known.
     """
-    if world_size() == 1:
-        return features, labels
-    counts, copies = _counts(features, ids)
-    everything = _gathered(features, counts), _gathered(labels, counts)
-    return (everything[0][: counts[0]], everything[1][: counts[0]]) if copies else everything
+    everybody, everybodys = _each_once((features, labels), ids)
+    return everybody, everybodys
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def gather_rows(rows: Tensor, ids: Sequence[str]) -> Tensor:
     """As :func:`gather_batch`, of rows alone (n x ...)."""
-    if world_size() == 1:
-        return rows
-    counts, copies = _counts(rows, ids)
-    everything = _gathered(rows, counts)
-    return everything[: counts[0]] if copies else everything
+    (everybody,) = _each_once((rows,), ids)
+    return everybody
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -104,6 +98,15 @@ def per_sample(total: Tensor, samples: int) -> Tensor:
     if torch.is_grad_enabled():
         (both,) = mean_of([both])
     return (both[0] / both[1]).float()
+
+
+def _each_once(tensors: Sequence[Tensor], ids: Sequence[str]) -> Sequence[Tensor]:
+    """Rows of all processes, each sample once, of tensors that have a row for each of ``ids``."""
+    if world_size() == 1:
+        return tensors
+    counts, copies = _counts(tensors[0], ids)
+    everything = [_gathered(one, counts) for one in tensors]
+    return [one[: counts[0]] for one in everything] if copies else everything
 
 
 def _counts(tensor: Tensor, ids: Iterable[str]) -> tuple[list[int], bool]:
