@@ -14,7 +14,7 @@ RECIPES = ("classification/digits", "reid/digits")
 
 
 def demo(out: Annotated[Path, typer.Option(help="Where runs lie.")] = Path("runs")) -> None:
-    """Train every task on the data that comes along, evaluate, and show the scores: about three minutes."""
+    """Train a classifier and embeddings on the data that comes along, evaluate, show the scores: some three minutes."""
     with report_errors():
         from opabinia.cli.table import print_scores
         from opabinia.launch import evaluate, train
