@@ -427,10 +427,12 @@ class Loader:
 
 
 def _received(results: Any) -> Iterator[Read | _Failure]:
-    """What workers hand over. One that dies while it does so is told as torch tells of others."""
+    """What workers hand over. One that dies is told as torch tells it, however torch came to know of it."""
     try:
         yield from results
-    except (ConnectionError, EOFError) as error:
+    except (ConnectionError, EOFError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "exited unexpectedly" not in str(error):
+            raise
         wait([worker.sentinel for worker in results._workers], timeout=2)  # its pipe may be closed before it is gone
         dead = [worker for worker in results._workers if not worker.is_alive()]
         which = ", ".join(str(worker.pid) for worker in dead) or "unknown"

@@ -21,6 +21,22 @@ def not_finite(values: Mapping[str, Any]) -> Tensor:
     return wrong
 
 
+def begin_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Give fused SGD momentum buffers of zeros, so that its first update can be left out.
+
+    torch 2.15 allocates them without values in the first step and fills them in the kernel, which does nothing when an
+    update is left out: whatever lay in that memory is taken for momentum from then on. The first update is the same
+    with zeros, unless momentum is dampened; then nothing is done here.
+    """
+    if not isinstance(optimizer, torch.optim.SGD):
+        return
+    for group in optimizer.param_groups:
+        if group["fused"] and group["momentum"] != 0 and group["dampening"] == 0:
+            for parameter in group["params"]:
+                if parameter.requires_grad:
+                    optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
+
+
 class Guard:
     """Lets an update be left out as if the step had not been.
 

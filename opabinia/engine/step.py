@@ -26,7 +26,7 @@ from opabinia.contracts import (
 )
 from opabinia.engine.clip import clip_each, clip_global, clip_values, global_norm
 from opabinia.engine.diagnosis import GRADIENTS, NonFinite, first_non_finite, in_journal, suspects
-from opabinia.engine.skip import Guard, not_finite
+from opabinia.engine.skip import Guard, begin_momentum, not_finite
 from opabinia.runtime.device import autocast
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import anyone, rank, world_size
@@ -143,6 +143,8 @@ class Standard:
         self._looks = arithmetic.check_losses or self._device.type == "cpu"
         self._model: Task = task if isinstance(task, Task) else task.module
         self._guard = Guard(self._model) if arithmetic.skip_non_finite else None
+        if self._scaler is not None or self._guard is not None:
+            begin_momentum(optimizer)
 
     def __call__(self, batch: Batch, row: Row, clock: Clock, after_backward: Callable[[], None]) -> Scalars:
         """Train ``batch``; returns the losses and ``grad_norm``, on the device (of fp16 the loss scale is waited for).

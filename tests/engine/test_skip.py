@@ -75,6 +75,22 @@ def test_a_step_left_out_changes_nothing(name: str, looks: bool, precision: Any)
     assert all(bool(value.isfinite().all()) for value in state(task, optimizer))
 
 
+def test_the_first_update_left_out_leaves_no_momentum() -> None:
+    """A loss scale begins high: in fp16 the first update often overflows, and torch leaves fused momentum unwritten."""
+    task = Normed()
+    optimizer = OPTIMIZERS["fused with momentum"](task.parameters())
+    step = Standard(task, optimizer, {}, Arithmetic(0, "fp16"))
+    step._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60)
+    before = [parameter.detach().clone() for parameter in task.parameters()]
+    torch.use_deterministic_algorithms(True)  # memory without values is filled with NaN then
+    try:
+        step(batch(), ROW, CLOCK, lambda: None)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(map(torch.equal, task.parameters(), before))
+    assert all(float(values["momentum_buffer"].abs().sum()) == 0 for values in optimizer.state.values())
+
+
 @pytest.mark.parametrize("looks", [True, False])
 def test_gradients_alone_can_be_wrong(looks: bool) -> None:
     task = Steep()
