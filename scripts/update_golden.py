@@ -104,6 +104,8 @@ SMALLER = {
         *("train.channels_last=false", "data.batch_size=4", "vars.short=[48, 64]", "vars.test=48", "vars.longest=64"),
     ),
     "detection/bccd": ("vars.short=[48, 64]", "vars.test=48"),
+    "selfsup/fashion_mnist": ("data.batch_size=16",),
+    **{f"selfsup/digits_{name}": ("data.batch_size=16",) for name in ("simclr", "vicreg")},
     "detection/digits": ("data.batch_size=4",),
     "detection/digits_mask": ("data.batch_size=4",),
     # Ten batches of 64 photographs take minutes on a small machine.
@@ -197,6 +199,7 @@ DATA = {
     "classification/fashion_mnist": save_idx,
     "classification/image_folder": save_pictures,
     "selfsup/images": save_pictures,
+    "selfsup/fashion_mnist": save_idx,
     "reid/grocery": small_data.market1501,
     **{f"reid/market1501/{name}": small_data.market1501 for name in ("bot", "agw", "sbs", "mgn", "vit")},
     **{f"reid/msmt17/{name}": small_data.msmt17 for name in ("sbs", "vit_camera")},

@@ -76,6 +76,7 @@ def resnet(
     model: str = "resnet50",
     pretrained: bool = False,
     last_stride: Literal[1, 2] = 1,
+    stem_reduction: Literal[1, 2, 4] = 4,
     stride_in_1x1: bool = False,
     ibn: bool = False,
     se: bool = False,
@@ -96,6 +97,9 @@ def resnet(
             those it had.
         last_stride: 1 leaves out the stride of the fourth stage (Luo et al. 2019, section 3.4): 256 x 128 pixels become
             a map of 16 x 8 places instead of 8 x 4. Detection wants 2.
+        stem_reduction: how many times smaller than the image the maps of the first stage are. 2 leaves out the pooling
+            before it, 1 the stride of the first convolution, too (Chen et al. 2020, appendix B.9): for images of 100
+            pixels or less.
         stride_in_1x1: the first convolution of a bottleneck has the stride of its stage, and not the second, as in
             Caffe2 and the original paper (He et al. 2016): detectron2's weights MSRA/R-50 and R-101, and what was
             trained from them, are made for that.
@@ -123,6 +127,8 @@ def resnet(
     net = backbone.model
     if not isinstance(net, ResNet):
         raise ValueError(f"model: timm's {model!r} is a {type(net).__name__}, not a ResNet; the backbone timm takes it")
+    if stem_reduction < 4:
+        _keep_size(net, stem_reduction)
     if stride_in_1x1:
         _move_strides(net)
     if last_stride == 1:
@@ -151,6 +157,18 @@ def drop_last_stride(net: Any) -> None:
             module.stride = (1, 1)
         elif isinstance(module, nn.AvgPool2d | BlurPool2d) and module.stride not in (1, (1, 1)):
             block.set_submodule(name, nn.Identity())
+
+
+def _keep_size(net: Any, reduction: int) -> None:
+    """Leave out the pooling of the stem, and for 1 the stride of its first convolution."""
+    net.maxpool = nn.Identity()
+    first = net.conv1 if isinstance(net.conv1, nn.Conv2d) else net.conv1[0]
+    if reduction == 1:
+        first.stride = (1, 1)
+    stem, *stages = net.feature_info
+    stem["reduction"] = reduction
+    for stage in stages:
+        stage["reduction"] //= 4 // reduction
 
 
 def _move_strides(net: Any) -> None:

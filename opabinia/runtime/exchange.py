@@ -55,7 +55,7 @@ def gather_rows(rows: Tensor, ids: Sequence[str]) -> Tensor:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def dealt_anew(rows: Tensor, seed: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Rows of all processes in a random order, as many to each process as it gave; on one process the rows themselves.
+    """Rows of all processes in a random order, as many to each process as it gave.
 
     No gradients flow.
 
@@ -67,18 +67,19 @@ def dealt_anew(rows: Tensor, seed: int) -> tuple[Tensor, Callable[[Tensor], Tens
         The rows that fell to this process, and a function that takes what was made of them (n x ...) and gives what
         every process's own rows became, in their order.
     """
-    if world_size() == 1:
-        return rows, lambda made: made
-    counts, _ = _counts(rows, ())
+    counts = [len(rows)] if world_size() == 1 else _counts(rows, ())[0]
     order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(seed))
     order = order.to(rows.device, non_blocking=True)  # or indexing would wait for the device
     first = sum(counts[: rank()])
     own = slice(first, first + len(rows))
 
-    def back(made: Tensor) -> Tensor:
-        return _gathered(made.detach(), counts)[order.argsort()[own]]
+    def everybodys(given: Tensor) -> Tensor:
+        return given if len(counts) == 1 else _gathered(given, counts)
 
-    return _gathered(rows.detach(), counts)[order[own]], back
+    def back(made: Tensor) -> Tensor:
+        return everybodys(made.detach())[order.argsort()[own]]
+
+    return everybodys(rows.detach())[order[own]], back
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -26,7 +26,7 @@ def test_every_digit_of_the_split_is_shown_several_times(val: PlacedDigits) -> N
 
 def test_the_pictures_are_the_same_on_every_machine() -> None:
     sums = [int(load_pictures(split)["images"].sum(dtype=np.int64)) for split in ("train", "val")]  # type: ignore[arg-type]
-    assert sums == [323368964, 80234902]
+    assert sums == [275910091, 68352416]
 
 
 def test_what_is_cached_is_what_would_be_made(val: PlacedDigits) -> None:
@@ -59,10 +59,10 @@ def test_a_picture_is_the_readers_own(val: PlacedDigits) -> None:
         val[len(val)]
 
 
-def test_pixels_know_half_of_them(val: PlacedDigits) -> None:
+def test_pixels_know_more_than_half_of_them(val: PlacedDigits) -> None:
     """What every method is measured against stands in the documents."""
     evaluator = Knn(Facts(samples=0, channels=1, classes=PlacedDigits.classes))
     for source, take in ((PlacedDigits(), evaluator.learn), (val, evaluator.update)):
         batch = source.batch(np.arange(len(source)))
         take({"embedding": batch["image"].flatten(1).float() / 255}, batch)
-    assert evaluator.compute([evaluator.state()])["knn_top1"] == pytest.approx(0.517, abs=0.005)
+    assert evaluator.compute([evaluator.state()])["knn_top1"] == pytest.approx(0.578, abs=0.005)

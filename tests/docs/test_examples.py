@@ -7,6 +7,8 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+from opabinia.launch import train
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
 
@@ -28,3 +30,13 @@ def test_the_plain_loop_learns_and_repeats_itself() -> None:
     first = main(epochs=2)
     assert first["top1"] > 0.8
     assert main(epochs=2) == first
+
+
+def test_a_run_is_judged_beside_pixels_and_its_own_beginning(tmp_path: Path) -> None:
+    """On handwritten digits as they are, which pixels know best."""
+    overrides = ["data.train.source={name: digits}", "data.val.source={name: digits, split: val}", "data.workers=0"]
+    run, said = train("selfsup/digits_simclr", [*overrides, "train.length=2it", "evaluate.every=2it"], out=tmp_path)
+    scores = runpy.run_path(str(EXAMPLES / "what_it_learned.py"))["main"](run)
+    assert scores.keys() == {"pixels", "untrained", "trained"}
+    assert scores["pixels"]["knn_top1"] > 0.97 and scores["pixels"]["linear_top1"] > 0.9
+    assert scores["trained"]["knn_top1"] == said["val/knn_top1"] != scores["untrained"]["knn_top1"]

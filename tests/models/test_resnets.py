@@ -51,6 +51,17 @@ def test_golden(name: str) -> None:
     assert parameters(BNNeck(width)) + parameters(linear(width, classes)) == expected["head_params"]
 
 
+@pytest.mark.parametrize("model", ["resnet18", "resnet10t", "resnet50d", "resnetblur50", "resnetaa50"])
+def test_a_stem_for_small_images(model: str) -> None:
+    for reduction in (1, 2, 4):
+        net = on_meta(model=model, stem_reduction=reduction, last_stride=2)
+        images = torch.empty(1, 3, 64, 64, device="meta")
+        assert net.maps(images).shape[2:] == (8 // reduction, 8 // reduction)
+        levels = net.use_levels()
+        assert [level.stride for level in levels] == [stride for stride in (4, 8, 16, 32) if stride <= 8 * reduction]
+        assert [64 // one.shape[2] for one in net.levels(images)] == [level.stride for level in levels]
+
+
 @pytest.mark.parametrize(
     "model", ["resnet18", "resnet50d", "resnext50_32x4d", "seresnet50", "resnetblur50", "resnetaa50", "resnest14d"]
 )

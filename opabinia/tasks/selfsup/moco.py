@@ -24,8 +24,9 @@ from opabinia.contracts import (
 from opabinia.evaluation.collapse import spread
 from opabinia.losses.contrastive import info_nce
 from opabinia.models.memory import VectorQueue
-from opabinia.models.norms import SyncBatchNorm
+from opabinia.models.norms import GhostBatchNorm, SyncBatchNorm
 from opabinia.runtime.exchange import dealt_anew, gather_rows
+from opabinia.runtime.processes import world_size
 from opabinia.runtime.seeds import DEALT, hash32
 from opabinia.tasks.selfsup.base import SelfSupervised
 from opabinia.tasks.selfsup.remember import Remember
@@ -41,8 +42,11 @@ class MoCo(SelfSupervised):
     Baselines with Momentum Contrastive Learning, whose projector and temperature are the defaults.
 
     Batch norms could tell the two views of an image by the company they were in. So on many processes the teacher sees
-    the images dealt anew among them, and what it makes of them is dealt back (section 3.3, shuffling BN). On one
-    process, and with batch norms that see all processes, the company is always the same, and nothing is dealt.
+    the images dealt anew among them, and what it makes of them is dealt back (section 3.3, shuffling BN). With batch
+    norms that see all processes the company is always the same, and nothing is dealt; nor is it on one process, unless
+    the backbone has ghost batch norms, whose parts take the place of processes (``backbone: {name: resnet, norm: ghost,
+    ghost_splits: 8}``). One process should have them: the queue's vectors come from other batches than the two views,
+    and without them batch norms tell which.
 
     Args:
         backbone: images to vectors.
@@ -118,10 +122,11 @@ class MoCo(SelfSupervised):
 
     @cached_property
     def _norms_differ(self) -> bool:
-        """Whether a batch norm sees one process only."""
-        synchronised = (SyncBatchNorm, nn.SyncBatchNorm)
-        modules = self.teacher.modules()
-        return any(isinstance(module, _BatchNorm) and not isinstance(module, synchronised) for module in modules)
+        """Whether a batch norm sees a part of the batch only."""
+        batch_norms = [module for module in self.teacher.modules() if isinstance(module, _BatchNorm)]
+        if world_size() == 1:
+            return any(isinstance(norm, GhostBatchNorm) for norm in batch_norms)
+        return not all(isinstance(norm, SyncBatchNorm | nn.SyncBatchNorm) for norm in batch_norms)
 
     def _enqueue(self) -> None:
         if self._newest is not None:

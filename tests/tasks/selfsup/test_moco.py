@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opabinia.contracts import Backbone, Batch, Clock, Unfit
+from opabinia.models import norms
 from opabinia.models.norms import SyncBatchNorm
 from opabinia.tasks.selfsup import moco
 from opabinia.tasks.selfsup.moco import MoCo
@@ -133,12 +134,20 @@ class Normed(Small):
         self.layers.append(nn.BatchNorm1d(self.out_channels))
 
 
+class Ghostly(Normed):
+    """The same, whose norm sees parts of the batch."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        norms.ghost(self, 2)
+
+
 def with_norm(backbone: type[Backbone] = Normed) -> MoCo:
     torch.manual_seed(0)
     return MoCo(FACTS, backbone=backbone, projection=8, queue=32, mean=[0.5], std=[0.25])
 
 
-def test_images_are_dealt_for_batch_norms_that_see_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_dealt_for_batch_norms_that_see_a_part_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = []
 
     def turned_round(rows: Tensor, seed: int) -> Any:
@@ -146,15 +155,16 @@ def test_images_are_dealt_for_batch_norms_that_see_one_process(monkeypatch: pyte
         return rows.flip(0), lambda made: made.flip(0)
 
     monkeypatch.setattr(moco, "dealt_anew", turned_round)
-    task, plain, batch = with_norm(), small(), batch_of()
+    task, batch = with_norm(Ghostly), batch_of()
     expected = keys_of(copy.deepcopy(task), batch)
     for step in (0, 0, 1):
         task(batch, Clock(step=step, total_steps=10))
     assert seeds[0] == seeds[1] != seeds[2]
     after_step(task)
     torch.testing.assert_close(task.queue.features[:16], expected)  # each key is of its own image
-    plain(batch, CLOCK)
-    assert len(seeds) == 3, "nothing in it depends on the company"
+    for other in (small(), with_norm()):
+        other(batch, CLOCK)
+    assert len(seeds) == 3, "no norm, or one process: nothing in it depends on the company"
 
 
 def test_synchronised_norms_see_all_images_anyway(monkeypatch: pytest.MonkeyPatch) -> None:

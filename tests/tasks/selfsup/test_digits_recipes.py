@@ -1,0 +1,21 @@
+"""The recipes ``selfsup/digits_*``, trained for a quarter of their time: none collapses, all are on their way."""
+
+from pathlib import Path
+
+import pytest
+
+from opabinia.config.compose import packaged_names
+from opabinia.launch import train
+
+RECIPES = [name for name in packaged_names() if name.startswith("selfsup/digits_")]
+UNTRAINED = 0.25
+SHORT = ["train.length=3ep", "evaluate.every=3ep", "data.workers=0", "train.threads=1", "writers=[]"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_it_does_not_collapse(recipe: str, tmp_path: Path) -> None:
+    _, scores = train(recipe, SHORT, out=tmp_path)
+    assert scores["val/spread"] > 0.3, "1: vectors are spread evenly, 0: they are all alike"
+    assert scores["val/rank"] > 10, "of 128 directions"
+    assert scores["val/knn_top1"] > UNTRAINED + 0.1
