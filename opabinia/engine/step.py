@@ -277,7 +277,7 @@ class _Scheduled:
     def set(self, group: dict[str, Any], clock: Clock, lr_factor: float) -> None:
         """What the optimizer is to use in the step after ``clock``."""
         for name, option, base, schedule in self._options:
-            value = base * schedule(clock)
+            value = base if name == "lr" and group.get("constant_lr") else base * schedule(clock)
             if name == "lr":
                 value *= lr_factor
             group[option] = value if option != "betas" else (value, *group["betas"][1:])

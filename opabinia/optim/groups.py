@@ -30,12 +30,14 @@ class Rule:
             and single numbers, whatever they are; ``embedding``: of tokens, positions and classes.
         lr_factor: multiplies the learning rate. Factors of several rules, and of ``layer_decay``, multiply.
         weight_decay: in place of the optimizer's; the last rule that fits and says one counts.
+        constant_lr: the learning rate does not follow the schedule (Chen and He 2021, section 4.2, of the predictor).
     """
 
     pattern: str | None = None
     kind: Kind | None = None
     lr_factor: NonNegative = 1.0
     weight_decay: NonNegative | None = None
+    constant_lr: bool = False
 
 
 @register.section
@@ -54,7 +56,8 @@ class Groups:
 
 
 def parameter_groups(task: nn.Module, groups: Groups | None = None) -> list[dict[str, Any]]:
-    """Groups for an optimizer: ``params``, their ``lr_factor``, and ``weight_decay`` where a rule says one.
+    """Groups for an optimizer: ``params``, their ``lr_factor``, and ``weight_decay`` and ``constant_lr`` where a rule
+    says so.
 
     Only parameters that require gradients, each once.
 
@@ -72,18 +75,18 @@ def parameter_groups(task: nn.Module, groups: Groups | None = None) -> list[dict
     kinds = _kinds(task)
     factors = layer_factors(task, groups.layer_decay) if groups.layer_decay is not None else {}
     fitting = {number: _fitting(rule, number, parameters, kinds) for number, rule in enumerate(groups.rules)}
-    merged: dict[tuple[float, float | None], list[nn.Parameter]] = {}
+    merged: dict[tuple[tuple[str, float], ...], list[nn.Parameter]] = {}
     for name, parameter in parameters.items():
-        factor, decay = factors.get(name, 1.0), None
+        options: dict[str, float] = {"lr_factor": factors.get(name, 1.0)}
         for number, rule in enumerate(groups.rules):
             if name in fitting[number]:
-                factor *= rule.lr_factor
-                decay = rule.weight_decay if rule.weight_decay is not None else decay
-        merged.setdefault((factor, decay), []).append(parameter)
-    return [
-        {"params": found, "lr_factor": factor, **({} if decay is None else {"weight_decay": decay})}
-        for (factor, decay), found in merged.items()
-    ]
+                options["lr_factor"] *= rule.lr_factor
+                if rule.weight_decay is not None:
+                    options["weight_decay"] = rule.weight_decay
+                if rule.constant_lr:
+                    options["constant_lr"] = True
+        merged.setdefault(tuple(sorted(options.items())), []).append(parameter)
+    return [{"params": found, **dict(options)} for options, found in merged.items()]
 
 
 def apply_factors(optimizer: torch.optim.Optimizer, rate_factor: float = 1.0) -> None:

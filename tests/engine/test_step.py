@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from opabinia.contracts import Arithmetic, Batch, Clock, Row, Task
 from opabinia.engine.step import Standard, total_loss
+from opabinia.optim.groups import Groups, Rule, apply_factors, parameter_groups
 from tests.engine.toys import Line, Setup, constant, sample_batch
 
 # --- which number is trained (detectron2's and basecls' rules, run there) ---------------------------------------------
@@ -208,6 +209,16 @@ def test_the_rate_is_that_of_each_group_times_schedule_and_row() -> None:
         step({}, row, clock, lambda: None)
         rates = [group["lr"] for group in step.optimizer.param_groups]
         assert rates == pytest.approx([0.8 * factor * 2, 0.4 * factor * 2])
+
+
+def test_the_rate_of_some_groups_is_constant() -> None:
+    task = Fixed()
+    groups = Groups(rules=[Rule(pattern="^a$", constant_lr=True), Rule(lr_factor=0.5)])
+    optimizer = torch.optim.SGD(parameter_groups(task, groups), lr=0.8)
+    apply_factors(optimizer)
+    step = Standard(task, optimizer, {"lr": lambda clock: 0.25}, Arithmetic(0))
+    step({}, Row(step=0, epoch=0, first=0, count=2, lr_factor=2.0), CLOCK, lambda: None)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.4 * 2, 0.4 * 0.25 * 2])
 
 
 def test_what_the_model_draws_hangs_on_seed_and_step_alone() -> None:

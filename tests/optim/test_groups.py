@@ -112,6 +112,8 @@ def test_equal_options_are_one_group_and_frozen_parameters_none() -> None:
     (group,) = parameter_groups(task, Groups(rules=rules))
     assert (len(group["params"]), group["lr_factor"]) == (4, 3.0)
     assert parameter_groups(task)[0].keys() == {"params", "lr_factor"}
+    apart = parameter_groups(task, Groups(rules=[*rules, Rule(pattern="fc", constant_lr=True)]))
+    assert [group.get("constant_lr", False) for group in apart].count(True) == 1
 
 
 @pytest.mark.parametrize(
