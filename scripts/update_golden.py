@@ -105,7 +105,7 @@ SMALLER = {
     ),
     "detection/bccd": ("vars.short=[48, 64]", "vars.test=48"),
     "selfsup/fashion_mnist": ("data.batch_size=16",),
-    **{f"selfsup/digits_{name}": ("data.batch_size=16",) for name in ("simclr", "vicreg")},
+    **{f"selfsup/digits_{name}": ("data.batch_size=16",) for name in ("simclr", "vicreg", "barlow_twins")},
     "detection/digits": ("data.batch_size=4",),
     "detection/digits_mask": ("data.batch_size=4",),
     # Ten batches of 64 photographs take minutes on a small machine.
