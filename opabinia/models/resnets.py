@@ -162,8 +162,8 @@ def drop_last_stride(net: Any) -> None:
 def _keep_size(net: Any, reduction: int) -> None:
     """Leave out the pooling of the stem, and for 1 the stride of its first convolution."""
     net.maxpool = nn.Identity()
-    first = net.conv1 if isinstance(net.conv1, nn.Conv2d) else net.conv1[0]
     if reduction == 1:
+        first = net.conv1 if isinstance(net.conv1, nn.Conv2d) else net.conv1[0]
         first.stride = (1, 1)
     stem, *stages = net.feature_info
     stem["reduction"] = reduction
