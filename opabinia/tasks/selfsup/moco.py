@@ -45,8 +45,7 @@ class MoCo(SelfSupervised):
     the images dealt anew among them, and what it makes of them is dealt back (section 3.3, shuffling BN). With batch
     norms that see all processes the company is always the same, and nothing is dealt; nor is it on one process, unless
     the backbone has ghost batch norms, whose parts take the place of processes (``backbone: {name: resnet, norm: ghost,
-    ghost_splits: 8}``): there, too, the queue's vectors come from other batches than the two views, and batch norms could
-    tell which.
+    ghost_splits: 8}``): the queue holds vectors of other batches than the two views, and batch norms could tell which.
 
     Args:
         backbone: images to vectors.
