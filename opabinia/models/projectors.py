@@ -61,6 +61,7 @@ class DinoHead(nn.Module):
         layers: of the MLP.
         norm_last_layer: keep the directions at length 1; without it their lengths are learned, which does better in
             large vision transformers that do not diverge.
+        norm: a batch norm behind each hidden layer (the authors' ``use_bn_in_head``).
 
     Attributes:
         last: the directions.
@@ -75,6 +76,7 @@ class DinoHead(nn.Module):
         bottleneck: int = 256,
         layers: int = 3,
         norm_last_layer: bool = True,
+        norm: bool = False,
     ) -> None:
         super().__init__()
         widths = [width, *[hidden] * (layers - 1), bottleneck]
@@ -82,7 +84,7 @@ class DinoHead(nn.Module):
         for number, (before, after) in enumerate(pairwise(widths), 1):
             self.mlp.append(nn.Linear(before, after))
             if number < layers:
-                self.mlp.append(nn.GELU())
+                self.mlp.extend([nn.BatchNorm1d(after), nn.GELU()] if norm else [nn.GELU()])
         for layer in self.mlp:
             if isinstance(layer, nn.Linear):
                 # The paper's 0.02 at its widths. In narrow layers vectors would all but vanish before they are

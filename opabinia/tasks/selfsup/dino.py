@@ -49,6 +49,8 @@ class DINO(SelfSupervised):
         outputs: of the head, K.
         hidden: width of the head's hidden layers.
         bottleneck: width of what the head compares with its K directions.
+        head_norm: batch norms in the head (the authors' ``use_bn_in_head``); without them, and with a narrow network of
+            batch norms, vectors of different images may be too near to each other at first.
         norm_last_layer: keep these directions at length 1; false learns their lengths, too.
         freeze_last_layer: for so long they learn nothing.
         temperature: divides the student's logits.
@@ -74,6 +76,7 @@ class DINO(SelfSupervised):
         outputs: Count = 65536,
         hidden: Count = 2048,
         bottleneck: Count = 256,
+        head_norm: bool = False,
         norm_last_layer: bool = True,
         freeze_last_layer: Duration = Duration(1, "ep"),
         temperature: Positive = 0.1,
@@ -90,7 +93,12 @@ class DINO(SelfSupervised):
     ) -> None:
         super().__init__(facts, backbone(facts.channels), mean, std, evaluators)
         self.head = DinoHead(
-            self.backbone.out_channels, outputs, hidden=hidden, bottleneck=bottleneck, norm_last_layer=norm_last_layer
+            self.backbone.out_channels,
+            outputs,
+            hidden=hidden,
+            bottleneck=bottleneck,
+            norm_last_layer=norm_last_layer,
+            norm=head_norm,
         )
         self.teacher = Teacher(backbone=self.backbone, head=self.head)
         self.centre = Centre(outputs, centre_momentum)

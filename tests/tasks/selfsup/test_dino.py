@@ -207,6 +207,16 @@ def test_lengths_may_be_learned() -> None:
     torch.testing.assert_close(head(vectors), 2 * before)
 
 
+def test_norms_in_the_head_tell_apart_what_is_nearly_alike() -> None:
+    torch.manual_seed(0)
+    vectors = torch.randn(6) + 0.01 * torch.randn(32, 6)
+    alike, apart = (DinoHead(6, 9, hidden=16, bottleneck=4, norm=norm)(vectors).std(0).mean() for norm in (False, True))
+    assert apart > 20 * alike
+    task = small(head_norm=True)
+    assert [type(one) for one in task.head.mlp[:3]] == [nn.Linear, nn.BatchNorm1d, nn.GELU]
+    assert not any(one.requires_grad for one in task.teacher.parameters())
+
+
 def test_it_learns() -> None:
     """The loss rises while the centre takes away what all images share, then falls."""
     task = small(outputs=64, teacher_temperature=0.04, freeze_last_layer=Duration(10, "it"), momentum=0.99)
