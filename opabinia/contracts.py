@@ -8,6 +8,7 @@ Shapes in this package: B samples of a batch, C channels, H height, W width, K c
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -56,7 +57,12 @@ top, right, bottom) and ``labels`` (int64, N) in place of ``label``; where they 
 ``tv_tensors.Mask``: uint8 of 0 and 1, N x H x W) and ``keypoints`` (a ``tv_tensors.KeyPoints``: float32, N x P x 2)
 with ``visible`` (int64, N x P: 0 unknown, 1 hidden, 2 seen) and ``mirror`` (a list of P: which point is this one in a
 mirror). ``picture_size`` (height, width) is that of the picture as it was read, and ``truth`` (:class:`Truth`) what
-evaluations compare with. Things that nobody is to learn (crowds) are in ``truth`` only."""
+evaluations compare with. Things that nobody is to learn (crowds) are in ``truth`` only.
+
+Of films ``video`` (a :class:`Film`, of which nothing is decoded yet) stands in place of ``image``, until the transform
+``clip`` makes ``image`` of it: T x C x H x W, a ``tv_tensors.Video``. ``directed`` (bool) tells whether a mirror image
+would be of another class, ``shape`` ((frames, height, width) or None) which size the batch is to have, and ``view``
+((i, n), (j, m)) that it is clip i of n over time and crop j of m in space: the ``id`` is then that of the film."""
 
 Batch = dict[str, Any]
 """Collated samples; a list has an entry for each of B, a tuple V tensors of B rows, one for each view.
@@ -66,7 +72,7 @@ mixing), ``id`` (list of B), ``index`` (int64, B: which samples they are, of a `
 made of an image, ``views`` (tuple of V, B x C x h x w each) stands in its place, with ``patch_masks`` (tuple, bool,
 B x N each: the hidden patches of the first views) where they were drawn. Of things with boxes, lists of B: ``boxes``,
 ``labels`` and the like as in a sample, plain tensors, ``image_sizes`` ((height, width) of each image within the batch,
-at its upper left) and ``picture_size``."""
+at its upper left) and ``picture_size``. Of clips ``image`` is B x T x C x H x W."""
 
 Indices = NDArray[np.int64]
 
@@ -137,6 +143,55 @@ class Truth:
     keypoints: NDArray[np.float64] | None = None
     absent: tuple[int, ...] = ()
     not_exhaustive: tuple[int, ...] = ()
+
+
+@runtime_checkable
+class Film(Protocol):
+    """Moving pictures that are decoded when they are asked for, and only those that are.
+
+    Frames are numbered in the order in which they are shown. Of films with a variable rate equal steps in number are no
+    equal steps in time. What is opened is closed after ``read``.
+
+    Attributes:
+        path: what messages name.
+    """
+
+    path: str
+
+    @property
+    def frames(self) -> int:
+        """How many there are, as far as its file tells without being decoded; at least 1."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasts."""
+        ...
+
+    @property
+    def fps(self) -> float:
+        """Frames a second, on average."""
+        ...
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width as it is shown: after its rotation flag."""
+        ...
+
+    def read(self, indices: Sequence[int], short_side: int | None = None) -> Tensor:
+        """Frames by number (uint8, T x C x H x W), in the order asked for; the same one may be asked for several times.
+
+        Frames that are broken are as the last good one before them, and it is told once.
+
+        Args:
+            indices: from 0 to ``frames`` - 1.
+            short_side: shrink larger frames until their shorter side has so many pixels.
+
+        Raises:
+            OSError: the file is not there, or must not be read.
+            ValueError: it is no film, none of it can be decoded, or there is no such frame. The text names the file.
+        """
+        ...
 
 
 class Unfit(ValueError):
@@ -222,7 +277,8 @@ class Row:
         epoch: epochs done before it.
         first: position of its first sample in the epoch.
         count: samples over all processes.
-        shape: size the batch is to have (frames, height, width), or None to leave it to the transforms.
+        shape: size the batch is to have, (height, width) of pictures, (frames, height, width) of clips, or None to
+            leave it to the transforms.
         lr_factor: multiplies the learning rate while this row is trained.
     """
 
@@ -271,6 +327,64 @@ class Plan(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Course:
+    """What a run knows of itself when its batches are laid out (``shapes``).
+
+    Attributes:
+        samples: positions in an epoch.
+        batch_size: samples of one step over all processes, as the config says.
+        length: of the run, likewise.
+        world: number of processes.
+        drop_last: leave out the incomplete batch at the end of each epoch.
+    """
+
+    samples: int
+    batch_size: int
+    length: Duration
+    world: int = 1
+    drop_last: bool = False
+
+
+class BatchShape(NamedTuple):
+    """A batch over all processes: how many samples, and their size as in :class:`Row`."""
+
+    samples: int
+    shape: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Some epochs with the same batches.
+
+    Attributes:
+        epochs: how many, from 1 on.
+        cycle: batches that are taken in turn, each epoch beginning with the first.
+        lr_factor: multiplies the learning rate.
+        splits: into how many parts batch norms split a process's share of the batch, if they can.
+        processes: over how many processes they take their statistics, if they can.
+    """
+
+    epochs: int
+    cycle: tuple[BatchShape, ...]
+    lr_factor: float = 1.0
+    splits: int = 1
+    processes: int = 1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All batches of a run, as a part of the family ``shapes`` lays them out.
+
+    Attributes:
+        stages: one after the other; past their end the last one goes on.
+        length: of the run, which may end before they do, or behind.
+    """
+
+    stages: tuple[Stage, ...]
+    length: Duration
+
+
 class Loader(Protocol):
     """Batches of this process in order, from any row on.
 
@@ -299,6 +413,7 @@ class Clock:
         samples: training samples seen.
         total_steps: length of the whole run.
         steps_per_epoch: steps of the present epoch.
+        starts: step of the first batch of an epoch, where epochs differ in length; None where they do not.
     """
 
     step: int = 0
@@ -307,6 +422,7 @@ class Clock:
     samples: int = 0
     total_steps: int = 0
     steps_per_epoch: int = 1
+    starts: Callable[[int], int] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def at(cls, plan: Plan, step: int) -> Clock:
@@ -318,14 +434,17 @@ class Clock:
         start = plan.epoch_start(epoch)
         present = min(epoch, max(0, plan.epochs - 1))
         length = plan.epoch_start(present + 1) - plan.epoch_start(present) if plan.epochs else 1
-        return cls(step, epoch, step - start, plan.samples_before(step), plan.total_steps, length)
+        starts = None if getattr(plan, "steps_per_epoch", None) else plan.epoch_start
+        return cls(step, epoch, step - start, plan.samples_before(step), plan.total_steps, length, starts)
 
     def following(self, plan: Plan, row: Row) -> Clock:
         """The clock one step later, ``row`` being the batch of that step; as :meth:`at`, and quicker."""
         if self.epoch_step + 1 >= self.steps_per_epoch:
             return Clock.at(plan, self.step + 1)
-        samples, epoch_step = self.samples + row.count, self.epoch_step + 1
-        return Clock(self.step + 1, self.epoch, epoch_step, samples, self.total_steps, self.steps_per_epoch)
+        return Clock(
+            *(self.step + 1, self.epoch, self.epoch_step + 1, self.samples + row.count),
+            *(self.total_steps, self.steps_per_epoch, self.starts),
+        )
 
     @property
     def progress(self) -> float:
@@ -343,8 +462,26 @@ class Clock:
         return self.step > 0 and (self.epoch_step == 0 or self.step >= self.total_steps)
 
     def steps(self, duration: Duration) -> int:
-        """Length of ``duration`` in optimizer steps."""
+        """Length of ``duration`` in optimizer steps, from the run's start: where epochs differ, 3ep are the first
+        three."""
+        if self.starts is not None and duration.unit == "ep":
+            return duration.steps_along(self.starts)
         return duration.steps(self.steps_per_epoch)
+
+    def epochs_at(self, step: int) -> float:
+        """Epochs done after ``step`` steps of the run, with the one that is not over as a fraction."""
+        if self.starts is None:
+            return step / self.steps_per_epoch
+        behind = 1
+        while self.starts(behind) <= step:
+            behind *= 2
+        epoch = bisect_right(range(behind), step, key=self.starts) - 1
+        start = self.starts(epoch)
+        return epoch + (step - start) / (self.starts(epoch + 1) - start)
+
+    def length_of(self, epoch: int) -> int:
+        """Steps of an epoch, numbered from 0."""
+        return self.steps_per_epoch if self.starts is None else self.starts(epoch + 1) - self.starts(epoch)
 
 
 Schedule = Callable[[Clock], float]
@@ -677,8 +814,10 @@ class Backbone(nn.Module):
         patch_size: height and width of the patches that the tokens are of; None when it has none.
         preprocessing: what its weights were trained on; None when they were drawn.
         trained_classes: how many classes the classifier that came with its weights tells apart; 0 without such a one.
+        clips: whether it takes clips (B x C x T x H x W, T frames) in the place of images, and gives a vector each.
     """
 
+    clips: bool = False
     out_channels: int
     map_channels: int = 0
     token_channels: int = 0
@@ -919,7 +1058,8 @@ MixPart = Annotated[Mix, Part("mix")]
 SamplerPart = Annotated[Callable[[Source, int, int], Sampler], Part("sampler")]
 """Built with the source, the seed of the run and the size of a batch over all processes."""
 
-ShapesPart = Annotated[Callable[[float], tuple[int, ...]], Part("shapes")]
-"""From the progress at the beginning of an epoch to the size of its batches."""
+ShapesPart = Annotated[Callable[[Course], Layout], Part("shapes")]
+"""From what a run knows of itself to all its batches: how many samples of which size, epoch by epoch."""
+
 HookPart = Annotated[Hook, Part("hook")]
 WriterPart = Annotated[Callable[[Path, Clock], Writer], Part("writer")]

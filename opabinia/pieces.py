@@ -15,9 +15,22 @@ from opabinia import contracts
 from opabinia.config import ConfigError, Problem
 from opabinia.config.build import blamed
 from opabinia.config.errors import listing, nearest
-from opabinia.contracts import Backbone, Batch, Evaluator, Facts, Plan, Row, Sampler, Source, Task, Together
+from opabinia.contracts import (
+    Backbone,
+    Batch,
+    Course,
+    Evaluator,
+    Facts,
+    Layout,
+    Plan,
+    Row,
+    Sampler,
+    Source,
+    Task,
+    Together,
+)
 from opabinia.data import Data, Stream
-from opabinia.data.batches import ConstantPlan
+from opabinia.data.batches import ConstantPlan, StagedPlan
 from opabinia.data.loader import DataError, Loader, Reader, Request, evaluation_requests, training_requests
 from opabinia.data.order import EachOnce
 from opabinia.engine.evaluate import Validation, layers_of, to_device
@@ -35,7 +48,14 @@ from opabinia.settings import Evaluation, Measure, Training
 # --- data -----------------------------------------------------------------------------------------------------------
 
 
-def first_samples(stream: Stream, count: int, *, skip: bool = False, size_multiple: int | None = None) -> Batch:
+def first_samples(
+    stream: Stream,
+    count: int,
+    *,
+    skip: bool = False,
+    size_multiple: int | None = None,
+    shape: tuple[int, ...] | None = None,
+) -> Batch:
     """The first samples of a data set as a batch, as they come out of the transforms.
 
     Args:
@@ -43,6 +63,7 @@ def first_samples(stream: Stream, count: int, *, skip: bool = False, size_multip
         count: how many.
         skip: pass over samples that cannot be read.
         size_multiple: as in :class:`opabinia.contracts.Task`.
+        shape: as in :class:`opabinia.contracts.Row`.
 
     Raises:
         DataError: one of them cannot be read; with ``skip``, none of all can.
@@ -52,7 +73,8 @@ def first_samples(stream: Stream, count: int, *, skip: bool = False, size_multip
     samples = len(stream.source)
     for first in range(0, samples, count):
         numbers = np.arange(first, min(first + count, samples))
-        batch = reader.read(Request(Row(step=0, epoch=0, first=first, count=len(numbers)), numbers, numbers)).batch
+        row = Row(step=0, epoch=0, first=first, count=len(numbers), shape=shape)
+        batch = reader.read(Request(row, numbers, numbers)).batch
         if batch is not None:
             return batch
     raise DataError(f"none of the {samples} samples can be read")
@@ -304,11 +326,22 @@ def own_periods(validation: Sequence[Validation]) -> dict[str, Duration]:
 
 
 def make_plan(
-    data: Data, sampler: Sampler, length: Duration, shapes: Callable[[float], tuple[int, ...]] | None
-) -> ConstantPlan:
+    data: Data, sampler: Sampler, length: Duration, shapes: Callable[[Course], Layout] | None
+) -> ConstantPlan | StagedPlan:
     """All batches of the run."""
     with blamed("data"):
-        return ConstantPlan(len(sampler), data.batch_size, length, data.drop_last, shapes)
+        plan = ConstantPlan(len(sampler), data.batch_size, length, data.drop_last)
+    if shapes is None:
+        return plan
+    with blamed("shapes"):
+        layout = shapes(Course(len(sampler), data.batch_size, length, world_size(), data.drop_last))
+        others = sorted({one.samples for stage in layout.stages for one in stage.cycle} - {data.batch_size})
+        if others and data.sampler is not None:
+            log.warning(
+                "data.sampler may group samples in batches of data.batch_size (%d); shapes takes batches of %s",
+                *(data.batch_size, listing([str(one) for one in others])),
+            )
+        return StagedPlan(len(sampler), layout.stages, layout.length, data.drop_last)
 
 
 # --- model ----------------------------------------------------------------------------------------------------------
@@ -365,8 +398,14 @@ def placed(task: Task, train: Training, device: torch.device) -> Task:
     """The model on its device in the memory layout of training, so that an evaluation computes the same digits."""
     task.to(device)
     if train.channels_last:
-        task.to(memory_format=torch.channels_last)
+        for tensor in (*task.parameters(), *task.buffers()):
+            if tensor.ndim in CHANNELS_LAST:
+                tensor.data = tensor.data.to(memory_format=CHANNELS_LAST[tensor.ndim])
     return task
+
+
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""By the number of dimensions: of images, and of clips."""
 
 
 def compile_modules(task: Task, device: torch.device) -> None:

@@ -36,7 +36,7 @@ from opabinia.contracts import (
 )
 from opabinia.data import Data, detection_samplers, identity_samplers, mix, samplers, shard_order, sources, transforms
 from opabinia.data import shapes as shape_parts
-from opabinia.data.batches import ConstantPlan
+from opabinia.data.batches import StagedPlan
 from opabinia.engine.checkpoint import Snapshot
 from opabinia.engine.evaluate import Validation, evaluation_run, layers_of, learns
 from opabinia.engine.hooks import (
@@ -55,6 +55,7 @@ from opabinia.engine.hooks import (
     refuse_wrong,
     watch,
 )
+from opabinia.engine.hooks.stages import FollowStages
 from opabinia.engine.journal import Journal
 from opabinia.engine.layers import with_layers
 from opabinia.engine.moments import Moments
@@ -63,7 +64,8 @@ from opabinia.engine.writers import TensorBoard, Terminal
 from opabinia.evaluation import clusters, coco, collapse, knn, low_shot, lvis, probe, searches, svm, voc
 from opabinia.loading import load
 from opabinia.losses import binary, cross_entropy, metric
-from opabinia.models import backbones, detectors, heads, necks, pooling, resnets, vits
+from opabinia.models import backbones, detectors, heads, necks, pooling, resnets, video, vits
+from opabinia.models.norms import split_norms
 from opabinia.models.weights import Init, initialise
 from opabinia.optim import lars, optimizers
 from opabinia.optim import schedules as schedule_parts
@@ -103,6 +105,7 @@ from opabinia.runtime.seeds import draw_seed
 from opabinia.runtime.signals import Stopped
 from opabinia.settings import Checkpointing, Evaluation, Seed, Training
 from opabinia.tasks import classification, detection, reid, selfsup
+from opabinia.tasks import video as video_task
 from opabinia.tasks.distill import Distill, distilled, make_teacher, own_average, student_weights
 
 PARTS = (
@@ -144,6 +147,8 @@ PARTS = (
     sources,
     svm,
     transforms,
+    video,
+    video_task,
     vits,
     voc,
     watch,
@@ -233,7 +238,7 @@ def train(
     with blamed("data"):
         sampler = make_sampler(data, seed)
         plan = make_plan(data, sampler, train.length, shapes)
-    warn_of_odd_lengths(plan, schedule, data.batch_size)
+    warn_of_odd_lengths(plan, schedule, data.batch_size, len(sampler))
     if not plan.total_steps:
         raise ConfigError(Problem("", "train.length", f"{train.length} is a run without a single step"))
     every_schedule = {"lr": schedule, **(schedules or {})}
@@ -267,6 +272,8 @@ def train(
     refuse_pieces(model, train, data.batch_size)
     if model.compares_classes and data.sampler is None:
         log.warning("data.sampler: losses compare samples of a class, of which a batch may hold few; see `identities`")
+    if splits := splits_norms(plan, train):
+        split_norms(model, 1)  # from here on others hold on to the norms
     model = prepared(model, train, device)
     twin = copy.deepcopy(model) if ema else None
     averages = [one for one in (twin, own_average(model)) if one is not None]
@@ -297,6 +304,7 @@ def train(
             best=make_best(checkpoint.best, offered),
             average=average,
             timer=Timer(),
+            stages=FollowStages(plan.stages, norms=splits) if isinstance(plan, StagedPlan) else None,
         )
     lines = [writer(session.folder, start) for writer in writers] if is_first() else []
     journal = Journal(session.folder / "metrics.jsonl" if is_first() else None, lines, by=train.log_by)
@@ -327,8 +335,8 @@ def train(
         journal.close()
         raise
     log.info(
-        "%d samples, %d steps of %d (%d an epoch); from step %d",
-        facts.samples, plan.total_steps, data.batch_size, plan.steps_per_epoch, start.step,
+        "%d samples, %d steps of %s (%s an epoch); from step %d",
+        facts.samples, plan.total_steps, batch_sizes(plan, data.batch_size), steps_per_epoch(plan), start.step,
     )  # fmt: skip
     scores = trainer.run()
     if trainer.stopped:
@@ -366,12 +374,43 @@ def set_up(train: Training) -> tuple[torch.device, int]:
     return device, threads
 
 
-def warn_of_odd_lengths(plan: ConstantPlan, schedule: Schedule, batch_size: int) -> None:
+def steps_per_epoch(plan: Plan) -> str:
+    """Steps of an epoch, for people; the least and the most where epochs differ."""
+    return _span([plan.epoch_start(epoch + 1) - plan.epoch_start(epoch) for epoch in range(plan.epochs)])
+
+
+def batch_sizes(plan: Plan, batch_size: int) -> str:
+    """Samples of a step, for people, likewise; the incomplete ones at the ends of epochs do not count."""
+    stages = plan.stages if isinstance(plan, StagedPlan) else ()
+    return _span([one.samples for stage in stages for one in stage.cycle] or [batch_size])
+
+
+def _span(numbers: Sequence[int]) -> str:
+    return " to ".join(str(one) for one in sorted({min(numbers), max(numbers)}))
+
+
+def splits_norms(plan: Plan, train: Training) -> bool:
+    """Whether batch norms are to see a process's share of the batch in parts, at some time of the run.
+
+    Those that are synchronised take their statistics over the whole batch, and no others over several processes: what
+    a plan asks for beyond that is told.
+    """
+    stages = plan.stages if isinstance(plan, StagedPlan) else ()
+    most = max((stage.processes for stage in stages), default=1)
+    if most > 1 and world_size() > 1 and not train.sync_batch_norm:
+        log.warning(
+            "shapes: a process's share is smaller than bn_base_size, so that norms would see more samples over %d "
+            "processes; train.sync_batch_norm does that", most,
+        )  # fmt: skip
+    return not train.sync_batch_norm and any(stage.splits > 1 for stage in stages)
+
+
+def warn_of_odd_lengths(plan: Plan, schedule: Schedule, batch_size: int, samples: int) -> None:
     """What can be meant, as in a short trial of a long recipe, but seldom is."""
-    if batch_size > plan.samples:
-        log.warning("data.batch_size is %d, but there are %d samples: a batch is all of them", batch_size, plan.samples)
+    if batch_size > samples:
+        log.warning("data.batch_size is %d, but there are %d samples: a batch is all of them", batch_size, samples)
     warmup = getattr(schedule, "keywords", {}).get("warmup")
-    if isinstance(warmup, Duration) and warmup.steps(plan.steps_per_epoch) >= plan.total_steps > 0:
+    if isinstance(warmup, Duration) and Clock.at(plan, 0).steps(warmup) >= plan.total_steps > 0:
         log.warning("schedule.warmup (%s) is not over before the run is: lr never reaches its peak", warmup)
 
 
@@ -548,11 +587,12 @@ def rehearse(parts: Mapping[str, Any]) -> None:
         every = {"lr": parts["schedule"], **(parts["schedules"] or {})}
         step = training.step(model, optimizer, every, Arithmetic(0, training.precision))
     clock = Clock.at(plan, 0)
-    batch = first_samples(data.train, 2, skip=skip, size_multiple=model.size_multiple)
+    first = plan.row(0)
+    batch = first_samples(data.train, 2, skip=skip, size_multiple=model.size_multiple, shape=first.shape)
     with blamed("data.mix"):
         for mixing in data.mix:
             batch = mixing(batch, facts)
-    row = replace(plan.row(0), count=len(batch["id"]))
+    row = replace(first, count=len(batch["id"]))
     _push(lambda: step(batch, row, clock, lambda: None), batch)
     validation = make_validation(
         data, replace(parts["evaluate"], batch_size=None), 0, torch.device("cpu"), training.precision

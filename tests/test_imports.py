@@ -136,7 +136,12 @@ def meets_a_stranger(found: Import) -> bool:
 
 def joins_tasks(found: Import) -> bool:
     both = room(found.source) == room(found.target) == "tasks"
-    return both and task(found.source) not in {task(found.target), "distill", "__init__"}
+    # `labelled` is no task, but what tasks with labels have in common.
+    return (
+        both
+        and task(found.target) != "labelled"
+        and task(found.source) not in {task(found.target), "distill", "__init__"}
+    )
 
 
 def sees_config(found: Import) -> bool:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
-from opabinia.contracts import Row
+from opabinia.contracts import Row, Stage
 from opabinia.runtime.durations import Duration
+
+_EMPTY = "the training data is empty: there is nothing to make batches of"
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,6 @@ class ConstantPlan:
         batch_size: samples of one optimizer step over all processes.
         length: of the whole run, in epochs (fractions are fine) or iterations; 0 means no step at all.
         drop_last: leave out the incomplete batch at the end of each epoch.
-        shapes: from the progress at the beginning of an epoch to the size of its batches.
 
     Raises:
         ValueError: there is no sample, or no complete batch while ``drop_last`` asks for one.
@@ -32,11 +35,10 @@ class ConstantPlan:
     batch_size: int
     length: Duration
     drop_last: bool = False
-    shapes: Callable[[float], tuple[int, ...]] | None = None
 
     def __post_init__(self) -> None:
         if self.samples < 1:
-            raise ValueError("the training data is empty: there is nothing to make batches of")
+            raise ValueError(_EMPTY)
         if self.batch_size < 1:
             raise ValueError(f"a batch holds at least 1 sample, not {self.batch_size}")
         if self.steps_per_epoch == 0:
@@ -70,8 +72,7 @@ class ConstantPlan:
             raise IndexError(f"step {step} of a run of {self.total_steps}")
         epoch, batch = divmod(step, self.steps_per_epoch)
         first = batch * self.batch_size
-        shape = self.shapes(epoch * self.steps_per_epoch / self.total_steps) if self.shapes else None
-        return Row(step=step, epoch=epoch, first=first, count=min(self.batch_size, self.samples - first), shape=shape)
+        return Row(step=step, epoch=epoch, first=first, count=min(self.batch_size, self.samples - first))
 
     def epoch_start(self, epoch: int) -> int:
         """Step of the first batch of ``epoch``, for 0 to ``epochs``.
@@ -85,6 +86,134 @@ class ConstantPlan:
         epochs, batches = divmod(step, self.steps_per_epoch)
         samples_per_epoch = min(self.steps_per_epoch * self.batch_size, self.samples)
         return epochs * samples_per_epoch + batches * self.batch_size
+
+
+@dataclass(frozen=True)
+class StagedPlan:
+    """Batches that change over time (:class:`opabinia.contracts.Plan`).
+
+    In every epoch of a stage its batches are taken in turn, from the first one on, until the samples are used up; the
+    last batch is smaller, or left out (``drop_last``). Any row is found by arithmetic, in the time of a search among
+    the stages, so going on in the middle of a cycle is nothing special.
+
+    Attributes:
+        samples: positions in an epoch.
+        stages: one after the other; past their end the last one goes on.
+        length: of the run: whole and half epochs are those of the stages they lie in.
+        drop_last: leave out the incomplete batch at the end of each epoch.
+
+    Raises:
+        ValueError: there is no sample, no stage, or a stage without epochs or (``drop_last``) without a complete batch.
+
+    Example: 10 samples and a stage with the cycle 4, 2 make batches of 4, 2, 4 in each epoch, 3 steps.
+    """
+
+    samples: int
+    stages: tuple[Stage, ...]
+    length: Duration
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise ValueError(_EMPTY)
+        if not self.stages:
+            raise ValueError("a run has at least one stage")
+        for number, (stage, steps) in enumerate(zip(self.stages, self._steps, strict=True)):
+            counts = [one.samples for one in stage.cycle]
+            if stage.epochs < 1 or not counts or min(counts) < 1:
+                raise ValueError(
+                    f"stage {number} has {stage.epochs} epochs with batches of {counts}; a stage has at least one "
+                    "epoch and one batch, and a batch at least one sample"
+                )
+            if not steps:
+                raise ValueError(
+                    f"stage {number}: {self.samples} samples do not fill its first batch of {counts[0]} and drop_last "
+                    "leaves out incomplete ones: set drop_last to false or batch_size lower"
+                )
+
+    @cached_property
+    def _sizes(self) -> tuple[tuple[int, ...], ...]:
+        """Samples before each batch of the cycle, and behind the last one, by stage."""
+        return tuple((0, *accumulate(one.samples for one in stage.cycle)) for stage in self.stages)
+
+    @cached_property
+    def _steps(self) -> tuple[int, ...]:
+        """Steps of an epoch, by stage."""
+        return tuple(self._steps_of(sizes) for sizes in self._sizes)
+
+    def _steps_of(self, sizes: tuple[int, ...]) -> int:
+        if sizes[-1] < 1:
+            return 0
+        cycles, rest = divmod(self.samples, sizes[-1])
+        complete = bisect_right(sizes, rest) - 1
+        return cycles * (len(sizes) - 1) + complete + (not self.drop_last and rest > sizes[complete])
+
+    @cached_property
+    def _first_epochs(self) -> tuple[int, ...]:
+        return (0, *accumulate(stage.epochs for stage in self.stages))[:-1]
+
+    @cached_property
+    def _first_steps(self) -> tuple[int, ...]:
+        of_stages = zip(self.stages, self._steps, strict=True)
+        return (0, *accumulate(stage.epochs * steps for stage, steps in of_stages))[:-1]
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Steps of a whole epoch, if all have as many; else None."""
+        return self._steps[0] if len(set(self._steps)) == 1 else None
+
+    @cached_property
+    def total_steps(self) -> int:
+        """Steps of the run."""
+        even = self.steps_per_epoch
+        return self.length.steps(even) if even else self.length.steps_along(self.epoch_start)
+
+    @cached_property
+    def epochs(self) -> int:
+        """Epochs of the run; the last may be cut short."""
+        return self._place(self.total_steps - 1)[1] + 1 if self.total_steps else 0
+
+    def _place(self, step: int) -> tuple[int, int, int]:
+        """The stage of ``step``, its epoch in the run, and its number in the epoch."""
+        number = bisect_right(self._first_steps, step) - 1
+        epoch, batch = divmod(step - self._first_steps[number], self._steps[number])
+        return number, self._first_epochs[number] + epoch, batch
+
+    def _samples_until(self, number: int, batch: int) -> int:
+        """Samples before this batch of an epoch of a stage."""
+        sizes = self._sizes[number]
+        cycles, place = divmod(batch, len(sizes) - 1)
+        return min(self.samples, cycles * sizes[-1] + sizes[place])
+
+    def row(self, step: int) -> Row:
+        """The global batch of ``step`` (0 to total_steps - 1).
+
+        Raises:
+            IndexError: the run has no such step.
+        """
+        if not 0 <= step < self.total_steps:
+            raise IndexError(f"step {step} of a run of {self.total_steps}")
+        number, epoch, batch = self._place(step)
+        stage, first = self.stages[number], self._samples_until(number, batch)
+        size, shape = stage.cycle[batch % len(stage.cycle)]
+        return Row(step, epoch, first, min(size, self.samples - first), shape, stage.lr_factor)
+
+    def epoch_start(self, epoch: int) -> int:
+        """Step of the first batch of ``epoch``, from 0 on; past the end of the stages the last one goes on.
+
+        The end of the last epoch lies beyond ``total_steps`` when the run ends within it.
+        """
+        number = bisect_right(self._first_epochs, epoch) - 1
+        return self._first_steps[number] + (epoch - self._first_epochs[number]) * self._steps[number]
+
+    def samples_before(self, step: int) -> int:
+        """Samples in the batches before ``step``."""
+        number, epoch, batch = self._place(step)
+        seen = 0
+        for earlier, stage in enumerate(self.stages[:number]):
+            seen += stage.epochs * self._samples_until(earlier, self._steps[earlier])
+        in_stage = epoch - self._first_epochs[number]
+        return seen + in_stage * self._samples_until(number, self._steps[number]) + self._samples_until(number, batch)
 
 
 def evaluation_rows(samples: int, batch_size: int, rank: int, world: int) -> Iterator[Row]:

@@ -122,12 +122,31 @@ def _size(value: Tensor) -> str:
     return " x ".join(map(str, value.shape)) or "a single number"
 
 
+def is_of_clips(shape: Sequence[int]) -> bool:
+    """Whether a shape over time is (frames, height, width), and not (height, width)."""
+    return len(shape) == len(("frames", "height", "width"))
+
+
 def resized(batch: Batch, shape: Sequence[int]) -> Batch:
     """The batch with its images (B x C x H x W) at another size: ``shape`` is (height, width).
 
+    Clips (B x T x C x H x W) have been read at their size, (frames, height, width), which is only looked at: the
+    transforms are told it (``shape`` of a sample), since frames that are not wanted need not be decoded.
+
     Raises:
-        ValueError: there are things in them, whose places would no longer be right, or several views in their place.
+        ValueError: there are things in them, whose places would no longer be right, or several views in their place; or
+            the transforms have made clips of another size.
     """
+    if is_of_clips(shape):
+        images = batch["image"]
+        found = (images.shape[1], *images.shape[-2:]) if images.ndim > len("BCHW") else tuple(images.shape[-2:])
+        if found != tuple(shape):
+            wanted, made = (" x ".join(map(str, one)) for one in (shape, found))
+            raise ValueError(
+                f"shapes: clips of {wanted} (frames, height, width) are wanted, and the transforms made {made}; take "
+                "transforms that read `shape` of a sample, such as clip and a random crop for clips"
+            )
+        return batch
     if "views" in batch:
         raise ValueError("shapes: each view has a size of its own; write it into the transforms of the views")
     if "image_sizes" in batch:

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from opabinia.contracts import Batch, Combination, Facts, Indices, Mix, Plan, Row, Sample, Source, Transform
 from opabinia.data.batches import evaluation_rows
-from opabinia.data.collate import collate, resized
+from opabinia.data.collate import collate, is_of_clips, resized
 from opabinia.data.order import Order
 from opabinia.runtime.log import log
 from opabinia.runtime.seeds import ANOTHER, MIX, REPLACEMENT, SAMPLE, generators_kept, hash32, seed_sample
@@ -218,7 +218,7 @@ class Reader(Dataset[Read | _Failure]):
         passed_over: list[str] = []
         samples = []
         for position, index in zip(request.positions.tolist(), request.indices.tolist(), strict=True):
-            sample = self._sample_or_another(row.epoch, position, index, passed_over)
+            sample = self._sample_or_another(row, position, index, passed_over)
             if sample is not None:
                 samples.append(sample)
         if not samples:
@@ -226,18 +226,19 @@ class Reader(Dataset[Read | _Failure]):
         with _told(f"step {row.step}", collate):
             return collate(samples, self.size_multiple), passed_over
 
-    def _sample_or_another(self, epoch: int, position: int, index: int, passed_over: list[str]) -> Sample | None:
+    def _sample_or_another(self, row: Row, position: int, index: int, passed_over: list[str]) -> Sample | None:
+        shape = row.shape if row.shape is not None and is_of_clips(row.shape) else None
         tried = [index]
         for attempt in range(_ATTEMPTS):
             try:
-                return self._sample(epoch, position, index)
+                return self._sample(row.epoch, position, index, shape)
             except DataError as error:
                 if self.on_error == "raise":
                     raise
                 passed_over.append(str(error))
                 if self.on_error == "leave_out":
                     return None
-                index = self._another(tried, hash32(REPLACEMENT, self.seed, epoch, position, attempt))
+                index = self._another(tried, hash32(REPLACEMENT, self.seed, row.epoch, position, attempt))
                 tried.append(index)
         raise DataError(f"{_ATTEMPTS} samples in a row could not be read; the last: {passed_over[-1]}")
 
@@ -250,31 +251,39 @@ class Reader(Dataset[Read | _Failure]):
                 return int(alike[draw % alike.size])
         return draw % len(self.source)
 
-    def _sample(self, epoch: int, position: int, index: int) -> Sample:
-        return self._changed(index, hash32(SAMPLE, self.seed, epoch, position), self.transforms)
+    def _sample(self, epoch: int, position: int, index: int, shape: tuple[int, ...] | None) -> Sample:
+        return self._changed(index, hash32(SAMPLE, self.seed, epoch, position), self.transforms, shape)
 
-    def _changed(self, index: int, key: int, transforms: Sequence[Transform]) -> Sample:
-        """A sample of the source after ``transforms``; what they draw comes from ``key``."""
+    def _changed(
+        self, index: int, key: int, transforms: Sequence[Transform], shape: tuple[int, ...] | None = None
+    ) -> Sample:
+        """A sample of the source after ``transforms``; what they draw comes from ``key``. Of clips they are told the
+        ``shape`` that is wanted, as decoding more than that would be in vain."""
         if transforms:  # sources draw nothing
             seed_sample(key)
         with _told(f"sample {index}", self.source):
             sample = _checked(self.source[index])
+        if shape is not None:
+            sample = {**sample, "shape": shape}
         for number, transform in enumerate(transforms):
             with _told(f"sample {index} ({sample.get('id', 'without id')})", transform):
                 if isinstance(transform, Combination):
-                    sample = _checked(transform.combine(sample, self._others(key, transforms[:number])))
+                    others = self._others(key, transforms[:number], shape)
+                    sample = _checked(transform.combine(sample, others))
                 else:
                     sample = _checked(transform(sample))
+        if shape is not None:
+            sample.pop("shape", None)
         return sample
 
-    def _others(self, key: int, transforms: Sequence[Transform]) -> Callable[[], Sample]:
+    def _others(self, key: int, transforms: Sequence[Transform], shape: tuple[int, ...] | None) -> Callable[[], Sample]:
         """Further samples for one that is combined with others: each call gives the next."""
         keys = (hash32(ANOTHER, key, len(transforms), number) for number in count())
 
         def another() -> Sample:
             own = next(keys)
             with generators_kept():
-                return self._changed(own % len(self.source), own, transforms)
+                return self._changed(own % len(self.source), own, transforms, shape)
 
         return another
 

@@ -91,13 +91,29 @@ class GhostBatchNorm(_BatchNorm):
     """Normalises each part of the batch of a process by itself (Hoffer et al. 2017, section 4).
 
     Sample i is in part i mod ``splits``, so that parts differ by one sample at most. There are fewer parts where one
-    would have a single value. The running statistics are one set, and move towards their mean over parts.
+    would have a single value. The running statistics are one set, and move towards their mean over parts: names and
+    shapes in a checkpoint are those of a batch norm, for any number of parts.
+
+    The sub-batch norm of multigrid training (Wu et al. 2020, section 3.4; SlowFast's ``SubBatchNorm3d``) keeps running
+    statistics of every part and joins them for evaluation: the mean of the means; the mean of the variances plus the
+    variance of the (running) means. What comes of one set instead, of momentum a, after t steps of k parts:
+
+    - outputs in training, the mean and the mean of the variances are the same: they are linear in the statistics of the
+      parts;
+    - the variance of the running means is no function of one set: it depends on which parts lay apart in which
+      direction in each step. With ``spread`` each step adds a^2 (1 + (1 - a)^(2t - 1)) / (2 - a) times the variance of
+      this step's means. That is the same after one step, where all parts began alike, and after more of them its
+      expectation, where parts of one step have nothing to do with those of another. It tends to a / (2 - a) of the
+      variance of means, a nineteenth at 0.1.
 
     Attributes:
         splits: how many parts; it may change at any time.
+        spread: the running variance counts how far the means of parts lie apart, too, as above. Without it (as in
+            FastReID) it is what a batch norm would have that sees the parts as batches.
     """
 
     splits: int = 1
+    spread: bool = False
 
     def _check_input_dim(self, input: Tensor) -> None: ...
 
@@ -119,6 +135,8 @@ class GhostBatchNorm(_BatchNorm):
             output = self._in_one_pass(input, means, variances, share)
         self.running_mean.copy_(means.mean(0))
         self.running_var.copy_(variances.mean(0))
+        if self.spread and share:  # the running means moved by ``share`` times what the parts' own means differ in
+            self.running_var.add_(self._share_of_spread() * (means / share).var(0, correction=0))
         return output
 
     def _share_of_newest(self) -> float:
@@ -126,6 +144,14 @@ class GhostBatchNorm(_BatchNorm):
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
         return 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+
+    def _share_of_spread(self) -> Tensor:
+        """How much the variance of this batch's means counts in the running variance; on the device, unread."""
+        assert self.num_batches_tracked is not None and self.running_var is not None
+        steps = self.num_batches_tracked.to(self.running_var.dtype)
+        if self.momentum is None:  # a mean over all steps: what the first one adds stays as 1 / t, which is enough
+            return (steps == 1).to(steps.dtype)
+        return self.momentum**2 / (2 - self.momentum) * (1 + (1 - self.momentum) ** (2 * steps - 1))
 
     def _in_one_pass(self, input: Tensor, means: Tensor, variances: Tensor, share: float) -> Tensor:
         """Parts of one size: channel c of part i goes as channel i * C + c of a batch of fewer samples."""
@@ -213,6 +239,35 @@ def ghost(model: nn.Module, splits: int) -> None:
         return other
 
     _replace(model, made)
+
+
+def split_norms(model: nn.Module, splits: int) -> int:
+    """Have every batch norm within a model normalise ``splits`` parts of the batch by themselves from now on: the
+    sub-batch norm of multigrid training (Wu et al. 2020, section 3.4); see :class:`GhostBatchNorm`.
+
+    The first call puts other norms in the place of batch norms, so it comes before anything holds on to them (an
+    average, several processes, compilation); 1 will do for ``splits`` then. Later calls only set the number. Parameters
+    and statistics are the same ones throughout, by names and shapes, so that optimizers, averages and checkpoints know
+    nothing of it, and weights go into the model without such norms and come back. Synchronised and frozen norms stay.
+
+    Args:
+        splits: how many parts a process makes of its batch: at least 1.
+
+    Returns:
+        how many norms have it.
+
+    Raises:
+        ValueError: there are to be no parts.
+
+    Example: a batch of 64 clips a process where the norms were made for 8 has ``split_norms(model, 8)``.
+    """
+    if splits < 1:
+        raise ValueError(f"splits: a batch has at least 1 part, not {splits}")
+    ghost(model, splits)
+    norms = [module for module in model.modules() if isinstance(module, GhostBatchNorm)]
+    for norm in norms:
+        norm.splits, norm.spread = splits, True
+    return len(norms)
 
 
 def freeze(model: nn.Module) -> None:

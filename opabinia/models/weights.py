@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from opabinia.config import register
 from opabinia.contracts import Task
 from opabinia.models.foreign import Colours, of_coco, translated
+from opabinia.models.video.inflate import inflated_kernel
 from opabinia.models.weight_files import read_weights
 
 
@@ -124,7 +125,9 @@ def fit(model: nn.Module, weights: Mapping[str, Tensor], *, take: str = "", only
     """Copy into ``model`` what has the same name and shape, whatever stands before the names on either side.
 
     Position embeddings and tables of relative positions are resized, a first convolution is fitted to its number of
-    channels, all as timm does; other tensors of another shape (a classifier of other classes) are left out.
+    channels, all as timm does; kernels over places become kernels over frames and places
+    (:func:`opabinia.models.video.inflate.inflated_kernel`); other tensors of another shape (a classifier of other
+    classes) are left out.
 
     Args:
         take: the part of ``weights`` to take, such as ``encoder_q``; the rest is not looked at.
@@ -304,6 +307,10 @@ def _fitted(model: nn.Module, name: str, tensor: Tensor, target: Tensor) -> Tens
                 fitted = resize_rel_pos_bias_table(tensor, owner.window_size, tuple(target.shape))
         elif kind == "weight" and _sees_images(model, owner) and tensor.shape[1] <= _MOST_CHANNELS:
             fitted = adapt_input_conv(target.shape[1], tensor, base_chans=tensor.shape[1])
+        elif isinstance(owner, nn.Conv3d) and kind == "weight" and tensor.ndim == 4:
+            if owner.in_channels != tensor.shape[1] <= _MOST_CHANNELS:  # the first one; others fail by their shape
+                tensor = adapt_input_conv(owner.in_channels, tensor, base_chans=tensor.shape[1])
+            fitted = inflated_kernel(tensor, target.shape[2])
         else:
             return of_coco(name, tensor, target)
     # timm checks what it can do in many ways.

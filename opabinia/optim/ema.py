@@ -67,7 +67,7 @@ def momentum_at(ema: Ema, clock: Clock, batch_size: int) -> float | None:
         return 0.0
     momentum = ema.momentum
     if ema.alpha is not None:
-        epochs = clock.total_steps / clock.steps_per_epoch
+        epochs = clock.epochs_at(clock.total_steps)
         momentum = pycls_momentum(ema.alpha, batch_size, epochs, ema.every)
     if ema.schedule is not None:
         momentum = 1 - (1 - momentum) * ema.schedule(clock)

@@ -128,7 +128,7 @@ def _value(
     begin = max(warm_steps, delay_steps) if rule == "after" else delay_steps
     length = clock.total_steps - begin
     if reach_end:
-        length -= clock.steps_per_epoch if by == "epoch" else 1
+        length -= clock.length_of(math.ceil(clock.epochs_at(clock.total_steps)) - 1) if by == "epoch" else 1
 
     step = at.step
     if step >= warm_steps:
@@ -151,7 +151,13 @@ def _warm(step: int, length: int, factor: float, mode: str) -> float:
 
 def _span_of_fastreid(clock: Clock, warm_steps: int, delay_steps: int) -> Span:
     """In whole epochs. Its scheduler steps at the end of an epoch: from that on in which the warm-up ends, but not yet
-    at the end of the delay."""
+    at the end of the delay.
+
+    Raises:
+        ValueError: epochs differ in length.
+    """
+    if clock.starts is not None:
+        raise ValueError("rule: fastreid counts in epochs of one length, and shapes make some longer than others")
     per_epoch = max(1, clock.steps_per_epoch)
     warm, delay = (math.ceil(steps / per_epoch) for steps in (warm_steps, delay_steps))
     stepped = max(0, clock.epoch + 1 - max(warm, delay + 1))
@@ -207,13 +213,14 @@ def cosine_restarts(
         peaks: the highest values are given by ``lower``, or lie on a half cosine over the whole curve; both are
             VISSL's.
     """
-    length, begin, number = float(max(1, span.clock.steps(cycle))), 0.0, 0
-    while span.done >= begin + length:
-        begin, length, number = begin + length, max(1.0, length * longer), number + 1
+    done, whole, first = _measured(span, cycle)
+    length, begin, number = float(first), 0.0, 0
+    while done >= begin + length:
+        begin, length, number = begin + length, max(min(1.0, first), length * longer), number + 1
     rising, turn = wave == "full" and number % 2 == 1, (number + 1) // 2 if wave == "full" else number
-    share, peak = (span.done - begin) / length, lower**turn
+    share, peak = (done - begin) / length, lower**turn
     if peaks == "cosine":
-        at = (begin + length if rising else begin) / max(1, span.length)
+        at = (begin + length if rising else begin) / max(min(1, first), whole)
         peak = _between(1.0, end, at, "cosine")
     return _between(peak, end, 1 - share if rising else share, "cosine")
 
@@ -241,10 +248,19 @@ def composite(
     starts = [round(sum(shares[:number]) * span.length) for number in range(len(shares))]
     number = bisect_right(starts, span.done) - 1
     if time == "whole":
-        return schedules[number](replace(span.clock, step=span.done, total_steps=span.length))
+        return schedules[number](_later(span, 0, span.length))
     stop = [*starts, span.length][number + 1]
-    own = replace(span.clock, step=span.done - starts[number], total_steps=stop - starts[number])
-    return schedules[number](own)
+    return schedules[number](_later(span, starts[number], stop - starts[number]))
+
+
+def _later(span: Span, wait: int, length: int) -> Clock:
+    """The clock of a schedule that begins so many steps behind the curve, as its durations do."""
+    offset = span.begin + wait
+    own = replace(span.clock, step=span.done - wait, total_steps=length)
+    if (of_run := own.starts) is None or not offset:
+        return own
+    begin = own.epochs_at(offset)
+    return replace(own, starts=lambda count: Duration(begin + count, "ep").steps_along(of_run) - offset)
 
 
 @timed
@@ -282,7 +298,8 @@ def exponential(
     """
     if gamma is None:
         return float(end**span.progress)
-    return float(gamma ** (span.done / max(1, span.clock.steps(every))))
+    done, _, unit = _measured(span, every)
+    return float(gamma ** (done / unit))
 
 
 @timed
@@ -293,7 +310,8 @@ def step(span: Span, *, every: Duration, gamma: Positive = 0.1) -> float:
         every: the time between two drops, such as ``30ep``, counted from the run's start.
         gamma: the factor at each drop.
     """
-    return float(gamma ** (span.step // max(1, span.clock.steps(every))))
+    done, _, unit = _measured(span._replace(begin=0), every)
+    return float(gamma ** ((done + 1e-9) // unit))  # 0.9 epochs are three times 0.3
 
 
 @timed
@@ -360,8 +378,20 @@ def inverse_sqrt(span: Span, *, flat: Duration = NONE) -> float:
     Args:
         flat: the time that counts as 1; until then the value is 1. 0it takes the length of the warm-up, or one epoch.
     """
-    unit = span.clock.steps(flat) or span.begin or span.clock.steps_per_epoch
+    unit = span.clock.steps(flat) or span.begin or span.clock.length_of(0)
     return 1 / math.sqrt(max(1.0, (span.begin + span.done) / unit))
+
+
+def _measured(span: Span, unit: Duration) -> tuple[float, float, float]:
+    """What is done of a curve, its whole length, and a duration, in one measure: steps, or epochs where they differ in
+    length and the duration is told in them."""
+    clock = span.clock
+    if clock.starts is None or unit.unit != "ep":
+        return span.done, span.length, max(1, clock.steps(unit))
+    begin = clock.epochs_at(span.begin)
+    done = clock.epochs_at(max(span.step, span.begin)) - begin
+    one_step = 1 / clock.length_of(0)  # about: nothing is shorter
+    return done, clock.epochs_at(span.begin + span.length) - begin, max(unit.value, one_step)
 
 
 def _between(first: float, last: float, share: float, shape: str) -> float:

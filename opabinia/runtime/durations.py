@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -65,6 +66,20 @@ class Duration:
         if self.unit == "h":
             raise ValueError(f"{self} is not a number of steps")
         exact = self.value * (steps_per_epoch if self.unit == "ep" else 1)
+        return max(1, round(exact)) if self.value > 0 else 0
+
+    def steps_along(self, starts: Callable[[int], int]) -> int:
+        """As :meth:`steps`, of epochs that differ in length, from the first one on.
+
+        Args:
+            starts: steps before an epoch.
+
+        Example: of epochs of 3, 3, 6, 6 ... steps ``2ep`` are 6 steps, ``2.5ep`` 9.
+        """
+        if self.unit != "ep":
+            return self.steps(1)
+        whole = int(self.value)
+        exact = starts(whole) + (self.value - whole) * (starts(whole + 1) - starts(whole))
         return max(1, round(exact)) if self.value > 0 else 0
 
     def __str__(self) -> str:

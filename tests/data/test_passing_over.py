@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from opabinia.contracts import Batch, Facts, Row, Sample
-from opabinia.data.batches import ConstantPlan
+from opabinia.contracts import Batch, Course, Facts, Row, Sample
+from opabinia.data.batches import ConstantPlan, StagedPlan
 from opabinia.data.loader import DataError, Loader, Reader, Request, evaluation_requests, training_requests
 from opabinia.data.order import order
-from opabinia.data.shapes import progressive
+from opabinia.data.shapes import growing, progressive
 from opabinia.runtime.durations import Duration
 
 N = 40
@@ -164,7 +164,8 @@ def test_handing_over_draws_nothing() -> None:
 
 
 def test_batches_have_the_size_of_their_epoch() -> None:
-    plan = ConstantPlan(N, 20, Duration(4, "ep"), shapes=partial(progressive, start=4, end=12, until=0.5, multiple=4))
+    layout = progressive(Course(N, 20, Duration(4, "ep")), start=4, end=12, until=0.5, multiple=4)
+    plan = StagedPlan(N, layout.stages, layout.length)
     orders = partial(order, 5, n=N, shuffle=True)
 
     class Large(Frail):
@@ -180,4 +181,4 @@ def test_batches_have_the_size_of_their_epoch() -> None:
     ("progress", "size"), [(0.0, 128), (0.2, 160), (0.45, 192), (0.5, 192), (0.79, 224), (0.8, 224), (1.0, 224)]
 )
 def test_sizes_grow(progress: float, size: int) -> None:
-    assert progressive(progress, start=128, end=224, until=0.8) == (size, size)
+    assert growing(progress, start=128, end=224, until=0.8) == size

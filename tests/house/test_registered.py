@@ -29,11 +29,13 @@ from opabinia.contracts import (
     Arithmetic,
     Batch,
     Clock,
+    Course,
     Detections,
     Detector,
     Facts,
     Head,
     Hook,
+    Layout,
     Level,
     Neck,
     Predictions,
@@ -44,12 +46,13 @@ from opabinia.contracts import (
     Task,
     Truth,
 )
-from opabinia.data.batches import ConstantPlan
+from opabinia.data.batches import ConstantPlan, StagedPlan
 from opabinia.data.sources import Digits, Joined
 from opabinia.engine.step import total_loss
 from opabinia.optim.schedules import constant
 from opabinia.runtime.durations import Duration
 from scripts import small_data
+from tests.data.films import write as write_film
 
 CATALOG = live_catalog()
 ENTRIES = [entry for entries in CATALOG.entries.values() for entry in entries.values()]
@@ -60,6 +63,8 @@ TINY = {"name": "timm", "model": "test_resnet"}
 TINY_VIT = {"name": "timm", "model": "test_vit", "options": {"img_size": 32}}
 MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("backbone", "timm"): {"model": "test_resnet"},
+    ("backbone", "torchvision_video"): {"model": "mc3_18"},
+    ("backbone", "tsn"): {"backbone": TINY},
     ("backbone", "vit"): {"model": "test_vit", "image_size": [64, 64]},
     ("hook", "early_stop"): {"metric": "val/top1"},
     ("hook", "expected"): {"scores": {"val/top1": [0.9, 0.1]}},
@@ -78,6 +83,8 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("section", "train"): {"length": "1ep"},
     ("section", "view"): {"transforms": IDENTITY},
     ("section", "views"): {"scales": [1.0]},
+    ("shapes", "multi_scale"): {"sizes": [32, 24]},
+    ("shapes", "multigrid"): {"size": 32, "milestones": [8]},
     ("shapes", "progressive"): {"start": 32, "end": 64},
     ("sampler", "mixed"): {"weights": [1, 3]},
     ("sampler", "mixed_identities"): {"weights": [1, 1]},
@@ -88,6 +95,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("source", "hugging_face"): {"dataset": "HUGGING_FACE"},  # likewise; the library is an extra
     ("source", "joined"): {"sources": ["digits", "digits"]},
     ("source", "joined_identities"): {"sources": ["digits", "digits"]},
+    ("source", "frame_folders"): {"file": "FRAMES"},  # likewise
     ("source", "identities"): {"file": "LIST"},  # likewise
     ("source", "market1501"): {"root": "MARKET1501"},  # likewise
     ("source", "msmt17"): {"root": "MSMT17"},  # likewise
@@ -98,6 +106,9 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("source", "table"): {"file": "TABLE"},  # likewise
     ("source", "vehicleid"): {"root": "VEHICLEID"},  # likewise
     ("source", "veri"): {"root": "VERI"},  # likewise
+    ("source", "video_list"): {"file": "FILMS"},  # likewise
+    ("source", "videos"): {"root": "FILM_FOLDERS"},  # likewise
+    ("source", "views_of_films"): {"source": "moving_digits"},
     ("source", "voc"): {"root": "VOC"},  # likewise
     ("source", "yolo"): {"data": "YOLO_FILE"},  # likewise
     ("source", "idx"): {"root": "IDX"},  # a folder that the test makes
@@ -122,6 +133,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("task", "simsiam"): {"backbone": TINY},
     ("task", "swav"): {"backbone": TINY},
     ("task", "vicreg"): {"backbone": TINY},
+    ("task", "video"): {"backbone": "resnet3d"},
     ("mix", "one_of"): {"mixes": ["mixup", "cutmix"]},
     ("transform", "CenterCrop"): {"size": 8},
     ("transform", "GaussianBlur"): {"kernel_size": 3},
@@ -142,10 +154,13 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("transform", "Resize"): {"size": 16},
     ("transform", "ScaleJitter"): {"target_size": [20, 20]},
     ("transform", "block_patches"): {"patch_size": 4},
+    ("transform", "clip"): {"frames": 4},
     ("transform", "random_patches"): {"patch_size": 4},
     ("transform", "resize_and_crop"): {"size": 16},
     ("transform", "resize_and_crops"): {"size": 16},
     ("transform", "resize_shortest"): {"short": 16},
+    ("transform", "scale_jitter"): {"size": 16},
+    ("transform", "three_crop"): {"size": 16},
     ("transform", "views"): {"views": [{"transforms": IDENTITY}]},
     ("transform", "timm_policy"): {"policy": "rand-m9-mstd0.5"},
     ("transform", "SetClampingMode"): {"clamping_mode": "soft"},
@@ -156,6 +171,7 @@ NOT_FOR_DIGITS = {"ElasticTransform": "blurs over 20 pixels, a digit has 8", "li
 NOT_FOR_IMAGES = {
     **dict.fromkeys(("copy_paste", "mixup_boxes", "mosaic"), "makes one sample of several"),
     "RandomIoUCrop": "needs boxes",
+    "clip": "takes frames of films",
     "SanitizeBoundingBoxes": "needs boxes",
 }
 
@@ -265,6 +281,10 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, name in enumerate(["cat", "dog"]):
         (root / name).mkdir()
         Image.new("RGB", (20, 16), (number * 200, 90, 30)).save(root / name / "one.png")
+    for name in ("jump", "run"):
+        write_film(root / ".films" / name / "one.mp4", 2)
+    (root / ".films" / "films.txt").write_text("jump/one.mp4 0\nrun/one.mp4 1\n")
+    (root / ".frames.txt").write_text("cat 1 0\ndog 1 1\n")
     (root / "list.csv").write_text("path,label\ncat/one.png,cat\ndog/one.png,dog\n")
     with tarfile.open(root / "shard.tar", "w") as shard:
         for name in ("cat", "dog"):
@@ -301,6 +321,9 @@ def made(entry: Entry, folder: Path, pictures: Path) -> Any:
     assert keys.keys() == set(required), f"MINIMAL is to hold values for these keys of {label(entry)}: {required}"
     places = {"PICTURES": str(pictures), "IDX": str(pictures / "cat"), "TABLE": str(pictures / "list.csv")}
     places["SHARD"] = str(pictures / "shard.tar")
+    places["FILMS"] = str(pictures / ".films" / "films.txt")
+    places["FILM_FOLDERS"] = str(pictures / ".films")
+    places["FRAMES"] = str(pictures / ".frames.txt")
     places["COCO_FILE"] = str(pictures / ".coco" / "things.json")
     places["YOLO_FILE"] = str(pictures / ".yolo" / "data.yaml")
     places["LIST"] = str(pictures / ".identities" / "list.csv")
@@ -362,6 +385,8 @@ def task_works(make: Callable[[Facts], Task], folder: Path) -> None:
     batch["patch_masks"] = (batch["patch_mask"],) * 2
     batch["index"] = torch.arange(len(batch["id"]))
     task = make(facts)
+    if getattr(getattr(task, "backbone", None), "clips", False):
+        batch["image"] = torch.stack([batch["image"]] * 4, 1)
     total_loss(task(batch, CLOCK))[0].backward()  # type: ignore[no-untyped-call]
     assert any(parameter.grad is not None for parameter in task.parameters())
     with torch.no_grad():
@@ -411,7 +436,8 @@ def parallel_works(make: Callable[..., Any], folder: Path) -> None:
 def backbone_works(make: Callable[[int], Any], folder: Path) -> None:
     for channels in (1, 3):
         net = make(channels).eval()
-        assert net(torch.zeros(2, channels, 64, 64)).shape == (2, net.out_channels)
+        shape = (4, 64, 64) if net.clips else (64, 64)
+        assert net(torch.zeros(2, channels, *shape)).shape == (2, net.out_channels)
 
 
 def pooling_works(make: Callable[[int], nn.Module], folder: Path) -> None:
@@ -519,8 +545,9 @@ def schedule_works(schedule: Callable[[Clock], float], folder: Path) -> None:
 def source_works(source: Any, folder: Path) -> None:
     assert isinstance(source, Source)
     for sample in (source[0], source[len(source) - 1]):
-        assert sample["image"].dtype == torch.uint8
-        assert sample["image"].shape[0] == source.channels
+        image = sample["video"].read([0])[0] if "video" in sample else sample["image"]
+        assert image.dtype == torch.uint8
+        assert image.shape[0] == source.channels
         assert isinstance(sample["id"], str)
         if source.classes:
             labels = torch.atleast_1d(torch.as_tensor(sample["labels" if "boxes" in sample else "label"]))
@@ -606,10 +633,15 @@ def evaluator_works(make: Callable[[Facts], Any], folder: Path) -> None:
         json.dumps(getattr(evaluator, told, lambda states: None)(states), allow_nan=False)
 
 
-def shapes_work(make: Callable[[float], tuple[int, ...]], folder: Path) -> None:
-    for progress in (0.0, 0.5, 1.0):
-        assert all(isinstance(size, int) and size > 0 for size in make(progress))
-    assert make(0.3) == make(0.3)
+def shapes_work(make: Callable[[Course], Layout], folder: Path) -> None:
+    course = Course(samples=20, batch_size=4, length=Duration(12, "ep"))
+    layout = make(course)
+    plan = StagedPlan(course.samples, layout.stages, layout.length)
+    for step in range(plan.total_steps):
+        shape = plan.row(step).shape
+        assert shape is not None and len(shape) in (2, 3)
+        assert all(isinstance(size, int) and size > 0 for size in shape)
+    assert make(course) == layout
 
 
 AT_WORK: dict[str, Callable[[Any, Path], None]] = {

@@ -10,12 +10,13 @@ from opabinia.engine.hooks.best import SaveBest
 from opabinia.engine.hooks.evaluation import Evaluate
 from opabinia.engine.hooks.flush import Flush, FlushSamples
 from opabinia.engine.hooks.save import Save
+from opabinia.engine.hooks.stages import FollowStages
 from opabinia.engine.hooks.watch import Timer
 
 __all__ = ["Evaluate", "Flush", "FlushSamples", "KeepAverage", "Save", "SaveBest", "Timer", "in_order", "refuse_wrong"]
 
 
-BUILT_IN = ("timer", "ema", "journal", "save", "evaluate", "best")
+BUILT_IN = ("timer", "stages", "ema", "journal", "save", "evaluate", "best")
 FILES = ("model", "optimizer", "state", "statistics")
 """What a checkpoint's other files are called: a hook with tensors of its own has one named after its key."""
 
@@ -45,6 +46,7 @@ def in_order(
     best: SaveBest | None,
     average: KeepAverage | None = None,
     timer: Timer | None = None,
+    stages: FollowStages | None = None,
 ) -> dict[str, Hook]:
     """All hooks of a run by their keys, in the order in which they act at every moment.
 
@@ -55,6 +57,8 @@ def in_order(
     return {
         # Around everything that takes time.
         **({"timer": timer} if timer else {}),
+        # Says how norms work in this epoch, before anybody asks for a forward pass.
+        **({"stages": stages} if stages else {}),
         # What the method itself needs (a momentum teacher) acts on the fresh weights, before anybody looks at them.
         **task,
         # Follows every update, and is measured and saved with it.

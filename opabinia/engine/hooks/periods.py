@@ -29,8 +29,10 @@ def due(clock: Clock, period: Duration) -> bool:
         return clock.step % int(period.value) == 0
     # In whole numbers: how many periods fit into the epochs done, now and one step ago.
     above, below = _ratio(period.value)
-    now = clock.epoch * clock.steps_per_epoch + clock.epoch_step
-    length = clock.steps_per_epoch * above
+    # Epochs may differ in length: at the end of one it is that one's steps that count.
+    steps = clock.steps_per_epoch if clock.epoch_step else clock.length_of(clock.epoch - 1)
+    now = clock.epoch * steps + clock.epoch_step
+    length = steps * above
     return now * below // length != (now - 1) * below // length
 
 

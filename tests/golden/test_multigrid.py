@@ -1,0 +1,257 @@
+"""Multigrid against what SlowFast and PaddleVideo compute when they are run. Where they are wrong, a test says so."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opabinia.contracts import BatchShape, Clock, Course, Stage
+from opabinia.data.batches import StagedPlan
+from opabinia.data.shapes import multigrid
+from opabinia.optim.multigrid import (
+    Multigrid,
+    Shape,
+    account,
+    global_batch,
+    learning_rates,
+    least_side,
+    mean_batch,
+    norm,
+    refuse_wrong,
+    rows,
+    short_cycle,
+    short_sizes,
+    stretches,
+    strides,
+)
+from opabinia.optim.schedules import constant
+from opabinia.runtime.durations import Duration
+
+FOLDER = Path(__file__).parent / "multigrid"
+CASES = {case["name"]: case for case in json.loads((FOLDER / "schedules.json").read_text())["cases"]}
+SAMPLERS = json.loads((FOLDER / "samplers.json").read_text())["cases"]
+
+
+def grid_of(case: dict[str, Any]) -> Multigrid:
+    keys = {name: tuple(value) if isinstance(value, list) else value for name, value in case["grid"].items()}
+    return Multigrid(**keys | {"long_cycle": tuple((t, s) for t, s in keys["long_cycle"])})
+
+
+def plain(grid: Multigrid) -> list[list[Any]]:
+    return [[stage, list(shape), end] for stage, shape, end in rows(grid)]
+
+
+# --- schedules --------------------------------------------------------------------------------------------------------
+
+LONG = [name for name, case in CASES.items() if case.get("schedule")]
+SHORT = [name for name, case in CASES.items() if "schedule" in case and not case["schedule"]]
+PHASES = [
+    pytest.param(name, number, id=f"{name}-{number}")
+    for name, case in CASES.items()
+    for number in range(len(case.get("shape_phases", ())))
+]
+COUNTED = [one for one in PHASES if "batches_actual" in CASES[str(one.values[0])]["shape_phases"][one.values[1]]]
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_cycles(name: str) -> None:
+    grid, case = grid_of(CASES[name]), CASES[name]
+    assert plain(grid) == case["schedule"]
+    steps, factors = zip(*learning_rates(grid), strict=True)
+    assert list(steps) == case["lr_steps"]
+    assert list(factors) == case["relative_lrs"]
+    assert rows(grid)[-1].end == case["max_epoch"]
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_short_cycles_alone(name: str) -> None:
+    """The seed of this work computes epochs times epochs, 57121 of them (``max_epoch * max_epoch``): not kept."""
+    grid, case = grid_of(CASES[name]), CASES[name]
+    steps, factors = zip(*learning_rates(grid), strict=True)
+    assert list(steps) == case["lr_steps"]
+    assert list(factors) == pytest.approx(case["relative_lrs"][: len(steps)])  # they have more than they use
+    defect = name == "paddle_short_only_BUG"
+    assert (case["max_epoch"] == 57121) is defect
+    assert rows(grid)[-1].end == (358 if defect else case["max_epoch"])
+
+
+def test_a_long_cycle_alone_works() -> None:
+    """SlowFast raises an IndexError (``all_shapes[-1][2]`` of one shape); PaddleVideo has mended that."""
+    case = CASES["sf_kinetics_long_only_AS_IS"]
+    assert "IndexError" in case["error"]
+    assert plain(grid_of(case)) == CASES["paddle_long_only"]["schedule"]
+    assert account(grid_of(case)).fewer_steps == pytest.approx(2.19, abs=0.005)
+
+
+def test_neither_cycle_is_the_baseline() -> None:
+    grid = Multigrid(239, 64, 224, 32, (94, 154, 196), long_cycle=(), short_cycle=())
+    assert learning_rates(grid) == ((0, 1), (94, 0.1), (154, 0.1**2), (196, 0.1**3))
+    assert account(grid) == (239, 239, 239, 239)
+    assert {one.turns for one in stretches(grid)} == {((64, 224),)}
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if "iteration_accounting" in case])
+def test_what_is_saved(name: str) -> None:
+    found, expected = account(grid_of(CASES[name])), CASES[name]["iteration_accounting"]
+    assert found.baseline == expected["baseline_iters_in_baseline_epochs"]
+    assert found.passes == expected["total_sample_passes"]
+    assert found.steps == pytest.approx(expected["multigrid_iters_in_baseline_epochs"], rel=1e-12)
+    assert found.fewer_steps == pytest.approx(expected["iteration_reduction"], rel=1e-12)
+    assert found.cost == pytest.approx(expected["relative_cost_B*T*S*S"], rel=1e-12)
+    assert found.cheaper == pytest.approx(expected["theoretical_speedup_B*T*S*S"], rel=1e-12)
+
+
+def test_the_other_reading_of_the_paper_saves_more() -> None:
+    """Short cycles of 4x, 2x, 1x at every shape: 5.06 times fewer steps, 5.12 when epochs are whole."""
+    keys: dict[str, Any] = {"batch_size": 64, "size": 224, "frames": 32, "short_cycle_relative_to": "base"}
+    assert account(Multigrid(239, milestones=(94, 154, 196), **keys)).fewer_steps == pytest.approx(5.12, abs=0.005)
+    fine = Multigrid(239_000, milestones=(94_000, 154_000, 196_000), **keys)
+    assert account(fine).fewer_steps == pytest.approx(5.06, abs=0.005)
+
+
+# --- shapes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "number"), PHASES)
+def test_what_goes_with_a_shape(name: str, number: int) -> None:
+    case = CASES[name]
+    grid, phase = grid_of(case), case["shape_phases"][number]
+    stretch = next(one for one in stretches(grid) if one.begin <= phase["epoch"] < one.end)
+    world, full, (low, _) = case["world"], grid.frames or 1, case["jitter"]
+    assert stretch.shape[1:] == (phase["T"], phase["S"])
+    batch = phase.get("B_total", phase.get("B_per_card"))
+    assert grid.batch_size * stretch.shape.batch_factor == batch
+    assert strides(case["stride"], full, phase["T"])[1] == max(
+        phase.get("long_cycle_sampling_rate", phase.get("long_cycle_sampling_rate_(computed,never_read)")),
+        case["stride"],  # 0 says that nothing changes
+    )
+    if "stride_range_inclusive" in phase:
+        assert list(strides(case["stride"], full, phase["T"])) == phase["stride_range_inclusive"]
+
+    splits, processes = norm(batch, world, case["bn_base"])
+    if phase["bn_num_splits"] == 0:  # PaddleVideo: fewer samples than are wanted, a division by zero when it is run
+        assert (splits, processes) == (1, 2)
+    else:
+        assert splits == (phase["bn_num_splits"] or 1)
+        assert processes == (phase.get("bn_num_sync_devices") or 1)
+
+    sizes = phase.get("short_cycle_batch_sizes_per_gpu", phase.get("short_cycle_batch_sizes_per_card"))
+    if sizes is None:
+        assert len(stretch.turns) == 1
+        return
+    crops, sides = phase["short_cycle_crops"], phase["short_cycle_min_scales"]
+    if (
+        grid.size == 32 and crops[0] == 112
+    ):  # PaddleVideo reads 224 from nowhere: crops of 112 and 158 of pictures of 32
+        crops, sides = [16, 23, crops[2]], None
+    assert [turn.batch_size for turn in stretch.turns] == [size * world for size in sizes]
+    assert [turn.size for turn in stretch.turns] == crops
+    if name.startswith("paddle"):
+        sides = None  # which it scales for the short cycle only
+    assert sides is None or [least_side(low, crop, grid.size) for crop in crops] == sides
+    if 0 in sizes:
+        with pytest.raises(ValueError, match=r"row 0 \(epochs 0 to 37.*larger than 45"):
+            refuse_wrong(grid, world)
+
+
+@pytest.mark.parametrize(("name", "number"), COUNTED)
+def test_batches_of_an_epoch(name: str, number: int) -> None:
+    """Their samplers report floor or ceil of the samples over the mean batch; what they give is another number."""
+    phase = CASES[name]["shape_phases"][number]
+    samples = phase["n_samples_per_rank"]
+    cycle = tuple(map(BatchShape, phase["short_cycle_batch_sizes_per_gpu"]))
+
+    def plan(*, drop_last: bool) -> StagedPlan:
+        return StagedPlan(samples, (Stage(1, cycle),), Duration(1, "ep"), drop_last)
+
+    ragged = plan(drop_last=False)
+    assert ragged.total_steps == phase["drop_last_false"]["batches_actual"]
+    assert ragged.row(ragged.total_steps - 1).count == phase["drop_last_false"]["last"]
+    if not phase["batches_actual"]:  # an epoch of no batch, of which theirs say nothing
+        with pytest.raises(ValueError, match="stage 0: 100 samples do not fill its first batch of 128"):
+            plan(drop_last=True)
+        return
+    whole = plan(drop_last=True)
+    assert whole.total_steps == phase["batches_actual"]
+    assert whole.samples_before(whole.total_steps) == phase["samples_used"]
+
+
+@pytest.mark.parametrize("case", [one for one in SAMPLERS if one["source"] == "SlowFast"])
+def test_slowfasts_sampler(case: dict[str, Any]) -> None:
+    grid = Multigrid(1, case["base_batch"], case["default_S"], None, long_cycle=())
+    turns = short_cycle(grid, Shape(1, 1, case["S"]))
+    assert [turn.batch_size for turn in turns] == case["batch_sizes"]
+    assert list(short_sizes(grid, case["S"])) == case["crops"]
+    stage = Stage(1, tuple(BatchShape(turn.batch_size, (turn.size,) * 2) for turn in turns))
+    plan = StagedPlan(case["N"], (stage,), Duration(1, "ep"), case["drop_last"])
+    found = [plan.row(step) for step in range(plan.total_steps)]
+    assert [list(range(row.first, row.first + row.count)) for row in found] == case["batches"]
+    assert [row.shape for row in found] == [(case["crops"][number],) * 2 for number in case["short_idx"]]
+
+
+@pytest.mark.parametrize("case", [one for one in SAMPLERS if one["source"] == "PaddleVideo"])
+def test_paddlevideos_sampler(case: dict[str, Any]) -> None:
+    """It deals each process whole cycles; here a batch is global, so its processes share every batch. As many batches
+    of the same sizes come out, but no sample twice (the 0 at its end)."""
+    ranks = case["ranks"]
+    stage = Stage(1, tuple(BatchShape(global_batch(size, ranks)) for size in case["batch_sizes"]))
+    plan = StagedPlan(case["N"], (stage,), Duration(1, "ep"), drop_last=ranks == 1)
+    found = [plan.row(step) for step in range(plan.total_steps)]
+    assert len(found) == case["batches_actual"]
+    sizes = [len(row.share(case["rank"], ranks)) for row in found]
+    assert sizes[:-1] == [len(batch) for batch in case["batches"]][:-1]
+    assert sizes[-1] in (len(case["batches"][-1]), len(case["batches"][-1]) - 1)
+    if ranks == 1:
+        assert [list(range(row.first, row.first + row.count)) for row in found] == case["batches"]
+
+
+# --- through the engine -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if "lr_at_epoch_start" in case])
+def test_learning_rates_of_a_run(name: str) -> None:
+    """The optimizer's learning rate times the schedule's warm-up times the row's factor.
+
+    SlowFast's warm-up rises to the rate at its end; where it ends in the first row, as in all of its configs, that is
+    the same line.
+    """
+    case = CASES[name]
+    grid, rate = grid_of(case), case["lr"]
+    layout = multigrid(
+        Course(2400, grid.batch_size, Duration(grid.epochs, "ep"), case["world"]),
+        size=grid.size,
+        frames=grid.frames,
+        milestones=list(grid.milestones),
+        gamma=grid.gamma,
+        long_cycle=list(grid.long_cycle),
+        short_cycle=list(grid.short_cycle),
+        leave_out_empty=True,
+    )
+    plan = StagedPlan(2400, layout.stages, layout.length)
+    assert plan.epochs == case["max_epoch"]
+    warm = {}
+    if case["warmup"]:
+        factor = case["warmup_lr"] / (rate * layout.stages[0].lr_factor)
+        warm = {"warmup": Duration(case["warmup"], "ep"), "warmup_factor": factor}
+    found = []
+    for epoch in range(plan.epochs):
+        step = plan.epoch_start(epoch)
+        found.append(rate * plan.row(step).lr_factor * constant(Clock.at(plan, step), **warm))
+    assert found == pytest.approx(case["lr_at_epoch_start"], rel=1e-9)
+
+
+def test_rows_without_epochs_are_refused_or_left_out() -> None:
+    """SlowFast's own config for Something-Something has one: the full shape of the second stage."""
+    case = CASES["sf_ssv2_16x8_R50_multigrid"]
+    grid = grid_of(case)
+    assert [end for _, _, end in case["schedule"]][-3:] == [30, 30, 33]
+    with pytest.raises(ValueError, match=r"row 7 \(epochs 30 to 30, 64 frames of 224 x 224, batch 16\): it has no ep"):
+        refuse_wrong(grid, case["world"])
+    refuse_wrong(grid, case["world"], empty=True)
+
+
+def test_mean_batches_are_the_papers() -> None:
+    grid = grid_of(CASES["sf_kinetics_8x8_R50_stepwise_multigrid"])
+    means = [mean_batch(grid, shape) for shape in dict.fromkeys(row.shape for row in rows(grid))]
+    assert means == pytest.approx([32 / 3, 16 / 3, 14 / 3, 7 / 3])

@@ -1,0 +1,358 @@
+"""Networks for clips: sizes, layouts, gradients, weights and multiply-adds that others publish, names, refusals."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+from torchvision import models
+
+from opabinia.contracts import Backbone, Unfit
+from opabinia.models.video import resnet3d, slow, slowfast, torchvision_nets, torchvision_video, x3d
+from opabinia.models.video.clips import ClipBackbone, FramePool, convolution
+from opabinia.models.video.slowfast import slow_frames
+from opabinia.models.video.torchvision_nets import MVIT_SIZE, S3D_LEAST
+
+R2PLUS1D: Any = {"widths": [64, 128, 256, 512], "blocks": [2, 2, 2, 2], "temporal_strides": [1, 2, 2, 2]}
+SMALL: dict[str, Callable[[int], Backbone]] = {
+    "resnet3d": lambda channels: resnet3d(channels, widths=[4, 8], blocks=[1, 1]),
+    "2+1d": lambda channels: resnet3d(channels, widths=[4, 8], blocks=[1, 2], form="2+1d", temporal_strides=[1, 2]),
+    "bottlenecks": lambda channels: resnet3d(
+        channels, widths=[4, 8], blocks=[1, 1], block="bottleneck", frames=[1, 3], stem_pool=True
+    ),
+}
+LARGE: dict[str, Callable[[int], Backbone]] = {
+    "slow": slow,
+    "slowfast": slowfast,
+    "4x16": lambda channels: slowfast(channels, alpha=8, fusion_kernel=5),
+    "x3d": lambda channels: x3d(channels, size="S"),
+}
+ANY_SIZE = ("r3d_18", "mc3_18", "r2plus1d_18", "swin3d_t")
+OTHERS = ("s3d", "mvit_v1_b", "mvit_v2_s")
+
+
+def made(make: Callable[[int], Backbone], channels: int = 3, device: str = "cpu") -> ClipBackbone:
+    torch.manual_seed(0)
+    with torch.device(device):
+        net = make(channels)
+    assert isinstance(net, ClipBackbone)
+    assert net.clips
+    return net
+
+
+def of_torchvision(name: Any) -> Callable[[int], Backbone]:
+    return lambda channels: torchvision_video(channels, model=name)
+
+
+# --- any number of frames, any size -----------------------------------------------------------------------------------
+
+
+SIZES = [(4, 32, 32), (5, 33, 47), (16, 45, 32), (32, 112, 96)]
+
+
+@pytest.mark.parametrize("name", [*SMALL, *LARGE, *ANY_SIZE])
+def test_clips_of_any_length_and_size(name: str) -> None:
+    net = made({**SMALL, **LARGE}.get(name) or of_torchvision(name), 1, "meta").eval()
+    for size in SIZES:
+        assert net(torch.zeros(2, 1, *size, device="meta")).shape == (2, net.out_channels)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        *((name, size) for name in SMALL for size in ((4, 32, 32), (5, 45, 32))),
+        ("slowfast", (5, 32, 32)),
+        ("x3d", (4, 32, 32)),
+    ],
+    ids=str,
+)
+def test_gradients_reach_every_weight(name: str, size: tuple[int, ...]) -> None:
+    net = made({**SMALL, **LARGE}[name]).train()
+    with torch.no_grad():  # blocks that begin as their shortcut teach their other weights nothing in the first step
+        [one.fill_(0.5) for one in net.parameters() if one.ndim == 1 and not one.any()]
+    net(torch.rand(2, 3, *size)).square().sum().backward()
+    assert all(one.grad is not None and one.grad.isfinite().all() for one in net.parameters())
+    assert all(one.grad.any() for name, one in net.named_parameters() if one.grad is not None and one.ndim > 1)
+
+
+@pytest.mark.parametrize("name", ["resnet3d", "2+1d", "bottlenecks", "slowfast", "x3d"])
+def test_the_layout_in_memory_changes_nothing(name: str) -> None:
+    net, clips = made({**SMALL, **LARGE}[name]).eval(), torch.rand(2, 3, 4, 32, 32)
+    expected = net(clips)
+    found = net.to(memory_format=torch.channels_last_3d)(clips.contiguous(memory_format=torch.channels_last_3d))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d], ids=str)
+def test_frames_are_pooled_one_by_one(layout: torch.memory_format) -> None:
+    maps = torch.randn(2, 3, 4, 7, 6).contiguous(memory_format=layout)
+    found = FramePool()(maps)
+    assert torch.equal(found, nn.functional.max_pool3d(maps, (1, 3, 3), (1, 2, 2), (0, 1, 1)))
+    assert found.is_contiguous(memory_format=layout)
+
+
+@pytest.mark.parametrize("name", ["bottlenecks", "x3d"])
+def test_activations_computed_again_give_the_same_gradients(name: str) -> None:
+    clips, gradients = torch.rand(2, 3, 4, 32, 32), []
+    for again in (False, True):
+        net = made({**SMALL, **LARGE}[name]).train()
+        if again:
+            net.checkpoint_activations()
+        net(clips).square().sum().backward()
+        gradients.append([one.grad for one in net.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+# --- what is published ------------------------------------------------------------------------------------------------
+
+
+def counted(net: Backbone, size: tuple[int, ...], classes: int = 400) -> tuple[float, float]:
+    """Millions of weights with a linear classifier, and billions of multiply-adds of a clip in its layers."""
+    operations = 0
+
+    def add(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal operations
+        assert isinstance(layer.weight, Tensor)
+        operations += output.numel() * layer.weight[0].numel()
+
+    hooks = [one.register_forward_hook(add) for one in net.modules() if isinstance(one, nn.Conv3d | nn.Linear)]
+    net.eval()(torch.zeros(1, 3, *size, device="meta"))
+    for hook in hooks:
+        hook.remove()
+    head = net.out_channels * classes
+    return (sum(one.numel() for one in net.parameters()) + head + classes) / 1e6, (operations + head) / 1e9
+
+
+PUBLISHED: dict[str, tuple[Callable[[int], Backbone], tuple[int, int, int], float, float]] = {
+    # PyTorchVideo's model zoo
+    "slow 8x8": (slow, (8, 256, 256), 32.45, 54.52),
+    "slowfast 8x8": (slowfast, (32, 256, 256), 34.57, 65.71),
+    "slowfast 4x16": (LARGE["4x16"], (32, 256, 256), 34.48, 36.1),  # the zoo has 36.69; counted by hand here: 36.10
+    # weights of XS, S and M: PyTorchVideo's model zoo; the rest: SlowFast's
+    "x3d XS": (lambda channels: x3d(channels, size="XS"), (4, 160, 160), 3.79, 0.60),
+    "x3d S": (lambda channels: x3d(channels, size="S"), (13, 160, 160), 3.79, 1.96),
+    "x3d M": (lambda channels: x3d(channels, size="M"), (16, 224, 224), 3.79, 4.73),
+    "x3d L": (lambda channels: x3d(channels, size="L"), (16, 312, 312), 6.2, 18.37),
+    # torchvision's weights
+    "r3d 18": (lambda channels: resnet3d(channels, **R2PLUS1D, stem_kernel=(3, 7, 7)), (16, 112, 112), 33.37, 40.70),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_weights_and_multiply_adds(name: str) -> None:
+    make, size, weights, operations = PUBLISHED[name]
+    assert counted(made(make, device="meta"), size) == pytest.approx((weights, operations), rel=0.01)
+
+
+def test_slowfast_of_101_layers() -> None:
+    net = made(lambda channels: slowfast(channels, depth=101, fusion_kernel=5), device="meta")
+    assert counted(net, (32, 64, 64))[0] == pytest.approx(62.83, rel=1e-3)
+
+
+def test_the_smallest_has_a_quarter_of_a_million_weights() -> None:
+    assert sum(one.numel() for one in resnet3d(3).parameters()) == 225_712
+
+
+def test_two_convolutions_have_the_weights_of_one() -> None:
+    """Tran et al. 2018, section 3.5."""
+    whole = made(lambda channels: resnet3d(channels, **R2PLUS1D), device="meta")
+    apart = made(lambda channels: resnet3d(channels, **R2PLUS1D, form="2+1d"), device="meta")
+    assert counted(apart, (8, 32, 32))[0] == pytest.approx(counted(whole, (8, 32, 32))[0], rel=1e-3)
+    layer = convolution(64, 64, (3, 3, 3), form="2+1d")
+    assert isinstance(layer, nn.Sequential)
+    assert [one.weight.shape for one in layer if isinstance(one, nn.Conv3d)] == [(144, 64, 1, 3, 3), (64, 144, 3, 1, 1)]
+
+
+@pytest.mark.parametrize("name", [*ANY_SIZE, *OTHERS, "swin3d_s", "swin3d_b"])
+def test_torchvisions_are_whole(name: str) -> None:
+    net = made(of_torchvision(name), device="meta")
+    whole = models.get_model_weights(name).DEFAULT.meta["num_params"]
+    assert sum(one.numel() for one in net.parameters()) + 401 * net.out_channels - net.out_channels + 400 == whole
+
+
+# --- frames of the slow pathway ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alpha", [1, 4, 8])
+def test_the_slow_pathway_sees_the_frames_that_slowfasts_code_chooses(alpha: int) -> None:
+    for frames in range(alpha, 65, alpha):
+        assert slow_frames(frames, alpha) == torch.linspace(0, frames - 1, frames // alpha).long().tolist()
+
+
+def test_frames_of_any_number_are_divided() -> None:
+    assert slow_frames(9, 4) == [0, 4, 8]
+    assert slow_frames(5, 4) == [0, 4]
+    assert slow_frames(3, 8) == [0]
+
+
+def test_both_pathways_count() -> None:
+    net, clips = made(slowfast).eval(), torch.rand(1, 3, 8, 32, 32)
+    before = net(clips)
+    clips[:, :, 3] = 0  # the slow pathway sees frames 0 and 7
+    changed = net(clips) != before
+    assert changed[:, -256:].any()
+    assert changed[:, :-256].any()  # through the connections between them
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_names_are_those_of_resnets_for_images() -> None:
+    images = timm.create_model("resnet50", num_classes=0).state_dict()
+    clips = made(slow, device="meta").state_dict()
+    assert clips.keys() == images.keys()
+    assert all(
+        clips[name].shape[:2] == one.shape[:2] and clips[name].numel() >= one.numel() for name, one in images.items()
+    )
+    small = resnet3d(3, widths=[64, 128, 256, 512], blocks=[2, 2, 2, 2])
+    assert small.state_dict().keys() == timm.create_model("resnet18", num_classes=0).state_dict().keys()
+
+
+NORM = {"bias", "num_batches_tracked", "running_mean", "running_var", "weight"}
+BLOCK = {"conv#.weight", "downsample.#.weight"} | {f"{norm}.{one}" for norm in ("bn#", "downsample.#") for one in NORM}
+PATTERNS = {
+    "slowfast": {f"{way}.{name}" for way in ("slow", "fast") for name in {f"layer#.#.{one}" for one in BLOCK}}
+    | {f"{way}.{name}" for way in ("slow", "fast") for name in {"conv#.weight", *(f"bn#.{one}" for one in NORM)}}
+    | {"fusions.#.conv.weight", *(f"fusions.#.bn.{one}" for one in NORM)},
+    "x3d": {f"stages.#.#.{one}" for one in BLOCK | {"se.fc#.weight", "se.fc#.bias"}}
+    | {f"{part}.#.{one}" for part in ("stem", "conv#") for one in NORM}
+    | {"fc#.weight"},
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_names_in_checkpoints_stay(name: str) -> None:
+    found = made(LARGE[name], device="meta").state_dict()
+    assert {re.sub(r"\d+", "#", one) for one in found} == PATTERNS[name]
+
+
+@pytest.mark.parametrize("name", [*SMALL, *LARGE, *ANY_SIZE, *OTHERS])
+def test_every_weight_has_a_depth(name: str) -> None:
+    net = made({**SMALL, **LARGE}.get(name) or of_torchvision(name), device="meta")
+    depths = net.depths()
+    assert depths.keys() == dict(net.named_parameters()).keys()
+    assert set(depths.values()) == set(range(max(depths.values()) + 1))
+    first = next(one for one, module in net.named_modules() if isinstance(module, nn.Conv3d))
+    assert depths[f"{first}.weight"] == 0
+
+
+def test_depths_go_up_block_by_block() -> None:
+    depths = made(slow, device="meta").depths()
+    assert [depths[f"{name}.weight"] for name in ("bn1", "layer1.0.bn1", "layer1.2.bn1", "layer2.0.bn1")] == [
+        0,
+        1,
+        3,
+        4,
+    ]
+    assert depths["layer4.2.bn3.weight"] == 16
+    both = made(slowfast, device="meta").depths()
+    assert both["fast.layer2.1.bn1.weight"] == both["slow.layer2.1.bn1.weight"] == 5
+    assert both["fusions.0.bn.weight"] == 0 and both["fusions.1.bn.weight"] == 3
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["resnet3d", "slowfast", "x3d"])
+def test_images_are_refused(name: str) -> None:
+    net = made({**SMALL, **LARGE}[name], device="meta")
+    with pytest.raises(Unfit, match=r"takes clips.*2 x 3 x 32 x 32"):
+        net(torch.zeros(2, 3, 32, 32, device="meta"))
+    with pytest.raises(ValueError, match="offset"):
+        net(torch.zeros(2, 3, 4, 32, 32, device="meta"), torch.zeros(2, 8))
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"blocks: 3 numbers for 2 stages"):
+        resnet3d(3, widths=[4, 8])
+    with pytest.raises(ValueError, match=r"frames: .* odd numbers, not \[1, 2, 3\]"):
+        resnet3d(3, frames=[1, 2, 3])
+    with pytest.raises(ValueError, match=r"stem_kernel: .* not \[2, 7, 7\]"):
+        resnet3d(3, stem_kernel=(2, 7, 7))
+    with pytest.raises(ValueError, match="form"):
+        resnet3d(3, form="2+1d", block="bottleneck")
+    with pytest.raises(ValueError, match="beta: it divides"):
+        slowfast(3, beta=7)
+    with pytest.raises(ValueError, match=r"fusion_kernel: .* not 4"):
+        slowfast(3, fusion_kernel=4)
+
+
+@pytest.mark.parametrize("name", ["mvit_v1_b", "mvit_v2_s"])
+def test_mvits_tell_the_only_size_that_they_take(name: str) -> None:
+    net = made(of_torchvision(name), device="meta").eval()
+    assert net(torch.zeros(1, 3, *MVIT_SIZE, device="meta")).shape == (1, 768)
+    with pytest.raises(Unfit, match=rf"{name} takes clips of 16 x 224 x 224 only.*not of 8 x 224 x 224"):
+        net(torch.zeros(1, 3, 8, 224, 224, device="meta"))
+
+
+def test_s3d_tells_what_is_too_small() -> None:
+    net = made(of_torchvision("s3d"), device="meta").eval()
+    assert net(torch.zeros(1, 3, *S3D_LEAST, device="meta")).shape == (1, 1024)
+    for axis in range(3):
+        size = [side - (i == axis) for i, side in enumerate(S3D_LEAST)]
+        with pytest.raises(Unfit, match="takes clips of 5 x 17 x 17 or more"):
+            net(torch.zeros(1, 3, *size, device="meta"))
+    with pytest.raises(ValueError, match="s3d"):
+        net.checkpoint_activations()
+
+
+# --- torchvision's weights --------------------------------------------------------------------------------------------
+
+
+def filled(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
+    """torchvision's network, which :func:`torchvision_video` gets as if it had been downloaded."""
+    torch.manual_seed(1)
+    whole = models.get_model(name).eval()
+    weights = models.get_model_weights(name).DEFAULT
+    asked = []
+
+    def get_model(model: str, weights: Any) -> nn.Module:
+        asked.append(weights)
+        copy: nn.Module = models.get_model(model)
+        copy.load_state_dict(whole.state_dict())
+        return copy
+
+    fake = SimpleNamespace(get_model=get_model, get_model_weights=models.get_model_weights)
+    monkeypatch.setattr(torchvision_nets, "models", fake)
+    return whole, weights, asked
+
+
+@pytest.mark.parametrize("name", ["mc3_18", pytest.param("s3d", marks=pytest.mark.slow), "swin3d_t"])
+def test_with_its_head_a_pretrained_network_says_what_torchvisions_does(
+    name: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, weights, asked = filled(monkeypatch, name)
+    net = torchvision_video(3, model=name, pretrained=True).eval()
+    head = net.make_head(400)
+    clips = torch.rand(1, 3, 16, 224, 224) if name == "s3d" else torch.rand(2, 3, 4, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(head(net(clips)), whole(clips), rtol=1e-4, atol=1e-4)
+    assert asked == [weights] and net.trained_classes == 400
+    assert net.preprocessing is not None
+    assert net.preprocessing.mean == pytest.approx(weights.transforms().mean)
+    assert net.preprocessing.size == tuple(weights.transforms().crop_size)
+    again = net.make_head(400)  # it is handed out once
+    assert isinstance(again, nn.Linear) and again is not head
+
+
+def test_grey_clips_have_the_sum_of_trained_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, _, _ = filled(monkeypatch, "mc3_18")
+    net = torchvision_video(1, model="mc3_18", pretrained=True).eval()
+    grey = torch.rand(1, 1, 4, 32, 32)
+    whole.fc = nn.Identity()
+    with torch.no_grad():
+        torch.testing.assert_close(net(grey), whole(grey.expand(-1, 3, -1, -1, -1)), rtol=1e-4, atol=1e-4)
+    assert net.preprocessing is not None and len(net.preprocessing.mean) == 1
+
+
+def test_nothing_is_downloaded_unasked() -> None:
+    net = torchvision_video(3, model="mc3_18")
+    assert net.preprocessing is None and net.trained_classes == 0
+    assert net.make_head(400).out_features == 400

@@ -1,0 +1,147 @@
+"""Networks for images over the frames of a clip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from opabinia.contracts import Backbone
+from opabinia.models import norms
+from opabinia.models.backbones import timm
+from opabinia.models.resnets import resnet
+from opabinia.models.video import resnet3d, tsn
+from opabinia.models.video.tsn import ShiftedConvolution, add_shifts, shifted
+
+
+def of_timm(model: str) -> Callable[[int], Backbone]:
+    return lambda channels: timm(channels, model=model)
+
+
+def made(model: str = "test_resnet", shift: Any = "none", channels: int = 3) -> Any:
+    """Its blocks are no mere shortcuts, as timm has them begin."""
+    torch.manual_seed(0)
+    net = tsn(channels, backbone=of_timm(model), shift=shift)
+    torch.manual_seed(1)
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1)
+    return net.eval()
+
+
+@pytest.mark.parametrize("shift", ["none", "tsm"])
+@pytest.mark.parametrize("size", [(4, 32, 32), (1, 64, 48), (7, 47, 33)], ids=str)
+def test_clips_of_any_length_and_size(shift: str, size: tuple[int, ...]) -> None:
+    net = made(shift=shift, channels=1).train()
+    assert net.clips
+    vectors = net(torch.rand(3, 1, *size))
+    assert vectors.shape == (3, net.out_channels)
+    vectors.square().sum().backward()
+    assert all(one.grad is not None and one.grad.isfinite().all() for one in net.parameters())
+
+
+@pytest.mark.parametrize("model", ["test_resnet", "test_vit"])
+@torch.no_grad()
+def test_the_vector_is_the_mean_over_frames(model: str) -> None:
+    net = made(model)
+    size = net.frames.model.patch_embed.img_size[0] if model == "test_vit" else 32
+    clips = torch.rand(2, 3, 5, size, size)
+    expected = torch.stack([net.frames(clips[:, :, frame]) for frame in range(5)]).mean(0)
+    torch.testing.assert_close(net(clips), expected)
+    head = net.make_head(4)  # a linear classifier says the mean of what it says of the frames
+    said = torch.stack([head(net.frames(clips[:, :, frame])) for frame in range(5)]).mean(0)
+    torch.testing.assert_close(head(net(clips)), said)
+
+
+@torch.no_grad()
+def test_without_shifts_the_order_of_frames_says_nothing() -> None:
+    clips = torch.rand(2, 3, 5, 32, 32)
+    plain, moving = made(), made(shift="tsm")
+    torch.testing.assert_close(plain(clips.flip(2)), plain(clips))
+    assert not torch.allclose(moving(clips.flip(2)), moving(clips), rtol=1e-3)
+
+
+# --- shifts -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_eighth_of_the_channels_comes_from_each_side() -> None:
+    """By hand: B = 2 clips of 3 frames, 9 channels; a value says its clip (hundreds), frame (tens) and channel."""
+    maps = torch.tensor([[[100 * b + 10 * t + c for c in range(9)] for b in (1, 2)] for t in (1, 2, 3)]).float()
+    found = shifted(maps.flatten(0, 1)[:, :, None, None], 3)[:, :, 0, 0].unflatten(0, (3, 2))
+    assert found[:, 0, 0].tolist() == [120, 130, 0]  # from the next frame
+    assert found[:, 0, 1].tolist() == [0, 111, 121]  # from the one before
+    assert found[:, 1, 1].tolist() == [0, 211, 221]
+    assert torch.equal(found[:, :, 2:], maps[:, :, 2:])
+
+
+def test_every_block_is_shifted_and_names_stay() -> None:
+    plain, moving = made("resnet18"), made("resnet18", "tsm")
+    assert plain.state_dict().keys() == moving.state_dict().keys()
+    assert all(torch.equal(one, moving.state_dict()[name]) for name, one in plain.state_dict().items())
+    blocks = [name for name, module in moving.named_modules() if isinstance(module, ShiftedConvolution)]
+    assert blocks == [f"frames.model.layer{stage}.{block}.conv1" for stage in range(1, 5) for block in range(2)]
+
+
+@torch.no_grad()
+def test_the_shortcut_sees_its_own_frame() -> None:
+    """One residual block: what it adds changes with the other frames, its shortcut does not."""
+    moving = made("resnet18", "tsm")
+    block = moving.frames.model.layer1[0].eval()
+    block.conv1.frames = 2
+    maps = torch.rand(2, 64, 8, 8)
+    expected = block.conv2(block.act1(block.bn1(torch.conv2d(shifted(maps, 2), block.conv1.weight, padding=1))))
+    torch.testing.assert_close(block(maps), (block.bn2(expected) + maps).relu())
+
+
+def test_long_stages_have_every_second_block_shifted() -> None:
+    with torch.device("meta"):
+        net = timm(3, model="resnet101")
+        assert len(add_shifts(net)) == 2 + 2 + 12 + 2
+
+
+def test_a_clip_that_stands_still_is_no_image_at_its_ends() -> None:
+    """Zeros come in there, as in the authors' code."""
+    clip = torch.rand(1, 3, 1, 32, 32).expand(-1, -1, 4, -1, -1)
+    assert not torch.allclose(made(shift="tsm")(clip), made()(clip), rtol=1e-3)
+
+
+# --- norms, weights, refusals -----------------------------------------------------------------------------------------
+
+
+def test_frames_of_a_clip_are_in_one_part_of_the_batch() -> None:
+    """With parts of two clips, four clips give what each two give by themselves."""
+    net = made().train()
+    norms.split_norms(net, 2)
+    clips = torch.rand(4, 3, 3, 32, 32)
+    together = net(clips)
+    norms.split_norms(net, 1)
+    for part in range(2):
+        torch.testing.assert_close(together[part::2], net(clips[part::2]), rtol=1e-4, atol=1e-5)
+
+
+def test_what_the_network_for_images_tells_is_passed_on() -> None:
+    net = made("resnet18")
+    assert net.depths() == {f"frames.{name}": depth for name, depth in net.frames.depths().items()}
+    net.checkpoint_activations()
+    assert net.frames.model.grad_checkpointing
+    assert net.out_channels == 512 and net.trained_classes == 0 and net.preprocessing is None
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="backbone: it takes clips itself"):
+        tsn(3, backbone=lambda channels: resnet3d(channels))
+    for model in ("test_vit", "test_efficientnet"):
+        with pytest.raises(ValueError, match=r"shift: tsm is for .* such as resnet50"):
+            made(model, "tsm")
+
+
+def test_changed_resnets_are_shifted_too() -> None:
+    def changed(channels: int) -> Backbone:
+        return resnet(channels, model="resnet18", ibn=True)
+
+    net = tsn(3, backbone=changed, shift="tsm")
+    output: Tensor = net(torch.rand(2, 3, 4, 32, 32))
+    assert output.isfinite().all()

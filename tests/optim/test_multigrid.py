@@ -1,0 +1,158 @@
+"""The rules of multigrid by hand, and what is refused. Numbers of the originals: ``tests/golden/test_multigrid.py``."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opabinia.optim.multigrid import (
+    LONG_CYCLE,
+    Multigrid,
+    Norm,
+    account,
+    learning_rates,
+    long_shapes,
+    norm,
+    refuse_wrong,
+    rows,
+    short_cycle,
+    short_sizes,
+    stretches,
+    strides,
+)
+
+KINETICS = Multigrid(239, 64, 224, 32, (94, 154, 196))
+
+
+def test_the_examples_of_the_docstrings() -> None:
+    assert long_shapes(KINETICS) == ((8, 8, 158), (4, 16, 158), (2, 16, 224), (1, 32, 224))
+    assert short_cycle(KINETICS, long_shapes(KINETICS)[0]) == ((1024, 112), (512, 158), (512, 158))
+    assert short_sizes(replace(KINETICS, short_cycle_relative_to="base"), 158) == (79, 112, 158)
+    assert norm(512, 8) == Norm(splits=8)
+    assert norm(32, 8) == Norm(processes=2)
+    assert strides(2, 32, 8) == (2, 8)
+
+
+def test_strides_never_shrink() -> None:
+    """T0 // T is 0 where a clip is longer than the baseline's."""
+    assert strides(4, 8, 16) == (4, 4)
+
+
+def test_norms_keep_to_whole_numbers() -> None:
+    """Of 12 samples with 8 in mind there is one part, and no split of nothing."""
+    assert norm(12, 1) == norm(8, 1) == Norm()
+    assert norm(1, 1) == Norm(processes=8)
+
+
+def test_sizes_are_multiples() -> None:
+    """Batches follow the sizes that are trained, so that a step costs the same."""
+    grid = replace(KINETICS, size_multiple=32)
+    assert [shape.size for shape in long_shapes(grid)] == [160, 160, 224, 224]
+    assert short_cycle(grid, long_shapes(grid)[-1]) == ((3 * 64, 128), (2 * 64, 160), (64, 224))
+    refuse_wrong(grid)
+
+
+def test_the_halves_of_the_fine_tuning() -> None:
+    first, second = stretches(KINETICS)[-2:]
+    assert (first.begin, first.end, second.begin, second.end) == (329, 343, 343, 358)
+    assert first.shape == second.shape == (1, 32, 224)
+    assert (first.lr_factor, second.lr_factor) == pytest.approx((0.01, 0.001))
+
+
+def test_without_gamma_the_learning_rate_follows_the_batch_alone() -> None:
+    assert {factor for _, factor in learning_rates(replace(KINETICS, gamma=1))} == {8, 4, 2, 1}
+
+
+def test_pictures_have_no_frames() -> None:
+    grid = Multigrid(20, 64, 32, None, (12,), long_cycle=((1, 0.71), (1, 1)))
+    assert long_shapes(grid) == ((2, 1, 23), (1, 1, 32))
+    refuse_wrong(grid)
+    with pytest.raises(ValueError, match=r"long_cycle\.0: a picture, which has one frame, times 0.25 is 0.25"):
+        refuse_wrong(replace(grid, long_cycle=LONG_CYCLE))
+
+
+keys = {
+    "epochs": st.integers(4, 300),
+    "batch_size": st.integers(1, 64).map(lambda number: 8 * number),
+    "size": st.integers(16, 256),
+    "frames": st.sampled_from([None, 4, 8, 12, 32]),
+    "short": st.booleans(),
+    "relative": st.sampled_from(["default", "base"]),
+    "factor": st.floats(0.5, 3),
+}
+
+
+@given(st.data(), *keys.values())
+def test_every_schedule_holds_together(
+    data: st.DataObject,
+    epochs: int,
+    batch_size: int,
+    size: int,
+    frames: int | None,
+    short: bool,
+    relative: Any,
+    factor: float,
+) -> None:
+    """The stretches follow each other without a gap to the end; what is not refused can be trained."""
+    milestones = data.draw(st.sets(st.integers(1, epochs - 1), min_size=1, max_size=3))
+    cycle = LONG_CYCLE if frames else ((1.0, 0.5), (1.0, 1.0))
+    chosen = data.draw(st.sampled_from([cycle, ()]))
+    grid = Multigrid(epochs, batch_size, size, frames, tuple(sorted(milestones)), 0.1, factor, chosen)
+    grid = replace(grid, short_cycle=grid.short_cycle if short else (), short_cycle_relative_to=relative)
+    found = stretches(grid)
+    assert found[0].begin == 0
+    assert [one.end for one in found[:-1]] == [one.begin for one in found[1:]]
+    assert all(one.epochs >= 0 for one in found)
+    if grid.long_cycle:
+        assert found[-1].end == round(epochs * factor) or abs(found[-1].end - epochs * factor) <= 0.5 + 1e-6
+    assert [row.end for row in rows(grid)] == sorted(row.end for row in rows(grid))
+    try:
+        refuse_wrong(grid, 8, empty=True)
+    except ValueError as error:
+        assert "row" in str(error) or "long_cycle" in str(error)
+        return
+    for one in found:
+        assert all(turn.batch_size >= 1 and turn.batch_size % 8 == 0 for turn in one.turns)
+        assert max(turn.size for turn in one.turns) == one.shape.size <= size
+        of_cycle = {round(turn.batch_size * turn.size**2 / batch_size / size**2, 0) for turn in one.turns}
+        assert min(of_cycle) >= 0
+    assert account(grid).steps > 0
+
+
+WRONG: dict[str, tuple[dict[str, Any], int]] = {
+    "milestones: [94, 94] are to ascend between epoch 0 and 239": ({"milestones": (94, 94)}, 1),
+    "milestones: [239] are to ascend": ({"milestones": (239,)}, 1),
+    "milestones: [0, 94] are to ascend": ({"milestones": (0, 94)}, 1),
+    "milestones: a long cycle wants at least one": ({"milestones": ()}, 1),
+    "size: 224 is no multiple of size_multiple (48)": ({"size_multiple": 48}, 1),
+    "long_cycle.0: 30 frames times 0.25 is 7.5, which is to be a whole number": ({"frames": 30}, 1),
+    "long_cycle.0: 2 frames times 0.25 is 0.5": ({"frames": 2}, 1),
+    "long_cycle.1: factors are above 0 and at most 1, not 1, 1.5": ({"long_cycle": ((1, 1), (1, 1.5))}, 1),
+    "row 0 (epochs 0 to 93, 32 frames of 90 x 90, batch 384): the short cycle's size 112 is larger than 90": (
+        {"long_cycle": ((1, 0.4), (1, 1))},
+        1,
+    ),
+    "row 3 (epochs 142 to 158, 32 frames of 224 x 224, batch 64): its batch of 64 does not divide over 128": ({}, 128),
+    "row 0 (epochs 0 to 0, 8 frames of 158 x 158, batch 512): it has no epochs": (
+        {"epochs": 3, "milestones": (1, 2), "epoch_factor": 0.1},
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_what_cannot_be_meant_is_refused(message: str) -> None:
+    changes, world = WRONG[message]
+    with pytest.raises(ValueError) as caught:
+        refuse_wrong(replace(KINETICS, **changes), world)
+    assert message in str(caught.value)
+
+
+def test_a_batch_of_nothing_is_refused() -> None:
+    """``round((S / s) ** 2)`` is 0 where a size of the short cycle is much larger than that of the long one."""
+    with pytest.raises(ValueError, match="larger than"):
+        refuse_wrong(replace(KINETICS, long_cycle=((1, 0.4), (1, 1))), 1)
+    cycle = short_cycle(replace(KINETICS, long_cycle=((1, 0.4), (1, 1))), long_shapes(KINETICS)[0]._replace(size=90))
+    assert [turn.batch_size for turn in cycle][1] == 0
