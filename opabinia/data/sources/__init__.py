@@ -6,6 +6,7 @@ from opabinia.data.sources.digit_scenes import DigitScenes as DigitScenes
 from opabinia.data.sources.digit_views import DigitViews as DigitViews
 from opabinia.data.sources.digits import Digits as Digits
 from opabinia.data.sources.folder import ImageFolder as ImageFolder
+from opabinia.data.sources.frame_folders import FrameFolders as FrameFolders
 from opabinia.data.sources.hugging_face import HuggingFace as HuggingFace
 from opabinia.data.sources.identity_table import identity_table as identity_table
 from opabinia.data.sources.idx import Idx as Idx
@@ -13,6 +14,7 @@ from opabinia.data.sources.joined import Joined as Joined
 from opabinia.data.sources.joined import JoinedIdentities as JoinedIdentities
 from opabinia.data.sources.listed_people import cuhk03 as cuhk03
 from opabinia.data.sources.listed_people import msmt17 as msmt17
+from opabinia.data.sources.moving_digits import MovingDigits as MovingDigits
 from opabinia.data.sources.numbered import Numbered as Numbered
 from opabinia.data.sources.people import dukemtmc as dukemtmc
 from opabinia.data.sources.people import market1501 as market1501
@@ -26,5 +28,8 @@ from opabinia.data.sources.unlabelled import Images as Images
 from opabinia.data.sources.unlabelled import WithoutLabels as WithoutLabels
 from opabinia.data.sources.vehicles import vehicleid as vehicleid
 from opabinia.data.sources.vehicles import veri as veri
+from opabinia.data.sources.video_lists import VideoList as VideoList
+from opabinia.data.sources.videos import Videos as Videos
+from opabinia.data.sources.views_of_films import ViewsOfFilms as ViewsOfFilms
 from opabinia.data.sources.voc import voc as voc
 from opabinia.data.sources.yolo import yolo as yolo

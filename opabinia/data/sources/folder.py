@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from hashlib import blake2b
 from pathlib import Path
@@ -37,7 +37,7 @@ class ImageFolder:
     def __init__(self, *, root: Path, channels: Literal[1, 3] = 3, classes: list[str] | None = None) -> None:
         self.root = existing_folder(root.expanduser(), "root is the folder that holds the class folders")
         self.channels: Literal[1, 3] = channels
-        self.classes = tuple(_chosen(self.root, classes))
+        self.classes = tuple(chosen_classes(self.root, classes))
         names = [_of_class(self.root, folder) for folder in self.classes]
         self._names = Names([name for of_class in names for name in of_class])
         self.labels = np.repeat(np.arange(len(names), dtype=np.int64), [len(of_class) for of_class in names])
@@ -87,7 +87,12 @@ def is_picture(name: bytes) -> bool:
     return name.lower().endswith(_EXTENSIONS)
 
 
-def _chosen(root: Path, classes: Sequence[str] | None) -> list[str]:
+def chosen_classes(root: Path, classes: Sequence[str] | None) -> list[str]:
+    """The folders in ``root`` that are classes: all of them, sorted, or those that are named.
+
+    Raises:
+        ValueError: one that is named is not there, or named twice; or there is none.
+    """
     found = class_folders_of(root)
     if classes is None:
         return found
@@ -107,8 +112,9 @@ def _of_class(root: Path, folder: str) -> list[bytes]:
     return names
 
 
-def pictures_below(root: Path, folder: str = "") -> list[bytes]:
-    """Paths below ``root`` of all pictures in one of its folders, or in all, sorted by their bytes.
+def pictures_below(root: Path, folder: str = "", wanted: Callable[[bytes], bool] = is_picture) -> list[bytes]:
+    """Paths below ``root`` of all pictures in one of its folders, or in all, sorted by their bytes; of other files, if
+    ``wanted`` asks for them by their names.
 
     Links are followed, except back to a folder that they lie in; hidden names are left out.
 
@@ -116,12 +122,12 @@ def pictures_below(root: Path, folder: str = "") -> list[bytes]:
         ValueError: a folder must not be read.
     """
     try:
-        return sorted(_walk(os.fsencode(root), os.fsencode(folder), [os.stat(root)] if folder else []))
+        return sorted(_walk(os.fsencode(root), os.fsencode(folder), [os.stat(root)] if folder else [], wanted))
     except OSError as error:
         raise ValueError(f"{os.fsdecode(error.filename)} cannot be searched: {error.strerror}") from error
 
 
-def _walk(root: bytes, folder: bytes, above: list[os.stat_result]) -> Iterator[bytes]:
+def _walk(root: bytes, folder: bytes, above: list[os.stat_result], wanted: Callable[[bytes], bool]) -> Iterator[bytes]:
     here = os.stat(os.path.join(root, folder))
     if any(os.path.samestat(here, one) for one in above):
         return
@@ -130,8 +136,8 @@ def _walk(root: bytes, folder: bytes, above: list[os.stat_result]) -> Iterator[b
         if entry.name.startswith(b"."):
             continue
         if entry.is_dir():
-            yield from _walk(root, name, [*above, here])
-        elif is_picture(entry.name):
+            yield from _walk(root, name, [*above, here], wanted)
+        elif wanted(entry.name):
             yield name
 
 

@@ -14,6 +14,7 @@ from torchvision.transforms import v2
 
 from opabinia.config import adapt, register
 from opabinia.data.transforms import augment as augment
+from opabinia.data.transforms import clips as clips
 from opabinia.data.transforms import combine as combine
 from opabinia.data.transforms import crops, instances
 from opabinia.data.transforms import evaluation as evaluation

@@ -1,0 +1,121 @@
+"""Claim: a clip of a film is never read slower than by a plain loop over PyAV, on one thread.
+
+A clip is 16 frames at stride 4 from a random place; its file is opened for it. Films are h264 (as libx264 makes them by
+default, with B-frames), 10 s at 30 frames a second, a photo that moves, with grain, three shots; with a key frame every
+250 frames and every 30; 256 x 256 and 1280 x 720. One side is written by hand: open, seek to the key frame before,
+decode, convert and keep every fourth frame, stack. It takes the frame rate for constant. The other is ``FilmFile``: it
+finds out which frame is where, leaves out frames that nothing refers to, and converts into the clip itself. Their
+clips are compared, pixel by pixel, before time is taken.
+
+Both run in turn, each clip by both sides, in seconds of the processor, which other work on the machine disturbs least.
+``first`` forgets what is known of a file before each clip; ``again`` does not, as in later epochs. The ratio is the
+median over the rounds. Target: at least 1.0 times the clips of the loop. ``--quick`` makes short films, to see that it
+runs. Run: ``python benchmarks/decode_video.py``.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import av
+import numpy as np
+import torch
+from sklearn.datasets import load_sample_image
+from torch import Tensor
+
+from opabinia.data import video
+from opabinia.data.video import FilmFile
+
+QUICK = "--quick" in sys.argv
+LENGTH, ROUNDS = (90, 1) if QUICK else (300, 5)
+FRAMES, STRIDE = 16, 4
+CLIPS = {(256, 256): 10, (720, 1280): 4}
+"""How many in a round, by height and width of the films."""
+
+
+def make(path: Path, size: tuple[int, int], gop: int) -> None:
+    height, width = size
+    photo = np.tile(load_sample_image("china.jpg"), (3, 4, 1))
+    random = np.random.default_rng(0)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=30)
+        stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
+        stream.options = {"g": str(gop), "preset": "veryfast"}
+        for number in range(LENGTH):
+            shot = 3 * number // LENGTH
+            top, left = 40 * shot + number % 100, 300 * shot + 2 * (number % 100)
+            grain = random.integers(-8, 9, (height, width, 1))
+            pixels = np.clip(photo[top : top + height, left : left + width] + grain, 0, 255).astype(np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode())
+
+
+def by_hand(path: Path, start: int) -> Tensor:
+    wanted = set(range(start, start + FRAMES * STRIDE, STRIDE))
+    kept = []
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        stream.thread_count = 1
+        container.seek(int(start / stream.average_rate / stream.time_base), stream=stream)
+        for frame in container.decode(stream):
+            number = round(frame.time * stream.average_rate)
+            if number in wanted:
+                kept.append(frame.to_ndarray(format="rgb24", threads=1))
+            if len(kept) == FRAMES:
+                break
+    return torch.from_numpy(np.stack(kept)).permute(0, 3, 1, 2)
+
+
+def again(path: Path, start: int) -> Tensor:
+    return FilmFile(path).read(range(start, start + FRAMES * STRIDE, STRIDE))
+
+
+def first(path: Path, start: int) -> Tensor:
+    video._indices.clear()
+    return again(path, start)
+
+
+SIDES: dict[str, Callable[[Path, int], Tensor]] = {"by hand": by_hand, "first": first, "again": again}
+
+
+def measure(path: Path, clips: int) -> dict[str, list[float]]:
+    """Seconds a clip of each side, by round."""
+    random = np.random.default_rng(1)
+    starts = random.integers(0, LENGTH - (FRAMES - 1) * STRIDE, (ROUNDS, clips)).tolist()
+    assert all(torch.equal(by_hand(path, start), first(path, start)) for start in starts[0])
+    found: dict[str, list[float]] = {name: [] for name in SIDES}
+    for of_round in starts:
+        taken = dict.fromkeys(SIDES, 0.0)
+        for start in of_round:
+            for name, side in SIDES.items():
+                began = time.process_time()
+                side(path, start)
+                taken[name] += time.process_time() - began
+        for name, seconds in taken.items():
+            found[name].append(seconds / clips)
+    return found
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print(f"Clips a second, one thread, PyAV {av.__version__}; median of {ROUNDS} rounds in turn")
+    with tempfile.TemporaryDirectory() as folder:
+        for size, clips in CLIPS.items():
+            for gop in (250, 30):
+                path = Path(folder) / f"{size[0]}_{gop}.mp4"
+                make(path, size, gop)
+                found = measure(path, clips)
+                print(f"{size[1]} x {size[0]}, a key frame every {gop} frames, {path.stat().st_size / 1e6:.1f} MB")
+                for name, seconds in found.items():
+                    ratio = statistics.median(a / b for a, b in zip(found["by hand"], seconds, strict=True))
+                    middle = statistics.median(seconds)
+                    print(f"  {name:<8} {1 / middle:7.1f} clips/s  {1000 * middle:7.1f} ms  ratio {ratio:.2f}")
+
+
+if __name__ == "__main__":
+    main()

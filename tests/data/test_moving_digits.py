@@ -1,0 +1,96 @@
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from sklearn.neighbors import KNeighborsClassifier
+
+from opabinia.contracts import Film, Source
+from opabinia.data.sources.digits import load_digits, split_digits
+from opabinia.data.sources.moving_digits import MOVES, MovingDigits, load_films, move
+
+Floats = NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def val() -> MovingDigits:
+    return MovingDigits(split="val")
+
+
+def test_every_digit_of_the_split_is_shown_twice(val: MovingDigits) -> None:
+    train = MovingDigits()
+    assert isinstance(val, Source)
+    assert (len(train), len(val)) == (2 * 1437, 2 * 360)
+    assert np.bincount(val.labels).tolist() == [90] * 8
+    assert set(np.bincount(train.labels).tolist()) == {359, 360}
+    sample = val[7]
+    assert isinstance(sample["video"], Film)
+    assert (sample["id"], sample["label"]) == ("val/0003_1", val.labels[7])
+    assert (sample["video"].frames, sample["video"].size) == (16, (32, 32))
+    assert len({val.id(index) for index in range(len(val))}) == len(val)
+    assert val.fingerprint() != train.fingerprint()
+    with pytest.raises(IndexError):
+        val[len(val)]
+
+
+def test_the_films_are_the_same_on_every_machine() -> None:
+    sums = [int(load_films(split)["films"].sum(dtype=np.int64)) for split in ("train", "val")]  # type: ignore[arg-type]
+    assert sums == [1815081678, 453709709]
+
+
+def test_what_is_cached_is_what_would_be_made(val: MovingDigits) -> None:
+    """Whoever changes how films are made must change the name of the cached file, too."""
+    digits, labels = load_digits()
+    arrays = load_films("val")
+    made = move(digits[split_digits(labels)["val"]], np.repeat(np.arange(360), 2)[:64], val.labels[:64], 2894037488)
+    assert np.array_equal(made, arrays["films"][:64])
+
+
+def test_a_digit_moves_where_its_class_says() -> None:
+    square = np.zeros((1, 8, 8), dtype=np.uint8)
+    square[0, 2, 3:] = 255
+    films = move(square, np.zeros(16, dtype=np.int64), np.arange(16) % 8, 3)
+    speeds = set()
+    for number, film in enumerate(films):
+        ink = film > 150
+        assert ink.sum((1, 2)).tolist() == [20] * 16, "whole at every time"
+        down, right = list(MOVES.values())[number % 8]
+        moved = [np.roll(ink[:-1], (speed * down, speed * right), (1, 2)) for speed in (1, 2)]
+        same = [np.array_equal(one, ink[1:]) for one in moved]
+        assert sum(same) == 1
+        speeds.add(same.index(True))
+    assert speeds == {0, 1}
+
+
+def test_a_mirror_changes_all_that_moves_sideways(val: MovingDigits) -> None:
+    for index in range(30):
+        upright = val.classes[val.labels[index]] in ("up", "down")
+        assert val[index]["directed"] is not upright
+
+
+def test_a_film_is_the_readers_own(val: MovingDigits) -> None:
+    before = val[3]["video"].read([0, 5])
+    assert before.shape == (2, 1, 32, 32) and before.dtype == torch.uint8
+    val[3]["video"].read([0, 5]).zero_()
+    assert torch.equal(val[3]["video"].read([0, 5]), before)
+
+
+def test_single_frames_tell_nothing_and_motion_tells_all() -> None:
+    train = {name: array[:1500] for name, array in load_films("train").items()}
+    val = load_films("val")
+
+    def score(features: object) -> float:
+        known, asked = (
+            features(one["films"].astype(np.float32)).reshape(len(one["films"]), -1) for one in (train, val)
+        )  # type: ignore[operator]
+        return float(KNeighborsClassifier(1).fit(known, train["labels"]).score(asked, val["labels"]))
+
+    def shift(films: Floats) -> Floats:
+        """How alike a frame and the next one are at each shift, over all frames."""
+        spectra = np.fft.rfft2(films - films.mean((2, 3), keepdims=True))
+        found: Floats = np.fft.irfft2(spectra[:, 1:] * spectra[:, :-1].conj()).mean(1)
+        return found
+
+    for frame in (0, 8, 15):
+        assert score(lambda films, frame=frame: films[:, frame]) < 0.17, "chance is 0.125"
+    assert score(lambda films: films[:, 9] - films[:, 7]) > 0.35
+    assert score(shift) > 0.85
