@@ -203,6 +203,7 @@ def test_killed_at_every_write_of_a_run(server: Server, recipe: Path, tmp_path: 
 # --- the command as a user gives it -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_itself_killed_and_resumed(recipe: Path, undisturbed: Outcome, tmp_path: Path) -> None:
     """No warm server: ``python -m opabinia``, all of it."""
     command = [sys.executable, "-m", "opabinia", "train", str(recipe), "--out", str(tmp_path)]

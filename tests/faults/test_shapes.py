@@ -38,7 +38,7 @@ def test_the_batches_of_a_run(trained: Trained) -> None:
     assert "batches of 24 x 4 x 4, 12 x 6 x 6, 6 x 8 x 8, learning rate x 0.1, norms in 2 parts" in log
 
 
-@pytest.mark.parametrize("workers", [(0, 2), (2, 1)])
+@pytest.mark.parametrize("workers", [(0, 2), pytest.param((2, 1), marks=pytest.mark.slow)])
 def test_killed_in_the_middle_of_a_short_cycle(
     trained: Trained, server: Server, together: Path, tmp_path: Path, workers: tuple[int, int]
 ) -> None:

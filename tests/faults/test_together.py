@@ -94,8 +94,7 @@ VARIETIES = {
 
 
 QUICK = (
-    *("pieces", "frozen for a while", "exact norms", "exact norms of other data"),
-    *("synchronised norms in half precision", "sharded in pieces", "sharded with exact norms"),
+    *("pieces", "exact norms", "sharded in pieces", "sharded with exact norms"),
 )
 
 
@@ -192,7 +191,7 @@ def cut_back(folder: Path, step: int) -> None:
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "{name: fsdp, unit: 100}"])
-@pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.parametrize("processes", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_resumed_from_two_processes_on_other_numbers(
     server: Server, trained: Trained, parallel: str, processes: int
 ) -> None:
@@ -212,7 +211,7 @@ def test_resumed_from_two_processes_on_other_numbers(
     ("parallel", "average"),
     [
         ("ddp", "ema={momentum: 0.9}"),
-        ("ddp", "distill={average: {momentum: 0.9}}"),
+        pytest.param("ddp", "distill={average: {momentum: 0.9}}", marks=pytest.mark.slow),
         ("fsdp", "ema={momentum: 0.9}"),
         pytest.param("fsdp", "distill={average: {momentum: 0.9}}", marks=pytest.mark.slow),
     ],

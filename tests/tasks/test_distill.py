@@ -451,7 +451,7 @@ class Crops(Classification):
     """Looks at two halves of a batch in turn."""
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
-        halves = [self.head(self._embed({"image": half})) for half in batch["image"].chunk(2)]
+        halves = [self.head(self.embed({"image": half})) for half in batch["image"].chunk(2)]
         return {"loss": self.loss(torch.cat(halves), batch["label"])}
 
 
