@@ -100,7 +100,9 @@ def found_in(folder: Path) -> list[dict[str, float]]:
     ]
 
 
-@pytest.mark.parametrize("moment", ["after_backward 6", pytest.param("before_phase evaluate 5", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "moment", ["after_backward 6", pytest.param("before_phase evaluate 5", marks=pytest.mark.slow)]
+)
 def test_killed_and_resumed_with_other_workers(
     server: Server, detection: Path, whole: Path, tmp_path: Path, moment: str
 ) -> None:

@@ -32,8 +32,8 @@ def arithmetic_kept() -> Iterator[None]:
 LONG = (
     *("reid/market1501/vit", "reid/market1501/agw", "reid/market1501/bot", "reid/market1501/mgn", "reid/msmt17/sbs"),
     *("reid/msmt17/vit_camera", "reid/online_products/normalised_softmax", "reid/veri/sbs"),
-    *("classification/imagenet/resnet50_a1", "classification/imagenet/resnet50_a2", "classification/imagenet/resnet50_a3"),
-    *("classification/imagenet/convnext_tiny", "classification/imagenet/vit_small", "detection/coco_format"),
+    *("classification/imagenet/resnet50_a1", "classification/imagenet/resnet50_a2", "detection/coco_format"),
+    *("classification/imagenet/resnet50_a3", "classification/imagenet/convnext_tiny", "classification/imagenet/vit_small"),
     *("detection/coco/faster_rcnn_r50_1x", "detection/coco/fcos_r50_1x", "detection/coco/retinanet_r50_1x"),
     "detection/coco/mask_rcnn_r50_1x",
     *("detection/coco/faster_rcnn_r50_3x", "detection/coco/mask_rcnn_r50_3x", "detection/coco/keypoint_rcnn_r50_1x"),
