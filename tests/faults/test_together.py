@@ -93,9 +93,7 @@ VARIETIES = {
 }
 
 
-QUICK = (
-    *("pieces", "exact norms", "sharded in pieces", "sharded with exact norms"),
-)
+QUICK = (*("pieces", "exact norms", "sharded in pieces", "sharded with exact norms"),)
 
 
 @pytest.mark.parametrize(
