@@ -10,6 +10,7 @@ from annotated_types import Interval, MinLen
 
 from opabinia.config import register
 from opabinia.contracts import BatchShape, Count, Course, Fraction, Layout, Positive, Stage
+from opabinia.data.batches import ConstantPlan
 from opabinia.optim.multigrid import LONG_CYCLE, SHORT_CYCLE, Multigrid, Norm, Stretch, norm, refuse_wrong, stretches
 from opabinia.runtime.durations import Duration
 
@@ -33,10 +34,9 @@ def progressive(course: Course, /, *, start: Count, end: Count, until: Fraction 
 
     Example: ``{name: progressive, start: 128, end: 224, until: 0.8}``
     """
-    steps = _steps_per_epoch(course)
-    total = max(1, course.length.steps(steps))
-    starts = range(0, total, steps)
-    sizes = [growing(first / total, start=start, end=end, until=until, multiple=multiple) for first in starts]
+    plain = _of_one_size(course)
+    starts = [plain.epoch_start(epoch) / plain.total_steps for epoch in range(plain.epochs)] or [0.0]
+    sizes = [growing(progress, start=start, end=end, until=until, multiple=multiple) for progress in starts]
     stages = [Stage(len(list(same)), (BatchShape(course.batch_size, (size, size)),)) for size, same in groupby(sizes)]
     return Layout(tuple(stages), course.length)
 
@@ -64,8 +64,7 @@ def multi_scale(course: Course, /, *, sizes: Annotated[list[Count], MinLen(1)]) 
     Example: ``{name: multi_scale, sizes: [224, 192, 160]}``
     """
     cycle = tuple(BatchShape(course.batch_size, (size, size)) for size in sizes)
-    epochs = max(1, -(-course.length.steps(_steps_per_epoch(course)) // _steps_per_epoch(course)))
-    return Layout((Stage(epochs, cycle),), course.length)
+    return Layout((Stage(max(1, _of_one_size(course).epochs), cycle),), course.length)
 
 
 @register.shapes
@@ -157,7 +156,6 @@ def _whole_epochs(length: Duration) -> int:
     return int(length.value)
 
 
-def _steps_per_epoch(course: Course) -> int:
-    """Of batches of the config's size; at least 1, as the plan refuses what is too few."""
-    whole = course.samples // course.batch_size
-    return max(1, whole if course.drop_last else -(-course.samples // course.batch_size))
+def _of_one_size(course: Course) -> ConstantPlan:
+    """The run without ``shapes``."""
+    return ConstantPlan(course.samples, course.batch_size, course.length, course.drop_last)

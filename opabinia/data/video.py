@@ -12,7 +12,7 @@ import os
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Literal
@@ -251,13 +251,13 @@ class FilmFile:
     @property
     def size(self) -> tuple[int, int]:
         if self._size is None:
-            with _closing(self):
+            with closing(self):
                 self._decode([0], lambda number, frame: None)
         assert self._size is not None
         return self._size
 
     def read(self, indices: Sequence[int], short_side: int | None = None) -> Tensor:
-        with _closing(self):
+        with closing(self):
             places = _places(indices, self.frames, self.path)
             canvas = _Canvas(len(indices), places, self._channels, short_side)
             self._decode(list(places), canvas.paint)
@@ -499,19 +499,6 @@ def _remember(key: tuple[str, int, int], index: Index) -> None:
     _indices[key] = index
     while len(_indices) > _KEPT:
         _indices.popitem(last=False)
-
-
-class _closing:
-    """Close a film at the end, whatever happens."""
-
-    def __init__(self, film: FilmFile) -> None:
-        self._film = film
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: object) -> None:
-        self._film.close()
 
 
 # --- pixels ---------------------------------------------------------------------------------------------------------
