@@ -379,10 +379,12 @@ class Layout:
     Attributes:
         stages: one after the other; past their end the last one goes on.
         length: of the run, which may end before they do, or behind.
+        baseline: length of the run that this is to take the place of; None: that of the config.
     """
 
     stages: tuple[Stage, ...]
     length: Duration
+    baseline: Duration | None = None
 
 
 class Loader(Protocol):
@@ -564,11 +566,16 @@ class Task(nn.Module):
         raise NotImplementedError
 
     def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
-        """One sample's prediction (a row of each tensor) as plain values for people: names of classes, not numbers."""
+        """One sample's prediction (a row of each tensor) as plain values for people: names of classes, not numbers.
+
+        Here the ``embedding`` alone, rounded to six digits; where there is none all tensors.
+        """
+        if EMBEDDING in prediction:
+            return {EMBEDDING: [round(value, 6) for value in prediction[EMBEDDING].tolist()]}
         return {name: value.tolist() for name, value in prediction.items()}
 
-    def features(self, batch: Batch, layers: Sequence[str] = ()) -> dict[str, Tensor]:
-        """Features (B x D) by layer name; without names the last one before the head, as ``embedding``."""
+    def features(self, batch: Batch) -> dict[str, Tensor]:
+        """``embedding`` (B x D): what stands before the head. Other layers are listened to by the names of modules."""
         raise NotImplementedError
 
     def evaluators(self, facts: Facts) -> list[Evaluator]:

@@ -1,7 +1,7 @@
 """Looking for pictures among others: predictions with a gallery, verdicts by name, heat maps."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,7 @@ class Toy(Task):
         self.predictions += 1
         return {self._names[0]: self._mean(batch)}
 
-    def features(self, batch: Batch, layers: Sequence[str] = ()) -> dict[str, Tensor]:
+    def features(self, batch: Batch) -> dict[str, Tensor]:
         return {self._names[1]: self._mean(batch) * 2}
 
     def _mean(self, batch: Batch) -> Tensor:

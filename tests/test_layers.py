@@ -29,7 +29,7 @@ class Plain(Task):
     def predict(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         return {"logits": self.head(self.backbone(batch["image"]))}
 
-    def features(self, batch: dict[str, Any], layers: Any = ()) -> dict[str, Tensor]:
+    def features(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         return {"embedding": self.backbone(batch["image"])}
 
 

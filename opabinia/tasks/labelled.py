@@ -89,15 +89,8 @@ class Labelled(Task):
             "top": [{"class": self.facts.classes[number], "probability": round(value, 6)} for number, value in pairs]
         }
 
-    def features(self, batch: Batch, layers: Sequence[str] = ()) -> dict[str, Tensor]:
-        """``embedding``: what the head sees (B x D).
-
-        Raises:
-            KeyError: another layer is asked for.
-        """
-        for layer in layers:
-            if layer != "embedding":
-                raise KeyError(f"{type(self).__name__.lower()} has no layer {layer!r}; it has: embedding")
+    def features(self, batch: Batch) -> dict[str, Tensor]:
+        """``embedding``: what the head sees (B x D)."""
         return {"embedding": self.embed(batch)}
 
     def evaluators(self, facts: Facts) -> list[Evaluator]:

@@ -18,7 +18,7 @@ from tests.engine.toys import CPU, FACTS, Line, Rows, validation
 class Embedding(Line):
     """Predicts no embedding, but has one."""
 
-    def features(self, batch: Batch, layers: Sequence[str] = ()) -> dict[str, Tensor]:
+    def features(self, batch: Batch) -> dict[str, Tensor]:
         return {"embedding": 2 * batch["image"]}
 
 
@@ -88,7 +88,7 @@ def test_an_embedding_that_the_task_predicts_is_taken_as_it_is() -> None:
 
 def test_nobody_asks_nobody_pays() -> None:
     class Costly(Embedding):
-        def features(self, batch: Batch, layers: Sequence[str] = ()) -> dict[str, Tensor]:
+        def features(self, batch: Batch) -> dict[str, Tensor]:
             raise AssertionError("nobody has asked for it")
 
     kept = Kept()

@@ -58,9 +58,6 @@ def test_the_four_methods() -> None:
     embedding = task.features(batch)["embedding"]
     assert embedding.shape == (8, 6)
     torch.testing.assert_close(task.head(embedding), predictions["logits"])
-    assert task.features(batch, ["embedding"]).keys() == {"embedding"}
-    with pytest.raises(KeyError, match="no layer 'layer4'; it has: embedding"):
-        task.features(batch, ["embedding", "layer4"])
 
     assert task.hooks(FACTS) == []
     evaluator, *_ = task.evaluators(FACTS)

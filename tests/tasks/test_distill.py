@@ -1,6 +1,5 @@
 import copy
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +196,7 @@ class Clocked(Classification):
     def predict(self, batch: Batch) -> Predictions:
         return {**super().predict(batch), "seen": self.seen.expand(len(batch["id"]))}
 
-    def features(self, batch: Batch, layers: Sequence[str] = ()) -> dict[str, Tensor]:
+    def features(self, batch: Batch) -> dict[str, Tensor]:
         return {"own": torch.ones(len(batch["id"]), 1)}
 
     def evaluators(self, facts: Facts) -> list[Evaluator]:

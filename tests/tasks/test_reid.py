@@ -94,8 +94,6 @@ def test_the_four_methods() -> None:
         predictions["embedding"][0].tolist(), abs=1e-6
     )
     torch.testing.assert_close(task.features(batch)["embedding"], predictions["embedding"])
-    with pytest.raises(KeyError, match="no layer 'neck'; it has: embedding"):
-        task.features(batch, ["neck"])
     assert task.hooks(FACTS) == []
     evaluator = task.evaluators(FACTS)[0]
     evaluator.update(predictions, batch)

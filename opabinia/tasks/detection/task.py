@@ -152,15 +152,8 @@ class Detection(Task):
             found.append(one)
         return {"things": found}
 
-    def features(self, batch: Batch, layers: Sequence[str] = ()) -> dict[str, Tensor]:
-        """``embedding``: the mean over the backbone's coarsest maps (B x M), where they show images and not padding.
-
-        Raises:
-            KeyError: another layer is asked for.
-        """
-        for layer in layers:
-            if layer != "embedding":
-                raise KeyError(f"detection has no layer {layer!r}; it has: embedding")
+    def features(self, batch: Batch) -> dict[str, Tensor]:
+        """``embedding``: the mean over the backbone's coarsest maps (B x M), where they show images and not padding."""
         sizes, shape = batch["image_sizes"], _shape(batch["image"])
         coarsest = self._levels(batch["image"], sizes)[-1]
         height, width = _shape(coarsest)

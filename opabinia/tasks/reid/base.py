@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -105,19 +105,8 @@ class Reidentification(Task):
             found = {name: (value + mirrored[name]) / 2 for name, value in found.items()}
         return {name: value.float() for name, value in found.items()}
 
-    def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
-        """``embedding``: the numbers, rounded to six digits."""
-        return {"embedding": [round(value, 6) for value in prediction["embedding"].tolist()]}
-
-    def features(self, batch: Batch, layers: Sequence[str] = ()) -> dict[str, Tensor]:
-        """``embedding`` (B x D), as it is compared.
-
-        Raises:
-            KeyError: another layer is asked for.
-        """
-        for layer in layers:
-            if layer != "embedding":
-                raise KeyError(f"re-identification has no layer {layer!r}; it has: embedding")
+    def features(self, batch: Batch) -> dict[str, Tensor]:
+        """``embedding`` (B x D), as it is compared."""
         return {"embedding": self.predict(batch)["embedding"]}
 
     def evaluators(self, facts: Facts) -> list[Evaluator]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -102,19 +101,8 @@ class SelfSupervised(Task):
             )
         return {"embedding": self.trunk(self.normalize(batch["image"])).float()}
 
-    def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
-        """``embedding``: the numbers, rounded to six digits."""
-        return {"embedding": [round(value, 6) for value in prediction["embedding"].tolist()]}
-
-    def features(self, batch: Batch, layers: Sequence[str] = ()) -> dict[str, Tensor]:
-        """``embedding`` (B x D).
-
-        Raises:
-            KeyError: another layer is asked for.
-        """
-        for layer in layers:
-            if layer != "embedding":
-                raise KeyError(f"{type(self).__name__} has no layer {layer!r}; it has: embedding")
+    def features(self, batch: Batch) -> dict[str, Tensor]:
+        """``embedding`` (B x D)."""
         return {"embedding": self.predict(batch)["embedding"]}
 
     def evaluators(self, facts: Facts) -> list[Evaluator]:
