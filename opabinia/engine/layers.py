@@ -49,13 +49,14 @@ def flattened(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def averaged(tensors: Sequence[Tensor]) -> Tensor:
-    """Maps (B x C x h x w) and tokens (B x N x D) averaged over their places, vectors as they are, in one row."""
+    """Maps (B x C x h x w, of clips B x C x t x h x w) and tokens (B x N x D) averaged over their places, vectors as
+    they are, in one row."""
     return torch.cat([_vector(one) for one in tensors], 1)
 
 
 def _vector(tensor: Tensor) -> Tensor:
-    if tensor.ndim == 4:
-        return tensor.mean((2, 3))
+    if tensor.ndim in (4, 5):
+        return tensor.flatten(2).mean(2)
     return tensor.mean(1) if tensor.ndim == 3 else tensor.reshape(len(tensor), -1)
 
 
