@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import signal
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -355,6 +356,7 @@ class Loader:
         self, reader: Reader, requests: Requests, *, workers: int = 0, prefetch: int = 2, pin_memory: bool = False
     ) -> None:
         self.passed_over = 0
+        self._named: set[str] = set()
         self._reader, self._requests = reader, _FromStart(requests)
         self._turn = 0
         self._workers: DataLoader[Read | _Failure] | None = None
@@ -403,11 +405,16 @@ class Loader:
         return _received(results)
 
     def _tell(self, passed_over: Sequence[str]) -> None:
+        """Count them, and name the first ones, each once: it comes again in every epoch, and in all views of a film."""
         for message in passed_over:
             self.passed_over += 1
-            if self.passed_over <= _TOLD:
+            name = _PLACE.sub("", message)
+            if name in self._named or len(self._named) > _TOLD:
+                continue
+            self._named.add(name)
+            if len(self._named) <= _TOLD:
                 log.warning("passed over: %s", message)
-            elif self.passed_over == _TOLD + 1:
+            else:
                 log.warning("more samples are passed over; they are counted, but not named any more")
 
     def close(self) -> None:
@@ -450,6 +457,8 @@ def _received(results: Any) -> Iterator[Read | _Failure]:
 
 
 _TOLD = 10
+_PLACE = re.compile(r"^sample \d+ (?=\((?!without id\)))")
+"""Which place in its source a sample with an id has."""
 
 
 class _FromStart(Sampler[Request]):

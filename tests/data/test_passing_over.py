@@ -115,6 +115,22 @@ def test_only_the_first_are_named(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.text.count("passed over: sample") == 10 and "not named any more" in caplog.text
 
 
+def test_each_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    """However often it comes: in every epoch, and as every view of a film."""
+
+    def see(sample: Sample) -> Sample:
+        if sample["id"] in ("1", "2"):
+            raise ValueError("it is torn")
+        return sample
+
+    def view(sample: Sample) -> Sample:
+        return {**sample, "id": str(int(sample["id"]) // 4)}
+
+    loader = Loader(Reader(Frail(set()), [view, see], on_error="leave_out"), evaluation_requests(N, 8, 0, 1))
+    assert len(ids(loader)) == len(ids(loader)) == N - 8 and loader.passed_over == 16
+    assert caplog.text.count("passed over: sample") == 2 and "sample 4 (1), see: ValueError: it is torn" in caplog.text
+
+
 # --- whole batches ---
 
 
