@@ -77,14 +77,19 @@ _indices: OrderedDict[tuple[str, int, int], Index] = OrderedDict()
 """Of the files read last, by path, size and time: a film that is read again (other views, the next epoch) is not gone
 through again. Some kilobytes each."""
 
-_told: set[str] = set()
+_told: dict[str, str] = {}
 
 
 def _tell(path: str, what: str) -> None:
     """A warning once per file."""
     if path not in _told and len(_told) < _KEPT:
-        _told.add(path)
+        _told[path] = what
         log.warning("%s: %s", path, what)
+
+
+def damage(path: str) -> str | None:
+    """What is wrong with a film of which nonetheless something can be used, as far as it was found when it was read."""
+    return _told.get(path)
 
 
 def _by_table(container: InputContainer, stream: VideoStream, size: int) -> Index | None:

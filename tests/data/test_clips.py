@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,11 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from opabinia.contracts import Sample
+from opabinia.data import video
 from opabinia.data.collate import collate
 from opabinia.data.transforms.clips import Clip, ShortSideJitter, clip_flip, three_crop
-from opabinia.data.video import FilmInMemory
+from opabinia.data.video import FilmFile, FilmInMemory
+from tests.data.films import write
 
 
 def film(count: int, height: int = 8, width: int = 12, fps: float = 30.0) -> Sample:
@@ -96,6 +99,15 @@ def test_views_lie_evenly_over_the_film_and_draw_nothing() -> None:
     assert len({tuple(one) for one in found}) == 5, "a film of equal parts, too, has different clips"
     assert all(one < other for one, other in pairwise(found))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_film_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "film.mp4", 12)
+    opened = []
+    real = video._opened
+    monkeypatch.setattr(video, "_opened", lambda path: opened.append(path) or real(path))  # type: ignore[func-returns-value]
+    assert Clip(frames=2, stride=3)({"video": FilmFile(path), "id": "a"})["image"].shape == (2, 3, 48, 64)
+    assert len(opened) == 1
 
 
 def test_what_cannot_be_is_told() -> None:

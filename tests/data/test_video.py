@@ -48,7 +48,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     video._indices.clear()
-    monkeypatch.setattr(video, "_told", set())
+    monkeypatch.setattr(video, "_told", {})
 
 
 @pytest.fixture
