@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -274,6 +275,94 @@ def _mark(draw: ImageDraw.ImageDraw, place: tuple[float, float], number: int, ra
         ),
     }[shape]
     draw.polygon([(x + r * across, y + r * down) for across, down in corners], fill, edge, width)
+
+
+# --- over time --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One diagram of :func:`curves`.
+
+    Attributes:
+        name: what goes up.
+        lines: places (x, y) of each line, from left to right.
+        log: whether equal distances are equal factors; what is below a ten-thousandth of the largest is left out then.
+    """
+
+    name: str
+    lines: Sequence[Sequence[tuple[float, float]]]
+    log: bool = False
+
+
+_LABELS, _ROOM = 5, 12
+"""So many values are written beside a panel at most, and so far apart, in pixels."""
+
+
+def curves(
+    panels: Sequence[Panel], *, title: str, across: str, end: float, marks: Sequence[float] = (), width: int = 900
+) -> Image.Image:
+    """Diagrams above each other over one axis, from 0 to ``end``.
+
+    Args:
+        title: above them.
+        across: what goes across.
+        end: of the axis.
+        marks: places on it with a grey line through all panels, and a number where there is room.
+        width: in pixels.
+    """
+    left, right, high, gap, top = 70, width - 2 * _MARGIN, 110, 26, 50
+    paper = Image.new("RGB", (width, top + len(panels) * (high + gap) + 2 * _LINE), _PAPER)
+    draw, font = ImageDraw.Draw(paper), ImageFont.load_default(12)
+    draw.text((2 * _MARGIN, _MARGIN), title, fill=_INK, font=ImageFont.load_default(16))
+    scale = (right - left) / end
+    for number, panel in enumerate(panels):
+        above = top + number * (high + gap)
+        for mark in marks:
+            draw.line((left + mark * scale, above, left + mark * scale, above + high), fill=_FAINT)
+        _diagram(draw, panel, (left, above, right, above + high), scale)
+    below = top + len(panels) * (high + gap) - gap + 4
+    free = 0.0
+    for mark in sorted({0.0, *marks, end}):
+        text = f"{mark:g}"
+        if (at := left + mark * scale - draw.textlength(text, font=font) / 2) >= free:
+            draw.text((at, below), text, fill=_INK, font=font)
+            free = at + draw.textlength(text, font=font) + 2 * _MARGIN
+    draw.text((left, below + _LINE), across, fill=_INK, font=font)
+    return paper
+
+
+_FAINT = (222, 222, 218)
+
+
+def _diagram(draw: ImageDraw.ImageDraw, panel: Panel, box: tuple[float, float, float, float], scale: float) -> None:
+    """A panel in its box: name, values beside it, lines, the first on top."""
+    left, top, right, bottom = box
+    font = ImageFont.load_default(12)
+    draw.text((left, top - _LINE - 2), panel.name, fill=_INK, font=font)
+    least = 1e-4 * max((y for line in panel.lines for _, y in line), default=0) if panel.log else -math.inf
+    lines = [[(x, y) for x, y in line if y > least] for line in panel.lines]
+    values = sorted({y for line in lines for _, y in line})
+    if not values:
+        return
+    height = math.log if panel.log else float
+    low = height(values[0]) if panel.log else 0.0
+    reach = (height(values[-1]) - low) or 1.0
+
+    def at(value: float) -> float:
+        return bottom - 4 - (height(value) - low) / reach * (bottom - top - 8)
+
+    if len(values) > _LABELS:
+        values = [values[0], values[-1]]
+    free = math.inf
+    for value in values:
+        draw.line((left, at(value), right, at(value)), fill=_FAINT)
+        if at(value) <= free:
+            draw.text((left - 6, at(value)), f"{value:.4g}", fill=_INK, font=font, anchor="rm")
+            free = at(value) - _ROOM
+    for number, line in reversed(list(enumerate(lines))):
+        places = [(left + x * scale, at(y)) for x, y in line]
+        draw.line(places, fill=COLOURS[number % len(COLOURS)], width=2, joint="curve")
 
 
 def stacked(pictures: Sequence[Image.Image], titles: Sequence[str]) -> Image.Image:

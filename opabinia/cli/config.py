@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -31,13 +32,34 @@ def show(
     recipe: Recipe,
     overrides: Overrides = None,
     origin: Annotated[bool, typer.Option("--origin", help="Say of each value where it comes from.")] = False,
+    schedule: Annotated[
+        bool, typer.Option("--schedule", help="Print its batches over time and what they cost, instead.")
+    ] = False,
+    nproc: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Of --schedule: as so many processes would train it.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Of --schedule: draw it, too, into this file.")
+    ] = None,
 ) -> None:
-    """Print the complete config: every default filled in, references resolved."""
-    with report_errors():
-        from opabinia.config import dump
+    """Print the complete config: every default filled in, references resolved.
 
+    opabinia config show video/digits --origin
+
+    opabinia config show video/digits --schedule --out schedule.png
+    """
+    with report_errors():
+        from opabinia.config import ConfigError, Problem, dump
+
+        if not schedule:
+            _refuse_without_schedule({"--nproc": nproc, "--out": out})
+        if out is not None and out.suffix.lower() != ".png":
+            raise ConfigError(Problem("command line", "--out", f"{out}: the picture is a FILE.png"))
         resolved = _resolve(recipe, overrides or [])
-        print("\n".join(_with_origins(resolved)) if origin else dump(resolved.config).rstrip())
+        if schedule:
+            _show_schedule(recipe, resolved, nproc or 1, out)
+        else:
+            print("\n".join(_with_origins(resolved)) if origin else dump(resolved.config).rstrip())
 
 
 @app.command()
@@ -130,6 +152,36 @@ def _rehearse(resolved: Resolved) -> None:
 
     catalog = live_catalog(resolved.config.get("plugins") or ())
     rehearse(build(resolved.config, catalog, origins=resolved.origins).keywords)
+
+
+def _refuse_without_schedule(options: Mapping[str, object]) -> None:
+    from opabinia.config import ConfigError, Problem
+
+    for name, value in options.items():
+        if value is not None:
+            raise ConfigError(Problem("command line", name, "belongs to --schedule: add that, or leave this out"))
+
+
+def _show_schedule(recipe: str, resolved: Resolved, processes: int, out: Path | None) -> None:
+    """The batches as so many processes would train them."""
+    from opabinia.cli.table import print_timetable
+    from opabinia.config import build, live_catalog
+    from opabinia.runtime.files import told
+    from opabinia.scaling import auto_scale
+    from opabinia.timetable import drawn, timetable_of
+
+    config, changes = auto_scale(resolved.config, processes)
+    for change in changes:
+        typer.echo(f"for {processes} instead of {resolved.config['train']['tuned_for']} processes: {change}", err=True)
+    catalog = live_catalog(config.get("plugins") or ())
+    parts = build(config, catalog, origins=resolved.origins).keywords
+    table = timetable_of(parts, processes)
+    print_timetable(table)
+    if out is not None:
+        picture = drawn(table, parts["schedule"], recipe)
+        with told(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            picture.save(out)
 
 
 def _with_origins(resolved: Resolved) -> list[str]:

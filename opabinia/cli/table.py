@@ -1,16 +1,22 @@
-"""Scores as a table."""
+"""Numbers as tables."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from opabinia.runtime.slurm import told_rank
+
+if TYPE_CHECKING:
+    from opabinia.contracts import Stage
+    from opabinia.timetable import Timetable
 
 
 def print_step(folder: Path) -> None:
@@ -42,3 +48,41 @@ def print_scores(title: str, scores: Mapping[str, float]) -> None:
     console.print(title, soft_wrap=True)
     # One line to paste into a sheet, with the columns of the table above.
     console.print(",".join(["csv", *(f"{value:.6g}" for value in scores.values())]), soft_wrap=True)
+
+
+def print_timetable(table: Timetable) -> None:
+    """Print the batches of a run over time, and what is saved by them."""
+    shown = Table("epochs", "steps", "batches", "learning rate", "norms", "cost of a step", "of all")
+    for line in table.lines:
+        shown.add_row(
+            f"{line.begin} to {line.end:g}",
+            f"{line.steps}",
+            "\n".join(f"{text} ({n} times)" if n > 1 else text for text, n in Counter(_cycle(line.stage)).items()),
+            f"x {line.stage.lr_factor:g}",
+            _norms(line.stage),
+            f"{line.a_step:.2f}",
+            f"{line.in_all:.1%}",
+        )
+    console = Console(highlight=False)
+    console.width = max(console.width, Console(width=10_000).measure(shown).maximum)
+    console.print(shown)
+    if table.plan == table.baseline:
+        return
+    ours, theirs = (
+        f"{one.total_steps} steps, {one.samples_before(one.total_steps)} samples"
+        for one in (table.plan, table.baseline)
+    )
+    saved = f"{table.fewer_steps:.2f} times fewer steps, {table.cheaper:.2f} times fewer pixels"
+    console.print(f"{ours}; the baseline of {table.baseline.length}: {theirs}; {saved}", soft_wrap=True)
+
+
+def _cycle(stage: Stage) -> list[str]:
+    """The batches of a stage in turn, such as ``64 x 8 x 23 x 23``."""
+    return [" x ".join(map(str, (one.samples, *(one.shape or ())))) for one in stage.cycle]
+
+
+def _norms(stage: Stage) -> str:
+    """Over what batch norms take their statistics, where that is not a process's share of the batch."""
+    if stage.processes > 1:
+        return f"over {stage.processes} processes"
+    return f"in {stage.splits} parts" if stage.splits > 1 else ""

@@ -134,7 +134,7 @@ def multigrid(
     refuse_wrong(grid, course.world, empty=leave_out_empty)
     planned = [one for one in stretches(grid) if one.epochs]
     length = course.length if epochs else Duration(sum(one.epochs for one in planned), "ep")
-    return Layout(_stages(planned, grid, course.world, bn_base_size), length)
+    return Layout(_stages(planned, grid, course.world, bn_base_size), length, Duration(grid.epochs, "ep"))
 
 
 def _stages(planned: Sequence[Stretch], grid: Multigrid, world: int, base: int | None) -> tuple[Stage, ...]:
