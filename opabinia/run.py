@@ -390,19 +390,10 @@ def _span(numbers: Sequence[int]) -> str:
 
 
 def splits_norms(plan: Plan, train: Training) -> bool:
-    """Whether batch norms are to see a process's share of the batch in parts, at some time of the run.
-
-    Those that are synchronised take their statistics over the whole batch, and no others over several processes: what
-    a plan asks for beyond that is told.
-    """
+    """Whether batch norms are to see a process's share of the batch in parts, or with those of other processes, at some
+    time of the run. Those that are synchronised take their statistics over the whole batch."""
     stages = plan.stages if isinstance(plan, StagedPlan) else ()
-    most = max((stage.processes for stage in stages), default=1)
-    if most > 1 and world_size() > 1 and not train.sync_batch_norm:
-        log.warning(
-            "shapes: a process's share is smaller than bn_base_size, so that norms would see more samples over %d "
-            "processes; train.sync_batch_norm does that", most,
-        )  # fmt: skip
-    return not train.sync_batch_norm and any(stage.splits > 1 for stage in stages)
+    return not train.sync_batch_norm and any(stage.splits > 1 or stage.processes > 1 for stage in stages)
 
 
 def warn_of_odd_lengths(plan: Plan, schedule: Schedule, batch_size: int, samples: int) -> None:

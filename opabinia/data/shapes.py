@@ -109,7 +109,8 @@ def multigrid(
             in the long cycle (``base``, as the paper may be read: fewer steps still).
         size_multiple: sizes are rounded to multiples of it.
         bn_base_size: samples that batch norms are to take their statistics over, at the shapes of the long cycle: a
-            process's share of the batch is seen in so many parts. null: they see all of it.
+            process's share of the batch is seen in so many parts, and one that is smaller together with those of
+            neighbouring processes. null: they see all of it.
         leave_out_empty: leave out rows that have no epochs after rounding, instead of refusing them.
 
     Raises:
@@ -143,7 +144,8 @@ def _stages(planned: Sequence[Stretch], grid: Multigrid, world: int, base: int |
         frames = (one.shape.frames,) if grid.frames else ()
         cycle = tuple(BatchShape(turn.batch_size, (*frames, turn.size, turn.size)) for turn in one.turns)
         of_norms = norm(grid.batch_size * one.shape.batch_factor, world, base) if base else Norm()
-        stages.append(Stage(one.epochs, cycle, one.lr_factor, of_norms.splits, of_norms.processes))
+        processes = min(of_norms.processes, world)
+        stages.append(Stage(one.epochs, cycle, one.lr_factor, of_norms.splits, processes))
     return tuple(stages)
 
 

@@ -29,66 +29,81 @@ class SyncBatchNorm(_BatchNorm):
         if not self.training or world_size() == 1:
             output: Tensor = super().forward(input)
             return output
-        values = input.float()  # as torch's: statistics of half precision are none
-        mean, variance, count = _moments(values)
-        if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
-            assert self.num_batches_tracked is not None
-            self.num_batches_tracked.add_(1)
-            share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-            self.running_mean.lerp_(mean, share)
-            self.running_var.lerp_(variance * count / max(count - 1, 1), share)
-        normalised: Tensor = _Normalise.apply(values, mean, torch.rsqrt(variance + self.eps), count)
-        if self.weight is not None:
-            normalised = normalised * _by_channel(self.weight, input) + _by_channel(self.bias, input)
-        return normalised.to(input.dtype)
+        return _over_processes(self, input, None)
+
+
+def _over_processes(norm: _BatchNorm, input: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """``norm`` in training, with the statistics of the batches of all processes of a group; None: of all there are."""
+    values = input.float()  # as torch's: statistics of half precision are none
+    mean, variance, count = _moments(values, group)
+    if norm.track_running_stats and norm.running_mean is not None and norm.running_var is not None:
+        share = _share_of_newest(norm)
+        norm.running_mean.lerp_(mean, share)
+        norm.running_var.lerp_(variance * (count / (count - 1).clamp(min=1)), share)
+    normalised: Tensor = _Normalise.apply(values, mean, torch.rsqrt(variance + norm.eps), count, group)
+    if norm.weight is not None:
+        normalised = normalised * _by_channel(norm.weight, input) + _by_channel(norm.bias, input)
+    return normalised.to(input.dtype)
+
+
+def _share_of_newest(norm: _BatchNorm) -> float:
+    """How much the statistics of a batch count in the running ones, this batch being counted."""
+    assert norm.num_batches_tracked is not None
+    norm.num_batches_tracked.add_(1)
+    return 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
 
 
 def _by_channel(values: Tensor, like: Tensor) -> Tensor:
     return values.view(1, -1, *[1] * (like.ndim - 2))
 
 
-def _moments(input: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Mean and variance (biased) of each channel over all processes, and of how many values."""
-    values = input.detach().transpose(0, 1).flatten(1).double()
+def _moments(input: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and variance (biased) of each channel over the processes of a group, and of how many values."""
+    values = input.detach().transpose(0, 1).flatten(1)
+    values = values if values.is_cuda else values.double()  # which GPUs are slow at
     count, channels = values.shape[1], values.shape[0]
-    own = torch.zeros(2 * channels + 1, dtype=torch.float64)
-    own[-1] = count
+    own = torch.zeros(2 * channels + 1, dtype=torch.float64, device=values.device)
+    own[-1].fill_(count)
     if count:
         variance, mean = torch.var_mean(values, dim=1, correction=0)
         own[:channels], own[channels:-1] = mean, variance
-    found = [torch.empty_like(own) for _ in range(world_size())]
-    dist.all_gather(found, own)
+    found = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, own, group=group)
     means, variances, counts = torch.split(torch.stack(found), [channels, channels, 1], dim=1)
     share = counts / counts.sum()
     mean = (means * share).sum(0)
     variance = ((variances + (means - mean) ** 2) * share).sum(0)
-    return mean.to(input.dtype), variance.to(input.dtype), int(counts.sum())
+    return mean.to(input.dtype), variance.to(input.dtype), counts.sum().to(input.dtype)
 
 
 class _Normalise(torch.autograd.Function):
-    """(x - mean) / deviation, mean and deviation being functions of the x of all processes (Ioffe and Szegedy 2015,
-    section 3)."""
+    """(x - mean) / deviation, mean and deviation being functions of the x of all processes of a group (Ioffe and
+    Szegedy 2015, section 3)."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, mean: Tensor, inverse: Tensor, count: int) -> Tensor:
+    def forward(
+        ctx: Any, input: Tensor, mean: Tensor, inverse: Tensor, count: Tensor, group: dist.ProcessGroup | None
+    ) -> Tensor:
         normalised = (input - _by_channel(mean, input)) * _by_channel(inverse, input)
-        ctx.save_for_backward(normalised, inverse)
-        ctx.count = count
+        ctx.save_for_backward(normalised, inverse, count)
+        ctx.group = group
         return normalised
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        normalised, inverse = ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+        normalised, inverse, count = ctx.saved_tensors
         gradient = gradients[0]
         over = [dim for dim in range(gradient.ndim) if dim != 1]
         sums = torch.stack([gradient.sum(over), (gradient * normalised).sum(over)])
-        dist.all_reduce(sums)
-        of_mean, of_deviation = (_by_channel(part / ctx.count, gradient) for part in sums)
-        return _by_channel(inverse, gradient) * (gradient - of_mean - normalised * of_deviation), None, None, None
+        dist.all_reduce(sums, group=ctx.group)
+        of_mean, of_deviation = (_by_channel(part / count, gradient) for part in sums)
+        found = _by_channel(inverse, gradient) * (gradient - of_mean - normalised * of_deviation)
+        return found, None, None, None, None
 
 
 class GhostBatchNorm(_BatchNorm):
-    """Normalises each part of the batch of a process by itself (Hoffer et al. 2017, section 4).
+    """Normalises each part of the batch of a process by itself (Hoffer et al. 2017, section 4); or the batches of some
+    processes together.
 
     Sample i is in part i mod ``splits``, so that parts differ by one sample at most. There are fewer parts where one
     would have a single value. The running statistics are one set, and move towards their mean over parts: names and
@@ -110,21 +125,25 @@ class GhostBatchNorm(_BatchNorm):
         splits: how many parts; it may change at any time.
         spread: the running variance counts how far the means of parts lie apart, too, as above. Without it (as in
             FastReID) it is what a batch norm would have that sees the parts as batches.
+        group: processes whose batches have their statistics together, and no parts; None: this process has its own.
     """
 
     splits: int = 1
     spread: bool = False
+    group: dist.ProcessGroup | None = None
 
     def _check_input_dim(self, input: Tensor) -> None: ...
 
     def forward(self, input: Tensor) -> Tensor:
         """B x C x ... of any size."""
+        if self.training and self.group is not None:
+            return _over_processes(self, input, self.group)
         least = 1 if math.prod(input.shape[2:]) > 1 else 2
         splits = min(self.splits, len(input) // least)
         if not self.training or splits < 2 or self.running_mean is None or self.running_var is None:
             whole: Tensor = super().forward(input)
             return whole
-        share = self._share_of_newest()
+        share = _share_of_newest(self)
         means, variances = self.running_mean.repeat(splits, 1), self.running_var.repeat(splits, 1)
         if len(input) % splits:
             output = torch.empty_like(input)
@@ -138,12 +157,6 @@ class GhostBatchNorm(_BatchNorm):
         if self.spread and share:  # the running means moved by ``share`` times what the parts' own means differ in
             self.running_var.add_(self._share_of_spread() * (means / share).var(0, correction=0))
         return output
-
-    def _share_of_newest(self) -> float:
-        """How much the statistics of a batch count in the running ones, this batch being counted."""
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        return 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
 
     def _share_of_spread(self) -> Tensor:
         """How much the variance of this batch's means counts in the running variance; on the device, unread."""
@@ -241,9 +254,10 @@ def ghost(model: nn.Module, splits: int) -> None:
     _replace(model, made)
 
 
-def split_norms(model: nn.Module, splits: int) -> int:
-    """Have every batch norm within a model normalise ``splits`` parts of the batch by themselves from now on: the
-    sub-batch norm of multigrid training (Wu et al. 2020, section 3.4); see :class:`GhostBatchNorm`.
+def split_norms(model: nn.Module, splits: int, group: dist.ProcessGroup | None = None) -> int:
+    """Have every batch norm within a model normalise ``splits`` parts of the batch by themselves from now on, or the
+    batches of some processes together: the sub-batch norm of multigrid training (Wu et al. 2020, section 3.4); see
+    :class:`GhostBatchNorm`.
 
     The first call puts other norms in the place of batch norms, so it comes before anything holds on to them (an
     average, several processes, compilation); 1 will do for ``splits`` then. Later calls only set the number. Parameters
@@ -252,21 +266,24 @@ def split_norms(model: nn.Module, splits: int) -> int:
 
     Args:
         splits: how many parts a process makes of its batch: at least 1.
+        group: processes that take their statistics together; ``splits`` is 1 then. None: each takes its own.
 
     Returns:
         how many norms have it.
 
     Raises:
-        ValueError: there are to be no parts.
+        ValueError: there are to be no parts, or parts over several processes.
 
     Example: a batch of 64 clips a process where the norms were made for 8 has ``split_norms(model, 8)``.
     """
     if splits < 1:
         raise ValueError(f"splits: a batch has at least 1 part, not {splits}")
+    if splits > 1 and group is not None:
+        raise ValueError(f"splits: batches of several processes together have 1 part, not {splits}")
     ghost(model, splits)
     norms = [module for module in model.modules() if isinstance(module, GhostBatchNorm)]
     for norm in norms:
-        norm.splits, norm.spread = splits, True
+        norm.splits, norm.spread, norm.group = splits, True, group
     return len(norms)
 
 

@@ -114,6 +114,20 @@ def copy_from_first(tensors: Sequence[Tensor]) -> None:
             dist.broadcast(tensor.detach(), 0)
 
 
+def neighbours(count: int) -> dist.ProcessGroup | None:
+    """A group of ``count`` processes whose ranks follow each other, this one among them; the last group has those that
+    are left. To be called by all processes at the same time. None: this process would be alone in it.
+
+    Example: 3 of 8 are 0 to 2, 3 to 5, and 6 and 7.
+    """
+    if count < 2 or world_size() < 2:
+        return None
+    blocks = [range(first, min(first + count, world_size())) for first in range(0, world_size(), count)]
+    groups: list[Any] = [dist.new_group(list(block)) for block in blocks]
+    own = rank() // count
+    return groups[own] if len(blocks[own]) > 1 else None
+
+
 def meeting_place() -> torch.device:
     """Where small tensors are exchanged: on the host, if there is a backend for it."""
     if "cpu" in dist.get_backend_config():

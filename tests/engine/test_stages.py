@@ -41,6 +41,11 @@ def test_norms_follow_the_stages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert splits_at(resumed, run, 1) == 4
 
 
+def test_a_stage_is_told_with_its_processes() -> None:
+    stage = Stage(1, (BatchShape(8),), processes=2)
+    assert stages.described(stage) == "batches of 8, learning rate x 1, norms over 2 processes"
+
+
 def test_norms_may_stay_as_they_are() -> None:
     net = nn.Sequential(nn.BatchNorm2d(2))
     split_norms(net, 3)

@@ -68,6 +68,17 @@ def test_an_average_and_synchronised_norms(trained: Trained) -> None:
     assert_same_learning(trained("two", 2, *more), trained("one", 1, *more), 1e-4)
 
 
+@pytest.mark.slow
+def test_norms_over_neighbours_are_those_of_one_process(trained: Trained) -> None:
+    """Of 6 samples two processes have 3 each, half of what norms are to see."""
+    more = [*MULTIGRID, "shapes.long_cycle=[]", "shapes.bn_base_size=6", "task.backbone.norm=batch"]
+    one, two = trained("one", 1, *more), trained("two", 2, *more)
+    assert "4 x 4, 12 x 6 x 6, 6 x 8 x 8, learning rate x 1\n" in (one / "train.log").read_text()
+    assert "learning rate x 1, norms over 2 processes" in (two / "train.log").read_text()
+    assert_same_learning(two, one, 1e-4)
+    assert_same_learning(trained("sharded", 2, *more, "train.parallel=fsdp"), one, 1e-4)
+
+
 def test_what_does_not_divide_is_refused_before_the_first_step(server: Server, together: Path, tmp_path: Path) -> None:
     arguments = ["train", str(together), "--out", str(tmp_path), *MULTIGRID, "shapes.milestones=[4]"]
     program = server.run(*arguments, status=2)

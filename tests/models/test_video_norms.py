@@ -95,3 +95,8 @@ def test_frozen_and_synchronised_norms_stay() -> None:
 def test_no_parts_are_refused() -> None:
     with pytest.raises(ValueError, match="splits: a batch has at least 1 part, not 0"):
         split_norms(made(), 0)
+
+
+def test_parts_over_several_processes_are_refused() -> None:
+    with pytest.raises(ValueError, match="splits: batches of several processes together have 1 part, not 2"):
+        split_norms(made(), 2, object())  # type: ignore[arg-type]

@@ -9,12 +9,15 @@ from itertools import accumulate
 from opabinia.contracts import Hook, Phase, Run, Stage
 from opabinia.models.norms import split_norms
 from opabinia.runtime.log import log
+from opabinia.runtime.processes import neighbours
 
 
 class FollowStages(Hook):
-    """Sets the parts in which batch norms see a process's share of the batch, and tells each change of the batches.
+    """Sets the parts in which batch norms see a process's share of the batch, or with which processes they see it
+    together, and tells each change of the batches.
 
-    A function of the epoch, so there is nothing to save: a resumed run sets what it was.
+    A function of the epoch, so there is nothing to save: a resumed run sets what it was. To be made by all processes at
+    the same time.
 
     Args:
         stages: of the run.
@@ -25,6 +28,8 @@ class FollowStages(Hook):
         self._stages, self._norms = stages, norms
         self._starts = (0, *accumulate(stage.epochs for stage in stages[:-1]))
         self._present: int | None = None
+        asked = {stage.processes for stage in stages} if norms else set()
+        self._groups = {processes: neighbours(processes) for processes in sorted(asked)}
 
     def before_phase(self, run: Run, phase: Phase) -> None:
         """At the beginning of an epoch, and where one is gone on with."""
@@ -34,7 +39,7 @@ class FollowStages(Hook):
         self._present = number
         stage = self._stages[number]
         if self._norms:
-            split_norms(run.task, stage.splits)
+            split_norms(run.task, stage.splits, self._groups[stage.processes])
         log.info("epoch %d: %s", run.clock.epoch, described(stage, norms=self._norms))
 
 
@@ -44,5 +49,10 @@ def described(stage: Stage, *, norms: bool = True) -> str:
     Example: ``batches of 256 x 16 x 16, 128 x 23 x 23, learning rate x 2, norms in 16 parts``
     """
     batches = ", ".join(" x ".join(map(str, (one.samples, *(one.shape or ())))) for one in stage.cycle)
-    parts = f", norms in {stage.splits} parts" if norms and stage.splits > 1 else ""
-    return f"batches of {batches}, learning rate x {stage.lr_factor:g}{parts}"
+    return f"batches of {batches}, learning rate x {stage.lr_factor:g}{_norms(stage) if norms else ''}"
+
+
+def _norms(stage: Stage) -> str:
+    if stage.processes > 1:
+        return f", norms over {stage.processes} processes"
+    return f", norms in {stage.splits} parts" if stage.splits > 1 else ""
