@@ -548,12 +548,14 @@ class Task(nn.Module):
         whole_batches: whether its losses compare the samples of a batch with each other, so that a batch cannot go
             through in pieces.
         compares_classes: whether they compare samples of a class with others, of which a batch must hold some.
+        least: samples of a process that a step needs at least.
         size_multiple: images of a batch may differ in size; they are padded at the right and below to the largest of
             them, rounded up to a multiple of this. None: they may not.
     """
 
     whole_batches: bool = False
     compares_classes: bool = False
+    least: int = 1
     size_multiple: int | None = None
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor] | Tensor | Sequence[Tensor]:

@@ -29,14 +29,19 @@ def modules_meant(task: Task, names: Sequence[str]) -> dict[str, str]:
 
         modules_meant(task, ["trunk", "layer3"])    # {"trunk": "backbone", "layer3": "backbone.model.layer3"}
     """
-    modules = {name: module for name, module in task.named_modules(remove_duplicate=False) if name}
-    measured = getattr(task, TRUNK, None) or getattr(task, "backbone", None)
-    trunk = next((name for name, module in modules.items() if module is measured), "")
+    modules, trunk = _modules(task)
     meant = {name: _meant(name, modules, trunk) for name in names}
     problems = [_unclear(name, found, modules) for name, found in meant.items() if len(found) != 1]
     if problems:
         raise ConfigError(problems)
     return {name: found[0] for name, found in meant.items()}
+
+
+def _modules(task: Task) -> tuple[dict[str, nn.Module], str]:
+    """Modules by their full names, and the name of the trunk."""
+    modules = {name: module for name, module in task.named_modules(remove_duplicate=False) if name}
+    measured = getattr(task, TRUNK, None) or getattr(task, "backbone", None)
+    return modules, next((name for name, module in modules.items() if module is measured), "")
 
 
 def _meant(name: str, modules: Mapping[str, nn.Module], trunk: str) -> list[str]:
@@ -90,9 +95,10 @@ class Layers:
         inner = modules_meant(task, [name for name in columns.values() if name != EMBEDDING])
         self.modules = {column: inner.get(name, EMBEDDING) for column, name in columns.items()}
         # What learns without labels predicts with the trunk alone: nobody has asked its head.
-        self._head = inner[HEAD] if HEAD in inner and hasattr(task, TRUNK) else ""
-        self._trunk = modules_meant(task, [TRUNK])[TRUNK] if self._head else ""
-        self._heard = sorted({*inner.values(), self._trunk} - {self._head, ""})
+        modules, self._trunk = _modules(task)
+        heads = _meant(HEAD, modules, self._trunk) if hasattr(task, TRUNK) else []
+        self._head = next((name for name in heads if name in inner.values()), "")
+        self._heard = sorted({*inner.values(), self._trunk if self._head else ""} - {self._head, ""})
 
     def __call__(self, batch: Batch) -> dict[str, Tensor]:
         """Features by column.

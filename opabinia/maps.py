@@ -22,7 +22,7 @@ from opabinia.contracts import Source
 from opabinia.data.loader import DataError
 from opabinia.drawing import MARKS, scatter, sheet, stacked, to_pil
 from opabinia.evaluation.whitening import whitening
-from opabinia.extract import ABOUT, extract, only
+from opabinia.extract import ABOUT, ALL, extract, only
 from opabinia.launch import parts_of
 from opabinia.loading import holds_run, resolve
 from opabinia.runtime.files import told
@@ -67,8 +67,8 @@ def draw_map(
     cosine: those of the same class framed green, the others red.
 
     Args:
-        where: what ``opabinia extract`` wrote of a data set; or a run folder, whose features are extracted first where
-            they are not there yet.
+        where: what ``opabinia extract`` wrote of a data set; or a run folder, whose embeddings are extracted into
+            ``map/SPLIT`` in it first, where they are not there yet.
         out: the picture to write; ``map-METHOD.png`` beside the features when not given.
         split: of a run: ``train``, or the prefix of a validation set.
         method: principal components; or t-SNE (van der Maaten and Hinton 2008) or UMAP (McInnes et al. 2018), which
@@ -85,7 +85,10 @@ def draw_map(
     refuse_missing_library(method)
     folder = where
     if holds_run(where):
-        (folder,) = extract(where, splits=[split], checkpoint=checkpoint, device=device)
+        if split == ALL:
+            raise ConfigError(Problem("command line", "--split", "a map is of one set: train, or a validation set"))
+        # In a folder of its own: what a person has extracted, other layers perhaps, stays as it is.
+        (folder,) = extract(where, where / "map" / split, splits=[split], checkpoint=checkpoint, device=device)
     found = read(folder, column, most)
     source = source_of(found)
     names = getattr(source, "classes", ()) or [str(number) for number in range(int(found.labels.max()) + 1)]

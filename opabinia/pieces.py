@@ -279,17 +279,30 @@ def fresh_batches(
     their own, or of the validation set with this prefix, as far as it goes.
 
     Raises:
-        ConfigError: there is no such set.
+        ConfigError: there is no such set; told before any batch is asked for.
     """
+    sets = {one.prefix: one for one in data.validation}
+    if name != "train" and name not in sets:
+        known = listing(["train", *sets])
+        raise ConfigError(Problem("", "hooks", f"there is no data set {name!r}; data sets: {known}"))
+    return _fresh(data, sets.get(name), facts, seed, device, batch_size, size_multiple, count)
+
+
+def _fresh(
+    data: Data,
+    other: Stream | None,
+    facts: Facts,
+    seed: int,
+    device: torch.device,
+    batch_size: int | None,
+    size_multiple: int | None,
+    count: int,
+) -> Iterator[Batch]:
     own = hash32(FRESH, seed)
-    if name == "train":
+    if other is None:
         sampler, size = make_sampler(data, own), data.batch_size
     else:
-        sets = {one.prefix: one for one in data.validation}
-        if name not in sets:
-            known = listing(["train", *sets])
-            raise ConfigError(Problem("", "hooks", f"there is no data set {name!r}; data sets: {known}"))
-        data = replace(data, train=sets[name], drop_last=False)
+        data = replace(data, train=other, drop_last=False)
         sampler, size = EachOnce(len(data.train.source), own, False), batch_size or data.batch_size
         count = min(count, -(-len(sampler) // size))
     # Shares of whole batches: every process has as many, which layers that meet the others' need.
@@ -383,6 +396,24 @@ def refuse_pieces(task: Task, train: Training, batch_size: int) -> None:
         raise ConfigError(Problem("", "train.micro_batch", message + remedy))
 
 
+def refuse_small_batches(task: Task, plan: Plan) -> None:
+    """Refuse batches, such as what is left at the end of an epoch, that have too few samples for the task.
+
+    Raises:
+        ConfigError: a process would get too few of one.
+    """
+    ends = {min(plan.epoch_start(epoch + 1), plan.total_steps) - 1 for epoch in range(plan.epochs)}
+    smallest = min((plan.row(step) for step in {0, *ends}), key=lambda row: row.count)
+    share = min(len(smallest.share(rank, world_size())) for rank in range(world_size()))
+    if share < task.least:
+        message = (
+            f"{type(task).__name__} learns from {task.least} samples or more for each process, and of the batch of "
+            f"{smallest.count} at step {smallest.step} one would get {share}: raise data.batch_size, or leave out the "
+            "incomplete batch of an epoch with data.drop_last"
+        )
+        raise ConfigError(Problem("", "data.batch_size", message))
+
+
 def spread(models: Sequence[Task], train: Training, device: torch.device) -> Together | None:
     """Spread models over processes and return what trains the first of them; nothing to do for one process."""
     if world_size() == 1:
@@ -458,6 +489,7 @@ def scores_offered(task: Task, validation: Sequence[Validation]) -> dict[str, st
     for one in validation:
         with blamed(f"data.val ({one.name})" if len(validation) > 1 else "data.val"):
             evaluators = one.evaluators(one.task or task, one.facts)
+        with blamed("evaluate.measures"):
             layers_of(one.task or task, evaluators)
         if not evaluators:
             log.warning("the task has no evaluator for %s: it gives no scores", one.name)

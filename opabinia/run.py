@@ -32,6 +32,7 @@ from opabinia.contracts import (
     Task,
     TaskPart,
     TransformPart,
+    Unfit,
     WriterPart,
 )
 from opabinia.data import Data, detection_samplers, identity_samplers, mix, samplers, shard_order, sources, transforms
@@ -91,6 +92,7 @@ from opabinia.pieces import (
     prepared,
     refuse_other_classes,
     refuse_pieces,
+    refuse_small_batches,
     scores_offered,
     spread,
     with_average,
@@ -270,6 +272,7 @@ def train(
         with blamed("distill"):
             model = distilled(model, teachers_of(distill, facts), distill)
     refuse_pieces(model, train, data.batch_size)
+    refuse_small_batches(model, plan)
     if model.compares_classes and data.sampler is None:
         log.warning("data.sampler: losses compare samples of a class, of which a batch may hold few; see `identities`")
     if splits := splits_norms(plan, train):
@@ -571,6 +574,8 @@ def rehearse(parts: Mapping[str, Any]) -> None:
         with blamed("distill"):
             model = distilled(model, teachers_of(parts["distill"], facts), parts["distill"])
     refuse_pieces(model, training, data.batch_size)
+    if plan.total_steps:
+        refuse_small_batches(model, plan)
     with blamed("hooks"):
         refuse_wrong(parts["hooks"] or {})
     optimizer = make_optimizer(parts["optimizer"], model, parts["groups"], training, data.batch_size)
@@ -605,6 +610,5 @@ def _push(action: Callable[[], object], batch: Batch) -> None:
     except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
         images = [batch["image"]] if "image" in batch else batch.get("views", ())
         shape = " and ".join(dict.fromkeys(str(tuple(one.shape)) for one in images)) or "?"
-        raise ConfigError(
-            Problem("", "task", f"a batch of shape {shape} does not go through: {type(error).__name__}: {error}")
-        ) from error
+        said = str(error) if isinstance(error, Unfit) else f"{type(error).__name__}: {error}"
+        raise ConfigError(Problem("", "task", f"a batch of shape {shape} does not go through: {said}")) from error

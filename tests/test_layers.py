@@ -111,8 +111,9 @@ def test_a_head_is_asked_where_predicting_does_without(task: Any) -> None:
     head = task.head if isinstance(task, Plain) else task.teacher["projector"]
     assert torch.equal(found["t"], trunk(BATCH["image"])) and torch.equal(found["e"], found["t"])
     assert torch.equal(found["h"], head(trunk(BATCH["image"])))
-    alone = Layers(task, {"h": "head"})(BATCH)
-    assert alone.keys() == {"h"} and torch.equal(alone["h"], found["h"])
+    full = modules_meant(task, ["head"])["head"]
+    alone = Layers(task, {"h": full})(BATCH)
+    assert alone.keys() == {"h"} and torch.equal(alone["h"], found["h"]), "by its own name, too"
 
 
 class Parts(nn.Module):

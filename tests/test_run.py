@@ -55,6 +55,15 @@ def test_mixed_batches_pass_a_rehearsal() -> None:
             "data.mix",
             "views stand in the place of the images",
         ),
+        (
+            [
+                "task={name: simclr, backbone: {name: timm, model: test_resnet}}",
+                "data.train.transforms=[{name: views, views: [{count: 2, transforms: []}]}]",
+                "data.batch_size=359",
+            ],
+            "data.batch_size",
+            "SimCLR learns from 2 samples or more for each process, and of the batch of 1 at step",
+        ),
         (["optimizer.lr=-1"], "optimizer", "Invalid learning rate"),
         (["data.drop_last=true", "data.batch_size=2000"], "data", "1437 samples do not fill one batch of 2000"),
         (["data.val.transforms.0={name: RGB}"], "data.val", "3 channels, those of training 1"),

@@ -24,7 +24,8 @@ def draw(
     ] = "features",
     most: Annotated[int, typer.Option(min=3, help="How many samples, taken at even distances.")] = 5000,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="The picture; beside the features if not given.")
+        Path | None,
+        typer.Option(metavar="FILE.png", help="The picture; beside the features, or in RUN/map/SPLIT, if not given."),
     ] = None,
     checkpoint: Checkpoint = "best",
     device: Device = None,

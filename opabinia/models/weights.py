@@ -147,14 +147,15 @@ def fit(model: nn.Module, weights: Mapping[str, Tensor], *, take: str = "", only
     resized, other_shape = _fill(model, targets, sources)
     used = set(places.values())
     loaded = tuple(name for name in sources if name not in other_shape)
-    if not loaded:
-        raise ValueError(f"nothing fits: the file has {_first(given)}; the model has {_first(wanted)}")
+    if all(_counts(name) for name in loaded):
+        other = f"; of another shape: {_first(map(' '.join, other_shape.items()))}" if other_shape else ""
+        raise ValueError(f"nothing fits: the file has {_first(given)}; the model has {_first(wanted)}{other}")
     return Report(
         prefixes=prefixes,
         loaded=loaded,
         resized=resized,
         # Counters of batch norms are younger than many files; nothing computed hangs on them.
-        missing=tuple(name for name in wanted if name not in places and not name.endswith("num_batches_tracked")),
+        missing=tuple(name for name in wanted if name not in places and not _counts(name)),
         unexpected=tuple(name for name in given if name not in used),
         other_shape=other_shape,
     )
@@ -191,6 +192,11 @@ def _containing(pattern: str | None, names: Iterable[str]) -> list[str]:
 def _computed(name: str) -> bool:
     """Whether a model computes this buffer from its sizes, so that it is no weight."""
     return name.rpartition(".")[2] in ("relative_position_index", "relative_coords_table", "attn_mask")
+
+
+def _counts(name: str) -> bool:
+    """Whether this buffer only counts the batches that a norm has seen."""
+    return name.endswith("num_batches_tracked")
 
 
 def _first(names: Iterable[str], count: int = 5) -> str:

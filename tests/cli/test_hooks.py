@@ -40,6 +40,7 @@ def test_exact_norms_change_nothing_but_the_statistics(tmp_path: Path) -> None:
 def test_a_data_set_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"no data set 'test'; data sets: train, val"):
         trained(tmp_path, "hooks={precise: {name: precise_norm, every: 3it, data: test}}")
+    assert not list(tmp_path.rglob("step-*")), "before the first step"
 
 
 def test_a_linear_probe(tmp_path: Path) -> None:

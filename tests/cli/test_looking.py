@@ -66,13 +66,14 @@ def test_none_is_no_number_of_pictures(opabinia: Command, six_steps: Path, galle
 
 def test_map(opabinia: Command, six_steps: Path, tmp_path: Path) -> None:
     """Features are extracted first, and only once; the picture beside them does not count as something else."""
-    folder = six_steps / "features" / "val"
+    folder = six_steps / "map" / "val"  # where nothing lies that a person has extracted
     done = opabinia("map", six_steps)
     assert done.status == 0 and f"a map of 360 samples is in {folder / 'map-pca.png'}" in done.out, done.err
     written = (folder / "features.npy").stat().st_mtime_ns
     again = opabinia("map", six_steps, "--most", 40, "--out", tmp_path / "map.png")
     assert again.status == 0 and "a map of 40 samples" in again.out, again.err
     assert (folder / "features.npy").stat().st_mtime_ns == written
+    assert "a map is of one set" in opabinia("map", six_steps, "--split", "all").err
     assert opabinia("map", tmp_path).err == (
         f"error: command line: {tmp_path} holds neither a run nor features (no about.json in it)\n"
     )

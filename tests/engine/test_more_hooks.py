@@ -161,6 +161,13 @@ def test_population_statistics() -> None:
     assert task.training and task.drop.training and task.norm.training
 
 
+def test_views_in_the_place_of_images_are_measured_each() -> None:
+    task = One()
+    first, second = (batch["image"] for batch in batches_of([1, 3], [2, 4, 6, 8]))
+    measure(task, {"norm": task.norm}, [{"views": (first, second), "id": ["a", "b"]}])
+    assert task.norm.running_mean is not None and task.norm.running_mean.item() == 4.0
+
+
 def test_only_norms_that_learn_are_measured() -> None:
     asked = []
 

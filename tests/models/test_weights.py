@@ -316,6 +316,12 @@ def test_nothing_fits(weights: State) -> None:
     assert_same(net.state_dict(), before)
 
 
+def test_of_another_width_only_counters_would_fit() -> None:
+    weights = {"backbone.1.num_batches_tracked": torch.tensor(7), "backbone.1.weight": torch.ones(9)}
+    with pytest.raises(ValueError, match=r"nothing fits: .*; of another shape: backbone.1.weight 9 -> 4$"):
+        fit(Net(), weights)
+
+
 def test_a_coincidence_is_no_fit() -> None:
     """Networks of other families share a few names and shapes; that is not what anybody means."""
     source = {f"layers.{number}.norm.weight": torch.ones(7) for number in range(20)}

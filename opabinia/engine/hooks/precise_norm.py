@@ -24,7 +24,7 @@ class PreciseNorm(Periodic):
     """Replaces the running statistics of batch norms, before checkpoints and evaluations, by mean and variance of all
     the samples in some batches (Wu and Johnson 2021, Rethinking Batch in BatchNorm, section 3; fvcore's population
     statistics). The samples of all processes count, each norm seeing its own process's share of a batch, as in
-    training. Averaged weights get statistics of their own.
+    training; of views that stand in an image's place each counts. Averaged weights get statistics of their own.
 
     Only norms that learn are measured; a model without such a norm costs nothing.
 
@@ -37,6 +37,10 @@ class PreciseNorm(Periodic):
     def __init__(self, *, every: Duration = Duration(1, "ep"), batches: Count = 200, data: str = "train") -> None:
         super().__init__(every)
         self.batches, self.data = batches, data
+
+    def start(self, run: Run) -> None:
+        """Tell a data set that is not there, before the first step."""
+        run.batches(self.data, 1)
 
     def act(self, run: Run) -> None:
         """Measure and replace."""
@@ -74,7 +78,8 @@ def measure(task: Task, norms: Mapping[str, Any], batches: Iterable[Batch]) -> N
             norm.momentum = 0.0  # what runs stays as it is until all is known
         with torch.no_grad():
             for batch in batches:
-                task.predict(batch)
+                for one in _as_images(batch):
+                    task.predict(one)
     finally:
         for hook in hooks:
             hook.remove()
@@ -90,6 +95,11 @@ def measure(task: Task, norms: Mapping[str, Any], batches: Iterable[Batch]) -> N
         if total.count:  # a norm that these batches do not reach keeps what it has
             norm.running_mean.copy_(total.mean)
             norm.running_var.copy_(total.squares / total.count)
+
+
+def _as_images(batch: Batch) -> list[Batch]:
+    """The batch, or where there are views in the place of its images a batch of each: predictions are of images."""
+    return [{**batch, "image": view} for view in batch["views"]] if "views" in batch else [batch]
 
 
 def _add(moments: _Moments, norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:

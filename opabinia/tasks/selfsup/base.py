@@ -95,10 +95,7 @@ class SelfSupervised(Task):
             Unfit: there are views in the place of images.
         """
         if "image" not in batch:
-            raise Unfit(
-                f"{type(self).__name__} is measured by whole images, not by views; leave views to data.train, and let "
-                "what asks for predictions of training data (precise_norm) take a validation set"
-            )
+            raise Unfit(f"{type(self).__name__} is measured by whole images, not by views; leave views to data.train")
         return {"embedding": self.trunk(self.normalize(batch["image"])).float()}
 
     def features(self, batch: Batch) -> dict[str, Tensor]:
