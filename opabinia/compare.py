@@ -1,22 +1,26 @@
-"""What the predict command does with pictures whose truth is known: draw it beside what a detector finds."""
+"""What the predict command does with pictures and films whose truth is known: draw it beside what a model finds."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from PIL import Image
 from rich.console import Console
 
 from opabinia.config import ConfigError, Problem
-from opabinia.contracts import Source
+from opabinia.contracts import Sample, Source
 from opabinia.drawing import beside, with_things
 from opabinia.extract import only
+from opabinia.films import seen_clips, strip
 from opabinia.launch import parts_of
 from opabinia.loading import load, resolve
 from opabinia.pictures import things_found, things_there
-from opabinia.predict import tell
+from opabinia.predict import caption, tell
+from opabinia.predictor import Prediction, Predictor
 from opabinia.runtime.files import told
 from opabinia.runtime.log import logging_to
 
@@ -32,7 +36,8 @@ def compare(
     device: str | None = None,
 ) -> None:
     """Draw what is in pictures of a run's data beside what its detector finds there, those with most mistakes first
-    where an evaluation has told which these are.
+    where an evaluation has told which these are. Of films draw strips with what is said of each view, half of them of
+    such as are taken for something else, if there are so many.
 
     Args:
         run: the run folder.
@@ -44,43 +49,95 @@ def compare(
         device: likewise.
 
     Raises:
-        ConfigError: there is no such run, checkpoint or set, or its samples do not tell where things are.
+        ConfigError: there is no such run, checkpoint or set, or its samples do not tell what is to be drawn.
         DataError: some pictures could not be read; the others are drawn.
     """
     with logging_to(None):
         predictor = load(run, checkpoint=checkpoint, device=device)
         source = parts_of(only(resolve(run), split)).keywords["data"].validation[0].source
-    if not getattr(source, "has_boxes", False):
+    if not predictor.films and not getattr(source, "has_boxes", False):
         raise ConfigError(Problem("command line", "--split", f"{split} does not tell where things are in its pictures"))
-    folder = out / "pictures"
+    folder = out / ("strips" if predictor.films else "pictures")
     console = Console(highlight=False)
     broken: list[str] = []
     with told(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        chosen = _worst_first(run, split, source)[:most]
+        chosen = (_wrong_and_right if predictor.films else _worst_first)(run, split, source, most)
         for number, index in enumerate(chosen):
             try:
                 sample = source[index]
+                draw = _film if predictor.films else _things
+                picture, words = draw(predictor, sample, source.classes, score)
             except (OSError, ValueError) as error:
                 broken.append(str(error))
                 continue
-            picture, truth = sample["image"], sample["truth"]
-            found = things_found(predictor(picture), predictor.classes, truth.size, score)
-            there = things_there(truth, source.classes)
-            drawn = [with_things(picture, there), with_things(picture, found)]
-            path = folder / f"{number:05d}-{Path(str(sample['id'])).stem}.png"
-            beside(drawn, [f"{sample['id']}: there are {len(there)}", f"found: {len(found)}"]).save(path)
-            console.print(f"{sample['id']}  there are {len(there)}, found {len(found)}", soft_wrap=True)
+            picture.save(folder / f"{number:05d}-{Path(str(sample['id'])).stem}.png")
+            console.print(f"{sample['id']}  {words}", soft_wrap=True)
     console.print(f"the pictures are in {folder}", soft_wrap=True)
     tell(broken, len(chosen))
 
 
-def _worst_first(run: Path, split: str, source: Source) -> list[int]:
-    """Indices of the samples, in the order in which an evaluation of the run names its worst pictures."""
+def _things(predictor: Predictor, sample: Sample, classes: Sequence[str], score: float) -> tuple[Image.Image, str]:
+    """What is in a picture beside what is found there, and both in words."""
+    picture, truth = sample["image"], sample["truth"]
+    found = things_found(predictor(picture), predictor.classes, truth.size, score)
+    there = things_there(truth, classes)
+    drawn = [with_things(picture, there), with_things(picture, found)]
+    titles = [f"{sample['id']}: there are {len(there)}", f"found: {len(found)}"]
+    return beside(drawn, titles), f"there are {len(there)}, found {len(found)}"
+
+
+def _film(predictor: Predictor, sample: Sample, classes: Sequence[str], score: float) -> tuple[Image.Image, str]:
+    """The strip of a film, framed as it is right or wrong, and what is there and what is found in words."""
+    seen = predictor.sample(sample["video"])
+    (prediction,) = predictor.batch([seen])
+    there = torch.as_tensor(sample["label"])
+    names = [classes[int(number)] for number in (there.nonzero().flatten() if there.ndim else there.reshape(1))]
+    words = f"{', '.join(names) or 'nothing'}; found {caption(prediction, ', ')}"
+    clips = seen_clips(seen["frames"], prediction, predictor.classes)
+    verdict = "right" if _is_right(prediction, there) else "wrong"
+    return strip(sample["video"], clips, f"{sample['id']}: {words}", verdict), f"{verdict}: {words}"
+
+
+def _is_right(prediction: Prediction, there: torch.Tensor) -> bool:
+    """Whether the likeliest class is the label; of several labels whether those above a half are they."""
+    probabilities = prediction["probabilities"]
+    if there.ndim:
+        return bool(((probabilities > 0.5) == (there > 0.5)).all())
+    return int(probabilities.argmax()) == int(there)
+
+
+def _wrong_and_right(run: Path, split: str, source: Source, most: int) -> list[int]:
+    """Indices of films, one view of each: those that an evaluation of the run names as its surest mistakes, half of
+    them all at most where there are enough others, and then others."""
+    ids: Callable[[int], str] = source.id  # type: ignore[attr-defined]
+    firsts = list({ids(index): index for index in reversed(range(len(source)))}.values())[::-1]
+    named = {one["id"]: place for place, one in enumerate(_worst(run, split))}
+    wrong = sorted((index for index in firsts if ids(index) in named), key=lambda index: named[ids(index)])
+    right = [index for index in firsts if ids(index) not in named]
+    half = max(most - most // 2, most - len(right))
+    chosen = wrong[:half]
+    return chosen + list(_evenly(right, most - len(chosen)))
+
+
+def _evenly(numbers: Sequence[int], count: int) -> Iterator[int]:
+    """Some at equal distances: films of a class often lie beside each other."""
+    count = min(count, len(numbers))
+    return (numbers[place * len(numbers) // count] for place in range(count))
+
+
+def _worst(run: Path, split: str) -> list[Any]:
+    """What an evaluation of the run names as its worst samples, if there was one that does."""
     details = run / "eval" / split / "details.json"
-    worst: list[Any] = json.loads(details.read_text("utf-8")).get("worst", []) if details.is_file() else []
+    found: list[Any] = json.loads(details.read_text("utf-8")).get("worst", []) if details.is_file() else []
+    return found
+
+
+def _worst_first(run: Path, split: str, source: Source, most: int) -> list[int]:
+    """Indices of samples, in the order in which an evaluation of the run names its worst pictures."""
+    worst = _worst(run, split)
     id_of: Callable[[int], str] | None = getattr(source, "id", None)
     if not worst or id_of is None:
-        return list(range(len(source)))
+        return list(range(len(source)))[:most]
     places = {one["id"]: place for place, one in enumerate(worst)}
-    return sorted(range(len(source)), key=lambda index: places.get(id_of(index), len(places)))
+    return sorted(range(len(source)), key=lambda index: places.get(id_of(index), len(places)))[:most]

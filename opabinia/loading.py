@@ -92,6 +92,7 @@ def load(
     parts = {
         "task": config["task"],
         "transforms": sets[0]["transforms"] if sets else [],
+        "views": views_of(sets[0]["source"]) if sets else None,
         "train": config["train"],
         "evaluate": config["evaluate"],
     }
@@ -128,6 +129,11 @@ def merge(folder: Path, out: Path, *, checkpoint: str = "best", weights: str = "
             aside.replace(out)
         finally:
             aside.unlink(missing_ok=True)
+
+
+def views_of(source: Mapping[str, Any]) -> tuple[int, int] | None:
+    """In how many clips and crops a source's section says that films are seen; None: in one view of the transforms."""
+    return (source["clips"], source["crops"]) if source["name"] == "views_of_films" else None
 
 
 def validation_sets(config: Mapping[str, Any]) -> list[dict[str, Any]]:

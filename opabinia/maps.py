@@ -23,6 +23,7 @@ from opabinia.data.loader import DataError
 from opabinia.drawing import MARKS, scatter, sheet, stacked, to_pil
 from opabinia.evaluation.whitening import whitening
 from opabinia.extract import ABOUT, ALL, extract, only
+from opabinia.films import picture_of
 from opabinia.launch import parts_of
 from opabinia.loading import holds_run, resolve
 from opabinia.runtime.files import told
@@ -213,7 +214,7 @@ def with_neighbours(above: Image.Image, found: Embedded, source: Source, names: 
     captions: list[str] = []
     frames: list[str | None] = []
     for query, row, cosines in zip(asked.tolist(), places.tolist(), values.tolist(), strict=True):
-        pictures += [to_pil(source[int(found.numbers[place])]["image"]) for place in (query, *row)]
+        pictures += [to_pil(picture_of(source[int(found.numbers[place])])) for place in (query, *row)]
         labels = found.labels[[query, *row]].tolist()
         words = [names[label] if label >= 0 else "" for label in labels]
         captions += [words[0], *(f"{word}\n{cosine:.2f}" for cosine, word in zip(cosines, words[1:], strict=True))]

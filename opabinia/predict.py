@@ -1,4 +1,4 @@
-"""What the predict command does: find the pictures, tell what is on them or what is like them, write it down."""
+"""What the predict command does: find pictures or films, tell what is on them or what is like them, write it down."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from opabinia.config import ConfigError, Problem
 from opabinia.contracts import Sample
 from opabinia.data.decode import EXTENSIONS
 from opabinia.data.loader import DataError
+from opabinia.data.video import EXTENSIONS as FILM_EXTENSIONS
 from opabinia.drawing import heated, sheet, to_pil, with_things
 from opabinia.evaluation.distances import nearest as nearest_of
+from opabinia.films import picture_of, seen_clips, strip, write_clip
 from opabinia.gallery import Found, Gallery, embedded, read
 from opabinia.loading import load
 from opabinia.pictures import things_found
-from opabinia.predictor import Prediction, Predictor, image_of
+from opabinia.predictor import Prediction, Predictor, film_of, image_of
 from opabinia.runtime.files import told, write_aside
 from opabinia.runtime.log import logging_to
 
@@ -39,15 +41,16 @@ def predict(
     checkpoint: str = "best",
     device: str | None = None,
 ) -> None:
-    """Print and write predictions of pictures, and of all pictures in folders.
+    """Print and write predictions of pictures, and of all pictures in folders; of films if the task learns from clips.
 
     ``predictions.jsonl`` has one line a picture, with its ``path`` and the task's readable prediction; ``sheet-1.png``
-    and so on show the pictures. Of a detector the folder ``pictures`` has each picture with what was found in it. Files
-    that are no pictures are told and left out, the others are still done.
+    and so on show the pictures. Of a detector the folder ``pictures`` has each picture with what was found in it. Of
+    films the folder ``strips`` has frames of the clips that were seen, and ``clips`` has these clips themselves, with
+    what is said of them. Files that are no pictures are told and left out, the others are still done.
 
     Args:
         run: the run folder.
-        paths: pictures, and folders of them.
+        paths: pictures or films, and folders of them.
         out: where it is written.
         explain: write each picture with a map of where its prediction comes from to ``explained``, too.
         score: of what is drawn and told of things found; predictions.jsonl has all of them.
@@ -58,25 +61,25 @@ def predict(
         ConfigError: there is no such run, checkpoint, file or folder, or the task's predictions cannot be explained.
         DataError: some pictures could not be read; everything else is written.
     """
-    pictures = list(found(paths))
     with logging_to(None):
         predictor = load(run, checkpoint=checkpoint, device=device)
+    pictures = list(found(paths, films=predictor.films))
     console = Console(highlight=False)
     done: list[tuple[Path, Prediction]] = []
     broken: list[str] = []
     for names, samples in read(predictor, pictures, broken):
         if explain:
             _write_heat(out, len(done), names, samples, _explained(predictor, samples))
-        for path, prediction in zip(names, predictor.batch(samples), strict=True):
+        for path, sample, prediction in zip(names, samples, predictor.batch(samples), strict=True):
             console.print(f"{path}  {caption(prediction, ', ', score=score)}", soft_wrap=True)
+            if predictor.films:
+                broken += _write_film(out, len(done), predictor, path, sample, prediction)
             done.append((path, prediction))
     _write_lines(out, [{"path": str(path), **prediction.readable} for path, prediction in done])
-    with told(out):
-        for number, start in enumerate(range(0, len(done), PER_SHEET), 1):
-            some = [_drawn(predictor, *one, score) for one in done[start : start + PER_SHEET]]
-            _write_pictures(out, start, done, some)
-            _write_sheet(out / f"sheet-{number}.png", some, done[start : start + PER_SHEET], score)
-    console.print(f"{len(done)} pictures; predictions.jsonl and sheets are in {out}", soft_wrap=True)
+    if not predictor.films:
+        _write_sheets(out, predictor, done, score)
+    what = "films; predictions.jsonl, strips and clips" if predictor.films else "pictures; predictions.jsonl and sheets"
+    console.print(f"{len(done)} {what} are in {out}", soft_wrap=True)
     tell(broken, len(pictures))
 
 
@@ -112,9 +115,9 @@ def retrieve(
         ConfigError: there is no such run, checkpoint, file or folder, or similarities cannot be explained.
         DataError: some pictures could not be read; everything else is written.
     """
-    pictures, others = list(found(paths)), list(found([gallery]))
     with logging_to(None):
         predictor = load(run, checkpoint=checkpoint, device=device)
+    pictures, others = list(found(paths, films=predictor.films)), list(found([gallery], films=predictor.films))
     console = Console(highlight=False)
     broken: list[str] = []
     kept, features = _features(predictor, others, gallery, broken)
@@ -135,19 +138,20 @@ def retrieve(
     tell(broken, len(pictures) + len(others))
 
 
-def found(paths: Sequence[Path]) -> Iterator[Path]:
-    """The files among ``paths``, and all pictures below the folders among them, sorted.
+def found(paths: Sequence[Path], *, films: bool = False) -> Iterator[Path]:
+    """The files among ``paths``, and all pictures, or all films, below the folders among them, sorted.
 
     Raises:
         ConfigError: a path does not exist, or a folder holds no pictures; all such are told.
     """
+    wanted, what = (FILM_EXTENSIONS, "films") if films else (EXTENSIONS, "pictures")
     problems = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in EXTENSIONS and file.is_file())
+            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in wanted and file.is_file())
             yield from inside
             if not inside:
-                problems.append(Problem("command line", "", f"{path} holds no pictures ({', '.join(EXTENSIONS)})"))
+                problems.append(Problem("command line", "", f"{path} holds no {what} ({', '.join(wanted)})"))
         elif path.is_file():
             yield path
         else:
@@ -228,7 +232,7 @@ def _write_heat(
 def _write_query(path: Path, predictor: Predictor, query: Path, near: Sequence[Found]) -> None:
     files = [query, *(one.path for one in near)]
     captions = [f"{query.name}\nlooked for", *(f"{one.path.name}\n{one.distance:.3f}" for one in near)]
-    pictures = [to_pil(image_of(file, predictor.channels)) for file in files]
+    pictures = [to_pil(_picture(predictor, file)) for file in files]
     frames = [None, *(one.verdict for one in near)]
     with told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -239,6 +243,39 @@ def _write_lines(out: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     with told(out):
         out.mkdir(parents=True, exist_ok=True)
         write_aside(out / "predictions.jsonl", "".join(json.dumps(one) + "\n" for one in lines))
+
+
+def _picture(predictor: Predictor, path: Path) -> Tensor:
+    """A picture, or a frame of a film."""
+    if predictor.films:
+        return picture_of({"video": film_of(path, predictor.channels)})
+    return image_of(path, predictor.channels)
+
+
+def _write_film(
+    out: Path, number: int, predictor: Predictor, path: Path, sample: Sample, prediction: Prediction
+) -> list[str]:
+    """The strip of a film and its labelled clip; what is wrong with the film if it cannot be read again."""
+    film = film_of(path, predictor.channels)
+    clips = seen_clips(sample["frames"], prediction, predictor.classes)
+    name = _numbered(out / "strips", number, path)
+    try:
+        whole = strip(film, clips, f"{path.name}: {caption(prediction, ', ')}")
+        write_clip(out / "clips" / f"{name.stem}.mp4", film, clips)
+    except (OSError, ValueError) as error:
+        return [str(error)]
+    with told(name):
+        name.parent.mkdir(parents=True, exist_ok=True)
+        whole.save(name)
+    return []
+
+
+def _write_sheets(out: Path, predictor: Predictor, done: Sequence[tuple[Path, Prediction]], score: float) -> None:
+    with told(out):
+        for number, start in enumerate(range(0, len(done), PER_SHEET), 1):
+            some = [_drawn(predictor, *one, score) for one in done[start : start + PER_SHEET]]
+            _write_pictures(out, start, done, some)
+            _write_sheet(out / f"sheet-{number}.png", some, done[start : start + PER_SHEET], score)
 
 
 def _drawn(predictor: Predictor, path: Path, prediction: Prediction, score: float) -> Image.Image:

@@ -15,20 +15,27 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 from torchvision import tv_tensors
 
-from opabinia.contracts import Batch, Facts, Predictions, Sample, Task, Transform
+from opabinia.contracts import Batch, Facts, Film, Predictions, Sample, Task, Transform
 from opabinia.data.collate import collate
 from opabinia.data.decode import read_image
 from opabinia.data.loader import DataError
+from opabinia.data.transforms.clips import Clip
+from opabinia.data.video import FilmFile, FilmInMemory
 from opabinia.engine.evaluate import to_device
 from opabinia.explain import heat, last_maps
+from opabinia.films import Noted
 from opabinia.runtime.device import autocast
 from opabinia.runtime.seeds import generators_kept
 
 Order = Literal["RGB", "BGR"]
 
-Picture = str | os.PathLike[str] | Image.Image | NDArray[np.uint8] | Tensor
+Picture = str | os.PathLike[str] | Image.Image | NDArray[np.uint8] | Tensor | Film
 """A path, a PIL image, an array (uint8, H x W x 3 in the order red, green, blue, or H x W grey), or a tensor (uint8, or
-float in 0 to 1; C x H x W, red, green, blue)."""
+float in 0 to 1; C x H x W, red, green, blue). Of a task that learns from clips it is a film: a path, or an array or a
+tensor of frames, which has their number ahead (T x ...)."""
+
+View = tuple[tuple[int, int], tuple[int, int]]
+"""Clip i of n over time and crop j of m in space: ((i, n), (j, m))."""
 
 
 class Prediction(Mapping[str, Tensor]):
@@ -57,6 +64,9 @@ class Prediction(Mapping[str, Tensor]):
 class Predictor:
     """Pictures in, predictions out, through the same transforms that the validation data goes through.
 
+    A task that learns from clips takes films in the place of pictures, and sees each in as many views as the validation
+    data has of it.
+
     Args:
         task: the trained model.
         transforms: of the validation data.
@@ -65,6 +75,10 @@ class Predictor:
         device: where the model computes.
         precision: of its forward passes.
         batch_size: pictures in one forward pass.
+        views: how many clips and crops of a film are seen; None: what the transforms make of it.
+
+    Attributes:
+        films: whether it takes films.
 
     Example::
 
@@ -84,11 +98,16 @@ class Predictor:
         device: torch.device | str = "cpu",
         precision: str = "fp32",
         batch_size: int = 32,
+        views: tuple[int, int] | None = None,
     ) -> None:
         self.device = torch.device(device)
         self.task = task.eval().to(self.device)
         self.transforms, self.facts, self.channels = list(transforms), facts, channels
-        self.precision, self.batch_size = precision, batch_size
+        self.films = any(isinstance(one, Clip) for one in self.transforms)
+        clips, crops = views or (0, 0)
+        self._views: list[View | None] = [((i, clips), (j, crops)) for i in range(clips) for j in range(crops)]
+        self._views = self._views or [None]
+        self.precision, self.batch_size = precision, max(1, batch_size // len(self._views))
         self._embedding_from: Callable[[Batch], Predictions] = self.task.predict
         self._explained_layer = ""
 
@@ -126,7 +145,9 @@ class Predictor:
         return self.batch([self.sample(pictures, order=order)])[0]
 
     def sample(self, picture: Picture, *, order: Order = "RGB") -> Sample:
-        """The picture as the model is to see it."""
+        """The picture as the model is to see it; of a film also ``frames``: the numbers of those in each view."""
+        if self.films:
+            return self._views_of(Noted(film_of(picture, self.channels, order)))
         image = image_of(picture, self.channels, order)
         size = tuple(image.shape[-2:])
         sample: Sample = {"image": tv_tensors.Image(image), "id": name_of(picture), "picture_size": size}
@@ -134,6 +155,18 @@ class Predictor:
             for transform in self.transforms:
                 sample = transform(sample)
         return sample
+
+    def _views_of(self, film: Noted) -> Sample:
+        """All views of a film: ``image`` is T x C x H x W, or of several views V x T x C x H x W."""
+        images: list[Tensor] = []
+        with generators_kept():
+            for view in self._views:
+                sample: Sample = {"video": film, "id": film.path} | ({"view": view} if view else {})
+                for transform in self.transforms:
+                    sample = transform(sample)
+                images.append(sample["image"].as_subclass(Tensor))
+        image = images[0] if len(images) == 1 else torch.stack(images)
+        return {"image": image, "id": film.path, "frames": film.asked}
 
     def batch(self, samples: Sequence[Sample]) -> list[Prediction]:
         """Predictions for transformed samples. Images of one size go through the model together: padding, which would
@@ -195,7 +228,8 @@ class Predictor:
             return explain(batch).float().cpu()
         image = batch["image"]
         if image.ndim != 4:
-            raise ValueError("only pictures that the model sees as a whole can be explained, not several views of each")
+            others = "films" if self.films else "several views of each"
+            raise ValueError(f"only pictures that the model sees as a whole can be explained, not {others}")
         goal = None if toward is None else toward.to(self.device)
         size = (image.shape[2], image.shape[3])
         if not self._explained_layer:
@@ -233,6 +267,25 @@ def _alike(samples: Sequence[Sample]) -> list[list[int]]:
 def name_of(picture: Picture) -> str:
     """The path of a file; nothing for pictures that come from memory."""
     return os.fspath(picture) if isinstance(picture, str | os.PathLike) else ""
+
+
+def film_of(film: Picture, channels: Literal[1, 3], order: Order = "RGB") -> Film:
+    """A film; ``order`` is that of colours in arrays and tensors.
+
+    Raises:
+        ValueError: it is none, or of a form that is not understood.
+    """
+    if isinstance(film, str | os.PathLike):
+        return FilmFile(film, channels)
+    if isinstance(film, Film):
+        return film
+    if isinstance(film, np.ndarray | Tensor) and film.ndim == 4 and len(film):
+        frames = torch.stack([image_of(frame, channels, order) for frame in film])
+        return FilmInMemory((frames * 255).round().to(torch.uint8) if frames.is_floating_point() else frames)
+    shape = f" {tuple(film.shape)}" if isinstance(film, np.ndarray | Tensor) else ""
+    raise ValueError(
+        f"a film is a path, an array (T x H x W x 3) or a tensor (T x C x H x W), not a {type(film).__name__}{shape}"
+    )
 
 
 def image_of(picture: Picture, channels: Literal[1, 3], order: Order = "RGB") -> Tensor:

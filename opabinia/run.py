@@ -500,6 +500,7 @@ def predictor(
     *,
     task: TaskPart,
     transforms: Sequence[TransformPart] = (),
+    views: tuple[int, int] | None = None,
     train: Training,
     evaluate: Evaluation,
 ) -> Predictor:
@@ -508,6 +509,7 @@ def predictor(
     Args:
         task: what a batch means.
         transforms: of the validation data.
+        views: how many clips and crops of a film the validation data sees.
         train: how it was trained; of it the device and the precision.
         evaluate: of it the batch size.
 
@@ -523,6 +525,7 @@ def predictor(
         device=where,
         precision=train.precision,
         batch_size=evaluate.batch_size or 32,
+        views=views,
     )
 
 

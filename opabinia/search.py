@@ -59,12 +59,12 @@ def search(
         DataError: some queries could not be read, the others are answered; or nothing in the gallery can be.
     """
     library()
-    pictures, others = list(found(queries)), list(found([gallery]))
     path = chosen_checkpoint(run, checkpoint)
     file = index or default_index(run, gallery)
     refuse_other_files(file)
     with logging_to(None):
         predictor = load(run, checkpoint=str(path), device=device)
+        pictures, others = list(found(queries, films=predictor.films)), list(found([gallery], films=predictor.films))
         searched = Index(file, described(run, path, gallery, others)).gallery(predictor, gallery, others)
     console = Console(highlight=False)
     broken: list[str] = []

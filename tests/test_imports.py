@@ -18,7 +18,7 @@ FLOORS = {
     1: ["config"],
     2: ["contracts", "models", "losses", "evaluation", "optim", "segments", "drawing", "inspect", "explain"],
     3: ["engine", "data", "tasks"],
-    4: ["run", "settings", "pieces", "predictor", "gallery", "loading", "pictures", "timetable", "report"],
+    4: ["run", "settings", "pieces", "predictor", "films", "gallery", "loading", "pictures", "timetable", "report"],
     5: [
         "launch",
         "scaling",

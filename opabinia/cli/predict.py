@@ -17,7 +17,7 @@ Nearest = Annotated[int, typer.Option(min=1, help="How many pictures of the gall
 def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     pictures: Annotated[
-        list[Path] | None, typer.Argument(metavar="PATH...", help="Pictures, and folders of pictures.")
+        list[Path] | None, typer.Argument(metavar="PATH...", help="Pictures or films, and folders of them.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Where all of it goes; RUN/predictions, or RUN/predictions/SET, if not given.")
@@ -28,7 +28,7 @@ def predict(
     nearest: Nearest = 10,
     split: Annotated[
         str | None,
-        typer.Option(metavar="SET", help="Of a detector: draw this set of the run's data beside what is found."),
+        typer.Option(metavar="SET", help="Of things or films: draw this set of the run's data with what is found."),
     ] = None,
     most: Annotated[int, typer.Option(min=1, help="How many pictures of --split.")] = 60,
     score: Annotated[float, typer.Option(min=0, max=1, help="Score of the things that are drawn.")] = 0.5,
@@ -42,13 +42,18 @@ def predict(
 
     opabinia predict runs/classification/digits/default picture.png folder/
 
+    Of a run that learned from films: strips of their frames, and clips with what is said of them.
+
+    opabinia predict runs/video/digits/default film.mp4 folder/
+
     With --gallery: what is like them. A sheet for each picture shows it with the nearest of the gallery; where names
     tell whose they are (0002_c1..., or a folder for each) right ones are framed in green, wrong ones in red, and the
     same identity on the same camera in grey.
 
     opabinia predict runs/reid/digits/default query/ --gallery gallery/ --explain
 
-    With --split: pictures of the run's own data, what is there beside what was found, the worst first.
+    With --split: pictures of the run's own data, what is there beside what was found, the worst first; strips of films,
+    wrong ones framed in red, right ones in green.
 
     opabinia predict runs/detection/digits/default --split val
     """

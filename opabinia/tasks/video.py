@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, Batch, Evaluator, Facts, Fraction, LossPart, Unfit
-from opabinia.evaluation.films import PerFilm
+from opabinia.contracts import BackbonePart, Batch, Evaluator, Facts, Fraction, LossPart, Predictions, Unfit
+from opabinia.evaluation.films import Mistakes, PerFilm
 from opabinia.tasks.labelled import Labelled, logits_of
 
 
@@ -72,7 +73,42 @@ class Video(Labelled):
         features: Tensor = self.backbone(frames.unflatten(0, clips.shape[:2]).transpose(1, 2))
         return features
 
+    def predict(self, batch: Batch) -> Predictions:
+        """As of any labelled samples.
+
+        Of films with several views (B x V x T x C x H x W) merged over them, with those of each beside them: ``views``
+        (probabilities, B x V x K).
+        """
+        clips = batch["image"]
+        if clips.ndim != 6:
+            return super().predict(batch)
+        each = super().predict({**batch, "image": clips.flatten(0, 1)})["probabilities"].view(*clips.shape[:2], -1)
+        merged = each.mean(1) if self.merge == "mean" else each.amax(1)
+        logits = logits_of(merged, multi_label=self.facts.multi_label)
+        return {"logits": logits, "probabilities": merged, "views": each}
+
+    def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
+        """``top``: the five likeliest classes with their probabilities; of several ``views`` the likeliest of each."""
+        found = super().readable(prediction)
+        if "views" in prediction:
+            values, numbers = prediction["views"].max(1)
+            names = [self.facts.classes[number] for number in numbers.tolist()]
+            pairs = zip(names, values.tolist(), strict=True)
+            found["views"] = [{"class": name, "probability": round(value, 6)} for name, value in pairs]
+        return found
+
+    def features(self, batch: Batch) -> dict[str, Tensor]:
+        """``embedding``: what the head sees (B x D), of several views their mean."""
+        clips = batch["image"]
+        if clips.ndim != 6:
+            return super().features(batch)
+        each = super().features({**batch, "image": clips.flatten(0, 1)})["embedding"]
+        return {"embedding": each.view(*clips.shape[:2], -1).mean(1)}
+
     def evaluators(self, facts: Facts) -> list[Evaluator]:
         """Those of one label or of several, of films by all of their views. The first score is the headline."""
         to_logits = partial(logits_of, multi_label=self.facts.multi_label)
-        return [PerFilm(super().evaluators(facts), to_logits, self.merge)]
+        judges = super().evaluators(facts)
+        if not facts.multi_label:
+            judges.append(Mistakes(facts.classes))
+        return [PerFilm(judges, to_logits, self.merge)]
