@@ -1,10 +1,12 @@
 """Help comes at once: nothing heavy is imported for it."""
 
+import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -37,21 +39,44 @@ def test_there_are_these_commands() -> None:
     assert known >= {"config", "config show", "config check", "config list"}
 
 
-@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[" ".join(path) or "opabinia" for path, _ in COMMANDS])
-def test_help(path: tuple[str, ...], command: click.Command) -> None:
-    program = [sys.executable, "-X", "importtime", "-m", "opabinia", *path, "--help"]
-    done = subprocess.run(program, capture_output=True, text=True, check=True)
-    assert "typer" in imported(done.stderr), "importtime has told nothing"
-    assert not imported(done.stderr) & HEAVY
-    assert " ".join(["Usage: python -m opabinia", *path]) in done.stdout
+ALL_HELP = """
+import io, json, sys
+from contextlib import redirect_stdout, suppress
+from opabinia.cli import main
+texts, sys.argv[0] = [], "opabinia"
+for words in json.loads(sys.argv[1]):
+    with redirect_stdout(io.StringIO()) as told, suppress(SystemExit):
+        main([*words, "--help"])
+    texts.append(told.getvalue())
+print(json.dumps({"texts": texts, "imported": list(sys.modules)}))
+"""
+
+
+@pytest.fixture(scope="module")
+def helped() -> dict[str, Any]:
+    """What each command tells, and what a program has imported that has told all of it."""
+    words = json.dumps([path for path, _ in COMMANDS])
+    done = subprocess.run([sys.executable, "-c", ALL_HELP, words], capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_nothing_heavy_is_imported_for_any_help(helped: dict[str, Any]) -> None:
+    assert "typer" in helped["imported"] and not HEAVY & set(helped["imported"])
+
+
+@pytest.mark.parametrize("number", range(len(COMMANDS)), ids=[" ".join(path) or "opabinia" for path, _ in COMMANDS])
+def test_help(helped: dict[str, Any], number: int) -> None:
+    (path, command), text = COMMANDS[number], helped["texts"][number]
+    assert " ".join(["Usage: opabinia", *path]) in text
     for name in getattr(command, "commands", {}):
-        assert f" {name} " in done.stdout
+        assert f" {name} " in text
     for parameter in command.params:
         if isinstance(parameter, click.Option):
-            assert parameter.opts[0] in done.stdout
+            assert parameter.opts[0] in text
             assert parameter.help
         else:
-            assert (parameter.metavar or "").strip("[].") in done.stdout
+            assert (parameter.metavar or "").strip("[].") in text
 
 
 def test_both_ways_to_start_are_one_program() -> None:
