@@ -1,13 +1,15 @@
 """Folders as they come: broken files among the pictures, classes without any."""
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from tests.cli.conftest import Ended
 
 SMALL = (
     *("task.backbone.model=test_resnet", "data.train.transforms.0.size=32", "vars.size=32", "vars.enlarged=36"),
@@ -37,23 +39,28 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def train(root: Path, out: Path, *overrides: str) -> "subprocess.CompletedProcess[str]":
-    words = ["train", "classification/image_folder", f"vars.root={root}", f"--out={out}", *SMALL, *overrides]
-    return subprocess.run([sys.executable, "-m", "opabinia", *words], capture_output=True, text=True, check=False)
+Train = Callable[..., Ended]
+
+
+@pytest.fixture
+def train(opabinia: Callable[..., Ended], root: Path, tmp_path: Path) -> Train:
+    """Trains on that folder, in this process."""
+    words = ["train", "classification/image_folder", f"vars.root={root}", f"--out={tmp_path / 'runs'}", *SMALL]
+    return partial(opabinia, *words)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_raise_names_file_and_reason(root: Path, tmp_path: Path, workers: int) -> None:
-    done = train(root, tmp_path / "runs", f"data.workers={workers}")
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert any(f"{name}.jpg cannot be decoded: " in done.stderr for name in ("cut", "empty", "text"))
+def test_raise_names_file_and_reason(train: Train, workers: int) -> None:
+    done = train(f"data.workers={workers}")
+    assert done.status == 2
+    assert "Traceback" not in done.err
+    assert any(f"{name}.jpg cannot be decoded: " in done.err for name in ("cut", "empty", "text"))
 
 
-def test_skip_trains_on_others_and_leaves_out_in_evaluation(root: Path, tmp_path: Path) -> None:
-    done = train(root, tmp_path / "runs", "data.on_error=skip", "data.workers=2")
-    assert done.returncode == 0, done.stderr
-    assert "passed over: sample" in done.stderr and "empty.jpg cannot be decoded" in done.stderr
+def test_skip_trains_on_others_and_leaves_out_in_evaluation(train: Train, tmp_path: Path) -> None:
+    done = train("data.on_error=skip", "data.workers=2")
+    assert done.status == 0, done.err
+    assert "passed over: sample" in done.err and "empty.jpg cannot be decoded" in done.err
     folder = tmp_path / "runs" / "classification" / "image_folder" / "default"
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     ids = [name for line in lines for name in line.get("sample_ids", ())]
@@ -62,7 +69,7 @@ def test_skip_trains_on_others_and_leaves_out_in_evaluation(root: Path, tmp_path
     assert [line["val/skipped"] for line in lines if "val/top1" in line] == [3.0, 3.0]
 
 
-def test_a_class_folder_without_pictures_is_told_before_the_first_step(root: Path, tmp_path: Path) -> None:
+def test_a_class_folder_without_pictures_is_told_before_the_first_step(root: Path, train: Train) -> None:
     (root / "train" / "c").mkdir()
-    done = train(root, tmp_path / "runs")
-    assert done.returncode == 2 and "c holds no picture" in done.stderr and "Traceback" not in done.stderr
+    done = train()
+    assert done.status == 2 and "c holds no picture" in done.err and "Traceback" not in done.err

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +165,19 @@ def together(world: int, folder: str) -> None:
     assert not any(os.waitpid(child, 0)[1] for child in children)
 
 
+WORLDS = (2, 3)
+
+
+def each_together(folders: dict[int, str]) -> None:
+    """The same for each number of processes, all of them forked from one that has computed nothing."""
+    for world, folder in folders.items():
+        leader = os.fork()
+        if not leader:
+            together(world, folder)
+            os._exit(0)
+        assert not os.waitpid(leader, 0)[1]
+
+
 # --- what is to come of it --------------------------------------------------------------------------------------------
 
 Found = Callable[[int], list[dict[str, Any]]]
@@ -172,21 +185,21 @@ Found = Callable[[int], list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What each process of some number of them found."""
+    """What each process of some number of them found. One program imports all that is needed, and forks."""
+    folders = {world: tmp_path_factory.mktemp("processes") for world in WORLDS}
+    names = {world: str(folder) for world, folder in folders.items()}
+    program = f"from {__name__} import each_together; each_together({names})"
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    told = {
+        world: [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
+        for world, folder in folders.items()
+    }
+    return told.__getitem__
 
-    @cache
-    def of(world: int) -> list[dict[str, Any]]:
-        folder = tmp_path_factory.mktemp("processes")
-        program = f"from {__name__} import together; together({world}, {str(folder)!r})"
-        command = [sys.executable, "-W", "ignore", "-c", program]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-        assert done.returncode == 0, done.stderr
-        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
 
-    return of
-
-
-many = pytest.mark.parametrize("world", [2, 3])
+many = pytest.mark.parametrize("world", WORLDS)
 
 
 @many
