@@ -582,8 +582,56 @@ def _places(indices: Sequence[int], frames: int, path: str) -> dict[int, list[in
 # --- folders and arrays ---------------------------------------------------------------------------------------------
 
 
-class FilmFolder:
-    """A film whose frames are picture files (:class:`opabinia.contracts.Film`).
+class FilmOfPictures:
+    """A film whose frames are pictures of their own (:class:`opabinia.contracts.Film`); where they lie is left to its
+    heirs.
+
+    Args:
+        path: what messages name.
+        frames: how many there are.
+        fps: frames a second.
+        seconds: how long it lasts.
+    """
+
+    def __init__(self, path: str, frames: int, fps: float, seconds: float) -> None:
+        self.path, self.frames, self.fps, self.seconds = path, frames, fps, seconds
+
+    def picture(self, number: int) -> Tensor:
+        """A frame (uint8, C x H x W)."""
+        raise NotImplementedError
+
+    def name(self, number: int) -> str:
+        """What a frame is called."""
+        raise NotImplementedError
+
+    @property
+    def size(self) -> tuple[int, int]:
+        height, width = self.picture(0).shape[-2:]
+        return height, width
+
+    def read(self, indices: Sequence[int], short_side: int | None = None) -> Tensor:
+        places = _places(indices, self.frames, self.path)
+        clip: Tensor | None = None
+        for number, where in places.items():
+            picture = self.picture(number)
+            size = _shrunk(picture.shape[-2], picture.shape[-1], short_side)
+            if size != tuple(picture.shape[-2:]):
+                picture = F.resize(picture, list(size), antialias=True)
+            if clip is None:
+                clip = picture.new_empty(len(indices), *picture.shape)
+            if picture.shape != clip.shape[1:]:
+                first = next(iter(places))
+                raise ValueError(
+                    f"{self.path}: frames differ in size: {self.name(first)} has {_text(clip[0])}, "
+                    f"{self.name(number)} has {_text(picture)}"
+                )
+            clip[where] = picture
+        assert clip is not None
+        return clip
+
+
+class FilmFolder(FilmOfPictures):
+    """A film whose frames are picture files.
 
     Args:
         path: their folder.
@@ -598,44 +646,14 @@ class FilmFolder:
     def __init__(self, path: str, names: Sequence[str], *, fps: float = 30.0, channels: Channels = 3) -> None:
         if not names:
             raise ValueError(f"{path} holds no pictures")
-        self.path, self.fps = path, fps
+        super().__init__(path, len(names), fps, len(names) / fps)
         self._names, self._channels = names, channels
 
-    @property
-    def frames(self) -> int:
-        return len(self._names)
-
-    @property
-    def seconds(self) -> float:
-        return self.frames / self.fps
-
-    @property
-    def size(self) -> tuple[int, int]:
-        height, width = self._picture(0).shape[-2:]
-        return height, width
-
-    def read(self, indices: Sequence[int], short_side: int | None = None) -> Tensor:
-        places = _places(indices, self.frames, self.path)
-        clip: Tensor | None = None
-        for number, where in places.items():
-            picture = self._picture(number)
-            size = _shrunk(picture.shape[-2], picture.shape[-1], short_side)
-            if size != tuple(picture.shape[-2:]):
-                picture = F.resize(picture, list(size), antialias=True)
-            if clip is None:
-                clip = picture.new_empty(len(indices), *picture.shape)
-            if picture.shape != clip.shape[1:]:
-                first = next(iter(places))
-                raise ValueError(
-                    f"{self.path}: frames differ in size: {self._names[first]} has {_text(clip[0])}, "
-                    f"{self._names[number]} has {_text(picture)}"
-                )
-            clip[where] = picture
-        assert clip is not None
-        return clip
-
-    def _picture(self, number: int) -> Tensor:
+    def picture(self, number: int) -> Tensor:
         return read_image(os.path.join(self.path, self._names[number]), self._channels)
+
+    def name(self, number: int) -> str:
+        return self._names[number]
 
 
 def _text(picture: Tensor) -> str:

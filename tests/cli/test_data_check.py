@@ -11,6 +11,7 @@ import pytest
 
 from scripts import small_data
 from tests.cli.conftest import Ended
+from tests.data.films import write
 
 Command = Callable[..., Ended]
 
@@ -66,6 +67,46 @@ def test_json(opabinia: Command, recipe: Path) -> None:
 def test_a_set_of_images(opabinia: Command) -> None:
     done = opabinia("data", "check", "classification/digits")
     assert done.status == 0 and done.out.count("pictures") == 4 and "things" not in done.out
+
+
+@pytest.fixture
+def films(tmp_path: Path) -> Path:
+    """A recipe of three films, of which one is text."""
+    for number in range(2):
+        write(tmp_path / "films" / "ab"[number] / "0.mp4", 4 + 2 * number, size=(32, 40))
+    (tmp_path / "films" / "b" / "text.mp4").write_text("no film " * 40)
+    file = tmp_path / "recipe.yaml"
+    source = f"{{name: videos, root: {tmp_path / 'films'}}}"
+    file.write_text(
+        "base: video/digits\ntask: {mean: [0.5], std: [0.2]}\n"
+        f"data: {{train: {{source: {source}, transforms: [{{name: clip, frames: 2}}]}}, val: null}}\n"
+    )
+    return file
+
+
+def test_films(opabinia: Command, films: Path) -> None:
+    done = opabinia("data", "check", films)
+    assert done.status == 2 and done.err == f"error: {films}: 1 broken things in the data\n"
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.out.splitlines()]
+    for row in (["films", "3"], ["largest film", "40 x 32"], ["frames", "4 to 6, half of them up to 5"]):
+        assert row in cells
+    assert ["broken: films that cannot be read", "1"] in cells and ["a", "1"] in cells and ["b", "2"] in cells
+    assert f"  sample 2: {films.parent / 'films' / 'b' / 'text.mp4'} is no film, but text" in done.out
+
+
+def test_packed_films(opabinia: Command, films: Path) -> None:
+    packed = films.parent / "packed"
+    command = ("data", "pack", films, "--out", packed, "--size", 16)
+    done = opabinia(*command)
+    assert done.status == 2 and "Traceback" not in done.err
+    assert done.err.splitlines()[-1].startswith("error: film 2: ") and "text.mp4 is no film, but text" in done.err
+    done = opabinia(*command, "data.on_error=skip")
+    assert done.status == 0 and done.out.startswith("2 films, 10 frames, "), done.err
+    assert done.out.endswith(f"1 left out\nsource: {{name: packed_films, root: {packed}}}\n")
+    again = opabinia("data", "check", films, f"data.train.source={{name: packed_films, root: {packed}}}")
+    assert again.status == 0 and "20 x 16" in again.out
+    wrong = opabinia(*command, "--section", "val")
+    assert wrong.status == 2 and "--section: there is no 'val'; there is train" in wrong.err
 
 
 @pytest.mark.parametrize(

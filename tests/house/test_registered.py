@@ -47,7 +47,8 @@ from opabinia.contracts import (
     Truth,
 )
 from opabinia.data.batches import ConstantPlan, StagedPlan
-from opabinia.data.sources import Digits, Joined
+from opabinia.data.pack import pack
+from opabinia.data.sources import Digits, Joined, Videos
 from opabinia.engine.step import total_loss
 from opabinia.optim.schedules import constant
 from opabinia.runtime.durations import Duration
@@ -101,6 +102,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("source", "msmt17"): {"root": "MSMT17"},  # likewise
     ("source", "numbered"): {"source": "digits"},
     ("source", "online_products"): {"root": "ONLINE_PRODUCTS"},  # likewise
+    ("source", "packed_films"): {"root": "PACKED_FILMS"},  # likewise
     ("source", "roboflow"): {"root": "ROBOFLOW"},  # likewise
     ("source", "shards"): {"files": "SHARD"},  # likewise
     ("source", "table"): {"file": "TABLE"},  # likewise
@@ -284,6 +286,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("jump", "run"):
         write_film(root / ".films" / name / "one.mp4", 2)
     (root / ".films" / "films.txt").write_text("jump/one.mp4 0\nrun/one.mp4 1\n")
+    pack(Videos(root=root / ".films"), root / ".packed")
     (root / ".frames.txt").write_text("cat 1 0\ndog 1 1\n")
     (root / "list.csv").write_text("path,label\ncat/one.png,cat\ndog/one.png,dog\n")
     with tarfile.open(root / "shard.tar", "w") as shard:
@@ -323,6 +326,7 @@ def made(entry: Entry, folder: Path, pictures: Path) -> Any:
     places["SHARD"] = str(pictures / "shard.tar")
     places["FILMS"] = str(pictures / ".films" / "films.txt")
     places["FILM_FOLDERS"] = str(pictures / ".films")
+    places["PACKED_FILMS"] = str(pictures / ".packed")
     places["FRAMES"] = str(pictures / ".frames.txt")
     places["COCO_FILE"] = str(pictures / ".coco" / "things.json")
     places["YOLO_FILE"] = str(pictures / ".yolo" / "data.yaml")

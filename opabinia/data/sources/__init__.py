@@ -16,6 +16,7 @@ from opabinia.data.sources.listed_people import cuhk03 as cuhk03
 from opabinia.data.sources.listed_people import msmt17 as msmt17
 from opabinia.data.sources.moving_digits import MovingDigits as MovingDigits
 from opabinia.data.sources.numbered import Numbered as Numbered
+from opabinia.data.sources.packed_films import PackedFilms as PackedFilms
 from opabinia.data.sources.people import dukemtmc as dukemtmc
 from opabinia.data.sources.people import market1501 as market1501
 from opabinia.data.sources.placed_digits import PlacedDigits as PlacedDigits

@@ -31,6 +31,8 @@ NUMBER_TWICE = "numbers that are used twice"
 MISSING = "pictures that are not there"
 UNREADABLE = "pictures that cannot be read"
 OTHER_SIZE = "pictures of another size"
+UNREADABLE_FILM = "films that cannot be read"
+DAMAGED_FILM = "films that are damaged"
 
 _CLIPPED = {BAD_BOX, FLAT_BOX, CUT_BOX, LOST_BOX, BAD_OUTLINE, CUT_OUTLINE, NO_OUTLINE, BAD_KEYPOINTS}
 """What ``clip`` takes care of."""

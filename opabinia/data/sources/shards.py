@@ -66,7 +66,7 @@ class Shards:
         paths = _found([files] if isinstance(files, str) else files)
         common = os.path.commonpath({os.path.dirname(path) for path in paths})
         self._names = [_printable(path[len(common) :].lstrip(os.sep)) for path in paths]
-        self._files = _Files(paths)
+        self._files = Files(paths)
         self._index = indexed(paths, self._names, json_label, index.expanduser() if index else _cache())
         self.shards: Indices = self._index.counts
         self._ends = np.cumsum(self.shards)
@@ -197,7 +197,7 @@ def _ranged(pattern: str) -> Iterator[str]:
             yield f"{pattern[: match.start()]}{number:0{width}d}{rest}"
 
 
-class _Files:
+class Files:
     """Files that are read at any place, of which the last few stay open.
 
     Reading moves no file position, so processes that are forked later may share what is open.

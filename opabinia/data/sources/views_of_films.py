@@ -29,32 +29,32 @@ class ViewsOfFilms:
     """
 
     def __init__(self, *, source: SourcePart, clips: Count = 10, crops: Count = 3) -> None:
-        self._source, self._clips, self._crops = source, clips, crops
+        self.source, self._clips, self._crops = source, clips, crops
         self.channels, self.classes = source.channels, source.classes
         if hasattr(source, "labels"):
             self.labels = np.repeat(source.labels, clips * crops, axis=0)
 
     def __len__(self) -> int:
-        return len(self._source) * self._clips * self._crops
+        return len(self.source) * self._clips * self._crops
 
     def __getitem__(self, index: int) -> Sample:
         """The film, with ``view``."""
         film, view = divmod(range(len(self))[index], self._clips * self._crops)
         clip, crop = divmod(view, self._crops)
-        return {**self._source[film], "view": ((clip, self._clips), (crop, self._crops))}
+        return {**self.source[film], "view": ((clip, self._clips), (crop, self._crops))}
 
     def id(self, index: int) -> str:
         """That of the film."""
-        own: str = self._source.id(index // (self._clips * self._crops))  # type: ignore[attr-defined]
+        own: str = self.source.id(index // (self._clips * self._crops))  # type: ignore[attr-defined]
         return own
 
     def fingerprint(self) -> str:
         """That of the source, and how many views."""
-        own = getattr(self._source, "fingerprint", None)
-        return f"{self._clips} x {self._crops} views of {own() if callable(own) else len(self._source)}"
+        own = getattr(self.source, "fingerprint", None)
+        return f"{self._clips} x {self._crops} views of {own() if callable(own) else len(self.source)}"
 
     def __getattr__(self, name: str) -> Any:
         # Whether there may be several labels; nothing that has a row for each film, nor whole batches.
         if name != "multi_label":
             raise AttributeError(name)
-        return getattr(self._source, name)
+        return getattr(self.source, name)
