@@ -59,7 +59,7 @@ class Maps(nn.Module):
 class InMemory:
     """Batches that are there already, as a loader gives them."""
 
-    passed_over = 0
+    passed_over, seconds = 0, 0.0
 
     def __init__(self, batches: list[Batch]) -> None:
         self.batches = batches

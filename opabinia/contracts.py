@@ -392,9 +392,11 @@ class Loader(Protocol):
 
     Attributes:
         passed_over: samples that could not be read so far.
+        seconds: that reading the newest batch took, in whichever process; as long as none has been, 0.
     """
 
     passed_over: int
+    seconds: float
 
     def iterate(self, start: int = 0) -> Iterator[tuple[Row, Batch]]: ...
 

@@ -128,25 +128,29 @@ def is_of_clips(shape: Sequence[int]) -> bool:
 
 
 def resized(batch: Batch, shape: Sequence[int]) -> Batch:
-    """The batch with its images (B x C x H x W) at another size: ``shape`` is (height, width).
+    """The batch with its images (B x C x H x W, or clips, B x T x C x H x W) at another size: ``shape`` is (height,
+    width), of clips (frames, height, width).
 
-    Clips (B x T x C x H x W) have been read at their size, (frames, height, width), which is only looked at: the
-    transforms are told it (``shape`` of a sample), since frames that are not wanted need not be decoded.
+    The transforms are told the shape of clips (``shape`` of a sample), since frames that are not wanted need not be
+    decoded: these must be as many. A crop of that size, too, is theirs to make; what is left is resized as pictures
+    are.
 
     Raises:
         ValueError: there are things in them, whose places would no longer be right, or several views in their place; or
-            the transforms have made clips of another size.
+            the transforms have made clips of other lengths.
     """
     if is_of_clips(shape):
         images = batch["image"]
-        found = (images.shape[1], *images.shape[-2:]) if images.ndim > len("BCHW") else tuple(images.shape[-2:])
-        if found != tuple(shape):
-            wanted, made = (" x ".join(map(str, one)) for one in (shape, found))
+        frames = images.shape[1] if images.ndim > len("BCHW") else None
+        if frames != shape[0]:
+            made = f"clips of {frames}" if frames else "pictures"
             raise ValueError(
-                f"shapes: clips of {wanted} (frames, height, width) are wanted, and the transforms made {made}; take "
-                "transforms that read `shape` of a sample, such as clip and a random crop for clips"
+                f"shapes: clips of {shape[0]} frames are wanted, and the transforms made {made}; take transforms that "
+                "read `shape` of a sample, such as clip"
             )
-        return batch
+        if tuple(images.shape[-2:]) == tuple(shape[-2:]):
+            return batch
+        return {**batch, "image": resize(images, list(shape[-2:]), antialias=True)}
     if "views" in batch:
         raise ValueError("shapes: each view has a size of its own; write it into the transforms of the views")
     if "image_sizes" in batch:

@@ -12,6 +12,7 @@ import atexit
 import os
 import re
 import signal
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -117,7 +118,8 @@ def _array(numbers: range) -> Indices:
 
 
 class Read(NamedTuple):
-    """What a worker sends: a batch and its row, and what was wrong with samples that had to be passed over.
+    """What a worker sends: a batch and its row, what was wrong with samples that had to be passed over, and how many
+    seconds it took.
 
     The batch is None when none of its samples could be read.
     """
@@ -125,6 +127,7 @@ class Read(NamedTuple):
     row: Row
     batch: Batch | None
     passed_over: tuple[str, ...] = ()
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,11 @@ class Reader(Dataset[Read | _Failure]):
     size_multiple: int | None = None
 
     def __getitem__(self, request: Request) -> Read | _Failure:
+        began = time.perf_counter()
+        found = self._read(request)
+        return found._replace(seconds=time.perf_counter() - began) if isinstance(found, Read) else found
+
+    def _read(self, request: Request) -> Read | _Failure:
         if self._hands_over and not self.mixes and request.row.shape is None:
             # Nothing is drawn, nothing is computed. What goes wrong is found out below.
             with suppress(Exception):
@@ -342,6 +350,7 @@ class Loader:
 
     Attributes:
         passed_over: samples that could not be read so far.
+        seconds: that reading the newest batch took, in a worker.
 
     Example::
 
@@ -355,7 +364,7 @@ class Loader:
     def __init__(
         self, reader: Reader, requests: Requests, *, workers: int = 0, prefetch: int = 2, pin_memory: bool = False
     ) -> None:
-        self.passed_over = 0
+        self.passed_over, self.seconds = 0, 0.0
         self._named: set[str] = set()
         self._reader, self._requests = reader, _FromStart(requests)
         self._turn = 0
@@ -392,6 +401,7 @@ class Loader:
                 raise error
             if result.passed_over:
                 self._tell(result.passed_over)
+            self.seconds = result.seconds
             if result.batch is not None:
                 yield result.row, result.batch
             if turn != self._turn:

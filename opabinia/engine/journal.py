@@ -46,7 +46,9 @@ class _Entry:
     ids: Sequence[Any] = ()
 
 
-_OF_EVERY_STEP = ("lr", "samples", "time/data", "time/step")
+_SHARES = ("samples", "time/data", "time/step", "time/read")
+"""Times and samples are shares of a sum: of them the mean alone tells the pace."""
+_OF_EVERY_STEP = ("lr", *_SHARES)
 _SKIPPED = "train/skipped"
 """1 for an update that was left out because its numbers are not finite."""
 
@@ -133,9 +135,7 @@ class Journal:
                 # What a step said whose update was left out is no part of a mean.
                 if not entry.values.get(_SKIPPED) or name == _SKIPPED or name in _OF_EVERY_STEP:
                     columns.setdefault(name, []).append(float(value))
-        # Times and samples are shares of a sum: of them the mean alone tells the pace.
-        exact = ("samples", "time/data", "time/step")
-        means = {name: (_mean if name in exact else self._middle)(column) for name, column in columns.items()}
+        means = {name: (_mean if name in _SHARES else self._middle)(column) for name, column in columns.items()}
         if "lr" in columns:
             means["lr"] = columns["lr"][-1]
         samples = means.pop("samples", 0.0)

@@ -165,6 +165,7 @@ class Trainer:
             scalars = self._trained(batch, row)
             run.clock = run.clock.following(self.plan, row)
             times = {"time/data": ready - began, "time/step": time.perf_counter() - began}
+            times["time/read"] = self.loader.seconds
             values = {in_journal(name): value for name, value in scalars.items()}
             rate = self.step.optimizer.param_groups[0]["lr"]
             values |= {"lr": rate, "samples": float(row.count), **times}

@@ -43,11 +43,21 @@ def _scores(line: Mapping[str, Any]) -> str:
 def _pace(line: Mapping[str, Any]) -> str:
     if "time/step" not in line:
         return ""
-    waiting = line["time/data"] / line["time/step"] if line["time/step"] else 0.0
-    data = f"  waits for data {waiting:.0%}" if waiting > 0.1 else ""
     memory = line.get("memory/device_mb", line.get("memory/host_mb"))
     held = f"  {memory / 1024:.1f} GB" if memory else ""
-    return f"lr {_number(line['lr'])}  {line.get('samples_per_s', 0):.0f}/s{data}{held}"
+    return f"lr {_number(line['lr'])}  {line.get('samples_per_s', 0):.0f}/s{_waiting(line)}{held}"
+
+
+def _waiting(line: Mapping[str, Any]) -> str:
+    """How much of the time goes by without data, where that is much; and what one of the workers takes to read
+    (decode, transform) a batch, beside what it takes to learn from it."""
+    step, data = line["time/step"], line["time/data"]
+    if data <= 0.1 * step:
+        return ""
+    text = f"  waits for data {data / step:.0%}"
+    if "time/read" in line:
+        text += f" (reads a batch in {line['time/read']:.2g} s, learns in {step - data:.2g} s)"
+    return text
 
 
 @register.writer(name="terminal")

@@ -460,3 +460,19 @@ def test_stop_signals_while_workers_start() -> None:
         # Between the last signal and the end Python gives SIGTERM its default back.
         assert int(process.stdout.readline()) > 20
         assert process.returncode in (0, -signal.SIGTERM)
+
+
+class _Unhurried(Numbers):
+    def __getitem__(self, index: int) -> Sample:
+        time.sleep(0.05)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_how_long_a_batch_took_to_read(workers: int) -> None:
+    """Wherever it was read; what is done with it does not count."""
+    loader = Loader(Reader(_Unhurried(4)), evaluation_requests(4, 2, 0, 1), workers=workers)
+    assert loader.seconds == 0
+    for _ in loader.iterate():
+        assert 0.1 <= loader.seconds < 5
+    loader.close()

@@ -156,7 +156,17 @@ def test_two_processes_share_every_batch() -> None:
         assert one[1][1:] == a[1][1:] == b[1][1:]
 
 
+def whole(sample: Sample) -> Sample:
+    """As ``clip`` alone does: as many frames as are asked for, at the size of the film."""
+    frames = sample["shape"][0]
+    return {**sample, "image": tv_tensors.Video(sample.pop("film")[:frames])}
+
+
+def test_clips_of_another_size_are_resized() -> None:
+    assert [shape for _, shape, *_ in rows_of(whole)] == [shape for _, shape, *_ in rows_of(obeying)]
+
+
 def test_transforms_that_do_not_listen_are_told() -> None:
-    message = r"clips of 8 x 16 x 16 \(frames, height, width\) are wanted, and the transforms made 16 x 32 x 32"
+    message = "clips of 8 frames are wanted, and the transforms made clips of 16; take transforms that read `shape`"
     with pytest.raises(DataError, match=message):
         rows_of(deaf)

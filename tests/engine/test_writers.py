@@ -24,8 +24,14 @@ def line(step: int, **values: Any) -> dict[str, Any]:
 
 
 def training(step: int, loss: float = 1.25) -> dict[str, Any]:
-    times = {"time/data": 0.25, "time/step": 0.5, "samples_per_s": 16.0}
+    times = {"time/data": 0.3, "time/step": 0.5, "time/read": 0.61, "samples_per_s": 16.0}
     return line(step, **{"train/loss": loss, "lr": 0.01, **times, "sample_ids": ["a", "b"]})
+
+
+PLAIN = (
+    r"epoch 1\.00  step 10/100  loss 1\.25  lr 0\.01  16/s  waits for data 60% "
+    r"\(reads a batch in 0\.61 s, learns in 0\.2 s\)  left 0:0\d"
+)
 
 
 # --- in a pipe --------------------------------------------------------------------------------------------------------
@@ -39,7 +45,7 @@ def test_plain_lines_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert out == ""
     first, second = err.splitlines()
-    assert re.fullmatch(r"epoch 1\.00  step 10/100  loss 1\.25  lr 0\.01  16/s  waits for data 50%  left 0:0\d", first)
+    assert re.fullmatch(PLAIN, first)
     assert second == "epoch 1.00  step 10/100  val/top1 0.5"
     assert "\x1b" not in err
 

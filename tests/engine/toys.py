@@ -81,7 +81,7 @@ def sample_batch(row: Row, seed: int = 0) -> Batch:
 class Rows:
     """A loader that reads nothing."""
 
-    passed_over = 0
+    passed_over, seconds = 0, 0.0
 
     def __init__(self, rows: Callable[[int], Sequence[Row]], seed: int = 0) -> None:
         self.rows, self.seed, self.closed = rows, seed, 0
