@@ -408,8 +408,8 @@ def refuse_small_batches(task: Task, plan: Plan) -> None:
     if share < task.least:
         message = (
             f"{type(task).__name__} learns from {task.least} samples or more for each process, and of the batch of "
-            f"{smallest.count} at step {smallest.step + 1} one would get {share}: raise data.batch_size, or leave out the "
-            "incomplete batch of an epoch with data.drop_last"
+            f"{smallest.count} at step {smallest.step + 1} one would get {share}: raise data.batch_size, or leave out "
+            "the incomplete batch of an epoch with data.drop_last"
         )
         raise ConfigError(Problem("", "data.batch_size", message))
 
