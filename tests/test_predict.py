@@ -1,10 +1,7 @@
-"""Pictures in, predictions out: from Python and from the command line."""
+"""Pictures in, predictions out: from Python; the command is looked at in tests/cli."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -145,29 +142,3 @@ def test_loading_what_is_not_there(tmp_path: Path, run: Path) -> None:
         opabinia.load(tmp_path / "no")
     with pytest.raises(ConfigError, match="there is no 'step-00000007'; there are: best, last, step-"):
         opabinia.load(run, checkpoint="step-00000007")
-
-
-def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "200"}
-    words = [sys.executable, "-m", "opabinia", *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
-
-
-def test_the_command_tells_writes_and_draws(run: Path, folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "text.jpg").write_text("not a picture")
-    done = command("predict", run, folder, tmp_path / "text.jpg", "--out", tmp_path / "out")
-    assert done.returncode == 2
-    assert "1 of 21 files were left out" in done.stderr and "text.jpg cannot be decoded" in done.stderr
-    assert "Traceback" not in done.stderr
-    lines = [json.loads(line) for line in (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()]
-    assert [line["path"] for line in lines] == [str(path) for path in sorted(folder.rglob("*.png"))]
-    with Image.open(tmp_path / "out" / "sheet-1.png") as sheet:
-        assert sheet.size == (5 * 192, 4 * (192 + 4 * 14))
-
-
-def test_the_command_tells_all_that_is_missing_before_it_starts(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    done = command("predict", run, tmp_path / "no.png", tmp_path / "empty")
-    assert done.returncode == 2
-    assert "there is no file or folder" in done.stderr and "empty holds no pictures" in done.stderr
-    assert not (run / "predictions").exists()

@@ -23,6 +23,27 @@ def gallery(tmp_path: Path) -> Path:
     return path.parent
 
 
+def test_predict(opabinia: Command, six_steps: Path, gallery: Path, tmp_path: Path) -> None:
+    """What cannot be read is told and left out; all others are told, written and drawn."""
+    (tmp_path / "text.jpg").write_text("not a picture")
+    done = opabinia("predict", six_steps, gallery, tmp_path / "text.jpg", "--out", tmp_path / "out")
+    assert done.status == 2
+    assert "1 of 7 files were left out" in done.err and "text.jpg cannot be decoded" in done.err
+    assert "Traceback" not in done.err
+    lines = [json.loads(line) for line in (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()]
+    assert [line["path"] for line in lines] == [str(path) for path in sorted(gallery.glob("*.png"))]
+    with Image.open(tmp_path / "out" / "sheet-1.png") as sheet:
+        assert sheet.size == (5 * 192, 2 * (192 + 4 * 14))
+
+
+def test_predict_tells_all_that_is_missing_before_it_starts(opabinia: Command, six_steps: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    done = opabinia("predict", six_steps, tmp_path / "no.png", tmp_path / "empty", "--out", tmp_path / "out")
+    assert done.status == 2
+    assert "there is no file or folder" in done.err and "empty holds no pictures" in done.err
+    assert not (tmp_path / "out").exists()
+
+
 def test_predict_with_a_gallery(opabinia: Command, six_steps: Path, gallery: Path, tmp_path: Path) -> None:
     query = gallery / "0001_c2_1.png"
     options = ("--gallery", gallery, "--nearest", 9, "--explain", "--out", tmp_path / "out")

@@ -5,9 +5,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = """
+BRANCHES = """
+# A list that nobody calls is sharded by what is in it: the branches of a task (mgn) lie in one, and torch refuses to
+# make a unit of that.
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from opabinia.contracts import Task
@@ -25,27 +26,20 @@ class Branches(Task):
         return {"loss": torch.stack([branch(stem).sum() for branch in self.branches]).sum()}
 
 
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 task = Branches()
 together = fsdp([task], torch.device("cpu"), param_dtype="bf16")
 loss = together({"image": torch.ones(2, 4)}, None)["loss"]
 loss.backward()
 assert loss.dtype == torch.bfloat16 and all(one.grad is not None for one in task.parameters())
-dist.destroy_process_group()
 """
 
 
-def test_a_list_that_nobody_calls_is_sharded_by_what_is_in_it() -> None:
-    """The branches of a task (mgn) lie in a list; torch refuses to make a unit of that."""
-    run = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-
-
 DETECTORS = """
+# Detectors are sharded in half precision, and boxes stay as they are: in bfloat16 a box at 1000 pixels would lie up to
+# two pixels beside the thing.
 from functools import partial
 
 import torch
-import torch.distributed as dist
 
 from opabinia.contracts import Clock, Facts
 from opabinia.engine.parallel import fsdp
@@ -59,8 +53,6 @@ from opabinia.models.detectors.rpn import Proposals
 from opabinia.models.necks import fpn, fpn_p3_p7_from_p5
 from opabinia.tasks.detection import Detection
 
-torch.set_num_threads(1)
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 facts = Facts(2, classes=("a", "b"), boxes=True, masks=True)
 detectors = (
     partial(Fcos, neck=partial(fpn_p3_p7_from_p5, channels=32), convs=1),
@@ -94,11 +86,21 @@ for detector in detectors:
     assert all(one.grad is not None for one in task.parameters())
     with torch.no_grad():
         assert task.eval().predict(batch)["boxes"].dtype == torch.float32
+"""
+
+GROUP = """
+import torch
+import torch.distributed as dist
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+{}
 dist.destroy_process_group()
 """
 
 
-def test_detectors_are_sharded_in_half_precision_and_boxes_stay_as_they_are() -> None:
-    """In bfloat16 a box at 1000 pixels would lie up to two pixels beside the thing."""
-    run = subprocess.run([sys.executable, "-c", DETECTORS], cwd=ROOT, capture_output=True, text=True, check=False)
+def test_what_is_sharded() -> None:
+    """Both in one program, which imports torch once."""
+    program = GROUP.format(BRANCHES + DETECTORS)
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

@@ -169,8 +169,9 @@ def test_nothing_in_a_file_is_run(tmp_path: Path, zipped: bool) -> None:
     "content",
     [
         lambda state: {"model": state, "args": argparse.Namespace(lr=0.1)},
-        lambda state: {"state_dict": state, "args": argparse.Namespace(lr=0.1)},
-        lambda state: {**state, "args": argparse.Namespace(lr=0.1)},
+        # Each imports torch in a program of its own.
+        pytest.param(lambda state: {"state_dict": state, "args": argparse.Namespace(lr=0.1)}, marks=pytest.mark.slow),
+        pytest.param(lambda state: {**state, "args": argparse.Namespace(lr=0.1)}, marks=pytest.mark.slow),
     ],
 )
 def test_the_command_that_a_refusal_names_converts_the_file(tmp_path: Path, content: Any) -> None:
