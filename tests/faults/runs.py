@@ -15,12 +15,11 @@ plugins: [tests.faults.parts]
 task: {name: classification, backbone: {name: tiny, width: 8}, dropout: 0.2, mean: [0.3], std: [0.38]}
 data:
   train:
-    source: {name: some_digits, n: 470, split: train}
-    transforms:
-      - {name: RandomAffine, degrees: 10, translate: [0.1, 0.1]}
+    source: {name: some_digits, n: 118, split: train}
+    transforms: [RandomHorizontalFlip]
   val:
     source: {name: some_digits, n: 90, split: val}
-  batch_size: 32
+  batch_size: 8
   mix: [{name: mixup, alpha: 0.2}]
 optimizer: {name: adamw, lr: 0.01}
 schedule: {name: cosine, warmup: 5it}

@@ -5,6 +5,7 @@ import random
 import shutil
 import signal
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -51,8 +52,13 @@ def folder(stopped_at_17: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(stopped_at_17, tmp_path / "faults" / "default"))
 
 
-@pytest.mark.parametrize("damage", [flip, cut, empty, Path.unlink], ids=["flipped", "cut", "empty", "missing"])
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        pytest.param(name, damage, marks=pytest.mark.slow if name == FILES[1] and damage != flip else ())
+        for name, damage in product(FILES, (flip, cut, empty, Path.unlink))
+    ],
+)
 def test_the_one_before_is_used(
     server: Server, undisturbed: Outcome, folder: Path, name: str, damage: Callable[[Path], None]
 ) -> None:

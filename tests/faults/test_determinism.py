@@ -44,6 +44,6 @@ def test_samples_are_logged_the_same_with_any_workers(server: Server, recipe: Pa
         lines.append(metrics(tmp_path / "faults" / str(workers)))
     assert lines[0] == lines[1]
     first = [line["sample_ids"] for line in lines[0] if "sample_ids" in line]
-    assert [len(ids) for ids in first] == [32] * 5
-    assert len({name for ids in first for name in ids}) == 160
+    assert [len(ids) for ids in first] == [8] * 5
+    assert len({name for ids in first for name in ids}) == 40
     assert json.dumps(first)

@@ -53,7 +53,7 @@ def trained_to(server: Server, moment: str, recipe: Path, disk: Path, *overrides
     return program
 
 
-@pytest.mark.parametrize("leave", [0, 8192, 16384])
+@pytest.mark.parametrize("leave", [0, pytest.param(8192, marks=pytest.mark.slow), 16384])
 def test_full_when_a_checkpoint_is_saved(
     server: Server, recipe: Path, undisturbed: Outcome, disk: Path, leave: int
 ) -> None:

@@ -14,7 +14,13 @@ LAYERS = "trunk,embedding,head"
 @pytest.fixture(scope="module")
 def run(warm_server: Server, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("run")
-    overrides = ["train.length=2it", "train.threads=1", "evaluate.batch_size=8", "data.workers=0"]
+    overrides = [
+        "train.length=2it",
+        "train.threads=1",
+        "data.train.source.n=470",
+        "evaluate.batch_size=8",
+        "data.workers=0",
+    ]
     warm_server.run("train", str(recipe), "--out", str(out), *overrides)
     return out / "faults" / "default"
 

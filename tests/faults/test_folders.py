@@ -164,9 +164,9 @@ def test_a_changed_rate_is_told_and_obeyed(server: Server, folder: Path) -> None
 @pytest.mark.parametrize(
     ("override", "path", "told"),
     [
-        ("data.batch_size=16", "data.batch_size", "the checkpoint has 32, the config gives 16"),
+        ("data.batch_size=4", "data.batch_size", "the checkpoint has 8, the config gives 4"),
         ("seed=4", "seed", "the checkpoint has 3, the config gives 4"),
-        ("data.train.source.n=460", "data.train.source", "a resumed run keeps its course"),
+        ("data.train.source.n=110", "data.train.source", "a resumed run keeps its course"),
         ("task.backbone.width=9", "task", "size mismatch"),
         ("optimizer.lr=-1", "optimizer", "Invalid learning rate"),
         ("optimizer.lrr=1", "optimizer.lrr", "lr"),

@@ -94,13 +94,13 @@ def test_a_folder_in_use_is_refused_once(server: Server, recipe: Path, tmp_path:
 
 
 def test_an_error_of_one_process_is_told_by_that_one(server: Server, recipe: Path, tmp_path: Path) -> None:
-    first, second = started(server, by_env, tmp_path, recipe, environment={BROKEN: "123"})
+    first, second = started(server, by_env, tmp_path, recipe, environment={BROKEN: "61"})
     second.wait()
     first.wait()
     unlucky, other = (first, second) if first.status == 2 else (second, first)
     prefix = "[rank 1] " * (unlucky is second)
     assert (unlucky.status, other.status) == (2, 1)
-    assert f"{prefix}error: sample 123, SomeDigits: OSError: the disk is on fire" in unlucky.err
+    assert f"{prefix}error: sample 61, SomeDigits: OSError: the disk is on fire" in unlucky.err
     assert "another process has gone" in other.err
     assert "Traceback" not in first.err + second.err
 
@@ -258,9 +258,9 @@ def test_workers_outlive_no_agent(launch: Start, pair: Outcome) -> None:
 
 @pytest.mark.slow
 def test_an_error_that_would_come_again_is_told_once_and_not_tried_again(launch: Start) -> None:
-    program = launch(environment={BROKEN: "123"})
+    program = launch(environment={BROKEN: "61"})
     program.expect(2)
-    assert program.err.count("error: sample 123, SomeDigits: OSError: the disk is on fire") == 1
+    assert program.err.count("error: sample 61, SomeDigits: OSError: the disk is on fire") == 1
     assert "starting all workers again" not in program.err and "Traceback" not in program.err
 
 

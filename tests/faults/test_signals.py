@@ -40,7 +40,7 @@ def test_sigusr1_is_obeyed_like_sigterm(server: Server, recipe: Path, tmp_path: 
     assert last_step(tmp_path / "faults" / "default") == 7
 
 
-@pytest.mark.parametrize("step", [7, 12, 15, 30])
+@pytest.mark.parametrize("step", [7, pytest.param(12, marks=pytest.mark.slow), 15, 30])
 def test_sigterm_saves_and_the_rest_follows(
     server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path, step: int
 ) -> None:
@@ -158,7 +158,11 @@ def test_before_the_first_step_of_a_resumed_run(
 
 @pytest.mark.parametrize(
     ("evaluation", "moment"),
-    [(8, "val sample 50"), *((step, f"before_phase evaluate {step}") for step in EVALUATIONS)],
+    [
+        (8, "val sample 50"),
+        *((step, f"before_phase evaluate {step}") for step in EVALUATIONS if step != 23),
+        pytest.param(23, "before_phase evaluate 23", marks=pytest.mark.slow),
+    ],
 )
 def test_an_evaluation_that_was_interrupted_is_still_due(
     server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path, evaluation: int, moment: str
@@ -182,9 +186,9 @@ def test_asked_to_stop_again_and_again(server: Server, recipe: Path, undisturbed
     """Each attempt gets one step further, if that far."""
     folder = tmp_path / "faults" / "default"
     steps = []
-    for attempt in range(12):
+    for attempt in range(8):
         program = server.start(
-            *("train", str(recipe), "--out", str(tmp_path)), *["--resume"] * bool(attempt), environment={SLOW: "0.002"}
+            *("train", str(recipe), "--out", str(tmp_path)), *["--resume"] * bool(attempt), environment={SLOW: "0.01"}
         )
         program.until(lambda program=program: len(program.trace) > 2)
         program.signal(signal.SIGTERM)

@@ -51,10 +51,10 @@ def test_gone_at_once_after_a_crash(server: Server, recipe: Path, tmp_path: Path
 def test_a_sample_that_cannot_be_read_is_named(server: Server, recipe: Path, tmp_path: Path, workers: int) -> None:
     program = server.run(
         *("train", str(recipe), "--out", str(tmp_path), f"data.workers={workers}"),
-        environment={BROKEN: "123"},
+        environment={BROKEN: "61"},
         status=2,
     )
-    assert "error: sample 123, SomeDigits: OSError: the disk is on fire" in program.err
+    assert "error: sample 61, SomeDigits: OSError: the disk is on fire" in program.err
     assert "Traceback" not in program.err
     log = (tmp_path / "faults" / "default" / "train.log").read_text()
     assert "parts.py" in log, "where it happened stands in the log"
