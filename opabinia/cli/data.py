@@ -93,7 +93,7 @@ def pack(
                 out,
                 size=size,
                 quality=quality,
-                workers=workers or len(os.sched_getaffinity(0)),
+                workers=workers or os.cpu_count() or 1,
                 skip=data.on_error == "skip",
             )
         left_out = f", {done.left_out} left out" if done.left_out else ""
