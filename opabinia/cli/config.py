@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -111,6 +111,26 @@ def list_parts(
         print("\n".join(lines))
 
 
+@app.command("import")
+def import_config(
+    system: Annotated[Literal["paddlevideo"], typer.Argument(metavar="SYSTEM", help="paddlevideo.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The config.")],
+    cards: Annotated[int, typer.Option(min=1, help="On how many cards it was trained: its batch is that of one.")] = 8,
+) -> None:
+    """Print another system's config as one of ours; what has no home here is told.
+
+    opabinia config import paddlevideo slowfast_multigrid.yaml --cards 8 > slowfast.yaml
+    """
+    with report_errors():
+        from opabinia.config import dump
+        from opabinia.config.paddlevideo import convert
+
+        config, notes = convert(file, cards)
+        for note in notes:
+            typer.echo(f"note: {note}", err=True)
+        print(dump(config).rstrip())
+
+
 @app.command()
 def diff(
     first: Annotated[str, typer.Argument(metavar="A", help="A packaged recipe, a YAML file or a run folder.")],
@@ -166,6 +186,7 @@ def _show_schedule(recipe: str, resolved: Resolved, processes: int, out: Path | 
     """The batches as so many processes would train them."""
     from opabinia.cli.table import print_timetable
     from opabinia.config import build, live_catalog
+    from opabinia.run import splits_norms
     from opabinia.runtime.files import told
     from opabinia.scaling import auto_scale
     from opabinia.timetable import drawn, timetable_of
@@ -176,7 +197,7 @@ def _show_schedule(recipe: str, resolved: Resolved, processes: int, out: Path | 
     catalog = live_catalog(config.get("plugins") or ())
     parts = build(config, catalog, origins=resolved.origins).keywords
     table = timetable_of(parts, processes)
-    print_timetable(table)
+    print_timetable(table, norms=splits_norms(table.plan, parts["train"]))
     if out is not None:
         picture = drawn(table, parts["schedule"], recipe)
         with told(out):
