@@ -32,7 +32,7 @@ def assert_same_learning(found: Path, expected: Path, losses: float = 2e-5) -> N
 # --- the same learning ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("processes", "workers"), [(2, 0), (2, 4), (3, 1), (4, 0)])
+@pytest.mark.parametrize(("processes", "workers"), [pytest.param(2, 0, marks=pytest.mark.slow), (2, 4), (3, 1), (4, 0)])
 def test_the_same_learning_on_any_number(trained: Trained, alone: Path, processes: int, workers: int) -> None:
     found = trained("many", processes, f"data.workers={workers}")
     assert_same_learning(found, alone)
@@ -305,8 +305,7 @@ def test_stop_names_the_step_the_loss_and_the_samples(
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize(("processes", "parallel"), [(1, "ddp"), (2, "ddp"), (2, "fsdp")])
 @pytest.mark.parametrize("step", ["standard", "blind"])
 def test_skip_leaves_the_update_out(
     server: Server, trained: Trained, processes: int, parallel: str, step: str, poisoned_steps: list[int]
