@@ -50,8 +50,8 @@ def print_scores(title: str, scores: Mapping[str, float]) -> None:
     console.print(",".join(["csv", *(f"{value:.6g}" for value in scores.values())]), soft_wrap=True)
 
 
-def print_timetable(table: Timetable) -> None:
-    """Print the batches of a run over time, and what is saved by them."""
+def print_timetable(table: Timetable, *, norms: bool) -> None:
+    """Print the batches of a run over time, and what is saved by them; ``norms``: whether batch norms follow them."""
     shown = Table("epochs", "steps", "batches", "learning rate", "norms", "cost of a step", "of all")
     for line in table.lines:
         shown.add_row(
@@ -59,7 +59,7 @@ def print_timetable(table: Timetable) -> None:
             f"{line.steps}",
             "\n".join(f"{text} ({n} times)" if n > 1 else text for text, n in Counter(_cycle(line.stage)).items()),
             f"x {line.stage.lr_factor:g}",
-            _norms(line.stage),
+            _norms(line.stage) if norms else "",
             f"{line.a_step:.2f}",
             f"{line.in_all:.1%}",
         )

@@ -64,6 +64,8 @@ def test_other_shapes(opabinia: Opabinia, shapes: str, first: str) -> None:
 def test_on_many_processes(opabinia: Opabinia) -> None:
     ended = opabinia("config", "show", RECIPE, "--schedule", *MULTIGRID, "--nproc", 8)
     assert [row[4] for row in rows(ended)[:2]] == ["over 2 processes", "over 4 processes"]
+    ended = opabinia("config", "show", RECIPE, "--schedule", *MULTIGRID, "--nproc", 2, "train.sync_batch_norm=true")
+    assert {row[4] for row in rows(ended)} == {""}, "over the whole batch"
     ended = opabinia("config", "show", RECIPE, "--schedule", *MULTIGRID, "train.tuned_for=1", "--nproc", 2)
     assert "for 2 instead of 1 processes: data.batch_size: 16 -> 32" in ended.err
     assert rows(ended)[0][4] == "in 4 parts"
