@@ -6,6 +6,8 @@ queries are set apart, the first picture of an identity is one. An identity is a
 Those of things in boxes have four pictures of 64 x 48 pixels with 0 to 3 coloured rectangles of two classes in them;
 those in COCO's folders 24 for training and 8 for validation, wide and tall, with 0 to 3 of them.
 
+Films have 24 frames of 48 x 64 pixels, without loss; the class is whether a bar in noise moves to the left or right.
+
 Example: ``market1501(Path("data"))`` writes ``data/bounding_box_train/0001_c1s1_000000_00.png`` and 49 others.
 """
 
@@ -370,3 +372,41 @@ def yolo(root: Path) -> None:
         if lines:
             (root / "labels" / "train" / f"{scene.name}.txt").write_text("".join(lines), encoding="utf-8")
     (root / "data.yaml").write_text("train: images/train\nnames: [block, bar]\n", encoding="utf-8")
+
+
+# --- films ------------------------------------------------------------------------------------------------------------
+
+FILMS = {"train": range(8), "val": range(8, 12)}
+
+
+def kinetics(root: Path) -> None:
+    """Films in a folder for each class."""
+    for split, numbers in FILMS.items():
+        for number in numbers:
+            save_film(root / split / ("left", "right")[number % 2] / f"{number}.mkv", number)
+
+
+def listed_films(root: Path) -> None:
+    """Lists of films with a label each, as of Something-Something; of Charades it might be several."""
+    for split, numbers in FILMS.items():
+        for number in numbers:
+            save_film(root / "videos" / f"{number}.mkv", number)
+        lines = [f"{number}.mkv {number % 2}\n" for number in numbers]
+        (root / f"{split}.txt").write_text("".join(lines), encoding="utf-8")
+
+
+def save_film(path: Path, number: int) -> None:
+    """Write a film; odd ones move to the right."""
+    import av
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    frames = np.random.default_rng(number).integers(0, 96, (24, 48, 64, 3), dtype=np.uint8)
+    for time, frame in enumerate(frames):
+        place = (8 * number + (2 if number % 2 else -2) * time) % 64
+        frame[:, place : place + 8] += 128
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("ffv1", rate=24)
+        stream.height, stream.width, stream.pix_fmt = 48, 64, "yuv420p"
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())

@@ -53,6 +53,12 @@ _COCO = (
     "vars.longest=64",
 )
 _RCNN = (*_COCO, "task.detector.proposals.samples=16", "task.detector.box.samples=16")
+_FILMS = (
+    *("train.precision=fp32", "train.channels_last=false", "train.cudnn_benchmark=false", "data.batch_size=4"),
+    *("vars.size=32", "vars.test=32", "vars.short=[32, 40]", "vars.frames=4", "vars.stride=2", "vars.clips=2"),
+)
+_LISTED = (*_FILMS, "init=null", "train.sync_batch_norm=false")
+_TINY_3D = "task.backbone=resnet3d"
 SMALLER = {
     **{
         f"classification/imagenet/{name}": _IMAGENET
@@ -104,6 +110,25 @@ SMALLER = {
         *("train.channels_last=false", "data.batch_size=4", "vars.short=[48, 64]", "vars.test=48", "vars.longest=64"),
     ),
     "detection/bccd": ("vars.short=[48, 64]", "vars.test=48"),
+    **{f"video/kinetics/{name}": _FILMS for name in ("slowfast_8x8_r50", "slow_8x8_r50", "x3d_m", "swin3d_t")},
+    **{
+        f"video/kinetics/{name}": (*_FILMS, _TINY_3D)
+        for name in (
+            *("slowfast_4x16_r50", "slowfast_8x8_r50_steps", "slowfast_8x8_r50_multigrid", "slow_8x8_r50_multigrid"),
+            *("x3d_s", "mvit_v2_s"),
+        )
+    },
+    "video/kinetics/r2plus1d_18": (*_FILMS, "vars.size=[32, 32]", "vars.sides=[36, 40]"),
+    **{
+        f"video/{name}": (*_FILMS, "vars.pretrained=false", "task.backbone.backbone.model=test_resnet")
+        for name in ("kinetics/tsn_r50", "kinetics/tsm_r50", "something_something/tsm_r50")
+    },
+    **{
+        f"video/{name}/slowfast_16x8_r50{kind}": (*_LISTED, _TINY_3D)
+        for name in ("something_something", "charades")
+        for kind in ("", "_multigrid")
+    },
+    "video/omniglot_strokes": ("data.batch_size=4",),
     "selfsup/fashion_mnist": ("data.batch_size=16",),
     **{f"selfsup/digits_{name}": ("data.batch_size=16",) for name in ("simclr", "vicreg", "barlow_twins")},
     "detection/digits": ("data.batch_size=4",),
@@ -195,6 +220,9 @@ def save_idx(root: Path) -> None:
 
 DATA = {
     **dict.fromkeys((recipe for recipe in SMALLER if "/imagenet/" in recipe), save_pictures),
+    **{recipe: small_data.kinetics for recipe in SMALLER if recipe.startswith("video/kinetics/")},
+    **{recipe: small_data.listed_films for recipe in SMALLER if recipe.startswith(("video/some", "video/charades/"))},
+    "video/omniglot_strokes": small_data.kinetics,
     "classification/clothing_small": save_pictures,
     "classification/fashion_mnist": save_idx,
     "classification/image_folder": save_pictures,

@@ -11,7 +11,8 @@ from opabinia.config.compose import packaged_names
 from scripts.update_golden import smaller
 from tests.golden.test_losses import NEEDS
 
-RECIPES = [name for name in packaged_names() if name.startswith(("classification/imagenet/", "detection/", "selfsup/"))]
+LONG = ("classification/imagenet/", "detection/", "selfsup/", "video/kinetics/", "video/something", "video/charades/")
+RECIPES = [name for name in packaged_names() if name.startswith(LONG)]
 
 
 @pytest.mark.slow
