@@ -5,12 +5,15 @@ default, with B-frames), 10 s at 30 frames a second, a photo that moves, with gr
 250 frames and every 30; 256 x 256 and 1280 x 720. One side is written by hand: open, seek to the key frame before,
 decode, convert and keep every fourth frame, stack. It takes the frame rate for constant. The other is ``FilmFile``: it
 finds out which frame is where, leaves out frames that nothing refers to, and converts into the clip itself. Their
-clips are compared, pixel by pixel, before time is taken.
+clips are compared, pixel by pixel, before time is taken. Where torchcodec can be imported it is a third side.
 
-Both run in turn, each clip by both sides, in seconds of the processor, which other work on the machine disturbs least.
-``first`` forgets what is known of a file before each clip; ``again`` does not, as in later epochs. The ratio is the
-median over the rounds. Target: at least 1.0 times the clips of the loop. ``--quick`` makes short films, to see that it
-runs. Run: ``python benchmarks/decode_video.py``.
+The same films are read as ``opabinia data pack`` writes them, too: as large as they are, and with a shorter side of
+128 (of 256 x 256) and 256 pixels; their pixels differ by what JPEG loses. What they take of the disk stands beside.
+
+All run in turn, each clip by all sides, in seconds of the processor, which other work on the machine disturbs least.
+``first`` forgets what is known of a file before each clip; ``again`` does not, as in later epochs; packed films know
+from the start. The ratio is the median over the rounds. Target: at least 1.0 times the clips of the loop. ``--quick``
+makes short films, to see that it runs. Run: ``python benchmarks/decode_video.py``.
 """
 
 from __future__ import annotations
@@ -28,14 +31,19 @@ import torch
 from sklearn.datasets import load_sample_image
 from torch import Tensor
 
+from opabinia.contracts import Film
 from opabinia.data import video
+from opabinia.data.pack import pack
+from opabinia.data.sources import PackedFilms, Videos
 from opabinia.data.video import FilmFile
 
 QUICK = "--quick" in sys.argv
-LENGTH, ROUNDS = (90, 1) if QUICK else (300, 5)
+LENGTH, ROUNDS = (90, 1) if QUICK else (300, 3)
 FRAMES, STRIDE = 16, 4
 CLIPS = {(256, 256): 10, (720, 1280): 4}
 """How many in a round, by height and width of the films."""
+SMALL = {(256, 256): 128, (720, 1280): 256}
+"""The shorter side of those that are packed small."""
 
 
 def make(path: Path, size: tuple[int, int], gop: int) -> None:
@@ -80,19 +88,53 @@ def first(path: Path, start: int) -> Tensor:
     return again(path, start)
 
 
-SIDES: dict[str, Callable[[Path, int], Tensor]] = {"by hand": by_hand, "first": first, "again": again}
+Side = Callable[[Path, int], Tensor]
+
+SIDES: dict[str, Side] = {"by hand": by_hand, "first": first, "again": again}
 
 
-def measure(path: Path, clips: int) -> dict[str, list[float]]:
+def torchcodec_side() -> Side | None:
+    """On one thread, where torchcodec and the FFmpeg that it needs are there."""
+    try:
+        from torchcodec.decoders import VideoDecoder
+    except (ImportError, RuntimeError, OSError):
+        return None
+
+    def side(path: Path, start: int) -> Tensor:
+        decoder = VideoDecoder(str(path), num_ffmpeg_threads=1)
+        found: Tensor = decoder.get_frames_at(list(range(start, start + FRAMES * STRIDE, STRIDE))).data
+        return found
+
+    return side
+
+
+def packed(path: Path, size: int | None) -> tuple[Side, float]:
+    """The only film of a folder of classes as it is packed, and how many MB it takes."""
+    root = path.parent.parent
+    folder = root.with_name(f"{root.name}_packed_{size}")
+    done = pack(Videos(root=root), folder, size=size)
+    source = PackedFilms(root=folder)
+
+    def side(path: Path, start: int) -> Tensor:
+        film: Film = source[0]["video"]
+        return film.read(range(start, start + FRAMES * STRIDE, STRIDE))
+
+    return side, done.bytes / 1e6
+
+
+def measure(path: Path, sides: dict[str, Side], clips: int) -> dict[str, list[float]]:
     """Seconds a clip of each side, by round."""
     random = np.random.default_rng(1)
     starts = random.integers(0, LENGTH - (FRAMES - 1) * STRIDE, (ROUNDS, clips)).tolist()
-    assert all(torch.equal(by_hand(path, start), first(path, start)) for start in starts[0])
-    found: dict[str, list[float]] = {name: [] for name in SIDES}
+    for start in starts[0]:
+        wanted = by_hand(path, start)
+        assert torch.equal(wanted, first(path, start))
+        assert (wanted.float() - sides["packed"](path, start).float()).abs().mean() < 8
+    found: dict[str, list[float]] = {name: [] for name in sides}
     for of_round in starts:
-        taken = dict.fromkeys(SIDES, 0.0)
+        taken = dict.fromkeys(sides, 0.0)
         for start in of_round:
-            for name, side in SIDES.items():
+            for name, side in sides.items():
                 began = time.process_time()
                 side(path, start)
                 taken[name] += time.process_time() - began
@@ -107,14 +149,29 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for size, clips in CLIPS.items():
             for gop in (250, 30):
-                path = Path(folder) / f"{size[0]}_{gop}.mp4"
+                path = Path(folder) / f"{size[0]}_{gop}" / "class" / "one.mp4"
+                path.parent.mkdir(parents=True)
                 make(path, size, gop)
-                found = measure(path, clips)
-                print(f"{size[1]} x {size[0]}, a key frame every {gop} frames, {path.stat().st_size / 1e6:.1f} MB")
-                for name, seconds in found.items():
-                    ratio = statistics.median(a / b for a, b in zip(found["by hand"], seconds, strict=True))
-                    middle = statistics.median(seconds)
-                    print(f"  {name:<8} {1 / middle:7.1f} clips/s  {1000 * middle:7.1f} ms  ratio {ratio:.2f}")
+                report(path, size, gop, clips)
+
+
+def report(path: Path, size: tuple[int, int], gop: int, clips: int) -> None:
+    whole, megabytes = packed(path, None)
+    small, few_megabytes = packed(path, SMALL[size])
+    sides = {**SIDES, "packed": whole, f"packed {SMALL[size]}": small}
+    other = torchcodec_side()
+    if other is not None:
+        sides["torchcodec"] = other
+    found = measure(path, sides, clips)
+    print(
+        f"{size[1]} x {size[0]}, a key frame every {gop} frames, {path.stat().st_size / 1e6:.1f} MB; "
+        f"packed {megabytes:.1f} MB, with a shorter side of {SMALL[size]} {few_megabytes:.1f} MB",
+        flush=True,
+    )
+    for name, seconds in found.items():
+        ratio = statistics.median(a / b for a, b in zip(found["by hand"], seconds, strict=True))
+        middle = statistics.median(seconds)
+        print(f"  {name:<10} {1 / middle:7.1f} clips/s  {1000 * middle:7.1f} ms  ratio {ratio:.2f}", flush=True)
 
 
 if __name__ == "__main__":
