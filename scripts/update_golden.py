@@ -143,7 +143,7 @@ TINY = {
     recipe: (_TINY_3D, "hooks=null")
     for recipe in SMALLER
     if recipe.startswith(("video/kinetics/", "video/something_", "video/charades/")) and "/ts" not in recipe
-}
+} | {"video/kinetics/swin3d_t": (_TINY_3D, "groups=null")}
 """Further ones for the losses: of such networks ten steps take too long, and one batch of ``--build`` does not. Exact
 norms change no loss."""
 
