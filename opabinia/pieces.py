@@ -162,6 +162,7 @@ def make_training_loader(
         *(stream.source, stream.transforms, data.mix, facts, seed, rank()),
         on_error="replace" if data.on_error == "skip" else "raise",
         size_multiple=size_multiple,
+        reduced=data.decode == "reduced",
     )
     requests = training_requests(plan, sampler.order, rank(), world_size())
     return Loader(reader, requests, workers=data.workers, pin_memory=device.type == "cuda")

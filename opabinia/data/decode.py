@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from dataclasses import dataclass
+from functools import cached_property
 from io import BytesIO
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
+import simplejpeg
 import torch
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
+from torchvision import tv_tensors
 from torchvision.io import decode_image
+
+from opabinia.contracts import Sample
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 """What counts as a picture when a folder is searched."""
@@ -48,6 +54,115 @@ def decoded(content: bytes, name: str, channels: Literal[1, 3] = 3) -> Tensor:
         first = (str(error) or type(error).__name__).splitlines()[0]
         reason = re.sub(r"^.*\.cpp:\d+, | <_io\.\w+ object at \w+>", "", first)
         raise ValueError(f"{name} cannot be decoded: {reason}") from error
+
+
+class Box(NamedTuple):
+    """A part of a picture, in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A picture whose file is read, but not decoded yet: a small part of it costs less than all.
+
+    Attributes:
+        content: of the file.
+        name: of the file, for errors.
+        channels: 3 for colour, 1 for grey.
+    """
+
+    content: bytes
+    name: str
+    channels: Literal[1, 3]
+
+    @staticmethod
+    def read(path: str | bytes | os.PathLike[str], channels: Literal[1, 3] = 3) -> Encoded:
+        """The file at ``path``.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        with open(path, "rb") as file:
+            return Encoded(file.read(), os.fsdecode(path), channels)
+
+    def pixels(self) -> Tensor:
+        """All of it, as :func:`read_image` gives it.
+
+        Raises:
+            ValueError: it is no picture, or a broken one.
+        """
+        return decoded(self.content, self.name, self.channels)
+
+    @cached_property
+    def size(self) -> tuple[int, int] | None:
+        """Height and width, from the header alone; None where the picture has to be decoded as a whole: it is no JPEG
+        in the usual colours, or not stored upright."""
+        if not self.content.startswith(_FAST) or not _upright(self.content):
+            return None
+        try:
+            height, width, colours, _ = simplejpeg.decode_jpeg_header(self.content)
+        except ValueError:
+            return None
+        return (height, width) if colours in ("YCbCr", "Gray") else None
+
+    def part(self, box: Box, least: tuple[int, int]) -> Tensor:
+        """A part (uint8, C x h x w) in the smallest of the sizes 1, 1/2, 1/4 and 1/8 in which it has at least so many
+        pixels down and across as it is to be resized to. libjpeg makes them on the way, from fewer coefficients.
+
+        Where the part begins and ends is rounded to whole pixels of the smaller picture.
+
+        Args:
+            box: the part, in pixels of the whole picture, whose ``size`` is known.
+            least: height and width.
+
+        Raises:
+            ValueError: the picture is broken.
+        """
+        factor = next(one for one in (8, 4, 2, 1) if one == 1 or _covers(box, one, least))
+        height, width = (-(-side // factor) for side in self.size or (0, 0))
+        colours = "RGB" if self.channels == 3 else "GRAY"
+        try:
+            pixels = simplejpeg.decode_jpeg(
+                self.content, colours, min_height=height, min_width=width, min_factor=factor
+            )
+        except ValueError:
+            factor, pixels = 1, self.pixels().permute(1, 2, 0).numpy()  # or its error
+        top, bottom = (round(end / factor) for end in (box.top, box.top + box.height))
+        left, right = (round(end / factor) for end in (box.left, box.left + box.width))
+        return torch.from_numpy(pixels[top:bottom, left:right]).permute(2, 0, 1)
+
+
+def whole(sample: Sample) -> Sample:
+    """The sample with its picture decoded, if it is not yet.
+
+    Raises:
+        ValueError: it is no picture, or a broken one.
+    """
+    picture = sample["image"]
+    return {**sample, "image": tv_tensors.Image(picture.pixels())} if isinstance(picture, Encoded) else sample
+
+
+def _covers(box: Box, factor: int, least: tuple[int, int]) -> bool:
+    return box.height >= factor * least[0] and box.width >= factor * least[1]
+
+
+def _upright(content: bytes) -> bool:
+    """Whether a JPEG is stored as it is to be seen (EXIF)."""
+    if b"Exif\0\0" not in content[:_EXIF_WITHIN]:
+        return True
+    try:
+        with Image.open(BytesIO(content)) as image:
+            return bool(image.getexif().get(ExifTags.Base.Orientation, 1) == 1)
+    except (OSError, SyntaxError, ValueError):
+        return False
+
+
+_EXIF_WITHIN = 2**16
+"""Where it begins, if anywhere: behind the first marker, or a JFIF header with its thumbnail."""
 
 
 def _decode_fast(content: bytes, channels: Literal[1, 3]) -> Tensor:

@@ -32,6 +32,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from opabinia.contracts import Batch, Combination, Facts, Indices, Mix, Plan, Row, Sample, Source, Transform
 from opabinia.data.batches import evaluation_rows
 from opabinia.data.collate import collate, is_of_clips, resized
+from opabinia.data.decode import Encoded
 from opabinia.data.order import Order
 from opabinia.runtime.log import log
 from opabinia.runtime.seeds import ANOTHER, MIX, REPLACEMENT, SAMPLE, generators_kept, hash32, seed_sample
@@ -158,6 +159,8 @@ class Reader(Dataset[Read | _Failure]):
             one of the same label if there is one, chosen by seed, epoch, position and attempt; ``leave_out`` makes the
             batch smaller.
         size_multiple: images may differ in size (:func:`opabinia.data.collate.collate`).
+        reduced: let the first transform decode of a picture what it takes, and no finer than it is resized to; where it
+            and the source know how.
     """
 
     source: Source
@@ -168,6 +171,7 @@ class Reader(Dataset[Read | _Failure]):
     rank: int = 0
     on_error: Literal["raise", "replace", "leave_out"] = "raise"
     size_multiple: int | None = None
+    reduced: bool = False
 
     def __getitem__(self, request: Request) -> Read | _Failure:
         began = time.perf_counter()
@@ -271,12 +275,14 @@ class Reader(Dataset[Read | _Failure]):
         if transforms:  # sources draw nothing
             seed_sample(key)
         with _told(f"sample {index}", self.source):
-            sample = _checked(self.source[index])
+            sample = _checked(self._taken(index))
         if shape is not None:
             sample = {**sample, "shape": shape}
         for number, transform in enumerate(transforms):
             with _told(f"sample {index} ({sample.get('id', 'without id')})", transform):
-                if isinstance(transform, Combination):
+                if isinstance(sample.get("image"), Encoded):
+                    sample = _checked(transform.of_encoded(sample))  # type: ignore[attr-defined]
+                elif isinstance(transform, Combination):
                     others = self._others(key, transforms[:number], shape)
                     sample = _checked(transform.combine(sample, others))
                 else:
@@ -284,6 +290,13 @@ class Reader(Dataset[Read | _Failure]):
         if shape is not None:
             sample.pop("shape", None)
         return sample
+
+    @cached_property
+    def _taken(self) -> Callable[[int], Sample]:
+        """The samples of the source by index; with pictures not decoded yet where the first transform does that."""
+        knows = bool(self.transforms) and getattr(self.transforms[0], "of_encoded", None) is not None
+        taken = getattr(self.source, "encoded", None) if self.reduced and knows else None
+        return taken or self.source.__getitem__
 
     def _others(self, key: int, transforms: Sequence[Transform], shape: tuple[int, ...] | None) -> Callable[[], Sample]:
         """Further samples for one that is combined with others: each call gives the next."""

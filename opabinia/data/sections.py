@@ -71,6 +71,9 @@ class Data:
         sampler: which samples make up an epoch, in place of each one once.
         drop_last: leave out the incomplete batch at the end of each epoch.
         mix: changes to the training batches of each process, in order.
+        decode: ``reduced``: a training picture whose first transform is RandomResizedCrop has no more decoded of it
+            than is taken, and JPEGs in the smallest of the sizes 1, 1/2, 1/4 and 1/8 that is not below what they are
+            resized to; ``full``: in full, which gives slightly other pixels. Pictures to evaluate always are.
         on_error: what is done about a sample that cannot be read: ``raise`` ends the run; ``skip`` trains on another
             one in its place, and leaves it out of evaluations and counts it.
     """
@@ -83,6 +86,7 @@ class Data:
     sampler: SamplerPart | None = None
     drop_last: bool = False
     mix: Sequence[MixPart] = ()
+    decode: Literal["reduced", "full"] = "reduced"
     on_error: Literal["raise", "skip"] = "raise"
 
     @property

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from torchvision import tv_tensors
 
 from opabinia.config import register
 from opabinia.contracts import Sample
-from opabinia.data.decode import EXTENSIONS, read_image
+from opabinia.data.decode import EXTENSIONS, Encoded, whole
 from opabinia.data.sources.names import Names
 
 
@@ -46,8 +45,12 @@ class ImageFolder:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> Sample:
+        return whole(self.encoded(index))
+
+    def encoded(self, index: int) -> Sample:
+        """The sample with its picture not decoded yet."""
         name = self._names[index]
-        image = tv_tensors.Image(read_image(os.path.join(os.fsencode(self.root), name), self.channels))
+        image = Encoded.read(os.path.join(os.fsencode(self.root), name), self.channels)
         return {"image": image, "label": int(self.labels[index]), "id": name.decode("utf-8", "backslashreplace")}
 
     def fingerprint(self) -> str:

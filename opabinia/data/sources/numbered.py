@@ -31,7 +31,7 @@ class Numbered:
         return {**self._source[index], "index": index}
 
     def __getattr__(self, name: str) -> Any:
-        # What else the source has (labels, fingerprint ...); whole batches would come without numbers.
-        if name.startswith("_") or name == "batch":
+        # What else the source has (labels, fingerprint ...); whole batches and encoded ones would come without numbers.
+        if name.startswith("_") or name in ("batch", "encoded"):
             raise AttributeError(name)
         return getattr(self._source, name)

@@ -17,11 +17,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from annotated_types import MinLen
 from numpy.typing import NDArray
-from torchvision import tv_tensors
 
 from opabinia.config import register
 from opabinia.contracts import Indices, Sample
-from opabinia.data.decode import decoded
+from opabinia.data.decode import Encoded, whole
 from opabinia.data.sources.shard_index import BLOCK, indexed, member_of
 
 
@@ -77,9 +76,12 @@ class Shards:
         return int(self._ends[-1])
 
     def __getitem__(self, index: int) -> Sample:
+        return whole(self.encoded(index))
+
+    def encoded(self, index: int) -> Sample:
+        """The sample with its picture not decoded yet."""
         name, content = self._read(index)
-        image = tv_tensors.Image(decoded(content, name, self.channels))
-        return {"image": image, "label": int(self.labels[index]), "id": name}
+        return {"image": Encoded(content, name, self.channels), "label": int(self.labels[index]), "id": name}
 
     @cached_property
     def labels(self) -> NDArray[np.int32]:

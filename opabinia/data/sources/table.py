@@ -12,11 +12,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 from annotated_types import MinLen
-from torchvision import tv_tensors
 
 from opabinia.config import register
 from opabinia.contracts import Sample
-from opabinia.data.decode import read_image
+from opabinia.data.decode import Encoded, whole
 from opabinia.data.sources.lists import refuse_missing, rows_of, text_of
 from opabinia.data.sources.names import Names, sorted_names
 
@@ -81,8 +80,12 @@ class Table:
         return len(self._names)
 
     def __getitem__(self, index: int) -> Sample:
+        return whole(self.encoded(index))
+
+    def encoded(self, index: int) -> Sample:
+        """The sample with its picture not decoded yet."""
         name = self._names[index]
-        image = tv_tensors.Image(read_image(os.path.join(os.fsencode(self.root), name), self.channels))
+        image = Encoded.read(os.path.join(os.fsencode(self.root), name), self.channels)
         label = torch.from_numpy(self.labels[index].copy()) if self.multi_label else int(self.labels[index])
         return {"image": image, "label": label, "id": name.decode("utf-8", "backslashreplace")}
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from torchvision import tv_tensors
 
 from opabinia.config import register
 from opabinia.contracts import Batch, Indices, Sample, SourcePart
-from opabinia.data.decode import EXTENSIONS, read_image
+from opabinia.data.decode import EXTENSIONS, Encoded, whole
 from opabinia.data.sources.folder import existing_folder, pictures_below
 from opabinia.data.sources.names import Names
 
@@ -44,8 +43,12 @@ class Images:
         return len(self._names)
 
     def __getitem__(self, index: int) -> Sample:
+        return whole(self.encoded(index))
+
+    def encoded(self, index: int) -> Sample:
+        """The sample with its picture not decoded yet."""
         path = os.path.join(os.fsencode(self.root), self._names[index])
-        return {"image": tv_tensors.Image(read_image(path, self.channels)), "id": self.id(index)}
+        return {"image": Encoded.read(path, self.channels), "id": self.id(index)}
 
     def id(self, index: int) -> str:
         """The path of a picture below the folder."""

@@ -57,6 +57,7 @@ for _name, _reason in LEFT_OUT.items():
 _OURS = (
     instances.RandomHorizontalFlip,
     crops.RandomIoUCrop,
+    crops.RandomResizedCrop,
     instances.RandomVerticalFlip,
     instances.SanitizeBoundingBoxes,
 )

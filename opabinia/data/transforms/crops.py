@@ -13,6 +13,7 @@ from torchvision.transforms.v2 import functional as F
 
 from opabinia.config import register
 from opabinia.contracts import Count, Positive, Sample
+from opabinia.data.decode import Box, Encoded, whole
 from opabinia.data.transforms.instances import boxes_from_masks, tidied
 from opabinia.data.transforms.sizes import drawn, size_of
 
@@ -101,6 +102,33 @@ def _cropped(sample: Sample, top: int, left: int, height: int, width: int) -> Sa
 
 def _moved(sample: Sample, move: Callable[[Any], Any]) -> Sample:
     return {key: move(value) if isinstance(value, tv_tensors.TVTensor) else value for key, value in sample.items()}
+
+
+class RandomResizedCrop(v2.RandomResizedCrop):  # type: ignore[misc]
+    """torchvision's, which has no more decoded of a JPEG than it takes.
+
+    Args:
+        size: height and width, or one for both.
+        scale: least and largest share of the picture's area.
+        ratio: least and largest width over height.
+        interpolation: how the part is resized.
+        antialias: average over what becomes one pixel.
+    """
+
+    def of_encoded(self, sample: Sample) -> Sample:
+        """A part of a picture that is not decoded yet: the one that is drawn of a decoded one. Where it is resized to
+        half its size or less, its ends are rounded as :meth:`opabinia.data.decode.Encoded.part` says.
+
+        Raises:
+            ValueError: the picture is broken.
+        """
+        picture: Encoded = sample["image"]
+        if picture.size is None or not self.antialias:
+            return self(whole(sample))  # type: ignore[no-any-return]
+        box = Box(**self.make_params([torch.empty(1).expand(picture.channels, *picture.size)]))
+        part = picture.part(box, tuple(self.size))
+        resized = F.resize(part, self.size, interpolation=self.interpolation, antialias=True)
+        return {**sample, "image": tv_tensors.Image(resized)}
 
 
 class RandomIoUCrop(v2.RandomIoUCrop):  # type: ignore[misc]

@@ -57,6 +57,11 @@ class Tidied:
     def __name__(self) -> str:
         return type(self.transform).__name__
 
+    @property
+    def of_encoded(self) -> Transform | None:
+        """What the transform makes of samples whose picture is not decoded yet, if it has a way of its own."""
+        return getattr(self.transform, "of_encoded", None)
+
     def __call__(self, sample: Sample) -> Sample:
         found = self.transform(sample)
         return found if found.get("boxes") is sample.get("boxes") else tidied(found)
