@@ -271,6 +271,16 @@ def test_what_is_extracted_of_films_is_mapped(run: Path) -> None:
         assert picture.height > 800  # the map, and a row of films for each class
 
 
+def test_neighbours_and_probes_judge_clips_and_their_maps(run: Path) -> None:
+    probe = "{name: linear_probe, layers: [backbone.layer2, embedding], rates: [0.1], epochs: 2, held_out: 0.5}"
+    measures = f"evaluate.measures={{near: {{evaluator: {{name: knn, k: 1}}}}, probe: {{evaluator: {probe}}}}}"
+    scores = launch.evaluate(run, [measures, "data.workers=0"])
+    assert scores["val/knn_top1"] > 0.99  # what is judged was learned from
+    assert 0 <= scores["val/linear_top1"] <= 1
+    told = json.loads((run / "eval" / "val" / "details.json").read_text())
+    assert {one["id"] for one in told["worst"]} <= {f"{name}/{i}.mp4" for i in range(6) for name in ("odd", "even")}
+
+
 def test_mistakes_are_named_the_surest_first() -> None:
     judge = Mistakes(["a", "b"])
     probabilities = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8], [torch.nan, torch.nan]])
