@@ -16,6 +16,6 @@ SHORT = ["train.length=3ep", "evaluate.every=3ep", "data.workers=0", "train.thre
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_it_does_not_collapse(recipe: str, tmp_path: Path) -> None:
     _, scores = train(recipe, SHORT, out=tmp_path)
-    assert scores["val/spread"] > 0.3, "1: vectors are spread evenly, 0: they are all alike"
+    assert scores["val/spread"] > 0.2, "1: vectors are spread evenly, 0: they are all alike"
     assert scores["val/rank"] > 10, "of 128 directions"
     assert scores["val/knn_top1"] > UNTRAINED + 0.1
