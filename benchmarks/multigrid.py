@@ -33,10 +33,10 @@ from typing import NamedTuple
 QUICK = "--quick" in sys.argv
 FILMS, SEEDS = (40, 1) if QUICK else (480, 3)
 RECIPE = "video/digits"
-SHAPES = "name: multigrid, size: 32, frames: 16, milestones: [12, 20], epoch_factor: 1.1"
+SHAPES = "name: multigrid, size: 32, frames: 16, milestones: [12, 20]"
 SIDES = {"baseline": f"{{{SHAPES}, long_cycle: [], short_cycle: []}}", "multigrid": f"{{{SHAPES}}}"}
 OVERRIDES = [
-    "task.backbone.widths=[8, 16, 32]",
+    "task.backbone.widths=[16, 32, 64]",
     *("data.train.transforms=[{name: clip, frames: 16}]", "data.val.transforms=[{name: clip, frames: 16}]"),
     *("data.batch_size=8", f"data.sampler={{name: subset, count: {FILMS}}}", "data.workers=0"),
     "optimizer={name: sgd, lr: 0.02, momentum: 0.9, nesterov: true, weight_decay: 1.0e-4}",

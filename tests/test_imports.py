@@ -55,6 +55,7 @@ READS_CONFIG = {
     "search",
     "maps",
     "sweep",
+    "timetable",
     "cli",
     "__init__",
     "__main__",
