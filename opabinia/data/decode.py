@@ -133,7 +133,8 @@ class Encoded:
             factor, pixels = 1, self.pixels().permute(1, 2, 0).numpy()  # or its error
         top, bottom = (round(end / factor) for end in (box.top, box.top + box.height))
         left, right = (round(end / factor) for end in (box.left, box.left + box.width))
-        return torch.from_numpy(pixels[top:bottom, left:right]).permute(2, 0, 1)
+        # Resizing is quicker where pixels lie beside each other.
+        return torch.from_numpy(np.ascontiguousarray(pixels[top:bottom, left:right])).permute(2, 0, 1)
 
 
 def whole(sample: Sample) -> Sample:
