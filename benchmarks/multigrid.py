@@ -33,7 +33,7 @@ from typing import NamedTuple
 QUICK = "--quick" in sys.argv
 FILMS, SEEDS = (40, 1) if QUICK else (480, 3)
 RECIPE = "video/digits"
-SHAPES = "name: multigrid, size: 32, frames: 16, milestones: [12, 20]"
+SHAPES = "name: multigrid, size: 32, frames: 16, milestones: [12, 20], epoch_factor: 1.2"
 SIDES = {"baseline": f"{{{SHAPES}, long_cycle: [], short_cycle: []}}", "multigrid": f"{{{SHAPES}}}"}
 OVERRIDES = [
     "task.backbone.widths=[16, 32, 64]",
