@@ -472,8 +472,10 @@ def _received(results: Any) -> Iterator[Read | _Failure]:
     except (ConnectionError, EOFError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "exited unexpectedly" not in str(error):
             raise
-        wait([worker.sentinel for worker in results._workers], timeout=2)  # its pipe may be closed before it is gone
-        dead = [worker for worker in results._workers if not worker.is_alive()]
+        gone = wait([worker.sentinel for worker in results._workers], timeout=2)  # its pipe may be closed before
+        dead = [worker for worker in results._workers if worker.sentinel in gone]
+        for worker in dead:
+            worker.join()  # the sentinel tells it a moment before the exit status can be asked for
         which = ", ".join(str(worker.pid) for worker in dead) or "unknown"
         how = signal.strsignal(-dead[0].exitcode) if dead and dead[0].exitcode < 0 else "unknown"
         raise RuntimeError(f"DataLoader worker (pid {which}) is killed by signal: {how}") from error

@@ -1,5 +1,6 @@
 """The loader with real worker processes: same batches always, clear errors, and no process left behind."""
 
+import multiprocessing
 import os
 import pickle
 import random
@@ -25,7 +26,7 @@ from torchvision.transforms import v2
 from opabinia.contracts import Batch, Facts, Row, Sample
 from opabinia.contracts import Loader as LoaderContract
 from opabinia.data.batches import ConstantPlan
-from opabinia.data.loader import DataError, Loader, Reader, evaluation_requests, training_requests
+from opabinia.data.loader import DataError, Loader, Reader, _received, evaluation_requests, training_requests
 from opabinia.data.mix import mixup
 from opabinia.data.order import order
 from opabinia.data.sources import Digits
@@ -476,3 +477,26 @@ def test_how_long_a_batch_took_to_read(workers: int) -> None:
     for _ in loader.iterate():
         assert 0.1 <= loader.seconds < 5
     loader.close()
+
+
+class _Dying:
+    """Like torch's iterator when a worker's pipe ends; the worker closes its files well before it is gone."""
+
+    def __init__(self) -> None:
+        self._workers = [multiprocessing.get_context("fork").Process(target=self._die)]
+        self._workers[0].start()
+
+    @staticmethod
+    def _die() -> None:
+        os.closerange(3, 1024)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def __iter__(self) -> Iterator[Any]:
+        raise ConnectionResetError
+
+
+def test_a_worker_that_dies_slowly_is_named() -> None:
+    results = _Dying()
+    with pytest.raises(RuntimeError, match=rf"\(pid {results._workers[0].pid}\) is killed by signal: Killed"):
+        next(_received(results))
