@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -64,6 +65,7 @@ GRADIENTS = "grad_norm"
 """The norm of all gradients; in the journal it keeps its own name."""
 
 
+@cache
 def in_journal(name: str) -> str:
     """What the journal calls a number that a step gives."""
     return name if name == GRADIENTS else f"train/{name}"

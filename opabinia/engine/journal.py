@@ -10,6 +10,7 @@ import json
 import math
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ def read_from_json(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: float(value) if isinstance(value, str) else value for name, value in values.items()}
 
 
-@dataclass
+@dataclass(slots=True)
 class _Entry:
     """What was measured in one step."""
 
@@ -48,9 +49,9 @@ class _Entry:
 
 _SHARES = ("samples", "time/data", "time/step", "time/read")
 """Times and samples are shares of a sum: of them the mean alone tells the pace."""
-_OF_EVERY_STEP = ("lr", *_SHARES)
 _SKIPPED = "train/skipped"
 """1 for an update that was left out because its numbers are not finite."""
+_OF_EVERY_STEP = ("lr", _SKIPPED, *_SHARES)
 
 
 class Journal:
@@ -89,7 +90,7 @@ class Journal:
         if len(self._pending) > self._settled and self._pending[-1].step == step:
             self._pending[-1].values.update(values)
         else:
-            self._pending.append(_Entry(step, dict(values), ids))
+            self._pending.append(_Entry(step, values, ids))
 
     def settle(self) -> None:
         """Bring pending values to the host, in one copy for each device, and those of all processes together.
@@ -99,18 +100,21 @@ class Journal:
         """
         fresh = self._pending[self._settled :]
         self._bring_to_host(fresh)
-        wrong = {entry.step: _wrong(entry.values) for entry in fresh}
-        everybody = gather([entry.values for entry in fresh])
-        for number, entry in enumerate(fresh):
-            entry.values = _together([process[number] for process in everybody])
-        for entry in fresh:
+        own = [entry.values for entry in fresh]
+        everybody = gather(own)
+        if len(everybody) > 1:
+            for entry, processes in zip(fresh, zip(*everybody, strict=True), strict=True):
+                entry.values = _together(processes)
+        for entry, values in zip(fresh, own, strict=True):
             if _wrong(entry.values):
-                raise NonFinite.of(entry.step, wrong[entry.step], entry.ids)
+                raise NonFinite.of(entry.step, _wrong(values), entry.ids)
         self._settled = len(self._pending)
 
     def _bring_to_host(self, entries: Sequence[_Entry]) -> None:
         by_device: dict[torch.device, list[Tensor]] = {}
         tensors = [value for entry in entries for value in entry.values.values() if isinstance(value, Tensor)]
+        if not tensors:
+            return
         for tensor in tensors:
             by_device.setdefault(tensor.device, []).append(tensor.detach().float())
         began = time.perf_counter()
@@ -121,7 +125,7 @@ class Journal:
             for name, value in entry.values.items():
                 if isinstance(value, Tensor):
                     entry.values[name] = next(numbers[value.device])
-            if tensors and "time/step" in entry.values:
+            if "time/step" in entry.values:
                 entry.values["time/step"] += waited
 
     def flush(self, clock: Clock, extra: Mapping[str, Any] | None = None) -> None:
@@ -129,12 +133,13 @@ class Journal:
         if not self._pending:
             return
         self.settle()
-        columns: dict[str, list[float]] = {}
+        columns: defaultdict[str, list[float]] = defaultdict(list)
         for entry in self._pending:
+            skipped = entry.values.get(_SKIPPED)
             for name, value in entry.values.items():
                 # What a step said whose update was left out is no part of a mean.
-                if not entry.values.get(_SKIPPED) or name == _SKIPPED or name in _OF_EVERY_STEP:
-                    columns.setdefault(name, []).append(float(value))
+                if not skipped or name in _OF_EVERY_STEP:
+                    columns[name].append(float(value))
         means = {name: (_mean if name in _SHARES else self._middle)(column) for name, column in columns.items()}
         if "lr" in columns:
             means["lr"] = columns["lr"][-1]
@@ -209,7 +214,7 @@ class Journal:
 
 def _wrong(values: Mapping[str, float]) -> dict[str, float]:
     """What must be finite and is not; fp16's gradients may overflow, and an update may have been left out for it."""
-    if values.get(_SKIPPED):
+    if values.get(_SKIPPED) or math.isfinite(sum(values.values())):  # in a sum nothing that is not finite gets lost
         return {}
     wrong = {name: value for name, value in values.items() if "loss" in name and not math.isfinite(value)}
     if "train/loss_scale" not in values and not math.isfinite(values.get(GRADIENTS, 0.0)):
@@ -220,7 +225,7 @@ def _wrong(values: Mapping[str, float]) -> dict[str, float]:
 def _together(processes: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The values of one step on all processes: the longest times, means of all else; what one lacks it has 0 of."""
     first = processes[0]
-    if len(processes) == 1 or all(other == first for other in processes):
+    if all(other == first for other in processes):
         return dict(first)
     names = dict.fromkeys(name for process in processes for name in process)
     columns = {name: [process.get(name, 0.0) for process in processes] for name in names}

@@ -22,10 +22,11 @@ def not_finite(values: Mapping[str, Any]) -> Tensor:
 
 
 def begin_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Give fused SGD momentum buffers of zeros, so that its first update can be left out.
+    """Give fused SGD momentum buffers of zeros, where it has none yet.
 
     torch 2.15 allocates them without values in the first step and fills them in the kernel, which does nothing when an
-    update is left out: whatever lay in that memory is taken for momentum from then on. The first update is the same
+    update is left out: whatever lay in that memory is taken for momentum from then on. And it cannot update parameters
+    that have one together with such that have none, because this is their first gradient. The first update is the same
     with zeros, unless momentum is dampened; then nothing is done here.
     """
     if not isinstance(optimizer, torch.optim.SGD):

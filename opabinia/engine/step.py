@@ -135,6 +135,7 @@ class Standard:
         self._device = self._parameters[0].device
         self._scaler = torch.amp.GradScaler(self._device.type) if arithmetic.precision == "fp16" else None
         self._rank, self._world = rank(), world_size()
+        self._whole = self._world == 1 and arithmetic.micro_batch is None
         self._no_sync: Callable[[], AbstractContextManager[object]] = getattr(task, "no_sync", nullcontext)
         self._lowered: Callable[[], AbstractContextManager[object]] = (
             nullcontext if arithmetic.precision == "fp32" else partial(autocast, self._device, arithmetic.precision)
@@ -143,8 +144,7 @@ class Standard:
         self._looks = arithmetic.check_losses or self._device.type == "cpu"
         self._model: Task = task if isinstance(task, Task) else task.module
         self._guard = Guard(self._model) if arithmetic.skip_non_finite else None
-        if self._scaler is not None or self._guard is not None:
-            begin_momentum(optimizer)
+        begin_momentum(optimizer)
 
     def __call__(self, batch: Batch, row: Row, clock: Clock, after_backward: Callable[[], None]) -> Scalars:
         """Train ``batch``; returns the losses and ``grad_norm``, on the device (of fp16 the loss scale is waited for).
@@ -194,23 +194,33 @@ class Standard:
 
     def _forward_and_backward(self, batch: Batch, row: Row, clock: Clock) -> dict[str, Tensor | float]:
         """Gradients of the mean over the global batch; what the task says, averaged in the same way."""
+        if self._whole:
+            return self._piece(batch, 0, 1.0, clock)
         scalars: dict[str, Tensor | float] = {}
         pieces = self._pieces(batch, row)
         for number, (piece, count) in enumerate(pieces):
-            seed_model(self.arithmetic.seed, clock.step, number, self._rank, self._device)
             # Gradients of processes become their mean, so a piece counts by its share of an average process.
             weight = 1.0 if piece is batch and self._world == 1 else count * self._world / row.seen(self._world)
             with nullcontext() if number == len(pieces) - 1 else self._no_sync():
-                with self._lowered():
-                    loss, said = total_loss(self.task(piece, clock))
-                loss = loss if weight == 1 else loss * weight
-                (loss if self._scaler is None else self._scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
-            values: Mapping[str, Tensor | float] = said
-            for name, value in values.items():
-                found = value.detach() if isinstance(value, Tensor) else value
-                share = (float(found) if self._looks else found) * weight
-                scalars[name] = share + scalars[name] if name in scalars else share
+                said = self._piece(piece, number, weight, clock)
+            for name, value in said.items():
+                scalars[name] = value + scalars[name] if name in scalars else value
         return scalars
+
+    def _piece(self, piece: Batch, number: int, weight: float, clock: Clock) -> dict[str, Tensor | float]:
+        """Add the gradients of a piece; return what the task says of it. It counts by its weight in both."""
+        seed_model(self.arithmetic.seed, clock.step, number, self._rank, self._device)
+        with self._lowered():
+            loss, said = total_loss(self.task(piece, clock))
+        loss = loss if weight == 1 else loss * weight
+        (loss if self._scaler is None else self._scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+        values = {name: self._noted(value) for name, value in said.items()}
+        return values if weight == 1 else {name: value * weight for name, value in values.items()}
+
+    def _noted(self, value: Tensor | float) -> Tensor | float:
+        if not isinstance(value, Tensor):
+            return value
+        return value.item() if self._looks else value.detach()
 
     def _pieces(self, batch: Batch, row: Row) -> list[tuple[Batch, int]]:
         largest = -(-row.seen(self._world) // self._world) if self._world > 1 else None

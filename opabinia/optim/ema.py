@@ -95,21 +95,26 @@ class Average:
         self.model = (copy.deepcopy(model) if twin is None else twin).eval().requires_grad_(False)
         own, others = dict(buffers_beside_memories(self.model)), dict(model.named_buffers())
         averaged = [name for name, value in own.items() if value.is_floating_point() and buffers == "average"]
-        self._own = [*self.model.parameters(), *(own[name] for name in averaged)]
-        self._of = [*model.parameters(), *(others[name] for name in averaged)]
+        self._pairs = [*zip(self.model.parameters(), model.parameters(), strict=True)]
+        self._pairs += [(own[name], others[name]) for name in averaged]
+        self._whole = None if any(isinstance(one, DTensor) for one, _ in self._pairs) else self._values()
         self._copies = [(own[name], others[name]) for name in own if name not in averaged]
 
     @torch.no_grad()
     def update(self, momentum: float) -> None:
         """Move towards the model's weights; with momentum 0 take them over."""
+        own, of = self._whole or self._values()
         if momentum == 0:
-            torch._foreach_copy_(local(self._own), local(self._of))
+            torch._foreach_copy_(own, of)
         else:
-            torch._foreach_lerp_(local(self._own), local(self._of), 1 - momentum)
-        for own, other in self._copies:
-            own.copy_(other)
+            torch._foreach_lerp_(own, of, 1 - momentum)
+        for one, other in self._copies:
+            one.copy_(other)
+
+    def _values(self) -> tuple[list[Tensor], list[Tensor]]:
+        return local(own for own, _ in self._pairs), local(other for _, other in self._pairs)
 
 
 def local(values: Iterable[Tensor]) -> list[Tensor]:
-    """The tensors without their history; of sharded ones this process's part."""
+    """The tensors without their history; of sharded ones this process's part, which is another one now and then."""
     return [value._local_tensor if isinstance(value, DTensor) else value.detach() for value in values]

@@ -11,8 +11,9 @@ from torch import nn
 from opabinia.config import Catalog, ConfigError, Resolved, build, check, compose, dump, register
 from opabinia.config.families import Entry, Parameter
 from opabinia.engine.checkpoint import load_optimizer_state, load_tensors, optimizer_state, save_tensors
+from opabinia.engine.skip import begin_momentum
 from opabinia.optim.lars import Lars
-from opabinia.optim.optimizers import NAMES, OF_TIMM
+from opabinia.optim.optimizers import NAMES, OF_TIMM, fuse
 
 DOOR = Entry("command", "door", lambda part: part, (Parameter("part", {"kind": "part", "family": "optimizer"}),))
 CATALOG = Catalog({"optimizer": register.entries["optimizer"], "command": {"door": DOOR}})
@@ -161,3 +162,56 @@ def test_muon_takes_a_whole_network(made: Callable[..., Any]) -> None:
     net(torch.randn(2, 3, 3, 3)).square().sum().backward()
     optimizer.step()
     assert not any(torch.equal(old, new) for old, new in zip(before, net.parameters(), strict=True))
+
+
+# --- fused --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "fused"),
+    [
+        ("SGD", {"lr": 0.1, "momentum": 0.9}, True),
+        ("Adam", {}, True),
+        ("AdamW", {}, True),
+        ("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}, False),  # its first update would be another one
+        ("SGD", {"lr": 0.1, "fused": False}, False),
+        ("Adam", {"foreach": True}, False),
+        ("Adam", {"differentiable": True}, False),
+        ("RMSprop", {}, False),
+    ],
+)
+def test_where_the_config_leaves_it_open_torch_updates_all_parameters_at_once(
+    name: str, keys: dict[str, Any], fused: bool
+) -> None:
+    made = getattr(torch.optim, name)(nn.Linear(2, 2).parameters(), **keys)
+    fuse(made)
+    assert bool(made.param_groups[0].get("fused")) == fused
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
+def test_fused_updates_are_those_of_the_plain_optimizer(name: str) -> None:
+    keys = {"lr": 0.1, "weight_decay": 0.01} | ({"momentum": 0.9, "nesterov": True} if name == "SGD" else {})
+    plain = torch.randn(100, generator=torch.Generator().manual_seed(0))
+    values = nn.Parameter(plain.clone()), nn.Parameter(plain.clone())
+    optimizers = [getattr(torch.optim, name)([value], **keys) for value in values]
+    fuse(optimizers[0])
+    for step in range(10):
+        gradient = torch.randn(100, generator=torch.Generator().manual_seed(step + 1))
+        for value, optimizer in zip(values, optimizers, strict=True):
+            value.grad = gradient.clone()
+            optimizer.step()
+    assert not optimizers[1].param_groups[0]["fused"]
+    torch.testing.assert_close(*values, rtol=1e-5, atol=1e-6)
+
+
+def test_a_parameter_whose_first_gradient_comes_later_is_updated_with_the_others() -> None:
+    early, late = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([early, late], lr=0.1, momentum=0.9)
+    fuse(optimizer)
+    begin_momentum(optimizer)
+    for gradients in ((1.0, None), (1.0, 2.0)):
+        for parameter, gradient in zip((early, late), gradients, strict=True):
+            parameter.grad = None if gradient is None else torch.full((3,), gradient)
+        optimizer.step()
+    torch.testing.assert_close(early, nn.Parameter(torch.full((3,), 1 - 0.1 - 0.19)))
+    torch.testing.assert_close(late, nn.Parameter(torch.full((3,), 1 - 0.2)))

@@ -21,9 +21,7 @@ def due(clock: Clock, period: Duration) -> bool:
         return False
     if clock.step >= clock.total_steps:
         return True
-    if not period.value:
-        return False
-    if period.unit == "ep" and clock.epoch_step and period.value == int(period.value):
+    if not period.value or (clock.epoch_step and period.unit == "ep" and period.value == int(period.value)):
         return False  # the usual case, at almost every step
     if period.unit == "it":
         return clock.step % int(period.value) == 0

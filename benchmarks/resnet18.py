@@ -1,0 +1,162 @@
+"""Claim: training a ResNet-18 with averaged weights, clipped gradients and logs takes as long as a loop by hand.
+
+Pictures of 64 x 64 pixels in batches of 64, both sides with all cores. The loop has what anybody would put into it:
+torchvision's network, SGD with momentum and a cosine set at every step, `clip_grad_norm_`, timm's ModelEmaV3 with
+`foreach`, loss and norm logged every 10 steps. We stand there twice: as we come, with torch's fused SGD, and with the
+plain one of the loop. Target: 1.01 of the loop's time. The sides take turns; the first round does not count.
+
+Run: ``python benchmarks/resnet18.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torchvision.models import resnet18
+
+from opabinia.contracts import Batch, Clock, Facts, Hook, Indices, Run, Sample, Task
+from opabinia.data import Data, Stream
+from opabinia.engine.step import Standard
+from opabinia.optim.ema import Ema
+from opabinia.optim.schedules import cosine
+from opabinia.run import Session, train
+from opabinia.runtime.durations import Duration
+from opabinia.settings import Checkpointing, Evaluation, Training
+
+SAMPLES, BATCH, SIZE, STEPS, EVERY, ROUNDS, LIMIT = 640, 64, 64, 20, 10, 7, 1.0
+IMAGES = torch.randn(SAMPLES, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+LABELS = torch.randint(10, (SAMPLES,), generator=torch.Generator().manual_seed(1))
+
+Times = tuple[float, float]
+"""Wall and CPU, in seconds."""
+
+
+def now() -> Times:
+    return time.perf_counter(), time.process_time()
+
+
+def since(began: Times) -> Times:
+    wall, cpu = now()
+    return (wall - began[0]) / STEPS, (cpu - began[1]) / STEPS
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return resnet18(num_classes=10)
+
+
+def by_hand() -> Times:
+    net = network().train()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    average = ModelEmaV3(net, decay=0.999, foreach=True)
+    step, began = 0, now()
+    while step < STEPS:
+        order = torch.randperm(SAMPLES)
+        for start in range(0, SAMPLES, BATCH):
+            part = order[start : start + BATCH]
+            loss = cross_entropy(net(IMAGES[part]), LABELS[part])
+            optimizer.zero_grad()
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(net.parameters(), LIMIT)
+            optimizer.step()
+            schedule.step()
+            average.update(net)
+            step += 1
+            if step % EVERY == 0:
+                print(step, loss.item(), norm.item())
+    return since(began)
+
+
+class InMemory:
+    channels, classes = 3, tuple("0123456789")
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Sample:
+        return {"image": IMAGES[index], "label": int(LABELS[index]), "id": str(index)}
+
+    def batch(self, indices: Indices) -> Batch:
+        part = torch.from_numpy(indices)
+        return {"image": IMAGES[part], "label": LABELS[part], "id": indices.tolist()}
+
+
+class Classify(Task):
+    def __init__(self, facts: Facts) -> None:
+        super().__init__()
+        self.net = network()
+
+    def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
+        return {"loss": cross_entropy(self.net(batch["image"]), batch["label"])}
+
+
+class Watch(Hook):
+    def start(self, run: Run) -> None:
+        self.began = now()
+
+    def after_step(self, run: Run) -> None:
+        if run.clock.step == STEPS:
+            self.took = since(self.began)
+
+
+def opabinia(fused: bool | None) -> Times:
+    watch = Watch()
+    with tempfile.TemporaryDirectory() as folder:
+        train(
+            Session(Path(folder)),
+            task=Classify,
+            data=Data(train=Stream(source=InMemory()), batch_size=BATCH),
+            optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-4, fused=fused),
+            schedule=cosine,
+            train=Training(
+                length=Duration(STEPS, "it"), device="cpu", log_every=EVERY, step=partial(Standard, clip_norm=LIMIT)
+            ),
+            ema=Ema(momentum=0.999),
+            evaluate=Evaluation(),
+            checkpoint=Checkpointing(every=Duration(0, "it")),
+            hooks={"watch": watch},
+            seed=0,
+        )
+    return watch.took
+
+
+SIDES: dict[str, Callable[[], Times]] = {
+    "a loop by hand": by_hand,
+    "opabinia": partial(opabinia, None),
+    "opabinia, not fused": partial(opabinia, False),
+}
+
+
+def main() -> None:
+    times: dict[str, list[Times]] = {name: [] for name in SIDES}
+    with Path(os.devnull).open("w") as nowhere:
+        logging.disable()
+        for _ in range(ROUNDS + 1):
+            for name, side in SIDES.items():
+                with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+                    times[name].append(side())
+    threads = torch.get_num_threads()
+    print(f"a step of {BATCH} pictures on {threads} threads, median of {ROUNDS} rounds of {STEPS} steps in turn")
+    for number, what in enumerate(("wall", "CPU")):
+        alone = [one[number] for one in times["a loop by hand"][1:]]
+        for name, all_of_it in times.items():
+            values = [one[number] for one in all_of_it[1:]]
+            ratio = statistics.median(x / y for x, y in zip(values, alone, strict=True))
+            print(f"  {what:<5} {name:<20} {statistics.median(values) * 1e3:7.1f} ms   of the loop {ratio:.3f}")
+
+
+if __name__ == "__main__":
+    main()
