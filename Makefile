@@ -15,8 +15,8 @@ help:  ## this list
 
 setup: $(READY)  ## install into .venv what pyproject.toml asks for, at the versions of constraints.txt
 
-demo: $(READY)  ## train and evaluate on real handwritten digits
-	@$(BIN)/opabinia demo
+demo: $(READY)  ## train and evaluate all five tasks on handwritten digits; one of them: TASK=classification
+	@$(BIN)/opabinia demo $(TASK)
 
 test: lint  ## lint, types and the fast tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
