@@ -397,8 +397,11 @@ class Loader(Protocol):
         seconds: that reading the newest batch took, in whichever process; as long as none has been, 0.
     """
 
-    passed_over: int
-    seconds: float
+    @property
+    def passed_over(self) -> int: ...
+
+    @property
+    def seconds(self) -> float: ...
 
     def iterate(self, start: int = 0) -> Iterator[tuple[Row, Batch]]: ...
 
@@ -528,6 +531,8 @@ class Evaluator(Protocol):
         layers: where it is there: names of modules of the task; what they give of each sample (B x D, maps and tokens
             averaged over their places) is in ``predictions`` as ``layers/<name>``. The name ``embedding`` asks for what
             the task's ``features`` gives, which is there as ``embedding``.
+        device: where it is there: set to that of the task before the first batch. Predictions and batches themselves
+            are on the host, so that a batch is judged while the next one goes through the model.
     """
 
     better: dict[str, str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +25,7 @@ from opabinia.config.errors import listing, nearest
 from opabinia.contracts import EMBEDDING, Batch, Source, Task
 from opabinia.data.batches import evaluation_rows
 from opabinia.data.loader import DataError, Loader, Reader, Request
-from opabinia.engine.evaluate import to_device
+from opabinia.engine.feeding import Fed, fed, one_ahead, to_host
 from opabinia.launch import meeting, parts_of
 from opabinia.layers import Layers
 from opabinia.loading import chosen_checkpoint, load, resolve, validation_sets
@@ -378,26 +378,35 @@ def write_shards(job: Job, predictor: Predictor, features: Layers, numbers: Sequ
         job.reader, requests, workers=job.workers if wanted else 0, pin_memory=predictor.device.type == "cuda"
     )
     try:
-        for number, batches in groupby(loader.iterate(), lambda one: one[0].step // job.batches_of_shard):
+        fed_batches = fed(loader, predictor.device)
+        for number, batches in groupby(fed_batches, lambda one: one.row.step // job.batches_of_shard):
             place = _shard(job, number)
             with told(place, "the same command goes on from what is there"), folder_aside(place) as aside:
-                write((piece(predictor, features, batch) for _, batch in batches), NpyFiles(aside))
+                write(pieces(predictor, features, batches), NpyFiles(aside))
             written.append(number)
     finally:
         loader.close()
     return written
 
 
-def piece(predictor: Predictor, features: Layers, batch: Batch) -> Piece:
-    """What is written of a batch.
+def pieces(predictor: Predictor, features: Layers, batches: Iterable[Fed]) -> Iterator[Piece]:
+    """What is written of each batch. On CUDA the next one goes through the model meanwhile.
 
     Raises:
         DataError: a feature is not finite.
         Unfit: see :class:`Layers`.
     """
+    launched = (_launched(predictor, features, one) for one in batches)
+    for arrived, batch in one_ahead(launched) if predictor.device.type == "cuda" else launched:
+        yield _piece({name: value.float() for name, value in arrived().items()}, batch)
+
+
+def _launched(predictor: Predictor, features: Layers, one: Fed) -> tuple[Callable[[], dict[str, Tensor]], Batch]:
     with torch.no_grad(), autocast(predictor.device, predictor.precision):
-        found = features(to_device(batch, predictor.device))
-    columns = {name: value.float().cpu() for name, value in found.items()}
+        return to_host(features(one.batch)), one.loaded
+
+
+def _piece(columns: dict[str, Tensor], batch: Batch) -> Piece:
     for name, value in columns.items():
         refuse_infinite(name, value, batch["id"])
     columns |= {name: batch[key] for key, name in TOLD.items() if key in batch}

@@ -32,8 +32,10 @@ from opabinia.contracts import (
 from opabinia.data import Data, Stream
 from opabinia.data.batches import ConstantPlan, StagedPlan
 from opabinia.data.loader import DataError, Loader, Reader, Request, evaluation_requests, training_requests
+from opabinia.data.on_device import OnDevice, noting, work_shared
 from opabinia.data.order import EachOnce
-from opabinia.engine.evaluate import Validation, layers_of, to_device
+from opabinia.engine.evaluate import Validation, layers_of
+from opabinia.engine.feeding import Feeding
 from opabinia.engine.hooks import SaveBest
 from opabinia.evaluation.banks import Learner
 from opabinia.models.norms import synchronise
@@ -155,8 +157,9 @@ def make_training_loader(
     seed: int,
     device: torch.device,
     size_multiple: int | None = None,
-) -> Loader:
-    """This process's slice of the batches of ``plan``; ``size_multiple`` as in :class:`opabinia.contracts.Task`."""
+) -> Feeding:
+    """This process's slice of the batches of ``plan``, on ``device``; ``size_multiple`` as in
+    :class:`opabinia.contracts.Task`."""
     stream = data.train
     reader = Reader(
         *(stream.source, stream.transforms, data.mix, facts, seed, rank()),
@@ -165,7 +168,17 @@ def make_training_loader(
         reduced=data.decode == "reduced",
     )
     requests = training_requests(plan, sampler.order, rank(), world_size())
-    return Loader(reader, requests, workers=data.workers, pin_memory=device.type == "cuda")
+    load = partial(Loader, requests=requests, workers=data.workers, pin_memory=device.type == "cuda")
+    if data.augment_on == "workers":
+        return Feeding(load(reader), device)
+    return Feeding(load(noting(reader)), device, OnDevice(reader))
+
+
+def tell_work(data: Data, size_multiple: int | None = None) -> None:
+    """Tell where training pictures are changed, if that is not only in the workers."""
+    if data.augment_on == "device":
+        reader = Reader(data.train.source, data.train.transforms, data.mix, size_multiple=size_multiple)
+        log.info("data.augment_on: %s", work_shared(reader))
 
 
 def make_validation(
@@ -315,7 +328,7 @@ def _fresh(
         for row, batch in loader.iterate():
             if row.step >= count:
                 break
-            yield to_device(batch, device)
+            yield batch
     finally:
         loader.close()
 

@@ -21,7 +21,7 @@ from opabinia.data.decode import read_image
 from opabinia.data.loader import DataError
 from opabinia.data.transforms.clips import Clip
 from opabinia.data.video import FilmFile, FilmInMemory
-from opabinia.engine.evaluate import to_device
+from opabinia.engine.feeding import to_device
 from opabinia.explain import heat, last_maps
 from opabinia.films import Noted
 from opabinia.runtime.device import autocast

@@ -95,6 +95,7 @@ from opabinia.pieces import (
     refuse_small_batches,
     scores_offered,
     spread,
+    tell_work,
     with_average,
 )
 from opabinia.predictor import Predictor
@@ -288,6 +289,7 @@ def train(
         arithmetic = Arithmetic(seed, train.precision, train.micro_batch, train.check_losses, skips)
         step = train.step(together or model, optimizing, every_schedule, arithmetic)
 
+    tell_work(data, model.size_multiple)
     average = KeepAverage(model, ema, data.batch_size, twin) if ema else None
     validation = make_validation(data, evaluate, seed, device, train.precision, model.size_multiple)
     if average:
@@ -588,6 +590,7 @@ def rehearse(parts: Mapping[str, Any]) -> None:
     clock = Clock.at(plan, 0)
     first = plan.row(0)
     batch = first_samples(data.train, 2, skip=skip, size_multiple=model.size_multiple, shape=first.shape)
+    tell_work(data, model.size_multiple)
     with blamed("data.mix"):
         for mixing in data.mix:
             batch = mixing(batch, facts)

@@ -208,12 +208,19 @@ class Reader(Dataset[Read | _Failure]):
 
     def read(self, request: Request) -> Read:
         """As :meth:`batch`, with what was passed over; no batch if none of its samples can be read."""
-        row = request.row
         batch, passed_over = self._collated(request)
-        if batch is not None and row.shape is not None:
+        return Read(request.row, batch and self.finished(batch, request.row), tuple(passed_over))
+
+    def finished(self, batch: Batch, row: Row) -> Batch:
+        """A collated batch in the size of its row, and mixed. Draws from the global generators.
+
+        Raises:
+            DataError: it cannot be resized or mixed.
+        """
+        if row.shape is not None:
             with _told(f"step {row.step}", resized):
                 batch = resized(batch, row.shape)
-        if self.mixes and batch is not None:
+        if self.mixes:
             seed_sample(hash32(MIX, self.seed, row.step, self.rank))
             for mix in self.mixes:
                 with _told(f"step {row.step}", mix):

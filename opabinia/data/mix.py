@@ -60,12 +60,13 @@ def cutmix(batch: Batch, facts: Facts, /, *, alpha: NonNegative = 1.0, per: Per 
     weights = _weights(count, alpha, per)
     boxes = _boxes(weights, height, width, per)
     partners = _partners(count, per)
-    rows, columns = torch.arange(height), torch.arange(width)
-    top, left, bottom, right = (torch.from_numpy(edge)[:, None] for edge in boxes)
+    rows, columns = torch.arange(height, device=images.device), torch.arange(width, device=images.device)
+    top, left, bottom, right = _beside(torch.from_numpy(boxes), images)[:, :, None]
     inside = ((rows >= top) & (rows < bottom))[:, :, None] & ((columns >= left) & (columns < right))[:, None, :]
     inside = inside.view(count, *[1] * (images.ndim - 3), height, width)
     kept = 1 - (boxes[2] - boxes[0]) * (boxes[3] - boxes[1]) / (height * width)
-    return _labelled(batch, facts, torch.where(inside, images[partners], images), partners, kept, "cutmix")
+    others = images[_beside(partners, images)]
+    return _labelled(batch, facts, torch.where(inside, others, images), partners, kept, "cutmix")
 
 
 @register.mix
@@ -219,10 +220,16 @@ def _labelled(
 
 def blend(values: Tensor, partners: Tensor, weights: Sequence[float] | NDArray[np.float64]) -> Tensor:
     """Of each row of ``values`` (B x ..., float) its weight (B), the rest of the row that ``partners`` (B) names."""
+    others = values[_beside(partners, values)]
     if len(set(weights)) == 1:
-        return values.lerp(values[partners], 1 - float(weights[0]))
+        return values.lerp(others, 1 - float(weights[0]))
     rest = 1 - torch.as_tensor(np.asarray(weights), dtype=values.dtype).view(-1, *[1] * (values.ndim - 1))
-    return values.lerp(values[partners], rest)
+    return values.lerp(others, _beside(rest, values))
+
+
+def _beside(drawn: Tensor, values: Tensor) -> Tensor:
+    """What was drawn on the host, where ``values`` are; nobody waits for it."""
+    return drawn.to(values.device, non_blocking=True)
 
 
 def float_images(images: Tensor) -> Tensor:

@@ -74,6 +74,8 @@ class Data:
         decode: ``reduced``: a training picture whose first transform is RandomResizedCrop has no more decoded of it
             than is taken, and JPEGs in the smallest of the sizes 1, 1/2, 1/4 and 1/8 that is not below what they are
             resized to; ``full``: in full, which gives slightly other pixels. Pictures to evaluate always are.
+        augment_on: where training pictures are changed: ``workers``; or, from the last change on that cannot be done
+            for a batch at once, the ``device``, with the same random numbers and, up to rounding, the same result.
         on_error: what is done about a sample that cannot be read: ``raise`` ends the run; ``skip`` trains on another
             one in its place, and leaves it out of evaluations and counts it.
     """
@@ -87,6 +89,7 @@ class Data:
     drop_last: bool = False
     mix: Sequence[MixPart] = ()
     decode: Literal["reduced", "full"] = "reduced"
+    augment_on: Literal["workers", "device"] = "workers"
     on_error: Literal["raise", "skip"] = "raise"
 
     @property

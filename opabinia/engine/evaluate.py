@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from opabinia.contracts import Batch, Evaluator, Facts, Loader, Phase, Predictions, Run, Task, Unfit
+from opabinia.engine.feeding import fed, one_ahead, to_device, to_host
 from opabinia.engine.layers import averaged, refuse_unknown, with_layers
 from opabinia.engine.moments import Moments
 from opabinia.runtime.device import autocast
@@ -59,21 +59,6 @@ class Validation:
             self.training.close()
 
 
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The batch with its tensors on ``device``; copies from pinned memory do not block."""
-    return batch if device.type == "cpu" else _moved(batch, device)
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, dict):
-        return {key: _moved(item, device) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_moved(item, device) for item in value) if type(value) in (list, tuple) else value
-    return value
-
-
 @dataclass(frozen=True)
 class Found:
     """What an evaluation found.
@@ -108,6 +93,9 @@ def evaluate(
         Unfit: there are no scores of this set.
     """
     evaluators = validation.evaluators(task, validation.facts)
+    for each in evaluators:
+        if hasattr(each, "device"):
+            each.device = device
     learners: list[Any] = [evaluator for evaluator in evaluators if hasattr(evaluator, "learn")]
     seen = partial(_predictions, task, layers_of(task, evaluators), device, stopped, sharded)
     skipped_before = validation.loader.passed_over
@@ -171,33 +159,50 @@ def _predictions(
     sharded: bool,
     loader: Loader,
 ) -> Iterator[tuple[Predictions, Batch]]:
-    """What the task says of each batch of this process, with what the named layers give."""
-    for batch, counts in _rounds(loader, stopped, sharded):
-        batch = to_device(batch, device)
+    """What the task says of each batch of this process, with what the named layers give, on the host; and the batch as
+    the loader gave it. On CUDA a batch goes through the model while the one before it is judged."""
+    launched = _launched(task, layers, device, stopped, sharded, loader)
+    for arrived, batch in one_ahead(launched) if device.type == "cuda" else launched:
+        yield arrived(), batch
+
+
+def _launched(
+    task: Task,
+    layers: Sequence[str],
+    device: torch.device,
+    stopped: Callable[[], object],
+    sharded: bool,
+    loader: Loader,
+) -> Iterator[tuple[Callable[[], Predictions], Batch]]:
+    for loaded, batch, counts in _rounds(loader, device, stopped, sharded):
         predictions, given = with_layers(task, batch, layers)
         if counts:
-            yield {**predictions, **{f"layers/{name}": averaged(value) for name, value in given.items()}}, batch
+            found = {**predictions, **{f"layers/{name}": averaged(value) for name, value in given.items()}}
+            yield to_host(found), loaded
 
 
-def _rounds(loader: Loader, stopped: Callable[[], object], sharded: bool) -> Iterator[tuple[Batch, bool]]:
-    """Batches of this process, and whether they count: the others only keep a sharded model's processes together."""
-    batches = (batch for _, batch in loader.iterate())
+def _rounds(
+    loader: Loader, device: torch.device, stopped: Callable[[], object], sharded: bool
+) -> Iterator[tuple[Batch, Batch, bool]]:
+    """Batches of this process, as loaded and on the device, and whether they count: the others only keep a sharded
+    model's processes together."""
+    batches = fed(loader, device)
     stand_in: Batch | None = None
     while True:
-        batch = next(batches, None)
-        stand_in = batch or stand_in
-        stop, more, helpless = anyone(bool(stopped()), batch is not None, stand_in is None)
+        one = next(batches, None)
+        stand_in = one.loaded if one else stand_in
+        stop, more, helpless = anyone(bool(stopped()), one is not None, stand_in is None)
         if stop:
             raise EvaluationStopped
         if not more:
             return
         if sharded and helpless:  # in the first round only: there are fewer batches than processes
-            stand_in = next(one for one in gather(batch) if one is not None)
-        if batch is not None:
-            yield batch, True
+            stand_in = next(each for each in gather(one and one.loaded) if each is not None)
+        if one is not None:
+            yield one.loaded, one.batch, True
         elif sharded:
             assert stand_in is not None
-            yield stand_in, False
+            yield stand_in, to_device(stand_in, device), False
 
 
 def evaluate_all(

@@ -23,7 +23,7 @@ import torch
 from opabinia.contracts import Batch, Clock, Hook, Loader, Phase, Plan, Row, Run, Scalars, Step, Stop, Task
 from opabinia.engine.checkpoint import Checkpoints, DoesNotFit, Snapshot, load_optimizer_state, optimizer_state
 from opabinia.engine.diagnosis import NonFinite, in_journal
-from opabinia.engine.evaluate import EvaluationStopped, Validation, evaluate_all, to_device
+from opabinia.engine.evaluate import EvaluationStopped, Validation, evaluate_all
 from opabinia.engine.journal import Journal, read_from_json, told_in_json
 from opabinia.engine.moments import Moments
 from opabinia.engine.sharded import load_state
@@ -50,7 +50,7 @@ class Trainer:
         journal: takes the numbers.
         hooks: by key, in the order in which they act (see ``hooks/__init__.py``).
         folder: the run folder.
-        device: where batches go.
+        device: where batches are.
         keep: number of newest checkpoints to keep.
         about: plain values saved in every checkpoint (seed, fingerprint of the data ...).
         interrupted: asked after every step why the run is to stop; None to go on.
@@ -159,8 +159,7 @@ class Trainer:
         ended = False
         while not ended and not run.stop:
             began = time.perf_counter()
-            row, loaded = next(batches)
-            batch = to_device(loaded, self.device)
+            row, batch = next(batches)
             ready = time.perf_counter()
             scalars = self._trained(batch, row)
             run.clock = run.clock.following(self.plan, row)

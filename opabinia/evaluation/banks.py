@@ -108,7 +108,7 @@ class Learner:
         layers: what features are taken of: ``embedding``, or names of modules.
 
     Attributes:
-        device: where the task is.
+        device: where it computes; that of the task, in an evaluation.
     """
 
     layers: tuple[str, ...] = (EMBEDDING,)
@@ -126,7 +126,6 @@ class Learner:
 
     def update(self, predictions: Predictions, batch: Batch) -> None:
         """Keep samples to be judged, likewise."""
-        self.device = next(iter(predictions.values())).device
         for layer, kept in self._judged.items():
             kept.append(rows_of(predictions, batch, layer))
 

@@ -76,13 +76,12 @@ class _Accumulator:
 
     def __init__(self) -> None:
         self._batches: list[_Seen] = []
-        self._device = torch.device("cpu")
+        self.device = torch.device("cpu")
 
     def update(self, predictions: Predictions, batch: Batch) -> None:
         """Keep a batch: ``predictions["embedding"]`` (B x D), ``batch["label"]``; ``camera`` and ``query`` where they
         are there."""
         features, labels = predictions["embedding"].detach(), batch["label"].cpu().numpy()
-        self._device = features.device
         cameras = batch["camera"].cpu().numpy() if "camera" in batch else None
         queries = torch.as_tensor(batch.get("query", [False] * len(labels))).cpu().numpy().astype(bool)
         self._batches.append(_Seen(features.float().cpu().numpy(), labels, cameras, queries, list(batch["id"])))
@@ -112,6 +111,9 @@ class _Accumulator:
             names,
         )
 
+
+_CURVE = 50
+"""So many places the CMC curve in the details has."""
 
 _ROC = {1e-4: "tpr@fpr=1e-4", 1e-3: "tpr@fpr=1e-3", 1e-2: "tpr@fpr=1e-2"}
 
@@ -181,7 +183,7 @@ class Retrieval(_Accumulator):
         seen = self._joined(states)
         if seen is None:
             return {}
-        query, gallery, matches = _sides(seen, torch.from_numpy(seen.features).to(self._device))
+        query, gallery, matches = _sides(seen, torch.from_numpy(seen.features).to(self.device))
         scores: dict[str, float] = {}
         for prefix, way in self._ways.items():
             ranking = rank(source_of(query, gallery, self._metric, *way), matches)
@@ -199,7 +201,7 @@ class Retrieval(_Accumulator):
         seen = self._joined(states)
         if seen is None:
             return {}
-        query, gallery, matches = _sides(seen, torch.from_numpy(seen.features).to(self._device))
+        query, gallery, matches = _sides(seen, torch.from_numpy(seen.features).to(self.device))
         if self._last is None or self._last[0] is not states:
             self._last = states, rank(FeatureDistances(query, gallery, self._metric), matches)
         ranking = self._last[1]
@@ -215,6 +217,7 @@ class Retrieval(_Accumulator):
                 "queries": len(ranking.queries),
                 "queries_without_match": ranking.left_out,
                 "gallery": len(gallery),
+                "cmc": [ranking.rank(k) for k in range(1, min(_CURVE, len(gallery)) + 1)],
                 "worst": [
                     {
                         "query": names[0][number],
@@ -277,7 +280,7 @@ class Recall(_Accumulator):
         seen = self._joined(states)
         if seen is None:
             return {}
-        found = self._recall(torch.from_numpy(seen.features).to(self._device), seen.labels)
+        found = self._recall(torch.from_numpy(seen.features).to(self.device), seen.labels)
         return {name: found[name] for name in self.better}
 
 
@@ -323,7 +326,7 @@ class InstanceRetrieval(_Accumulator):
             raise Unfit("instance_retrieval: there are no training samples to learn the whitening from")
         plain, known = (F.normalize(torch.from_numpy(one.features), dim=1) for one in (seen, bank))
         ways = {"": whitening(known, self._components)(plain), "plain_": plain}
-        found = [self._scores(way, seen, features.to(self._device)) for way, features in ways.items()]
+        found = [self._scores(way, seen, features.to(self.device)) for way, features in ways.items()]
         return found[0] | found[1]
 
     def _scores(self, way: str, seen: _Seen, features: Tensor) -> dict[str, float]:

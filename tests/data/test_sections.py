@@ -16,7 +16,8 @@ def test_keys_of_the_section() -> None:
     section = register.entries["section"]["data"]
     names = [parameter.name for parameter in section.parameters]
     assert names == [
-        *("train", "val", "batch_size", "workers", "shuffle", "sampler", "drop_last", "mix", "decode", "on_error")
+        *("train", "val", "batch_size", "workers", "shuffle", "sampler", "drop_last", "mix", "decode"),
+        *("augment_on", "on_error"),
     ]
     assert [parameter.name for parameter in section.parameters if parameter.required] == ["train", "batch_size"]
     assert all(parameter.doc for parameter in section.parameters)

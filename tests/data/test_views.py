@@ -26,7 +26,7 @@ from opabinia.data.sources import DigitScenes, PlacedDigits, Synthetic, WithoutL
 from opabinia.data.transforms.augment import Blur
 from opabinia.data.transforms.views import View, Views
 from opabinia.engine.diagnosis import suspects
-from opabinia.engine.evaluate import _moved
+from opabinia.engine.feeding import _moved
 from opabinia.pieces import facts_of
 from opabinia.runtime.durations import Duration
 

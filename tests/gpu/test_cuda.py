@@ -24,9 +24,11 @@ from torchvision.transforms import v2
 from opabinia.contracts import Arithmetic, Batch, Clock, Facts, Hook, Row, Run, Task
 from opabinia.data import Data, Stream
 from opabinia.data.batches import ConstantPlan
-from opabinia.data.mix import mixup
+from opabinia.data.mix import cutmix, mixup
+from opabinia.data.order import EachOnce
 from opabinia.data.sources import Digits
 from opabinia.engine.checkpoint import newest_whole
+from opabinia.engine.feeding import to_host
 from opabinia.engine.step import Standard
 from opabinia.models.backbones import timm
 from opabinia.optim.schedules import cosine
@@ -232,15 +234,55 @@ def test_a_step_between_two_lines_never_waits_for_the_device(tmp_path: Path) -> 
     assert len(losses(tmp_path)) == STEPS // 10 + 1, "lines at 10, 20, 30 and where the first epoch of 23 steps ends"
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_batches_for_the_gpu_are_in_pinned_memory(workers: int) -> None:
-    data = Data(train=digits("train"), batch_size=64, workers=workers)
-    plan = ConstantPlan(1437, 64, Duration(2, "it"))
-    for device, pinned in ((torch.device(DEVICE, 0), True), (torch.device("cpu"), False)):
-        loader = make_training_loader(data, plan, Facts(1437, 1), 0, device)
-        batches = [batch for _, batch in loader.iterate()]
+def training_batches(device: torch.device, **keys: Any) -> list[Batch]:
+    """Ten batches of two epochs; mixed."""
+    transforms = [
+        v2.Resize(32),
+        v2.RandomAffine(10),
+        v2.RandomHorizontalFlip(),
+        v2.ColorJitter(0.4),
+        v2.RandomErasing(),
+    ]
+    train = Stream(source=Digits(split="val"), transforms=transforms)
+    data = Data(train=train, batch_size=72, mix=[partial(cutmix, alpha=1.0), partial(mixup, alpha=0.2)], **keys)
+    facts = Facts(len(train.source), 1, classes=Digits.classes)
+    plan = ConstantPlan(facts.samples, 72, Duration(10, "it"))
+    loader = make_training_loader(data, plan, EachOnce(facts.samples, 0, True), facts, 0, device)
+    try:
+        found = []
+        for _, batch in loader.iterate():
+            # Long work before it is read: memory that were given back too early would be overwritten by the next batch.
+            torch.cuda._sleep(2_000_000)
+            found.append({key: batch[key].clone() for key in ("image", "label")})
+        return found
+    finally:
         loader.close()
-        assert [batch[key].is_pinned() for batch in batches for key in ("image", "label")] == [pinned] * 4
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_are_copied_beside_the_steps_unchanged(workers: int) -> None:
+    on_host = training_batches(torch.device("cpu"), workers=workers)
+    fed = training_batches(torch.device(DEVICE, 0), workers=workers)
+    assert all(batch[key].is_cuda for batch in fed for key in batch)
+    assert all(torch.equal(a[key], b[key].cpu()) for a, b in zip(on_host, fed, strict=True) for key in a)
+
+
+def test_augmented_on_the_gpu_as_in_workers() -> None:
+    """Rounding may differ by one of 255, which mixing leaves at one at most."""
+    on_host = training_batches(torch.device("cpu"), workers=1)
+    found = training_batches(torch.device(DEVICE, 0), workers=1, augment_on="device")
+    for one, other in zip(on_host, found, strict=True):
+        assert torch.allclose(one["label"], other["label"].cpu(), atol=1e-6)
+        assert (one["image"] - other["image"].cpu()).abs().max() < 1.5 / 255
+
+
+def test_features_come_to_the_host_beside_later_work() -> None:
+    values = torch.arange(1000.0, device=DEVICE)
+    arrived = to_host({"a": values * 2})
+    torch.cuda._sleep(2_000_000_000)
+    found = arrived()["a"]
+    assert not torch.cuda.current_stream().query(), "nobody has waited for what came behind"
+    assert torch.equal(found, torch.arange(1000.0) * 2)
 
 
 # --- killed and resumed -----------------------------------------------------------------------------------------------

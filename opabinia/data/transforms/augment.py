@@ -12,6 +12,7 @@ from torchvision.transforms import v2
 
 from opabinia.config import register
 from opabinia.contracts import Fraction, NonNegative, Positive, Sample
+from opabinia.data.recorded import Change, Recorded
 
 
 @register.transform(name="erase")
@@ -89,6 +90,9 @@ class Blur:
             return sample
         sigma = self._low + (self._high - self._low) * float(torch.rand(()))
         image = sample["image"]
+        if isinstance(image, Recorded):
+            values = (sigma, *image.shape[-2:], math.ceil(3 * self._high))
+            return {**sample, "image": image.then(Change("blur", values))}
         return {**sample, "image": tv_tensors.wrap(blurred(image.as_subclass(Tensor), sigma), like=image)}
 
 
@@ -97,12 +101,19 @@ def blurred(image: Tensor, sigma: float) -> Tensor:
     height, width = image.shape[-2:]
     found = image.float().reshape(-1, 1, height, width)
     for axis, side in ((-2, height), (-1, width)):
-        radius = min(math.ceil(3 * sigma), side - 1)
-        kernel = (-0.5 * (torch.arange(-radius, radius + 1) / sigma).square()).exp()
+        kernel = weights_of(sigma, side)
+        radius = len(kernel) // 2
         rim = (0, 0, radius, radius) if axis == -2 else (radius, radius, 0, 0)
-        weights = (kernel / kernel.sum()).reshape(1, 1, -1, 1).transpose(-2, axis)
-        found = conv2d(pad(found, rim, mode="reflect"), weights)
+        found = conv2d(pad(found, rim, mode="reflect"), kernel.reshape(1, 1, -1, 1).transpose(-2, axis))
     return found.round().clamp(0, 255).to(torch.uint8).reshape(image.shape)
+
+
+def weights_of(sigma: float, side: int) -> Tensor:
+    """A Gaussian of ``sigma`` pixels that adds up to 1 (2 x radius + 1), cut off at three sigma, or where an image of
+    this side ends."""
+    radius = min(math.ceil(3 * sigma), side - 1)
+    kernel = (-0.5 * (torch.arange(-radius, radius + 1) / sigma).square()).exp()
+    return kernel / kernel.sum()
 
 
 @register.transform(name="lighting")
@@ -119,8 +130,10 @@ def lighting(sample: Sample, /, *, strength: NonNegative = 0.1) -> Sample:
     image = sample["image"]
     if image.shape[-3] != 3:
         raise ValueError(f"colours of light need images of 3 channels, not {image.shape[-3]}")
-    colour = _AXES @ (torch.randn(3) * strength * _DEVIATIONS)
-    changed = (image + 255 * colour[:, None, None]).round().clamp(0, 255).to(torch.uint8)
+    colour = 255 * (_AXES @ (torch.randn(3) * strength * _DEVIATIONS))
+    if isinstance(image, Recorded):
+        return {**sample, "image": image.then(Change("lighting", tuple(colour.tolist())))}
+    changed = (image + colour[:, None, None]).round().clamp(0, 255).to(torch.uint8)
     return {**sample, "image": tv_tensors.wrap(changed, like=image)}
 
 

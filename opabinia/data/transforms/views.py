@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from opabinia.config import register
 from opabinia.contracts import Count, Sample, TransformPart
+from opabinia.data.recorded import CHANGES
 
 
 @register.section(name="view")
@@ -49,7 +50,17 @@ class Views:
     def __init__(self, *, views: list[View]) -> None:
         if not views:
             raise ValueError("views: at least one is needed")
+        self._views = views
         self._each = [(number, view.transforms) for number, view in enumerate(views) for _ in range(view.count)]
+
+    @property
+    def each(self) -> list[Sequence[TransformPart]]:
+        """The transforms of each kind of view."""
+        return [view.transforms for view in self._views]
+
+    def with_transforms(self, change: Callable[[Sequence[TransformPart]], Sequence[TransformPart]]) -> Views:
+        """The same views with other transforms, which ``change`` makes of those of each view."""
+        return Views(views=[replace(view, transforms=change(view.transforms)) for view in self._views])
 
     def __call__(self, sample: Sample) -> Sample:
         """The sample with ``views`` in place of its image.
@@ -66,6 +77,7 @@ class Views:
             **rest,
             "views": tuple(view["image"] for view in seen),
             **({"patch_masks": tuple(masks)} if masks else {}),
+            **({CHANGES: tuple(view[CHANGES] for view in seen)} if CHANGES in seen[0] else {}),
         }
 
     def _seen(self, sample: Sample, number: int, transforms: Sequence[TransformPart]) -> Sample:
