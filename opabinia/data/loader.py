@@ -225,7 +225,7 @@ class Reader(Dataset[Read | _Failure]):
             for mix in self.mixes:
                 with _told(f"step {row.step}", mix):
                     batch = mix(batch, self.facts)
-        return Read(row, batch, tuple(passed_over))
+        return batch
 
     def _collated(self, request: Request) -> tuple[Batch | None, list[str]]:
         row = request.row
