@@ -113,22 +113,53 @@ def list_parts(
 
 @app.command("import")
 def import_config(
-    system: Annotated[Literal["paddlevideo"], typer.Argument(metavar="SYSTEM", help="paddlevideo.")],
+    system: Annotated[
+        Literal["basecls", "detectron2", "fastreid", "paddlevideo", "vissl"],
+        typer.Argument(metavar="SYSTEM", help="basecls, detectron2, fastreid, paddlevideo or vissl."),
+    ],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The config.")],
-    cards: Annotated[int, typer.Option(min=1, help="On how many cards it was trained: its batch is that of one.")] = 8,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to it, under its own keys.")
+    ] = None,
+    cards: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of basecls and PaddleVideo, whose batch is that of a card: on how many (8)."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.yaml", help="Write the recipe there, not to standard output.")
+    ] = None,
 ) -> None:
-    """Print another system's config as one of ours; what has no home here is told.
+    """Print another system's config as a recipe of ours; what has no home here is told. Nothing in it is run.
+
+    opabinia config import detectron2 faster_rcnn_R_50_FPN_1x.yaml SOLVER.BASE_LR=0.01 --out faster_rcnn.yaml
 
     opabinia config import paddlevideo slowfast_multigrid.yaml --cards 8 > slowfast.yaml
     """
     with report_errors():
-        from opabinia.config import dump
-        from opabinia.config.paddlevideo import convert
+        from opabinia.config.importing import convert
 
-        config, notes = convert(file, cards)
-        for note in notes:
+        recipe = convert(system, file, cards, overrides or [])
+        for note in recipe.notes:
             typer.echo(f"note: {note}", err=True)
-        print(dump(config).rstrip())
+        for left in recipe.left():
+            typer.echo(f"not taken over: {left}", err=True)
+        if out is None:
+            print(recipe.text(), end="")
+        else:
+            _write(out, recipe.text())
+
+
+def _write(out: Path, text: str) -> None:
+    """A new file."""
+    from opabinia.config import ConfigError, Problem
+    from opabinia.runtime.files import told, write_aside
+
+    if out.suffix not in (".yaml", ".yml") or out.exists():
+        why = "is there already" if out.exists() else "a recipe is a FILE.yaml"
+        raise ConfigError(Problem("command line", "--out", f"{out}: {why}"))
+    with told(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    write_aside(out, text)
 
 
 @app.command()
@@ -167,11 +198,13 @@ def _catalog(plugins: Sequence[str]) -> Catalog:
 
 
 def _rehearse(resolved: Resolved) -> None:
+    from opabinia.auto import with_numbers
     from opabinia.config import build, live_catalog
     from opabinia.run import rehearse
 
-    catalog = live_catalog(resolved.config.get("plugins") or ())
-    rehearse(build(resolved.config, catalog, origins=resolved.origins).keywords)
+    config = with_numbers(resolved.config, batch_size=32, workers=0)
+    catalog = live_catalog(config.get("plugins") or ())
+    rehearse(build(config, catalog, origins=resolved.origins).keywords)
 
 
 def _refuse_without_schedule(options: Mapping[str, object]) -> None:
@@ -184,6 +217,7 @@ def _refuse_without_schedule(options: Mapping[str, object]) -> None:
 
 def _show_schedule(recipe: str, resolved: Resolved, processes: int, out: Path | None) -> None:
     """The batches as so many processes would train them."""
+    from opabinia.auto import settled
     from opabinia.cli.table import print_timetable
     from opabinia.config import build, live_catalog
     from opabinia.run import splits_norms
@@ -191,7 +225,7 @@ def _show_schedule(recipe: str, resolved: Resolved, processes: int, out: Path | 
     from opabinia.scaling import auto_scale
     from opabinia.timetable import drawn, timetable_of
 
-    config, changes = auto_scale(resolved.config, processes)
+    config, changes = auto_scale(settled(resolved.config), processes)
     for change in changes:
         typer.echo(f"for {processes} instead of {resolved.config['train']['tuned_for']} processes: {change}", err=True)
     catalog = live_catalog(config.get("plugins") or ())

@@ -28,8 +28,13 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def dump(config: Mapping[str, Any]) -> str:
     """A config as YAML that :func:`compose` reads back to the same."""
+    return dump_with_references(_escaped(plain(dict(config))))
+
+
+def dump_with_references(config: Mapping[str, Any]) -> str:
+    """A config as YAML in which ``${...}`` goes on being a reference."""
     return yaml.dump(
-        _escaped(plain(dict(config))),
+        config,
         Dumper=_Dumper,
         sort_keys=False,
         allow_unicode=True,

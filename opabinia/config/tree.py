@@ -114,6 +114,12 @@ def shown_path(path: Path) -> str:
 
 def read_file(path: Path, problems: list[Problem]) -> Node | None:
     """The tree of a YAML file; None, and a problem, where it cannot be read."""
+    where, text = shown_path(path), text_of(path, problems)
+    return None if text is None else read_text(text, problems, lambda line: f"{where}:{line}")
+
+
+def text_of(path: Path, problems: list[Problem]) -> str | None:
+    """What stands in a file; None, and a problem, where it is no text that a person has written."""
     where = shown_path(path)
     try:
         if path.is_dir():
@@ -128,12 +134,11 @@ def read_file(path: Path, problems: list[Problem]) -> Node | None:
         problems.append(Problem(where, "", str(getattr(error, "strerror", None) or error)))
         return None
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         problems.append(Problem(f"{where}:{line}", "", f"byte {data[error.start]:#04x} is not UTF-8"))
         return None
-    return read_text(text, problems, lambda line: f"{where}:{line}")
 
 
 def read_text(text: str, problems: list[Problem], where: Callable[[int], str]) -> Node | None:

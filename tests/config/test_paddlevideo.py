@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from opabinia.cli import app
 from opabinia.config import ConfigError, catalog, check, compose
-from opabinia.config.paddlevideo import convert
+from opabinia.config.importing.paddlevideo import convert
 
 # The values of configs/recognition/slowfast/slowfast_multigrid.yaml, and a key of nobody's.
 MULTIGRID = """
@@ -68,10 +68,12 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_the_batch_of_a_card_becomes_that_of_all_and_is_told(tmp_path: Path) -> None:
-    config, notes = convert(written(tmp_path, MULTIGRID), 8)
-    assert config["data"]["batch_size"] == 64
-    assert notes[0] == "data.batch_size: 8 samples a card on 8 cards are 64 over all processes"
-    assert notes[2] == "not taken over, as nothing here answers to it: EMA"
+    recipe = convert(written(tmp_path, MULTIGRID), 8)
+    assert recipe.config["data"]["batch_size"] == 64
+    assert recipe.notes[0] == "data.batch_size: 8 samples a card on 8 cards are 64 over all processes"
+    left = {one.path: (one.value, one.why) for one in recipe.left()}
+    assert left["EMA"] == (0.999, "nothing here answers to it")
+    assert left["MODEL.head.num_classes"] == (400, "follows from the data or the network")
 
 
 def test_every_value_has_its_place(tmp_path: Path) -> None:
