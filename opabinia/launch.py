@@ -14,6 +14,7 @@ from typing import Any
 
 from opabinia import run
 from opabinia.agent import is_restart, launch_id
+from opabinia.auto import asks, settled, with_numbers
 from opabinia.config import ConfigError, Problem, Resolved, build, dump, flatten, live_catalog
 from opabinia.config.compose import PACKAGED
 from opabinia.engine.checkpoint import (
@@ -36,6 +37,7 @@ from opabinia.runtime.processes import first_says, is_first, world_size
 from opabinia.runtime.seeds import draw_seed
 from opabinia.runtime.signals import Stopped, StopSignal, status_of_reason, stop_signals
 from opabinia.scaling import auto_scale
+from opabinia.trial import find
 
 
 def parts_of(resolved: Resolved) -> partial[dict[str, float]]:
@@ -44,7 +46,8 @@ def parts_of(resolved: Resolved) -> partial[dict[str, float]]:
     Raises:
         ConfigError: a part refuses what the config gives it.
     """
-    return build(resolved.config, live_catalog(resolved.config.get("plugins") or ()), origins=resolved.origins)
+    config = settled(resolved.config)
+    return build(config, live_catalog(config.get("plugins") or ()), origins=resolved.origins)
 
 
 def run_folder(recipe: str, out: Path, name: str, resume: str | None = None) -> Path:
@@ -114,11 +117,14 @@ def train(
             log.info("%s is finished: nothing to do", folder)
             return folder, scores
         log_in_full("config as written", _as_written(recipe, overrides))
+        found = find(config, lambda numbered: parts_of(replace(resolved, config=numbered)).keywords)
+        # The batch is the run's course; workers are tried out each time.
+        config = with_numbers(config, **{key: value for key, value in found.items() if key == "batch_size"})
         log_in_full("config, resolved", dump(config))
-        begin = partial(_begin, folder, config, overrides)
+        begin = partial(_begin, folder, config, overrides, resolved.origins)
         session = run.Session(folder, snapshot, lambda: stop.reason, begin)
         try:
-            scores = _trained(replace(resolved, config=config), session)
+            scores = _trained(replace(resolved, config=with_numbers(config, **found)), session)
         except Stopped as reason:
             log.info("stopped: %s; to go on: opabinia train %s --resume", reason, folder)
             # The signal may have come to another process.
@@ -215,7 +221,7 @@ def _settled(
     scaled, changes = auto_scale(config, tuned or world_size())
     for change in changes if snapshot is None else ():
         log.info("train.tuned_for %s, processes %d: %s", config["train"]["tuned_for"], world_size(), change)
-    now = _with_seed(scaled, snapshot, before)
+    now = _with_batch(_with_seed(scaled, snapshot, before), snapshot, before)
     return before, now, _finished(folder, snapshot, before, now)
 
 
@@ -276,7 +282,13 @@ def _clear(folder: Path) -> None:
         shutil.rmtree(folder / "tensorboard", ignore_errors=True)
 
 
-def _begin(folder: Path, config: Mapping[str, Any], overrides: Sequence[str], snapshot: Snapshot | None) -> None:
+def _begin(
+    folder: Path,
+    config: Mapping[str, Any],
+    overrides: Sequence[str],
+    origins: Mapping[str, str],
+    snapshot: Snapshot | None,
+) -> None:
     """From now on, all being built, the folder holds this run, and the run goes on from ``snapshot``."""
     if not is_first():
         return
@@ -288,6 +300,7 @@ def _begin(folder: Path, config: Mapping[str, Any], overrides: Sequence[str], sn
     if (launch := launch_id()) is not None:
         write_aside(folder / ".launch", launch)
     write_aside(folder / "overrides.json", json.dumps(list(overrides), indent=1) + "\n")
+    write_aside(folder / "origins.json", json.dumps(dict(origins), indent=1) + "\n")
 
 
 def _overrides_of(folder: Path) -> list[str]:
@@ -311,6 +324,14 @@ def _with_seed(config: dict[str, Any], snapshot: Snapshot | None, before: Mappin
         return config
     saved = snapshot.state["seed"] if snapshot else (before or {}).get("seed")
     return {**config, "seed": draw_seed() if saved is None else saved}
+
+
+def _with_batch(config: dict[str, Any], snapshot: Snapshot | None, before: Mapping[str, Any] | None) -> dict[str, Any]:
+    """``batch_size: auto`` takes the batch of the run that is resumed: it is not tried out again."""
+    if not asks(config, "batch_size") or (snapshot is None and before is None):
+        return config
+    saved = snapshot.state["global_batch_size"] if snapshot else (before or {})["data"]["batch_size"]
+    return with_numbers(config, batch_size=saved)
 
 
 def _tell_differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:

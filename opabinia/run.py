@@ -42,6 +42,7 @@ from opabinia.engine.checkpoint import Snapshot
 from opabinia.engine.evaluate import Validation, evaluation_run, layers_of, learns
 from opabinia.engine.hooks import (
     Evaluate,
+    Bottleneck,
     Flush,
     FlushSamples,
     KeepAverage,
@@ -311,6 +312,7 @@ def train(
             timer=Timer(),
             stages=FollowStages(plan.stages, norms=splits) if isinstance(plan, StagedPlan) else None,
         )
+            bottleneck=Bottleneck(data.workers, data.cheaper(device.type == "cuda"), train.faster()),
     lines = [writer(session.folder, start) for writer in writers] if is_first() else []
     journal = Journal(session.folder / "metrics.jsonl" if is_first() else None, lines, by=train.log_by)
     trainer = Trainer(

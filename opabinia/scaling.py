@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from opabinia.auto import AUTO
 from opabinia.config import ConfigError, Problem
 
 _STEPS = re.compile(r"(\d+)it")
@@ -32,6 +33,9 @@ def auto_scale(config: Mapping[str, Any], processes: int) -> tuple[dict[str, Any
     if tuned is None or tuned == processes:
         return dict(config), []
     batch = config["data"]["batch_size"]
+    if batch == AUTO:
+        message = "auto is not found for any number of processes: leave train.tuned_for out, and say lr_batch_size"
+        raise ConfigError(Problem("", "data.batch_size", message))
     if batch % tuned:
         message = f"a batch of {batch} does not divide over {tuned} processes: choose a multiple of {tuned}"
         raise ConfigError(Problem("", "data.batch_size", message))

@@ -12,7 +12,7 @@ import typer
 
 from opabinia import __version__
 from opabinia.agent import end_with_agent
-from opabinia.cli import config, data, demo, evaluate, extract, map, merge, predict, replay, search, sweep, train
+from opabinia.cli import bench, config, data, demo, evaluate, extract, map, merge, predict, replay, search, sweep, train
 from opabinia.runtime.signals import end_at_once
 
 app = typer.Typer(
@@ -47,6 +47,7 @@ app.command("predict")(predict.predict)
 app.command("extract")(extract.extract)
 app.command("search")(search.search)
 app.command("map")(map.draw)
+app.command("bench")(bench.bench)
 app.command("demo")(demo.demo)
 app.add_typer(data.app, name="data", help="Look at data before anything is trained on it.")
 app.add_typer(config.app, name="config", help="Show, check and compare configs; list what there is.")

@@ -103,14 +103,15 @@ def pack(
 
 def _data(recipe: str, overrides: list[str], *, lenient: bool = False) -> Data:
     """The data of a recipe; ``lenient``: without what is broken in them."""
+    from opabinia.auto import with_numbers
     from opabinia.config import build, live_catalog
     from opabinia.loading import resolve
     from opabinia.runtime.log import log
 
     resolved = resolve(recipe, overrides)
     catalog = live_catalog(resolved.config.get("plugins") or ())
-    section = resolved.config["data"]
-    config = {**resolved.config, "data": _lenient(section) if lenient else section}
+    config = with_numbers(resolved.config, batch_size=1, workers=0)  # which nothing here asks for
+    config["data"] = _lenient(config["data"]) if lenient else config["data"]
     log.disabled = lenient  # the sources warn of what they leave out; here it is told once, and in full
     try:
         data: Data = build(config, catalog, origins=resolved.origins).keywords["data"]

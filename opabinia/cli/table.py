@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -48,6 +48,44 @@ def print_scores(title: str, scores: Mapping[str, float]) -> None:
     console.print(title, soft_wrap=True)
     # One line to paste into a sheet, with the columns of the table above.
     console.print(",".join(["csv", *(f"{value:.6g}" for value in scores.values())]), soft_wrap=True)
+
+
+def print_bench(found: Mapping[str, Any]) -> None:
+    """Print what ``bench`` has found, and what to change."""
+    step, pace, memory = found["step"], found["samples_per_s"], found["memory"]
+    processes = f", {found['processes']} processes" if found["processes"] > 1 else ""
+    table = Table(found["recipe"], f"{found['device']}{processes}, {found['precision']}, batch {found['batch_size']}")
+    table.add_row("samples/s", f"{pace['median']:.4g} (half of the steps: {pace['low']:.4g} to {pace['high']:.4g})")
+    table.add_row("  one batch again and again", f"{found['model_samples_per_s']:.4g}")
+    table.add_row("  reading alone", f"{found['loader_samples_per_s']:.4g} (data.workers: {found['workers']})")
+    table.add_row("a step", _milliseconds(step["seconds"]))
+    for name, part in _OF_A_STEP.items():
+        table.add_row(f"  {part}", f"{_milliseconds(step[name])}  {step[name] / step['seconds']:.0%}")
+    if memory["device"]:
+        table.add_row("  until the host has given it away", _milliseconds(step["host"]))
+    table.add_row("reading a batch, in one process", _milliseconds(found["read"]))
+    device = f", on the device {memory['device'] / 2**30:.2f} GB" if memory["device"] else ""
+    table.add_row("memory", f"{memory['host'] / 2**30:.2f} GB{device}")
+    table.add_row("arithmetic of a step", f"{found['flops'] / 1e9:.4g} GFLOP")
+    table.add_row("  measured peak of the device", f"{found['peak_flops'] / 1e9:.4g} GFLOP/s")
+    table.add_row("  a step at that peak", f"{_milliseconds(found['floor'])}; reached: {found['share_of_peak']:.1%}")
+    console = Console(highlight=False)
+    console.width = max(console.width, Console(width=10_000).measure(table).maximum)
+    console.print(table)
+    console.print(found["advice"], soft_wrap=True)
+
+
+_OF_A_STEP = {
+    "data": "waiting for data",
+    "forward": "forward",
+    "backward": "backward",
+    "update": "update",
+    "other": "hooks and all else",
+}
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.4g} ms"
 
 
 def print_timetable(table: Timetable, *, norms: bool) -> None:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from annotated_types import Ge, MinLen
 
 from opabinia.config import register
 from opabinia.contracts import Combination, Count, MixPart, SamplerPart, SourcePart, TransformPart
 from opabinia.runtime.durations import Duration
+
+
+if TYPE_CHECKING:  # a command puts a number in the place of `auto` before it builds anything (`opabinia.auto`)
+    CountOrAuto: TypeAlias = int
+    WorkersOrAuto: TypeAlias = int
+else:
+    CountOrAuto = Count | Literal["auto"]
+    WorkersOrAuto = Annotated[int, Ge(0)] | Literal["auto"]
 
 
 @register.section
@@ -64,9 +72,10 @@ class Data:
         train: samples to train on.
         val: samples to evaluate on, or a list of several sets with a ``prefix`` each; null when there are none. The
             first set's scores choose the best checkpoint.
-        batch_size: samples of one optimizer step, over all processes.
-        workers: processes that read for each training or evaluation process; 0 reads in that process itself. The
-            batches are the same with any number.
+        batch_size: samples of one optimizer step, over all processes; ``auto``: as many as fit into memory, tried out
+            when the run begins, and kept by it.
+        workers: processes that read for each training or evaluation process; 0 reads in that process itself; ``auto``:
+            as few as keep up, tried out each time. The batches are the same with any number.
         shuffle: a new order for each epoch; false takes samples as they lie in the source.
         sampler: which samples make up an epoch, in place of each one once.
         drop_last: leave out the incomplete batch at the end of each epoch.
@@ -82,8 +91,8 @@ class Data:
 
     train: Stream
     val: ValidationStream | list[ValidationStream] | None = None
-    batch_size: Count
-    workers: Annotated[int, Ge(0)] = 0
+    batch_size: CountOrAuto
+    workers: WorkersOrAuto = 0
     shuffle: bool = True
     sampler: SamplerPart | None = None
     drop_last: bool = False
@@ -91,6 +100,15 @@ class Data:
     decode: Literal["reduced", "full"] = "reduced"
     augment_on: Literal["workers", "device"] = "workers"
     on_error: Literal["raise", "skip"] = "raise"
+
+    def cheaper(self, gpu: bool) -> list[str]:
+        """Settings that are not taken and can make reading cheaper, for a run on a GPU or on the CPU."""
+        in_files = hasattr(self.train.source, "encoded")
+        off = {
+            "data.decode: reduced": in_files and self.decode == "full",
+            "data.augment_on: device": gpu and self.augment_on == "workers",
+        }
+        return [setting for setting, is_off in off.items() if is_off]
 
     @property
     def validation(self) -> list[ValidationStream]:

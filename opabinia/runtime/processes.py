@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -14,8 +15,23 @@ from torch import Tensor
 T = TypeVar("T")
 
 
+_alone = False
+
+
 def _joined() -> bool:
-    return dist.is_available() and dist.is_initialized()
+    return not _alone and dist.is_available() and dist.is_initialized()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """To the end of the block this process takes itself for the only one, and waits for no other: what is tried in it
+    may fail here and work elsewhere."""
+    global _alone
+    before, _alone = _alone, True
+    try:
+        yield
+    finally:
+        _alone = before
 
 
 def rank() -> int:

@@ -7,16 +7,28 @@ from collections.abc import Collection, Mapping
 from opabinia.contracts import Hook
 from opabinia.engine.hooks.average import KeepAverage
 from opabinia.engine.hooks.best import SaveBest
+from opabinia.engine.hooks.bottleneck import Bottleneck
 from opabinia.engine.hooks.evaluation import Evaluate
 from opabinia.engine.hooks.flush import Flush, FlushSamples
 from opabinia.engine.hooks.save import Save
 from opabinia.engine.hooks.stages import FollowStages
 from opabinia.engine.hooks.watch import Timer
 
-__all__ = ["Evaluate", "Flush", "FlushSamples", "KeepAverage", "Save", "SaveBest", "Timer", "in_order", "refuse_wrong"]
+__all__ = [
+    "Bottleneck",
+    "Evaluate",
+    "Flush",
+    "FlushSamples",
+    "KeepAverage",
+    "Save",
+    "SaveBest",
+    "Timer",
+    "in_order",
+    "refuse_wrong",
+]
 
 
-BUILT_IN = ("timer", "stages", "ema", "journal", "save", "evaluate", "best")
+BUILT_IN = ("timer", "stages", "ema", "journal", "bottleneck", "save", "evaluate", "best")
 FILES = ("model", "optimizer", "state", "statistics")
 """What a checkpoint's other files are called: a hook with tensors of its own has one named after its key."""
 
@@ -47,6 +59,7 @@ def in_order(
     average: KeepAverage | None = None,
     timer: Timer | None = None,
     stages: FollowStages | None = None,
+    bottleneck: Bottleneck | None = None,
 ) -> dict[str, Hook]:
     """All hooks of a run by their keys, in the order in which they act at every moment.
 
@@ -67,6 +80,8 @@ def in_order(
         **user,
         # Pending numbers are checked and written before saving: no checkpoint is made of weights that went wrong.
         "journal": flush,
+        # Reads the line that was just written.
+        **({"bottleneck": bottleneck} if bottleneck else {}),
         # Before the evaluation: a crash there leaves the weights to look at, and a resume finds what is still due.
         "save": save,
         # The weights that were saved are the weights that are measured.

@@ -1,0 +1,22 @@
+"""A network that runs out of memory when a batch is large, as one on a small GPU does."""
+
+import os
+
+import torch
+from torch import Tensor
+
+from opabinia.config import register
+from tests.faults.parts import Tiny
+
+ROOM = "OPABINIA_TEST_ROOM"
+"""Samples that fit into this process."""
+
+
+@register.backbone
+class Narrow(Tiny):
+    """As tiny, for few samples at a time."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        if len(images) > int(os.environ[ROOM]):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
+        return super().forward(images)
