@@ -76,7 +76,7 @@ def by_hand(run: Path) -> None:
     predictor = load(run)
     source = ImageFolder(root=run.parents[2] / "large")
     loader = Loader(Reader(source), evaluation_requests(len(source), 32, 0, 1), workers=1)
-    with torch.no_grad():
+    with torch.inference_mode():
         for _, batch in loader.iterate():
             predictor.task.features(batch)
     loader.close()

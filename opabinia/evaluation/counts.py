@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from opabinia.contracts import Batch, Predictions
+from opabinia.evaluation.topk import all_finite
 
 _UNIT = 2**32
 """Shares of 1 are summed as whole numbers of this unit: sums of floats would depend on the order of the samples."""
@@ -28,28 +29,26 @@ class Confusion:
     def __init__(self, classes: Sequence[str]) -> None:
         self.better = {"mean_recall": "max", "macro_f1": "max"}
         self.classes = tuple(classes)
-        self._counts: Tensor | None = None
+        self._cells: list[Tensor] = []
 
     def update(self, predictions: Predictions, batch: Batch) -> None:
-        """Count a batch. ``predictions["logits"]`` is B x K; ``batch["label"]`` class numbers, B.
+        """Take a batch. ``predictions["logits"]`` is B x K; ``batch["label"]`` class numbers, B.
 
-        Of equal logits the class with the smaller number is predicted.
+        Of equal logits the class with the smaller number is predicted. Cells are counted at the end: there are K x K.
         """
         size, labels = len(self.classes), batch["label"]
         logits = predictions["logits"]
         if not len(labels):
             return
-        best = logits == logits.max(1, keepdim=True).values
-        predicted = best.int().argmax(1)  # the first of the largest, on any device
-        found = torch.bincount(labels * size + predicted, minlength=size * size)
-        self._counts = found if self._counts is None else self._counts + found
+        predicted = logits.argmax(1).masked_fill(logits.amax(1).isnan(), 0)  # the first of the largest
+        self._cells.append(labels * size + predicted)
 
     def state(self) -> list[tuple[int, int]]:
         """(cell, samples) of the cells that are not empty."""
-        if self._counts is None:
+        if not self._cells:
             return []
-        cells = self._counts.nonzero()[:, 0]
-        return list(zip(cells.tolist(), self._counts[cells].tolist(), strict=True))
+        cells, counts = torch.cat(self._cells).unique(return_counts=True)
+        return list(zip(cells.tolist(), counts.tolist(), strict=True))
 
     def _matrix(self, states: Sequence[list[tuple[int, int]]]) -> Tensor:
         size = len(self.classes)
@@ -112,10 +111,10 @@ class Calibration:
         labels = batch["label"]
         if not len(labels):
             return
-        logs = predictions["logits"].double().log_softmax(1)
-        confidence, predicted = logs.max(1)
-        right = (predicted == labels) & logs.isfinite().all(1)
-        confidence = confidence.exp().nan_to_num(1.0)
+        logits = predictions["logits"]
+        logs, predicted = logits.double().log_softmax(1), logits.argmax(1)
+        right = (predicted == labels) & all_finite(logits)
+        confidence = logs.gather(1, predicted[:, None])[:, 0].exp().nan_to_num(1.0)
         # A bin holds its upper edge, as in the paper: (0, 1/15], (1/15, 2/15] ...
         number = (confidence * self.bins).ceil().long().clamp(1, self.bins) - 1
         loss = -logs.gather(1, labels[:, None])[:, 0].clamp(min=-100).nan_to_num(-100.0)
