@@ -62,11 +62,11 @@ def compare(
     broken: list[str] = []
     with told(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        chosen = (_wrong_and_right if predictor.films else _worst_first)(run, split, source, most)
+        chosen = (wrong_and_right if predictor.films else worst_first)(run, split, source, most)
         for number, index in enumerate(chosen):
             try:
                 sample = source[index]
-                draw = _film if predictor.films else _things
+                draw = film_seen if predictor.films else _things
                 picture, words = draw(predictor, sample, source.classes, score)
             except (OSError, ValueError) as error:
                 broken.append(str(error))
@@ -87,7 +87,7 @@ def _things(predictor: Predictor, sample: Sample, classes: Sequence[str], score:
     return beside(drawn, titles), f"there are {len(there)}, found {len(found)}"
 
 
-def _film(predictor: Predictor, sample: Sample, classes: Sequence[str], score: float) -> tuple[Image.Image, str]:
+def film_seen(predictor: Predictor, sample: Sample, classes: Sequence[str], score: float) -> tuple[Image.Image, str]:
     """The strip of a film, framed as it is right or wrong, and what is there and what is found in words."""
     seen = predictor.sample(sample["video"])
     (prediction,) = predictor.batch([seen])
@@ -107,7 +107,7 @@ def _is_right(prediction: Prediction, there: torch.Tensor) -> bool:
     return int(probabilities.argmax()) == int(there)
 
 
-def _wrong_and_right(run: Path, split: str, source: Source, most: int) -> list[int]:
+def wrong_and_right(run: Path, split: str, source: Source, most: int) -> list[int]:
     """Indices of films, one view of each: those that an evaluation of the run names as its surest mistakes, half of
     them all at most where there are enough others, and then others."""
     ids: Callable[[int], str] = source.id  # type: ignore[attr-defined]
@@ -117,10 +117,10 @@ def _wrong_and_right(run: Path, split: str, source: Source, most: int) -> list[i
     right = [index for index in firsts if ids(index) not in named]
     half = max(most - most // 2, most - len(right))
     chosen = wrong[:half]
-    return chosen + list(_evenly(right, most - len(chosen)))
+    return chosen + list(evenly(right, most - len(chosen)))
 
 
-def _evenly(numbers: Sequence[int], count: int) -> Iterator[int]:
+def evenly(numbers: Sequence[int], count: int) -> Iterator[int]:
     """Some at equal distances: films of a class often lie beside each other."""
     count = min(count, len(numbers))
     return (numbers[place * len(numbers) // count] for place in range(count))
@@ -133,7 +133,7 @@ def _worst(run: Path, split: str) -> list[Any]:
     return found
 
 
-def _worst_first(run: Path, split: str, source: Source, most: int) -> list[int]:
+def worst_first(run: Path, split: str, source: Source, most: int) -> list[int]:
     """Indices of samples, in the order in which an evaluation of the run names its worst pictures."""
     worst = _worst(run, split)
     id_of: Callable[[int], str] | None = getattr(source, "id", None)

@@ -12,7 +12,7 @@ import typer
 
 from opabinia import __version__
 from opabinia.agent import end_with_agent
-from opabinia.cli import bench, config, data, demo, evaluate, extract, map, merge, predict, replay, search, sweep, train
+from opabinia.cli import bench, config, data, demo, evaluate, extract, map, merge, predict, replay, report, search, sweep, train
 from opabinia.runtime.signals import end_at_once
 
 app = typer.Typer(
@@ -42,6 +42,7 @@ app.command("train")(train.train)
 app.command("sweep")(sweep.sweep)
 app.command("eval")(evaluate.evaluate)
 app.command("replay")(replay.replay)
+app.command("report")(report.report)
 app.command("merge")(merge.merge)
 app.command("predict")(predict.predict)
 app.command("extract")(extract.extract)

@@ -101,6 +101,9 @@ def train(
         from opabinia.cli.table import print_scores
 
         print_scores(f"{folder} (after its last step; opabinia eval takes the best checkpoint)", scores)
+        from opabinia.cli.report import leave_report
+
+        leave_report(folder)
 
 
 def _refuse(option: str, value: object, message: str) -> None:

@@ -110,7 +110,7 @@ def check_up(source: Source) -> Checkup:
     things = [part for part in parts if isinstance(part, Annotated)]
     return Checkup(
         pictures=sum(map(len, parts)),
-        of_class=_pictures_of_classes(source),
+        of_class=pictures_of_classes(source),
         boxes=_boxes(source.classes, things) if things and len(things) == len(parts) else None,
         films=_film_sizes(films) if films else None,
         problems=[*mended, *told.found()],
@@ -128,7 +128,8 @@ def _parts(source: Source) -> Iterator[Source]:
         yield source
 
 
-def _pictures_of_classes(source: Source) -> dict[str, int]:
+def pictures_of_classes(source: Source) -> dict[str, int]:
+    """In how many pictures or films each class is, by its name; nothing where a source does not tell."""
     counts = np.zeros(len(source.classes), dtype=np.int64)
     for part in _parts(source):
         labels, present = getattr(part, "labels", None), getattr(part, "present", None)

@@ -1,0 +1,69 @@
+"""``opabinia report``"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from opabinia.cli.errors import report_errors
+from opabinia.cli.predict import Checkpoint, Device
+from opabinia.runtime.slurm import told_rank
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", help="RUN/report.html, or report.html beside several, if not given."),
+    ] = None,
+    pictures: Annotated[
+        bool, typer.Option(help="Make pictures of the data and of what the model makes of it, where they are missing.")
+    ] = True,
+    checkpoint: Checkpoint = "best",
+    device: Device = None,
+) -> None:
+    """Write a report of runs: curves, scores, configs, and pictures of what the models do; one HTML file.
+
+    The file needs no network and nothing beside it. Pictures are made once for each checkpoint; without the data, or
+    with --no-pictures, the report is of what the run folders hold.
+
+    opabinia report runs/classification/digits/default
+
+    opabinia report runs/classification/digits/slow runs/classification/digits/fast --out both.html
+    """
+    with report_errors():
+        from opabinia.report import default_place, refuse_what_is_no_run, write_report
+
+        refuse_what_is_no_run(runs)
+        if pictures:
+            for run in runs:
+                _gather(run, checkpoint, device)
+        typer.echo(f"the report is in {write_report(runs, out or default_place(runs))}")
+
+
+def _gather(run: Path, checkpoint: str, device: str | None) -> None:
+    """Pictures, or a word of why there are none: the rest of the report does not need them."""
+    from opabinia.config import ConfigError
+    from opabinia.evidence import gather
+
+    try:
+        gather(run, checkpoint=checkpoint, device=device)
+    except ConfigError as error:
+        typer.echo(f"no pictures of {run}: {error}", err=True)
+
+
+def leave_report(run: Path) -> None:
+    """The report of a run that has just ended, of what its folder holds. It never fails the run."""
+    from opabinia.report import write_report
+
+    if told_rank(os.environ):
+        return
+    try:
+        path = write_report([run])
+    except Exception as error:
+        typer.echo(f"no report of {run}: {type(error).__name__}: {error}", err=True)
+    else:
+        typer.echo(f"the report is in {path}; opabinia report {run} adds pictures")

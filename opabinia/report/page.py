@@ -1,0 +1,233 @@
+"""From run folders to the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from opabinia import __version__
+from opabinia.report.blocks import Block, Chart, Gallery, Section, Table
+from opabinia.report.curves import AXES, sections_of
+from opabinia.report.folder import NoRun, RunData, read_run, refuse_missing
+from opabinia.report.pictures import Room, galleries_of, read_index
+from opabinia.report.plain import dict_of, dicts_of, number_of
+from opabinia.report.tables import blocks_of
+from opabinia.runtime.files import told, write_aside
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+MOST_RUNS = len(LETTERS)
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """What the page tells of one run.
+
+    Attributes:
+        letter: by which charts and tables call it.
+        run: what its folder tells.
+        galleries: its pictures.
+        evaluation: a section for each data set.
+        data: what its data holds.
+        config: rows of path, value and origin.
+    """
+
+    letter: str
+    run: RunData
+    galleries: Sequence[Gallery]
+    evaluation: Sequence[Section]
+    data: Sequence[Block]
+    config: Sequence[tuple[str, str, str]]
+
+
+def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
+    """Write the report of one run or of several over each other.
+
+    Args:
+        folders: of the runs.
+        out: the file; ``report.html`` in the folder of a single run, or beside several, when not given.
+
+    Returns:
+        The file.
+
+    Raises:
+        NoRun: a folder holds no run, or there are more than :data:`MOST_RUNS`.
+        DiskError: the file cannot be written.
+    """
+    out = out or default_place(folders)
+    content = page_of(folders)
+    with told(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_aside(out, content)
+    return out
+
+
+def default_place(folders: Sequence[Path]) -> Path:
+    """``report.html`` in the one run folder, or where several part."""
+    if len(folders) == 1:
+        return folders[0] / "report.html"
+    parts = [folder.resolve().parents for folder in folders]
+    common = next((one for one in parts[0] if all(one in others for others in parts)), Path.cwd())
+    return common / "report.html"
+
+
+def page_of(folders: Sequence[Path]) -> str:
+    """The page as text: see :func:`write_report`."""
+    refuse_what_is_no_run(folders)
+    room = Room()
+    chapters = [_chapter(letter, read_run(one), room) for letter, one in zip(LETTERS, folders, strict=False)]
+    runs = [chapter.run for chapter in chapters]
+    charts: list[Chart] = []
+    text: str = _template("page.html").render(
+        title=" · ".join(run.name for run in runs[:3]) + (" ..." if len(runs) > 3 else ""),
+        version=__version__,
+        chapters=chapters,
+        curves=sections_of(runs),
+        axes=AXES,
+        scores=scores_of(chapters),
+        differences=differences(chapters),
+        number_of_chart=lambda chart: _numbered(charts, chart),
+        data=lambda: _as_json({"runs": [_about(one) for one in chapters], **_plain(charts)}),
+        style=_text("style.css"),
+        script=_text("script.js"),
+    )
+    return text
+
+
+def refuse_what_is_no_run(folders: Sequence[Path]) -> None:
+    """Tell at once what would only come out later.
+
+    Raises:
+        NoRun: a folder holds no run, or there are none, or too many.
+    """
+    if not 0 < len(folders) <= MOST_RUNS:
+        raise NoRun(f"{len(folders)} runs; a report is of one to {MOST_RUNS}")
+    for folder in folders:
+        refuse_missing(folder)
+
+
+def _chapter(letter: str, run: RunData, room: Room) -> Chapter:
+    index = read_index(run.folder, run.notes)
+    classes = [str(name) for name in run.facts.get("classes") or ()]
+    evaluation = [Section(name, blocks_of(found, classes, run.notes, name)) for name, found in run.details.items()]
+    run.notes += [str(one) for one in index.get("missing") or () if isinstance(one, str)]
+    return Chapter(
+        letter,
+        run,
+        galleries_of(run.folder, index, room, run.notes),
+        [section for section in evaluation if section.blocks],
+        data_of(run, index),
+        [(key, _value(value), _origin(run.origins, key)) for key, value in run.config.items()],
+    )
+
+
+def data_of(run: RunData, index: dict[str, Any]) -> list[Block]:
+    """What is known of the data: facts of the training set, and counts by class where they were taken."""
+    shown = {key: value for key, value in run.facts.items() if value not in (None, False, 0, [], "")}
+    facts = [(key.replace("_", " "), _value(value)) for key, value in shown.items() if key not in _LONG]
+    facts += [("classes", str(len(run.facts["classes"])))] if shown.get("classes") else []
+    blocks: list[Block] = [Table("Training data", ("what", "value"), facts)] if facts else []
+    for one in dicts_of(index.get("counts")):
+        counts = {str(name): number_of(n) or 0 for name, n in dict_of(one.get("of_class")).items()}
+        total = sum(counts.values()) or 1
+        rows = [(name, n, n / total) for name, n in counts.items()]
+        columns = ("class", "samples", "share")
+        blocks += [Table(f"{one.get('set')}: samples by class", columns, rows, frozenset({2}))] if rows else []
+    return blocks
+
+
+_LONG = ("classes", "category_ids", "frequencies", "keypoints")
+
+
+def scores_of(chapters: Sequence[Chapter]) -> Table:
+    """A row for each score, a column for each run, and another for the checkpoint that was evaluated by itself."""
+    columns: list[tuple[str, dict[str, Any]]] = []
+    for one in chapters:
+        when = "after the last step" if one.run.finished else "newest"
+        columns.append((f"{one.letter}: {when}" if len(chapters) > 1 else when, one.run.scores))
+        if one.run.of_best:
+            name = f"of {one.run.of_best.get('checkpoint', '')}"
+            columns.append((f"{one.letter}: {name}" if len(chapters) > 1 else name, one.run.of_best))
+    names = list(dict.fromkeys(name for _, values in columns for name in values if name != "checkpoint"))
+    rows = [(name, *(values.get(name) for _, values in columns)) for name in names]
+    return Table("", ("score", *(title for title, _ in columns)), rows, most=40)
+
+
+def differences(chapters: Sequence[Chapter]) -> Table | None:
+    """The values of the configs that are not the same in all runs; None of a single run."""
+    if len(chapters) < 2:
+        return None
+    values = [{key: value for key, value, _ in one.config} for one in chapters]
+    keys = list(dict.fromkeys(key for one in values for key in one))
+    rows = [(key, *(one.get(key) for one in values)) for key in keys]
+    rows = [row for row in rows if len(set(row[1:])) > 1]
+    return Table("", ("key", *(one.letter for one in chapters)), rows, most=25)
+
+
+def _origin(origins: dict[str, str], key: str) -> str:
+    return origins.get(key, "")
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+# --- charts ---------------------------------------------------------------------------------------------------------
+
+
+def _numbered(charts: list[Chart], chart: Chart) -> int:
+    """The place of a chart in the page's data."""
+    charts.append(chart)
+    return len(charts) - 1
+
+
+def _about(chapter: Chapter) -> dict[str, str]:
+    return {"letter": chapter.letter, "name": chapter.run.name}
+
+
+def _plain(charts: Sequence[Chart]) -> dict[str, Any]:
+    """Charts whose lines name their places by number: many lines have the same."""
+    places: dict[str, int] = {}
+    found = []
+    for chart in charts:
+        one = asdict(chart)
+        for line in one["lines"]:
+            line["x"] = places.setdefault(_as_json(line["x"]), len(places))
+        found.append(one)
+    return {"charts": found, "places": [json.loads(text) for text in places]}
+
+
+def _as_json(value: Any) -> str:
+    """JSON that may stand in a script element: no text in it can end that element."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+# --- templates ------------------------------------------------------------------------------------------------------
+
+
+def _template(name: str) -> Any:
+    from jinja2 import BaseLoader, Environment, StrictUndefined
+
+    environment = Environment(
+        loader=BaseLoader(), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["number"] = _number
+    return environment.from_string(_text(name))
+
+
+def _number(value: Any) -> str:
+    """A value as it stands in a table."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 else f"{value:.4g}"
+    return str(value)
+
+
+def _text(name: str) -> str:
+    return files("opabinia.report").joinpath("templates", name).read_text(encoding="utf-8")

@@ -1,0 +1,360 @@
+"use strict";
+{
+  const { runs, charts, places } = JSON.parse(document.getElementById("data").textContent);
+  const several = runs.length > 1;
+  const DASHES = ["", "6 4", "2 3", "9 3 2 3", "12 4", "1 4"];
+  const COLOURS = 8, HEIGHT = 220, LEFT = 52, RIGHT = 16, TOP = 8, BOTTOM = 24;
+  const byId = (id) => document.getElementById(id);
+
+  // What all curves share: axis, smoothing, scale, the part that is seen, and runs that are not shown.
+  const view = { axis: "step", smooth: 0, log: false, range: null, hidden: new Set() };
+
+  const node = (name, attributes = {}, text = "") => {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    if (text) made.textContent = text;
+    return made;
+  };
+  const element = (name, text = "") => {
+    const made = document.createElement(name);
+    made.textContent = text;
+    return made;
+  };
+  const shown = (value) => {
+    if (value === null || value === undefined) return "–";
+    const size = Math.abs(value);
+    return Number.isInteger(value) && size < 1e9 ? String(value)
+      : size !== 0 && (size < 1e-3 || size >= 1e5) ? value.toExponential(3) : String(+value.toPrecision(4));
+  };
+
+  // --- numbers of lines ---
+
+  const across = (chart, line) => chart.across ? places[line.x] : places[line.x][view.axis];
+  const visible = (chart) => chart.lines.filter((line) => chart.across || !view.hidden.has(line.run));
+  const colour = (chart, line) => `var(--c${(several && !chart.across ? line.run : line.style) % COLOURS})`;
+  const dash = (line) => DASHES[line.style % DASHES.length];
+  const label = (chart, line) => {
+    if (!several || chart.across) return line.name;
+    const { letter } = runs[line.run];
+    return line.name === chart.title ? letter : `${letter} ${line.name}`;
+  };
+
+  // A running mean that forgets exponentially, without the bias towards its start.
+  const smoothed = (values, weight) => {
+    if (!weight) return values;
+    let mean = 0, known = 0;
+    return values.map((value) => {
+      if (value === null) return null;
+      mean = mean * weight + value * (1 - weight);
+      known = known * weight + (1 - weight);
+      return mean / known;
+    });
+  };
+
+  const extent = (values) => {
+    let low = Infinity, high = -Infinity;
+    for (const value of values) {
+      if (value === null) continue;
+      if (value < low) low = value;
+      if (value > high) high = value;
+    }
+    return [low, high];
+  };
+
+  const ticks = (low, high, count) => {
+    const raw = (high - low) / count || 1, power = 10 ** Math.floor(Math.log10(raw));
+    const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= raw) || raw;
+    const found = [];
+    for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-9; at += step) found.push(+at.toPrecision(12));
+    return found;
+  };
+
+  const decades = (low, high) => {
+    const found = [];
+    for (let power = Math.ceil(low); power <= high; power++) found.push(power);
+    return found.length > 1 ? found : ticks(low, high, 3);
+  };
+
+  // --- drawing ---
+
+  const draw = (figure) => {
+    const chart = charts[figure.dataset.chart], plot = figure.querySelector(".plot");
+    const state = figure.state ||= { range: null, cursor: null };
+    const range = chart.across ? state.range : view.range;
+    const lines = visible(chart).map((line) => {
+      const x = across(chart, line), y = smoothed(line.y, chart.across ? 0 : view.smooth);
+      return { line, x, y };
+    });
+    const width = plot.clientWidth || 320;
+    const [left, right] = range || extent(lines.flatMap(({ x }) => [x[0], x[x.length - 1]]));
+    const log = view.log && !chart.across;
+    const height = (value) => value === null || (log && value <= 0) ? null : log ? Math.log10(value) : value;
+    const seen = lines.flatMap(({ x, y }) => y.filter((_, at) => x[at] >= left && x[at] <= right).map(height));
+    let [low, high] = chart.bounds && !range ? chart.bounds : extent(seen);
+    if (!Number.isFinite(low) || !Number.isFinite(left)) {
+      const message = element("p", "nothing to show");
+      message.className = "note";
+      plot.replaceChildren(message);
+      figure.shape = null;
+      return;
+    }
+    const margin = chart.bounds ? 0 : (high - low) * 0.05 || Math.abs(high) * 0.05 || 1;
+    low -= margin;
+    high += margin;
+    const toX = (value) => LEFT + ((value - left) / (right - left || 1)) * (width - LEFT - RIGHT);
+    const toY = (value) => HEIGHT - BOTTOM - ((value - low) / (high - low)) * (HEIGHT - TOP - BOTTOM);
+    const svg = node("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, tabindex: 0, role: "img" });
+    svg.setAttribute("aria-label", `${figure.querySelector("figcaption").textContent}: arrow keys move through its points`);
+    const clip = `clip-${figure.dataset.chart}`;
+    const window_ = node("clipPath", { id: clip });
+    window_.append(node("rect", { x: LEFT, y: TOP - 3, width: Math.max(0, width - LEFT - RIGHT + 2), height: HEIGHT - TOP - BOTTOM + 6 }));
+    svg.append(window_);
+    for (const tick of log ? decades(low, high) : ticks(low, high, 4)) {
+      svg.append(node("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: toY(tick), y2: toY(tick) }));
+      svg.append(node("text", { x: LEFT - 6, y: toY(tick) + 4, "text-anchor": "end" }, shown(log ? 10 ** tick : tick)));
+    }
+    for (const tick of ticks(left, right, Math.max(2, width / 110))) {
+      svg.append(node("text", { x: toX(tick), y: HEIGHT - 8, "text-anchor": "middle" }, shown(tick)));
+    }
+    const inside = node("g", { "clip-path": `url(#${clip})` });
+    svg.append(inside);
+    const path = (x, y) => {
+      let text = "", pen = "M";
+      for (let at = 0; at < x.length; at++) {
+        const value = height(y[at]);
+        if (value === null) { pen = "M"; continue; }
+        text += `${pen}${toX(x[at]).toFixed(1)} ${toY(value).toFixed(1)}`;
+        pen = "L";
+      }
+      return text;
+    };
+    for (const { line, x, y } of lines) {
+      const stroke = `stroke:${colour(chart, line)}`;
+      if (view.smooth && !chart.across) inside.append(node("path", { class: "raw", d: path(x, line.y), style: stroke }));
+      inside.append(node("path", { d: path(x, y), style: stroke, "stroke-dasharray": dash(line) }));
+      if (x.length < 40 || chart.across && x.length < 20) {
+        x.forEach((value, at) => {
+          const up = height(y[at]);
+          if (up !== null) inside.append(node("circle", { cx: toX(value), cy: toY(up), r: 2.5, style: `fill:${colour(chart, line)}` }));
+        });
+      }
+    }
+    if (several && !chart.across) {
+      for (const { line, x, y } of lines) {
+        let at = x.length - 1;
+        while (at > 0 && (height(y[at]) === null || x[at] > right)) at--;
+        const up = height(y[at]);
+        if (up === null) continue;
+        const text = node("text", { class: "letter", x: Math.min(width - 12, toX(x[at]) + 4), y: toY(up) + 4 }, runs[line.run].letter);
+        text.style.fill = colour(chart, line);
+        svg.append(text);
+      }
+    }
+    plot.replaceChildren(svg);
+    figure.shape = { chart, lines, left, right, toX, toY, height, svg, width };
+    listen(figure);
+    readout(figure);
+    const numbers = figure.querySelector(".numbers");
+    if (numbers.open) tabulate(figure);
+  };
+
+  const swatch = (chart, line) => {
+    const svg = node("svg", { width: 22, height: 8, "aria-hidden": true });
+    svg.append(node("line", { x1: 0, x2: 22, y1: 4, y2: 4, "stroke-width": 3, "stroke-dasharray": dash(line), style: `stroke:${colour(chart, line)}` }));
+    return svg;
+  };
+
+  const nearest = (x, wanted) => {
+    let low = 0, high = x.length - 1;
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (x[middle] < wanted) low = middle; else high = middle;
+    }
+    return Math.abs(x[low] - wanted) <= Math.abs(x[high] - wanted) ? low : high;
+  };
+
+  // What the lines are, and their values where the cursor is.
+  const readout = (figure) => {
+    const { shape, state } = figure, output = figure.querySelector(".readout");
+    if (!shape) { output.replaceChildren(); return; }
+    const { chart, lines, left, right, toX, toY, height, svg } = shape;
+    svg.querySelectorAll(".cursor, .here").forEach((one) => one.remove());
+    const told = [];
+    if (state.cursor !== null && state.cursor >= left && state.cursor <= right) {
+      svg.append(node("line", { class: "cursor", x1: toX(state.cursor), x2: toX(state.cursor), y1: TOP, y2: HEIGHT - BOTTOM }));
+      told.push(element("span", `${chart.across || view.axis} ${shown(state.cursor)}`));
+    }
+    for (const { line, x, y } of lines) {
+      const item = element("span");
+      item.append(swatch(chart, line), label(chart, line));
+      if (state.cursor !== null && x.length) {
+        const at = nearest(x, state.cursor), up = height(y[at]);
+        item.append(` ${shown(y[at])}`);
+        if (up !== null && x[at] >= left && x[at] <= right)
+          svg.append(node("circle", { class: "here", cx: toX(x[at]), cy: toY(up), r: 4, style: `fill:${colour(chart, line)}` }));
+      }
+      told.push(item);
+    }
+    output.replaceChildren(...told);
+  };
+
+  const tabulate = (figure) => {
+    const MOST = 400, { shape } = figure, place = figure.querySelector(".numbers > div");
+    const table = element("table"), head = table.createTHead().insertRow(), body = table.createTBody();
+    if (!shape) { place.replaceChildren(); return; }
+    for (const name of ["line", shape.chart.across || view.axis, "value"]) {
+      const cell = element("th", name);
+      cell.scope = "col";
+      head.append(cell);
+    }
+    const every = Math.ceil(shape.lines.reduce((sum, { x }) => sum + x.length, 0) / MOST) || 1;
+    for (const { line, x } of shape.lines) {
+      for (let at = (x.length - 1) % every; at < x.length; at += every) {
+        const row = body.insertRow();
+        for (const text of [label(shape.chart, line), shown(x[at]), shown(line.y[at])]) row.insertCell().textContent = text;
+      }
+    }
+    place.replaceChildren(table);
+  };
+
+  // --- reading and zooming ---
+
+  const zoom = (figure, range) => {
+    const wide = range && range[1] - range[0] > 0 ? range : null;
+    if (figure.shape && figure.shape.chart.across) { figure.state.range = wide; draw(figure); }
+    else { view.range = wide; redraw(); }
+  };
+
+  const whereIs = (figure, event) => {
+    const { svg, left, right, width } = figure.shape, box = svg.getBoundingClientRect();
+    const at = ((event.clientX - box.left) / box.width * width - LEFT) / (width - LEFT - RIGHT);
+    return left + Math.min(1, Math.max(0, at)) * (right - left);
+  };
+
+  const listen = (figure) => {
+    const { svg, toX } = figure.shape;
+    let start = null, area = null;
+    svg.addEventListener("pointerdown", (event) => {
+      if (event.button === 0 && event.pointerType !== "touch") { start = whereIs(figure, event); svg.setPointerCapture(event.pointerId); }
+    });
+    svg.addEventListener("pointermove", (event) => {
+      figure.state.cursor = whereIs(figure, event);
+      readout(figure);
+      if (start === null) return;
+      area ||= svg.appendChild(node("rect", { class: "select", y: TOP, height: HEIGHT - TOP - BOTTOM }));
+      const [from, to] = [toX(start), toX(figure.state.cursor)].sort((a, b) => a - b);
+      area.setAttribute("x", from);
+      area.setAttribute("width", to - from);
+    });
+    svg.addEventListener("pointerup", (event) => {
+      const from = start, to = whereIs(figure, event);
+      start = null;
+      area?.remove();
+      area = null;
+      if (from !== null && Math.abs(toX(to) - toX(from)) > 6) zoom(figure, [Math.min(from, to), Math.max(from, to)]);
+    });
+    svg.addEventListener("pointerleave", () => {
+      if (start === null && document.activeElement !== svg) { figure.state.cursor = null; readout(figure); }
+    });
+    svg.addEventListener("dblclick", () => zoom(figure, null));
+    svg.addEventListener("keydown", (event) => { if (pressed(figure, event.key)) event.preventDefault(); });
+  };
+
+  const pressed = (figure, key) => {
+    const { lines, left, right } = figure.shape, state = figure.state;
+    const x = lines.reduce((longest, one) => one.x.length > longest.length ? one.x : longest, []);
+    const middle = state.cursor ?? (left + right) / 2;
+    if (key === "ArrowLeft" || key === "ArrowRight") {
+      const at = state.cursor === null ? (key === "ArrowRight" ? -1 : x.length) : nearest(x, state.cursor);
+      state.cursor = x[Math.min(x.length - 1, Math.max(0, at + (key === "ArrowRight" ? 1 : -1)))];
+      readout(figure);
+    } else if (key === "+" || key === "=") again(figure, [middle - (right - left) / 4, middle + (right - left) / 4]);
+    else if (key === "-") again(figure, [middle - (right - left), middle + (right - left)]);
+    else if (key === "0" || key === "Escape") again(figure, null);
+    else return false;
+    return true;
+  };
+
+  // A drawing is made anew by zooming; the keyboard stays where it was.
+  const again = (figure, range) => {
+    zoom(figure, range);
+    draw(figure);
+    figure.shape?.svg.focus();
+  };
+
+  // --- only what is on the screen is drawn ---
+
+  const near = new Set();
+  const watcher = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      if (isIntersecting) { near.add(target); draw(target); } else near.delete(target);
+    }
+  }, { rootMargin: "200px" });
+  let due = false;
+  const redraw = () => {
+    if (due) return;
+    due = true;
+    requestAnimationFrame(() => { due = false; near.forEach(draw); });
+  };
+  for (const figure of document.querySelectorAll(".chart")) {
+    figure.state = { range: null, cursor: null };
+    watcher.observe(figure);
+    figure.querySelector(".numbers").addEventListener("toggle", () => tabulate(figure));
+  }
+  new ResizeObserver(redraw).observe(document.body);
+
+  // --- controls ---
+
+  byId("axis").addEventListener("change", (event) => { view.axis = event.target.value; view.range = null; redraw(); });
+  byId("smooth").addEventListener("input", (event) => {
+    view.smooth = Number(event.target.value);
+    byId("smoothness").value = event.target.value;
+    redraw();
+  });
+  byId("log").addEventListener("change", (event) => { view.log = event.target.checked; redraw(); });
+  byId("reset").addEventListener("click", (event) => { event.preventDefault(); view.range = null; redraw(); });
+  byId("controls").addEventListener("submit", (event) => event.preventDefault());
+  if (several) {
+    runs.forEach((run, number) => {
+      const button = element("button"), line = { run: number, style: 0 };
+      button.type = "button";
+      button.setAttribute("aria-pressed", "true");
+      button.append(swatch({ across: "" }, line), `${run.letter} ${run.name}`);
+      button.addEventListener("click", () => {
+        if (!view.hidden.delete(number)) view.hidden.add(number);
+        button.setAttribute("aria-pressed", String(!view.hidden.has(number)));
+        redraw();
+      });
+      byId("legend").append(button);
+    });
+  }
+
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const paint = (isDark) => { document.documentElement.dataset.theme = isDark ? "dark" : "light"; };
+  paint(dark.matches);
+  dark.addEventListener("change", () => paint(dark.matches));
+  byId("theme").addEventListener("click", () => paint(document.documentElement.dataset.theme !== "dark"));
+
+  for (const button of document.querySelectorAll(".enlarge")) {
+    button.addEventListener("click", () => {
+      const image = button.querySelector("img"), large = byId("large"), there = large.querySelector("img");
+      there.src = image.src;
+      there.alt = image.alt;
+      there.className = image.className;
+      large.querySelector("p").textContent = image.alt;
+      large.showModal();
+    });
+  }
+  for (const box of document.querySelectorAll(".filter input")) {
+    box.addEventListener("input", () => {
+      for (const row of box.closest(".config").querySelectorAll("tbody tr"))
+        row.hidden = !row.textContent.toLowerCase().includes(box.value.toLowerCase());
+    });
+  }
+  const unfold = () => {
+    const target = document.getElementById(location.hash.slice(1));
+    if (target instanceof HTMLDetailsElement) { target.open = true; target.scrollIntoView(); }
+  };
+  addEventListener("hashchange", unfold);
+  unfold();
+}

@@ -1,0 +1,174 @@
+"""The page: one file, whole whatever the run folders hold, with nothing of theirs that could act in it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opabinia.report import NoRun, default_place, write_report
+from opabinia.report.curves import kind_of
+from opabinia.report.page import page_of
+
+Make = Callable[..., Path]
+
+
+class Elements(HTMLParser):
+    """Names and attributes of all elements, and text outside of scripts and styles."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._inside = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.found.append((tag, dict(attrs)))
+        self._inside = tag
+
+    def handle_data(self, data: str) -> None:
+        if self._inside not in ("script", "style"):
+            self.text += data
+
+
+def data_of(page: str) -> Any:
+    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    return json.loads(found)
+
+
+def test_a_run_is_told(make: Make) -> None:
+    folder = make(state={"format": 1, "total_steps": 20, "facts": {"samples": 80, "classes": ["cat", "dog"]}})
+    page = page_of([folder])
+    text = Elements(page).text
+    for words in ("val/top1", "0.7500", "Most confused", "python", "3.11.7", "optimizer.lr", "the loader is slow"):
+        assert words in text
+    charts = {chart["title"]: chart for chart in data_of(page)["charts"]}
+    assert {"top1", "loss", "learning rate", "samples per second", "gradient norm"} <= set(charts)
+    assert [line["name"] for line in charts["top1"]["lines"]] == ["train", "val"]
+    assert data_of(page)["places"][charts["loss"]["lines"][0]["x"]]["step"] == [10, 20]
+
+
+def test_nothing_is_loaded_from_elsewhere(make: Make) -> None:
+    page = page_of([make()])
+    for name, attributes in Elements(page).found:
+        address = attributes.get("src") or attributes.get("href") or ""
+        assert address.startswith(("data:", "#")) or not address, (name, address)
+    assert "default-src 'none'" in page
+    assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", page)
+
+
+NASTY = "<img src=x onerror=alert(1)>\"'&</script>"
+
+
+def test_names_from_the_folder_stay_text(make: Make) -> None:
+    details = {"per_class": [{"class": NASTY, "samples": 1, NASTY: NASTY}], "confusion": [[0, 1, 2]]}
+    rows = [{"step": 1, f"val/{NASTY}": 0.5, NASTY: 1.0, "train/loss": 1.0}]
+    config = {"task": {"name": NASTY}, NASTY: NASTY}
+    folder = make('it\'s <b> & "co"', rows=rows, config=config, details=details, results={NASTY: 0.5})
+    (folder / "train.log").write_text(f"11-22 08:04:11 W {NASTY}\n")
+    page = page_of([folder])
+    elements = Elements(page)
+    assert not [one for one in elements.found if one[0] == "img" and "onerror" in one[1]]
+    assert not [one for one in elements.found if one[0] == "b" and not one[1]]
+    assert page.count("</script>") == 2
+    assert elements.text.count(NASTY) > 4
+    assert any(NASTY in chart["title"] for chart in data_of(page)["charts"])
+
+
+def test_half_a_run(make: Make) -> None:
+    folder = make(results=None, details=None, state={"format": 1, "total_steps": 500})
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 21, "trai')
+    text = Elements(page_of([folder])).text
+    assert "not finished: it is at step 20 of 500" in text
+    assert "1 lines of metrics.jsonl could not be read" in text
+    assert "newest" in text
+
+
+def test_nothing_measured_yet(make: Make) -> None:
+    text = Elements(page_of([make(rows=None, results=None, details=None)])).text
+    assert "nothing was measured yet" in text
+    assert "There are no scores yet" in text
+
+
+def test_a_run_of_a_newer_version(make: Make) -> None:
+    folder = make(state={"format": 7, "facts": ["?"], "total_steps": "many"}, details={"step": 1, "holograms": {}})
+    text = Elements(page_of([folder])).text
+    assert "a newer version" in text
+    assert "0.7500" in text
+
+
+@pytest.mark.parametrize(
+    ("place", "content"),
+    [
+        ("config.yaml", "task: [1, {"),
+        ("config.yaml", "- a list"),
+        ("results.json", "{"),
+        ("results.json", "[1]"),
+        ("eval/val/details.json", '{"per_class": "x", "confusion": {"a": 1}}'),
+        ("origins.json", "[[]]"),
+        ("pictures/index.json", '{"groups": [{"rows": [{"pictures": [{"file": 3}, 4]}, 5]}, 6], "counts": [1]}'),
+        ("checkpoints/step-00000020/state.json", "[" * 100_000),
+    ],
+)
+def test_damage_never_ends_a_report(make: Make, place: str, content: str) -> None:
+    folder = make()
+    (folder / place).parent.mkdir(parents=True, exist_ok=True)
+    (folder / place).write_text(content)
+    assert "</html>" in page_of([folder])
+
+
+def test_runs_lie_over_each_other(make: Make) -> None:
+    first = make("a")
+    other = make("b", config={"task": {"name": "classification", "dropout": 0.1}, "optimizer": {"name": "sgd"}})
+    page = page_of([first, other])
+    charts = {chart["title"]: chart for chart in data_of(page)["charts"]}
+    assert [(line["run"], line["name"]) for line in charts["top1"]["lines"]] == [
+        *((0, "train"), (0, "val")),
+        *((1, "train"), (1, "val")),
+    ]
+    (table,) = re.findall(r'<section id="differences">(.*?)</section>', page, re.S)
+    keys = re.findall(r"<tr><td>\s*(.*?)\s*</td>|<td>(optimizer[.\w]*|task[.\w]*|seed)</td>", table)
+    assert {key for pair in keys for key in pair if key} == {"optimizer.name", "optimizer.lr", "seed"}
+
+
+def test_where_it_is_written(make: Make, tmp_path: Path) -> None:
+    runs = [make("x/one"), make("x/two")]
+    assert write_report(runs[:1]) == runs[0] / "report.html"
+    assert default_place(runs) == tmp_path / "x" / "report.html"
+    assert write_report(runs, tmp_path / "new" / "page.html").stat().st_size > 20_000
+
+
+def test_no_run_is_refused(tmp_path: Path, make: Make) -> None:
+    with pytest.raises(NoRun, match="there is no folder"):
+        write_report([tmp_path / "nowhere"])
+    run = make("runs/one")
+    with pytest.raises(NoRun, match=f"holds no run.*{run}"):
+        write_report([run.parent])
+
+
+def test_a_long_run_makes_no_large_page(make: Make) -> None:
+    rows = [{"step": n, "epoch": n / 100, "samples": n, "train/loss": 1 / n, "lr": n / 1e5} for n in range(1, 20_001)]
+    folder = make(rows=rows)
+    assert len(page_of([folder])) < 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "title", "of"),
+    [
+        ("train/loss", "Losses", "loss", "train"),
+        ("val/loss_cls", "Losses", "loss_cls", "val"),
+        ("val_ema/top1", "Scores", "top1", "val_ema"),
+        ("train/rpn/num_pos_anchors", "Others", "rpn/num_pos_anchors", "train"),
+        ("lr", "Schedules", "learning rate", ""),
+        ("time/val", "Speed and memory", "seconds of the evaluation on val", ""),
+    ],
+)
+def test_where_values_are_drawn(name: str, group: str, title: str, of: str) -> None:
+    assert kind_of(name) == (group, title, of)
