@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,7 +48,7 @@ class Confusion:
         """(cell, samples) of the cells that are not empty."""
         if not self._cells:
             return []
-        cells, counts = torch.cat(self._cells).unique(return_counts=True)
+        cells, counts = np.unique(torch.cat(self._cells).cpu().numpy(), return_counts=True)
         return list(zip(cells.tolist(), counts.tolist(), strict=True))
 
     def _matrix(self, states: Sequence[list[tuple[int, int]]]) -> Tensor:
