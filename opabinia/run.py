@@ -41,8 +41,8 @@ from opabinia.data.batches import StagedPlan
 from opabinia.engine.checkpoint import Snapshot
 from opabinia.engine.evaluate import Validation, evaluation_run, layers_of, learns
 from opabinia.engine.hooks import (
-    Evaluate,
     Bottleneck,
+    Evaluate,
     Flush,
     FlushSamples,
     KeepAverage,
@@ -310,9 +310,9 @@ def train(
             best=make_best(checkpoint.best, offered),
             average=average,
             timer=Timer(),
+            bottleneck=Bottleneck(data.workers, data.cheaper(device.type == "cuda"), train.faster()),
             stages=FollowStages(plan.stages, norms=splits) if isinstance(plan, StagedPlan) else None,
         )
-            bottleneck=Bottleneck(data.workers, data.cheaper(device.type == "cuda"), train.faster()),
     lines = [writer(session.folder, start) for writer in writers] if is_first() else []
     journal = Journal(session.folder / "metrics.jsonl" if is_first() else None, lines, by=train.log_by)
     trainer = Trainer(

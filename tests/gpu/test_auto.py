@@ -1,0 +1,92 @@
+"""What is tried out on a GPU: a batch that really runs out of memory, times by events, who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from opabinia.bench import bench, matmul_flops
+from opabinia.engine.hooks.bottleneck import Bottleneck
+from opabinia.launch import parts_of
+from opabinia.loading import resolve
+from opabinia.trial import find
+from tests.engine.test_more_hooks import a_run
+
+pytestmark = pytest.mark.gpu
+
+RECIPE = ["train.device=cuda", "train.threads=1", "data.workers=0", "train.length=100it"]
+
+
+@pytest.fixture
+def small_gpu() -> Iterator[float]:
+    """As if the GPU had 1 GiB."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(2**30 / total)
+    yield 2.0**30
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def found(*overrides: str) -> dict[str, int]:
+    resolved = resolve("classification/digits", [*RECIPE, *overrides])
+
+    def build(config: dict[str, Any]) -> Any:
+        from dataclasses import replace
+
+        return parts_of(replace(resolved, config=config)).keywords
+
+    return find(resolved.config, build)
+
+
+LARGE = "data.train.transforms=[{name: Resize, size: 256}]"
+
+
+def test_the_largest_batch_that_fits_trains_and_a_much_larger_one_does_not(small_gpu: float, tmp_path: Path) -> None:
+    size = found("data.batch_size=auto", LARGE)["batch_size"]
+    assert 16 <= size < 1437 and size % 8 == 0
+    bench("classification/digits", [*RECIPE, LARGE, f"data.batch_size={size}"], steps=2)
+    with pytest.raises(torch.OutOfMemoryError):
+        bench("classification/digits", [*RECIPE, LARGE, f"data.batch_size={min(1437, 2 * size)}"], steps=2)
+
+
+def test_smaller_pieces_let_all_samples_fit(small_gpu: float) -> None:
+    assert found("data.batch_size=auto", LARGE, "train.micro_batch=16")["batch_size"] == 1437
+
+
+def test_a_recipe_is_measured_on_the_device() -> None:
+    said = bench("classification/digits", RECIPE, steps=10)
+    step = said["step"]
+    assert said["device"] == torch.cuda.get_device_name(0) and said["memory"]["device"] > 0
+    assert min(step["host"], step["forward"], step["backward"], step["update"]) > 0
+    assert said["waits_for"] in ("data", "host", "device")
+    assert 0 < said["share_of_peak"] < 1
+
+
+def test_half_precision_multiplies_faster() -> None:
+    device = torch.device("cuda", 0)
+    assert matmul_flops(device, "bf16") > matmul_flops(device, "fp32")
+
+
+@pytest.mark.parametrize(("work", "behind"), [(0, False), (200, True)])
+def test_whether_the_device_is_behind_is_known_without_waiting(work: int, behind: bool) -> None:
+    run: Any = a_run(task=torch.nn.Linear(2, 2).cuda())
+    hook = Bottleneck(0)
+    hook.start(run)
+    matrix = torch.randn(4096, 4096, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(10):
+            for _ in range(work):
+                matrix @ matrix
+            hook._queue.begin()  # type: ignore[union-attr]
+            if not work:
+                sum(range(10**6))  # the host is slow
+            hook._queue.end()  # type: ignore[union-attr]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert (hook._queue.behind > 0.5) == behind  # type: ignore[union-attr]
