@@ -29,8 +29,9 @@ from opabinia.contracts import (
     Task,
     Together,
 )
-from opabinia.data import Data, Stream
+from opabinia.data import Data, Stream, ValidationStream
 from opabinia.data.batches import ConstantPlan, StagedPlan
+from opabinia.data.cache import cached
 from opabinia.data.loader import DataError, Loader, Reader, Request, evaluation_requests, training_requests
 from opabinia.data.on_device import OnDevice, noting, work_shared
 from opabinia.data.order import EachOnce
@@ -160,12 +161,11 @@ def make_training_loader(
 ) -> Feeding:
     """This process's slice of the batches of ``plan``, on ``device``; ``size_multiple`` as in
     :class:`opabinia.contracts.Task`."""
-    stream = data.train
     reader = Reader(
-        *(stream.source, stream.transforms, data.mix, facts, seed, rank()),
+        *(_kept_decoded(data), data.train.transforms, data.mix, facts, seed, rank()),
         on_error="replace" if data.on_error == "skip" else "raise",
         size_multiple=size_multiple,
-        reduced=data.decode == "reduced",
+        reduced=data.decode == "reduced" or data.cache is not None,
     )
     requests = training_requests(plan, sampler.order, rank(), world_size())
     load = partial(Loader, requests=requests, workers=data.workers, pin_memory=device.type == "cuda")
@@ -179,6 +179,14 @@ def tell_work(data: Data, size_multiple: int | None = None) -> None:
     if data.augment_on == "device":
         reader = Reader(data.train.source, data.train.transforms, data.mix, size_multiple=size_multiple)
         log.info("data.augment_on: %s", work_shared(reader))
+
+
+def _kept_decoded(data: Data) -> Source:
+    """The samples to train on, with decoded pictures kept if that is wanted."""
+    if data.cache is None:
+        return data.train.source
+    with blamed("data.cache"):
+        return cached(data.train.source, data.cache, data.cache_size, "train")
 
 
 def make_validation(
@@ -252,7 +260,7 @@ def _measured(measure: Callable[[Facts], Evaluator], task: Task, facts: Facts) -
 
 def _evaluation_loader(
     data: Data,
-    stream: Stream,
+    stream: ValidationStream,
     facts: Facts,
     batch_size: int | None,
     seed: int,
@@ -261,6 +269,9 @@ def _evaluation_loader(
     source: Source,
 ) -> Loader:
     """A source read in whole batches, in its order, with the transforms of ``stream``."""
+    if data.cache and source is stream.source and hasattr(source, "encoded"):
+        with blamed("data.cache"):
+            source = cached(source, data.cache, None, stream.prefix)
     reader = Reader(
         *(source, stream.transforms, (), facts, seed, rank()),
         on_error="leave_out" if data.on_error == "skip" else "raise",
@@ -316,7 +327,7 @@ def _fresh(
     if other is None:
         sampler, size = make_sampler(data, own), data.batch_size
     else:
-        data = replace(data, train=other, drop_last=False)
+        data = replace(data, train=other, drop_last=False, cache=None, cache_size=None)
         sampler, size = EachOnce(len(data.train.source), own, False), batch_size or data.batch_size
         count = min(count, -(-len(sampler) // size))
     # Shares of whole batches: every process has as many, which layers that meet the others' need.

@@ -83,10 +83,18 @@ class Data:
         decode: ``reduced``: a training picture whose first transform is RandomResizedCrop has no more decoded of it
             than is taken, and JPEGs in the smallest of the sizes 1, 1/2, 1/4 and 1/8 that is not below what they are
             resized to; ``full``: in full, which gives slightly other pixels. Pictures to evaluate always are.
+        cache: keep decoded pictures, so that only the first epoch decodes them: in memory for this run (``ram``), or on
+            the disk for later ones, too (``disk``); null decodes every time. Training pictures are then as ``decode:
+            full`` gives them; those to evaluate are kept where their source can.
+        cache_size: shrink larger training pictures before they are kept until their shorter side has so many pixels;
+            null keeps them as they are.
         augment_on: where training pictures are changed: ``workers``; or, from the last change on that cannot be done
             for a batch at once, the ``device``, with the same random numbers and, up to rounding, the same result.
         on_error: what is done about a sample that cannot be read: ``raise`` ends the run; ``skip`` trains on another
             one in its place, and leaves it out of evaluations and counts it.
+
+    Raises:
+        ValueError: a size for a cache that there is not.
     """
 
     train: Stream
@@ -98,14 +106,21 @@ class Data:
     drop_last: bool = False
     mix: Sequence[MixPart] = ()
     decode: Literal["reduced", "full"] = "reduced"
+    cache: Literal["ram", "disk"] | None = None
+    cache_size: Count | None = None
     augment_on: Literal["workers", "device"] = "workers"
     on_error: Literal["raise", "skip"] = "raise"
+
+    def __post_init__(self) -> None:
+        if self.cache_size is not None and self.cache is None:
+            raise ValueError(f"cache_size: {self.cache_size} says how pictures are kept; add cache: ram or cache: disk")
 
     def cheaper(self, gpu: bool) -> list[str]:
         """Settings that are not taken and can make reading cheaper, for a run on a GPU or on the CPU."""
         in_files = hasattr(self.train.source, "encoded")
         off = {
-            "data.decode: reduced": in_files and self.decode == "full",
+            "data.cache: disk": in_files and self.cache is None,
+            "data.decode: reduced": in_files and self.cache is None and self.decode == "full",
             "data.augment_on: device": gpu and self.augment_on == "workers",
         }
         return [setting for setting, is_off in off.items() if is_off]

@@ -50,6 +50,22 @@ def test_in_full_size_pixels_are_the_same(channels: int) -> None:
     assert torch.equal(part, picture.pixels()[:, 20:120, 31:91])
 
 
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+@pytest.mark.parametrize("way", [{}, {"restart_marker_blocks": 5}, {"progressive": True}, {"optimize": True}], ids=str)
+def test_above_where_decoding_stops_pixels_are_the_same(subsampling: int, way: dict[str, object]) -> None:
+    """Also where colours are stored in half the size, and take something from the row below."""
+    picture = encoded(photograph(), quality=90, subsampling=subsampling, **way)
+    for factor in (1, 2, 4, 8):
+        full = picture._down_to(HEIGHT, factor)
+        assert full.shape == (-(-HEIGHT // factor), -(-WIDTH // factor), 3)
+        for row in range(1, HEIGHT + 1, 3):
+            some = picture._down_to(row, factor)
+            kept = round(row / factor)
+            assert len(some) >= kept and np.array_equal(some[:kept], full[:kept])
+    stopped = picture._down_to(10, 1)
+    assert len(stopped) == (HEIGHT if "progressive" in way else 16)
+
+
 @pytest.mark.parametrize(("factor", "least"), [(2, (60, 61)), (4, (30, 45)), (8, (10, 10))])
 def test_smaller_sizes_are_chosen_so_that_they_cover_what_is_wanted(factor: int, least: tuple[int, int]) -> None:
     picture = encoded(photograph(), quality=90)

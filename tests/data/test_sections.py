@@ -17,7 +17,7 @@ def test_keys_of_the_section() -> None:
     names = [parameter.name for parameter in section.parameters]
     assert names == [
         *("train", "val", "batch_size", "workers", "shuffle", "sampler", "drop_last", "mix", "decode"),
-        *("augment_on", "on_error"),
+        *("cache", "cache_size", "augment_on", "on_error"),
     ]
     assert [parameter.name for parameter in section.parameters if parameter.required] == ["train", "batch_size"]
     assert all(parameter.doc for parameter in section.parameters)
@@ -27,3 +27,8 @@ def test_samples_to_evaluate_on_are_not_combined() -> None:
     Stream(source=Digits(), transforms=[Mosaic()])
     with pytest.raises(ValueError, match=r"transforms\.1: Mosaic .* belongs into data\.train\.transforms"):
         ValidationStream(source=Digits(), transforms=[lambda sample: sample, Mosaic()])
+
+
+def test_a_size_without_a_cache() -> None:
+    with pytest.raises(ValueError, match=r"cache_size: 256 says how pictures are kept; add cache: ram or cache: disk"):
+        Data(train=Stream(source=Digits()), batch_size=64, cache_size=256)

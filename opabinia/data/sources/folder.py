@@ -50,7 +50,7 @@ class ImageFolder:
     def encoded(self, index: int) -> Sample:
         """The sample with its picture not decoded yet."""
         name = self._names[index]
-        image = Encoded.read(os.path.join(os.fsencode(self.root), name), self.channels)
+        image = Encoded.file(os.path.join(os.fsencode(self.root), name), self.channels)
         return {"image": image, "label": int(self.labels[index]), "id": name.decode("utf-8", "backslashreplace")}
 
     def fingerprint(self) -> str:

@@ -83,6 +83,14 @@ class Joined(Chain):
             self.labels = np.concatenate([np.asarray(source.labels) for source in sources])  # type: ignore[attr-defined]
         if all(hasattr(source, "batch") for source in sources):
             self.batch = self._batch
+        if all(hasattr(source, "encoded") for source in sources):
+            self.encoded = self._encoded
+
+    def _encoded(self, index: int) -> Sample:
+        """The sample with its picture not decoded yet."""
+        number = self._source_of(index)
+        sample = self.sources[number].encoded(index - self.starts[number])  # type: ignore[attr-defined]
+        return {**sample, "id": f"{number}/{sample['id']}"}
 
     def _batch(self, indices: Indices) -> Batch:
         """Samples by their indices (int64, B), as a whole batch."""

@@ -22,6 +22,8 @@ class Numbered:
     def __init__(self, *, source: SourcePart) -> None:
         self._source = source
         self.channels, self.classes = source.channels, source.classes
+        if hasattr(source, "encoded"):
+            self.encoded = self._encoded
 
     def __len__(self) -> int:
         return len(self._source)
@@ -30,8 +32,12 @@ class Numbered:
         """The sample, with ``index``."""
         return {**self._source[index], "index": index}
 
+    def _encoded(self, index: int) -> Sample:
+        """The sample with its picture not decoded yet, and ``index``."""
+        return {**self._source.encoded(index), "index": index}  # type: ignore[attr-defined]
+
     def __getattr__(self, name: str) -> Any:
-        # What else the source has (labels, fingerprint ...); whole batches and encoded ones would come without numbers.
+        # What else the source has (labels, fingerprint ...); whole batches would come without numbers.
         if name.startswith("_") or name in ("batch", "encoded"):
             raise AttributeError(name)
         return getattr(self._source, name)

@@ -85,7 +85,7 @@ class Table:
     def encoded(self, index: int) -> Sample:
         """The sample with its picture not decoded yet."""
         name = self._names[index]
-        image = Encoded.read(os.path.join(os.fsencode(self.root), name), self.channels)
+        image = Encoded.file(os.path.join(os.fsencode(self.root), name), self.channels)
         label = torch.from_numpy(self.labels[index].copy()) if self.multi_label else int(self.labels[index])
         return {"image": image, "label": label, "id": name.decode("utf-8", "backslashreplace")}
 

@@ -48,7 +48,7 @@ class Images:
     def encoded(self, index: int) -> Sample:
         """The sample with its picture not decoded yet."""
         path = os.path.join(os.fsencode(self.root), self._names[index])
-        return {"image": Encoded.read(path, self.channels), "id": self.id(index)}
+        return {"image": Encoded.file(path, self.channels), "id": self.id(index)}
 
     def id(self, index: int) -> str:
         """The path of a picture below the folder."""
@@ -88,13 +88,18 @@ class WithoutLabels:
                 setattr(self, name, getattr(source, name))
         if hasattr(source, "batch"):
             self.batch = self._batch
+        if hasattr(source, "encoded"):
+            self.encoded = self._encoded
 
     def __len__(self) -> int:
         return len(self.source)
 
     def __getitem__(self, index: int) -> Sample:
-        sample = self.source[index]
-        return {"image": sample["image"], "id": sample["id"]}
+        return _without_label(self.source[index])
+
+    def _encoded(self, index: int) -> Sample:
+        """The sample with its picture not decoded yet."""
+        return _without_label(self.source.encoded(index))  # type: ignore[attr-defined]
 
     def fingerprint(self) -> str:
         """That of the source."""
@@ -105,6 +110,10 @@ class WithoutLabels:
         """Samples by their indices (int64, B), as a whole batch."""
         batch: Batch = self.source.batch(np.asarray(indices))  # type: ignore[attr-defined]
         return {"image": batch["image"], "id": batch["id"]}
+
+
+def _without_label(sample: Sample) -> Sample:
+    return {"image": sample["image"], "id": sample["id"]}
 
 
 _KEPT = ("id", "shards", "sizes", "starts")

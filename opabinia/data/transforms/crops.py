@@ -13,7 +13,7 @@ from torchvision.transforms.v2 import functional as F
 
 from opabinia.config import register
 from opabinia.contracts import Count, Positive, Sample
-from opabinia.data.decode import Box, Encoded, whole
+from opabinia.data.decode import Box, LazyImage, planar, whole
 from opabinia.data.transforms.instances import boxes_from_masks, tidied
 from opabinia.data.transforms.sizes import drawn, size_of
 
@@ -122,13 +122,13 @@ class RandomResizedCrop(v2.RandomResizedCrop):  # type: ignore[misc]
         Raises:
             ValueError: the picture is broken.
         """
-        picture: Encoded = sample["image"]
+        picture: LazyImage = sample["image"]
         if picture.size is None or not self.antialias:
             return self(whole(sample))  # type: ignore[no-any-return]
         box = Box(**self.make_params([torch.empty(1).expand(picture.channels, *picture.size)]))
         part = picture.part(box, tuple(self.size))
-        resized = F.resize(part, self.size, interpolation=self.interpolation, antialias=True)
-        return {**sample, "image": tv_tensors.Image(resized)}
+        resized = F.resize_image(part, self.size, interpolation=self.interpolation, antialias=True)
+        return {**sample, "image": tv_tensors.Image(planar(resized) if picture.planar else resized)}
 
 
 class RandomIoUCrop(v2.RandomIoUCrop):  # type: ignore[misc]

@@ -110,6 +110,14 @@ class SanitizeBoundingBoxes(v2.SanitizeBoundingBoxes):  # type: ignore[misc]
         return chosen(sample, kept)
 
 
+def _only_image(sample: Sample) -> bool:
+    """Whether a sample has one image, and nothing else that changes with it."""
+    return all(
+        type(value) is tv_tensors.Image if key == "image" else type(value) in (int, str, float, Tensor)
+        for key, value in sample.items()
+    )
+
+
 class RandomHorizontalFlip(v2.RandomHorizontalFlip):  # type: ignore[misc]
     """Mirror images, so that left becomes right; points on the left become those on the right, too.
 
@@ -126,6 +134,10 @@ class RandomHorizontalFlip(v2.RandomHorizontalFlip):  # type: ignore[misc]
 
     def forward(self, sample: Sample) -> Sample:
         """The sample, or its mirror image."""
+        if _only_image(sample):  # as torchvision does it, without a search for more
+            if torch.rand(1) >= self.p:
+                return sample
+            return {**sample, "image": tv_tensors.Image(F.horizontal_flip_image(sample["image"].as_subclass(Tensor)))}
         found: Sample = super().forward(sample)
         if "keypoints" not in sample or found["keypoints"] is sample["keypoints"]:
             return found
