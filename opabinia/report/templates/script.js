@@ -150,7 +150,10 @@
         svg.append(text);
       }
     }
+    // The keyboard stays where it was.
+    const focused = plot.contains(document.activeElement);
     plot.replaceChildren(svg);
+    if (focused) svg.focus({ preventScroll: true });
     figure.shape = { chart, lines, left, right, toX, toY, height, svg, width };
     listen(figure);
     readout(figure);
@@ -268,18 +271,11 @@
       const at = state.cursor === null ? (key === "ArrowRight" ? -1 : x.length) : nearest(x, state.cursor);
       state.cursor = x[Math.min(x.length - 1, Math.max(0, at + (key === "ArrowRight" ? 1 : -1)))];
       readout(figure);
-    } else if (key === "+" || key === "=") again(figure, [middle - (right - left) / 4, middle + (right - left) / 4]);
-    else if (key === "-") again(figure, [middle - (right - left), middle + (right - left)]);
-    else if (key === "0" || key === "Escape") again(figure, null);
+    } else if (key === "+" || key === "=") zoom(figure, [middle - (right - left) / 4, middle + (right - left) / 4]);
+    else if (key === "-") zoom(figure, [middle - (right - left), middle + (right - left)]);
+    else if (key === "0" || key === "Escape") zoom(figure, null);
     else return false;
     return true;
-  };
-
-  // A drawing is made anew by zooming; the keyboard stays where it was.
-  const again = (figure, range) => {
-    zoom(figure, range);
-    draw(figure);
-    figure.shape?.svg.focus();
   };
 
   // --- only what is on the screen is drawn ---
