@@ -8,7 +8,7 @@ BIN := .venv/bin
 READY := .venv/ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format bench lock clean distclean
+.PHONY: help setup demo test test-all lint format bench docs lock clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 11
@@ -35,6 +35,10 @@ format: $(READY)  ## mend what ruff can mend
 
 bench: $(READY)  ## measure every claim of speed (benchmarks/RESULTS.md)
 	@$(BIN)/python benchmarks/all.py
+
+docs: $(READY)  ## the documentation as a site in build/site (takes the extra `docs`)
+	@$(BIN)/python -c "import mkdocs, mkdocstrings" 2>/dev/null || $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --quiet
 
 # Keeps the versions that still fit; `make lock LOCK=--upgrade` takes the newest.
 lock: $(BIN)/uv  ## write constraints.txt anew from pyproject.toml

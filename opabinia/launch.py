@@ -86,7 +86,8 @@ def train(
     Args:
         recipe: a packaged recipe, a YAML file or a run folder.
         overrides: ``key=value``.
-        out, name: the run folder is ``<out>/<recipe>/<name>``.
+        out: the run folder is ``<out>/<recipe>/<name>``.
+        name: see ``out``.
         resume: "last", "best" or a checkpoint folder of this run; None begins a new run.
 
     Raises:
