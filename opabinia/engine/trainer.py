@@ -45,7 +45,7 @@ class Trainer:
         task: the model, on ``device``.
         step: how a batch becomes an update.
         plan: all batches of the run.
-        loader: gives them, from any step on.
+        loader: gives them, from any step on, on ``device``.
         validation: data sets to evaluate on.
         journal: takes the numbers.
         hooks: by key, in the order in which they act (see ``hooks/__init__.py``).

@@ -115,9 +115,6 @@ class _Accumulator:
 _CURVE = 50
 """So many places the CMC curve in the details has."""
 
-_CURVE = 50
-"""So many places the CMC curve in the details has."""
-
 _ROC = {1e-4: "tpr@fpr=1e-4", 1e-3: "tpr@fpr=1e-3", 1e-2: "tpr@fpr=1e-2"}
 
 
@@ -220,7 +217,6 @@ class Retrieval(_Accumulator):
                 "queries": len(ranking.queries),
                 "queries_without_match": ranking.left_out,
                 "gallery": len(gallery),
-                "cmc": [ranking.rank(k) for k in range(1, min(_CURVE, len(gallery)) + 1)],
                 "cmc": [ranking.rank(k) for k in range(1, min(_CURVE, len(gallery)) + 1)],
                 "worst": [
                     {
