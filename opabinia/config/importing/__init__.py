@@ -34,8 +34,10 @@ def convert(system: System, file: Path, cards: int | None = None, overrides: Seq
         print(recipe.text())
     """
     module: Any = import_module(f"{__name__}.{system}")
-    if system in OF_ONE_CARD:
-        return module.convert(file, cards or OF_ONE_CARD[system], overrides)  # type: ignore[no-any-return]
-    if cards is not None:
+    if system not in OF_ONE_CARD and cards is not None:
         raise ConfigError(Problem("command line", "--cards", f"configs of {system} tell the batch of all cards"))
-    return module.convert(file, overrides)  # type: ignore[no-any-return]
+    arguments = (cards or OF_ONE_CARD[system],) if system in OF_ONE_CARD else ()
+    try:
+        return module.convert(file, *arguments, overrides)  # type: ignore[no-any-return]
+    except ValueError as error:  # of something that is made of several keys
+        raise ConfigError(Problem(str(file), "", str(error))) from error

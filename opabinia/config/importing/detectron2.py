@@ -241,7 +241,7 @@ def convert(file: Path, overrides: Sequence[str] = ()) -> Recipe:
         raise ConfigError(Problem(str(file), "", f"is code, which is not run here; {LAZY}"))
     tree = yacs.read(file, overrides)
     recipe = Recipe(Foreign("detectron2", str(file), dict(leaves(tree)), DEFAULTS, REASONS))
-    if "_target_" in tree.value.get("model", tree).value:
+    if any(path.endswith("._target_") for path, _ in leaves(tree)):
         raise ConfigError(Problem(str(file), "model", "is of the kind of LazyConfig, with parts of detectron2's code"))
     dense = _architecture(recipe)
     _pixels(recipe)
@@ -477,14 +477,10 @@ def _octaves(levels: Any) -> list[Any]:
     """The first size of each map, where the others divide the octave above it."""
     for sizes in levels:
         steps = len(sizes)
-        if (
-            not sizes
-            or len(levels) != _LEVELS
-            or any(abs(size / sizes[0] - 2 ** (number / steps)) > 1e-3 for number, size in enumerate(sizes))
-        ):
-            raise ValueError(
-                f"{show(levels)}: for each of {_LEVELS} maps sizes that divide an octave evenly are needed"
-            )
+        expected = [sizes[0] * 2 ** (number / steps) for number in range(steps)]
+        wrong = any(abs(size - right) > 1e-3 * right for size, right in zip(sizes, expected, strict=True))
+        if not sizes or len(levels) != _LEVELS or wrong:
+            raise ValueError(f"{show(levels)}: for each of {_LEVELS} maps sizes that divide an octave are needed")
     return [sizes[0] for sizes in levels]
 
 
@@ -706,11 +702,17 @@ def _expected(recipe: Recipe, results: list[Any]) -> dict[str, list[float]]:
     """Scores in hundredths here, in percent there."""
     scores = {}
     for one in results:
-        if not isinstance(one, list) or len(one) != 4 or one[0] not in METRICS:
-            raise recipe.foreign.problem(
-                "TEST.EXPECTED_RESULTS", f"{show(one)}: [task, metric, score, tolerance] is needed"
-            )
-        scores[f"val/{METRICS[one[0]]}{one[1]}"] = [round(number / 100, 6) for number in one[2:]]
+        match one:
+            case [
+                ("bbox" | "segm" | "keypoints") as kind,
+                str(metric),
+                int() | float() as score,
+                int() | float() as most,
+            ]:
+                scores[f"val/{METRICS[kind]}{metric}"] = [round(score / 100, 6), round(most / 100, 6)]
+            case _:
+                message = f"{show(one)}: [task, metric, score, tolerance] is needed"
+                raise recipe.foreign.problem("TEST.EXPECTED_RESULTS", message)
     return scores
 
 

@@ -136,6 +136,8 @@ def _mismatch(value: Any, default: Any) -> str:
     if isinstance(default, list):
         wrong = not isinstance(value, list) or (default and any(_mismatch(item, default[0]) for item in value))
         return f"a list such as {show(default)}" if wrong else ""
+    if isinstance(default, dict):
+        return "" if isinstance(value, dict) else "a mapping"
     return "" if isinstance(value, str) else "text"
 
 

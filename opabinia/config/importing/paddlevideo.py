@@ -165,10 +165,12 @@ def _source(recipe: Recipe, split: str) -> dict[str, Any]:
 def _optimizer(recipe: Recipe) -> None:
     """``optimizer``, ``schedule`` and, of multigrid training, ``shapes``."""
     foreign, rate = recipe.foreign, "OPTIMIZER.learning_rate"
-    steps = foreign(f"{rate}.steps")
+    steps = _numbers(foreign, f"{rate}.steps")
     base = f"{rate}.step_base_lr" if steps else f"{rate}.cosine_base_lr"
     lr, gamma = foreign.number(base), foreign(f"{rate}.gamma", 0.1)
-    lrs = foreign(f"{rate}.lrs") or []
+    lrs = _numbers(foreign, f"{rate}.lrs")
+    if not lr:
+        raise foreign.problem(base, "must not be 0")
     if any(abs(one - gamma**power) > 1e-6 * one for power, one in enumerate(lrs)):
         raise foreign.problem(f"{rate}.lrs", f"{show(lrs)} are no powers of gamma ({gamma})")
     cycles = _cycles(foreign)
@@ -196,10 +198,21 @@ def _optimizer(recipe: Recipe) -> None:
         recipe.put(f"optimizer.{ours}", foreign(f"OPTIMIZER.{theirs}", default), f"OPTIMIZER.{theirs}")
 
 
+def _numbers(foreign: Foreign, path: str) -> list[Any]:
+    """A list of numbers; empty where there is none."""
+    values = foreign(path) or []
+    if not isinstance(values, list) or any(isinstance(one, bool) or not isinstance(one, int | float) for one in values):
+        raise foreign.problem(path, f"a list of numbers is needed, and there is {show(values)}")
+    return values
+
+
 def _cycles(foreign: Foreign) -> dict[str, Any]:
     """``long_cycle`` and ``short_cycle``; nothing without multigrid training."""
     long, short = (bool(foreign(f"MULTIGRID.{name}_CYCLE", False)) for name in ("LONG", "SHORT"))
-    factors = [one["value"] for one in foreign("MULTIGRID.long_cycle_factors") or LONG_CYCLE]
+    path = "MULTIGRID.long_cycle_factors"
+    factors = [one.get("value") for one in foreign(path, LONG_CYCLE) if isinstance(one, dict)]
+    if any(not isinstance(one, list) or len(one) != 2 or not all(one) for one in factors):
+        raise foreign.problem(path, f"{show(factors)}: pairs of numbers are needed")
     turns = foreign("MULTIGRID.short_cycle_factors") or [0.5, 0.7071]
     return {"long_cycle": factors if long else [], "short_cycle": turns if short else []} if long or short else {}
 
@@ -209,7 +222,7 @@ def _shapes(foreign: Foreign, steps: Any, gamma: float, cycles: Mapping[str, Any
         "name": "multigrid",
         "frames": foreign.number("PIPELINE.train.decode_sampler.num_frames"),
         "size": foreign.number("PIPELINE.train.transform.MultiCrop.target_size"),
-        "milestones": list(steps or [])[1:],
+        "milestones": steps[1:],
         "gamma": gamma,
         "epoch_factor": foreign("MULTIGRID.epoch_factor", 1.5),
         "bn_base_size": foreign("MULTIGRID.bn_base_size", 8),

@@ -1,5 +1,8 @@
 """Foreign files are read as far as they are data. Hostile ones end with one message and status 2."""
 
+import random
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -7,8 +10,11 @@ from typer.testing import CliRunner
 
 from opabinia.cli import app
 from opabinia.config import ConfigError
-from opabinia.config.importing import hydra, yacs
+from opabinia.config.importing import System, convert, hydra, yacs
+from opabinia.config.importing.foreign import leaves
+from tests.config.importing import test_detectron2, test_fastreid, test_vissl
 from tests.config.importing.recipes import written
+from tests.config.test_paddlevideo import MULTIGRID
 
 SMALL = (
     "MODEL: {BACKBONE: {NAME: build_retinanet_resnet_fpn_backbone}, META_ARCHITECTURE: RetinaNet, "
@@ -149,6 +155,29 @@ def test_files_that_are_no_configs(system: str, content: bytes | None, tmp_path:
         assert status == 0
     else:
         assert (status, out) == (2, "") and len(lines) == 1 and "a.yaml" in lines[0], err
+
+
+TEXTS = {
+    "detectron2": test_detectron2.BASE,
+    "fastreid": test_fastreid.BASE,
+    "paddlevideo": MULTIGRID,
+    "vissl": test_vissl.config_of("{name: swav_loss}", test_vissl.MULTI, optimizer=test_vissl.WARM),
+}
+HOSTILE = ["null", "x", "-1", "[]", ".nan", "1e40", "[[]]", "[null]", "[x, {y: 1}]", "true", "0"]
+
+
+@pytest.mark.parametrize("system", TEXTS)
+def test_any_value_at_any_key_ends_with_a_recipe_or_a_message(system: System, tmp_path: Path) -> None:
+    """A sample of all pairs; all of them were tried once."""
+    file = written(tmp_path, {"a.yaml": TEXTS[system]})
+    defaults = import_module(f"opabinia.config.importing.{system}").__dict__.get("DEFAULTS", {})
+    before = "config." if system == "vissl" else ""
+    keys = sorted({*(f"{before}{key}" for key in defaults), *(key for key, _ in leaves(hydra.read(file)))})
+    draw = random.Random(system)
+    for _ in range(40):
+        change = f"{draw.choice(keys)}={draw.choice(HOSTILE)}"
+        with suppress(ConfigError):
+            assert convert(system, file, None, [change]).text()
 
 
 def test_cards_are_for_systems_that_do_not_tell(tmp_path: Path) -> None:
