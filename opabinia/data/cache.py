@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchvision.transforms.v2.functional import resize
 
-from opabinia.config.catalog import cache_folder
 from opabinia.contracts import Sample, Source
 from opabinia.data.decode import Box, LazyImage, planar, whole
 from opabinia.runtime.log import log
@@ -433,7 +432,7 @@ def _file(source: Source, kind: Kind, size: int | None, name: str) -> PixelFile 
         return None
     if kind == "ram":
         return in_memory(len(source), f"{name} in memory")
-    path = cache_folder() / "pictures" / f"{_digest(source, size)}.pixels"
+    path = _folder() / f"{_digest(source, size)}.pixels"
     try:
         file = on_disk(path, len(source))
     except OSError as error:
@@ -441,6 +440,10 @@ def _file(source: Source, kind: Kind, size: int | None, name: str) -> PixelFile 
         return None
     log.info("pictures of %s are kept in %s, %.1f MB so far", name, path, file.used / 1e6)
     return file
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "opabinia" / "pictures"
 
 
 def _digest(source: Source, size: int | None) -> str:
