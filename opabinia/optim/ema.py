@@ -95,7 +95,7 @@ class Average:
         self.model = (copy.deepcopy(model) if twin is None else twin).eval().requires_grad_(False)
         own, others = dict(buffers_beside_memories(self.model)), dict(model.named_buffers())
         averaged = [name for name, value in own.items() if value.is_floating_point() and buffers == "average"]
-        self._pairs = [*zip(self.model.parameters(), model.parameters(), strict=True)]
+        self._pairs: list[tuple[Tensor, Tensor]] = [*zip(self.model.parameters(), model.parameters(), strict=True)]
         self._pairs += [(own[name], others[name]) for name in averaged]
         self._whole = None if any(isinstance(one, DTensor) for one, _ in self._pairs) else self._values()
         self._copies = [(own[name], others[name]) for name in own if name not in averaged]
