@@ -4,7 +4,9 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -78,3 +80,20 @@ def shared_data() -> Path:
     if not SHARED.is_dir():
         pytest.skip(NEEDS["shared"][1])
     return SHARED
+
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium, driven by playwright (``browser.new_page()``); a test that asks for it is skipped where
+    either is absent. Of a module, since playwright drives one at a time."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is absent: pip install 'opabinia[browser]'")
+    program = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if program is None:
+        pytest.skip("there is no Chromium")
+    with api.sync_playwright() as play:
+        chromium = play.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()

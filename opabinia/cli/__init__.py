@@ -12,7 +12,24 @@ import typer
 
 from opabinia import __version__
 from opabinia.agent import end_with_agent
-from opabinia.cli import bench, config, data, demo, evaluate, extract, map, merge, predict, replay, report, search, sweep, train
+from opabinia.cli import (
+    bench,
+    config,
+    data,
+    demo,
+    evaluate,
+    export,
+    extract,
+    map,
+    merge,
+    predict,
+    replay,
+    report,
+    search,
+    serve,
+    sweep,
+    train,
+)
 from opabinia.runtime.signals import end_at_once
 
 app = typer.Typer(
@@ -46,6 +63,8 @@ app.command("report")(report.report)
 app.command("merge")(merge.merge)
 app.command("predict")(predict.predict)
 app.command("extract")(extract.extract)
+app.command("export")(export.export)
+app.command("serve")(serve.serve)
 app.command("search")(search.search)
 app.command("map")(map.draw)
 app.command("bench")(bench.bench)

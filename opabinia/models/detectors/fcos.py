@@ -35,6 +35,7 @@ from opabinia.contracts import (
 )
 from opabinia.models.detectors.anchors import AnchorGrid, Convention, overlap_loss
 from opabinia.models.detectors.dense import (
+    Found,
     HeadNorm,
     Prior,
     best_candidates,
@@ -114,7 +115,7 @@ class Fcos(Detector):
         strides = [level.stride for level in self.neck.out_levels]
         self.grid = AnchorGrid([[stride] for stride in strides], [1.0], strides, offset=offset, convention=convention)
         self.radius, self.alpha, self.gamma = radius, alpha, gamma
-        self.threshold, self.nms, self.candidates, self.most = threshold, nms, candidates, most
+        self.threshold, self.nms, self.most, self._most_candidates = threshold, nms, most, candidates
 
     def pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """The neck's maps."""
@@ -153,10 +154,13 @@ class Fcos(Detector):
 
     def detect(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes) -> list[Detections]:
         """Scores are the root of the class's chance times the centerness."""
+        return suppressed(self.candidates(maps, shape), sizes, self.threshold, self.nms, self.most)
+
+    def candidates(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> list[Found]:
+        """The best of each level, before suppression."""
         logits, distances, centerness, points = self._said(maps, shape)
         levels = by_level(logits, distances.float(), points, centerness)
-        found = [best_candidates(level, CODER.decode, self.candidates) for level in levels]
-        return suppressed(found, sizes, self.threshold, self.nms, self.most)
+        return [best_candidates(level, CODER.decode, self._most_candidates) for level in levels]
 
 
 class Goals(NamedTuple):

@@ -42,6 +42,7 @@ from opabinia.models.detectors.anchors import (
     match,
 )
 from opabinia.models.detectors.dense import (
+    Found,
     HeadNorm,
     Prior,
     best_candidates,
@@ -134,7 +135,7 @@ class RetinaNet(Detector):
         )
         self.background, self.foreground, self.alpha, self.gamma = background, foreground, alpha, gamma
         self.loss, self.beta = loss, beta
-        self.threshold, self.nms, self.candidates, self.most = threshold, nms, candidates, most
+        self.threshold, self.nms, self.most, self._most_candidates = threshold, nms, most, candidates
 
     def pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """The neck's maps."""
@@ -175,8 +176,12 @@ class RetinaNet(Detector):
 
     def detect(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes) -> list[Detections]:
         """Scores are the chances of classes."""
-        found = [best_candidates(level, decode, self.candidates) for level in by_level(*self._said(maps, shape))]
-        return suppressed(found, sizes, self.threshold, self.nms, self.most)
+        return suppressed(self.candidates(maps, shape), sizes, self.threshold, self.nms, self.most)
+
+    def candidates(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> list[Found]:
+        """The best of each level, before suppression."""
+        levels = by_level(*self._said(maps, shape))
+        return [best_candidates(level, decode, self._most_candidates) for level in levels]
 
 
 class Goals(NamedTuple):

@@ -90,6 +90,11 @@ class Detection(Task):
         self.size_multiple = self._multiple = size_multiple or self.detector.size_multiple
         self._validation_loss, self._views, self._evaluator = validation_loss, views, evaluator
 
+    @property
+    def predicts_views(self) -> bool:
+        """Whether it predicts from several sizes of an image."""
+        return self._views is not None
+
     def _levels(self, images: Tensor, sizes: Sizes) -> list[Tensor]:
         """The backbone's maps of a padded batch, whose padding is the mean colour: 0 after normalisation, as in
         detectron2."""
