@@ -30,7 +30,7 @@ class Description:
         size: height and width of the images.
         dtype: of ``image``: ``uint8`` or ``float32``.
         value_range: of its values.
-        mean, std: of images in 0 to 1, by which the model normalises them itself.
+        mean, std: of images in 0 to 1, by which the model normalises them itself; empty where the task does not tell.
         transforms: of the validation data, as the config has them; their last result is ``image``.
         scores: of the run's last evaluation.
         step: of the checkpoint.
@@ -70,7 +70,7 @@ def describe(run: Path, checkpoint: Path, resolved: Resolved, predictor: Predict
         image: inputs (B x ... x C x H x W).
     """
     sets = validation_sets(resolved.config)
-    normalize: Any = predictor.task.normalize
+    normalize: Any = getattr(predictor.task, "normalize", None)
     return Description(
         name="/".join(run.resolve().parts[-2:]),
         task=resolved.config["task"]["name"],
@@ -79,8 +79,8 @@ def describe(run: Path, checkpoint: Path, resolved: Resolved, predictor: Predict
         size=(image.shape[-2], image.shape[-1]),
         dtype=str(image.dtype).removeprefix("torch."),
         value_range=_RANGES.get(image.dtype, "as the transforms give it"),
-        mean=_numbers(normalize.mean),
-        std=_numbers(normalize.std),
+        mean=_numbers(normalize.mean) if normalize else (),
+        std=_numbers(normalize.std) if normalize else (),
         transforms=list(sets[0]["transforms"]) if sets else [],
         scores=_json(run / "results.json"),
         step=int(_json(checkpoint / "state.json").get("step", 0)),

@@ -179,7 +179,7 @@ def preprocessing(said: Description) -> dict[str, Any]:
         "crop_size": {"height": height, "width": width},
         "do_rescale": True,
         "rescale_factor": 1 / 255,
-        "do_normalize": True,
+        "do_normalize": bool(said.mean),
         "image_mean": _per_channel(said.mean, said.channels),
         "image_std": _per_channel(said.std, said.channels),
         "do_convert_rgb": said.channels == 3,

@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect
 
 from opabinia.runtime.log import log
 from opabinia.serving.answers import Answers
@@ -197,6 +198,8 @@ def make_app(service: Service, hosts: frozenset[str] | None) -> FastAPI:
         else:
             try:
                 response = await proceed(request)
+            except ClientDisconnect:
+                response = _error(400, "the request was broken off")
             except Exception as error:
                 log.error("%s %s", request.method, request.url.path, exc_info=error)
                 response = _error(500, f"the model failed ({type(error).__name__}); the server's output tells more")
