@@ -12,7 +12,6 @@ from opabinia.evidence import gather
 from opabinia.report import write_report
 
 SHORT = ["train.length=2it", "data.workers=0", "data.batch_size=32", "writers=[]", "schedule.warmup=1it"]
-MULTIGRID = "shapes={name: multigrid, frames: 8, size: 23}"
 
 
 @pytest.mark.slow

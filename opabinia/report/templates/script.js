@@ -113,7 +113,7 @@
       svg.append(node("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: toY(tick), y2: toY(tick) }));
       svg.append(node("text", { x: LEFT - 6, y: toY(tick) + 4, "text-anchor": "end" }, shown(log ? 10 ** tick : tick)));
     }
-    for (const tick of ticks(left, right, Math.max(2, width / 110))) {
+    for (const tick of ticks(left, right, Math.max(4, width / 90))) {
       svg.append(node("text", { x: toX(tick), y: HEIGHT - 8, "text-anchor": "middle" }, shown(tick)));
     }
     const inside = node("g", { "clip-path": `url(#${clip})` });
@@ -297,6 +297,7 @@
     watcher.observe(figure);
     figure.querySelector(".numbers").addEventListener("toggle", () => tabulate(figure));
   }
+  addEventListener("beforeprint", () => document.querySelectorAll(".chart").forEach(draw));
   new ResizeObserver(redraw).observe(document.body);
 
   // --- controls ---
