@@ -45,7 +45,7 @@ def report(
 
 
 def _gather(run: Path, checkpoint: str, device: str | None) -> None:
-    """Pictures, or a word of why there are none: the rest of the report does not need them."""
+    """Pictures, or a word of why there are none: the rest of the report needs neither model nor memory for it."""
     from opabinia.config import ConfigError
     from opabinia.evidence import gather
 
@@ -53,6 +53,8 @@ def _gather(run: Path, checkpoint: str, device: str | None) -> None:
         gather(run, checkpoint=checkpoint, device=device)
     except ConfigError as error:
         typer.echo(f"no pictures of {run}: {error}", err=True)
+    except Exception as error:
+        typer.echo(f"no pictures of {run}: {type(error).__name__}: {error}", err=True)
 
 
 def leave_report(run: Path) -> None:

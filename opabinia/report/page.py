@@ -14,7 +14,7 @@ from opabinia.report.blocks import Block, Chart, Gallery, Section, Table
 from opabinia.report.curves import AXES, sections_of
 from opabinia.report.folder import NoRun, RunData, read_run, refuse_missing
 from opabinia.report.pictures import Room, galleries_of, read_index
-from opabinia.report.plain import dict_of, dicts_of, number_of
+from opabinia.report.plain import dict_of, dicts_of, number_of, texts_of
 from opabinia.report.tables import blocks_of
 from opabinia.runtime.files import told, write_aside
 
@@ -112,9 +112,9 @@ def refuse_what_is_no_run(folders: Sequence[Path]) -> None:
 
 def _chapter(letter: str, run: RunData, room: Room) -> Chapter:
     index = read_index(run.folder, run.notes)
-    classes = [str(name) for name in run.facts.get("classes") or ()]
+    classes = texts_of(run.facts.get("classes"))
     evaluation = [Section(name, blocks_of(found, classes, run.notes, name)) for name, found in run.details.items()]
-    run.notes += [str(one) for one in index.get("missing") or () if isinstance(one, str)]
+    run.notes += texts_of(index.get("missing"))
     return Chapter(
         letter,
         run,
@@ -128,8 +128,10 @@ def _chapter(letter: str, run: RunData, room: Room) -> Chapter:
 def data_of(run: RunData, index: dict[str, Any]) -> list[Block]:
     """What is known of the data: facts of the training set, and counts by class where they were taken."""
     shown = {key: value for key, value in run.facts.items() if value not in (None, False, 0, [], "")}
-    facts = [(key.replace("_", " "), _value(value)) for key, value in shown.items() if key not in _LONG]
-    facts += [("classes", str(len(run.facts["classes"])))] if shown.get("classes") else []
+    facts: list[tuple[str, Any]] = [
+        (key.replace("_", " "), _value(value)) for key, value in shown.items() if key not in _LONG
+    ]
+    facts += [("classes", len(classes))] if (classes := texts_of(run.facts.get("classes"))) else []
     blocks: list[Block] = [Table("Training data", ("what", "value"), facts)] if facts else []
     for one in dicts_of(index.get("counts")):
         counts = {str(name): number_of(n) or 0 for name, n in dict_of(one.get("of_class")).items()}

@@ -48,6 +48,11 @@ def dicts_of(value: Any) -> Iterator[dict[str, Any]]:
     return (one for one in value if isinstance(one, dict)) if isinstance(value, list) else iter(())
 
 
+def texts_of(value: Any) -> list[str]:
+    """The texts in ``value``, where it is a list."""
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+
+
 def number_of(value: Any) -> float | None:
     """A finite number as it is, and None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):

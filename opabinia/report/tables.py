@@ -29,7 +29,7 @@ def blocks_of(details: Details, classes: Classes, notes: list[str], of: str) -> 
     """
     names = [str(row["class"]) for row in dicts_of(details.get("per_class")) if "class" in row] or list(classes)
     blocks: list[Block] = []
-    for key, make in _MAKERS.items():
+    for key, make in MAKERS.items():
         if not details.get(key):
             continue
         try:
@@ -162,7 +162,7 @@ def _rows_as_they_are(title: str, rows: Any) -> list[Block]:
     return [Table(title, columns, [[_plain(row.get(name)) for name in columns] for row in found])] if found else []
 
 
-_MAKERS: dict[str, Callable[[Any, Classes], list[Block]]] = {
+MAKERS: dict[str, Callable[[Any, Classes], list[Block]]] = {
     "confusion": _confusion,
     "precision_recall": _precision_recall,
     "retrieval": _retrieval,
@@ -174,3 +174,4 @@ _MAKERS: dict[str, Callable[[Any, Classes], list[Block]]] = {
     "linear_svm": _linear_svm,
     "clusters": _clusters,
 }
+"""What is made of the tables of these names, in the order of the page."""

@@ -6,16 +6,20 @@ import json
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from opabinia.cli import app
 from opabinia.report import NoRun, default_place, write_report
 from opabinia.report.curves import kind_of
 from opabinia.report.page import page_of
+from opabinia.report.tables import MAKERS
 
 Make = Callable[..., Path]
 
@@ -124,6 +128,29 @@ def test_damage_never_ends_a_report(make: Make, place: str, content: str) -> Non
     (folder / place).parent.mkdir(parents=True, exist_ok=True)
     (folder / place).write_text(content)
     assert "</html>" in page_of([folder])
+
+
+words = st.sampled_from(["class", "classes", "recall", "0.5", "worst", "rows", "pictures", "cmc", "facts", "<b>"])
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=8,
+)
+tables = st.dictionaries(st.sampled_from([*MAKERS, "format", "facts", "missing", "groups", "counts"]), anything)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tables=tables, facts=anything, row=st.dictionaries(words, anything, max_size=3))
+def test_nothing_that_is_json_ends_a_report(make: Make, tables: Any, facts: Any, row: Any) -> None:
+    name = f"run-{next(_numbers)}"
+    rows = [{"step": 1, "train/loss": 1.0, **row}]
+    folder = make(name, rows=rows, details=tables, results=facts, state={"facts": facts, "format": facts}, config=row)
+    (folder / "pictures").mkdir()
+    (folder / "pictures" / "index.json").write_text(json.dumps({**tables, "counts": [{"set": 1, "of_class": facts}]}))
+    assert "</html>" in page_of([folder])
+
+
+_numbers = count()
 
 
 def test_runs_lie_over_each_other(make: Make) -> None:
