@@ -9,7 +9,6 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 from torch._higher_order_ops.scan import scan
-from torchvision.ops import box_iou
 
 from opabinia.contracts import Detections
 from opabinia.models.detectors.dense import Found
@@ -73,14 +72,19 @@ def left_of(levels: Sequence[Found], sizes: Tensor, threshold: float, nms: float
     )
 
 
+ALONE = 0.05
+"""Share of things that may have no partner: where two overlap and their scores are equal but for rounding, either one
+may suppress the other, and what each of them would have suppressed follows from it."""
+
+
 def differ_in_things(
     original: Mapping[str, Tensor], found: Mapping[str, Tensor], threshold: float, margin: float = 1e-3
 ) -> float:
     """How far things that were found differ: in their scores, or in their boxes as a share of the largest coordinate.
 
-    Each is compared with the nearest thing of its class on the other side, as equal scores may change places. One that
-    has no partner counts by how far its score lies above the threshold, if that is less than ``margin``, and else
-    without end.
+    Each is compared with its partner, the nearest thing of its class on the other side that differs by less than
+    ``margin``, wherever that stands in the list. Things without one are left out if they are few (:data:`ALONE`), and
+    otherwise the difference is infinite; those with scores within ``margin`` of the threshold do not count.
 
     Args:
         original, found: ``boxes`` (B x D x 4), ``scores`` (B x D) and ``labels`` (B x D; -1: nothing).
@@ -90,12 +94,15 @@ def differ_in_things(
     if any(original[name].shape != found[name].shape for name in original):
         return inf
     scale = max(1.0, float(original["boxes"].abs().max()))
-    largest = 0.0
-    for number in range(len(original["scores"])):
-        one, other = (_of_image(side, number) for side in (original, found))
-        largest = max(largest, _apart(one, other, scale, threshold, margin))
-        largest = max(largest, _apart(other, one, scale, threshold, margin))
-    return largest
+    pairs = [(_of_image(original, number), _of_image(found, number)) for number in range(len(original["scores"]))]
+    pairs += [(other, one) for one, other in pairs]
+    apart = torch.cat([_apart(one, other, scale) for one, other in pairs])
+    scores = torch.cat([one.scores for one, _ in pairs])
+    matched = apart <= margin
+    alone = ~matched & (scores > threshold + margin)
+    if alone.sum() > ALONE * len(apart):
+        return inf
+    return float(apart[matched].max()) if matched.any() else 0.0
 
 
 def _of_image(things: Mapping[str, Tensor], number: int) -> Detections:
@@ -103,13 +110,9 @@ def _of_image(things: Mapping[str, Tensor], number: int) -> Detections:
     return Detections(*(things[name][number][there] for name in ("boxes", "scores", "labels")))
 
 
-def _apart(some: Detections, others: Detections, scale: float, threshold: float, margin: float) -> float:
-    """The largest difference between things of ``some`` and their nearest among ``others``."""
-    largest = 0.0
-    for box, score, label in zip(some.boxes, some.scores, some.labels, strict=True):
-        same = others.labels == label
-        near = same.nonzero().flatten()[box_iou(box[None], others.boxes[same])[0] > 0.5]
-        off = torch.maximum((others.boxes[near] - box).abs().amax(1) / scale, (others.scores[near] - score).abs())
-        above = float(score) - threshold
-        largest = max(largest, float(off.min()) if len(near) else above if above < margin else inf)
-    return largest
+def _apart(some: Detections, others: Detections, scale: float) -> Tensor:
+    """How far each of N things is from the nearest of its class among ``others`` (N); infinite without one."""
+    boxes = (some.boxes[:, None] - others.boxes[None]).abs().amax(2) / scale
+    scores = (some.scores[:, None] - others.scores[None]).abs()
+    off = torch.maximum(boxes, scores).masked_fill(some.labels[:, None] != others.labels[None], inf)
+    return torch.cat([off, off.new_full((len(off), 1), inf)], 1).amin(1)
