@@ -19,8 +19,8 @@ from torch import Tensor
 from opabinia.compare import evenly, film_seen, worst_first, wrong_and_right
 from opabinia.config import ConfigError, Resolved
 from opabinia.contracts import Indices, Sample, Source, Unfit
-from opabinia.data.doctor import pictures_of_classes
 from opabinia.data.loader import DataError
+from opabinia.doctor import pictures_of_classes
 from opabinia.drawing import MARKS, to_pil, with_things
 from opabinia.extract import only
 from opabinia.films import picture_of

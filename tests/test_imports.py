@@ -38,6 +38,7 @@ FLOORS = {
         "export",
         "serving",
         "evidence",
+        "doctor",
         "recipes",
         "sweep",
     ],

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,7 @@ from opabinia.cli.errors import leave, report_errors
 if TYPE_CHECKING:
     from opabinia.contracts import Source
     from opabinia.data import Data
-    from opabinia.data.doctor import Checkup
+    from opabinia.doctor import Checkup
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -31,28 +31,48 @@ def _group() -> None:
 def check(
     recipe: Recipe,
     overrides: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print an object by data set, for programs.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Write a page with the pictures of what is found.")
+    ] = None,
+    as_json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write everything that is found; - prints it.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Read so many samples of each set, drawn by --seed.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of that draw.")] = 0,
+    near: Annotated[
+        int, typer.Option(min=0, max=12, help="Bits of 64 that may differ in hashes of nearly equal pictures.")
+    ] = 4,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Processes that read; as many as there are cores if not given.")
+    ] = None,
 ) -> None:
-    """Count what the data sets of a recipe hold, and tell what is broken in them. Exit status 0: nothing; 2: something.
+    """Count what the data sets of a recipe hold, and tell what is wrong in them, each by itself and all together.
 
-    Every picture is opened, and of every film the first, the middle and the last frame are decoded. What ``broken:
-    error`` would refuse is told, too.
+    Every picture is decoded, and of every film the first, the middle and the last frame. What ``broken: error`` would
+    refuse is told, too. Exit status 0: nothing is wrong; 2: something is. Ctrl-C tells what was found so far (130).
 
-    opabinia data check detection/coco_format vars.root=data/bccd
+    opabinia data check detection/coco_format vars.root=data/bccd --out bccd.html
     """
     with report_errors():
-        from opabinia.data.doctor import check_up
+        from rich.console import Console
+
+        from opabinia.doctor import check_up
+        from opabinia.doctor.terminal import show
+        from opabinia.runtime.limits import cores
 
         sources = _sources(_data(recipe, overrides or [], lenient=True))
-        found = {name: check_up(source) for name, source in sources.items()}
-        if as_json:
-            print(json.dumps({name: asdict(one) for name, one in found.items()}, indent=1))
-        else:
-            for name, one in found.items():
-                _show(name, one)
-        broken = sum(fault.count for one in found.values() for fault in one.problems)
-        if broken:
-            leave(2, f"{recipe}: {broken} broken things in the data")
+        workers = cores() if workers is None else workers
+        with _progress() as tell:
+            found = check_up(
+                sources, near=near, limit=limit, seed=seed, workers=workers if workers > 1 else 0, tell=tell
+            )
+        if as_json is None or str(as_json) != "-":
+            show(found, Console(highlight=False))
+        _write(found, recipe, out, as_json)
+        if found.stopped:
+            raise KeyboardInterrupt
+        if found.wrong:
+            leave(2, f"{recipe}: {found.wrong} things are wrong in the data")
 
 
 @app.command()
@@ -132,52 +152,31 @@ def _lenient(section: Any) -> Any:
     return [_lenient(one) for one in section] if isinstance(section, list | tuple) else section
 
 
-def _show(name: str, found: Checkup) -> None:
+def _write(found: Checkup, recipe: str, out: Path | None, as_json: Path | None) -> None:
+    """The page and the JSON that are asked for."""
+    from opabinia.doctor.page import write_page
+    from opabinia.runtime.files import write_aside
+
+    if as_json is not None:
+        text = json.dumps(found.plain(), indent=1)
+        if str(as_json) == "-":
+            print(text)
+        else:
+            write_aside(as_json, text + "\n")
+            typer.echo(f"what was found is in {as_json}", err=True)
+    if out is not None:
+        write_page(found, out, recipe)
+        typer.echo(f"the page is in {out}", err=True)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal, and nothing elsewhere."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(highlight=False)
-    boxes, films = found.boxes, found.films
-    counts: dict[str, object] = {"films" if films else "pictures": found.pictures}
-    if films is not None:
-        counts |= {"smallest film": _pixels(films.smallest), "largest film": _pixels(films.largest)}
-        counts |= {"frames": _range(films.frames), "seconds": _range(films.seconds)}
-        counts |= {"frames a second": _range(films.fps)}
-    if boxes is not None:
-        counts |= {"of them without things": boxes.empty, "things": boxes.things, "crowds": boxes.crowds}
-        counts |= {"tiny things (< 2 pixels)": boxes.tiny}
-        counts |= {"smallest picture": _pixels(boxes.smallest), "largest picture": _pixels(boxes.largest)}
-    counts |= {f"broken: {fault.kind}": fault.count for fault in found.problems}
-    table = Table(name, "count")
-    for what, count in counts.items():
-        table.add_row(what, f"{count}")
-    console.print(table)
-    if found.of_class:
-        console.print(_classes(found))
-    for fault in found.problems:
-        console.print(f"{fault.kind}:", markup=False)
-        for case in fault.first:
-            console.print(f"  {case}", markup=False, soft_wrap=True)
-        if fault.count > len(fault.first):
-            console.print(f"  and {fault.count - len(fault.first)} more")
-
-
-def _classes(found: Checkup) -> Any:
-    """A row for each class; such as nothing is of say so."""
-    from rich.table import Table
-
-    boxes = found.boxes
-    table = Table("class", "films" if found.films else "pictures", *(["things"] if boxes else []))
-    for name, pictures in found.of_class.items():
-        things = [f"{boxes.of_class[name]}"] if boxes else []
-        table.add_row(name, f"{pictures}" if pictures else "none", *things)
-    return table
-
-
-def _range(values: tuple[float, float, float]) -> str:
-    least, middle, most = values
-    return f"{least:g}" if least == most else f"{least:.4g} to {most:.4g}, half of them up to {middle:.4g}"
-
-
-def _pixels(size: tuple[int, int]) -> str:
-    return f"{size[1]} x {size[0]}"
+    console = Console(stderr=True)
+    columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("reading")
+        yield lambda done, of: bar.update(task, completed=done, total=of)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from opabinia.report.folder import NoRun, RunData, read_run, refuse_missing
 from opabinia.report.pictures import Room, galleries_of, read_index
 from opabinia.report.plain import dict_of, dicts_of, number_of, texts_of
 from opabinia.report.tables import blocks_of
+from opabinia.report.templating import template, text_of
 from opabinia.runtime.files import told, write_aside
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -82,7 +82,7 @@ def page_of(folders: Sequence[Path]) -> str:
     chapters = [_chapter(letter, read_run(one), room) for letter, one in zip(LETTERS, folders, strict=False)]
     runs = [chapter.run for chapter in chapters]
     charts: list[Chart] = []
-    text: str = _template("page.html").render(
+    text: str = template("page.html").render(
         title=" · ".join(run.name for run in runs[:3]) + (" ..." if len(runs) > 3 else ""),
         version=__version__,
         chapters=chapters,
@@ -92,8 +92,9 @@ def page_of(folders: Sequence[Path]) -> str:
         differences=differences(chapters),
         number_of_chart=lambda chart: _numbered(charts, chart),
         data=lambda: _as_json({"runs": [_about(one) for one in chapters], **_plain(charts)}),
-        style=_text("style.css"),
-        script=_text("script.js"),
+        style=text_of("style.css"),
+        script=text_of("script.js"),
+        shell=text_of("page.js"),
     )
     return text
 
@@ -207,29 +208,3 @@ def _as_json(value: Any) -> str:
     """JSON that may stand in a script element: no text in it can end that element."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-# --- templates ------------------------------------------------------------------------------------------------------
-
-
-def _template(name: str) -> Any:
-    from jinja2 import BaseLoader, Environment, StrictUndefined
-
-    environment = Environment(
-        loader=BaseLoader(), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["number"] = _number
-    return environment.from_string(_text(name))
-
-
-def _number(value: Any) -> str:
-    """A value as it stands in a table."""
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 else f"{value:.4g}"
-    return str(value)
-
-
-def _text(name: str) -> str:
-    return files("opabinia.report").joinpath("templates", name).read_text(encoding="utf-8")

@@ -28,6 +28,9 @@ def recipe(tmp_path: Path) -> Path:
     return file
 
 
+NO_VAL = "data.val=null"
+
+
 def edit(recipe: Path, **values: Any) -> None:
     file = recipe.parent / "things.json"
     content = json.loads(file.read_text())
@@ -36,32 +39,38 @@ def edit(recipe: Path, **values: Any) -> None:
 
 
 def test_a_sound_set(opabinia: Command, recipe: Path) -> None:
-    done = opabinia("data", "check", recipe)
+    done = opabinia("data", "check", recipe, NO_VAL)
     assert done.status == 0, done.err
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.out.splitlines()]
-    assert cells.count(["things", "5"]) == cells.count(["of them without things", "1"]) == 2
-    assert cells.count(["block", "3", "3"]) == cells.count(["bar", "2", "2"]) == 2 and "broken" not in done.out
+    assert cells.count(["things", "5"]) == cells.count(["of them without things", "1"]) == 1
+    assert cells.count(["block", "3", "3"]) == cells.count(["bar", "2", "2"]) == 1 and "wrong" not in done.out
     assert done.err == ""
 
 
 def test_broken_things_are_told_and_end_with_2(opabinia: Command, recipe: Path) -> None:
     edit(recipe, bbox=[9, 5, -4, 6])
-    done = opabinia("data", "check", recipe, "data.val=null")
+    done = opabinia("data", "check", recipe, NO_VAL)
     assert done.status == 2 and "Traceback" not in done.err
-    assert done.err == f"error: {recipe}: 1 broken things in the data\n"
-    assert "broken: boxes without area" in done.out
+    assert done.err == f"error: {recipe}: 1 things are wrong in the data\n"
+    assert "wrong: boxes without area" in done.out
     assert "  1.png, annotation 100: left, top, width, height 9, 5, -4, 6 in 64 x 48 pixels" in done.out
 
 
 def test_json(opabinia: Command, recipe: Path) -> None:
     edit(recipe, category_id=99)
-    done = opabinia("data", "check", recipe, "--json")
+    done = opabinia("data", "check", recipe, "--json", "-")
     found = json.loads(done.out)
-    assert done.status == 2 and found.keys() == {"train", "val"}
-    assert found["train"]["boxes"]["of_class"] == {"block": 2, "bar": 2}
-    (fault,) = found["val"]["problems"]
-    assert fault["kind"] == "classes that are not in the list" and fault["count"] == 1
-    assert fault["first"] == [{"picture": "1.png", "thing": "annotation 100", "value": "category_id 99"}]
+    assert done.status == 2 and found["sets"].keys() == {"train", "val"}
+    assert found["sets"]["train"]["boxes"]["of_class"] == {"block": 2, "bar": 2}
+    fault, leaked, _ = found["findings"]
+    assert fault["kind"] == "classes that are not in the list" and fault["count"] == 2 and fault["wrong"]
+    case = {"id": "1.png", "thing": "annotation 100", "value": "category_id 99", "box": None}
+    assert fault["cases"] == [[{"set": "train", **case}], [{"set": "val", **case}]]
+    assert leaked["kind"] == "in training and in validation: the same file" and leaked["count"] == 4
+
+    file = recipe.parent / "found.json"
+    again = opabinia("data", "check", recipe, "--json", file)
+    assert json.loads(file.read_text()) == found and "wrong: in training and in validation" in again.out
 
 
 def test_a_set_of_images(opabinia: Command) -> None:
@@ -86,12 +95,12 @@ def films(tmp_path: Path) -> Path:
 
 def test_films(opabinia: Command, films: Path) -> None:
     done = opabinia("data", "check", films)
-    assert done.status == 2 and done.err == f"error: {films}: 1 broken things in the data\n"
+    assert done.status == 2 and done.err == f"error: {films}: 1 things are wrong in the data\n"
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.out.splitlines()]
     for row in (["films", "3"], ["largest film", "40 x 32"], ["frames", "4 to 6, half of them up to 5"]):
         assert row in cells
-    assert ["broken: films that cannot be read", "1"] in cells and ["a", "1"] in cells and ["b", "2"] in cells
-    assert f"  sample 2: {films.parent / 'films' / 'b' / 'text.mp4'} is no film, but text" in done.out
+    assert ["wrong: films that cannot be read", "train", "1"] in cells and ["a", "1"] in cells and ["b", "2"] in cells
+    assert f"  b/text.mp4: {films.parent / 'films' / 'b' / 'text.mp4'} is no film, but text" in done.out
 
 
 def test_packed_films(opabinia: Command, films: Path) -> None:

@@ -326,7 +326,7 @@ def _examined(listing: Listing, told: Faults) -> tuple[NDArray[np.bool_], NDArra
     reaching = inside & _reach(ends, sizes)
 
     def box(row: int) -> Case:
-        return _case(listing, row, "left, top, width, height", boxes[row])
+        return _case(listing, row, "left, top, width, height", boxes[row], ends[row])
 
     for kind, rows in (
         (kinds.FLAT_BOX, ~area),
@@ -339,7 +339,7 @@ def _examined(listing: Listing, told: Faults) -> tuple[NDArray[np.bool_], NDArra
         wide = inside & _reach(bounds, sizes)
 
         def outline(row: int) -> Case:
-            return _case(listing, row, "left, top, right, bottom", bounds[row])
+            return _case(listing, row, "left, top, right, bottom", bounds[row], bounds[row])
 
         told.add_all(kinds.CUT_OUTLINE, np.flatnonzero(wide).tolist(), outline)
         reaching = reaching | wide
@@ -352,12 +352,14 @@ def _reach(ends: NDArray[np.float64], sizes: Indices) -> NDArray[np.bool_]:
     return np.asarray(far.any(1))
 
 
-def _case(listing: Listing, row: int, names: str, values: NDArray[np.float64]) -> Case:
+def _case(listing: Listing, row: int, names: str, values: NDArray[np.float64], corners: NDArray[np.float64]) -> Case:
     picture = int(listing.things.pictures[row])
     height, width = listing.sizes[picture]
     shown = ", ".join(f"{value:.6g}" for value in values)
     thing = f"{listing.word} {listing.things.ids[row]}"
-    return Case(os.fsdecode(listing.names[picture]), thing, f"{names} {shown} in {width} x {height} pixels")
+    left, top, right, bottom = corners.tolist()
+    value = f"{names} {shown} in {width} x {height} pixels"
+    return Case(os.fsdecode(listing.names[picture]), thing, value, (left, top, right, bottom))
 
 
 def _cut_outlines(listing: Listing, wanted: NDArray[np.bool_]) -> None:

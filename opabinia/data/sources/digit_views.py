@@ -85,6 +85,9 @@ class DigitViews(Identities):
         """A picture (uint8, 1 x 32 x 32)."""
         return tv_tensors.Image(self._images[index].clone())  # a transform may work in place
 
+    def file(self, index: int) -> None:
+        """There are no files."""
+
     def batch(self, indices: Indices) -> Batch:
         """Samples by their indices (int64, B), as a whole batch."""
         columns = {"label": self.labels, "camera": self.cameras, "query": self.queries}

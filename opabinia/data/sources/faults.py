@@ -46,11 +46,13 @@ class Case:
         picture: the file it is in or belongs to.
         thing: which one it is, such as ``annotation 17``; empty for the picture itself.
         value: what it says there.
+        box: left, top, right, bottom of the thing in pixels; None where nobody knows.
     """
 
     picture: str
     thing: str
     value: str
+    box: tuple[float, float, float, float] | None = None
 
     def __str__(self) -> str:
         return f"{', '.join(part for part in (self.picture, self.thing) if part)}: {self.value}"

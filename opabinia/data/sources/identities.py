@@ -67,15 +67,24 @@ class Identities:
         cameras: how many there are in the whole data set, whatever part of it this is; 0 when nobody tells.
         views: likewise.
         channels: 3 for colour, 1 for grey; pictures of the other kind are converted.
+        numbered_anew: the test set calls its identities as training does, though they are others.
 
     Attributes:
         labels, cameras, views: of each picture (int64, N); the latter two None when nobody tells.
         queries: those of the listing.
         camera_count, view_count: the numbers given as ``cameras`` and ``views``.
+        numbered_anew: as given.
     """
 
     def __init__(
-        self, root: Path, listing: Listing, *, cameras: int = 0, views: int = 0, channels: Literal[1, 3] = 3
+        self,
+        root: Path,
+        listing: Listing,
+        *,
+        cameras: int = 0,
+        views: int = 0,
+        channels: Literal[1, 3] = 3,
+        numbered_anew: bool = False,
     ) -> None:
         pictures = listing.pictures
         number = {name: label for label, name in enumerate(listing.classes)}
@@ -87,6 +96,7 @@ class Identities:
         self.views = np.array([one.view for one in pictures], dtype=np.int64) if views else None
         self.queries = listing.queries
         self.camera_count, self.view_count = cameras, views
+        self.numbered_anew = numbered_anew
         self._names = Names([one.name for one in pictures])
 
     def __len__(self) -> int:
@@ -108,8 +118,14 @@ class Identities:
 
     def image(self, index: int) -> tv_tensors.Image:
         """A picture (uint8, C x H x W)."""
-        path = os.path.join(os.fsencode(self.root), self._names[index])
-        return tv_tensors.Image(read_image(path, self.channels))
+        return tv_tensors.Image(read_image(self._path(index), self.channels))
+
+    def file(self, index: int) -> bytes | None:
+        """Where a picture lies; None where it lies in no file of its own."""
+        return self._path(index)
+
+    def _path(self, index: int) -> bytes:
+        return os.path.join(os.fsencode(self.root), self._names[index])
 
     def fingerprint(self) -> str:
         """Changes with the identities, the names of the pictures, what is known of them, and their order."""

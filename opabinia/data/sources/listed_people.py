@@ -46,7 +46,7 @@ def msmt17(*, root: Path, split: Split = "train", with_val: bool = False, channe
         lists = ("train", "val") if with_val or split == "all" else ("train",)
         return [one for name in lists for one in _of_msmt17(root, folders[0], name)]
 
-    return Identities(root, listed(root, split, read), cameras=15, channels=channels)
+    return Identities(root, listed(root, split, read), cameras=15, channels=channels, numbered_anew=True)
 
 
 def _of_msmt17(root: Path, folder: str, name: str) -> list[Picture]:

@@ -325,33 +325,4 @@
       byId("legend").append(button);
     });
   }
-
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const paint = (isDark) => { document.documentElement.dataset.theme = isDark ? "dark" : "light"; };
-  paint(dark.matches);
-  dark.addEventListener("change", () => paint(dark.matches));
-  byId("theme").addEventListener("click", () => paint(document.documentElement.dataset.theme !== "dark"));
-
-  for (const button of document.querySelectorAll(".enlarge")) {
-    button.addEventListener("click", () => {
-      const image = button.querySelector("img"), large = byId("large"), there = large.querySelector("img");
-      there.src = image.src;
-      there.alt = image.alt;
-      there.className = image.className;
-      large.querySelector("p").textContent = image.alt;
-      large.showModal();
-    });
-  }
-  for (const box of document.querySelectorAll(".filter input")) {
-    box.addEventListener("input", () => {
-      for (const row of box.closest(".config").querySelectorAll("tbody tr"))
-        row.hidden = !row.textContent.toLowerCase().includes(box.value.toLowerCase());
-    });
-  }
-  const unfold = () => {
-    const target = document.getElementById(location.hash.slice(1));
-    if (target instanceof HTMLDetailsElement) { target.open = true; target.scrollIntoView(); }
-  };
-  addEventListener("hashchange", unfold);
-  unfold();
 }
