@@ -92,7 +92,7 @@ def test_controls_change_the_curves(opened: Open, two: Path) -> None:
     assert lines.count() == 2
     before = lines.first.get_attribute("d")
     page.select_option("#axis", "samples")
-    page.wait_for_function("before => document.querySelector('#curves').innerHTML.includes('40000')", arg=before)
+    page.wait_for_function("before => document.querySelector('#curves').innerHTML.includes('40k')", arg=before)
     page.fill("#smooth", "0.9")
     loss.locator("path.raw").first.wait_for(state="attached")
     page.check("#log")
@@ -141,6 +141,7 @@ def test_numbers_behind_a_chart(opened: Open, make: Make) -> None:
     page = opened(write_report([make()]))
     top1 = chart(page, "top1")
     top1.locator("summary").click()
+    top1.locator("tbody tr").first.wait_for()
     assert top1.locator("tbody tr").all_inner_texts() == ["train\t10\t0.5", "train\t20\t1", "val\t20\t0.75"]
 
 
@@ -148,4 +149,5 @@ def test_keys_of_a_config_are_filtered(opened: Open, make: Make) -> None:
     page = opened(write_report([make()]))
     page.locator(".config > summary").click()
     page.fill(".filter input", "LR")
+    page.locator(".config tbody tr:visible").first.wait_for()
     assert page.locator(".config tbody tr:visible").all_inner_texts() == ["optimizer.lr\t0.01"]

@@ -27,6 +27,11 @@
       : size !== 0 && (size < 1e-3 || size >= 1e5) ? value.toExponential(3) : String(+value.toPrecision(4));
   };
 
+  const brief = (value) => {
+    const size = Math.abs(value);
+    return size >= 1e6 ? `${shown(value / 1e6)}M` : size >= 1e4 ? `${shown(value / 1e3)}k` : shown(value);
+  };
+
   // --- numbers of lines ---
 
   const across = (chart, line) => chart.across ? places[line.x] : places[line.x][view.axis];
@@ -75,6 +80,22 @@
     return found.length > 1 ? found : ticks(low, high, 3);
   };
 
+  // Of many points the lowest and the highest in each column of pixels: more would be drawn over each other.
+  const columns = (x, y, toX, width) => {
+    const kept = [];
+    if (x.length <= 2 * width) return [...x.keys()];
+    for (let from = 0, to; from < x.length; from = to) {
+      const column = Math.floor(toX(x[from]));
+      let low = from, high = from;
+      for (to = from + 1; to < x.length && Math.floor(toX(x[to])) === column; to++) {
+        if (y[to] < y[low]) low = to;
+        if (y[to] > y[high]) high = to;
+      }
+      kept.push(...new Set([Math.min(low, high), Math.max(low, high)]));
+    }
+    return kept;
+  };
+
   // --- drawing ---
 
   const draw = (figure) => {
@@ -111,16 +132,16 @@
     svg.append(window_);
     for (const tick of log ? decades(low, high) : ticks(low, high, 4)) {
       svg.append(node("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: toY(tick), y2: toY(tick) }));
-      svg.append(node("text", { x: LEFT - 6, y: toY(tick) + 4, "text-anchor": "end" }, shown(log ? 10 ** tick : tick)));
+      svg.append(node("text", { x: LEFT - 6, y: toY(tick) + 4, "text-anchor": "end" }, brief(log ? 10 ** tick : tick)));
     }
     for (const tick of ticks(left, right, Math.max(4, width / 90))) {
-      svg.append(node("text", { x: toX(tick), y: HEIGHT - 8, "text-anchor": "middle" }, shown(tick)));
+      svg.append(node("text", { x: toX(tick), y: HEIGHT - 8, "text-anchor": "middle" }, brief(tick)));
     }
     const inside = node("g", { "clip-path": `url(#${clip})` });
     svg.append(inside);
     const path = (x, y) => {
       let text = "", pen = "M";
-      for (let at = 0; at < x.length; at++) {
+      for (const at of columns(x, y, toX, width - LEFT - RIGHT)) {
         const value = height(y[at]);
         if (value === null) { pen = "M"; continue; }
         text += `${pen}${toX(x[at]).toFixed(1)} ${toY(value).toFixed(1)}`;
