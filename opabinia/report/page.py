@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from opabinia import __version__
+from opabinia.config.check import DEFAULT
 from opabinia.report.blocks import Block, Chart, Gallery, Section, Table
 from opabinia.report.curves import AXES, sections_of
 from opabinia.report.folder import NoRun, RunData, read_run, refuse_missing
@@ -88,6 +89,7 @@ def page_of(folders: Sequence[Path]) -> str:
         chapters=chapters,
         curves=sections_of(runs),
         axes=AXES,
+        default=DEFAULT,
         scores=scores_of(chapters),
         differences=differences(chapters),
         number_of_chart=lambda chart: _numbered(charts, chart),
@@ -122,7 +124,7 @@ def _chapter(letter: str, run: RunData, room: Room) -> Chapter:
         galleries_of(run.folder, index, room, run.notes),
         [section for section in evaluation if section.blocks],
         data_of(run, index),
-        [(key, _value(value), _origin(run.origins, key)) for key, value in run.config.items()],
+        [(key, _value(value), run.origins.get(key, "")) for key, value in run.config.items()],
     )
 
 
@@ -169,10 +171,6 @@ def differences(chapters: Sequence[Chapter]) -> Table | None:
     rows = [(key, *(one.get(key) for one in values)) for key in keys]
     rows = [row for row in rows if len(set(row[1:])) > 1]
     return Table("", ("key", *(one.letter for one in chapters)), rows, most=25)
-
-
-def _origin(origins: dict[str, str], key: str) -> str:
-    return origins.get(key, "")
 
 
 def _value(value: Any) -> str:

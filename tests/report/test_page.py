@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from opabinia.cli import app
+from opabinia.loading import resolve
 from opabinia.report import NoRun, default_place, write_report
 from opabinia.report.curves import kind_of
 from opabinia.report.page import page_of
@@ -67,6 +68,17 @@ def test_nothing_is_loaded_from_elsewhere(make: Make) -> None:
         assert address.startswith(("data:", "#")) or not address, (name, address)
     assert "default-src 'none'" in page
     assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", page)
+
+
+def test_what_was_written_stands_out_among_defaults(make: Make) -> None:
+    folder = make()
+    origins = resolve("classification/digits", ["optimizer.lr=0.1"]).origins
+    (folder / "origins.json").write_text(json.dumps(origins))
+    page = page_of([folder])
+    (rows,) = re.findall(r'<details class="part config">.*?<tbody>(.*?)</tbody>', page, re.S)
+    given = re.findall(r"<tr class=given><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td>", rows)
+    assert ("optimizer.lr", "0.01", "command line: optimizer.lr=0.1") in given
+    assert "task.dropout" in rows and "task.dropout" not in {key for key, *_ in given}
 
 
 NASTY = "<img src=x onerror=alert(1)>\"'&</script>"
@@ -139,7 +151,7 @@ anything = st.recursive(
 tables = st.dictionaries(st.sampled_from([*MAKERS, "format", "facts", "missing", "groups", "counts"]), anything)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tables=tables, facts=anything, row=st.dictionaries(words, anything, max_size=3))
 def test_nothing_that_is_json_ends_a_report(make: Make, tables: Any, facts: Any, row: Any) -> None:
     name = f"run-{next(_numbers)}"
