@@ -243,7 +243,7 @@ def test_what_is_wrong_is_said_before_anything_is_loaded(tmp_path: Path) -> None
         assert done.returncode == 2 and "Traceback" not in done.stderr
         return done.stderr
 
-    assert "serving needs uvicorn: pip install 'opabinia[serve]'" in told(str(tmp_path), blocked="uvicorn")
+    assert "serving needs fastapi: pip install 'opabinia[serve]'" in told(str(tmp_path), blocked="fastapi")
     pytest.importorskip("fastapi", reason="fastapi is absent: pip install 'opabinia[serve]'")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
