@@ -13,7 +13,7 @@ AUTO = "auto"
 
 def asks(config: Mapping[str, Any], key: str) -> bool:
     """Whether ``data.<key>`` of a complete config is ``auto``."""
-    return bool(config["data"][key] == AUTO)
+    return bool(config["data"].get(key) == AUTO)
 
 
 def with_numbers(config: Mapping[str, Any], **numbers: int) -> dict[str, Any]:
