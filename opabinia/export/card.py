@@ -77,12 +77,14 @@ def _names(classes: Sequence[str], most: int = 20) -> str:
 
 def _use(said: Description, *, in_timm: bool) -> str:
     if in_timm:
-        what = "logits, in the order of `label_names` in config.json" if said.classes else "features"
+        classifies = said.task in _PIPELINES
+        what = "logits, in the order of `label_names` in config.json" if classifies else "features"
+        mode = "RGB" if said.channels == 3 else "L"
         code = (
             "import timm\nfrom timm.data import create_transform, resolve_data_config\n\n"
             'model = timm.create_model("local-dir:PATH", pretrained=True).eval()\n'
             "transform = create_transform(**resolve_data_config(model.pretrained_cfg))\n"
-            f"model(transform(picture)[None])    # {what}"
+            f"model(transform(picture)[None])    # a PIL image of mode {mode}; {what}"
         )
         return f"```python\n{code}\n```"
     code = "opabinia train PATH/config.yaml init.weights=PATH/model.safetensors      # goes on from these weights"

@@ -70,7 +70,12 @@ def test_the_card_tells_scores_classes_and_use(layout: Path) -> None:
     scores = json.loads((layout / "preprocessor_config.json").read_text())
     assert scores["image_mean"] == [0.3]
     assert scores["transforms"][0]["name"] == "Resize"
-    assert "`val/top1`" in card and "local-dir:PATH" in card and "# license: yours to say" in card
+    assert (
+        "`val/top1`" in card
+        and "local-dir:PATH" in card
+        and "mode L; logits" in card
+        and "# license: yours to say" in card
+    )
     assert sorted(path.name for path in layout.iterdir()) == [
         "README.md",
         "config.json",
