@@ -37,6 +37,7 @@ from opabinia.runtime.processes import first_says, is_first, world_size
 from opabinia.runtime.seeds import draw_seed
 from opabinia.runtime.signals import Stopped, StopSignal, status_of_reason, stop_signals
 from opabinia.scaling import auto_scale
+from opabinia.summary import titled
 from opabinia.trial import find
 
 
@@ -123,7 +124,8 @@ def train(
         config = with_numbers(config, **{key: value for key, value in found.items() if key == "batch_size"})
         log_in_full("config, resolved", dump(config))
         begin = partial(_begin, folder, config, overrides, resolved.origins)
-        session = run.Session(folder, snapshot, lambda: stop.reason, begin)
+        title = titled(recipe, config["task"])
+        session = run.Session(folder, snapshot, lambda: stop.reason, begin, title=title)
         try:
             scores = _trained(replace(resolved, config=with_numbers(config, **found)), session)
         except Stopped as reason:

@@ -38,10 +38,12 @@ from opabinia.contracts import (
 from opabinia.data import Data, detection_samplers, identity_samplers, mix, samplers, shard_order, sources, transforms
 from opabinia.data import shapes as shape_parts
 from opabinia.data.batches import StagedPlan
+from opabinia.engine import trackers
 from opabinia.engine.checkpoint import Snapshot
 from opabinia.engine.evaluate import Validation, evaluation_run, layers_of, learns
 from opabinia.engine.hooks import (
     Bottleneck,
+    Estimate,
     Evaluate,
     Flush,
     FlushSamples,
@@ -105,9 +107,10 @@ from opabinia.runtime.durations import Duration
 from opabinia.runtime.environment import describe_environment, library_versions
 from opabinia.runtime.log import log, log_in_full
 from opabinia.runtime.processes import is_first, rank, world_size
-from opabinia.runtime.seeds import draw_seed
+from opabinia.runtime.seeds import draw_seed, generators_kept
 from opabinia.runtime.signals import Stopped
 from opabinia.settings import Checkpointing, Evaluation, Seed, Training
+from opabinia.summary import lines_of, one_sample, told_data, told_device, told_length, told_model
 from opabinia.tasks import classification, detection, reid, selfsup
 from opabinia.tasks import video as video_task
 from opabinia.tasks.distill import Distill, distilled, make_teacher, own_average, student_weights
@@ -150,6 +153,7 @@ PARTS = (
     shard_order,
     sources,
     svm,
+    trackers,
     transforms,
     video,
     video_task,
@@ -171,6 +175,7 @@ class Session:
         begin: called with ``resume`` when everything is built and fits together, right before the first step.
         left_out: numbers of batches that are not trained, beside those that ``resume`` knows.
         began: when it began, in seconds of ``time.monotonic``.
+        title: what it is, in words; with it the log begins with a summary.
     """
 
     folder: Path
@@ -179,6 +184,7 @@ class Session:
     begin: Callable[[Snapshot | None], None] = lambda resume: None
     left_out: frozenset[int] = frozenset()
     began: float = field(default_factory=time.monotonic)
+    title: str = ""
 
 
 # --- commands -------------------------------------------------------------------------------------------------------
@@ -282,6 +288,7 @@ def train(
     model = prepared(model, train, device)
     twin = copy.deepcopy(model) if ema else None
     averages = [one for one in (twin, own_average(model)) if one is not None]
+    said = summary_of(session.title, model, data, plan, facts, train, device, threads, start) if is_first() else []
     together = spread([model, *averages], train, device)
     log_in_full("model", str(model))
     optimizing = make_optimizer(optimizer, model, groups, train, data.batch_size)
@@ -312,6 +319,7 @@ def train(
             timer=Timer(),
             bottleneck=Bottleneck(data.workers, data.cheaper(device.type == "cuda"), train.faster()),
             stages=FollowStages(plan.stages, norms=splits) if isinstance(plan, StagedPlan) else None,
+            estimate=Estimate(device, {one.name: one.every or evaluate.every for one in validation}),
         )
     lines = [writer(session.folder, start) for writer in writers] if is_first() else []
     journal = Journal(session.folder / "metrics.jsonl" if is_first() else None, lines, by=train.log_by)
@@ -341,14 +349,41 @@ def train(
     except BaseException:
         journal.close()
         raise
-    log.info(
-        "%d samples, %d steps of %s (%s an epoch); from step %d",
-        facts.samples, plan.total_steps, batch_sizes(plan, data.batch_size), steps_per_epoch(plan), start.step,
-    )  # fmt: skip
+    for line in said:
+        log.info("%s", line)
     scores = trainer.run()
     if trainer.stopped:
         raise Stopped(trainer.stopped)
     return scores
+
+
+def summary_of(
+    title: str,
+    model: Task,
+    data: Data,
+    plan: Plan,
+    facts: Facts,
+    train: Training,
+    device: torch.device,
+    threads: int,
+    start: Clock,
+) -> list[str]:
+    """What the run is, in aligned lines; without a title its length alone."""
+    length = told_length(train.length, plan, data, facts, world_size(), start.step)
+    if not title:
+        return [length]
+    with generators_kept():
+        shape, skip = plan.row(start.step % plan.total_steps).shape, data.on_error == "skip"
+        sample = first_samples(data.train, 1, skip=skip, size_multiple=model.size_multiple, shape=shape)
+    return lines_of(
+        {
+            "run": title,
+            "model": told_model(model, one_sample(sample)),
+            "data": told_data(data, facts),
+            "device": told_device(device, train, world_size(), threads, data.workers),
+            "length": length,
+        }
+    )
 
 
 def teachers_of(distill: Distill, facts: Facts) -> list[torch.nn.Module]:
@@ -379,21 +414,6 @@ def set_up(train: Training) -> tuple[torch.device, int]:
         deterministic=train.deterministic, cudnn_benchmark=train.cudnn_benchmark, threads=train.threads
     )
     return device, threads
-
-
-def steps_per_epoch(plan: Plan) -> str:
-    """Steps of an epoch, for people; the least and the most where epochs differ."""
-    return _span([plan.epoch_start(epoch + 1) - plan.epoch_start(epoch) for epoch in range(plan.epochs)])
-
-
-def batch_sizes(plan: Plan, batch_size: int) -> str:
-    """Samples of a step, for people, likewise; the incomplete ones at the ends of epochs do not count."""
-    stages = plan.stages if isinstance(plan, StagedPlan) else ()
-    return _span([one.samples for stage in stages for one in stage.cycle] or [batch_size])
-
-
-def _span(numbers: Sequence[int]) -> str:
-    return " to ".join(str(one) for one in sorted({min(numbers), max(numbers)}))
 
 
 def splits_norms(plan: Plan, train: Training) -> bool:

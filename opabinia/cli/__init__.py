@@ -14,6 +14,7 @@ from opabinia import __version__
 from opabinia.agent import end_with_agent
 from opabinia.cli import (
     bench,
+    completion,
     config,
     data,
     demo,
@@ -69,6 +70,7 @@ app.command("search")(search.search)
 app.command("map")(map.draw)
 app.command("bench")(bench.bench)
 app.command("demo")(demo.demo)
+app.command("completion")(completion.completion)
 app.add_typer(data.app, name="data", help="Look at data before anything is trained on it.")
 app.add_typer(config.app, name="config", help="Show, check and compare configs; list what there is.")
 

@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from opabinia.cli.ending import AsJson, Quiet, in_json, print_json, words_of
 from opabinia.cli.errors import report_errors
 from opabinia.cli.processes import Endpoint, Nnodes, NodeRank, Nproc, layout, run_in_many
 from opabinia.cli.train import Overrides
+from opabinia.runtime.quiet import quietly
 
 
 def evaluate(
@@ -24,6 +26,8 @@ def evaluate(
     nnodes: Nnodes = None,
     node_rank: NodeRank = None,
     rdzv_endpoint: Endpoint = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Evaluate a run's checkpoint on its validation data.
 
@@ -33,12 +37,16 @@ def evaluate(
 
     opabinia eval runs/classification/digits/default --measure linear_probe --measure knn
     """
-    with report_errors():
+    with report_errors(), quietly(quiet):
         overrides = [*(overrides or []), *(f"evaluate.measures.{name}.evaluator={name}" for name in measure or [])]
         many = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts=0)
         if many is not None:
-            run_in_many(many, ["eval", str(run), *overrides, "--checkpoint", checkpoint])
+            run_in_many(many, ["eval", str(run), *overrides, "--checkpoint", checkpoint, *words_of(quiet, as_json)])
         from opabinia.cli.table import print_scores
         from opabinia.launch import evaluate as scores_of
 
-        print_scores(f"{run} ({checkpoint})", scores_of(run, overrides, checkpoint=checkpoint))
+        scores = scores_of(run, overrides, checkpoint=checkpoint)
+        if as_json:
+            print_json({"run": str(run), "checkpoint": checkpoint, "scores": in_json(scores)})
+        else:
+            print_scores(f"{run} ({checkpoint})", scores)

@@ -7,12 +7,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from opabinia.cli.ending import AsJson, Quiet, in_json, print_json
 from opabinia.cli.errors import report_errors
 from opabinia.cli.train import Recipe
+from opabinia.runtime.quiet import is_quiet, quietly
 
 if TYPE_CHECKING:
     from opabinia.sweep import How, Point, Record, Space, Tried
@@ -45,6 +47,8 @@ def sweep(
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the sweep; its runs are NAME-000, NAME-001 ...")] = "sweep",
     out: Annotated[Path, typer.Option(help="Where runs lie: OUT/RECIPE/NAME-000.")] = Path("runs"),
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a recipe with every combination of values, and show which is best.
 
@@ -54,7 +58,7 @@ def sweep(
 
     opabinia sweep classification/digits "optimizer.lr=log(1e-4..1e-1)" --random 10 --seed 1
     """
-    with report_errors():
+    with report_errors(), quietly(quiet):
         from opabinia.sweep import Record, parse_space
 
         how = _how(random, optuna, seed)
@@ -68,7 +72,10 @@ def sweep(
         record.take_over(path)
         series = _Series(record, space, path, out, metric or usual, better)
         series.train(points, optuna or len(points))
-        series.show()
+        if as_json:
+            print_json(series.outcome())
+        else:
+            series.show()
 
 
 def _how(random: int | None, optuna: int | None, seed: int | None) -> How:
@@ -121,7 +128,7 @@ class _Series:
             run = self.record.runs[number] if number < len(self.record.runs) else self._append(self._proposed())
             if not run.done:
                 self._refuse_other(run)
-                _tell(f"run {number + 1} of {count}: {run.name} {' '.join(_words(run.changes))}")
+                _tell_progress(f"run {number + 1} of {count}: {run.name} {' '.join(_words(run.changes))}")
                 self._train(run, f"{number + 1} of {count}")
                 self._compared_by()
 
@@ -201,6 +208,24 @@ class _Series:
         print(f"best by {metric} ({better}, after its last step): {self.path.parent / runs[0].name}")
         print(f"again: {self._command(runs[0])}")
 
+    def outcome(self) -> dict[str, Any]:
+        """The runs, best first, and what they are compared by."""
+        from opabinia.sweep import ranked, value_of
+
+        metric, better = self._compared_by()
+        runs = ranked(self.record.runs, metric, better)
+        told = [
+            {
+                "run": str(self.path.parent / run.name),
+                "changes": dict(run.changes),
+                "scores": None if run.scores is None else in_json(run.scores),
+                "failed": run.failed,
+            }
+            for run in runs
+        ]
+        best = told[0]["run"] if value_of(runs[0], metric) is not None else None
+        return {"record": str(self.path), "metric": metric, "better": better, "best": best, "runs": told}
+
     def _command(self, run: Tried) -> str:
         """What trains ``run`` once more, in a folder of its own."""
         from opabinia.sweep import seed_of
@@ -212,7 +237,15 @@ class _Series:
         return shlex.join(words)
 
 
-def train_seeds(recipe: str, overrides: Sequence[str], seeds: str, *, out: Path, name: str) -> None:
+def train_seeds(
+    recipe: str,
+    overrides: Sequence[str],
+    seeds: str,
+    *,
+    out: Path,
+    name: str,
+    as_json: bool = False,
+) -> None:
     """What ``opabinia train --seeds`` does: a run for each seed, then their scores in one table.
 
     Raises:
@@ -237,7 +270,7 @@ def train_seeds(recipe: str, overrides: Sequence[str], seeds: str, *, out: Path,
         refuse_other_config(folder, recipe, changes[seed])
     scores = {}
     for number, (seed, folder) in enumerate(folders.items(), 1):
-        _tell(f"run {number} of {len(numbers)}: {folder}")
+        _tell_progress(f"run {number} of {len(numbers)}: {folder}")
         try:
             scores[seed] = train_or_go_on(recipe, changes[seed], out=out, name=folder.name)
         except Stopped as stopped:
@@ -246,9 +279,14 @@ def train_seeds(recipe: str, overrides: Sequence[str], seeds: str, *, out: Path,
         finally:
             clean_up()
     path = folders[numbers[0]].parent / f"{name}-seeds.json"
+    together = write_seeds(path, recipe, overrides, scores)
+    if as_json:
+        runs = {str(folder): in_json(scores[seed]) for seed, folder in folders.items()}
+        means = {one: {"mean": found.mean, "std": found.std} for one, found in together.items()}
+        return print_json({"record": str(path), "runs": runs, "scores": means})
     rows = [
         [one, _number(found.mean), _number(found.std), *(_number(found.values.get(seed)) for seed in numbers)]
-        for one, found in write_seeds(path, recipe, overrides, scores).items()
+        for one, found in together.items()
     ]
     _print_table(["score", "mean", "std", *(f"seed {seed}" for seed in numbers)], rows)
     print(f"{path} (after the last step of each run)")
@@ -268,6 +306,11 @@ def _short(text: str, limit: int = 80) -> str:
 
 def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def _tell_progress(text: str) -> None:
+    if not is_quiet():
+        _tell(text)
 
 
 def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

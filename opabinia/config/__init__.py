@@ -5,6 +5,7 @@ from opabinia.config.build import build as build
 from opabinia.config.catalog import Catalog as Catalog
 from opabinia.config.catalog import catalog as catalog
 from opabinia.config.catalog import live_catalog as live_catalog
+from opabinia.config.catalog import warm_catalog as warm_catalog
 from opabinia.config.check import Resolved as Resolved
 from opabinia.config.check import check as check
 from opabinia.config.compose import Tree as Tree

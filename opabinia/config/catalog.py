@@ -99,6 +99,11 @@ def catalog(plugins: Sequence[str] = ()) -> Catalog:
     return cached
 
 
+def warm_catalog(plugins: Sequence[str] = ()) -> Catalog | None:
+    """The catalog if it is cached; None where :func:`catalog` would have to import the parts."""
+    return _read(cache_folder() / f"catalog-{_fingerprint(plugins)}.json")
+
+
 def cache_folder() -> Path:
     """``$XDG_CACHE_HOME/opabinia`` or ``~/.cache/opabinia``."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")

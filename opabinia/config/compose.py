@@ -64,6 +64,17 @@ def packaged_names(recipes: Path = PACKAGED) -> list[str]:
     return sorted(path.relative_to(recipes).with_suffix("").as_posix() for path in recipes.rglob("*.yaml"))
 
 
+def variables(recipe: str | Path, recipes: Path = PACKAGED) -> list[str]:
+    """The names that a recipe and its bases take from ``vars``, given or to be given; none of what cannot be read."""
+    files = _Files(recipes, [])
+    path, _ = _find_recipe(str(recipe), recipes, [])
+    root = files.load(path, ()) if path else None
+    given = root.value.get("vars") if root is not None and isinstance(root.value, dict) else None
+    named = [str(name) for name, _ in given.children()] if given is not None else []
+    asked = [one.removeprefix("vars.") for node in files.read for one in targets(node) if one.startswith("vars.")]
+    return list(dict.fromkeys([*named, *asked]))
+
+
 # --- files ----------------------------------------------------------------------------------------------------------
 
 

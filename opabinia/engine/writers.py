@@ -16,20 +16,16 @@ from rich.table import Column
 
 from opabinia.config import register
 from opabinia.contracts import Clock
+from opabinia.runtime.durations import clock_time
 from opabinia.runtime.files import told
 from opabinia.runtime.log import log
+from opabinia.runtime.quiet import is_quiet
 
 _QUIET = ("step", "epoch", "samples", "sample_ids", "lr", "samples_per_s")
 
 
 def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _clock_time(seconds: float) -> str:
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def _scores(line: Mapping[str, Any]) -> str:
@@ -62,27 +58,32 @@ def _waiting(line: Mapping[str, Any]) -> str:
 
 @register.writer(name="terminal")
 class Terminal:
-    """Progress for people: a bar on a terminal, plain lines in a pipe. Writes to stderr."""
+    """Progress for people: a bar on a terminal, plain lines in a pipe and on a terminal that cannot move its cursor.
+    Writes to stderr; nothing when the terminal is to be quiet."""
 
     def __init__(self, folder: Path, clock: Clock, /) -> None:
         self._total, self._first, self._began = clock.total_steps, clock.step, time.monotonic()
+        self._quiet = is_quiet()
         self._bar: Progress | None = None
-        if sys.stderr.isatty():
+        console = Console(stderr=True)
+        if console.is_terminal and not console.is_dumb_terminal and sys.stderr.isatty() and not self._quiet:
             columns = (
-                BarColumn(bar_width=16, table_column=Column(min_width=16)),
-                TextColumn("epoch {task.fields[epoch]:.1f}"),
-                TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+                BarColumn(bar_width=16, table_column=Column(no_wrap=True)),
+                TextColumn("epoch {task.fields[epoch]:.1f}", table_column=Column(no_wrap=True)),
+                TextColumn("{task.completed:.0f}/{task.total:.0f}", table_column=Column(no_wrap=True)),
                 TextColumn("{task.fields[text]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
             )
-            self._bar = Progress(*columns, console=Console(stderr=True), expand=True)
+            self._bar = Progress(*columns, console=console, expand=True)
             self._row = self._bar.add_task("train", total=self._total, completed=clock.step, epoch=0.0, text="")
 
     def _left(self, step: int) -> str:
         done = step - self._first
-        return _clock_time((time.monotonic() - self._began) / done * (self._total - step)) if done > 0 else "?"
+        return clock_time((time.monotonic() - self._began) / done * (self._total - step)) if done > 0 else "?"
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Show a line: training moves the bar, scores stay above it."""
+        if self._quiet:
+            return
         step, training = line["step"], "time/step" in line
         if self._bar is None:
             place = f"epoch {line['epoch']:.2f}  step {step}/{self._total}"

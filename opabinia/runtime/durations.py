@@ -86,3 +86,10 @@ class Duration:
         value = float(self.value)
         number = str(int(value)) if value.is_integer() else f"{Decimal(repr(value)):f}"  # never 1e-07
         return f"{number}{self.unit}"
+
+
+def clock_time(seconds: float) -> str:
+    """Seconds for people, such as ``0:42`` or ``2:05:00``."""
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -11,6 +11,7 @@ from typing import Any
 
 from opabinia.runtime.files import told
 from opabinia.runtime.processes import is_first, rank
+from opabinia.runtime.quiet import is_quiet
 
 log = logging.getLogger("opabinia")
 
@@ -62,6 +63,7 @@ class _Terminal(logging.StreamHandler):  # type: ignore[type-arg]
 
 def _terminal_handler() -> logging.Handler:
     handler = _Terminal()
+    handler.setLevel(logging.WARNING if is_quiet() else logging.NOTSET)
     handler.setFormatter(logging.Formatter("%(message)s"))
     return handler
 

@@ -8,6 +8,7 @@ from opabinia.contracts import Hook
 from opabinia.engine.hooks.average import KeepAverage
 from opabinia.engine.hooks.best import SaveBest
 from opabinia.engine.hooks.bottleneck import Bottleneck
+from opabinia.engine.hooks.estimate import Estimate
 from opabinia.engine.hooks.evaluation import Evaluate
 from opabinia.engine.hooks.flush import Flush, FlushSamples
 from opabinia.engine.hooks.save import Save
@@ -16,6 +17,7 @@ from opabinia.engine.hooks.watch import Timer
 
 __all__ = [
     "Bottleneck",
+    "Estimate",
     "Evaluate",
     "Flush",
     "FlushSamples",
@@ -28,7 +30,7 @@ __all__ = [
 ]
 
 
-BUILT_IN = ("timer", "stages", "ema", "journal", "bottleneck", "save", "evaluate", "best")
+BUILT_IN = ("timer", "stages", "ema", "journal", "bottleneck", "save", "evaluate", "best", "estimate")
 FILES = ("model", "optimizer", "state", "statistics")
 """What a checkpoint's other files are called: a hook with tensors of its own has one named after its key."""
 
@@ -60,6 +62,7 @@ def in_order(
     timer: Timer | None = None,
     stages: FollowStages | None = None,
     bottleneck: Bottleneck | None = None,
+    estimate: Estimate | None = None,
 ) -> dict[str, Hook]:
     """All hooks of a run by their keys, in the order in which they act at every moment.
 
@@ -88,4 +91,6 @@ def in_order(
         "evaluate": evaluate,
         # Needs the scores.
         **({"best": best} if best else {}),
+        # Counts what an evaluation of this moment has taken.
+        **({"estimate": estimate} if estimate else {}),
     }
