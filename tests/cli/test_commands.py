@@ -243,3 +243,5 @@ def test_demo(task: str, score: str, least: float, tmp_path: Path) -> None:
     assert float(found) >= least
     (results,) = tmp_path.rglob("results.json")
     assert str(results.parent) in done.stdout
+    (page,) = tmp_path.glob("demo-*.html")
+    assert f"the report is in {page}" in done.stdout
