@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from hashlib import blake2b
 from multiprocessing import get_context
+from threading import Thread
 
 import torch
 from torch import Tensor
@@ -23,7 +26,7 @@ from opabinia.doctor.parts import id_of, picture_file
 Place = tuple[int, int]
 """A sample: the number of its source, and its number in there."""
 
-CHUNK = 16
+CHUNK = 8
 """Samples that a process takes at once."""
 
 
@@ -89,7 +92,7 @@ def look_at(sources: Sequence[Source], places: Sequence[Place], workers: int) ->
         yield from (look(sources[number], index) for number, index in places)
         return
     # The sources go to the processes by the fork: they may be large, and some hold open files.
-    pool = ProcessPoolExecutor(workers, get_context("fork"), _begin, (sources,))
+    pool = ProcessPoolExecutor(workers, get_context("fork"), _begin, (sources, os.getpid()))
     done = 0
     try:
         for seen in pool.map(_look, places, chunksize=CHUNK):
@@ -109,12 +112,20 @@ def look_at(sources: Sequence[Source], places: Sequence[Place], workers: int) ->
 _sources: Sequence[Source] = ()
 
 
-def _begin(sources: Sequence[Source]) -> None:
+def _begin(sources: Sequence[Source], parent: int) -> None:
     """Ctrl-C is for the process that waits; threads would be in the other processes' way."""
     global _sources
     _sources = sources
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+    Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """Nobody tells a process of the pool that the one that reads its results was killed: it would wait for ever."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def _look(place: Place) -> Look:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, ImageDraw
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
@@ -20,7 +20,7 @@ from opabinia.doctor.counts import Holding
 from opabinia.doctor.findings import Finding, Member
 from opabinia.doctor.parts import file_of, picture_file
 from opabinia.doctor.terminal import bars, counts_of
-from opabinia.drawing import Thing, to_pil, with_things
+from opabinia.drawing import to_pil
 from opabinia.report.blocks import Block, Gallery, Picture, PictureRow, Section, Table
 from opabinia.report.pictures import Room
 from opabinia.report.templating import template, text_of
@@ -39,7 +39,7 @@ _AROUND = 0.25
 """Of the side of a picture: so much is shown beside it where a box reaches out of it."""
 
 _NOTHING = [128, 128, 128]
-_FAR = 1e6
+_MARK, _LINE = (230, 0, 60), 4
 
 
 def write_page(found: Checkup, out: Path, title: str) -> None:
@@ -119,24 +119,29 @@ def _bars(title: str, columns: Sequence[str], counts: dict[str, int]) -> Table:
 
 def _shown(finding: Finding, found: Checkup, room: Room) -> list[Block]:
     """The pictures of the first cases; where there are none to be seen, and of what is left, a list."""
-    rows = []
-    for case in finding.cases[:CASES]:
-        pictures = [one for member in case[:BESIDE] if (one := _picture(member, finding, found, room)) is not None]
-        if pictures:
-            more = f"and {len(case) - BESIDE} more" if len(case) > BESIDE else ""
-            rows.append(PictureRow(more, pictures))
+    rows = [row for case in finding.cases[:CASES] if (row := _row(case, finding, found, room)).pictures]
     blocks: list[Block] = []
     if rows:
         of = f"the first {len(rows)} of {finding.count:,}" if len(rows) < finding.count else ""
-        blocks.append(Gallery("", of, rows))
+        single = all(len(case) == 1 for case in finding.cases)
+        beside = [PictureRow("", [one for row in rows for one in row.pictures])]
+        blocks.append(Gallery("", of, beside if single else rows))
     if len(rows) < min(len(finding.cases), CASES) or finding.count > CASES:
-        lines = [
-            (", ".join(dict.fromkeys(one.set for one in case)), clean(" = ".join(map(str, case))))
-            for case in finding.cases[:LINES]
-        ]
-        note = f"the first {len(lines)} of {finding.count:,}" if len(lines) < finding.count else ""
-        blocks.append(Table("", ("in", "what"), lines, note=note))
+        blocks.append(_list(finding))
     return blocks
+
+
+def _row(case: Sequence[Member], finding: Finding, found: Checkup, room: Room) -> PictureRow:
+    pictures = [one for member in case[:BESIDE] if (one := _picture(member, finding, found, room)) is not None]
+    return PictureRow(f"and {len(case) - BESIDE} more" if len(case) > BESIDE else "", pictures)
+
+
+def _list(finding: Finding) -> Table:
+    """Cases as lines."""
+    cases = finding.cases[:LINES]
+    lines = [(clean(", ".join({one.set: 0 for one in case})), clean(" = ".join(map(str, case)))) for case in cases]
+    note = f"the first {len(lines)} of {finding.count:,}" if len(lines) < finding.count else ""
+    return Table("", ("in", "what"), lines, note=note)
 
 
 def _picture(member: Member, finding: Finding, found: Checkup, room: Room) -> Picture | None:
@@ -147,7 +152,7 @@ def _picture(member: Member, finding: Finding, found: Checkup, room: Room) -> Pi
         return None
     if image is None:
         return None
-    picture = _small(image, SMALL) if member.box is None else _small(_boxed(image, member.box), WIDE)
+    picture = _small(image, SMALL) if member.box is None else _boxed(image, member.box)
     content = BytesIO()
     picture.save(content, "WEBP", lossless=max(picture.size) < 90, quality=80)
     if not room.take(len(content.getvalue())):
@@ -173,27 +178,30 @@ def _image(member: Member, found: Checkup) -> Tensor | None:
     return image
 
 
-def _small(picture: Tensor | Image.Image, side: int) -> Image.Image:
-    image = to_pil(picture) if isinstance(picture, Tensor) else picture
-    scale = side / max(image.size)
-    if scale >= 1:
-        return image
-    return image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))), reducing_gap=2.0)
+def _small(image: Tensor, side: int) -> Image.Image:
+    """A picture, no larger than ``side`` pixels."""
+    picture = to_pil(image)
+    picture.thumbnail((side, side), reducing_gap=2.0)
+    return picture
 
 
 def _boxed(image: Tensor, box: tuple[float, float, float, float]) -> Image.Image:
     """A picture with a box, and as much beside it as the box reaches out of it, up to :data:`_AROUND`."""
     height, width = image.shape[-2:]
-    corners = [min(max(value, -_FAR), _FAR) for value in box]  # whatever stands in the file
-    (left, right), (top, bottom) = sorted(corners[0::2]), sorted(corners[1::2])
+    (left, right), (top, bottom) = sorted(box[0::2]), sorted(box[1::2])
     beyond = [(-left, width), (-top, height), (right - width, width), (bottom - height, height)]
     margins = [round(min(max(reach, 0), _AROUND * side)) for reach, side in beyond]
-    paper = F.pad(image, margins, fill=_NOTHING[: image.shape[0]])
-    inside = (
-        max(left, -margins[0]),
-        max(top, -margins[1]),
-        min(right, width + margins[2]),
-        min(bottom, height + margins[3]),
+    picture = to_pil(F.pad(image, margins, fill=_NOTHING[: image.shape[0]]))
+    scale = WIDE / max(picture.size)
+    sides = [max(1, round(side * scale)) for side in picture.size]
+    picture = picture.resize((sides[0], sides[1]), reducing_gap=2.0)
+    # A line outside of the box, so that a tiny one is seen; at the edge where the box goes on beyond it.
+    corners = [(left + margins[0]) * scale, (top + margins[1]) * scale]
+    corners += [(right + margins[0]) * scale, (bottom + margins[1]) * scale]
+    first = [min(max(value, _LINE), side) - _LINE for value, side in zip(corners[:2], sides, strict=True)]
+    last = [max(min(value, side - _LINE), 0) + _LINE for value, side in zip(corners[2:], sides, strict=True)]
+    draw = ImageDraw.Draw(picture)
+    draw.rectangle(
+        (*first, *(max(a + 2 * _LINE, b) for a, b in zip(first, last, strict=True))), outline=_MARK, width=_LINE
     )
-    moved = [value + margin for value, margin in zip(inside, [*margins[:2], *margins[:2]], strict=True)]
-    return with_things(paper, [Thing(3, "", moved)], side=WIDE)
+    return picture

@@ -303,6 +303,6 @@ def test_ctrl_c_tells_what_was_found_so_far() -> None:
 
 
 def test_a_process_that_is_ended_is_told() -> None:
-    with pytest.raises(Exception, match=r"was ended.* sample (0|16) or one of the") as caught:
+    with pytest.raises(Exception, match=r"was ended.* sample (0|8|16) or one of the") as caught:
         check(_Slow(crash=True), workers=2)
     assert getattr(caught.value, "exit_status", None) == 2
