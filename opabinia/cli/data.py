@@ -72,7 +72,7 @@ def check(
         if found.stopped:
             raise KeyboardInterrupt
         if found.wrong:
-            leave(2, f"{recipe}: {found.wrong} things are wrong in the data")
+            leave(2, f"{recipe}: {found.wrong} {'thing is' if found.wrong == 1 else 'things are'} wrong in the data")
 
 
 @app.command()

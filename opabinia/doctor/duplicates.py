@@ -12,6 +12,7 @@ from opabinia.doctor.alike import groups_of, near_pairs
 from opabinia.doctor.findings import (
     IN_GALLERY,
     LEAKED,
+    NEAR_OTHER_LABEL,
     NEARLY,
     OTHER_LABEL,
     SAME_FILE,
@@ -95,8 +96,8 @@ def _without_repeats(entries: Sequence[Entry], rest: Sequence[int], groups: Sequ
 def _tell(entries: Sequence[Entry], groups: Sequence[Sequence[int]], level: str, findings: Findings) -> None:
     for group in groups:
         found = [entries[number] for number in group]
-        if level != NEARLY and _contradicts(found):
-            findings.add(OTHER_LABEL, [one.member for one in found])
+        if _contradicts(found):
+            findings.add(NEAR_OTHER_LABEL if level == NEARLY else OTHER_LABEL, [one.member for one in found])
         sets = list(dict.fromkeys(one.member.set for one in found))
         if TRAIN in sets and len(sets) > 1:
             _tell_new(found, LEAKED, level, findings)

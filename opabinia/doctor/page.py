@@ -32,6 +32,9 @@ CASES, BESIDE = 24, 6
 LINES = 200
 """Cases of a finding that are listed."""
 
+ROWS = 2000
+"""Classes or identities in a table; JSON has all."""
+
 SMALL, WIDE = 192, 480
 """Pixels of the longer side of a picture, and of one with a box."""
 
@@ -111,7 +114,9 @@ def _blocks(holding: Holding) -> list[Block]:
 
 
 def _bars(title: str, columns: Sequence[str], counts: dict[str, int]) -> Table:
-    return Table(title, columns, [(clean(name), count, share) for name, count, share in bars(counts)], frozenset({2}))
+    rows = [(clean(name), count, share) for name, count, share in bars(counts)]
+    note = f"the first {ROWS:,} of {len(rows):,}" if len(rows) > ROWS else ""
+    return Table(title, columns, rows[:ROWS], frozenset({2}), note)
 
 
 # --- findings ---------------------------------------------------------------------------------------------------------

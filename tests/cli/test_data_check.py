@@ -51,7 +51,7 @@ def test_broken_things_are_told_and_end_with_2(opabinia: Command, recipe: Path) 
     edit(recipe, bbox=[9, 5, -4, 6])
     done = opabinia("data", "check", recipe, NO_VAL)
     assert done.status == 2 and "Traceback" not in done.err
-    assert done.err == f"error: {recipe}: 1 things are wrong in the data\n"
+    assert done.err == f"error: {recipe}: 1 thing is wrong in the data\n"
     assert "wrong: boxes without area" in done.out
     assert "  1.png, annotation 100: left, top, width, height 9, 5, -4, 6 in 64 x 48 pixels" in done.out
 
@@ -95,7 +95,7 @@ def films(tmp_path: Path) -> Path:
 
 def test_films(opabinia: Command, films: Path) -> None:
     done = opabinia("data", "check", films)
-    assert done.status == 2 and done.err == f"error: {films}: 1 things are wrong in the data\n"
+    assert done.status == 2 and done.err == f"error: {films}: 1 thing is wrong in the data\n"
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.out.splitlines()]
     for row in (["films", "3"], ["largest film", "40 x 32"], ["frames", "4 to 6, half of them up to 5"]):
         assert row in cells

@@ -188,6 +188,14 @@ def test_repeats_in_one_set_may_be_meant_and_labels_may_not_differ(tmp_path: Pat
     assert [member.value for member in found.findings[0].cases[0]] == ["cat", "cat", "dog"] and found.wrong == 1
 
 
+def test_nearly_the_same_picture_under_another_label_is_a_note(tmp_path: Path) -> None:
+    save(tmp_path / "skirt" / "1.png", 1)
+    save(tmp_path / "shorts" / "1.jpg", 1, quality=50)
+    found = check(ImageFolder(root=tmp_path))
+    case = [["train:shorts/1.jpg", "train:skirt/1.png"]]
+    assert told(found) == {kinds.NEAR_OTHER_LABEL: case, f"{kinds.TWICE}: {kinds.NEARLY}": case} and found.wrong == 0
+
+
 def test_a_sample_of_each_set_can_be_read(tmp_path: Path) -> None:
     for number in range(12):
         save(tmp_path / "ab"[number % 2] / f"{number}.png", number)
