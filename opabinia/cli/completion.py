@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from opabinia.cli.errors import report_errors
+from opabinia.cli.train import with_resume_value
 
 Shell = Literal["bash", "zsh", "fish"]
 
@@ -84,7 +85,7 @@ def candidates(program: Any, line: str) -> list[str]:
         line: as typed so far; a space at its end begins a new word.
     """
     *words, word = _divided(line)
-    command, words = _found(program, words[1:])
+    command, words = _found(program, with_resume_value(words[1:]))
     if hasattr(command, "commands"):
         return _starting(word, command.commands)
     if word.startswith("-") and "=" not in word:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,7 +13,7 @@ import typer
 from opabinia.cli.errors import report_errors
 
 if TYPE_CHECKING:
-    from opabinia.config import Catalog, Resolved
+    from opabinia.config import Catalog, Problem, Resolved
     from opabinia.config.families import Entry
 
 app = typer.Typer(no_args_is_help=True)
@@ -69,22 +70,78 @@ def check(
     build: Annotated[
         bool, typer.Option("--build", help="Build everything, too, and push one tiny batch through on the CPU.")
     ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the mistakes as a JSON list: place, key, message, value and so on.")
+    ] = False,
 ) -> None:
     """Tell all that is wrong with a config at once. Exit status 0: nothing; 2: something."""
     with report_errors():
-        resolved = _resolve(recipe, overrides or [])
-        if build:
-            _rehearse(resolved)
-        print(f"{recipe}: no problems")
+        from opabinia.config import ConfigError
+
+        try:
+            resolved = _resolve(recipe, overrides or [])
+            if build:
+                _rehearse(resolved)
+        except ConfigError as error:
+            if not as_json:
+                raise
+            print(json.dumps([_in_json(problem) for problem in error.problems], indent=1))
+            raise SystemExit(2) from None
+        print("[]" if as_json else f"{recipe}: no problems")
+
+
+def _in_json(problem: Problem) -> dict[str, str]:
+    return {
+        "place": problem.where,
+        "key": problem.path,
+        "message": problem.message,
+        "value": problem.found,
+        "suggestion": problem.suggestion,
+        "allowed": problem.allowed,
+    }
+
+
+SCHEMA = "opabinia.schema.json"
+"""The file that recipes look for, beside them or in a folder around."""
 
 
 @app.command()
-def schema(plugin: Plugins = None) -> None:
-    """Print the JSON Schema of recipes, for completion in editors."""
+def schema(
+    plugin: Plugins = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help=f"Write it there, such as {SCHEMA}, and replace it.")
+    ] = None,
+) -> None:
+    """Print the JSON Schema of recipes, for completion in editors.
+
+    opabinia config schema --out opabinia.schema.json
+    """
     with report_errors():
         from opabinia.config import json_schema
+        from opabinia.runtime.files import told, write_aside
 
-        print(json.dumps(json_schema(_catalog(plugin or [])), indent=1))
+        text = json.dumps(json_schema(_catalog(plugin or [])), indent=1) + "\n"
+        if out is None:
+            print(text, end="")
+            return
+        with told(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+        write_aside(out, text)
+        print(f"first line of a recipe beside it: {_first_line(out.name)}")
+
+
+def _first_line(path: str) -> str:
+    """What tells editors which schema a file has."""
+    return f"# yaml-language-server: $schema={path}"
+
+
+def _with_schema(out: Path, text: str) -> str:
+    """A recipe's text, with the schema as its first line where there is one beside it or in a folder around."""
+    place = out.absolute().parent
+    for number, folder in enumerate([place, *place.parents]):
+        if (folder / SCHEMA).is_file():
+            return f"{_first_line('../' * number + SCHEMA)}\n{text}"
+    return text
 
 
 @app.command("list")
@@ -93,7 +150,12 @@ def list_parts(
     name: Annotated[str | None, typer.Argument(help="A part of that family.")] = None,
     plugin: Plugins = None,
 ) -> None:
-    """List the families, the parts of a family, or the parameters of a part."""
+    """List the families, the parts of a family with their parameters, or all about a part.
+
+    opabinia config list transforms
+
+    opabinia config list optimizer sgd
+    """
     with report_errors():
         catalog = _catalog(plugin or [])
         if family is None:
@@ -102,10 +164,10 @@ def list_parts(
             parts = [(one, ", ".join(catalog.names(one))) for one in catalog.entries if catalog.names(one)]
             lines = _columns([*parts, ("(recipes)", ", ".join(packaged_names()))])
         elif name is None:
-            _known(family, catalog.entries, "family")
-            lines = _columns((entry.name, entry.doc) for _, entry in sorted(catalog.entries[family].items()))
+            family = _family(family, catalog.entries)
+            lines = [line for _, entry in sorted(catalog.entries[family].items()) for line in _signature(entry)]
         else:
-            _known(family, catalog.entries, "family")
+            family = _family(family, catalog.entries)
             _known(name, catalog.names(family), family)
             lines = _details(catalog.entries[family][name])
         print("\n".join(lines))
@@ -146,7 +208,7 @@ def import_config(
         if out is None:
             print(recipe.text(), end="")
         else:
-            _write(out, recipe.text())
+            _write(out, _with_schema(out, recipe.text()))
 
 
 def _write(out: Path, text: str) -> None:
@@ -261,6 +323,27 @@ def _known(name: str, names: Iterable[str], what: str) -> None:
     if name not in names:
         message = f"there is no {what} {name!r}"
         raise ConfigError(Problem("", "", message, "", nearest(name, names), f"there are: {listing(names)}"))
+
+
+def _family(word: str, families: Iterable[str]) -> str:
+    """A family by its name, or by its plural."""
+    families = list(families)
+    found = next((one for one in families if word in (one, f"{one}s", f"{one}es")), word)
+    _known(found, families, "family")
+    return found
+
+
+def _signature(entry: Entry) -> list[str]:
+    """A part in a few lines: name, parameters with their defaults, what it does."""
+    from opabinia.config.errors import show
+    from opabinia.config.types import describe
+
+    given = (
+        f"{one.name}: {describe(one.spec)}" + ("" if one.required else f" = {show(one.default)}")
+        for one in entry.parameters
+    )
+    wrapped = textwrap.wrap("; ".join(given), 112, initial_indent="    ", subsequent_indent="    ")
+    return [f"{entry.name}  {entry.doc}".rstrip(), *wrapped]
 
 
 def _details(entry: Entry) -> list[str]:

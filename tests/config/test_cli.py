@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from opabinia.cli.config import app
+from opabinia.cli.config import _with_schema, app
 from opabinia.config import Catalog
 from opabinia.runtime.durations import Duration
 from tests.config.toys import CATALOG, RECIPE, Training
@@ -83,7 +83,10 @@ def test_diff() -> None:
 
 def test_list() -> None:
     assert "loss       cross_entropy, focal" in lines("list")
-    assert lines("list", "loss") == ["cross_entropy  Toy cross entropy.", "focal          Toy focal loss."]
+    listed = lines("list", "loss")
+    assert listed[:2] == ["cross_entropy  Toy cross entropy.", "    label_smoothing: a number >= 0 and <= 1 = 0.0"]
+    assert "focal  Toy focal loss." in listed
+    assert lines("list", "losses") == listed, "a plural will do"
     assert lines("list", "loss", "cross_entropy") == [
         "loss cross_entropy",
         "  Toy cross entropy.",
@@ -115,6 +118,25 @@ def test_mistakes_leave_with_status_2(arguments: list[str], message: str) -> Non
 
 def test_schema_is_json() -> None:
     assert json.loads("\n".join(lines("schema")))["title"] == "opabinia train"
+
+
+def test_schema_as_a_file_and_recipes_that_name_it(tmp_path: Path) -> None:
+    place = tmp_path / "mine" / "opabinia.schema.json"
+    told = lines("schema", "--out", str(place))
+    assert told == ["first line of a recipe beside it: # yaml-language-server: $schema=opabinia.schema.json"]
+    assert json.loads(place.read_text())["title"] == "opabinia train"
+    below = tmp_path / "mine" / "a" / "b.yaml"
+    assert _with_schema(below, "x: 1\n") == "# yaml-language-server: $schema=../opabinia.schema.json\nx: 1\n"
+    assert _with_schema(tmp_path / "elsewhere.yaml", "x: 1\n") == "x: 1\n"
+
+
+def test_mistakes_as_json() -> None:
+    assert lines("check", "r.yaml", "--json") == ["[]"]
+    result = run("check", "r.yaml", "optimizer.lr=x", "foo=1", "--json")
+    assert result.exit_code == 2 and result.stderr == ""
+    first, second = json.loads(result.stdout)
+    assert (first["place"], first["key"], first["value"]) == ("command line: optimizer.lr=x", "optimizer.lr", "'x'")
+    assert (second["key"], second["message"]) == ("foo", "unknown key")
 
 
 def test_a_plugin_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,136 @@
+"""What shells offer: commands, recipes, run folders, keys and parts of a config; in real shells."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from opabinia.cli import app
+from opabinia.cli.completion import candidates
+from opabinia.config import Catalog, catalog
+from opabinia.config.keys import completed
+
+BIN = Path(sys.executable).parent
+DIGITS = {"optimizer": {"name": "adamw", "lr": 0.004}, "task": {"name": "classification", "backbone": {"name": "timm"}}}
+
+
+@pytest.fixture
+def offered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """What a line may go on with, in a folder with a recipe and a run."""
+    (tmp_path / "mine.yaml").write_text("base: classification/digits\ntask: {name: classification}\n")
+    (tmp_path / "runs" / "mine" / "default").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "default" / "config.yaml").write_text("task: {name: classification}\n")
+    monkeypatch.chdir(tmp_path)
+    whole = catalog()  # another test may have changed the package's files since it was cached
+    monkeypatch.setattr("opabinia.config.warm_catalog", lambda plugins=(): whole)
+    return lambda line: candidates(typer.main.get_command(app), line)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("opabinia tr", ["train"]),
+        ("opabinia config li", ["list"]),
+        ("opabinia train classification/dig", ["classification/digits"]),
+        ("opabinia train mi", ["mine.yaml"]),
+        ("opabinia train --na", ["--name"]),
+        ("opabinia train --resume mine.yaml optimizer.l", ["optimizer.lr="]),
+        ("opabinia train mine.yaml optimizer.lr=0.1 task.lo", ["task.loss.", "task.loss="]),
+        ("opabinia train --name mine mine.yaml optimizer=sg", ["optimizer=sgd", "optimizer=sgdw"]),
+        ("opabinia train mine.yaml optimizer=sgd optimizer.mom", ["optimizer.momentum="]),
+        ("opabinia train classification/image_folder vars.r", ["vars.root="]),
+        ("opabinia train mine.yaml train.precision=f", ["train.precision=fp32", "train.precision=fp16"]),
+        ("opabinia eval ru", ["runs/"]),
+        ("opabinia eval runs/mine/", ["runs/mine/default"]),
+        ("opabinia eval runs/mine/default data.batch", ["data.batch_size="]),
+        ("opabinia config list optimiz", ["optimizer"]),
+        ("opabinia config list optimizer sgd", ["sgd", "sgdw"]),
+        ("opabinia completion z", ["zsh"]),
+        ("opabinia train 'mi", ["mine.yaml"]),
+        ("opabinia train no/such optimizer.lr", []),
+        ("opabinia train mine.yaml there.is.no", []),
+        ("opabinia nothing of this", []),
+    ],
+)
+def test_what_is_offered(offered: Any, line: str, expected: list[str]) -> None:
+    assert offered(line) == expected
+
+
+def test_a_new_word_is_offered_all(offered: Any) -> None:
+    assert {"train", "eval", "config"} <= set(offered("opabinia "))
+    assert {"classification/digits", "reid/digits", "mine.yaml", "runs/"} <= set(offered("opabinia train "))
+    assert {"optimizer.", "optimizer=", "seed=", "train."} <= set(offered("opabinia train mine.yaml "))
+
+
+@pytest.fixture(scope="module")
+def parts() -> Catalog:
+    return catalog()
+
+
+@pytest.mark.parametrize(
+    ("word", "some"),
+    [
+        ("data.train.transforms.", ["data.train.transforms.0."]),
+        ("data.train.transforms.0.", ["data.train.transforms.0.size="]),
+        ("task.backbone=", ["task.backbone=timm", "task.backbone=resnet3d"]),
+        ("optimizer.lr=", ["optimizer.lr=0.004"]),
+        ("train.deterministic=", ["train.deterministic=true", "train.deterministic=false"]),
+        ("hooks.mine.", ["hooks.mine.patience="]),
+        ("ema=", ["ema=null"]),
+    ],
+)
+def test_keys_and_values_of_a_config(parts: Catalog, word: str, some: list[str]) -> None:
+    resize = {"train": {"transforms": [{"name": "Resize", "size": 32}]}}
+    config = {**DIGITS, "data": resize, "hooks": {"mine": {"name": "early_stop"}}}
+    assert set(some) <= set(completed(word, config, parts))
+
+
+PRESSED = """
+eval "$(opabinia completion bash)"
+press() {
+    COMP_LINE="$1" COMP_POINT=${#1}
+    _opabinia opabinia
+    printf '%s\\n' "${COMPREPLY[@]}"
+}
+press "opabinia train classification/dig"
+press "opabinia train classification/image_folder vars.ro"
+"""
+
+
+def test_in_bash(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", "--norc", "-c", PRESSED],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        env={"PATH": f"{BIN}:/usr/bin:/bin", "HOME": str(tmp_path)},
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["classification/digits", "vars.root="], done.stderr
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_in_fish(tmp_path: Path) -> None:
+    program = "opabinia completion fish | source; complete -C 'opabinia train classification/dig'"
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        env={"PATH": f"{BIN}:/usr/bin:/bin", "HOME": str(tmp_path)},
+        check=True,
+    )
+    assert done.stdout.split() == ["classification/digits"], done.stderr
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_the_script_for_zsh_is_zsh(tmp_path: Path) -> None:
+    script = subprocess.run([BIN / "opabinia", "completion", "zsh"], capture_output=True, text=True, check=True).stdout
+    (tmp_path / "_opabinia").write_text(script)
+    subprocess.run(["zsh", "-f", "-n", tmp_path / "_opabinia"], check=True, timeout=60)
