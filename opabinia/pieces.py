@@ -41,6 +41,7 @@ from opabinia.engine.hooks import SaveBest
 from opabinia.evaluation.banks import Learner
 from opabinia.models.norms import synchronise
 from opabinia.optim.groups import Groups, apply_factors, parameter_groups
+from opabinia.optim.optimizers import fuse
 from opabinia.optim.schedules import scaled
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.log import log
@@ -174,19 +175,19 @@ def make_training_loader(
     return Feeding(load(noting(reader)), device, OnDevice(reader))
 
 
-def tell_work(data: Data, size_multiple: int | None = None) -> None:
-    """Tell where training pictures are changed, if that is not only in the workers."""
-    if data.augment_on == "device":
-        reader = Reader(data.train.source, data.train.transforms, data.mix, size_multiple=size_multiple)
-        log.info("data.augment_on: %s", work_shared(reader))
-
-
 def _kept_decoded(data: Data) -> Source:
     """The samples to train on, with decoded pictures kept if that is wanted."""
     if data.cache is None:
         return data.train.source
     with blamed("data.cache"):
         return cached(data.train.source, data.cache, data.cache_size, "train")
+
+
+def tell_work(data: Data, size_multiple: int | None = None) -> None:
+    """Tell where training pictures are changed, if that is not only in the workers."""
+    if data.augment_on == "device":
+        reader = Reader(data.train.source, data.train.transforms, data.mix, size_multiple=size_multiple)
+        log.info("data.augment_on: %s", work_shared(reader))
 
 
 def make_validation(
@@ -490,6 +491,7 @@ def make_optimizer(
         raise ConfigError(Problem("", "task", "no parameter of it is to be trained"))
     with blamed("optimizer"):
         made = optimizer(found)
+        fuse(made)
     per = train.lr_batch_size
     apply_factors(made, scaled(1.0, batch_size, per, train.lr_scaling) if per else 1.0)
     if per or groups:

@@ -78,8 +78,10 @@ def training_requests(plan: Plan, orders: Callable[[int], Order], rank: int, wor
             while some := _some(of_epoch):
                 # Looking up many positions at once takes hardly longer than a few.
                 positions = [row.first + _array(row.share(rank, world)) for row in some]
-                indices = np.split(order(np.concatenate(positions)), np.cumsum([len(p) for p in positions])[:-1])
-                yield from map(Request, some, positions, indices)
+                indices, first = order(np.concatenate(positions)), 0
+                for row, own in zip(some, positions, strict=True):
+                    yield Request(row, own, indices[first : first + len(own)])
+                    first += len(own)
 
     return requests
 
@@ -175,17 +177,14 @@ class Reader(Dataset[Read | _Failure]):
 
     def __getitem__(self, request: Request) -> Read | _Failure:
         began = time.perf_counter()
-        found = self._read(request)
-        return found._replace(seconds=time.perf_counter() - began) if isinstance(found, Read) else found
-
-    def _read(self, request: Request) -> Read | _Failure:
         if self._hands_over and not self.mixes and request.row.shape is None:
             # Nothing is drawn, nothing is computed. What goes wrong is found out below.
             with suppress(Exception):
-                return Read(request.row, self.source.batch(request.indices))  # type: ignore[attr-defined]
+                batch = self.source.batch(request.indices)  # type: ignore[attr-defined]
+                return Read(request.row, batch, (), time.perf_counter() - began)
         try:
             with generators_kept(), _one_thread():
-                return self.read(request)
+                return self.read(request)._replace(seconds=time.perf_counter() - began)
         except DataError as error:
             return _Failure(str(error), traceback.format_exc())
 

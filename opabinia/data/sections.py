@@ -12,7 +12,6 @@ from opabinia.config import register
 from opabinia.contracts import Combination, Count, MixPart, SamplerPart, SourcePart, TransformPart
 from opabinia.runtime.durations import Duration
 
-
 if TYPE_CHECKING:  # a command puts a number in the place of `auto` before it builds anything (`opabinia.auto`)
     CountOrAuto: TypeAlias = int
     WorkersOrAuto: TypeAlias = int

@@ -27,6 +27,7 @@ from opabinia.engine.evaluate import EvaluationStopped, Validation, evaluate_all
 from opabinia.engine.journal import Journal, read_from_json, told_in_json
 from opabinia.engine.moments import Moments
 from opabinia.engine.sharded import load_state
+from opabinia.engine.skip import begin_momentum
 from opabinia.engine.statistics import load_statistics, mean_state, mean_statistics, statistics_of_all
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import agreed, is_first, world_size
@@ -90,6 +91,7 @@ class Trainer:
         self.validation, self.device = validation, device
         self.about, self.interrupted = dict(about or {}), interrupted
         self._left_out, self._sharded = frozenset(left_out), sharded
+        self._alone = world_size() == 1
         self._agree_every = max(1, world_size() // _AT_EVERY_STEP)
         self._moments = Moments(hooks)
         self._checkpoints = Checkpoints(folder / "checkpoints", keep, self.snapshot, write=is_first())
@@ -166,8 +168,9 @@ class Trainer:
             times = {"time/data": ready - began, "time/step": time.perf_counter() - began}
             times["time/read"] = self.loader.seconds
             values = {in_journal(name): value for name, value in scalars.items()}
-            rate = self.step.optimizer.param_groups[0]["lr"]
-            values |= {"lr": rate, "samples": float(row.count), **times}
+            values["lr"] = self.step.optimizer.param_groups[0]["lr"]
+            values["samples"] = float(row.count)
+            values |= times
             run.journal.add(run.clock.step, values, batch.get("id", ()))
             self._moments.call(run, "after_step")
             ended = run.clock.phase_ended
@@ -208,7 +211,8 @@ class Trainer:
     def _stops(self) -> bool:
         """Whether the run stops here, as all processes agree: the wish of one is enough."""
         if self._run.stop is None:
-            self._run.stop = agreed(self._wish())
+            wish = self._wish()
+            self._run.stop = wish if self._alone else agreed(wish)
         return self._run.stop is not None
 
     def _wants_to_be_resumed(self) -> bool:
@@ -312,6 +316,7 @@ class Trainer:
             return
         tensors, plain = snapshot.tensors["optimizer"], snapshot.state["optimizer"]
         load_optimizer_state(self.task, self.step.optimizer, tensors, plain)
+        begin_momentum(self.step.optimizer)
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> str:
