@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, Task, TextColumn
+from rich.progress_bar import ProgressBar
 from rich.table import Column
 
 from opabinia.config import register
@@ -56,6 +57,19 @@ def _waiting(line: Mapping[str, Any]) -> str:
     return text
 
 
+class _Bar(BarColumn):
+    """As wide as there is room for on the terminal, which may be resized: the numbers matter more."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(table_column=Column(no_wrap=True))
+        self._console = console
+
+    def render(self, task: Task) -> ProgressBar:
+        """The bar of now."""
+        self.bar_width = 16 if self._console.width >= 60 else 4
+        return super().render(task)
+
+
 @register.writer(name="terminal")
 class Terminal:
     """Progress for people: a bar on a terminal, plain lines in a pipe and on a terminal that cannot move its cursor.
@@ -68,12 +82,13 @@ class Terminal:
         console = Console(stderr=True)
         if console.is_terminal and not console.is_dumb_terminal and sys.stderr.isatty() and not self._quiet:
             columns = (
-                BarColumn(bar_width=16, table_column=Column(no_wrap=True)),
+                _Bar(console),
                 TextColumn("epoch {task.fields[epoch]:.1f}", table_column=Column(no_wrap=True)),
                 TextColumn("{task.completed:.0f}/{task.total:.0f}", table_column=Column(no_wrap=True)),
                 TextColumn("{task.fields[text]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
             )
-            self._bar = Progress(*columns, console=console, expand=True)
+            # What others print to a file or a pipe stays there.
+            self._bar = Progress(*columns, console=console, expand=True, redirect_stdout=sys.stdout.isatty())
             self._row = self._bar.add_task("train", total=self._total, completed=clock.step, epoch=0.0, text="")
 
     def _left(self, step: int) -> str:

@@ -1,10 +1,17 @@
 """Where lines go: plain text in a pipe, a bar on a terminal, TensorBoard."""
 
+import fcntl
 import os
 import pty
 import re
+import select
+import shlex
+import struct
+import subprocess
 import sys
+import termios
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +22,7 @@ import pytest
 from opabinia.contracts import Clock
 from opabinia.engine.writers import TensorBoard, Terminal
 from opabinia.runtime.files import DiskError
+from opabinia.runtime.quiet import quietly
 
 START = Clock(total_steps=100, steps_per_epoch=10)
 
@@ -133,6 +141,115 @@ def test_a_run_that_never_writes_a_line_leaves_the_terminal_alone(monkeypatch: p
         writer = Terminal(Path(), START)
         assert writer._bar is not None, "it is a terminal"
     assert screen.close() == ""
+
+
+# --- a terminal of any size -------------------------------------------------------------------------------------------
+
+SHOWS = """
+import sys
+from pathlib import Path
+from opabinia.contracts import Clock
+from opabinia.engine.writers import Terminal
+writer = Terminal(Path(), Clock(total_steps=10_000, steps_per_epoch=1000))
+times = {"time/data": 0.3, "time/step": 0.5, "time/read": 0.61, "samples_per_s": 16.0}
+print("ready", flush=True)
+for number, _ in enumerate(sys.stdin, 1):
+    writer.write({"step": 1230 * number, "epoch": 1.23 * number, "train/loss": 1.25, "lr": 0.01, **times})
+    if writer._bar:
+        writer._bar.refresh()
+    print("shown", flush=True)
+writer.close()
+"""
+
+
+def shown(*widths: int, **environment: str) -> list[list[str]]:
+    """What another process shows on a terminal of one width after the other: its frames without colours."""
+    leader, follower = pty.openpty()
+    resize(leader, widths[0])
+    given = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SHOWS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=follower,
+        env={**given, "TERM": "xterm", **environment},
+        text=True,
+    )
+    os.close(follower)
+    assert process.stdin and process.stdout
+    process.stdout.readline()
+    found = []
+    for width in widths:
+        resize(leader, width)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        found.append(frames(waiting(leader)))
+    process.stdin.close()
+    waiting(leader)
+    assert process.wait(20) == 0
+    process.stdout.close()
+    os.close(leader)
+    return found
+
+
+def resize(terminal: int, width: int) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+
+
+def waiting(terminal: int) -> str:
+    """What comes within a third of a second; a bar goes on being drawn."""
+    found, end = b"", time.monotonic() + 0.3
+    while (left := end - time.monotonic()) > 0 and select.select([terminal], [], [], left)[0]:
+        try:
+            part = os.read(terminal, 4096)
+        except OSError:  # Linux: the other end is closed
+            break
+        found += part
+    return found.decode(errors="replace")
+
+
+def frames(text: str) -> list[str]:
+    parts = re.split(r"\r\x1b\[2K", text)
+    return [clean for part in parts if (clean := re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", part).strip("\r\n"))]
+
+
+def test_a_terminal_that_is_resized() -> None:
+    wide, narrow, wide_again = shown(120, 40, 100)
+    assert len(wide[-1]) == 120
+    assert len(narrow[-1]) <= 40 and "2460/10000" in narrow[-1] and "\n" not in narrow[-1]
+    assert len(wide_again[-1]) == 100 and "3690/10000" in wide_again[-1] and "loss 1.25" in wide_again[-1]
+
+
+def test_a_terminal_of_forty_columns_still_tells_the_loss() -> None:
+    (found,) = shown(40)
+    assert len(found[-1]) <= 40 and "1230/10000" in found[-1] and "loss" in found[-1]
+
+
+def test_no_colour() -> None:
+    (found,) = shown(80, NO_COLOR="1")
+    assert "1230/10000" in found[-1] and "loss 1.25" in found[-1]
+
+
+def test_a_dumb_terminal_gets_lines() -> None:
+    (found,) = shown(80, TERM="dumb")
+    assert "━" not in "".join(found) and "epoch 1.23  step 1230/10000  loss 1.25" in found[-1]
+
+
+def test_with_its_stderr_in_a_pipe(tmp_path: Path) -> None:
+    """As with ``2>&1 | tee``."""
+    program = f"{sys.executable} -c {shlex.quote(SHOWS)} 2>&1 | tee {tmp_path / 'copy'}"
+    done = subprocess.run(["bash", "-c", program], input="\n\n", capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == (tmp_path / "copy").read_text()
+    assert "step 2460/10000" in done.stdout and "\x1b" not in done.stdout and done.stderr == ""
+
+
+def test_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    with quietly():
+        writer = Terminal(Path(), START)
+        writer.write(training(10))
+        writer.close()
+    assert capsys.readouterr().err == ""
 
 
 # --- TensorBoard ------------------------------------------------------------------------------------------------------
