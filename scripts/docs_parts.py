@@ -51,7 +51,8 @@ def _page(family: str, parts: list[Entry]) -> str:
         if place is None:
             others.append(part)
         else:
-            shown += [f"## {part.name}", "", f"::: {place}", "    options: {show_root_heading: false, show_root_toc_entry: false}", ""]
+            options = "    options: {show_root_heading: false, show_root_toc_entry: false}"
+            shown += [f"## {part.name}", "", f"::: {place}", options, ""]
     text = [f"# {family}", "", *shown]
     if others:
         text += ["## Of other libraries", "", "As they are; their parameters: "]
