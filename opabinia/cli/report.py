@@ -58,14 +58,21 @@ def _gather(run: Path, checkpoint: str, device: str | None) -> None:
 
 
 def leave_report(run: Path) -> None:
-    """The report of a run that has just ended, of what its folder holds. It never fails the run."""
-    from opabinia.report import write_report
+    """The report of a run that has just ended, of what its folder holds. It never fails the run, and one that was
+    finished before and has its report is left alone."""
+    from opabinia.report import default_place, write_report
 
     if told_rank(os.environ):
         return
     try:
-        path = write_report([run])
+        path = default_place([run])
+        if not _is_newer(path, run / "results.json"):
+            path = write_report([run])
     except Exception as error:
         typer.echo(f"no report of {run}: {type(error).__name__}: {error}", err=True)
     else:
         typer.echo(f"the report is in {path}; opabinia report {run} adds pictures")
+
+
+def _is_newer(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and one.stat().st_mtime >= other.stat().st_mtime

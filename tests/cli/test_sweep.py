@@ -49,14 +49,16 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     def prepare(name: str) -> None:
         asked: list[str] = []
 
-        def with_ctrl_c(folder: Path, resume: Any, interrupted: Callable[[], str | None], begin: Any) -> Any:
+        def with_ctrl_c(
+            folder: Path, resume: Any, interrupted: Callable[[], str | None], begin: Any, **others: Any
+        ) -> Any:
             def ask() -> str | None:
                 asked.append(folder.name)
                 if folder.name == name and asked.count(name) == 2:
                     os.kill(os.getpid(), signal.SIGINT)
                 return interrupted()
 
-            return session(folder, resume, ask, begin)
+            return session(folder, resume, ask, begin, **others)
 
         monkeypatch.setattr(launch.run, "Session", with_ctrl_c)
 
