@@ -81,14 +81,14 @@ def test_the_recipe_itself_is_well(recipe: Path) -> None:
     ends_well(recipe)
 
 
-@settings(max_examples=1500)
+@settings(max_examples=700)
 @given(st.binary(max_size=60) | noise.map(lambda text: text.encode("utf-8", "surrogatepass")))
 def test_noise(recipe: Path, data: bytes) -> None:
     recipe.write_bytes(data)
     ends_well(recipe)
 
 
-@settings(max_examples=4500)
+@settings(max_examples=1800)
 @given(
     st.lists(st.tuples(st.integers(0, len(FULL)), st.integers(0, 12), st.sampled_from(TOKENS)), min_size=1, max_size=3)
 )
@@ -100,7 +100,7 @@ def test_recipes_with_slips_of_the_pen(recipe: Path, slips: list[tuple[int, int,
     ends_well(recipe)
 
 
-@settings(max_examples=1500)
+@settings(max_examples=700)
 @given(st.permutations(FULL.splitlines()), st.integers(0, 11))
 def test_recipes_in_disorder(recipe: Path, lines: list[str], count: int) -> None:
     recipe.write_text("\n".join(lines[:count]))
@@ -118,7 +118,7 @@ paths = st.lists(st.sampled_from(KEYS), min_size=1, max_size=5).map(".".join)
 overrides = st.tuples(paths, values.map(json.dumps) | noise).map("=".join)
 
 
-@settings(max_examples=1400)
+@settings(max_examples=700)
 @given(st.lists(overrides | noise, max_size=4))
 def test_overrides(recipe: Path, given: list[str]) -> None:
     recipe.write_text(FULL)

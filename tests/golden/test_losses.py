@@ -40,6 +40,7 @@ LONG = (
     *("detection/coco/faster_rcnn_r50_3x", "detection/coco/mask_rcnn_r50_3x", "detection/coco/keypoint_rcnn_r50_1x"),
     *("detection/coco/cascade_mask_rcnn_r50_3x", "detection/coco/mask_rcnn_r50_lsj", "detection/coco/rt_detr_r50"),
     "detection/lvis/mask_rcnn_r50_1x",
+    *("selfsup/digits_deepcluster", "selfsup/digits_dino", "selfsup/digits_moco_v3"),
     *(name for name in packaged_names() if name.startswith(("video/kinetics/", "video/something", "video/charades/"))),
 )
 """Five seconds and more on a slow machine, or much the same as another one."""
