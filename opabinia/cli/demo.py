@@ -37,7 +37,7 @@ RECIPES: dict[Shown, tuple[str, tuple[str, ...]]] = {
 
 
 def demo(
-    task: Annotated[Shown, typer.Argument(help="Which task; all of them take a quarter of an hour.")] = Shown.all,
+    task: Annotated[Shown, typer.Argument(help="Which task.")] = Shown.all,
     out: Annotated[Path, typer.Option(help="Where runs lie.")] = Path("runs"),
 ) -> None:
     """Train on the handwritten digits that come along, a run a task; evaluate; end with a report of all of them."""
