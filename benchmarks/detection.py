@@ -35,7 +35,7 @@ from opabinia.engine.step import Standard
 from opabinia.models.backbones import timm
 from opabinia.models.detectors.fcos import Fcos
 from opabinia.optim.schedules import constant
-from opabinia.pieces import facts_of
+from opabinia.pieces.samples import facts_of
 from opabinia.tasks.detection import Detection
 
 BATCH, STEPS, ROUNDS, PICTURES = 16, 2, 9, 32

@@ -29,7 +29,7 @@ from opabinia.engine.feeding import Fed, fed, one_ahead, to_host
 from opabinia.launch import meeting, parts_of
 from opabinia.layers import Layers
 from opabinia.loading import chosen_checkpoint, load, resolve, validation_sets
-from opabinia.pieces import fingerprint
+from opabinia.pieces.samples import fingerprint
 from opabinia.predictor import Predictor
 from opabinia.runtime.device import autocast
 from opabinia.runtime.files import flush_to_disk, folder_aside, mend, only_writer, told, write_aside

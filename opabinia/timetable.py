@@ -15,7 +15,7 @@ from opabinia.contracts import BatchShape, Clock, Course, Layout, Plan, Schedule
 from opabinia.data.batches import ConstantPlan, StagedPlan
 from opabinia.data.collate import is_of_clips
 from opabinia.drawing import Panel, curves
-from opabinia.pieces import make_sampler
+from opabinia.pieces.loaders import make_sampler
 
 
 class Line(NamedTuple):

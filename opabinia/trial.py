@@ -31,7 +31,7 @@ from opabinia.contracts import Batch, Clock, Hook, Row, Run, Scalars, Step, Task
 from opabinia.data import Data
 from opabinia.data.batches import ConstantPlan
 from opabinia.engine.hooks.bottleneck import workers_needed
-from opabinia.pieces import make_sampler
+from opabinia.pieces.loaders import make_sampler
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.limits import cores, forget_peak, memory_left, peak, processes_here
 from opabinia.runtime.log import log

@@ -13,7 +13,7 @@ from opabinia.contracts import Evaluator, Facts, Task
 from opabinia.evaluation.collapse import Collapse
 from opabinia.evaluation.knn import Knn
 from opabinia.evaluation.low_shot import LowShot
-from opabinia.pieces import _judged
+from opabinia.pieces.validation import _judged
 
 RECIPE = """
 plugins: [tests.faults.parts]

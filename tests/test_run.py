@@ -10,6 +10,7 @@ from opabinia.config import ConfigError
 from opabinia.contracts import Hook
 from opabinia.data import Stream
 from opabinia.data.sources.digits import Digits
+from opabinia.pieces.samples import facts_of
 
 SMALL = ("train.device=cpu", "data.workers=0")
 
@@ -80,8 +81,8 @@ def test_what_does_not_fit_is_told(overrides: list[str], path: str, text: str) -
 def test_facts_are_those_of_transformed_samples() -> None:
     from torchvision.transforms import v2
 
-    assert run.facts_of(Stream(source=Digits())).channels == 1
-    assert run.facts_of(Stream(source=Digits(), transforms=[v2.RGB()])).channels == 3
+    assert facts_of(Stream(source=Digits())).channels == 1
+    assert facts_of(Stream(source=Digits(), transforms=[v2.RGB()])).channels == 3
 
 
 def test_an_unavailable_device_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -282,7 +282,7 @@ def _show_schedule(recipe: str, resolved: Resolved, processes: int, out: Path | 
     from opabinia.auto import settled
     from opabinia.cli.table import print_timetable
     from opabinia.config import build, live_catalog
-    from opabinia.run import splits_norms
+    from opabinia.run.course import splits_norms
     from opabinia.runtime.files import told
     from opabinia.scaling import auto_scale
     from opabinia.timetable import drawn, timetable_of

@@ -15,7 +15,7 @@ from opabinia.config import ConfigError
 from opabinia.contracts import Facts
 from opabinia.data import Stream
 from opabinia.data.sources import Digits, DigitViews
-from opabinia.pieces import facts_of
+from opabinia.pieces.samples import facts_of
 from tests.cli.conftest import Ended
 
 SMALL = ["train.length=4it", "data.workers=0", "train.device=cpu", "train.threads=1", "writers=[]", "seed=1"]

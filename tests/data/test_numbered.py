@@ -8,7 +8,7 @@ from opabinia.contracts import Source
 from opabinia.data.batches import ConstantPlan
 from opabinia.data.loader import Loader, Reader, training_requests
 from opabinia.data.sources import Digits, Joined, Numbered, Synthetic
-from opabinia.pieces import fingerprint
+from opabinia.pieces.samples import fingerprint
 from opabinia.runtime.durations import Duration
 
 

@@ -27,7 +27,7 @@ from opabinia.data.transforms.patch_masks import random_patches
 from opabinia.data.transforms.policies import timm_policy
 from opabinia.data.transforms.views import View, Views
 from opabinia.engine.feeding import Feeding
-from opabinia.pieces import make_training_loader
+from opabinia.pieces.loaders import make_training_loader
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.seeds import seed_sample
 

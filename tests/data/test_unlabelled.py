@@ -13,7 +13,7 @@ from opabinia.contracts import Source
 from opabinia.data.samplers import Subset, mixed
 from opabinia.data.sections import Stream
 from opabinia.data.sources import Digits, DigitScenes, DigitViews, ImageFolder, Images, Joined, Synthetic, WithoutLabels
-from opabinia.pieces import facts_of
+from opabinia.pieces.samples import facts_of
 
 
 def save(path: Path, value: int = 0) -> None:

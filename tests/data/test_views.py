@@ -27,7 +27,7 @@ from opabinia.data.transforms.augment import Blur
 from opabinia.data.transforms.views import View, Views
 from opabinia.engine.diagnosis import suspects
 from opabinia.engine.feeding import _moved
-from opabinia.pieces import facts_of
+from opabinia.pieces.samples import facts_of
 from opabinia.runtime.durations import Duration
 
 LARGE = [v2.RandomResizedCrop(16, scale=(0.3, 1.0)), v2.RandomApply([v2.ColorJitter(0.8, 0.8, 0.8, 0.2)], 0.8), Blur()]

@@ -32,9 +32,11 @@ from opabinia.engine.feeding import to_host
 from opabinia.engine.step import Standard
 from opabinia.models.backbones import timm
 from opabinia.optim.schedules import cosine
-from opabinia.run import Checkpointing, Evaluation, Session, Training, make_training_loader, train
+from opabinia.pieces.loaders import make_training_loader
+from opabinia.run import Session, train
 from opabinia.runtime.device import choose_device
 from opabinia.runtime.durations import Duration
+from opabinia.settings import Checkpointing, Evaluation, Training
 from opabinia.tasks.classification import Classification
 
 pytestmark = pytest.mark.gpu

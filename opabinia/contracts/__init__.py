@@ -1,0 +1,81 @@
+"""The nouns the engine knows. Read this first.
+
+``engine``, ``data`` and ``tasks`` never import each other: they meet here and are joined in ``run``. Best read in
+this order: ``data``, ``plans``, ``clock``, ``tasks``, ``runs``, ``models``, ``detectors``; ``ranges`` and ``parts`` are
+what signatures are written with.
+
+Shapes in this package: B samples of a batch, C channels, H height, W width, K classes, D features.
+"""
+
+from opabinia.contracts.clock import Clock as Clock
+from opabinia.contracts.clock import Schedule as Schedule
+from opabinia.contracts.clock import Schedules as Schedules
+from opabinia.contracts.data import Batch as Batch
+from opabinia.contracts.data import Combination as Combination
+from opabinia.contracts.data import Facts as Facts
+from opabinia.contracts.data import Film as Film
+from opabinia.contracts.data import Indices as Indices
+from opabinia.contracts.data import Mix as Mix
+from opabinia.contracts.data import Sample as Sample
+from opabinia.contracts.data import Sampler as Sampler
+from opabinia.contracts.data import Source as Source
+from opabinia.contracts.data import Transform as Transform
+from opabinia.contracts.data import Truth as Truth
+from opabinia.contracts.data import Unfit as Unfit
+from opabinia.contracts.detectors import Detections as Detections
+from opabinia.contracts.detectors import Detector as Detector
+from opabinia.contracts.detectors import Neck as Neck
+from opabinia.contracts.detectors import Sizes as Sizes
+from opabinia.contracts.detectors import Target as Target
+from opabinia.contracts.models import Backbone as Backbone
+from opabinia.contracts.models import Head as Head
+from opabinia.contracts.models import Level as Level
+from opabinia.contracts.models import Memory as Memory
+from opabinia.contracts.models import Preprocessing as Preprocessing
+from opabinia.contracts.models import Tokens as Tokens
+from opabinia.contracts.models import buffers_beside_memories as buffers_beside_memories
+from opabinia.contracts.parts import BackbonePart as BackbonePart
+from opabinia.contracts.parts import DetectorPart as DetectorPart
+from opabinia.contracts.parts import EvaluatorPart as EvaluatorPart
+from opabinia.contracts.parts import HeadPart as HeadPart
+from opabinia.contracts.parts import HookPart as HookPart
+from opabinia.contracts.parts import LossPart as LossPart
+from opabinia.contracts.parts import MetricLossPart as MetricLossPart
+from opabinia.contracts.parts import MixPart as MixPart
+from opabinia.contracts.parts import NeckPart as NeckPart
+from opabinia.contracts.parts import OptimizerPart as OptimizerPart
+from opabinia.contracts.parts import ParallelPart as ParallelPart
+from opabinia.contracts.parts import PoolingPart as PoolingPart
+from opabinia.contracts.parts import SamplerPart as SamplerPart
+from opabinia.contracts.parts import SchedulePart as SchedulePart
+from opabinia.contracts.parts import ShapesPart as ShapesPart
+from opabinia.contracts.parts import SourcePart as SourcePart
+from opabinia.contracts.parts import StepPart as StepPart
+from opabinia.contracts.parts import TaskPart as TaskPart
+from opabinia.contracts.parts import TransformPart as TransformPart
+from opabinia.contracts.parts import WriterPart as WriterPart
+from opabinia.contracts.plans import BatchShape as BatchShape
+from opabinia.contracts.plans import Course as Course
+from opabinia.contracts.plans import Layout as Layout
+from opabinia.contracts.plans import Loader as Loader
+from opabinia.contracts.plans import Plan as Plan
+from opabinia.contracts.plans import Row as Row
+from opabinia.contracts.plans import Stage as Stage
+from opabinia.contracts.ranges import Count as Count
+from opabinia.contracts.ranges import Fraction as Fraction
+from opabinia.contracts.ranges import NonNegative as NonNegative
+from opabinia.contracts.ranges import NormOrder as NormOrder
+from opabinia.contracts.ranges import Positive as Positive
+from opabinia.contracts.runs import Arithmetic as Arithmetic
+from opabinia.contracts.runs import Hook as Hook
+from opabinia.contracts.runs import Phase as Phase
+from opabinia.contracts.runs import Run as Run
+from opabinia.contracts.runs import Scalars as Scalars
+from opabinia.contracts.runs import Step as Step
+from opabinia.contracts.runs import Stop as Stop
+from opabinia.contracts.runs import Together as Together
+from opabinia.contracts.runs import Writer as Writer
+from opabinia.contracts.tasks import EMBEDDING as EMBEDDING
+from opabinia.contracts.tasks import Evaluator as Evaluator
+from opabinia.contracts.tasks import Predictions as Predictions
+from opabinia.contracts.tasks import Task as Task

@@ -1,0 +1,25 @@
+"""Numbers with a range."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Interval
+
+Fraction = Annotated[float, Interval(ge=0, le=1)]
+
+NonNegative = Annotated[float, Ge(0)]
+
+Positive = Annotated[float, Gt(0)]
+
+Count = Annotated[int, Ge(1)]
+
+
+class _InfinityToo:
+    """Lets ``.inf`` in where YAML says a number."""
+
+    allow_inf_nan = True
+
+
+NormOrder = Annotated[float, Ge(1), _InfinityToo()]
+"""p of a p-norm: 1, 2, infinity."""
