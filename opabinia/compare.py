@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -134,10 +135,25 @@ def _worst(run: Path, split: str) -> list[Any]:
 
 
 def worst_first(run: Path, split: str, source: Source, most: int) -> list[int]:
-    """Indices of samples, in the order in which an evaluation of the run names its worst pictures."""
-    worst = _worst(run, split)
-    id_of: Callable[[int], str] | None = getattr(source, "id", None)
-    if not worst or id_of is None:
-        return list(range(len(source)))[:most]
-    places = {one["id"]: place for place, one in enumerate(worst)}
-    return sorted(range(len(source)), key=lambda index: places.get(id_of(index), len(places)))[:most]
+    """Indices of samples, those first that an evaluation of the run names as its worst."""
+    return list(islice(dict.fromkeys(chain(named_worst(run, split, source), range(len(source)))), most))
+
+
+def named_worst(run: Path, split: str, source: Source) -> list[int]:
+    """Indices of the samples that an evaluation of the run names as its worst, in its order."""
+    names = [one["id"] for one in _worst(run, split)]
+    wanted, places = set(names), dict[str, int]()
+    for index in range(len(source)):
+        if len(places) == len(wanted):
+            break
+        if (name := _id(source, index)) in wanted:
+            places[name] = index
+    return [places[name] for name in names if name in places]
+
+
+def _id(source: Source, index: int) -> str:
+    """A sample's id, without its picture where the source can tell it so."""
+    if hasattr(source, "id"):
+        return str(source.id(index))
+    sample = source.encoded(index) if hasattr(source, "encoded") else source[index]
+    return str(sample["id"])

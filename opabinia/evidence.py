@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from opabinia.compare import evenly, film_seen, worst_first, wrong_and_right
+from opabinia.compare import evenly, film_seen, named_worst, worst_first, wrong_and_right
 from opabinia.config import ConfigError, Resolved
 from opabinia.contracts import Indices, Sample, Source, Unfit
 from opabinia.data.loader import DataError
@@ -35,12 +35,15 @@ from opabinia.runtime.log import log, logging_to
 from opabinia.timetable import drawn as drawn_schedule
 from opabinia.timetable import timetable_of
 
-FORMAT = 1
+FORMAT = 2
 
 SHOWN, LOOKED_AT = 24, 600
 """So many pictures of a kind are shown, and so many samples go through the model to find them."""
 
-SCENES, FILMS, QUERIES, NEIGHBOURS, PAIRS = 12, 10, 8, 9, 4
+SCENES, FILMS, QUERIES, NEIGHBOURS, PAIRS, IN_ROW = 12, 10, 8, 9, 4, 8
+
+OF_CLASS = 50
+"""Of each class that is often taken for another: so many of its samples are looked at, too."""
 
 SMALL, LARGE, WIDE = 160, 420, 1120
 """The longer side in pixels: of a thumbnail, of a picture with things in it, of a strip or a map."""
@@ -72,11 +75,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Group:
-    """Rows of pictures under a heading."""
+    """Rows of pictures under a heading; of the data itself, or of what a model makes of it."""
 
     title: str
     rows: Sequence[Row]
     note: str = ""
+    of_data: bool = False
 
 
 @dataclass
@@ -187,7 +191,7 @@ def _makers(run: Path, split: str, source: Source, predictor: Predictor) -> Iter
         yield partial(_scenes, run, split, source, predictor)
     else:
         yield partial(_queries, run, split, source)
-        yield partial(_judged, source, labels, predictor)
+        yield partial(_judged, run, split, source, labels, predictor)
 
 
 def labels_of(source: Source) -> Indices | None:
@@ -240,7 +244,8 @@ def _contact_sheet(source: Source) -> list[Group]:
     labels = labels_of(source)
     indices = in_turn(labels, some(len(source), labels, LOOKED_AT), SHOWN)
     shown = [Shown(_thumbnail(source[index]), _words(source, source[index])) for index in indices]
-    return [Group("Some of the training data", [Row(shown)], f"{len(indices)} of {len(source):,}, before transforms")]
+    note = f"{len(indices)} of {len(source):,}, before transforms"
+    return [Group("Some of the training data", [Row(shown)], note, of_data=True)]
 
 
 def _words(source: Source, sample: Sample) -> str:
@@ -343,31 +348,62 @@ class Said(NamedTuple):
     regret: float
 
 
-def _judged(source: Source, labels: Indices | None, predictor: Predictor) -> list[Group]:
+def _judged(run: Path, split: str, source: Source, labels: Indices | None, predictor: Predictor) -> list[Group]:
     """The mistakes of a classifier; of other models a map of embeddings, and neighbours."""
     indices = some(len(source), labels, LOOKED_AT)
-    samples = [predictor.sample(source[index]["image"]) for index in indices]
-    probabilities = _probabilities(predictor, samples)
-    if probabilities is None:
-        parts = [predictor.embeddings(part) for part in _batches(predictor, samples)]
-        return _embedded(source, labels, indices, torch.cat(parts))
-    if probabilities.shape[1] != len(source.classes):
+    if not indices:
         return []
-    said = [_said(source, index, row) for index, row in zip(indices, probabilities, strict=True)]
-    return _mistakes(source, [one for one in said if one is not None])
+    probe = predictor.batch([predictor.sample(source[indices[0]]["image"])])[0]
+    if "probabilities" not in probe:
+        return _embedded(source, labels, indices, torch.cat([*_embeddings(source, indices, predictor)]))
+    if len(probe["probabilities"]) != len(source.classes):
+        return []
+    confused = _confused(run, split)
+    suspects = named_worst(run, split, source)
+    if labels is not None:
+        rows = {row for _, row, _ in confused.pairs}
+        suspects += [index for row in rows for index in evenly(np.flatnonzero(labels == row).tolist(), OF_CLASS)]
+    said = _said_of(source, list(dict.fromkeys([*suspects, *indices])), predictor)
+    return _mistakes(source, said, confused)
 
 
-def _probabilities(predictor: Predictor, samples: Sequence[Sample]) -> Tensor | None:
-    """Of each class (N x K); None where the model tells none."""
-    if "probabilities" not in predictor.batch(samples[:1])[0]:
-        return None
-    parts = (predictor.batch(part) for part in _batches(predictor, samples))
-    return torch.stack([one["probabilities"] for part in parts for one in part])
+class Confused(NamedTuple):
+    """What an evaluation of a run tells of mistakes.
+
+    Attributes:
+        samples, wrong: how many there were, and mistakes among them; 0 where no evaluation tells.
+        pairs: (mistakes, class, class that it was taken for), most first.
+    """
+
+    samples: int
+    wrong: int
+    pairs: Sequence[tuple[int, int, int]]
 
 
-def _batches(predictor: Predictor, samples: Sequence[Sample]) -> Iterator[Sequence[Sample]]:
+def _confused(run: Path, split: str) -> Confused:
+    details = run / "eval" / split / "details.json"
+    cells = json.loads(details.read_text("utf-8")).get("confusion", []) if details.is_file() else []
+    wrong = sorted(((count, row, column) for row, column, count in cells if row != column), reverse=True)
+    return Confused(sum(cell[2] for cell in cells), sum(cell[0] for cell in wrong), wrong[:PAIRS])
+
+
+def _said_of(source: Source, indices: Sequence[int], predictor: Predictor) -> list[Said]:
+    found = []
+    for part in _parts(indices, predictor):
+        samples = [predictor.sample(source[index]["image"]) for index in part]
+        rows = [one["probabilities"] for one in predictor.batch(samples)]
+        found += [_said(source, index, row) for index, row in zip(part, rows, strict=True)]
+    return [one for one in found if one is not None]
+
+
+def _embeddings(source: Source, indices: Sequence[int], predictor: Predictor) -> Iterator[Tensor]:
+    for part in _parts(indices, predictor):
+        yield predictor.embeddings([predictor.sample(source[index]["image"]) for index in part])
+
+
+def _parts(indices: Sequence[int], predictor: Predictor) -> Iterator[Sequence[int]]:
     size = predictor.batch_size
-    return (samples[start : start + size] for start in range(0, len(samples), size))
+    return (indices[start : start + size] for start in range(0, len(indices), size))
 
 
 def _said(source: Source, index: int, probabilities: Tensor) -> Said | None:
@@ -387,23 +423,39 @@ def _said(source: Source, index: int, probabilities: Tensor) -> Said | None:
     return Said(index, names[int(label)], names[number], sure, number == int(label), regret)
 
 
-def _mistakes(source: Source, said: Sequence[Said]) -> list[Group]:
+def _mistakes(source: Source, said: Sequence[Said], confused: Confused) -> list[Group]:
+    """The most wrong, those that are confused most often, and what was only just right.
+
+    Args:
+        source: of the samples.
+        said: of those that were looked at.
+        confused: what an evaluation tells of all.
+    """
+    names = source.classes
     wrong = sorted((one for one in said if not one.right), key=lambda one: -one.regret)
     unsure = sorted((one for one in said if one.right), key=lambda one: one.sure)[: SHOWN // 2]
-    pairs = Counter((one.there, one.found) for one in wrong).most_common(PAIRS)
-    looked = f"of {len(said):,} samples that were looked at {len(wrong):,} are wrong"
+    if confused.samples:
+        counted = f"{confused.wrong:,} of {confused.samples:,} samples are wrong"
+        pairs = [((names[row], names[column]), count) for count, row, column in confused.pairs]
+    else:
+        counted = f"of {len(said):,} samples that were looked at {len(wrong):,} are wrong"
+        pairs = Counter((one.there, one.found) for one in wrong).most_common(PAIRS)
     rows = [
         Row(
-            [_shown(source, one) for one in wrong if (one.there, one.found) == pair][:8],
+            [_shown(source, one) for one in wrong if (one.there, one.found) == pair][:IN_ROW],
             f"{pair[0]} taken for {pair[1]}: {count}",
         )
         for pair, count in pairs
         if len(wrong) > len(pairs)
     ]
     groups = [
-        Group("Most wrong", [Row([_shown(source, one) for one in wrong[:SHOWN]])], f"{looked}; the surest first"),
-        Group("Most confused", rows, looked),
-        Group("Right, but least sure", [Row([_shown(source, one) for one in unsure])]),
+        Group("Most wrong", [Row([_shown(source, one) for one in wrong[:SHOWN]])], f"{counted}; the surest first"),
+        Group("Most confused", [row for row in rows if row.pictures], counted),
+        Group(
+            "Right, but least sure",
+            [Row([_shown(source, one) for one in unsure])],
+            f"of {len(said):,} samples that were looked at",
+        ),
     ]
     return [group for group in groups if any(row.pictures for row in group.rows)]
 
@@ -466,6 +518,7 @@ def _write(folder: Path, found: Evidence, about: Mapping[str, Any]) -> None:
             {
                 "title": group.title,
                 "note": group.note,
+                "of_data": group.of_data,
                 "rows": [
                     {"title": row.title, "pictures": [_saved(aside / next(names), one) for one in row.pictures]}
                     for row in group.rows

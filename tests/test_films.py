@@ -19,7 +19,6 @@ from opabinia.contracts import Film
 from opabinia.data.loader import DataError
 from opabinia.data.video import FilmFile, FilmInMemory
 from opabinia.drawing import FRAMES
-from opabinia.evaluation.films import Mistakes
 from opabinia.extract import extract
 from opabinia.films import LEAST_WIDTH, Noted, Seen, picture_of, seen_clips, strip, write_clip
 from opabinia.maps import draw_map
@@ -279,16 +278,3 @@ def test_neighbours_and_probes_judge_clips_and_their_maps(run: Path) -> None:
     assert 0 <= scores["val/linear_top1"] <= 1
     told = json.loads((run / "eval" / "val" / "details.json").read_text())
     assert {one["id"] for one in told["worst"]} <= {f"{name}/{i}.mp4" for i in range(6) for name in ("odd", "even")}
-
-
-def test_mistakes_are_named_the_surest_first() -> None:
-    judge = Mistakes(["a", "b"])
-    probabilities = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8], [torch.nan, torch.nan]])
-    judge.update({"probabilities": probabilities}, {"label": torch.tensor([0, 0, 0, 1]), "id": ["w", "x", "y", "z"]})
-    assert judge.compute([judge.state()]) == {}
-    worst = judge.details([judge.state()[:1], judge.state()[1:]])["worst"]
-    assert [one["id"] for one in worst] == ["y", "x", "z"]
-    assert worst[1] == {
-        "id": "x", "label": "a", "found": "b",
-        "of_label": pytest.approx(0.4), "of_found": pytest.approx(0.6),
-    }  # fmt: skip

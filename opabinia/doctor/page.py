@@ -63,7 +63,8 @@ def page_of(found: Checkup, title: str) -> str:
     """The page as text."""
     room = Room()
     text: str = template("page.html", "opabinia.doctor").render(
-        title=clean(title),
+        title=f"Data of {clean(title)}",
+        heading=f"Data of {clean(title)}",
         version=__version__,
         stopped=found.stopped,
         wrong=found.wrong,

@@ -1,4 +1,4 @@
-"""Several views of a film, merged before anything is counted; and films that were taken for something else."""
+"""Several views of a film, merged before anything is counted."""
 
 from __future__ import annotations
 
@@ -111,46 +111,3 @@ class PerFilm:
             for one in self._evaluators:
                 one.update(predictions, {"label": torch.from_numpy(seen.labels), "id": seen.ids})
         self._judged = [(one, one.state()) for one in self._evaluators]
-
-
-MOST = 100
-
-
-class Mistakes:
-    """Names films whose likeliest class is not their label, the surest mistakes first.
-
-    It gives no scores. The table (``details``): ``worst``, a hundred films at most, with the ``label`` and the class
-    ``found``, and the probability of each.
-
-    Args:
-        classes: their names.
-    """
-
-    def __init__(self, classes: Sequence[str]) -> None:
-        self.better: dict[str, str] = {}
-        self._classes = classes
-        self._films: list[tuple[str, int, int, float, float]] = []
-
-    def update(self, predictions: Predictions, batch: Batch) -> None:
-        """Take films: ``probabilities`` (B x K), ``label`` (int64) and ``id``."""
-        each = predictions["probabilities"].double().nan_to_num(0.0).cpu()
-        labels = batch["label"].cpu()
-        highest, found = each.max(1)
-        own = each.gather(1, labels[:, None])[:, 0]
-        rows = zip(batch["id"], labels.tolist(), found.tolist(), own.tolist(), highest.tolist(), strict=True)
-        self._films += [row for row in rows if row[1] != row[2]]
-
-    def state(self) -> list[tuple[str, int, int, float, float]]:
-        """Those of this process: id, label, class found, and the probability of each."""
-        return self._films
-
-    def compute(self, states: Sequence[Any]) -> dict[str, float]:
-        """Nothing."""
-        return {}
-
-    def details(self, states: Sequence[list[tuple[str, int, int, float, float]]]) -> dict[str, Any]:
-        """``worst``."""
-        films = sorted((film for state in states for film in state), key=lambda film: (film[3] - film[4], film[0]))
-        keys = ("id", "label", "found", "of_label", "of_found")
-        named = [(film, self._classes[label], self._classes[found], *each) for film, label, found, *each in films]
-        return {"worst": [dict(zip(keys, one, strict=True)) for one in named[:MOST]]}

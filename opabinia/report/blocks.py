@@ -120,11 +120,13 @@ class Gallery:
         title: above them.
         note: what a reader should know.
         rows: of pictures.
+        of_data: of the data itself, not of what a model makes of it.
     """
 
     title: str
     note: str
     rows: Sequence[PictureRow]
+    of_data: bool = False
     kind: str = "gallery"
 
 

@@ -31,7 +31,9 @@ class Chapter:
     Attributes:
         letter: by which charts and tables call it.
         run: what its folder tells.
-        galleries: its pictures.
+        about: its task, and how far it came.
+        galleries: pictures of what its model makes of data.
+        samples: pictures of the data.
         evaluation: a section for each data set.
         data: what its data holds.
         config: rows of path, value and origin.
@@ -39,7 +41,9 @@ class Chapter:
 
     letter: str
     run: RunData
+    about: str
     galleries: Sequence[Gallery]
+    samples: Sequence[Gallery]
     evaluation: Sequence[Section]
     data: Sequence[Block]
     config: Sequence[tuple[str, str, str]]
@@ -85,6 +89,7 @@ def page_of(folders: Sequence[Path]) -> str:
     charts: list[Chart] = []
     text: str = template("page.html").render(
         title=" · ".join(run.name for run in runs[:3]) + (" ..." if len(runs) > 3 else ""),
+        heading=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
         version=__version__,
         chapters=chapters,
         curves=sections_of(runs),
@@ -118,10 +123,13 @@ def _chapter(letter: str, run: RunData, room: Room) -> Chapter:
     classes = texts_of(run.facts.get("classes"))
     evaluation = [Section(name, blocks_of(found, classes, run.notes, name)) for name, found in run.details.items()]
     run.notes += texts_of(index.get("missing"))
+    galleries = galleries_of(run.folder, index, room, run.notes)
     return Chapter(
         letter,
         run,
-        galleries_of(run.folder, index, room, run.notes),
+        about(run),
+        [one for one in galleries if not one.of_data],
+        [one for one in galleries if one.of_data],
         [section for section in evaluation if section.blocks],
         data_of(run, index),
         [(key, _value(value), run.origins.get(key, "")) for key, value in run.config.items()],
@@ -131,10 +139,8 @@ def _chapter(letter: str, run: RunData, room: Room) -> Chapter:
 def data_of(run: RunData, index: dict[str, Any]) -> list[Block]:
     """What is known of the data: facts of the training set, and counts by class where they were taken."""
     shown = {key: value for key, value in run.facts.items() if value not in (None, False, 0, [], "")}
-    facts: list[tuple[str, Any]] = [
-        (key.replace("_", " "), _value(value)) for key, value in shown.items() if key not in _LONG
-    ]
-    facts += [("classes", len(classes))] if (classes := texts_of(run.facts.get("classes"))) else []
+    facts = [(key.replace("_", " "), _fact(value)) for key, value in shown.items() if key not in _LONG]
+    facts += [("classes", _fact(len(classes)))] if (classes := texts_of(run.facts.get("classes"))) else []
     blocks: list[Block] = [Table("Training data", ("what", "value"), facts)] if facts else []
     for one in dicts_of(index.get("counts")):
         counts = {str(name): number_of(n) or 0 for name, n in dict_of(one.get("of_class")).items()}
@@ -145,21 +151,47 @@ def data_of(run: RunData, index: dict[str, Any]) -> list[Block]:
     return blocks
 
 
+def _fact(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _value(value)
+
+
 _LONG = ("classes", "category_ids", "frequencies", "keypoints")
 
 
-def scores_of(chapters: Sequence[Chapter]) -> Table:
-    """A row for each score, a column for each run, and another for the checkpoint that was evaluated by itself."""
+def about(run: RunData) -> str:
+    """The task of a run, and how far it came."""
+    step, epoch, _, hours = run.journal.last
+    far = f"{step:,.0f} steps, {epoch:,.3g} epochs, {_time(hours)}" if step else ""
+    return " · ".join(filter(None, (run.task, far, "" if run.finished else "not finished")))
+
+
+def _time(hours: float) -> str:
+    for unit, seconds in (("h", 3600), ("min", 60)):
+        if 3600 * hours >= 2 * seconds:
+            return f"{3600 * hours / seconds:,.3g} {unit}"
+    return f"{3600 * hours:.0f} s"
+
+
+def scores_of(chapters: Sequence[Chapter]) -> list[Table]:
+    """A table for each task: a row for each score, a column for each run, and another for the checkpoint that was
+    evaluated by itself."""
+    by_task: dict[str, list[Chapter]] = {}
+    for one in chapters:
+        by_task.setdefault(one.run.task, []).append(one)
+    tables = [_scores(task if len(by_task) > 1 else "", some, len(chapters) > 1) for task, some in by_task.items()]
+    return [table for table in tables if table.rows]
+
+
+def _scores(title: str, chapters: Sequence[Chapter], several: bool) -> Table:
     columns: list[tuple[str, dict[str, Any]]] = []
     for one in chapters:
-        when = "after the last step" if one.run.finished else "newest"
-        columns.append((f"{one.letter}: {when}" if len(chapters) > 1 else when, one.run.scores))
+        prefix = f"{one.letter}: " if several else ""
+        columns.append((prefix + ("after the last step" if one.run.finished else "newest"), one.run.scores))
         if one.run.of_best:
-            name = f"of {one.run.of_best.get('checkpoint', '')}"
-            columns.append((f"{one.letter}: {name}" if len(chapters) > 1 else name, one.run.of_best))
+            columns.append((f"{prefix}of {one.run.of_best.get('checkpoint', '')}", one.run.of_best))
     names = list(dict.fromkeys(name for _, values in columns for name in values if name != "checkpoint"))
     rows = [(name, *(values.get(name) for _, values in columns)) for name in names]
-    return Table("", ("score", *(title for title, _ in columns)), rows, most=40)
+    return Table(title, ("score", *(title for title, _ in columns)), rows, most=40)
 
 
 def differences(chapters: Sequence[Chapter]) -> Table | None:

@@ -53,7 +53,8 @@ def galleries_of(folder: Path, index: Mapping[str, Any], room: Room, notes: list
             if there := [one for one in pictures if one is not None]:
                 rows.append(PictureRow(str(row.get("title") or ""), there))
         if rows:
-            galleries.append(Gallery(str(group.get("title") or ""), str(group.get("note") or ""), rows))
+            title, note = str(group.get("title") or ""), str(group.get("note") or "")
+            galleries.append(Gallery(title, note, rows, group.get("of_data") is True))
     if left_out:
         notes.append(f"{len(left_out)} pictures are left out: no room on the page, or no pictures ({left_out[0]} ...)")
     return galleries

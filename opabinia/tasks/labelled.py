@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from opabinia.contracts import Backbone, Batch, Clock, Evaluator, Facts, LossPart, Predictions, Task
 from opabinia.evaluation.counts import Calibration, Confusion
+from opabinia.evaluation.mistakes import Mistakes
 from opabinia.evaluation.multilabel import MultiLabel
 from opabinia.evaluation.topk import TopK, hits
 from opabinia.losses.binary import binary_cross_entropy
@@ -114,7 +115,7 @@ class Labelled(Task):
             raise ValueError(f"its images have {one} each, those of training {other}")
         if self.facts.multi_label:
             return [MultiLabel(facts.classes)]
-        return [TopK((1, 5)), Confusion(facts.classes), Calibration()]
+        return [TopK((1, 5)), Confusion(facts.classes), Calibration(), Mistakes(facts.classes)]
 
 
 def logits_of(probabilities: Tensor, *, multi_label: bool) -> Tensor:

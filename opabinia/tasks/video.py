@@ -10,7 +10,7 @@ from torch import Tensor
 
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Evaluator, Facts, Fraction, LossPart, Predictions, Unfit
-from opabinia.evaluation.films import Mistakes, PerFilm
+from opabinia.evaluation.films import PerFilm
 from opabinia.tasks.labelled import Labelled, logits_of
 
 
@@ -108,7 +108,4 @@ class Video(Labelled):
     def evaluators(self, facts: Facts) -> list[Evaluator]:
         """Those of one label or of several, of films by all of their views. The first score is the headline."""
         to_logits = partial(logits_of, multi_label=self.facts.multi_label)
-        judges = super().evaluators(facts)
-        if not facts.multi_label:
-            judges.append(Mistakes(facts.classes))
-        return [PerFilm(judges, to_logits, self.merge)]
+        return [PerFilm(super().evaluators(facts), to_logits, self.merge)]

@@ -71,7 +71,11 @@ class HuggingFace:
         if image is None:
             raise ValueError(f"row {index} has no image")
         pixels = from_pil(image, self.channels)
-        return {"image": tv_tensors.Image(pixels), "label": int(self.labels[index]), "id": str(index)}
+        return {"image": tv_tensors.Image(pixels), "label": int(self.labels[index]), "id": self.id(index)}
+
+    def id(self, index: int) -> str:
+        """The number of the sample."""
+        return str(index)
 
     def fingerprint(self) -> str:
         """Changes with the content, as the library tells."""

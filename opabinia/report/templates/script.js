@@ -3,7 +3,7 @@
   const { runs, charts, places } = JSON.parse(document.getElementById("data").textContent);
   const several = runs.length > 1;
   const DASHES = ["", "6 4", "2 3", "9 3 2 3", "12 4", "1 4"];
-  const COLOURS = 8, HEIGHT = 220, LEFT = 52, RIGHT = 16, TOP = 8, BOTTOM = 24;
+  const COLOURS = 8, HEIGHT = 232, LEFT = 52, RIGHT = 16, TOP = 8, BOTTOM = 36;
   const byId = (id) => document.getElementById(id);
 
   // What all curves share: axis, smoothing, scale, the part that is seen, and runs that are not shown.
@@ -128,15 +128,16 @@
     svg.setAttribute("aria-label", `${figure.querySelector("figcaption").textContent}: arrow keys move through its points`);
     const clip = `clip-${figure.dataset.chart}`;
     const window_ = node("clipPath", { id: clip });
-    window_.append(node("rect", { x: LEFT, y: TOP - 3, width: Math.max(0, width - LEFT - RIGHT + 2), height: HEIGHT - TOP - BOTTOM + 6 }));
+    window_.append(node("rect", { x: LEFT - 4, y: TOP - 4, width: Math.max(0, width - LEFT - RIGHT + 8), height: HEIGHT - TOP - BOTTOM + 8 }));
     svg.append(window_);
     for (const tick of log ? decades(low, high) : ticks(low, high, 4)) {
       svg.append(node("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: toY(tick), y2: toY(tick) }));
       svg.append(node("text", { x: LEFT - 6, y: toY(tick) + 4, "text-anchor": "end" }, brief(log ? 10 ** tick : tick)));
     }
     for (const tick of ticks(left, right, Math.max(4, width / 90))) {
-      svg.append(node("text", { x: toX(tick), y: HEIGHT - 8, "text-anchor": "middle" }, brief(tick)));
+      svg.append(node("text", { x: toX(tick), y: HEIGHT - BOTTOM + 16, "text-anchor": "middle" }, brief(tick)));
     }
+    svg.append(node("text", { x: (LEFT + width - RIGHT) / 2, y: HEIGHT - 4, "text-anchor": "middle" }, chart.across || view.axis));
     const inside = node("g", { "clip-path": `url(#${clip})` });
     svg.append(inside);
     const path = (x, y) => {
@@ -209,6 +210,7 @@
       told.push(element("span", `${chart.across || view.axis} ${shown(state.cursor)}`));
     }
     for (const { line, x, y } of lines) {
+      if (lines.length === 1 && state.cursor === null && label(chart, line) === chart.title) continue; // says it already
       const item = element("span");
       item.append(swatch(chart, line), label(chart, line));
       if (state.cursor !== null && x.length) {
