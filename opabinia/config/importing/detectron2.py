@@ -16,213 +16,23 @@ from opabinia.config.importing.foreign import Foreign, leaves
 from opabinia.config.importing.recipe import (
     Recipe,
     Reference,
-    Rule,
+    Table,
     duration,
     first,
     lasting,
-    of_one,
     one_of,
+    pixels,
 )
-
-DEFAULTS: dict[str, Any] = {
-    "VERSION": 2,
-    "MODEL.META_ARCHITECTURE": "GeneralizedRCNN",
-    "MODEL.MASK_ON": False,
-    "MODEL.KEYPOINT_ON": False,
-    "MODEL.WEIGHTS": "",
-    "MODEL.PIXEL_MEAN": [103.530, 116.280, 123.675],
-    "MODEL.PIXEL_STD": [1.0, 1.0, 1.0],
-    "MODEL.BACKBONE.NAME": "build_resnet_backbone",
-    "MODEL.BACKBONE.FREEZE_AT": 2,
-    "MODEL.FPN.OUT_CHANNELS": 256,
-    "MODEL.FPN.NORM": "",
-    "MODEL.FPN.FUSE_TYPE": "sum",
-    "MODEL.FPN.IN_FEATURES": [],
-    "MODEL.PROPOSAL_GENERATOR.NAME": "RPN",
-    "MODEL.PROPOSAL_GENERATOR.MIN_SIZE": 0,
-    "MODEL.ANCHOR_GENERATOR.NAME": "DefaultAnchorGenerator",
-    "MODEL.ANCHOR_GENERATOR.SIZES": [[32, 64, 128, 256, 512]],
-    "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS": [[0.5, 1.0, 2.0]],
-    "MODEL.ANCHOR_GENERATOR.OFFSET": 0.0,
-    "MODEL.RPN.HEAD_NAME": "StandardRPNHead",
-    "MODEL.RPN.BOUNDARY_THRESH": -1,
-    "MODEL.RPN.IOU_THRESHOLDS": [0.3, 0.7],
-    "MODEL.RPN.BATCH_SIZE_PER_IMAGE": 256,
-    "MODEL.RPN.POSITIVE_FRACTION": 0.5,
-    "MODEL.RPN.BBOX_REG_LOSS_TYPE": "smooth_l1",
-    "MODEL.RPN.BBOX_REG_LOSS_WEIGHT": 1.0,
-    "MODEL.RPN.BBOX_REG_WEIGHTS": [1.0, 1.0, 1.0, 1.0],
-    "MODEL.RPN.SMOOTH_L1_BETA": 0.0,
-    "MODEL.RPN.LOSS_WEIGHT": 1.0,
-    "MODEL.RPN.PRE_NMS_TOPK_TRAIN": 12000,
-    "MODEL.RPN.PRE_NMS_TOPK_TEST": 6000,
-    "MODEL.RPN.POST_NMS_TOPK_TRAIN": 2000,
-    "MODEL.RPN.POST_NMS_TOPK_TEST": 1000,
-    "MODEL.RPN.NMS_THRESH": 0.7,
-    "MODEL.RPN.CONV_DIMS": [-1],
-    "MODEL.ROI_HEADS.NAME": "Res5ROIHeads",
-    "MODEL.ROI_HEADS.IOU_THRESHOLDS": [0.5],
-    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 512,
-    "MODEL.ROI_HEADS.POSITIVE_FRACTION": 0.25,
-    "MODEL.ROI_HEADS.SCORE_THRESH_TEST": 0.05,
-    "MODEL.ROI_HEADS.NMS_THRESH_TEST": 0.5,
-    "MODEL.ROI_HEADS.PROPOSAL_APPEND_GT": True,
-    "MODEL.ROI_BOX_HEAD.BBOX_REG_LOSS_TYPE": "smooth_l1",
-    "MODEL.ROI_BOX_HEAD.BBOX_REG_LOSS_WEIGHT": 1.0,
-    "MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS": [10.0, 10.0, 5.0, 5.0],
-    "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA": 0.0,
-    "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": 14,
-    "MODEL.ROI_BOX_HEAD.POOLER_SAMPLING_RATIO": 0,
-    "MODEL.ROI_BOX_HEAD.POOLER_TYPE": "ROIAlignV2",
-    "MODEL.ROI_BOX_HEAD.NUM_FC": 0,
-    "MODEL.ROI_BOX_HEAD.FC_DIM": 1024,
-    "MODEL.ROI_BOX_HEAD.NUM_CONV": 0,
-    "MODEL.ROI_BOX_HEAD.CONV_DIM": 256,
-    "MODEL.ROI_BOX_HEAD.NORM": "",
-    "MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG": False,
-    "MODEL.ROI_BOX_HEAD.TRAIN_ON_PRED_BOXES": False,
-    "MODEL.ROI_BOX_CASCADE_HEAD.BBOX_REG_WEIGHTS": [
-        [10.0, 10.0, 5.0, 5.0],
-        [20.0, 20.0, 10.0, 10.0],
-        [30.0, 30.0, 15.0, 15.0],
-    ],
-    "MODEL.ROI_BOX_CASCADE_HEAD.IOUS": [0.5, 0.6, 0.7],
-    "MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION": 14,
-    "MODEL.ROI_MASK_HEAD.NUM_CONV": 0,
-    "MODEL.ROI_MASK_HEAD.CONV_DIM": 256,
-    "MODEL.ROI_MASK_HEAD.NORM": "",
-    "MODEL.ROI_MASK_HEAD.CLS_AGNOSTIC_MASK": False,
-    "MODEL.ROI_KEYPOINT_HEAD.POOLER_RESOLUTION": 14,
-    "MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS": [512] * 8,
-    "MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE": 1,
-    "MODEL.ROI_KEYPOINT_HEAD.NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS": True,
-    "MODEL.ROI_KEYPOINT_HEAD.LOSS_WEIGHT": 1.0,
-    "MODEL.RETINANET.NUM_CONVS": 4,
-    "MODEL.RETINANET.IOU_THRESHOLDS": [0.4, 0.5],
-    "MODEL.RETINANET.PRIOR_PROB": 0.01,
-    "MODEL.RETINANET.SCORE_THRESH_TEST": 0.05,
-    "MODEL.RETINANET.TOPK_CANDIDATES_TEST": 1000,
-    "MODEL.RETINANET.NMS_THRESH_TEST": 0.5,
-    "MODEL.RETINANET.FOCAL_LOSS_GAMMA": 2.0,
-    "MODEL.RETINANET.FOCAL_LOSS_ALPHA": 0.25,
-    "MODEL.RETINANET.SMOOTH_L1_LOSS_BETA": 0.1,
-    "MODEL.RETINANET.BBOX_REG_LOSS_TYPE": "smooth_l1",
-    "MODEL.RETINANET.BBOX_REG_WEIGHTS": [1.0, 1.0, 1.0, 1.0],
-    "MODEL.RETINANET.NORM": "",
-    "MODEL.RESNETS.DEPTH": 50,
-    "MODEL.RESNETS.NUM_GROUPS": 1,
-    "MODEL.RESNETS.NORM": "FrozenBN",
-    "MODEL.RESNETS.WIDTH_PER_GROUP": 64,
-    "MODEL.RESNETS.STRIDE_IN_1X1": True,
-    "MODEL.RESNETS.RES5_DILATION": 1,
-    "MODEL.RESNETS.DEFORM_ON_PER_STAGE": [False, False, False, False],
-    "INPUT.MIN_SIZE_TRAIN": [800],
-    "INPUT.MIN_SIZE_TRAIN_SAMPLING": "choice",
-    "INPUT.MAX_SIZE_TRAIN": 1333,
-    "INPUT.MIN_SIZE_TEST": 800,
-    "INPUT.MAX_SIZE_TEST": 1333,
-    "INPUT.RANDOM_FLIP": "horizontal",
-    "INPUT.CROP.ENABLED": False,
-    "INPUT.CROP.TYPE": "relative_range",
-    "INPUT.CROP.SIZE": [0.9, 0.9],
-    "INPUT.FORMAT": "BGR",
-    "DATASETS.TRAIN": [],
-    "DATASETS.TEST": [],
-    "DATALOADER.NUM_WORKERS": 4,
-    "DATALOADER.ASPECT_RATIO_GROUPING": True,
-    "DATALOADER.SAMPLER_TRAIN": "TrainingSampler",
-    "DATALOADER.REPEAT_THRESHOLD": 0.0,
-    "DATALOADER.REPEAT_SQRT": True,
-    "DATALOADER.RANDOM_SUBSET_RATIO": 1.0,
-    "DATALOADER.FILTER_EMPTY_ANNOTATIONS": True,
-    "SOLVER.LR_SCHEDULER_NAME": "WarmupMultiStepLR",
-    "SOLVER.MAX_ITER": 40000,
-    "SOLVER.BASE_LR": 0.001,
-    "SOLVER.BASE_LR_END": 0.0,
-    "SOLVER.MOMENTUM": 0.9,
-    "SOLVER.NESTEROV": False,
-    "SOLVER.WEIGHT_DECAY": 0.0001,
-    "SOLVER.WEIGHT_DECAY_NORM": 0.0,
-    "SOLVER.WEIGHT_DECAY_BIAS": None,
-    "SOLVER.BIAS_LR_FACTOR": 1.0,
-    "SOLVER.GAMMA": 0.1,
-    "SOLVER.STEPS": [30000],
-    "SOLVER.WARMUP_FACTOR": 0.001,
-    "SOLVER.WARMUP_ITERS": 1000,
-    "SOLVER.WARMUP_METHOD": "linear",
-    "SOLVER.RESCALE_INTERVAL": False,
-    "SOLVER.CHECKPOINT_PERIOD": 5000,
-    "SOLVER.IMS_PER_BATCH": 16,
-    "SOLVER.REFERENCE_WORLD_SIZE": 0,
-    "SOLVER.CLIP_GRADIENTS.ENABLED": False,
-    "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": "value",
-    "SOLVER.CLIP_GRADIENTS.CLIP_VALUE": 1.0,
-    "SOLVER.CLIP_GRADIENTS.NORM_TYPE": 2.0,
-    "SOLVER.AMP.ENABLED": False,
-    "TEST.EVAL_PERIOD": 0,
-    "TEST.EXPECTED_RESULTS": [],
-    "TEST.KEYPOINT_OKS_SIGMAS": [],
-    "TEST.DETECTIONS_PER_IMAGE": 100,
-    "TEST.AUG.ENABLED": False,
-    "TEST.AUG.MIN_SIZES": [400, 500, 600, 700, 800, 900, 1000, 1100, 1200],
-    "TEST.AUG.FLIP": True,
-    "TEST.PRECISE_BN.ENABLED": False,
-    "TEST.PRECISE_BN.NUM_ITER": 200,
-    "SEED": -1,
-    "CUDNN_BENCHMARK": False,
-}
-"""detectron2's defaults, of the keys that are read here, and of a few whose other values are told."""
-
-REASONS = {
-    "VERSION": "of detectron2's own keys",
-    "MODEL.DEVICE": "train.device; auto takes a GPU where there is one",
-    "MODEL.ROI_HEADS.NUM_CLASSES": "follows from the data",
-    "MODEL.RETINANET.NUM_CLASSES": "follows from the data",
-    "MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS": "follows from the data",
-    "MODEL.ROI_HEADS.IN_FEATURES": "pooled from the neck's maps P2 to P5: task.detector.pooling.maps",
-    "MODEL.RPN.IN_FEATURES": "all maps of the neck",
-    "MODEL.RETINANET.IN_FEATURES": "all maps of the neck",
-    "MODEL.FPN.IN_FEATURES": "the neck knows which maps it takes",
-    "MODEL.RESNETS.OUT_FEATURES": "the neck knows which maps it takes",
-    "MODEL.RPN.IOU_LABELS": "background, nothing and foreground, as here",
-    "MODEL.ROI_HEADS.IOU_LABELS": "background and foreground, as here",
-    "MODEL.RETINANET.IOU_LABELS": "background, nothing and foreground, as here",
-    "MODEL.ROI_BOX_HEAD.NAME": "the detector has its box head",
-    "MODEL.ROI_MASK_HEAD.NAME": "the detector has its mask head",
-    "MODEL.ROI_KEYPOINT_HEAD.NAME": "the detector has its keypoint head",
-    "MODEL.ROI_MASK_HEAD.POOLER_SAMPLING_RATIO": "task.detector.pooling.samples is for all heads",
-    "MODEL.ROI_MASK_HEAD.POOLER_TYPE": "task.detector.pooling.aligned is for all heads",
-    "MODEL.ROI_KEYPOINT_HEAD.POOLER_SAMPLING_RATIO": "task.detector.pooling.samples is for all heads",
-    "MODEL.ROI_KEYPOINT_HEAD.POOLER_TYPE": "task.detector.pooling.aligned is for all heads",
-    "MODEL.RESNETS.RES2_OUT_CHANNELS": "follows from the depth",
-    "MODEL.RESNETS.STEM_OUT_CHANNELS": "follows from the backbone",
-    "MODEL.RESNETS.DEFORM_MODULATED": "there are no deformable convolutions here",
-    "MODEL.RESNETS.DEFORM_NUM_GROUPS": "there are no deformable convolutions here",
-    "MODEL.SEM_SEG_HEAD": "there is no semantic segmentation here",
-    "MODEL.PANOPTIC_FPN": "there is no panoptic segmentation here",
-    "MODEL.LOAD_PROPOSALS": "proposals are computed here",
-    "DATASETS.PROPOSAL_FILES_TRAIN": "proposals are computed here",
-    "DATASETS.PROPOSAL_FILES_TEST": "proposals are computed here",
-    "INPUT.MASK_FORMAT": "masks are read in either form",
-    "TEST.AUG.MAX_SIZE": "sizes of task.views follow those of the transforms",
-    "OUTPUT_DIR": "--out",
-    "VIS_PERIOD": "opabinia predict RUN --split val",
-    "GLOBAL": "nothing reads it",
-}
-
-RESNETS = {
-    **{(depth, 1, 64): f"resnet{depth}" for depth in (18, 34, 50, 101, 152)},
-    (50, 32, 4): "resnext50_32x4d",
-    (101, 32, 4): "resnext101_32x4d",
-    (101, 32, 8): "resnext101_32x8d",
-    (101, 64, 4): "resnext101_64x4d",
-}
-"""timm's names, by depth, groups and width of a group."""
-
-BACKBONES = {"build_resnet_fpn_backbone": "fpn", "build_retinanet_resnet_fpn_backbone": "fpn_p3_p7"}
-NORMS = {"": "none", "GN": "group", "BN": "batch", "SyncBN": "batch", "nnSyncBN": "batch", "naiveSyncBN": "batch"}
-LOSSES = {name: name for name in ("smooth_l1", "giou", "diou", "ciou")}
-METRICS = {"bbox": "", "segm": "mask_", "keypoints": "keypoint_"}
+from opabinia.config.importing.tables.detectron2 import (
+    BACKBONES,
+    DEFAULTS,
+    LOSSES,
+    METRICS,
+    NORMS,
+    REASONS,
+    RESNETS,
+    UNUSUAL,
+)
 
 _LEVELS = 5
 
@@ -244,9 +54,18 @@ def convert(file: Path, overrides: Sequence[str] = ()) -> Recipe:
     if any(path.endswith("._target_") for path, _ in leaves(tree)):
         raise ConfigError(Problem(str(file), "model", "is of the kind of LazyConfig, with parts of detectron2's code"))
     dense = _architecture(recipe)
-    _pixels(recipe)
+    pixels(
+        recipe,
+        *("INPUT.FORMAT", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD"),
+        weights="init turns the first convolution of weights of detectron2, init.colours says otherwise",
+    )
     _backbone(recipe, dense)
-    recipe.take_all(_retinanet() if dense else _regions(recipe))
+    if dense:
+        recipe.take("MODEL.ANCHOR_GENERATOR.OFFSET", "task.detector.offset")
+        recipe.take_all("MODEL.RETINANET", "task.detector", RETINANET)
+        recipe.take("TEST.DETECTIONS_PER_IMAGE", "task.detector.most")
+    else:
+        _regions(recipe)
     _sizes(recipe, dense)
     _data(recipe)
     _training(recipe)
@@ -285,8 +104,8 @@ def _architecture(recipe: Recipe) -> bool:
     detector = "retinanet" if dense else _regional(recipe)
     recipe.put("task.detector.name", detector, "MODEL.META_ARCHITECTURE")
     recipe.put("task.detector.neck.name", BACKBONES[neck], "MODEL.BACKBONE.NAME")
-    recipe.take(Rule("MODEL.FPN.OUT_CHANNELS", "task.detector.neck.channels"))
-    recipe.take(Rule("MODEL.FPN.NORM", "task.detector.neck.norm", one_of(NORMS)))
+    recipe.take("MODEL.FPN.OUT_CHANNELS", "task.detector.neck.channels")
+    recipe.take("MODEL.FPN.NORM", "task.detector.neck.norm", one_of(NORMS))
     return dense
 
 
@@ -307,20 +126,6 @@ def _regional(recipe: Recipe) -> str:
     return "mask_rcnn" if masks else "keypoint_rcnn" if keypoints else "faster_rcnn"
 
 
-def _pixels(recipe: Recipe) -> None:
-    order = recipe.foreign("INPUT.FORMAT")
-    if order not in ("BGR", "RGB"):
-        raise recipe.foreign.problem("INPUT.FORMAT", f"{show(order)} is not here", "BGR and RGB are")
-    turn = -1 if order == "BGR" else 1
-    recipe.take(Rule("MODEL.PIXEL_MEAN", "task.mean", lambda values: of_one(values)[::turn]))
-    recipe.take(Rule("MODEL.PIXEL_STD", "task.std", lambda values: of_one(values)[::turn]))
-    if order == "BGR":
-        recipe.note(
-            "pictures are RGB here, so task.mean and task.std are turned; init turns the first convolution of weights "
-            "of detectron2, init.colours says otherwise"
-        )
-
-
 def _backbone(recipe: Recipe, dense: bool) -> None:
     foreign = recipe.foreign
     kind = [foreign(f"MODEL.RESNETS.{name}") for name in ("DEPTH", "NUM_GROUPS", "WIDTH_PER_GROUP")]
@@ -338,7 +143,7 @@ def _backbone(recipe: Recipe, dense: bool) -> None:
     if norm == "GN" and plain:
         backbone["norm"] = "group"
     recipe.put("task.backbone", backbone, *sources, "MODEL.RESNETS.STRIDE_IN_1X1", "MODEL.RESNETS.NORM")
-    recipe.take(Rule("MODEL.BACKBONE.FREEZE_AT", "task.freeze_stages"))
+    recipe.take("MODEL.BACKBONE.FREEZE_AT", "task.freeze_stages")
     recipe.put("task.freeze_norms", norm == "FrozenBN", "MODEL.RESNETS.NORM")
     if norm not in ("FrozenBN", "BN", "SyncBN", "nnSyncBN") and not (norm == "GN" and plain):
         recipe.leave("MODEL.RESNETS.NORM", "not with this backbone; batch norms are in its place")
@@ -354,93 +159,21 @@ def _weights(recipe: Recipe) -> None:
             recipe.note(f"nothing is downloaded: fetch {weights}, and say in vars.weights where it is")
 
 
-def _regions(recipe: Recipe) -> list[Rule]:
+def _regions(recipe: Recipe) -> None:
     """Of an R-CNN."""
     foreign = recipe.foreign
     cascade = foreign("MODEL.ROI_HEADS.NAME") == "CascadeROIHeads"
-    stages = "MODEL.ROI_BOX_CASCADE_HEAD"
-    rpn, proposals = "MODEL.RPN", "task.detector.proposals"
-    heads, head, box = "MODEL.ROI_HEADS", "MODEL.ROI_BOX_HEAD", "task.detector.box"
-    rules = [
-        Rule(f"{rpn}.IOU_THRESHOLDS", f"{proposals}.background", first),
-        Rule(f"{rpn}.IOU_THRESHOLDS", f"{proposals}.foreground", _second),
-        Rule(f"{rpn}.BATCH_SIZE_PER_IMAGE", f"{proposals}.samples"),
-        Rule(f"{rpn}.POSITIVE_FRACTION", f"{proposals}.positive"),
-        Rule(f"{rpn}.BBOX_REG_LOSS_TYPE", f"{proposals}.loss", one_of(LOSSES)),
-        Rule(f"{rpn}.SMOOTH_L1_BETA", f"{proposals}.beta"),
-        Rule(f"{rpn}.PRE_NMS_TOPK_TRAIN", f"{proposals}.before_training"),
-        Rule(f"{rpn}.PRE_NMS_TOPK_TEST", f"{proposals}.before"),
-        Rule(f"{rpn}.POST_NMS_TOPK_TRAIN", f"{proposals}.after_training"),
-        Rule(f"{rpn}.POST_NMS_TOPK_TEST", f"{proposals}.after"),
-        Rule(f"{rpn}.NMS_THRESH", f"{proposals}.nms"),
-        Rule(f"{rpn}.CONV_DIMS", f"{proposals}.convolutions", len),
-        Rule("MODEL.PROPOSAL_GENERATOR.MIN_SIZE", f"{proposals}.smallest"),
-        Rule(f"{head}.POOLER_SAMPLING_RATIO", "task.detector.pooling.samples"),
-        Rule(f"{head}.POOLER_TYPE", "task.detector.pooling.aligned", one_of({"ROIAlignV2": True, "ROIAlign": False})),
-        Rule(f"{head}.POOLER_RESOLUTION", f"{box}.resolution"),
-        Rule(f"{head}.NUM_CONV", f"{box}.convolutions"),
-        Rule(f"{head}.NORM", f"{box}.norm", one_of(NORMS)),
-        Rule(f"{head}.NUM_FC", f"{box}.layers"),
-        Rule(f"{head}.FC_DIM", f"{box}.width"),
-        Rule(f"{head}.CLS_AGNOSTIC_BBOX_REG", f"{box}.class_agnostic"),
-        Rule(f"{heads}.BATCH_SIZE_PER_IMAGE", f"{box}.samples"),
-        Rule(f"{heads}.POSITIVE_FRACTION", f"{box}.positive"),
-        Rule(f"{stages}.IOUS" if cascade else f"{heads}.IOU_THRESHOLDS", f"{box}.foreground", first),
-        Rule(f"{stages}.BBOX_REG_WEIGHTS", f"{box}.weights", first)
-        if cascade
-        else Rule(f"{head}.BBOX_REG_WEIGHTS", f"{box}.weights"),
-        Rule(f"{head}.BBOX_REG_LOSS_TYPE", f"{box}.loss", one_of(LOSSES)),
-        Rule(f"{head}.SMOOTH_L1_BETA", f"{box}.beta"),
-        Rule(f"{heads}.SCORE_THRESH_TEST", f"{box}.threshold"),
-        Rule(f"{heads}.NMS_THRESH_TEST", f"{box}.nms"),
-        Rule("TEST.DETECTIONS_PER_IMAGE", f"{box}.most"),
-    ]
+    recipe.take_all("MODEL.RPN", "task.detector.proposals", PROPOSALS)
+    recipe.take("MODEL.PROPOSAL_GENERATOR.MIN_SIZE", "task.detector.proposals.smallest")
+    recipe.take_all("MODEL.ROI_BOX_HEAD", "task.detector.pooling", POOLING)
+    recipe.take_all("MODEL", "task.detector.box", {**BOX, **(FIRST_OF_CASCADE if cascade else {})})
+    recipe.take("TEST.DETECTIONS_PER_IMAGE", "task.detector.box.most")
     if cascade:
-        rules += [
-            Rule(f"{stages}.IOUS", "task.detector.later_overlaps", lambda values: values[1:]),
-            Rule(f"{stages}.BBOX_REG_WEIGHTS", "task.detector.later_weights", lambda values: values[1:]),
-        ]
+        recipe.take_all("MODEL.ROI_BOX_CASCADE_HEAD", "task.detector", LATER_OF_CASCADE)
     if foreign("MODEL.MASK_ON"):
-        rules += _masks()
-    return rules + (_keypoints() if foreign("MODEL.KEYPOINT_ON") else [])
-
-
-def _masks() -> list[Rule]:
-    head, ours = "MODEL.ROI_MASK_HEAD", "task.detector.mask"
-    return [
-        Rule(f"{head}.POOLER_RESOLUTION", f"{ours}.resolution"),
-        Rule(f"{head}.NUM_CONV", f"{ours}.convolutions"),
-        Rule(f"{head}.CONV_DIM", f"{ours}.channels"),
-        Rule(f"{head}.NORM", f"{ours}.norm", one_of(NORMS)),
-    ]
-
-
-def _keypoints() -> list[Rule]:
-    head, ours = "MODEL.ROI_KEYPOINT_HEAD", "task.detector.keypoint"
-    return [
-        Rule(f"{head}.POOLER_RESOLUTION", f"{ours}.resolution"),
-        Rule(f"{head}.CONV_DIMS", f"{ours}.convolutions", len),
-        Rule(f"{head}.CONV_DIMS", f"{ours}.channels", _all_the_same),
-    ]
-
-
-def _retinanet() -> list[Rule]:
-    theirs, ours = "MODEL.RETINANET", "task.detector"
-    return [
-        Rule("MODEL.ANCHOR_GENERATOR.OFFSET", f"{ours}.offset"),
-        Rule(f"{theirs}.NORM", f"{ours}.norm", one_of({"": "none", "GN": "group"})),
-        Rule(f"{theirs}.PRIOR_PROB", f"{ours}.prior"),
-        Rule(f"{theirs}.IOU_THRESHOLDS", f"{ours}.background", first),
-        Rule(f"{theirs}.IOU_THRESHOLDS", f"{ours}.foreground", _second),
-        Rule(f"{theirs}.FOCAL_LOSS_ALPHA", f"{ours}.alpha"),
-        Rule(f"{theirs}.FOCAL_LOSS_GAMMA", f"{ours}.gamma"),
-        Rule(f"{theirs}.BBOX_REG_LOSS_TYPE", f"{ours}.loss", one_of(LOSSES)),
-        Rule(f"{theirs}.SMOOTH_L1_LOSS_BETA", f"{ours}.beta"),
-        Rule(f"{theirs}.SCORE_THRESH_TEST", f"{ours}.threshold"),
-        Rule(f"{theirs}.NMS_THRESH_TEST", f"{ours}.nms"),
-        Rule(f"{theirs}.TOPK_CANDIDATES_TEST", f"{ours}.candidates"),
-        Rule("TEST.DETECTIONS_PER_IMAGE", f"{ours}.most"),
-    ]
+        recipe.take_all("MODEL.ROI_MASK_HEAD", "task.detector.mask", MASK)
+    if foreign("MODEL.KEYPOINT_ON"):
+        recipe.take_all("MODEL.ROI_KEYPOINT_HEAD", "task.detector.keypoint", KEYPOINT)
 
 
 def _second(values: Any) -> Any:
@@ -455,16 +188,90 @@ def _all_the_same(values: Any) -> Any:
     return values[0]
 
 
+PROPOSALS: Table = {
+    "background": ("IOU_THRESHOLDS", first),
+    "foreground": ("IOU_THRESHOLDS", _second),
+    "samples": "BATCH_SIZE_PER_IMAGE",
+    "positive": "POSITIVE_FRACTION",
+    "loss": ("BBOX_REG_LOSS_TYPE", one_of(LOSSES)),
+    "beta": "SMOOTH_L1_BETA",
+    "before_training": "PRE_NMS_TOPK_TRAIN",
+    "before": "PRE_NMS_TOPK_TEST",
+    "after_training": "POST_NMS_TOPK_TRAIN",
+    "after": "POST_NMS_TOPK_TEST",
+    "nms": "NMS_THRESH",
+    "convolutions": ("CONV_DIMS", len),
+}
+POOLING: Table = {
+    "samples": "POOLER_SAMPLING_RATIO",
+    "aligned": ("POOLER_TYPE", one_of({"ROIAlignV2": True, "ROIAlign": False})),
+}
+BOX: Table = {
+    "resolution": "ROI_BOX_HEAD.POOLER_RESOLUTION",
+    "convolutions": "ROI_BOX_HEAD.NUM_CONV",
+    "norm": ("ROI_BOX_HEAD.NORM", one_of(NORMS)),
+    "layers": "ROI_BOX_HEAD.NUM_FC",
+    "width": "ROI_BOX_HEAD.FC_DIM",
+    "class_agnostic": "ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG",
+    "samples": "ROI_HEADS.BATCH_SIZE_PER_IMAGE",
+    "positive": "ROI_HEADS.POSITIVE_FRACTION",
+    "foreground": ("ROI_HEADS.IOU_THRESHOLDS", first),
+    "weights": "ROI_BOX_HEAD.BBOX_REG_WEIGHTS",
+    "loss": ("ROI_BOX_HEAD.BBOX_REG_LOSS_TYPE", one_of(LOSSES)),
+    "beta": "ROI_BOX_HEAD.SMOOTH_L1_BETA",
+    "threshold": "ROI_HEADS.SCORE_THRESH_TEST",
+    "nms": "ROI_HEADS.NMS_THRESH_TEST",
+}
+FIRST_OF_CASCADE: Table = {
+    "foreground": ("ROI_BOX_CASCADE_HEAD.IOUS", first),
+    "weights": ("ROI_BOX_CASCADE_HEAD.BBOX_REG_WEIGHTS", first),
+}
+LATER_OF_CASCADE: Table = {
+    "later_overlaps": ("IOUS", lambda values: values[1:]),
+    "later_weights": ("BBOX_REG_WEIGHTS", lambda values: values[1:]),
+}
+MASK: Table = {
+    "resolution": "POOLER_RESOLUTION",
+    "convolutions": "NUM_CONV",
+    "channels": "CONV_DIM",
+    "norm": ("NORM", one_of(NORMS)),
+}
+KEYPOINT: Table = {
+    "resolution": "POOLER_RESOLUTION",
+    "convolutions": ("CONV_DIMS", len),
+    "channels": ("CONV_DIMS", _all_the_same),
+}
+RETINANET: Table = {
+    "norm": ("NORM", one_of({"": "none", "GN": "group"})),
+    "prior": "PRIOR_PROB",
+    "background": ("IOU_THRESHOLDS", first),
+    "foreground": ("IOU_THRESHOLDS", _second),
+    "alpha": "FOCAL_LOSS_ALPHA",
+    "gamma": "FOCAL_LOSS_GAMMA",
+    "loss": ("BBOX_REG_LOSS_TYPE", one_of(LOSSES)),
+    "beta": "SMOOTH_L1_LOSS_BETA",
+    "threshold": "SCORE_THRESH_TEST",
+    "nms": "NMS_THRESH_TEST",
+    "candidates": "TOPK_CANDIDATES_TEST",
+}
+SOLVER: Table = {
+    "lr": "BASE_LR",
+    "momentum": "MOMENTUM",
+    "nesterov": "NESTEROV",
+    "weight_decay": "WEIGHT_DECAY",
+}
+
+
 def _sizes(recipe: Recipe, dense: bool) -> None:
     """Anchors."""
     ours = "task.detector" if dense else "task.detector.proposals"
     theirs = "MODEL.ANCHOR_GENERATOR"
     if dense:
-        recipe.take(Rule(f"{theirs}.SIZES", f"{ours}.scales", lambda levels: len(first(levels))))
-        recipe.take(Rule(f"{theirs}.SIZES", f"{ours}.anchor_sizes", _octaves))
+        recipe.take(f"{theirs}.SIZES", f"{ours}.scales", lambda levels: len(first(levels)))
+        recipe.take(f"{theirs}.SIZES", f"{ours}.anchor_sizes", _octaves)
     else:
-        recipe.take(Rule(f"{theirs}.SIZES", f"{ours}.anchor_sizes", _one_each))
-    recipe.take(Rule(f"{theirs}.ASPECT_RATIOS", f"{ours}.ratios", lambda levels: _all_the_same(levels)))
+        recipe.take(f"{theirs}.SIZES", f"{ours}.anchor_sizes", _one_each)
+    recipe.take(f"{theirs}.ASPECT_RATIOS", f"{ours}.ratios", lambda levels: _all_the_same(levels))
 
 
 def _one_each(levels: Any) -> list[Any]:
@@ -509,8 +316,8 @@ def _data(recipe: Recipe) -> None:
         sets = [{"prefix": f"val{number}", **one} for number, one in enumerate(sets)]
     recipe.put("data.val", sets[0] if len(sets) == 1 else sets, "DATASETS.TEST", "INPUT.MIN_SIZE_TEST")
     _sampler(recipe)
-    recipe.take(Rule("SOLVER.IMS_PER_BATCH", "data.batch_size"))
-    recipe.take(Rule("DATALOADER.NUM_WORKERS", "data.workers"))
+    recipe.take("SOLVER.IMS_PER_BATCH", "data.batch_size")
+    recipe.take("DATALOADER.NUM_WORKERS", "data.workers")
 
 
 def _source(recipe: Recipe, name: Any, split: str) -> dict[str, Any]:
@@ -597,16 +404,9 @@ def _sampler(recipe: Recipe) -> None:
 def _training(recipe: Recipe) -> None:
     foreign = recipe.foreign
     recipe.put("optimizer.name", "sgd")
-    recipe.take_all(
-        [
-            Rule("SOLVER.BASE_LR", "optimizer.lr"),
-            Rule("SOLVER.MOMENTUM", "optimizer.momentum"),
-            Rule("SOLVER.NESTEROV", "optimizer.nesterov"),
-            Rule("SOLVER.WEIGHT_DECAY", "optimizer.weight_decay"),
-            Rule("SOLVER.MAX_ITER", "train.length", lasting("it")),
-            Rule("SOLVER.CHECKPOINT_PERIOD", "checkpoint.every", lasting("it")),
-        ]
-    )
+    recipe.take_all("SOLVER", "optimizer", SOLVER)
+    recipe.take("SOLVER.MAX_ITER", "train.length", lasting("it"))
+    recipe.take("SOLVER.CHECKPOINT_PERIOD", "checkpoint.every", lasting("it"))
     _groups(recipe)
     _schedule(recipe)
     if foreign("SOLVER.AMP.ENABLED"):
@@ -648,7 +448,7 @@ def _schedule(recipe: Recipe) -> None:
         end = foreign("SOLVER.MAX_ITER")
         steps = [duration(step, "it") for step in foreign("SOLVER.STEPS") if step < end]
         recipe.put("schedule", {"name": "multi_step", "milestones": steps}, "SOLVER.STEPS")
-        recipe.take(Rule("SOLVER.GAMMA", "schedule.gamma"))
+        recipe.take("SOLVER.GAMMA", "schedule.gamma")
         if len(steps) < len(foreign("SOLVER.STEPS")):
             recipe.note("SOLVER.STEPS: what comes when the training is over is left out")
     elif name == "WarmupCosineLR":
@@ -660,7 +460,7 @@ def _schedule(recipe: Recipe) -> None:
     recipe.put("schedule.warmup", duration(warmup, "it"), "SOLVER.WARMUP_ITERS")
     recipe.put("schedule.warmup_factor", factor, "SOLVER.WARMUP_FACTOR")
     modes = {"linear": "linear", "constant": "constant"}
-    recipe.take(Rule("SOLVER.WARMUP_METHOD", "schedule.warmup_mode", one_of(modes)))
+    recipe.take("SOLVER.WARMUP_METHOD", "schedule.warmup_mode", one_of(modes))
     if not foreign("SOLVER.RESCALE_INTERVAL"):
         recipe.put("schedule.rule", "sliced", "SOLVER.RESCALE_INTERVAL")
 
@@ -682,7 +482,7 @@ def clipping(recipe: Recipe) -> dict[str, Any]:
 
 def _evaluation(recipe: Recipe) -> None:
     foreign = recipe.foreign
-    recipe.take(Rule("TEST.EVAL_PERIOD", "evaluate.every", lasting("it")))
+    recipe.take("TEST.EVAL_PERIOD", "evaluate.every", lasting("it"))
     if sigmas := foreign("TEST.KEYPOINT_OKS_SIGMAS"):
         recipe.put("task.evaluator", {"name": "coco", "sigmas": sigmas}, "TEST.KEYPOINT_OKS_SIGMAS")
     if foreign("TEST.AUG.ENABLED"):
@@ -714,30 +514,6 @@ def _expected(recipe: Recipe, results: list[Any]) -> dict[str, list[float]]:
                 message = f"{show(one)}: [task, metric, score, tolerance] is needed"
                 raise recipe.foreign.problem("TEST.EXPECTED_RESULTS", message)
     return scores
-
-
-UNUSUAL = {
-    "MODEL.FPN.FUSE_TYPE": "maps are added here",
-    "MODEL.RPN.HEAD_NAME": "there is one head for proposals here",
-    "MODEL.PROPOSAL_GENERATOR.NAME": "proposals come from an RPN here",
-    "MODEL.ANCHOR_GENERATOR.NAME": "anchors are upright boxes here",
-    "MODEL.RPN.BOUNDARY_THRESH": "anchors outside the picture are kept here",
-    "MODEL.RPN.LOSS_WEIGHT": "losses have no weights here",
-    "MODEL.RPN.BBOX_REG_LOSS_WEIGHT": "losses have no weights here",
-    "MODEL.RPN.BBOX_REG_WEIGHTS": "offsets of proposals have no weights here",
-    "MODEL.ROI_HEADS.PROPOSAL_APPEND_GT": "things are always among the proposals here",
-    "MODEL.ROI_BOX_HEAD.BBOX_REG_LOSS_WEIGHT": "losses have no weights here",
-    "MODEL.ROI_BOX_HEAD.CONV_DIM": "convolutions of the box head are as wide as the neck here",
-    "MODEL.ROI_BOX_HEAD.TRAIN_ON_PRED_BOXES": "masks are learned on proposals here",
-    "MODEL.ROI_MASK_HEAD.CLS_AGNOSTIC_MASK": "masks have a class here",
-    "MODEL.ROI_KEYPOINT_HEAD.NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS": "the loss is divided by visible points here",
-    "MODEL.ROI_KEYPOINT_HEAD.LOSS_WEIGHT": "losses have no weights here",
-    "MODEL.RETINANET.NUM_CONVS": "there are four convolutions here",
-    "MODEL.RETINANET.BBOX_REG_WEIGHTS": "offsets have no weights here",
-    "MODEL.RESNETS.RES5_DILATION": "there are no dilated backbones here",
-    "MODEL.RESNETS.DEFORM_ON_PER_STAGE": "there are no deformable convolutions here",
-}
-"""Keys that only have their default's meaning here."""
 
 
 def _unusual(recipe: Recipe) -> None:

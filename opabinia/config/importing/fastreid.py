@@ -14,199 +14,20 @@ from opabinia.config.errors import show
 from opabinia.config.importing import yacs
 from opabinia.config.importing.detectron2 import clipping
 from opabinia.config.importing.foreign import Foreign, leaves
-from opabinia.config.importing.recipe import Recipe, Rule, duration, lasting, of_one, one_of
-
-DEFAULTS: dict[str, Any] = {
-    "MODEL.META_ARCHITECTURE": "Baseline",
-    "MODEL.FREEZE_LAYERS": [],
-    "MODEL.QUEUE_SIZE": 8192,
-    "MODEL.WEIGHTS": "",
-    "MODEL.PIXEL_MEAN": [123.675, 116.28, 103.53],
-    "MODEL.PIXEL_STD": [58.395, 57.12, 57.375],
-    "MODEL.BACKBONE.NAME": "build_resnet_backbone",
-    "MODEL.BACKBONE.DEPTH": "50x",
-    "MODEL.BACKBONE.LAST_STRIDE": 1,
-    "MODEL.BACKBONE.NORM": "BN",
-    "MODEL.BACKBONE.WITH_IBN": False,
-    "MODEL.BACKBONE.WITH_SE": False,
-    "MODEL.BACKBONE.WITH_NL": False,
-    "MODEL.BACKBONE.STRIDE_SIZE": [16, 16],
-    "MODEL.BACKBONE.DROP_PATH_RATIO": 0.1,
-    "MODEL.BACKBONE.DROP_RATIO": 0.0,
-    "MODEL.BACKBONE.ATT_DROP_RATE": 0.0,
-    "MODEL.BACKBONE.PRETRAIN": False,
-    "MODEL.BACKBONE.PRETRAIN_PATH": "",
-    "MODEL.HEADS.NAME": "EmbeddingHead",
-    "MODEL.HEADS.NORM": "BN",
-    "MODEL.HEADS.EMBEDDING_DIM": 0,
-    "MODEL.HEADS.WITH_BNNECK": False,
-    "MODEL.HEADS.NECK_FEAT": "before",
-    "MODEL.HEADS.POOL_LAYER": "GlobalAvgPool",
-    "MODEL.HEADS.CLS_LAYER": "Linear",
-    "MODEL.HEADS.MARGIN": 0.0,
-    "MODEL.HEADS.SCALE": 1,
-    "MODEL.LOSSES.NAME": ["CrossEntropyLoss"],
-    "MODEL.LOSSES.CE.EPSILON": 0.0,
-    "MODEL.LOSSES.CE.ALPHA": 0.2,
-    "MODEL.LOSSES.CE.SCALE": 1.0,
-    "MODEL.LOSSES.TRI.MARGIN": 0.3,
-    "MODEL.LOSSES.TRI.NORM_FEAT": False,
-    "MODEL.LOSSES.TRI.HARD_MINING": False,
-    "MODEL.LOSSES.TRI.SCALE": 1.0,
-    "MODEL.LOSSES.CIRCLE.MARGIN": 0.25,
-    "MODEL.LOSSES.CIRCLE.GAMMA": 128,
-    "MODEL.LOSSES.CIRCLE.SCALE": 1.0,
-    "MODEL.LOSSES.COSFACE.MARGIN": 0.25,
-    "MODEL.LOSSES.COSFACE.GAMMA": 128,
-    "MODEL.LOSSES.COSFACE.SCALE": 1.0,
-    "KD.MODEL_CONFIG": [],
-    "KD.MODEL_WEIGHTS": [],
-    "KD.EMA.ENABLED": False,
-    "KD.EMA.MOMENTUM": 0.999,
-    "INPUT.SIZE_TRAIN": [256, 128],
-    "INPUT.SIZE_TEST": [256, 128],
-    "INPUT.CROP.ENABLED": False,
-    "INPUT.CROP.SIZE": [224, 224],
-    "INPUT.CROP.SCALE": [0.16, 1],
-    "INPUT.CROP.RATIO": [0.75, 1.3333333333333333],
-    "INPUT.FLIP.ENABLED": False,
-    "INPUT.FLIP.PROB": 0.5,
-    "INPUT.PADDING.ENABLED": False,
-    "INPUT.PADDING.MODE": "constant",
-    "INPUT.PADDING.SIZE": 10,
-    "INPUT.CJ.ENABLED": False,
-    "INPUT.CJ.PROB": 0.5,
-    "INPUT.CJ.BRIGHTNESS": 0.15,
-    "INPUT.CJ.CONTRAST": 0.15,
-    "INPUT.CJ.SATURATION": 0.1,
-    "INPUT.CJ.HUE": 0.1,
-    "INPUT.AFFINE.ENABLED": False,
-    "INPUT.AUTOAUG.ENABLED": False,
-    "INPUT.AUTOAUG.PROB": 0.0,
-    "INPUT.AUGMIX.ENABLED": False,
-    "INPUT.AUGMIX.PROB": 0.0,
-    "INPUT.REA.ENABLED": False,
-    "INPUT.REA.PROB": 0.5,
-    "INPUT.REA.VALUE": [123.675, 116.28, 103.53],
-    "INPUT.RPT.ENABLED": False,
-    "INPUT.RPT.PROB": 0.5,
-    "DATASETS.NAMES": ["Market1501"],
-    "DATASETS.TESTS": ["Market1501"],
-    "DATASETS.COMBINEALL": False,
-    "DATALOADER.SAMPLER_TRAIN": "TrainingSampler",
-    "DATALOADER.NUM_INSTANCE": 4,
-    "DATALOADER.NUM_WORKERS": 8,
-    "DATALOADER.SET_WEIGHT": [],
-    "SOLVER.AMP.ENABLED": False,
-    "SOLVER.OPT": "Adam",
-    "SOLVER.MAX_EPOCH": 120,
-    "SOLVER.BASE_LR": 3e-4,
-    "SOLVER.HEADS_LR_FACTOR": 1.0,
-    "SOLVER.BIAS_LR_FACTOR": 1.0,
-    "SOLVER.MOMENTUM": 0.9,
-    "SOLVER.NESTEROV": False,
-    "SOLVER.WEIGHT_DECAY": 5e-4,
-    "SOLVER.WEIGHT_DECAY_NORM": 5e-4,
-    "SOLVER.WEIGHT_DECAY_BIAS": 5e-4,
-    "SOLVER.SCHED": "MultiStepLR",
-    "SOLVER.STEPS": [30, 55],
-    "SOLVER.GAMMA": 0.1,
-    "SOLVER.ETA_MIN_LR": 1e-7,
-    "SOLVER.DELAY_EPOCHS": 0,
-    "SOLVER.WARMUP_FACTOR": 0.1,
-    "SOLVER.WARMUP_ITERS": 1000,
-    "SOLVER.WARMUP_METHOD": "linear",
-    "SOLVER.FREEZE_ITERS": 0,
-    "SOLVER.CHECKPOINT_PERIOD": 20,
-    "SOLVER.IMS_PER_BATCH": 64,
-    "SOLVER.CLIP_GRADIENTS.ENABLED": False,
-    "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": "norm",
-    "SOLVER.CLIP_GRADIENTS.CLIP_VALUE": 5.0,
-    "SOLVER.CLIP_GRADIENTS.NORM_TYPE": 2.0,
-    "TEST.EVAL_PERIOD": 20,
-    "TEST.IMS_PER_BATCH": 64,
-    "TEST.METRIC": "cosine",
-    "TEST.ROC.ENABLED": False,
-    "TEST.FLIP.ENABLED": False,
-    "TEST.AQE.ENABLED": False,
-    "TEST.AQE.ALPHA": 3.0,
-    "TEST.AQE.QE_TIME": 1,
-    "TEST.AQE.QE_K": 5,
-    "TEST.RERANK.ENABLED": False,
-    "TEST.RERANK.K1": 20,
-    "TEST.RERANK.K2": 6,
-    "TEST.RERANK.LAMBDA": 0.3,
-    "TEST.PRECISE_BN.ENABLED": False,
-    "TEST.PRECISE_BN.NUM_ITER": 300,
-    "CUDNN_BENCHMARK": False,
-}
-"""FastReID's defaults, of the keys that are read here."""
-
-REASONS = {
-    "VERSION": "of FastReID's own keys",
-    "MODEL.DEVICE": "train.device; auto takes a GPU where there is one",
-    "MODEL.BACKBONE.FEAT_DIM": "follows from the backbone",
-    "MODEL.BACKBONE.SIE_COE": "FastReID's was never used; ours is task.side_information",
-    "MODEL.BACKBONE.WITH_IBN": "only of ResNets here",
-    "MODEL.BACKBONE.WITH_SE": "only of ResNets here",
-    "MODEL.BACKBONE.WITH_NL": "only of ResNets here",
-    "MODEL.BACKBONE.LAST_STRIDE": "only of ResNets here",
-    "MODEL.BACKBONE.NORM": "only of ResNets here",
-    "MODEL.HEADS.NUM_CLASSES": "follows from the data",
-    "MODEL.HEADS.MARGIN": "a linear head has none",
-    "MODEL.LOSSES.FL": "FastReID never used it; ours is task.loss: {name: focal}",
-    "TEST.PRECISE_BN.DATASET": "the training set's",
-    "OUTPUT_DIR": "--out",
-}
-
-RESNETS = {f"{depth}x": f"resnet{depth}.tv_in1k" for depth in (18, 34, 50, 101)}
-OF_TIMM: dict[str, dict[str, str]] = {
-    "build_resnext_backbone": {"50x": "resnext50_32x4d", "101x": "resnext101_32x4d"},
-    "build_resnest_backbone": {
-        "50x": "resnest50d",
-        "101x": "resnest101e",
-        "200x": "resnest200e",
-        "269x": "resnest269e",
-    },
-    "build_regnet_backbone": {
-        f"regnet{kind}_{size}mf": f"regnet{kind}_{size // 100:03}"
-        for kind in "xy"
-        for size in (200, 400, 600, 800, 1600, 3200, 4000, 6400)
-    },
-    "build_effnet_backbone": {f"b{number}": f"efficientnet_b{number}" for number in range(6)},
-    "build_repvgg_backbone": {
-        name: f"repvgg_{name.lower()}" for name in ("A0", "A1", "A2", "B0", "B1", "B1g4", "B2", "B2g4", "B3", "B3g4")
-    },
-}
-"""timm's names, by builder and depth."""
-
-NORMS = {"BN": "batch", "syncBN": "batch", "FrozenBN": "frozen", "GN": "group"}
-POOLINGS = {
-    "Identity": None,
-    "Flatten": None,
-    "GlobalAvgPool": "average",
-    "FastGlobalAvgPool": "average",
-    "GlobalMaxPool": "max",
-    "GeneralizedMeanPooling": "gem",
-    "GeneralizedMeanPoolingP": "gem_learned",
-    "AdaptiveAvgMaxPool": "average_max",
-    "ClipGlobalAvgPool": "clipped_average",
-}
-HEADS = {"Linear": "linear", "CosSoftmax": "cosface", "ArcSoftmax": "arcface", "CircleSoftmax": "circle"}
-METRIC_LOSSES = {"TripletLoss": "TRI", "CircleLoss": "CIRCLE", "Cosface": "COSFACE"}
-METRICS = {"cosine": "cosine", "euclidean": "squared_euclidean", "jaccard": "cosine"}
-WARMUPS = {"linear": "linear", "constant": "constant", "exp": "exponential"}
-SOURCES: dict[str, dict[str, Any]] = {
-    "Market1501": {"name": "market1501"},
-    "DukeMTMC": {"name": "dukemtmc"},
-    "MSMT17": {"name": "msmt17"},
-    "CUHK03": {"name": "cuhk03"},
-    "VeRi": {"name": "veri"},
-    "VehicleID": {"name": "vehicleid"},
-    "SmallVehicleID": {"name": "vehicleid", "size": 800},
-    "MediumVehicleID": {"name": "vehicleid", "size": 1600},
-    "LargeVehicleID": {"name": "vehicleid", "size": 2400},
-}
+from opabinia.config.importing.recipe import Recipe, Table, duration, lasting, of_one, one_of
+from opabinia.config.importing.tables.fastreid import (
+    DEFAULTS,
+    HEADS,
+    METRIC_LOSSES,
+    METRICS,
+    NORMS,
+    OF_TIMM,
+    POOLINGS,
+    REASONS,
+    RESNETS,
+    SOURCES,
+    WARMUPS,
+)
 
 
 def convert(file: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -225,13 +46,35 @@ def convert(file: Path, overrides: Sequence[str] = ()) -> Recipe:
     _backbone(recipe)
     _head(recipe)
     _losses(recipe)
-    recipe.take(Rule("MODEL.PIXEL_MEAN", "task.mean", of_one))
-    recipe.take(Rule("MODEL.PIXEL_STD", "task.std", of_one))
+    recipe.take("MODEL.PIXEL_MEAN", "task.mean", of_one)
+    recipe.take("MODEL.PIXEL_STD", "task.std", of_one)
     _data(recipe)
     _training(recipe)
     _evaluation(recipe)
     recipe.finish()
     return recipe
+
+
+RESNET: Table = {
+    "last_stride": "LAST_STRIDE",
+    "ibn": "WITH_IBN",
+    "se": "WITH_SE",
+    "non_local": "WITH_NL",
+    "norm": ("NORM", one_of(NORMS)),
+}
+TRANSFORMER: Table = {
+    "stride": "STRIDE_SIZE",
+    "drop_path": "DROP_PATH_RATIO",
+    "dropout": "DROP_RATIO",
+    "attention_dropout": "ATT_DROP_RATE",
+}
+WARMUP: Table = {
+    "delay": ("DELAY_EPOCHS", lasting("ep")),
+    "warmup": ("WARMUP_ITERS", lasting("it")),
+    "warmup_factor": "WARMUP_FACTOR",
+    "warmup_mode": ("WARMUP_METHOD", one_of(WARMUPS)),
+}
+EXPANSION: Table = {"k": "QE_K", "alpha": "ALPHA", "times": "QE_TIME"}
 
 
 # --- the network ------------------------------------------------------------------------------------------------------
@@ -241,13 +84,13 @@ def _architecture(recipe: Recipe) -> None:
     foreign = recipe.foreign
     name = foreign("MODEL.META_ARCHITECTURE")
     tasks = {"Baseline": "reid", "MGN": "mgn", "MoCo": "reid", "Distiller": "reid"}
-    recipe.take(Rule("MODEL.META_ARCHITECTURE", "task.name", one_of(tasks)))
+    recipe.take("MODEL.META_ARCHITECTURE", "task.name", one_of(tasks))
     if foreign("MODEL.HEADS.NAME") != "EmbeddingHead":
         why = f"{show(foreign('MODEL.HEADS.NAME'))} is not taken over"
         raise foreign.problem("MODEL.HEADS.NAME", why, "EmbeddingHead is; ClasHead's is the task classification")
     if name == "MoCo":
         recipe.put("task.memory", {"margin": 0.25, "gamma": 32.0})
-        recipe.take(Rule("MODEL.QUEUE_SIZE", "task.memory.size"))
+        recipe.take("MODEL.QUEUE_SIZE", "task.memory.size")
     if name == "Distiller":
         _teachers(recipe)
     if weights := foreign("MODEL.WEIGHTS"):
@@ -268,7 +111,7 @@ def _teachers(recipe: Recipe) -> None:
         recipe.note("teachers are runs of ours, not configs with weights: train or import them, and say where they are")
     recipe.leave("KD.MODEL_WEIGHTS", "a run of ours has its weights")
     if foreign("KD.EMA.ENABLED"):
-        recipe.take(Rule("KD.EMA.MOMENTUM", "distill.average.momentum"))
+        recipe.take("KD.EMA.MOMENTUM", "distill.average.momentum")
 
 
 def _backbone(recipe: Recipe) -> None:
@@ -277,23 +120,16 @@ def _backbone(recipe: Recipe) -> None:
     recipe.put("task.backbone", {}, "MODEL.BACKBONE.NAME")
     if name == "build_resnet_backbone":
         recipe.put("task.backbone.name", "resnet")
-        recipe.take(Rule(depth, "task.backbone.model", one_of(RESNETS)))
+        recipe.take(depth, "task.backbone.model", one_of(RESNETS))
         _resnet(recipe)
     elif name == "build_vit_backbone":
         recipe.put("task.backbone.name", "vit")
-        recipe.take(Rule(depth, "task.backbone.model", one_of({"base": "vit_base_patch16_224"})))
-        recipe.take_all(
-            [
-                Rule("INPUT.SIZE_TRAIN", "task.backbone.image_size"),
-                Rule("MODEL.BACKBONE.STRIDE_SIZE", "task.backbone.stride"),
-                Rule("MODEL.BACKBONE.DROP_PATH_RATIO", "task.backbone.drop_path"),
-                Rule("MODEL.BACKBONE.DROP_RATIO", "task.backbone.dropout"),
-                Rule("MODEL.BACKBONE.ATT_DROP_RATE", "task.backbone.attention_dropout"),
-            ]
-        )
+        recipe.take(depth, "task.backbone.model", one_of({"base": "vit_base_patch16_224"}))
+        recipe.take("INPUT.SIZE_TRAIN", "task.backbone.image_size")
+        recipe.take_all("MODEL.BACKBONE", "task.backbone", TRANSFORMER)
     elif name in OF_TIMM:
         recipe.put("task.backbone.name", "timm")
-        recipe.take(Rule(depth, "task.backbone.model", one_of(OF_TIMM[name])))
+        recipe.take(depth, "task.backbone.model", one_of(OF_TIMM[name]))
     else:
         known = ", ".join(["build_resnet_backbone", "build_vit_backbone", *OF_TIMM])
         raise foreign.problem("MODEL.BACKBONE.NAME", f"{show(name)} is not taken over", known)
@@ -301,15 +137,7 @@ def _backbone(recipe: Recipe) -> None:
 
 
 def _resnet(recipe: Recipe) -> None:
-    recipe.take_all(
-        [
-            Rule("MODEL.BACKBONE.LAST_STRIDE", "task.backbone.last_stride"),
-            Rule("MODEL.BACKBONE.WITH_IBN", "task.backbone.ibn"),
-            Rule("MODEL.BACKBONE.WITH_SE", "task.backbone.se"),
-            Rule("MODEL.BACKBONE.WITH_NL", "task.backbone.non_local"),
-            Rule("MODEL.BACKBONE.NORM", "task.backbone.norm", one_of(NORMS)),
-        ]
-    )
+    recipe.take_all("MODEL.BACKBONE", "task.backbone", RESNET)
     if recipe.foreign("MODEL.BACKBONE.NORM") == "syncBN":
         recipe.put("train.sync_batch_norm", True, "MODEL.BACKBONE.NORM")
     if recipe.foreign("MODEL.BACKBONE.WITH_NL"):
@@ -334,23 +162,23 @@ def _pretrained(recipe: Recipe) -> None:
 
 def _head(recipe: Recipe) -> None:
     foreign = recipe.foreign
-    recipe.take(Rule("MODEL.HEADS.POOL_LAYER", "task.pooling", one_of(POOLINGS)))
+    recipe.take("MODEL.HEADS.POOL_LAYER", "task.pooling", one_of(POOLINGS))
     if width := foreign("MODEL.HEADS.EMBEDDING_DIM"):
         recipe.put("task.embedding", width, "MODEL.HEADS.EMBEDDING_DIM")
     if foreign("MODEL.META_ARCHITECTURE") == "MGN":
         recipe.leave("MODEL.HEADS.WITH_BNNECK", "task mgn always has one")
     else:
         with_neck = {True: "batch", False: None}
-        recipe.take(Rule("MODEL.HEADS.WITH_BNNECK", "task.neck", lambda wanted: with_neck[wanted]))
+        recipe.take("MODEL.HEADS.WITH_BNNECK", "task.neck", lambda wanted: with_neck[wanted])
     if foreign("MODEL.HEADS.NORM") == "syncBN":
         recipe.put("train.sync_batch_norm", True, "MODEL.HEADS.NORM")
     elif foreign("MODEL.HEADS.NORM") != "BN":
         recipe.leave("MODEL.HEADS.NORM", "the neck is a batch norm here")
-    recipe.take(Rule("MODEL.HEADS.NECK_FEAT", "task.metric_feature", one_of({"before": "before", "after": "after"})))
-    recipe.take(Rule("MODEL.HEADS.CLS_LAYER", "task.head.name", one_of(HEADS)))
-    recipe.take(Rule("MODEL.HEADS.SCALE", "task.head.scale"))
+    recipe.take("MODEL.HEADS.NECK_FEAT", "task.metric_feature", one_of({"before": "before", "after": "after"}))
+    recipe.take("MODEL.HEADS.CLS_LAYER", "task.head.name", one_of(HEADS))
+    recipe.take("MODEL.HEADS.SCALE", "task.head.scale")
     if foreign("MODEL.HEADS.CLS_LAYER") != "Linear":
-        recipe.take(Rule("MODEL.HEADS.MARGIN", "task.head.margin"))
+        recipe.take("MODEL.HEADS.MARGIN", "task.head.margin")
 
 
 def _losses(recipe: Recipe) -> None:
@@ -358,7 +186,7 @@ def _losses(recipe: Recipe) -> None:
     names = foreign("MODEL.LOSSES.NAME")
     loss = _cross_entropy(recipe) if "CrossEntropyLoss" in names else None
     recipe.put("task.loss", loss, "MODEL.LOSSES.NAME", "MODEL.LOSSES.CE.EPSILON")
-    recipe.take(Rule("MODEL.LOSSES.CE.SCALE", "task.loss_scale"))
+    recipe.take("MODEL.LOSSES.CE.SCALE", "task.loss_scale")
     metric = [_metric_loss(recipe, METRIC_LOSSES[name]) for name in names if name in METRIC_LOSSES]
     recipe.put("task.metric_losses", metric, "MODEL.LOSSES.NAME")
     for name in names:
@@ -411,8 +239,8 @@ def _data(recipe: Recipe) -> None:
         tests = [{"prefix": str(name).lower(), **test} for name, test in zip(names, tests, strict=True)]
     recipe.put("data.val", tests[0] if len(tests) == 1 else tests, "DATASETS.TESTS", "INPUT.SIZE_TEST")
     _sampler(recipe)
-    recipe.take(Rule("SOLVER.IMS_PER_BATCH", "data.batch_size"))
-    recipe.take(Rule("DATALOADER.NUM_WORKERS", "data.workers"))
+    recipe.take("SOLVER.IMS_PER_BATCH", "data.batch_size")
+    recipe.take("DATALOADER.NUM_WORKERS", "data.workers")
     if foreign("INPUT.RPT.ENABLED"):
         recipe.put("data.mix", [{"name": "random_patch", "probability": foreign("INPUT.RPT.PROB")}], "INPUT.RPT.PROB")
 
@@ -526,22 +354,22 @@ def _sampler(recipe: Recipe) -> None:
 
 def _training(recipe: Recipe) -> None:
     foreign = recipe.foreign
-    recipe.take(Rule("SOLVER.OPT", "optimizer.name", str.lower))
-    recipe.take(Rule("SOLVER.BASE_LR", "optimizer.lr"))
+    recipe.take("SOLVER.OPT", "optimizer.name", str.lower)
+    recipe.take("SOLVER.BASE_LR", "optimizer.lr")
     if foreign("SOLVER.OPT") == "SGD":
-        recipe.take(Rule("SOLVER.MOMENTUM", "optimizer.momentum"))
-        recipe.take(Rule("SOLVER.NESTEROV", "optimizer.nesterov"))
-    recipe.take(Rule("SOLVER.WEIGHT_DECAY", "optimizer.weight_decay"))
+        recipe.take("SOLVER.MOMENTUM", "optimizer.momentum")
+        recipe.take("SOLVER.NESTEROV", "optimizer.nesterov")
+    recipe.take("SOLVER.WEIGHT_DECAY", "optimizer.weight_decay")
     _groups(recipe)
     _schedule(recipe)
-    recipe.take(Rule("SOLVER.MAX_EPOCH", "train.length", lasting("ep")))
+    recipe.take("SOLVER.MAX_EPOCH", "train.length", lasting("ep"))
     if foreign("SOLVER.AMP.ENABLED"):
         recipe.put("train.precision", "fp16", "SOLVER.AMP.ENABLED")
     if foreign("CUDNN_BENCHMARK"):
         recipe.put("train.cudnn_benchmark", True, "CUDNN_BENCHMARK")
     if step := clipping(recipe):
         recipe.put("train.step", step, "SOLVER.CLIP_GRADIENTS.CLIP_TYPE", "SOLVER.CLIP_GRADIENTS.CLIP_VALUE")
-    recipe.take(Rule("SOLVER.CHECKPOINT_PERIOD", "checkpoint.every", lasting("ep")))
+    recipe.take("SOLVER.CHECKPOINT_PERIOD", "checkpoint.every", lasting("ep"))
     if foreign("SOLVER.FREEZE_ITERS"):
         _freezing(recipe)
 
@@ -581,7 +409,7 @@ def _schedule(recipe: Recipe) -> None:
     if name == "MultiStepLR":
         milestones = [duration(step, "ep") for step in foreign("SOLVER.STEPS")]
         recipe.put("schedule", {"name": "multi_step", "milestones": milestones}, "SOLVER.STEPS")
-        recipe.take(Rule("SOLVER.GAMMA", "schedule.gamma"))
+        recipe.take("SOLVER.GAMMA", "schedule.gamma")
     elif name == "CosineAnnealingLR":
         end = recipe.share("SOLVER.ETA_MIN_LR", "SOLVER.BASE_LR")
         recipe.put("schedule", {"name": "cosine", "end": end}, "SOLVER.SCHED", "SOLVER.ETA_MIN_LR")
@@ -589,14 +417,7 @@ def _schedule(recipe: Recipe) -> None:
         raise foreign.problem(
             "SOLVER.SCHED", f"{show(name)} is not known here", "MultiStepLR and CosineAnnealingLR are"
         )
-    recipe.take_all(
-        [
-            Rule("SOLVER.DELAY_EPOCHS", "schedule.delay", lasting("ep")),
-            Rule("SOLVER.WARMUP_ITERS", "schedule.warmup", lasting("it")),
-            Rule("SOLVER.WARMUP_FACTOR", "schedule.warmup_factor"),
-            Rule("SOLVER.WARMUP_METHOD", "schedule.warmup_mode", one_of(WARMUPS)),
-        ]
-    )
+    recipe.take_all("SOLVER", "schedule", WARMUP)
     recipe.put("schedule.rule", "fastreid")
     recipe.note(
         "schedule.rule: fastreid counts epochs from the end of warm-up and delay, as FastReID does; without it "
@@ -608,25 +429,23 @@ def _evaluation(recipe: Recipe) -> None:
     foreign = recipe.foreign
     ours = "task.evaluator"
     recipe.put(f"{ours}.name", "retrieval")
-    recipe.take(Rule("TEST.METRIC", f"{ours}.metric", one_of(METRICS)))
-    recipe.take(Rule("TEST.FLIP.ENABLED", "task.flip_test"))
+    recipe.take("TEST.METRIC", f"{ours}.metric", one_of(METRICS))
+    recipe.take("TEST.FLIP.ENABLED", "task.flip_test")
     if foreign("TEST.ROC.ENABLED"):
         recipe.put(f"{ours}.roc", True, "TEST.ROC.ENABLED")
     if foreign("TEST.AQE.ENABLED"):
-        recipe.take(Rule("TEST.AQE.QE_K", f"{ours}.query_expansion.k"))
-        recipe.take(Rule("TEST.AQE.ALPHA", f"{ours}.query_expansion.alpha"))
-        recipe.take(Rule("TEST.AQE.QE_TIME", f"{ours}.query_expansion.times"))
+        recipe.take_all("TEST.AQE", f"{ours}.query_expansion", EXPANSION)
     if foreign("TEST.RERANK.ENABLED") or foreign("TEST.METRIC") == "jaccard":
         recipe.put(f"{ours}.rerank.variant", "fastreid")
-        recipe.take(Rule("TEST.RERANK.K1", f"{ours}.rerank.k1"))
-        recipe.take(Rule("TEST.RERANK.K2", f"{ours}.rerank.k2"))
+        recipe.take("TEST.RERANK.K1", f"{ours}.rerank.k1")
+        recipe.take("TEST.RERANK.K2", f"{ours}.rerank.k2")
         if foreign("TEST.METRIC") == "jaccard":
             recipe.put(f"{ours}.rerank.lambda_value", 0.0, "TEST.METRIC")
         else:
-            recipe.take(Rule("TEST.RERANK.LAMBDA", f"{ours}.rerank.lambda_value"))
+            recipe.take("TEST.RERANK.LAMBDA", f"{ours}.rerank.lambda_value")
     every = max(0, foreign("TEST.EVAL_PERIOD"))
     recipe.put("evaluate.every", duration(every, "ep"), "TEST.EVAL_PERIOD")
-    recipe.take(Rule("TEST.IMS_PER_BATCH", "evaluate.batch_size"))
+    recipe.take("TEST.IMS_PER_BATCH", "evaluate.batch_size")
     if foreign("TEST.PRECISE_BN.ENABLED"):
         hook = {"every": duration(max(1, every), "ep"), "batches": foreign("TEST.PRECISE_BN.NUM_ITER")}
         recipe.put("hooks.precise_norm", hook, "TEST.PRECISE_BN.NUM_ITER", "TEST.EVAL_PERIOD")

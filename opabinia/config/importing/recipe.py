@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from opabinia.config.errors import ConfigError, Problem, printable, show
 from opabinia.config.importing.foreign import Foreign, Left
@@ -20,18 +20,11 @@ class Reference(str):
     """A text with ``${...}`` in it that is one of ours. In all others it is text."""
 
 
-class Rule(NamedTuple):
-    """Where a value goes.
+Convert = Callable[[Any], Any]
+"""What becomes of a foreign value; a ValueError tells what would be right."""
 
-    Attributes:
-        theirs: the foreign key.
-        ours: the key here.
-        convert: what becomes of the value; a ValueError tells what would be right.
-    """
-
-    theirs: str
-    ours: str
-    convert: Callable[[Any], Any] = lambda value: value
+Table = Mapping[str, str | tuple[str, Convert]]
+"""By keys of ours the foreign ones; with what becomes of the value, where it does not stay what it is."""
 
 
 class Recipe:
@@ -65,19 +58,20 @@ class Recipe:
         if theirs:
             self._origins[ours] = theirs
 
-    def take(self, rule: Rule) -> None:
+    def take(self, theirs: str, ours: str, convert: Convert = lambda value: value) -> None:
         """Set a key to what a foreign one becomes. What it cannot become is told with all other problems."""
         try:
-            self.put(rule.ours, rule.convert(self.foreign(rule.theirs)), rule.theirs)
+            self.put(ours, convert(self.foreign(theirs)), theirs)
         except ValueError as error:
-            self._problems += self.foreign.problem(rule.theirs, str(error)).problems
+            self._problems += self.foreign.problem(theirs, str(error)).problems
         except ConfigError as error:
             self._problems += error.problems
 
-    def take_all(self, rules: Sequence[Rule]) -> None:
-        """Several at once."""
-        for rule in rules:
-            self.take(rule)
+    def take_all(self, theirs: str, ours: str, table: Table) -> None:
+        """Set the keys of a section to what those of a foreign one become."""
+        for key, source in table.items():
+            foreign, *convert = (source,) if isinstance(source, str) else source
+            self.take(f"{theirs}.{foreign}", f"{ours}.{key}", *convert)
 
     def share(self, part: str, whole: str) -> float:
         """One number as a share of another, both by their foreign keys.
@@ -209,3 +203,26 @@ def of_one(values: Any) -> list[float]:
     if not isinstance(values, list) or any(isinstance(one, bool) or not isinstance(one, int | float) for one in values):
         raise ValueError(f"{show(values)}: a list of numbers is needed")
     return [round(one / 255, 8) for one in values]
+
+
+def pixels(recipe: Recipe, order: str, mean: str, std: str, weights: str) -> None:
+    """Mean and deviation of pixels in 0..255, in whichever order their colours are, as those of RGB in 0..1.
+
+    Args:
+        recipe: whose task gets them.
+        order: the foreign key that says BGR or RGB.
+        mean: that of the means.
+        std: that of the deviations.
+        weights: what becomes of weights that know BGR, for people.
+
+    Raises:
+        ConfigError: it is another order.
+    """
+    colours = recipe.foreign(order)
+    if colours not in ("BGR", "RGB"):
+        raise recipe.foreign.problem(order, f"{show(colours)} is not here", "BGR and RGB are")
+    turn = -1 if colours == "BGR" else 1
+    for theirs, ours in ((mean, "task.mean"), (std, "task.std")):
+        recipe.take(theirs, ours, lambda values: of_one(values)[::turn])
+    if colours == "BGR":
+        recipe.note(f"pictures are RGB here, so task.mean and task.std are turned; {weights}")

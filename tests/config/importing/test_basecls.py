@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from opabinia.config import ConfigError
-from opabinia.config.importing.basecls import FAMILIES, MODELS, convert
+from opabinia.config.importing.basecls import convert
+from opabinia.config.importing.tables.basecls import FAMILIES, MODELS
 from tests.config.importing.recipes import checked, left, written
 
 

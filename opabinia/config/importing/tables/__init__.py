@@ -1,0 +1,1 @@
+"""What is to be known of each system, apart from what is done with it."""

@@ -1,0 +1,204 @@
+"""Tables of FastReID: its defaults, why some keys have no home here, and what its words are here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+DEFAULTS: dict[str, Any] = {
+    "MODEL.META_ARCHITECTURE": "Baseline",
+    "MODEL.FREEZE_LAYERS": [],
+    "MODEL.QUEUE_SIZE": 8192,
+    "MODEL.WEIGHTS": "",
+    "MODEL.PIXEL_MEAN": [123.675, 116.28, 103.53],
+    "MODEL.PIXEL_STD": [58.395, 57.12, 57.375],
+    "MODEL.BACKBONE.NAME": "build_resnet_backbone",
+    "MODEL.BACKBONE.DEPTH": "50x",
+    "MODEL.BACKBONE.LAST_STRIDE": 1,
+    "MODEL.BACKBONE.NORM": "BN",
+    "MODEL.BACKBONE.WITH_IBN": False,
+    "MODEL.BACKBONE.WITH_SE": False,
+    "MODEL.BACKBONE.WITH_NL": False,
+    "MODEL.BACKBONE.STRIDE_SIZE": [16, 16],
+    "MODEL.BACKBONE.DROP_PATH_RATIO": 0.1,
+    "MODEL.BACKBONE.DROP_RATIO": 0.0,
+    "MODEL.BACKBONE.ATT_DROP_RATE": 0.0,
+    "MODEL.BACKBONE.PRETRAIN": False,
+    "MODEL.BACKBONE.PRETRAIN_PATH": "",
+    "MODEL.HEADS.NAME": "EmbeddingHead",
+    "MODEL.HEADS.NORM": "BN",
+    "MODEL.HEADS.EMBEDDING_DIM": 0,
+    "MODEL.HEADS.WITH_BNNECK": False,
+    "MODEL.HEADS.NECK_FEAT": "before",
+    "MODEL.HEADS.POOL_LAYER": "GlobalAvgPool",
+    "MODEL.HEADS.CLS_LAYER": "Linear",
+    "MODEL.HEADS.MARGIN": 0.0,
+    "MODEL.HEADS.SCALE": 1,
+    "MODEL.LOSSES.NAME": ["CrossEntropyLoss"],
+    "MODEL.LOSSES.CE.EPSILON": 0.0,
+    "MODEL.LOSSES.CE.ALPHA": 0.2,
+    "MODEL.LOSSES.CE.SCALE": 1.0,
+    "MODEL.LOSSES.TRI.MARGIN": 0.3,
+    "MODEL.LOSSES.TRI.NORM_FEAT": False,
+    "MODEL.LOSSES.TRI.HARD_MINING": False,
+    "MODEL.LOSSES.TRI.SCALE": 1.0,
+    "MODEL.LOSSES.CIRCLE.MARGIN": 0.25,
+    "MODEL.LOSSES.CIRCLE.GAMMA": 128,
+    "MODEL.LOSSES.CIRCLE.SCALE": 1.0,
+    "MODEL.LOSSES.COSFACE.MARGIN": 0.25,
+    "MODEL.LOSSES.COSFACE.GAMMA": 128,
+    "MODEL.LOSSES.COSFACE.SCALE": 1.0,
+    "KD.MODEL_CONFIG": [],
+    "KD.MODEL_WEIGHTS": [],
+    "KD.EMA.ENABLED": False,
+    "KD.EMA.MOMENTUM": 0.999,
+    "INPUT.SIZE_TRAIN": [256, 128],
+    "INPUT.SIZE_TEST": [256, 128],
+    "INPUT.CROP.ENABLED": False,
+    "INPUT.CROP.SIZE": [224, 224],
+    "INPUT.CROP.SCALE": [0.16, 1],
+    "INPUT.CROP.RATIO": [0.75, 1.3333333333333333],
+    "INPUT.FLIP.ENABLED": False,
+    "INPUT.FLIP.PROB": 0.5,
+    "INPUT.PADDING.ENABLED": False,
+    "INPUT.PADDING.MODE": "constant",
+    "INPUT.PADDING.SIZE": 10,
+    "INPUT.CJ.ENABLED": False,
+    "INPUT.CJ.PROB": 0.5,
+    "INPUT.CJ.BRIGHTNESS": 0.15,
+    "INPUT.CJ.CONTRAST": 0.15,
+    "INPUT.CJ.SATURATION": 0.1,
+    "INPUT.CJ.HUE": 0.1,
+    "INPUT.AFFINE.ENABLED": False,
+    "INPUT.AUTOAUG.ENABLED": False,
+    "INPUT.AUTOAUG.PROB": 0.0,
+    "INPUT.AUGMIX.ENABLED": False,
+    "INPUT.AUGMIX.PROB": 0.0,
+    "INPUT.REA.ENABLED": False,
+    "INPUT.REA.PROB": 0.5,
+    "INPUT.REA.VALUE": [123.675, 116.28, 103.53],
+    "INPUT.RPT.ENABLED": False,
+    "INPUT.RPT.PROB": 0.5,
+    "DATASETS.NAMES": ["Market1501"],
+    "DATASETS.TESTS": ["Market1501"],
+    "DATASETS.COMBINEALL": False,
+    "DATALOADER.SAMPLER_TRAIN": "TrainingSampler",
+    "DATALOADER.NUM_INSTANCE": 4,
+    "DATALOADER.NUM_WORKERS": 8,
+    "DATALOADER.SET_WEIGHT": [],
+    "SOLVER.AMP.ENABLED": False,
+    "SOLVER.OPT": "Adam",
+    "SOLVER.MAX_EPOCH": 120,
+    "SOLVER.BASE_LR": 3e-4,
+    "SOLVER.HEADS_LR_FACTOR": 1.0,
+    "SOLVER.BIAS_LR_FACTOR": 1.0,
+    "SOLVER.MOMENTUM": 0.9,
+    "SOLVER.NESTEROV": False,
+    "SOLVER.WEIGHT_DECAY": 5e-4,
+    "SOLVER.WEIGHT_DECAY_NORM": 5e-4,
+    "SOLVER.WEIGHT_DECAY_BIAS": 5e-4,
+    "SOLVER.SCHED": "MultiStepLR",
+    "SOLVER.STEPS": [30, 55],
+    "SOLVER.GAMMA": 0.1,
+    "SOLVER.ETA_MIN_LR": 1e-7,
+    "SOLVER.DELAY_EPOCHS": 0,
+    "SOLVER.WARMUP_FACTOR": 0.1,
+    "SOLVER.WARMUP_ITERS": 1000,
+    "SOLVER.WARMUP_METHOD": "linear",
+    "SOLVER.FREEZE_ITERS": 0,
+    "SOLVER.CHECKPOINT_PERIOD": 20,
+    "SOLVER.IMS_PER_BATCH": 64,
+    "SOLVER.CLIP_GRADIENTS.ENABLED": False,
+    "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": "norm",
+    "SOLVER.CLIP_GRADIENTS.CLIP_VALUE": 5.0,
+    "SOLVER.CLIP_GRADIENTS.NORM_TYPE": 2.0,
+    "TEST.EVAL_PERIOD": 20,
+    "TEST.IMS_PER_BATCH": 64,
+    "TEST.METRIC": "cosine",
+    "TEST.ROC.ENABLED": False,
+    "TEST.FLIP.ENABLED": False,
+    "TEST.AQE.ENABLED": False,
+    "TEST.AQE.ALPHA": 3.0,
+    "TEST.AQE.QE_TIME": 1,
+    "TEST.AQE.QE_K": 5,
+    "TEST.RERANK.ENABLED": False,
+    "TEST.RERANK.K1": 20,
+    "TEST.RERANK.K2": 6,
+    "TEST.RERANK.LAMBDA": 0.3,
+    "TEST.PRECISE_BN.ENABLED": False,
+    "TEST.PRECISE_BN.NUM_ITER": 300,
+    "CUDNN_BENCHMARK": False,
+}
+"""FastReID's defaults, of the keys that are read here."""
+
+REASONS = {
+    "VERSION": "of FastReID's own keys",
+    "MODEL.DEVICE": "train.device; auto takes a GPU where there is one",
+    "MODEL.BACKBONE.FEAT_DIM": "follows from the backbone",
+    "MODEL.BACKBONE.SIE_COE": "FastReID's was never used; ours is task.side_information",
+    "MODEL.BACKBONE.WITH_IBN": "only of ResNets here",
+    "MODEL.BACKBONE.WITH_SE": "only of ResNets here",
+    "MODEL.BACKBONE.WITH_NL": "only of ResNets here",
+    "MODEL.BACKBONE.LAST_STRIDE": "only of ResNets here",
+    "MODEL.BACKBONE.NORM": "only of ResNets here",
+    "MODEL.HEADS.NUM_CLASSES": "follows from the data",
+    "MODEL.HEADS.MARGIN": "a linear head has none",
+    "MODEL.LOSSES.FL": "FastReID never used it; ours is task.loss: {name: focal}",
+    "TEST.PRECISE_BN.DATASET": "the training set's",
+    "OUTPUT_DIR": "--out",
+}
+
+RESNETS = {f"{depth}x": f"resnet{depth}.tv_in1k" for depth in (18, 34, 50, 101)}
+
+OF_TIMM: dict[str, dict[str, str]] = {
+    "build_resnext_backbone": {"50x": "resnext50_32x4d", "101x": "resnext101_32x4d"},
+    "build_resnest_backbone": {
+        "50x": "resnest50d",
+        "101x": "resnest101e",
+        "200x": "resnest200e",
+        "269x": "resnest269e",
+    },
+    "build_regnet_backbone": {
+        f"regnet{kind}_{size}mf": f"regnet{kind}_{size // 100:03}"
+        for kind in "xy"
+        for size in (200, 400, 600, 800, 1600, 3200, 4000, 6400)
+    },
+    "build_effnet_backbone": {f"b{number}": f"efficientnet_b{number}" for number in range(6)},
+    "build_repvgg_backbone": {
+        name: f"repvgg_{name.lower()}" for name in ("A0", "A1", "A2", "B0", "B1", "B1g4", "B2", "B2g4", "B3", "B3g4")
+    },
+}
+"""timm's names, by builder and depth."""
+
+NORMS = {"BN": "batch", "syncBN": "batch", "FrozenBN": "frozen", "GN": "group"}
+
+POOLINGS = {
+    "Identity": None,
+    "Flatten": None,
+    "GlobalAvgPool": "average",
+    "FastGlobalAvgPool": "average",
+    "GlobalMaxPool": "max",
+    "GeneralizedMeanPooling": "gem",
+    "GeneralizedMeanPoolingP": "gem_learned",
+    "AdaptiveAvgMaxPool": "average_max",
+    "ClipGlobalAvgPool": "clipped_average",
+}
+
+HEADS = {"Linear": "linear", "CosSoftmax": "cosface", "ArcSoftmax": "arcface", "CircleSoftmax": "circle"}
+
+METRIC_LOSSES = {"TripletLoss": "TRI", "CircleLoss": "CIRCLE", "Cosface": "COSFACE"}
+
+METRICS = {"cosine": "cosine", "euclidean": "squared_euclidean", "jaccard": "cosine"}
+
+WARMUPS = {"linear": "linear", "constant": "constant", "exp": "exponential"}
+
+SOURCES: dict[str, dict[str, Any]] = {
+    "Market1501": {"name": "market1501"},
+    "DukeMTMC": {"name": "dukemtmc"},
+    "MSMT17": {"name": "msmt17"},
+    "CUHK03": {"name": "cuhk03"},
+    "VeRi": {"name": "veri"},
+    "VehicleID": {"name": "vehicleid"},
+    "SmallVehicleID": {"name": "vehicleid", "size": 800},
+    "MediumVehicleID": {"name": "vehicleid", "size": 1600},
+    "LargeVehicleID": {"name": "vehicleid", "size": 2400},
+}
