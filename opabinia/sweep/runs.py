@@ -52,7 +52,7 @@ def refuse_other_config(folder: Path, recipe: str, overrides: Sequence[str]) -> 
     differ = [path for path in dict.fromkeys([*old, *new]) if (path in old) != (path in new) or old[path] != new[path]]
     if differ:
         values = [f"{path} {show(old.get(path))} there, {show(new.get(path))} here" for path in differ]
-        message = f"holds a run of another config ({listing(values, 3)}): --name begins another series"
+        message = f"holds a run of another config ({listing(values, 3)}): --name begins another"
         raise ConfigError(Problem(str(folder), "", message))
 
 

@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -219,29 +217,3 @@ def test_the_origin_of_every_value_is_shown(opabinia: Opabinia, monkeypatch: pyt
             key = [key for key in path.split(".") if not key.isdigit()][-1]
             assert f"{key}:" in written[int(number) - 1]
     assert {origin for _, _, origin in shown} >= {"signature's default", f"{recipe}:7"}
-
-
-# --- as programs ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("task", "score", "least"),
-    [
-        ("classification", "val/top1", 0.985),
-        ("reid", "val/mAP", 0.45),
-        ("selfsup", "val/knn", 0.8),
-        ("video", "val/top1", 0.95),
-        ("detection", "val/AP", 0.6),
-    ],
-)
-def test_demo(task: str, score: str, least: float, tmp_path: Path) -> None:
-    """Trains on real handwritten digits, to about the scores that the recipes state."""
-    program = [sys.executable, "-m", "opabinia", "demo", task, "--out", tmp_path]
-    done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, check=True)
-    (found,) = re.findall(rf"{score}\W+(0\.\d{{4}}|1\.0000)", done.stdout)
-    assert float(found) >= least
-    (results,) = tmp_path.rglob("results.json")
-    assert str(results.parent) in done.stdout
-    (page,) = tmp_path.glob("demo-*.html")
-    assert f"the report is in {page}" in done.stdout
