@@ -1,47 +1,149 @@
-"""Every command that README and docs show is one that there is: its options, its recipe, and what is overridden.
+"""Every command of README and docs/ is run as it stands there, in a folder with all that it names.
 
-Those that take no time are run where they are described (tests of the pages beside this one, and tests/cli).
+Three things are added. Trainings are made short (``small`` in things.py), RUN and RECIPE become a run and a recipe that
+fit, and a server takes a free port. What cannot be run here stands in ``NOT_RUN``, with the reason.
 """
 
+from __future__ import annotations
+
+import itertools
+import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
-from opabinia.cli import _without_dashes, app
-from opabinia.cli.train import with_resume_value
-from opabinia.config.compose import packaged_names
+from opabinia.cli import app
+from tests.cli.conftest import Ended
+from tests.docs.pages import PAGES, ROOT, blocks
+from tests.docs.things import small
+from tests.serve.test_serve import started
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-KEPT = {"docs/log.md"}
-"""What tells what was done then."""
-SHELLS = ("", "console", "bash", "sh")
+NOT_RUN = {
+    r"make (demo|test)": "minutes of the whole machine, or these tests themselves",
+    r"pip install": "the network",
+    r"srun ": "SLURM; tests/runtime/test_slurm.py has what it tells of itself",
+    r"opabinia .*--nnodes": "several machines; tests/faults/test_hosts.py plays them on one",
+}
+"""Commands that no test runs as they stand; they are parsed all the same."""
 
+SLOW = (
+    r"opabinia (train (?!classification/digits)|train .*plugins|sweep|bench|export|eval RUN --measure|"
+    r".*--(nproc|seeds|explain))|python"
+)
+"""What takes longer than some seconds."""
 
-def blocks(page: Path) -> str:
-    """What stands in fenced blocks for a shell, with continued lines made one."""
-    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.S | re.M)
-    return "\n".join(text for language, text in fenced if language in SHELLS).replace("\\\n", " ")
+ELSEWHERE = r"--nproc|plugins=|my\.yaml"
+"""Commands that get a process of their own: they start others, or bring parts that the other tests must not see."""
+
+SERVED = r"(opabinia serve|curl) "
+"""Commands that belong together: a server, and those that ask it."""
+
+RUN = {
+    r"gallery": "runs/reid/digits/default",
+    r"predict.*--split": "runs/detection/digits/default",
+    r"replay": "runs/classification/digits/default",
+    r"": "runs/selfsup/digits_vicreg/default",
+}
+"""Which run RUN stands for, by the rest of the line; the first pattern that is found counts."""
+
+MULTIGRID = '"shapes={name: multigrid, size: 32, milestones: [9, 15, 20]}" train.length=24ep data.batch_size=16'
 
 
 def commands() -> list[tuple[str, str]]:
-    """Page and command, each once."""
-    found = {}
-    for page in PAGES:
-        name = str(page.relative_to(ROOT))
-        if name not in KEPT and name != "docs/design.md":
-            for line in re.findall(r"^(?:\$ )?(?:\.venv/bin/)?opabinia (.+)$", blocks(page), re.M):
-                found.setdefault(line, name)
-    return [(name, line) for line, name in found.items()]
+    """Page and line, each once; continued lines are one, and what is said behind a line is left out."""
+    found: dict[str, str] = {}
+    for block in blocks("sh"):
+        for line in block.text.replace("\\\n", " ").splitlines():
+            line = re.sub(r"\s+#.*", "", line).replace(".venv/bin/", "").strip()
+            if line and not line.startswith("#"):
+                found.setdefault(line, block.page)
+    return [(page, line) for line, page in found.items()]
 
 
-def words_of(line: str) -> list[str]:
-    return [word for word in shlex.split(re.split(r"\s+(?:#|>|\|)", line)[0], comments=False) if word != "..."]
+def reason(line: str) -> str | None:
+    return next((why for pattern, why in NOT_RUN.items() if re.match(pattern, line)), None)
+
+
+RUNNABLE = [
+    pytest.param(line, marks=pytest.mark.slow if re.match(SLOW, line) else (), id=f"{page}: {line}")
+    for page, line in commands()
+    if reason(line) is None and not re.match(SERVED, line)
+]
+
+
+@pytest.mark.parametrize("line", RUNNABLE)
+def test_it_runs(line: str, place: Callable[..., Path], opabinia: Callable[..., Ended]) -> None:
+    line, run = with_names(line)
+    place(*re.findall(r"runs/\w+/\w+/(?:default|slow|fast)", line), *run)
+    program, *words = shlex.split(line.partition(">")[0])
+    if program != "opabinia":
+        shell = "zsh" if "zsh" in line else "bash"
+        if shutil.which(shell) is None:
+            pytest.skip(f"there is no {shell}")
+        before = "autoload -U compinit; compinit -u; " if shell == "zsh" else ""
+        done = subprocess.run([shell, "-ec", before + line], capture_output=True, text=True, env=environment())
+        assert done.returncode == 0, done.stdout + done.stderr
+        return
+    words = [*words, *shorter(words)]
+    if re.search(ELSEWHERE, line):
+        done = subprocess.run([sys.executable, "-m", "opabinia", *words], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    else:
+        ended = opabinia(*words)
+        if absent := re.search(r"needs \S+: pip install .*", ended.err):
+            pytest.skip(absent[0])
+        assert ended.status == 0, ended.out + ended.err
+
+
+def with_names(line: str) -> tuple[str, list[str]]:
+    """The line with a run and a recipe in place of RUN and RECIPE, and the run that it did not name by its folder."""
+    recipe = f"classification/digits {MULTIGRID}" if "--schedule" in line else "classification/digits"
+    line = re.sub(r"\bRECIPE\b", recipe, line)
+    run = next(one for pattern, one in RUN.items() if re.search(pattern, line))
+    hidden = ["runs/classification/digits/slow"] if "--name slow --resume" in line else []
+    return re.sub(r"\bRUN\b", run, line), hidden
+
+
+def shorter(words: list[str]) -> list[str]:
+    """What is added to a command that trains, or builds a model whose weights would come from the network."""
+    if words[:2] == ["config", "check"]:
+        return ["task.backbone.pretrained=false"]
+    return small(words[1]) if words[0] in ("train", "sweep", "bench") else []
+
+
+def environment() -> dict[str, str]:
+    """In which the programs of this installation are found, and no settings of whoever runs the tests."""
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {**os.environ, "HOME": str(Path.cwd()), "PYTHONPATH": str(ROOT), "PATH": programs}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", [line for _, line in commands() if line.startswith("opabinia serve ")])
+def test_the_server_answers(line: str, place: Callable[..., Path]) -> None:
+    for library in ("fastapi", "uvicorn", "python_multipart"):
+        pytest.importorskip(library, reason=f"{library} is absent: pip install 'opabinia[serve]'")
+    run, *options = shlex.split(with_names(line)[0])[2:]
+    place(run)
+    with started(Path(run), *options) as server:
+        for question in (line for _, line in commands() if line.startswith("curl ")):
+            asked = question.replace("http://127.0.0.1:8000", server.address)
+            said = json.loads(subprocess.run(shlex.split(asked), capture_output=True, check=True).stdout)
+            (shown,) = (json.loads(block.text) for block in blocks("json"))
+            assert said.keys() == shown.keys()
+            if "classification" in run:
+                assert said["predictions"][0].keys() == shown["predictions"][0].keys()
+
+
+# --- what is not run --------------------------------------------------------------------------------------------------
 
 
 def parsed(words: list[str]) -> dict[str, Any]:
@@ -54,19 +156,30 @@ def parsed(words: list[str]) -> dict[str, Any]:
     return given
 
 
-@pytest.mark.parametrize(("page", "line"), commands())
-def test_there_is_such_a_command(page: str, line: str) -> None:
-    words = with_resume_value([_without_dashes(word) for word in words_of(line)])
-    given = parsed(words)
-    recipe, overrides = given.get("recipe"), given.get("overrides") or []
-    if recipe not in packaged_names():
-        return
-    single = [re.sub(r"(?<![\[({]),.*", "", one) if "sweep" in words else one for one in overrides]
-    if "--cards" in words or any("my_parts" in one or one.startswith("plugins") for one in single):
-        return
-    done = CliRunner().invoke(app, ["config", "check", recipe, *single])
-    assert done.exit_code == 0, done.output
+@pytest.mark.parametrize("line", [line for _, line in commands() if reason(line) and line.startswith("opabinia ")])
+def test_what_is_not_run_is_a_command_all_the_same(line: str) -> None:
+    parsed(shlex.split(line)[1:])
 
 
-def test_commands_were_found() -> None:
-    assert len(commands()) > 60
+def test_sentences_name_commands_and_options_that_there_are() -> None:
+    for page in PAGES:
+        prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+        for line in re.findall(r"`opabinia ([^`]+)`", prose):
+            verbs = itertools.takewhile(str.islower, line.split())
+            command: Any = typer.main.get_command(app)
+            for verb in verbs:
+                if not hasattr(command, "commands"):
+                    break
+                assert verb in command.commands, f"{page.name}: {line}"
+                command = command.commands[verb]
+            there = {option for one in command.params for option in one.opts}
+            assert set(re.findall(r"--[a-z-]+", line)) <= there, f"{page.name}: {line}"
+
+
+def test_every_block_says_what_it_is() -> None:
+    """Else a command could hide in a block that nobody runs."""
+    assert {block.language for block in blocks()} <= {"sh", "yaml", "python", "json", "text"}
+    assert not [
+        block.name for block in blocks("text") if re.search(r"^(\$ )?(\.venv/bin/)?opabinia ", block.text, re.M)
+    ]
+    assert len(RUNNABLE) > 80
