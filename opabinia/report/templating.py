@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
 
+@cache
 def template(name: str, package: str = "opabinia.report") -> Any:
     """A template of Jinja in the folder ``templates`` of a package, which may import those of the report. What it shows
     is escaped."""

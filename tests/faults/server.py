@@ -16,7 +16,23 @@ import time
 import traceback
 from typing import Any
 
-WARM = ("opabinia.cli", "opabinia.launch", "torch.utils.tensorboard.writer", "rich.live", "sklearn.datasets")
+WARM = (
+    *("opabinia.cli", "opabinia.launch", "torch.utils.tensorboard.writer", "rich.live", "sklearn.datasets"),
+    *("opabinia.cli.report", "opabinia.report.page", "tests.faults.parts"),
+)
+
+
+def warm() -> None:
+    """Do once what every program would begin with: the imports, a check of a config and the templates of the report."""
+    for module in WARM:
+        importlib.import_module(module)
+    from opabinia.config import check, compose, live_catalog
+    from opabinia.report.templating import template
+
+    check(compose("classification/digits"), live_catalog())
+    page = template("page.html")
+    for name in ("base.html", "blocks.html"):
+        page.environment.get_template(name)
 
 
 def serve(answers: Any) -> dict[str, Any] | None:
@@ -86,8 +102,7 @@ def ended(request: dict[str, Any]) -> int:
 
 if __name__ == "__main__":
     sys.path[0] = os.getcwd()
-    for module in WARM:
-        importlib.import_module(module)
+    warm()
     assert threading.active_count() == 1, "a fork would lose the other threads"
     gc.collect()
     gc.freeze()  # a collection in a program need not copy the memory it shares
