@@ -1,4 +1,4 @@
-"""``auto`` in a config, and the numbers that stand in its place before anything is built."""
+"""``auto`` in a config, and what stands in its place before anything is built."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def asks(config: Mapping[str, Any], key: str) -> bool:
     return bool(config["data"].get(key) == AUTO)
 
 
-def with_numbers(config: Mapping[str, Any], **numbers: int) -> dict[str, Any]:
-    """A complete config with these numbers where ``data`` has ``auto``.
+def with_found(config: Mapping[str, Any], **values: int | str) -> dict[str, Any]:
+    """A complete config with these values where ``data`` has ``auto``.
 
-    Example: ``with_numbers(config, batch_size=64, workers=2)``.
+    Example: ``with_found(config, batch_size=64, workers=2, augment_on="device")``.
     """
-    found = {key: number for key, number in numbers.items() if asks(config, key)}
+    found = {key: value for key, value in values.items() if asks(config, key)}
     return {**config, "data": {**config["data"], **found}}
 
 
 def settled(config: Mapping[str, Any]) -> dict[str, Any]:
     """A complete config to build from: as many workers as cores where ``auto`` stands, since whoever does not train
-    waits for nothing but reading.
+    waits for nothing but reading, and these change the pictures.
 
     Raises:
         ConfigError: ``data.batch_size`` is ``auto``, which only training finds out.
@@ -35,4 +35,4 @@ def settled(config: Mapping[str, Any]) -> dict[str, Any]:
     if asks(config, "batch_size"):
         message = "auto is found out by `opabinia train` on its machine; say a number here (data.batch_size=32)"
         raise ConfigError(Problem("", "data.batch_size", message))
-    return with_numbers(config, workers=cores())
+    return with_found(config, workers=cores(), augment_on="workers")

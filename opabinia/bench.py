@@ -22,7 +22,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from opabinia import run
-from opabinia.auto import with_numbers
+from opabinia.auto import with_found
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import Batch, Clock, Hook, Row, Run, Scalars, Step, Task, Together
 from opabinia.engine.hooks.bottleneck import Pace, told
@@ -75,7 +75,7 @@ def bench(recipe: str, overrides: Sequence[str] = (), *, steps: int = 30) -> dic
     with joined(**meeting(resolved.config)), logging_to(None), tempfile.TemporaryDirectory() as folder:
         config, _ = auto_scale(resolved.config, world_size())
         found = find(config, lambda numbered: parts_of(replace(resolved, config=numbered)).keywords)
-        parts = parts_of(replace(resolved, config=with_numbers(config, **found))).keywords
+        parts = parts_of(replace(resolved, config=with_found(config, **found))).keywords
         measuring = _Measuring(steps, parts)
         with silence(), suppress(_Measured):
             run.train(run.Session(Path(folder)), **measuring.parts())

@@ -14,7 +14,7 @@ from typing import Any
 
 from opabinia import run
 from opabinia.agent import is_restart, launch_id
-from opabinia.auto import asks, settled, with_numbers
+from opabinia.auto import settled, with_found
 from opabinia.config import ConfigError, Problem, Resolved, build, dump, flatten, live_catalog
 from opabinia.config.compose import PACKAGED
 from opabinia.engine.checkpoint import (
@@ -120,14 +120,14 @@ def train(
             return folder, scores
         log_in_full("config as written", _as_written(recipe, overrides))
         found = find(config, lambda numbered: parts_of(replace(resolved, config=numbered)).keywords)
-        # The batch is the run's course; workers are tried out each time.
-        config = with_numbers(config, **{key: value for key, value in found.items() if key == "batch_size"})
+        # Of these a step's numbers depend; workers are tried out each time.
+        config = with_found(config, **{key: value for key, value in found.items() if key != "workers"})
         log_in_full("config, resolved", dump(config))
         begin = partial(_begin, folder, config, overrides, resolved.origins)
         title = titled(recipe, config["task"])
         session = run.Session(folder, snapshot, lambda: stop.reason, begin, title=title)
         try:
-            scores = _trained(replace(resolved, config=with_numbers(config, **found)), session)
+            scores = _trained(replace(resolved, config=with_found(config, **found)), session)
         except Stopped as reason:
             log.info("stopped: %s; to go on: opabinia train %s --resume", reason, folder)
             # The signal may have come to another process.
@@ -224,7 +224,7 @@ def _settled(
     scaled, changes = auto_scale(config, tuned or world_size())
     for change in changes if snapshot is None else ():
         log.info("train.tuned_for %s, processes %d: %s", config["train"]["tuned_for"], world_size(), change)
-    now = _with_batch(_with_seed(scaled, snapshot, before), snapshot, before)
+    now = _with_found(_with_seed(scaled, snapshot, before), snapshot, before)
     return before, now, _finished(folder, snapshot, before, now)
 
 
@@ -329,12 +329,12 @@ def _with_seed(config: dict[str, Any], snapshot: Snapshot | None, before: Mappin
     return {**config, "seed": draw_seed() if saved is None else saved}
 
 
-def _with_batch(config: dict[str, Any], snapshot: Snapshot | None, before: Mapping[str, Any] | None) -> dict[str, Any]:
-    """``batch_size: auto`` takes the batch of the run that is resumed: it is not tried out again."""
-    if not asks(config, "batch_size") or (snapshot is None and before is None):
-        return config
-    saved = snapshot.state["global_batch_size"] if snapshot else (before or {})["data"]["batch_size"]
-    return with_numbers(config, batch_size=saved)
+def _with_found(config: dict[str, Any], snapshot: Snapshot | None, before: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the run that is resumed has found out for ``auto`` is not tried out again, except for the workers."""
+    known = {key: before["data"][key] for key in ("batch_size", "augment_on")} if before else {}
+    if snapshot:
+        known["batch_size"] = snapshot.state["global_batch_size"]
+    return with_found(config, **known)
 
 
 def _tell_differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:

@@ -1,9 +1,9 @@
-"""Short trials before a run: the largest batch that fits (``data.batch_size: auto``), and as few workers as keep up
-(``data.workers: auto``).
+"""Short trials before a run: the largest batch that fits (``data.batch_size: auto``), where pictures are changed in
+less time (``data.augment_on: auto``), and as few workers as keep up (``data.workers: auto``).
 
 Each process tries alone, with a model that is thrown away afterwards, so that one that runs out of memory leaves no
 other waiting; then all agree on the smallest batch, and on the most workers that one of them needs. Nothing of it
-reaches the run but these two numbers: its weights and random numbers come from its seed, its samples from their
+reaches the run but what was found: its weights and random numbers come from its seed, its samples from their
 positions.
 """
 
@@ -25,11 +25,12 @@ import torch
 from torch import Tensor
 
 from opabinia import run
-from opabinia.auto import asks, with_numbers
+from opabinia.auto import asks, with_found
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import Batch, Clock, Hook, Row, Run, Scalars, Step, Task
 from opabinia.data import Data
 from opabinia.data.batches import ConstantPlan
+from opabinia.engine.feeding import Feeding
 from opabinia.engine.hooks.bottleneck import workers_needed
 from opabinia.pieces.loaders import make_sampler
 from opabinia.runtime.durations import Duration
@@ -53,8 +54,9 @@ _ASKED = 256
 _GB = 2**30
 
 
-def find(config: Mapping[str, Any], build: Callable[[dict[str, Any]], Mapping[str, Any]]) -> dict[str, int]:
-    """The numbers that belong in the place of ``auto``: ``batch_size`` over all processes, ``workers`` of this one.
+def find(config: Mapping[str, Any], build: Callable[[dict[str, Any]], Mapping[str, Any]]) -> dict[str, int | str]:
+    """What belongs in the place of ``auto``: ``batch_size`` over all processes, ``augment_on``, ``workers`` of this
+    one.
 
     To be called by all processes together; where nothing asks for it nothing is tried.
 
@@ -65,21 +67,26 @@ def find(config: Mapping[str, Any], build: Callable[[dict[str, Any]], Mapping[st
     Raises:
         ConfigError: nothing fits, no size suits the sampler, or what is asked for cannot be tried.
     """
-    wanted = [key for key in ("batch_size", "workers") if asks(config, key)]
+    wanted = [key for key in ("batch_size", "augment_on", "workers") if asks(config, key)]
     if not wanted:
         return {}
     _refuse(config)
     forget_peak()
     budget = min(gather(peak() + ON_CPU * memory_left() / processes_here()))
     share = None if "batch_size" in wanted else -(-config["data"]["batch_size"] // world_size())
-    parts = build(with_numbers(config, batch_size=_READ[0], workers=0))
-    everybody: list[Tried] = gather(_tried(parts, share, budget))
-    found = {}
+    begun = with_found(config, batch_size=_READ[0], workers=0)
+    parts = build(with_found(begun, augment_on="workers"))
+    everybody: Sequence[Tried] = gather(_tried(parts, share, budget))
+    found: dict[str, int | str] = {}
     if "batch_size" in wanted:
-        found["batch_size"] = _agreed_batch(parts["data"], everybody)
-        share = -(-found["batch_size"] // world_size())
+        found["batch_size"] = size = _agreed_batch(parts["data"], everybody)
+        share = -(-size // world_size())
+    assert share is not None
+    if "augment_on" in wanted:
+        others: list[Tried] = gather(_tried(build(with_found(begun, augment_on="device")), share, budget))
+        hands = cores() if "workers" in wanted else int(config["data"]["workers"])
+        found["augment_on"], everybody = agreed_place(hands, everybody, others)
     if "workers" in wanted:
-        assert share is not None
         found["workers"] = _agreed_workers(share, everybody)
     return found
 
@@ -103,6 +110,7 @@ class Tried(NamedTuple):
         read: seconds that it takes to read and transform a sample.
         step: seconds that it takes to learn from one.
         more: why it has not tried more samples.
+        finish: seconds that it takes to change one on the device.
     """
 
     samples: int
@@ -111,6 +119,7 @@ class Tried(NamedTuple):
     read: float
     step: float
     more: str = ""
+    finish: float = 0.0
 
 
 def _agreed_batch(data: Data, everybody: Sequence[Tried]) -> int:
@@ -151,14 +160,38 @@ def suited(data: Data, most: int, world: int) -> int:
 
 def _agreed_workers(share: int, everybody: Sequence[Tried]) -> int:
     """As many as the process needs that needs most, but no more than there are cores for this one."""
-    slowest = max(everybody, key=lambda one: one.read / one.step)
-    needed, most = workers_needed(slowest.read, slowest.step), cores()
+    slowest = max(everybody, key=lambda one: one.read / (one.step + one.finish))
+    learning = slowest.step + slowest.finish
+    needed, most = workers_needed(slowest.read, learning), cores()
     log.info(
         "data.workers: %d (auto: reading a batch of %d takes %.2g s, learning from it %.2g s; %d would keep up, and "
         "each process has %d cores)",
-        *(min(needed, most), share, slowest.read * share, slowest.step * share, needed, most),
+        *(min(needed, most), share, slowest.read * share, learning * share, needed, most),
     )
     return min(needed, most)
+
+
+def agreed_place(hands: int, workers: Sequence[Tried], device: Sequence[Tried]) -> tuple[str, Sequence[Tried]]:
+    """Where the slowest process takes less time for a sample, if it is a tenth less on the device, and what all have
+    tried with that; told in a line.
+
+    Args:
+        hands: workers of a process that read beside it; 0: it reads itself.
+        workers, device: what each process has tried with either.
+    """
+    in_workers, on_device = (max(_seconds_each(one, hands) for one in tried) for tried in (workers, device))
+    place, tried = ("device", device) if on_device < 0.9 * in_workers else ("workers", workers)
+    log.info(
+        "data.augment_on: %s (auto: a sample takes %.2g s if workers change it, %.2g s if the device does)",
+        *(place, in_workers, on_device),
+    )
+    return place, tried
+
+
+def _seconds_each(tried: Tried, hands: int) -> float:
+    """What a process takes for a sample: to read it, to finish it on the device and to learn from it."""
+    learning = tried.step + tried.finish
+    return max(tried.read / hands, learning) if hands else tried.read + learning
 
 
 # --- the trial of one process -----------------------------------------------------------------------------------------
@@ -250,11 +283,14 @@ class _Trial(Hook):
     host_budget: float
     tried: Tried | None = field(default=None, init=False)
     read: float = field(default=0.0, init=False)
+    finishing: Callable[[], float] = field(default=lambda: 0.0, init=False)
 
     def before_step(self, run: Run, batch: Batch) -> None:
-        """Note what reading it took."""
-        if run.loader is not None:
-            self.read = run.loader.seconds / max(1, len(batch["id"]))
+        """Note what reading it took, and how to find out what finishing it on the device takes."""
+        if isinstance(run.loader, Feeding):
+            samples, feeding = max(1, len(batch["id"])), run.loader
+            self.read = feeding.seconds / samples
+            self.finishing = lambda: feeding.finishing() / samples
 
     def measure(self, task: Task, attempt: Attempts) -> None:
         """Find the share, if that is asked for, and how long a step with it takes."""
@@ -270,7 +306,8 @@ class _Trial(Hook):
         else:
             fit, more = largest(attempt, budget, fit, self.most)
         seconds = min(attempt(fit.samples).seconds for _ in range(3)) if fit.samples else 0.0
-        self.tried = Tried(fit.samples, fit.memory, budget, self.read, seconds / max(1, fit.samples), more)
+        each = seconds / max(1, fit.samples)
+        self.tried = Tried(fit.samples, fit.memory, budget, self.read, each, more, self.finishing())
 
 
 class _Instead:

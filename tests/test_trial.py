@@ -11,13 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opabinia.auto import settled, with_numbers
+from opabinia.auto import settled, with_found
 from opabinia.config import ConfigError
 from opabinia.data import Data, Stream
 from opabinia.data.identity_samplers import identities
 from opabinia.data.sources import Digits
 from opabinia.loading import resolve
-from opabinia.trial import Attempt, largest, out_of_memory, repeated, suited
+from opabinia.trial import Attempt, Tried, agreed_place, largest, out_of_memory, repeated, suited
 
 # --- the search -------------------------------------------------------------------------------------------------------
 
@@ -118,9 +118,34 @@ def test_a_batch_suits_the_sampler() -> None:
 # --- configs ----------------------------------------------------------------------------------------------------------
 
 
+# --- where pictures are changed ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hands", "workers", "device", "place"),
+    [
+        pytest.param(2, (8.0, 1.0, 0.0), (2.0, 1.0, 0.5), "device", id="what waits for workers is relieved"),
+        pytest.param(8, (8.0, 1.0, 0.0), (2.0, 1.0, 0.5), "workers", id="workers keep up"),
+        pytest.param(2, (8.0, 1.0, 0.0), (2.0, 1.0, 9.0), "workers", id="the device is slower"),
+        pytest.param(0, (2.0, 1.0, 0.0), (1.0, 1.0, 0.5), "device", id="without workers all of it adds up"),
+        pytest.param(2, (2.0, 1.0, 0.0), (1.9, 0.5, 0.45), "workers", id="hardly quicker"),
+    ],
+)
+def test_pictures_are_changed_where_it_takes_less_time(
+    hands: int, workers: tuple[float, float, float], device: tuple[float, float, float], place: str
+) -> None:
+    quick, (slow, other) = tried(0.1, 0.1, 0.1), (tried(*workers), tried(*device))
+    found, everybody = agreed_place(hands, [quick, slow], [other, quick])
+    assert found == place and everybody == ([other, quick] if place == "device" else [quick, slow])
+
+
+def tried(read: float, step: float, finish: float) -> Tried:
+    return Tried(samples=8, memory=1.0, budget=2.0, read=read, step=step, finish=finish)
+
+
 def test_numbers_stand_in_the_place_of_auto_only() -> None:
     config = resolve("classification/digits", ["data.batch_size=auto"]).config
-    found = with_numbers(config, batch_size=40, workers=7)
+    found = with_found(config, batch_size=40, workers=7)
     assert (found["data"]["batch_size"], found["data"]["workers"]) == (40, 2)
     assert config["data"]["batch_size"] == "auto", "the given one stays"
 

@@ -260,11 +260,11 @@ def _catalog(plugins: Sequence[str]) -> Catalog:
 
 
 def _rehearse(resolved: Resolved) -> None:
-    from opabinia.auto import with_numbers
+    from opabinia.auto import with_found
     from opabinia.config import build, live_catalog
     from opabinia.run import rehearse
 
-    config = with_numbers(resolved.config, batch_size=32, workers=0)
+    config = with_found(resolved.config, batch_size=32, workers=0, augment_on="workers")
     catalog = live_catalog(config.get("plugins") or ())
     rehearse(build(config, catalog, origins=resolved.origins).keywords)
 

@@ -123,14 +123,14 @@ def pack(
 
 def _data(recipe: str, overrides: list[str], *, lenient: bool = False) -> Data:
     """The data of a recipe; ``lenient``: without what is broken in them."""
-    from opabinia.auto import with_numbers
+    from opabinia.auto import with_found
     from opabinia.config import build, live_catalog
     from opabinia.loading import resolve
     from opabinia.runtime.log import log
 
     resolved = resolve(recipe, overrides)
     catalog = live_catalog(resolved.config.get("plugins") or ())
-    config = with_numbers(resolved.config, batch_size=1, workers=0)  # which nothing here asks for
+    config = with_found(resolved.config, batch_size=1, workers=0, augment_on="workers")  # which nothing here asks for
     config["data"] = _lenient(config["data"]) if lenient else config["data"]
     log.disabled = lenient  # the sources warn of what they leave out; here it is told once, and in full
     try:

@@ -15,9 +15,11 @@ from opabinia.runtime.durations import Duration
 if TYPE_CHECKING:  # a command puts a number in the place of `auto` before it builds anything (`opabinia.auto`)
     CountOrAuto: TypeAlias = int
     WorkersOrAuto: TypeAlias = int
+    PlaceOrAuto: TypeAlias = Literal["workers", "device"]
 else:
     CountOrAuto = Count | Literal["auto"]
     WorkersOrAuto = Annotated[int, Ge(0)] | Literal["auto"]
+    PlaceOrAuto = Literal["workers", "device", "auto"]
 
 
 @register.section
@@ -88,7 +90,8 @@ class Data:
         cache_size: shrink larger training pictures before they are kept until their shorter side has so many pixels;
             null keeps them as they are.
         augment_on: where training pictures are changed: ``workers``; or, from the last change on that cannot be done
-            for a batch at once, the ``device``, with the same random numbers and, up to rounding, the same result.
+            for a batch at once, the ``device``, with the same random numbers and, up to rounding, the same result;
+            ``auto``: where it takes less time, tried out when the run begins, and kept by it.
         on_error: what is done about a sample that cannot be read: ``raise`` ends the run; ``skip`` trains on another
             one in its place, and leaves it out of evaluations and counts it.
 
@@ -107,7 +110,7 @@ class Data:
     decode: Literal["reduced", "full"] = "reduced"
     cache: Literal["ram", "disk"] | None = None
     cache_size: Count | None = None
-    augment_on: Literal["workers", "device"] = "workers"
+    augment_on: PlaceOrAuto = "workers"
     on_error: Literal["raise", "skip"] = "raise"
 
     def __post_init__(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -165,9 +167,30 @@ class Feeding:
             self._seconds = one.seconds
             yield one.row, one.batch
 
+    def finishing(self) -> float:
+        """Seconds that it takes to do what is left to be done to the first batch, once it is on the device. Ends an
+        iteration that is going on."""
+        if self._finish is None:
+            return 0.0
+        row, loaded = next(iter(self._loader.iterate(0)))
+        return min(_seconds(partial(self._finish, dict(to_device(loaded, self._device)), row)) for _ in range(3))
+
     def close(self) -> None:
         """End what reads."""
         self._loader.close()
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    """What a call takes, with all that it has begun on a GPU."""
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else _nothing
+    wait()
+    began = time.perf_counter()
+    call()
+    wait()
+    return time.perf_counter() - began
+
+
+def _nothing() -> None: ...
 
 
 def to_host(tensors: Mapping[str, Tensor]) -> Callable[[], dict[str, Tensor]]:

@@ -1,5 +1,6 @@
 """How batches come to the device; what needs CUDA is in tests/gpu."""
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -27,6 +28,15 @@ class Counting:
 
     def close(self) -> None:
         self.closed = True
+
+
+def test_what_finishing_takes() -> None:
+    def finish(batch: Batch, row: Row) -> Batch:
+        time.sleep(0.02)
+        return {**batch, "left": batch.pop("id")}
+
+    assert 0.02 <= Feeding(Counting(), CPU, finish).finishing() < 1
+    assert Feeding(Counting(), CPU).finishing() == 0
 
 
 def test_one_ahead() -> None:

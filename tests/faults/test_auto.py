@@ -20,7 +20,7 @@ NARROW = [
     "train.threads=1",
     "train.device=cpu",
 ]
-AUTO = ["data.batch_size=auto", "data.workers=auto"]
+AUTO = ["data.batch_size=auto", "data.augment_on=auto", "data.workers=auto"]
 
 
 def test_it_is_the_run_with_these_numbers_and_a_resume_keeps_them(server: Server, recipe: Path, tmp_path: Path) -> None:
@@ -30,13 +30,15 @@ def test_it_is_the_run_with_these_numbers_and_a_resume_keeps_them(server: Server
         again = server.run("train", str(recipe), *where, "--resume", "train.length=2ep", environment=roomy)
         if name == "auto":
             assert "data.batch_size: 40 (auto: what fits; 40 samples take" in first.err
+            place = re.search(r"data.augment_on: (workers|device) \(auto: a sample takes", first.err)
+            assert place and "data.augment_on: " not in again.err.replace("data.augment_on: device makes", "")
             assert re.search(r"data.workers: \d \(auto: reading a batch of 40 takes", first.err)
             assert "data.batch_size: 40" not in again.err and "data.workers: " in again.err, again.err
             assert "changed since the run began: data.batch_size" not in again.err
     auto, said = (Outcome.of(tmp_path / "faults" / name) for name in ("auto", "said"))
     assert (auto.model, auto.optimizer, auto.metrics) == (said.model, said.optimizer, said.metrics)
     config = (tmp_path / "faults" / "auto" / "config.yaml").read_text()
-    assert "batch_size: 40\n" in config and "workers: auto\n" in config
+    assert "batch_size: 40\n" in config and "workers: auto\n" in config and "augment_on: auto" not in config
 
 
 def in_two(server: Server, rooms: tuple[int, int], *arguments: str) -> list[Program]:
