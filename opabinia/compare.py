@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from PIL import Image
@@ -16,7 +16,7 @@ from opabinia.config import ConfigError, Problem
 from opabinia.contracts import Sample, Source
 from opabinia.drawing import beside, with_things
 from opabinia.extract import only
-from opabinia.films import seen_clips, strip
+from opabinia.films import Seen, seen_clips, strip
 from opabinia.launch import parts_of
 from opabinia.loading import load, resolve
 from opabinia.pictures import things_found, things_there
@@ -24,6 +24,8 @@ from opabinia.predict import caption, tell
 from opabinia.predictor import Prediction, Predictor
 from opabinia.runtime.files import told
 from opabinia.runtime.log import logging_to
+
+T = TypeVar("T")
 
 
 def compare(
@@ -67,7 +69,7 @@ def compare(
         for number, index in enumerate(chosen):
             try:
                 sample = source[index]
-                draw = film_seen if predictor.films else _things
+                draw = _strip if predictor.films else _things
                 picture, words = draw(predictor, sample, source.classes, score)
             except (OSError, ValueError) as error:
                 broken.append(str(error))
@@ -88,15 +90,34 @@ def _things(predictor: Predictor, sample: Sample, classes: Sequence[str], score:
     return beside(drawn, titles), f"there are {len(there)}, found {len(found)}"
 
 
-def film_seen(predictor: Predictor, sample: Sample, classes: Sequence[str], score: float) -> tuple[Image.Image, str]:
-    """The strip of a film, framed as it is right or wrong, and what is there and what is found in words."""
+class FilmSeen(NamedTuple):
+    """What a model says of a film.
+
+    Attributes:
+        verdict: ``right`` or ``wrong``.
+        words: what is there, and what is found.
+        clips: that it has seen.
+    """
+
+    verdict: str
+    words: str
+    clips: list[Seen]
+
+
+def film_seen(predictor: Predictor, sample: Sample, classes: Sequence[str]) -> FilmSeen:
+    """What a model says of a film whose classes are known."""
     seen = predictor.sample(sample["video"])
     (prediction,) = predictor.batch([seen])
     there = torch.as_tensor(sample["label"])
     names = [classes[int(number)] for number in (there.nonzero().flatten() if there.ndim else there.reshape(1))]
     words = f"{', '.join(names) or 'nothing'}; found {caption(prediction, ', ')}"
     clips = seen_clips(seen["frames"], prediction, predictor.classes)
-    verdict = "right" if _is_right(prediction, there) else "wrong"
+    return FilmSeen("right" if _is_right(prediction, there) else "wrong", words, clips)
+
+
+def _strip(predictor: Predictor, sample: Sample, classes: Sequence[str], score: float) -> tuple[Image.Image, str]:
+    """The strip of a film, framed as it is right or wrong, and what is there and what is found in words."""
+    verdict, words, clips = film_seen(predictor, sample, classes)
     return strip(sample["video"], clips, f"{sample['id']}: {words}", verdict), f"{verdict}: {words}"
 
 
@@ -121,10 +142,10 @@ def wrong_and_right(run: Path, split: str, source: Source, most: int) -> list[in
     return chosen + list(evenly(right, most - len(chosen)))
 
 
-def evenly(numbers: Sequence[int], count: int) -> Iterator[int]:
+def evenly(items: Sequence[T], count: int) -> Iterator[T]:
     """Some at equal distances: films of a class often lie beside each other."""
-    count = min(count, len(numbers))
-    return (numbers[place * len(numbers) // count] for place in range(count))
+    count = min(count, len(items))
+    return (items[place * len(items) // count] for place in range(count))
 
 
 def _worst(run: Path, split: str) -> list[Any]:

@@ -90,13 +90,14 @@ class Thing:
     points: Sequence[tuple[float, float]] = ()
 
 
-def with_things(image: Tensor, things: Sequence[Thing], *, side: int = 512) -> Image.Image:
+def with_things(image: Tensor, things: Sequence[Thing], *, side: int = 512, text: int = 11) -> Image.Image:
     """A picture with boxes, masks, keypoints and texts, those that come first on top.
 
     Args:
         image: uint8, or float in 0 to 1; C x H x W of 1 or 3 channels.
         things: in it.
         side: small pictures are enlarged by a whole number of times until the longer side has about so many pixels.
+        text: height of texts in pixels, at least.
     """
     picture = to_pil(image)
     for thing in reversed(things):
@@ -105,7 +106,7 @@ def with_things(image: Tensor, things: Sequence[Thing], *, side: int = 512) -> I
     times = max(1, side // max(picture.size))
     picture = picture.resize((picture.width * times, picture.height * times), Image.Resampling.NEAREST)
     width = max(2, round(max(picture.size) / 320))
-    font = ImageFont.load_default(max(11, round(max(picture.size) / 48)))
+    font = ImageFont.load_default(max(text, round(max(picture.size) / 48)))
     draw = ImageDraw.Draw(picture)
     for thing in reversed(things):
         left, top, right, bottom = (value * times for value in thing.box)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from opabinia.data.loader import DataError
 from opabinia.doctor import pictures_of_classes
 from opabinia.drawing import MARKS, to_pil, with_things
 from opabinia.extract import only
-from opabinia.films import picture_of
+from opabinia.films import picture_of, strip
 from opabinia.launch import parts_of
 from opabinia.loading import chosen_checkpoint, load, resolve, validation_sets
 from opabinia.maps import NAMES, Embedded, Method, chosen, drawn
@@ -32,15 +32,14 @@ from opabinia.predictor import Predictor
 from opabinia.report.pictures import FOLDER, INDEX
 from opabinia.runtime.files import folder_aside, told
 from opabinia.runtime.log import log, logging_to
-from opabinia.timetable import drawn as drawn_schedule
-from opabinia.timetable import timetable_of
+from opabinia.timetable import panels, saved, timetable_of
 
-FORMAT = 2
+FORMAT = 3
 
 SHOWN, LOOKED_AT = 24, 600
 """So many pictures of a kind are shown, and so many samples go through the model to find them."""
 
-SCENES, FILMS, QUERIES, NEIGHBOURS, PAIRS, IN_ROW = 12, 10, 8, 9, 4, 8
+SCENES, FILMS, QUERIES, NEIGHBOURS, PAIRS, IN_ROW = 12, 10, 10, 9, 4, 8
 
 OF_CLASS = 50
 """Of each class that is often taken for another: so many of its samples are looked at, too."""
@@ -48,12 +47,17 @@ OF_CLASS = 50
 SMALL, LARGE, WIDE = 160, 420, 1120
 """The longer side in pixels: of a thumbnail, of a picture with things in it, of a strip or a map."""
 
+TEXT = 16
+"""Height in pixels of what is written at a thing: the page shows such pictures smaller than they are."""
+
 CLASSES_COUNTED = 1000
 
 SCORE = 0.5
 """Of the things that are drawn."""
 
 UNREADABLE = (OSError, ValueError, DataError)
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -90,11 +94,13 @@ class Evidence:
     Attributes:
         groups: of pictures.
         counts: samples of each class, by data set.
+        batches: their shapes over time, where they change.
         missing: what could not be had, in words.
     """
 
     groups: list[Group] = field(default_factory=list)
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    batches: dict[str, Any] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
 
 
@@ -145,14 +151,14 @@ def _gathered(run: Path, resolved: Resolved, split: str | None, predictor: Predi
     training = _source(resolved, "train", found)
     if training is not None:
         _count("train", training, found)
-        _add(found, "the training data", partial(_contact_sheet, training))
+        found.groups += _tried(found, "the training data", partial(_contact_sheet, training)) or []
     source = None if split is None else _source(resolved, split, found)
     if source is not None and split is not None:
         _count(split, source, found)
         for make in _makers(run, split, source, predictor):
-            _add(found, f"pictures of {split}", make)
+            found.groups += _tried(found, f"pictures of {split}", make) or []
     if resolved.config["shapes"] is not None:
-        _add(found, "batches over time", partial(_schedule, resolved))
+        found.batches = _tried(found, "batches over time", partial(_batches_over_time, resolved)) or {}
     return found
 
 
@@ -167,12 +173,13 @@ def _source(resolved: Resolved, name: str, found: Evidence) -> Source | None:
     return source
 
 
-def _add(found: Evidence, what: str, make: Callable[[], list[Group]]) -> None:
-    """Add groups; what cannot be made is told, and the others are still made."""
+def _tried(found: Evidence, what: str, make: Callable[[], Made]) -> Made | None:
+    """What can be made; what cannot is told, and all else is still made."""
     try:
-        found.groups += make()
+        return make()
     except (ConfigError, Unfit, *UNREADABLE) as error:
         found.missing.append(f"{what}: {error}")
+        return None
 
 
 def _count(name: str, source: Source, found: Evidence) -> None:
@@ -253,7 +260,7 @@ def _words(source: Source, sample: Sample) -> str:
     names = source.classes
     truth = sample.get("truth")
     if truth is not None:
-        return ", ".join(f"{n} x {names[label]}" for label, n in Counter(truth.labels.tolist()).items()) or "nothing"
+        return ", ".join(f"{n} × {names[label]}" for label, n in Counter(truth.labels.tolist()).items()) or "nothing"
     if "label" not in sample or not len(names):
         return str(sample["id"])
     label = torch.as_tensor(sample["label"])
@@ -287,7 +294,7 @@ def _scene(source: Source, sample: Sample, predictor: Predictor) -> Row:
     there = things_there(truth, source.classes)
     found = things_found(predictor(picture), predictor.classes, truth.size, SCORE)
     words = (f"there are {len(there)}", f"found: {len(found)}")
-    drawn_on = [_fitted(with_things(picture, things, side=LARGE), LARGE) for things in (there, found)]
+    drawn_on = [_fitted(with_things(picture, things, side=LARGE, text=TEXT), LARGE) for things in (there, found)]
     return Row([Shown(one, text) for one, text in zip(drawn_on, words, strict=True)], str(sample["id"]))
 
 
@@ -297,10 +304,12 @@ def _scene(source: Source, sample: Sample, predictor: Predictor) -> Row:
 def _films(run: Path, split: str, source: Source, predictor: Predictor) -> list[Group]:
     shown = []
     for index in wrong_and_right(run, split, source, FILMS):
-        picture, words = film_seen(predictor, source[index], source.classes, SCORE)
-        verdict, _, text = words.partition(": ")
-        shown.append(Shown(_fitted(picture, WIDE), f"{source[index]['id']}: {text}", verdict))
-    note = "the surest mistakes first, then others; of several views what is said of each stands above it"
+        sample = source[index]
+        verdict, words, clips = film_seen(predictor, sample, source.classes)
+        views = [f"{one.name}: {one.text}" for one in clips if one.name]
+        text = "; ".join([f"{sample['id']}: {words}", *views])
+        shown.append(Shown(_fitted(strip(sample["video"], clips), WIDE), text, verdict))
+    note = "the surest mistakes first, then others; of several views what is said of each crop stands above its clip"
     return [Group("Films as the model sees them", [Row(shown)], note)]
 
 
@@ -308,22 +317,28 @@ def _films(run: Path, split: str, source: Source, predictor: Predictor) -> list[
 
 
 def _queries(run: Path, split: str, source: Source) -> list[Group]:
-    """Queries that an evaluation names as its worst, with what was nearest to them."""
+    """Queries that an evaluation names, its worst and others, with what was nearest to them."""
     details = run / "eval" / split / "details.json"
-    worst = json.loads(details.read_text("utf-8")).get("retrieval", {}).get("worst", []) if details.is_file() else []
+    found = json.loads(details.read_text("utf-8")).get("retrieval", {}) if details.is_file() else {}
     id_of: Callable[[int], str] | None = getattr(source, "id", None)
-    if not worst or id_of is None:
+    if id_of is None:
         return []
-    wanted = {name for one in worst[:QUERIES] for name in (one["query"], *one["nearest"])}
-    places = {id_of(index): index for index in range(len(source)) if id_of(index) in wanted}
-    rows = []
-    for one in worst[:QUERIES]:
-        pictures = [Shown(_thumbnail(source[places[one["query"]]]), f"{Path(one['query']).name} looked for")]
-        for name, right in zip(one["nearest"], one["right"], strict=True):
-            pictures.append(Shown(_thumbnail(source[places[name]]), Path(name).name, "right" if right else "wrong"))
-        first = f"the first match is at place {one['first_match']}"
-        rows.append(Row(pictures, f"average precision {one['AP']:.3f}; {first}"))
-    return [Group("The worst queries, and what is nearest to them", rows, "the query is the first in its row")]
+    chosen: dict[str, list[Mapping[str, Any]]] = {
+        "Queries, from the worst to the best": found.get("others", []),
+        "The worst queries": found.get("worst", []),
+    }
+    chosen = {title: some[:QUERIES] for title, some in chosen.items()}
+    wanted = {name for some in chosen.values() for one in some for name in (one["query"], *one["nearest"])}
+    places = {name: index for index in range(len(source)) if (name := id_of(index)) in wanted}
+    note = "the query is the first in its row, beside it what is nearest to it"
+    return [Group(title, [_query(source, one, places) for one in some], note) for title, some in chosen.items() if some]
+
+
+def _query(source: Source, one: Mapping[str, Any], places: Mapping[str, int]) -> Row:
+    pictures = [Shown(_thumbnail(source[places[one["query"]]]), Path(one["query"]).stem)]
+    for name, right in zip(one["nearest"], one["right"], strict=True):
+        pictures.append(Shown(_thumbnail(source[places[name]]), Path(name).stem, "right" if right else "wrong"))
+    return Row(pictures, f"average precision {one['AP']:.3f}; the first match is at place {one['first_match']}")
 
 
 # --- what the model says ----------------------------------------------------------------------------------------------
@@ -502,10 +517,12 @@ def _neighbours(source: Source, found: Embedded, names: Sequence[str]) -> Group:
 # --- batches over time ------------------------------------------------------------------------------------------------
 
 
-def _schedule(resolved: Resolved) -> list[Group]:
+def _batches_over_time(resolved: Resolved) -> dict[str, Any]:
+    """Shapes of batches, and the learning rate, as lines."""
     parts = parts_of(resolved).keywords
-    picture = drawn_schedule(timetable_of(parts), parts["schedule"])
-    return [Group("Batches over time", [Row([Shown(picture, "shapes of batches, and the learning rate")])])]
+    table = timetable_of(parts)
+    charts = [{"title": panel.name, "lines": panel.lines} for panel in panels(table, parts["schedule"])]
+    return {"note": saved(table), "charts": charts}
 
 
 # --- on the disk ------------------------------------------------------------------------------------------------------
@@ -527,7 +544,7 @@ def _write(folder: Path, found: Evidence, about: Mapping[str, Any]) -> None:
             for group in found.groups
         ]
         counts = [{"set": name, "of_class": of_class} for name, of_class in found.counts.items()]
-        index = {**about, "groups": groups, "counts": counts, "missing": found.missing}
+        index = {**about, "groups": groups, "counts": counts, "batches": found.batches, "missing": found.missing}
         (aside / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
     if found.missing:
         log.warning("%s", "; ".join(found.missing))

@@ -123,7 +123,7 @@ def _together(frames: Sequence[list[int]]) -> Iterator[tuple[list[int], Iterator
 # --- strips -----------------------------------------------------------------------------------------------------------
 
 
-def strip(film: Film, clips: Sequence[Seen], title: str, verdict: str | None = None) -> Image.Image:
+def strip(film: Film, clips: Sequence[Seen], title: str = "", verdict: str | None = None) -> Image.Image:
     """Frames of a film side by side, each with its time above; a row for each clip.
 
     Args:

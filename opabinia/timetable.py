@@ -134,24 +134,31 @@ def timetable_of(parts: Mapping[str, Any], processes: int = 1) -> Timetable:
 # --- as a picture -----------------------------------------------------------------------------------------------------
 
 
-def drawn(table: Timetable, schedule: Schedule, title: str = "") -> Image.Image:
+def panels(table: Timetable, schedule: Schedule) -> list[Panel]:
     """Frames, size, batch and learning rate over epochs; of a short cycle a line for each of its batches.
 
     Args:
         table: of the run.
         schedule: of the learning rate, which the shapes multiply further.
-        title: of the picture; what is saved follows it.
     """
-    panels = [Panel(name, _stairs(table, value)) for name, value in _OF_BATCHES.items()]
-    panels = [panel for panel in panels if any(panel.lines)]
-    panels += [
+    shapes = [Panel(name, _stairs(table, value)) for name, value in _OF_BATCHES.items()]
+    return [
+        *(panel for panel in shapes if any(panel.lines)),
         Panel("samples in a batch", _stairs(table, lambda one: one.samples), log=True),
         Panel("learning rate, times that of the optimizer", [_rates(table, schedule)], log=True),
     ]
-    saved = f"{table.fewer_steps:.2f} times fewer steps, {table.cheaper:.2f} times fewer pixels"
+
+
+def saved(table: Timetable) -> str:
+    """How much less than the baseline's it is, in words."""
+    return f"{table.fewer_steps:.2f} times fewer steps, {table.cheaper:.2f} times fewer pixels"
+
+
+def drawn(table: Timetable, schedule: Schedule, title: str = "") -> Image.Image:
+    """The panels in a picture; what is saved stands in its title."""
     return curves(
-        panels,
-        title=f"{title}: {saved}" if title else saved,
+        panels(table, schedule),
+        title=f"{title}: {saved(table)}" if title else saved(table),
         across="epochs",
         end=table.lines[-1].end,
         marks=[line.begin for line in table.lines[1:]],

@@ -112,8 +112,8 @@ class _Accumulator:
         )
 
 
-_CURVE = 50
-"""So many places the CMC curve in the details has."""
+_CURVE, _WORST, _OTHERS = 50, 100, 10
+"""Of the details: places of the CMC curve, and queries that are shown."""
 
 _ROC = {1e-4: "tpr@fpr=1e-4", 1e-3: "tpr@fpr=1e-3", 1e-2: "tpr@fpr=1e-2"}
 
@@ -127,7 +127,8 @@ class Retrieval(_Accumulator):
     ``qe_rerank_mAP`` ...; with ``roc`` ``tpr@fpr=1e-4``, ``1e-3`` and ``1e-2``.
 
     The table (``details``) has the number of queries and of gallery images, and the hundred worst queries with their
-    AP, the place of their first match and the ten images found first.
+    AP, the place of their first match and the ten images found first; and so for some
+    others, from the worst to the best.
 
     Args:
         facts: of the data.
@@ -205,29 +206,33 @@ class Retrieval(_Accumulator):
         if self._last is None or self._last[0] is not states:
             self._last = states, rank(FeatureDistances(query, gallery, self._metric), matches)
         ranking = self._last[1]
-        worst = np.argsort(ranking.average_precisions, kind="stable")[:100]
-        queries = ranking.queries[worst]
+        order = np.argsort(ranking.average_precisions, kind="stable")
         ids = np.array(seen.ids, dtype=object)
         names = ids[seen.queries], ids[~seen.queries]
-        part = matches.only(queries)
-        found = _shown(FeatureDistances(query[torch.from_numpy(queries)], gallery, self._metric), part, 10)
-        rows = zip(queries.tolist(), worst.tolist(), found, strict=True)
+
+        def told(places: NDArray[Any]) -> list[dict[str, Any]]:
+            queries = ranking.queries[places]
+            distances = FeatureDistances(query[torch.from_numpy(queries)], gallery, self._metric)
+            rows = zip(queries.tolist(), places.tolist(), _shown(distances, matches.only(queries), 10), strict=True)
+            return [
+                {
+                    "query": names[0][number],
+                    "AP": float(ranking.average_precisions[place]),
+                    "first_match": int(ranking.firsts[place]),
+                    "nearest": [names[1][column] for column in columns],
+                    "right": [bool(matches.gallery_ids[c] == matches.query_ids[number]) for c in columns],
+                }
+                for number, place, columns in rows
+            ]
+
         return {
             "retrieval": {
                 "queries": len(ranking.queries),
                 "queries_without_match": ranking.left_out,
                 "gallery": len(gallery),
                 "cmc": [ranking.rank(k) for k in range(1, min(_CURVE, len(gallery)) + 1)],
-                "worst": [
-                    {
-                        "query": names[0][number],
-                        "AP": float(ranking.average_precisions[place]),
-                        "first_match": int(ranking.firsts[place]),
-                        "nearest": [names[1][column] for column in columns],
-                        "right": [bool(matches.gallery_ids[c] == matches.query_ids[number]) for c in columns],
-                    }
-                    for number, place, columns in rows
-                ],
+                "worst": told(order[:_WORST]),
+                "others": told(order[np.linspace(0, len(order) - 1, min(_OTHERS, len(order))).astype(int)]),
             }
         }
 

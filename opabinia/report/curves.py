@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from opabinia.report.blocks import Chart, Line, Section
 from opabinia.report.folder import RunData
-from opabinia.report.journal import Point, is_score, thinned
+from opabinia.report.journal import MOST_POINTS, Point, is_score, thinned
+from opabinia.report.plain import dicts_of, number_of
 
 AXES = ("step", "epoch", "samples", "hours")
 """What may go across, in the order of :class:`Point`'s places."""
 
-SCORES, LOSSES, SCHEDULE, SPEED, OTHERS = "Scores", "Losses", "Schedules", "Speed and memory", "Others"
-GROUPS = (SCORES, LOSSES, SCHEDULE, SPEED, OTHERS)
+SCORES, LOSSES, SPEED, OTHERS = "Scores", "Losses and schedules", "Speed and memory", "Others"
+GROUPS = (SCORES, LOSSES, SPEED, OTHERS)
 
 MOST_CHARTS = 60
 """Of a group: a detector on a thousand classes may log a score for each."""
@@ -44,7 +45,7 @@ def kind_of(name: str) -> Kind:
             return Kind(LOSSES, name, "")
         if name == "grad_norm":
             return Kind(LOSSES, "gradient norm", "")
-        return Kind(SPEED if name.endswith("per_s") else SCHEDULE, _PLAIN.get(name, name), "")
+        return Kind(SPEED if name.endswith("per_s") else LOSSES, _PLAIN.get(name, name), "")
     if of in ("time", "memory"):
         return Kind(SPEED, _PLAIN.get(name, f"seconds of the evaluation on {rest}"), "")
     if "loss" in rest:
@@ -78,11 +79,39 @@ def sections_of(runs: Sequence[RunData]) -> list[Section]:
     order = {title: place for place, title in enumerate(_headlines(runs))}
     sections = []
     for group in GROUPS:
-        titles = sorted((title for one, title in found if one == group), key=lambda title: order.get(title, len(order)))
+        titles = [title for one, title in found if one == group and not (group == SCORES and _alone(found[one, title]))]
+        titles.sort(key=lambda title: order.get(title, len(order)))
         if titles:
             charts = [_chart(title, found[group, title]) for title in titles[:MOST_CHARTS]]
             sections.append(Section(group, charts))
     return sections
+
+
+def batches_of(told: Any) -> list[Chart]:
+    """Charts of the shapes of batches over a run, as :mod:`opabinia.evidence` has written them."""
+    charts = []
+    for one in dicts_of(told):
+        lines = [found for places in _list(one.get("lines")) if (found := _points_of(places))]
+        named = [f"batch {number} of {len(lines)}" if len(lines) > 1 else "" for number in range(1, len(lines) + 1)]
+        title = str(one.get("title") or "")
+        if lines:
+            drawn = [
+                Line(name or title, [y for _, y in places], [x for x, _ in places], style=style)
+                for style, (name, places) in enumerate(zip(named, lines, strict=True))
+            ]
+            charts.append(Chart(title, drawn, "epochs"))
+    return charts
+
+
+def _points_of(places: Any) -> list[tuple[float, float]]:
+    """Pairs of finite numbers, from left to right."""
+    pairs = [one for one in _list(places)[:MOST_POINTS] if isinstance(one, list) and len(one) == 2]
+    numbers = [(number_of(x), number_of(y)) for x, y in pairs]
+    return sorted(((x, y) for x, y in numbers if x is not None and y is not None), key=lambda one: one[0])
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _headlines(runs: Sequence[RunData]) -> list[str]:
@@ -90,6 +119,11 @@ def _headlines(runs: Sequence[RunData]) -> list[str]:
     scores = ([kind_of(name).title for name in run.journal.lines if is_score(name)] for run in runs)
     in_turn = [title for titles in zip_longest(*scores) for title in titles if title is not None]
     return list(dict.fromkeys(["loss", *in_turn, "gradient norm", *_PLAIN.values()]))
+
+
+def _alone(lines: Sequence[tuple[int, str, list[Point]]]) -> bool:
+    """Whether no line has a second point: the table of scores says as much."""
+    return all(len(points) == 1 for _, _, points in lines)
 
 
 def _chart(title: str, lines: Sequence[tuple[int, str, list[Point]]]) -> Chart:

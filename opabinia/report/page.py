@@ -11,7 +11,7 @@ from typing import Any
 from opabinia import __version__
 from opabinia.config.check import DEFAULT
 from opabinia.report.blocks import Block, Chart, Gallery, Section, Table
-from opabinia.report.curves import AXES, sections_of
+from opabinia.report.curves import AXES, batches_of, sections_of
 from opabinia.report.folder import NoRun, RunData, read_run, refuse_missing
 from opabinia.report.pictures import Room, galleries_of, read_index
 from opabinia.report.plain import dict_of, dicts_of, number_of, texts_of
@@ -34,6 +34,7 @@ class Chapter:
         about: its task, and how far it came.
         galleries: pictures of what its model makes of data.
         samples: pictures of the data.
+        batches: charts of their shapes over time, and what there is to say of them.
         evaluation: a section for each data set.
         data: what its data holds.
         config: rows of path, value and origin.
@@ -44,6 +45,7 @@ class Chapter:
     about: str
     galleries: Sequence[Gallery]
     samples: Sequence[Gallery]
+    batches: tuple[Sequence[Chart], str]
     evaluation: Sequence[Section]
     data: Sequence[Block]
     config: Sequence[tuple[str, str, str]]
@@ -124,12 +126,14 @@ def _chapter(letter: str, run: RunData, room: Room) -> Chapter:
     evaluation = [Section(name, blocks_of(found, classes, run.notes, name)) for name, found in run.details.items()]
     run.notes += texts_of(index.get("missing"))
     galleries = galleries_of(run.folder, index, room, run.notes)
+    batches = dict_of(index.get("batches"))
     return Chapter(
         letter,
         run,
         about(run),
         [one for one in galleries if not one.of_data],
         [one for one in galleries if one.of_data],
+        (batches_of(batches.get("charts")), str(batches.get("note") or "")),
         [section for section in evaluation if section.blocks],
         data_of(run, index),
         [(key, _value(value), run.origins.get(key, "")) for key, value in run.config.items()],
@@ -161,7 +165,7 @@ _LONG = ("classes", "category_ids", "frequencies", "keypoints")
 def about(run: RunData) -> str:
     """The task of a run, and how far it came."""
     step, epoch, _, hours = run.journal.last
-    far = f"{step:,.0f} steps, {epoch:,.3g} epochs, {_time(hours)}" if step else ""
+    far = f"step {step:,.0f}, epoch {epoch:,.3g}, {_time(hours)}" if step else ""
     return " · ".join(filter(None, (run.task, far, "" if run.finished else "not finished")))
 
 
@@ -191,7 +195,7 @@ def _scores(title: str, chapters: Sequence[Chapter], several: bool) -> Table:
             columns.append((f"{prefix}of {one.run.of_best.get('checkpoint', '')}", one.run.of_best))
     names = list(dict.fromkeys(name for _, values in columns for name in values if name != "checkpoint"))
     rows = [(name, *(values.get(name) for _, values in columns)) for name in names]
-    return Table(title, ("score", *(title for title, _ in columns)), rows, most=40)
+    return Table(title, ("score", *(title for title, _ in columns)), rows, most=16)
 
 
 def differences(chapters: Sequence[Chapter]) -> Table | None:

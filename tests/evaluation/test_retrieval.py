@@ -511,6 +511,9 @@ def test_the_evaluator_gives_what_evaluate_gives() -> None:
     )
     assert shown["gallery"] == (~q).sum()
     assert shown["worst"] == sorted(shown["worst"], key=lambda row: row["AP"])
+    others = [row["AP"] for row in shown["others"]]
+    assert others == sorted(others) and len(others) == min(10, len(shown["worst"]))
+    assert shown["others"][0] == shown["worst"][0] and others[-1] > np.median(others)
 
 
 def test_the_table_shows_what_was_found_first() -> None:

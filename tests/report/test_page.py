@@ -86,7 +86,7 @@ NASTY = "<img src=x onerror=alert(1)>\"'&</script>"
 
 def test_names_from_the_folder_stay_text(make: Make) -> None:
     details = {"per_class": [{"class": NASTY, "samples": 1, NASTY: NASTY}], "confusion": [[0, 1, 2]]}
-    rows = [{"step": 1, f"val/{NASTY}": 0.5, NASTY: 1.0, "train/loss": 1.0}]
+    rows = [{"step": step, f"val/{NASTY}": 0.5, NASTY: 1.0, "train/loss": 1.0} for step in (1, 2)]
     config = {"task": {"name": NASTY}, NASTY: NASTY}
     folder = make('it\'s <b> & "co"', rows=rows, config=config, details=details, results={NASTY: 0.5})
     (folder / "train.log").write_text(f"11-22 08:04:11 W {NASTY}\n")
@@ -230,11 +230,11 @@ def test_a_run_without_a_checkpoint_has_a_page_all_the_same(make: Make) -> None:
 @pytest.mark.parametrize(
     ("name", "group", "title", "of"),
     [
-        ("train/loss", "Losses", "loss", "train"),
-        ("val/loss_cls", "Losses", "loss_cls", "val"),
+        ("train/loss", "Losses and schedules", "loss", "train"),
+        ("val/loss_cls", "Losses and schedules", "loss_cls", "val"),
         ("val_ema/top1", "Scores", "top1", "val_ema"),
         ("train/rpn/num_pos_anchors", "Others", "rpn/num_pos_anchors", "train"),
-        ("lr", "Schedules", "learning rate", ""),
+        ("lr", "Losses and schedules", "learning rate", ""),
         ("time/val", "Speed and memory", "seconds of the evaluation on val", ""),
     ],
 )

@@ -122,7 +122,8 @@
     const margin = chart.bounds ? 0 : (high - low) * 0.05 || Math.abs(high) * 0.05 || 1;
     low -= margin;
     high += margin;
-    const toX = (value) => LEFT + ((value - left) / (right - left || 1)) * (width - LEFT - RIGHT);
+    const single = left === right;  // in the middle
+    const toX = (value) => LEFT + (single ? 0.5 : (value - left) / (right - left)) * (width - LEFT - RIGHT);
     const toY = (value) => HEIGHT - BOTTOM - ((value - low) / (high - low)) * (HEIGHT - TOP - BOTTOM);
     const svg = node("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, tabindex: 0, role: "img" });
     svg.setAttribute("aria-label", `${figure.querySelector("figcaption").textContent}: arrow keys move through its points`);
@@ -134,7 +135,7 @@
       svg.append(node("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: toY(tick), y2: toY(tick) }));
       svg.append(node("text", { x: LEFT - 6, y: toY(tick) + 4, "text-anchor": "end" }, brief(log ? 10 ** tick : tick)));
     }
-    for (const tick of ticks(left, right, Math.max(4, width / 90))) {
+    for (const tick of single ? [left] : ticks(left, right, Math.max(4, width / 90))) {
       svg.append(node("text", { x: toX(tick), y: HEIGHT - BOTTOM + 16, "text-anchor": "middle" }, brief(tick)));
     }
     svg.append(node("text", { x: (LEFT + width - RIGHT) / 2, y: HEIGHT - 4, "text-anchor": "middle" }, chart.across || view.axis));
