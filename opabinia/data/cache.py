@@ -29,7 +29,7 @@ from torch import Tensor
 from torchvision.transforms.v2.functional import resize
 
 from opabinia.contracts import Sample, Source
-from opabinia.data.decode import Box, LazyImage, planar, whole
+from opabinia.data.decode import Box, LazyImage, whole
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import gather, local_rank, world_size
 
@@ -40,7 +40,7 @@ Pixels = NDArray[np.uint8]
 
 _HEADER = struct.Struct("<16sQI36x")  # magic, pictures, checksum of both
 _MAGIC = b"opabinia pixels1"
-_ENTRY = struct.Struct("<16sQIIBBxxI")  # stamp, place, height, width, channels, planar, checksum of the pixels
+_ENTRY = struct.Struct("<16sQIIBxxxI")  # stamp, place, height, width, channels, checksum of the pixels
 _SUM = struct.Struct("<I")  # of the entry
 _ENTRY_SIZE = _ENTRY.size + _SUM.size
 
@@ -56,7 +56,6 @@ class Entry(NamedTuple):
     height: int
     width: int
     channels: int
-    planar: int
     checksum: int
 
     @property
@@ -121,7 +120,7 @@ class PixelFile:
         part = self._mapped[entry.place + top * row : entry.place + bottom * row]
         return part.reshape(bottom - top, entry.width, entry.channels)
 
-    def add(self, number: int, stamp: bytes, pixels: Pixels, planar: bool) -> None:
+    def add(self, number: int, stamp: bytes, pixels: Pixels) -> None:
         """Keep a picture (H x W x C), if there is room; if not, it is told once."""
         if self._flags[0]:
             return
@@ -131,7 +130,7 @@ class PixelFile:
                 self._stop("there is no more room")
                 return
             _write(self._descriptor, pixels.reshape(-1).data, place)
-            entry = _ENTRY.pack(stamp, place, *pixels.shape, planar, crc32(pixels.data))
+            entry = _ENTRY.pack(stamp, place, *pixels.shape, crc32(pixels.data))
             _write(self._descriptor, entry + _SUM.pack(crc32(entry)), _HEADER.size + number * _ENTRY_SIZE)
             self._flags[1 + number] = 1
         except OSError as error:
@@ -322,13 +321,12 @@ class Cached:
         stamp = self._stamp(image)
         found = self._file.find(index, stamp) if self._file else None
         if self._file and found:
-            return Kept(image, (found.height, found.width), bool(found.planar), partial(self._file.rows, found))
+            return Kept(image, (found.height, found.width), partial(self._file.rows, found))
         pixels = shrunk(image, self._size)
-        lies_planar = pixels.is_contiguous()
         array: Pixels = np.ascontiguousarray(pixels.permute(1, 2, 0).numpy())
         if self._file:
-            self._file.add(index, stamp, array, lies_planar)
-        return Kept(image, array.shape[:2], lies_planar, lambda top, bottom: array[top:bottom])
+            self._file.add(index, stamp, array)
+        return Kept(image, array.shape[:2], lambda top, bottom: array[top:bottom])
 
     def _stamp(self, image: LazyImage) -> bytes:
         text = f"{_DECODED} {image.stamp()} {image.channels} {self._size}"
@@ -351,14 +349,13 @@ class Kept(LazyImage):
     Args:
         image: what it was decoded from.
         size: height and width.
-        planar: as :class:`opabinia.data.decode.LazyImage` says.
         rows: gives some rows (rows x W x C), from the first to before the second.
     """
 
     def __init__(
-        self, image: LazyImage, size: tuple[int, int], planar: bool, rows: Callable[[int, int], Pixels]
+        self, image: LazyImage, size: tuple[int, int], rows: Callable[[int, int], Pixels]
     ) -> None:
-        self.name, self.channels, self.planar = image.name, image.channels, planar
+        self.name, self.channels = image.name, image.channels
         self._image, self._size, self._rows = image, size, rows
 
     def stamp(self) -> str:
@@ -372,8 +369,7 @@ class Kept(LazyImage):
 
     def pixels(self) -> Tensor:
         """All of it, in memory as it was when it was decoded."""
-        found = torch.from_numpy(self._rows(0, self.size[0]).copy()).permute(2, 0, 1)
-        return planar(found) if self.planar else found
+        return torch.from_numpy(self._rows(0, self.size[0]).copy()).permute(2, 0, 1)
 
     def part(self, box: Box, least: tuple[int, int]) -> Tensor:
         """A part, in full size."""

@@ -13,6 +13,7 @@ from torch.utils.data import default_collate
 from torchvision.transforms.v2.functional import resize
 
 from opabinia.contracts import Batch, Sample
+from opabinia.data.decode import planar
 
 
 def collate(samples: Sequence[Sample], size_multiple: int | None = None) -> Batch:
@@ -114,8 +115,12 @@ def _stack(key: str, values: list[Tensor], names: list[str]) -> Tensor:
                 "add Resize with CenterCrop, or RandomResizedCrop, to the transforms"
             )
     # In a worker it stacks straight into shared memory, which saves a copy.
-    stacked: Tensor = default_collate(values)
+    stacked: Tensor = default_collate([planar(value) if _is_picture(value) else value for value in values])
     return stacked
+
+
+def _is_picture(value: Tensor) -> bool:
+    return value.dtype == torch.uint8 and value.ndim == len(("channels", "height", "width"))
 
 
 def _size(value: Tensor) -> str:

@@ -73,13 +73,10 @@ class LazyImage(ABC):
     Attributes:
         name: of its file, for errors.
         channels: 3 for colour, 1 for grey.
-        planar: its pixels, decoded in full, lie channel by channel, and not the channels of a pixel beside each other.
-            Later changes may round otherwise where they lie otherwise.
     """
 
     name: str
     channels: Literal[1, 3]
-    planar: bool
 
     @abstractmethod
     def stamp(self) -> str:
@@ -126,8 +123,6 @@ class Encoded(LazyImage):
         channels: 3 for colour, 1 for grey.
         stamp: gives what changes with the file, without reading it; the content when not given.
     """
-
-    planar = True  # JPEGs, and only these have a size
 
     def __init__(
         self,

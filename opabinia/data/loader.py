@@ -280,19 +280,23 @@ class Reader(Dataset[Read | _Failure]):
         ``shape`` that is wanted, as decoding more than that would be in vain."""
         if transforms:  # sources draw nothing
             seed_sample(key)
-        with _told(f"sample {index}", self.source):
+        part: object = self.source
+        sample: Sample | None = None
+        try:  # not a context for each part: these take as long as a small transform
             sample = _checked(self._taken(index))
-        if shape is not None:
-            sample = {**sample, "shape": shape}
-        for number, transform in enumerate(transforms):
-            with _told(f"sample {index} ({sample.get('id', 'without id')})", transform):
+            if shape is not None:
+                sample = {**sample, "shape": shape}
+            for number, part in enumerate(transforms):
                 if isinstance(sample.get("image"), LazyImage):
-                    sample = _checked(transform.of_encoded(sample))  # type: ignore[attr-defined]
-                elif id(transform) in self._combinations:
+                    sample = _checked(part.of_encoded(sample))  # type: ignore[attr-defined]
+                elif id(part) in self._combinations:
                     others = self._others(key, transforms[:number], shape)
-                    sample = _checked(transform.combine(sample, others))  # type: ignore[attr-defined]
+                    sample = _checked(part.combine(sample, others))  # type: ignore[attr-defined]
                 else:
-                    sample = _checked(transform(sample))
+                    sample = _checked(part(sample))
+        except Exception as error:
+            name = "" if sample is None else f" ({sample.get('id', 'without id')})"
+            raise _failed(f"sample {index}{name}", part, error) from error
         if shape is not None:
             sample.pop("shape", None)
         return sample
@@ -336,7 +340,11 @@ def _told(what: str, part: object) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise DataError(f"{what}, {_name(part)}: {type(error).__name__}: {error}") from error
+        raise _failed(what, part, error) from error
+
+
+def _failed(what: str, part: object, error: Exception) -> DataError:
+    return DataError(f"{what}, {_name(part)}: {type(error).__name__}: {error}")
 
 
 def _name(part: object) -> str:

@@ -269,7 +269,7 @@ def test_memory_is_given_back(root: Path) -> None:
 
 def test_who_gets_a_copy_of_it_shares_its_memory() -> None:
     file = in_memory(PICTURES, "train")
-    file.add(1, b"s" * 16, np.full((2, 3, 3), 7, dtype=np.uint8), planar=True)
+    file.add(1, b"s" * 16, np.full((2, 3, 3), 7, dtype=np.uint8))
     other: PixelFile = pickle.loads(pickle.dumps(file))
     found = other.find(1, b"s" * 16)
     assert found is not None and (other.rows(found, 0, 2) == 7).all()
@@ -309,7 +309,7 @@ def test_no_more_room_is_told_once(root: Path, tmp_path: Path, told: pytest.LogC
     file = PixelFile(path, PICTURES, "some", lambda size: next(room, False))
     big = np.zeros((2000, 3000, 3), dtype=np.uint8)
     for number in range(4):
-        file.add(number, bytes([number]) * 16, big, planar=True)
+        file.add(number, bytes([number]) * 16, big)
     assert [file.find(number, bytes([number]) * 16) is not None for number in range(4)] == [True, False, False, False]
     (told_once,) = told.messages
     assert told_once.startswith("data.cache: some takes no more pictures, there is no more room;")

@@ -110,7 +110,7 @@ class SanitizeBoundingBoxes(v2.SanitizeBoundingBoxes):  # type: ignore[misc]
         return chosen(sample, kept)
 
 
-def _only_image(sample: Sample) -> bool:
+def only_image(sample: Sample) -> bool:
     """Whether a sample has one image, and nothing else that changes with it."""
     return all(
         type(value) is tv_tensors.Image if key == "image" else type(value) in (int, str, float, Tensor)
@@ -134,10 +134,11 @@ class RandomHorizontalFlip(v2.RandomHorizontalFlip):  # type: ignore[misc]
 
     def forward(self, sample: Sample) -> Sample:
         """The sample, or its mirror image."""
-        if _only_image(sample):  # as torchvision does it, without a search for more
-            if torch.rand(1) >= self.p:
+        if only_image(sample):  # as torchvision does it, without a search for more
+            if torch.rand(1).item() >= self.p:
                 return sample
-            return {**sample, "image": tv_tensors.Image(F.horizontal_flip_image(sample["image"].as_subclass(Tensor)))}
+            mirrored = sample["image"].as_subclass(Tensor).flip(-1)
+            return {**sample, "image": mirrored.as_subclass(tv_tensors.Image)}
         found: Sample = super().forward(sample)
         if "keypoints" not in sample or found["keypoints"] is sample["keypoints"]:
             return found
