@@ -352,9 +352,7 @@ class Kept(LazyImage):
         rows: gives some rows (rows x W x C), from the first to before the second.
     """
 
-    def __init__(
-        self, image: LazyImage, size: tuple[int, int], rows: Callable[[int, int], Pixels]
-    ) -> None:
+    def __init__(self, image: LazyImage, size: tuple[int, int], rows: Callable[[int, int], Pixels]) -> None:
         self.name, self.channels = image.name, image.channels
         self._image, self._size, self._rows = image, size, rows
 
