@@ -23,7 +23,9 @@ from opabinia.config import ConfigError, Problem, Resolved, flatten
 from opabinia.config.build import blamed
 from opabinia.config.errors import listing, nearest
 from opabinia.contracts import EMBEDDING, Batch, Source, Task
+from opabinia.data import Data, ValidationStream
 from opabinia.data.batches import evaluation_rows
+from opabinia.data.cache import cached
 from opabinia.data.loader import DataError, Loader, Reader, Request
 from opabinia.engine.feeding import Fed, fed, one_ahead, to_host
 from opabinia.launch import meeting, parts_of
@@ -240,7 +242,7 @@ def make_job(resolved: Resolved, predictor: Predictor, about: Mapping[str, Any],
         (stream,) = data.validation
     seed = config["seed"] or 0
     reader = Reader(
-        *(stream.source, stream.transforms),
+        *(_kept_decoded(stream, data), stream.transforms),
         seed=seed,
         on_error="leave_out" if data.on_error == "skip" else "raise",
         size_multiple=predictor.task.size_multiple,
@@ -259,6 +261,14 @@ def make_job(resolved: Resolved, predictor: Predictor, about: Mapping[str, Any],
         "device": predictor.device.type,
     }
     return Job(out, json.loads(json.dumps({**about, **more}, default=str)), reader, size, data.workers)
+
+
+def _kept_decoded(stream: ValidationStream, data: Data) -> Source:
+    """The samples, as an evaluation keeps them; not in memory, since each is read once."""
+    if data.cache != "disk" or not hasattr(stream.source, "encoded"):
+        return stream.source
+    with blamed("data.cache"):
+        return cached(stream.source, data.cache, None, stream.prefix)
 
 
 def refuse_other_folders(out: Path) -> None:
@@ -402,7 +412,7 @@ def pieces(predictor: Predictor, features: Layers, batches: Iterable[Fed]) -> It
 
 
 def _launched(predictor: Predictor, features: Layers, one: Fed) -> tuple[Callable[[], dict[str, Tensor]], Batch]:
-    with torch.no_grad(), autocast(predictor.device, predictor.precision):
+    with torch.inference_mode(), autocast(predictor.device, predictor.precision):
         return to_host(features(one.batch)), one.loaded
 
 

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import opabinia
 from opabinia import extract as extracting
 from opabinia import launch
 from opabinia.config import ConfigError
+from opabinia.data import decode
 from opabinia.data.loader import DataError
 from opabinia.data.sources import Digits
 from opabinia.extract import extract
@@ -107,6 +109,23 @@ def test_several_sets_have_a_folder_each(run: Path, tmp_path: Path, splits: list
         sorted(found) == [tmp_path / "out" / "train", tmp_path / "out" / "val"] == sorted((tmp_path / "out").iterdir())
     )
     assert [len(np.load(tmp_path / "out" / name / "labels.npy")) for name in ("train", "val")] == [1437, 360]
+
+
+def test_pictures_that_evaluations_keep_are_taken_from_there(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
+    (tmp_path / "pictures" / "all").mkdir(parents=True)
+    for number in range(12):
+        pixels = np.random.default_rng(number).integers(0, 256, (8, 8), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "pictures" / "all" / f"{number}.png")
+    pictures = f"data.val.source={{name: image_folder, root: {tmp_path / 'pictures'}, channels: 1}}"
+    extract(run, tmp_path / "decoded", [pictures])
+    extract(run, tmp_path / "keeping", [pictures, "data.cache=disk"])
+    monkeypatch.setattr(decode, "decoded", None)
+    extract(run, tmp_path / "kept of them", [pictures, "data.cache=disk"])
+    found = [files(tmp_path / name)["features.npy"] for name in ("decoded", "keeping", "kept of them")]
+    assert found[0] == found[1] == found[2]
 
 
 def test_without_a_place_it_is_written_into_the_run(run: Path) -> None:
