@@ -30,6 +30,7 @@ FLOORS = {
         "timetable",
         "report",
         "summary",
+        "flops",
     ],
     5: [
         "launch",
