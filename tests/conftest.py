@@ -45,11 +45,13 @@ def pytest_unconfigure() -> None:
         shutil.rmtree(CACHE, ignore_errors=True)
 
 
-# --- Hypothesis: no deadline, since the machine may be busy; in CI the same examples each time ------------------------
+# --- Hypothesis: no deadline, since the machine may be busy; in CI few examples, the same each time -------------------
 
 slow_draws = [HealthCheck.too_slow]
 settings.register_profile("dev", deadline=None, print_blob=True, suppress_health_check=slow_draws)
-settings.register_profile("ci", deadline=None, derandomize=True, database=None, suppress_health_check=slow_draws)
+settings.register_profile(
+    "ci", max_examples=30, deadline=None, derandomize=True, database=None, suppress_health_check=slow_draws
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
 # --- markers ----------------------------------------------------------------------------------------------------------

@@ -41,6 +41,9 @@ TOKENS += ["\n", "\n  ", "\t", "\u2028", "\x00", "\x85", "\ud800", "\r"]
 SCALARS = (None, True, False, 0, 3, -1, 0.5, 1e300, 10**50, "", "crop", "sgd", "12ep", "1h", "auto", "3", "a.b", "name",
            "${vars.n}", "$${x}", "${data}", "${seed}")  # fmt: skip
 
+DRAWN = settings().max_examples
+"""What the profile draws for a test; these draw many times that."""
+
 values = st.recursive(
     st.sampled_from(SCALARS),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
@@ -81,14 +84,14 @@ def test_the_recipe_itself_is_well(recipe: Path) -> None:
     ends_well(recipe)
 
 
-@settings(max_examples=700)
+@settings(max_examples=7 * DRAWN)
 @given(st.binary(max_size=60) | noise.map(lambda text: text.encode("utf-8", "surrogatepass")))
 def test_noise(recipe: Path, data: bytes) -> None:
     recipe.write_bytes(data)
     ends_well(recipe)
 
 
-@settings(max_examples=1800)
+@settings(max_examples=18 * DRAWN)
 @given(
     st.lists(st.tuples(st.integers(0, len(FULL)), st.integers(0, 12), st.sampled_from(TOKENS)), min_size=1, max_size=3)
 )
@@ -100,14 +103,14 @@ def test_recipes_with_slips_of_the_pen(recipe: Path, slips: list[tuple[int, int,
     ends_well(recipe)
 
 
-@settings(max_examples=700)
+@settings(max_examples=7 * DRAWN)
 @given(st.permutations(FULL.splitlines()), st.integers(0, 11))
 def test_recipes_in_disorder(recipe: Path, lines: list[str], count: int) -> None:
     recipe.write_text("\n".join(lines[:count]))
     ends_well(recipe)
 
 
-@settings(max_examples=800)
+@settings(max_examples=8 * DRAWN)
 @given(st.dictionaries(st.sampled_from(KEYS), values, max_size=5))
 def test_recipes_of_the_wrong_shape(recipe: Path, config: dict[str, object]) -> None:
     recipe.write_text(json.dumps({**WHOLE, **config}))  # JSON is YAML too
@@ -118,14 +121,14 @@ paths = st.lists(st.sampled_from(KEYS), min_size=1, max_size=5).map(".".join)
 overrides = st.tuples(paths, values.map(json.dumps) | noise).map("=".join)
 
 
-@settings(max_examples=700)
+@settings(max_examples=7 * DRAWN)
 @given(st.lists(overrides | noise, max_size=4))
 def test_overrides(recipe: Path, given: list[str]) -> None:
     recipe.write_text(FULL)
     ends_well(recipe, *given)
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * DRAWN)
 @given(st.text(max_size=30))
 def test_names_of_recipes(name: str) -> None:
     ends_well(name)
@@ -136,7 +139,7 @@ def real() -> Catalog:
     return live_catalog()
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * DRAWN)
 @given(data=st.data())
 def test_overrides_of_a_packaged_recipe(real: Catalog, data: st.DataObject) -> None:
     """With Opabinia's own parts: any key of any of them, anywhere."""

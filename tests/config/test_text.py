@@ -29,7 +29,7 @@ def read_back(text: str) -> Any:
     return found
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)
 @given(st.dictionaries(texts, values, max_size=4))
 def test_a_dump_reads_back_to_the_same(config: dict[str, Any]) -> None:
     found = read_back(dump(config))

@@ -251,7 +251,8 @@ def stop_at(turn: int) -> Callable[[], str | None]:
     return interrupted
 
 
-def test_stopped_whenever_it_asks_and_resumed(tmp_path: Path, variety: dict[str, object]) -> None:
+@pytest.mark.parametrize("apart", [pytest.param(1, marks=pytest.mark.slow), 3])
+def test_stopped_whenever_it_asks_and_resumed(tmp_path: Path, variety: dict[str, object], apart: int) -> None:
     whole, trainer = undisturbed(tmp_path, **variety)
     stopped = True
     turn = 0
@@ -268,7 +269,7 @@ def test_stopped_whenever_it_asks_and_resumed(tmp_path: Path, variety: dict[str,
         assert same_tensors(weights(second), weights(trainer)), turn
         assert lines(setup.folder) == lines(whole.folder), turn
         assert pointed(setup.folder / "checkpoints", "best") == same_name(whole, setup), turn
-        turn += 1
+        turn += apart
     assert turn > 20
 
 
@@ -293,9 +294,12 @@ class CrashAt(list[Event]):
             raise Crash
 
 
-def test_crashed_at_every_moment_of_every_hook_and_resumed(tmp_path: Path, variety: dict[str, object]) -> None:
+@pytest.mark.parametrize("apart", [pytest.param(2, marks=pytest.mark.slow), 13])
+def test_crashed_at_every_moment_of_every_hook_and_resumed(
+    tmp_path: Path, variety: dict[str, object], apart: int
+) -> None:
     whole, trainer = undisturbed(tmp_path, **variety)
-    for length in range(1, len(whole.events) + 1, 5):
+    for length in range(1, len(whole.events) + 1, apart):
         setup = Setup(tmp_path / f"crashed-{length}", events=CrashAt(length), **variety)  # type: ignore[arg-type]
         try:
             setup.trainer().run()
@@ -350,7 +354,7 @@ def test_options_of_the_optimizer_are_those_of_the_config(tmp_path: Path) -> Non
     trainer.run()
 
 
-@pytest.mark.parametrize("more", [0, 1, 2, 5])
+@pytest.mark.parametrize("more", [0, *(pytest.param(more, marks=pytest.mark.slow) for more in (1, 5)), 2])
 def test_the_length_is_changed(tmp_path: Path, more: int) -> None:
     """Stopped whenever it asks, and its new length is over at once or later: each end is evaluated."""
     steps = set()
