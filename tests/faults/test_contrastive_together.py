@@ -65,17 +65,16 @@ def model(folder: Path, step: int = 8) -> dict[str, torch.Tensor]:
 
 
 @every
-def test_the_same_learning_on_any_number(trained: Trained, task: str) -> None:
-    one = trained(task, "one", 1)
-    for processes in (2, 3):
-        many = trained(task, f"on{processes}", processes)
-        assert_same_learning(many, one, NOISE.get(task, 1e-4))
-        for name in ("train/loss", "train/std", "grad_norm"):
-            assert steps(many)[0][name] == pytest.approx(steps(one)[0][name], rel=1e-5), name
-        ours, theirs = model(many), model(one)
-        assert ours.keys() == theirs.keys()
-        for name, tensor in ours.items():
-            torch.testing.assert_close(tensor, theirs[name], rtol=1e-3, atol=NOISE.get(task, 1e-4), msg=name)
+@pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_the_same_learning_on_any_number(trained: Trained, task: str, processes: int) -> None:
+    one, many = trained(task, "one", 1), trained(task, "many", processes)
+    assert_same_learning(many, one, NOISE.get(task, 1e-4))
+    for name in ("train/loss", "train/std", "grad_norm"):
+        assert steps(many)[0][name] == pytest.approx(steps(one)[0][name], rel=1e-5), name
+    ours, theirs = model(many), model(one)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=1e-3, atol=NOISE.get(task, 1e-4), msg=name)
 
 
 @pytest.mark.slow

@@ -106,6 +106,7 @@ def test_five_kills_at_random_moments(
     assert not [path for path in folder.rglob(".*") if path.name != ".lock"], "nothing half done is left behind"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [in_a_step, in_a_save, in_an_evaluation])
 def test_one_kill_at_each_kind_of_moment(
     server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path, seed: int, place: Moment

@@ -122,7 +122,9 @@ def test_a_signal_to_one_process_stops_both(
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGINT, 130)], ids=str
+    ("number", "status"),
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGUSR1, 143, marks=pytest.mark.slow), (signal.SIGINT, 130)],
+    ids=str,
 )
 def test_a_signal_ends_a_process_that_waits_for_others(
     server: Server, recipe: Path, tmp_path: Path, number: int, status: int

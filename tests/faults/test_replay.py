@@ -14,7 +14,7 @@ from tests.faults.programs import Server
 from tests.faults.runs import checkpoint, contents
 
 
-@pytest.mark.parametrize("step", [1, 10, 13, STEPS])
+@pytest.mark.parametrize("step", [1, *(pytest.param(step, marks=pytest.mark.slow) for step in (10, STEPS)), 13])
 def test_a_step_is_done_again_with_the_same_numbers(server: Server, alone: Path, step: int) -> None:
     before = {name: content for name, content in contents(alone).items() if not name.startswith("replay")}
     server.run("replay", str(alone), "--step", str(step))
@@ -31,7 +31,7 @@ def test_a_step_is_done_again_with_the_same_numbers(server: Server, alone: Path,
     assert after == before
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_on_many_processes(server: Server, trained: Trained, parallel: str) -> None:
     folder = trained("many", 2, f"train.parallel={parallel}", "task.backbone.norm=batch", "data.drop_last=true")
     recorded = steps(folder)[12]

@@ -32,14 +32,17 @@ def assert_same_learning(found: Path, expected: Path, losses: float = 2e-5) -> N
 # --- the same learning ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("processes", "workers"), [pytest.param(2, 0, marks=pytest.mark.slow), (2, 4), (3, 1), (4, 0)])
+@pytest.mark.parametrize(
+    ("processes", "workers"),
+    [(2, 4), (3, 1), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((2, 0), (4, 0)))],
+)
 def test_the_same_learning_on_any_number(trained: Trained, alone: Path, processes: int, workers: int) -> None:
     found = trained("many", processes, f"data.workers={workers}")
     assert_same_learning(found, alone)
     assert sum(len(line["sample_ids"]) for line in steps(found)) == steps(found)[-1]["samples"]
 
 
-@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_the_same_learning_with_any_number_of_workers(trained: Trained, alone: Path, workers: int) -> None:
     assert metrics(trained("many", 1, f"data.workers={workers}")) == metrics(alone)
 
@@ -93,7 +96,7 @@ VARIETIES = {
 }
 
 
-QUICK = (*("pieces", "exact norms", "sharded in pieces", "sharded with exact norms"),)
+QUICK = ("pieces", "sharded with exact norms")
 
 
 @pytest.mark.parametrize(
@@ -148,7 +151,7 @@ def test_hours_are_over_for_all_at_once(trained: Trained) -> None:
 # --- one number -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("samples", [91, 2])
+@pytest.mark.parametrize("samples", [91, pytest.param(2, marks=pytest.mark.slow)])
 def test_scores_are_the_same_to_the_last_digit(
     server: Server, trained: Trained, alone: Path, samples: int, tmp_path: Path
 ) -> None:
@@ -171,7 +174,7 @@ def test_scores_are_the_same_to_the_last_digit(
     assert found[0] == found[1] == found[2]
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_fewer_evaluation_batches_than_processes(trained: Trained, parallel: str) -> None:
     overrides = ("train.length=5it", "data.val.source.n=21", f"train.parallel={parallel}")
     three, one = trained("three", 3, *overrides), trained("one", 1, *overrides)
@@ -305,8 +308,16 @@ def test_stop_names_the_step_the_loss_and_the_samples(
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize(("processes", "parallel"), [(1, "ddp"), (2, "ddp"), (2, "fsdp")])
-@pytest.mark.parametrize("step", ["standard", "blind"])
+@pytest.mark.parametrize(
+    ("processes", "parallel", "step"),
+    [
+        *((1, "ddp", "standard"), (2, "ddp", "blind"), (2, "fsdp", "standard")),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in ((1, "ddp", "blind"), (2, "ddp", "standard"), (2, "fsdp", "blind"))
+        ),
+    ],
+)
 def test_skip_leaves_the_update_out(
     server: Server, trained: Trained, processes: int, parallel: str, step: str, poisoned_steps: list[int]
 ) -> None:
@@ -322,7 +333,9 @@ def test_skip_leaves_the_update_out(
     assert f"1 of the updates before step {skipped[0] + 1} were left out" in log
 
 
-@pytest.mark.parametrize(("processes", "step"), [(1, "standard"), (2, "standard"), (2, "blind")])
+@pytest.mark.parametrize(
+    ("processes", "step"), [(1, "standard"), pytest.param(2, "standard", marks=pytest.mark.slow), (2, "blind")]
+)
 def test_rollback_goes_back_and_leaves_the_batch_out(
     server: Server, trained: Trained, processes: int, step: str, poisoned_steps: list[int]
 ) -> None:
