@@ -94,14 +94,15 @@ def test_it_runs(line: str, place: Callable[..., Path], opabinia: Callable[..., 
         assert done.returncode == 0, done.stdout + done.stderr
         return
     words = [*words, *shorter(words)]
-    if re.search(ELSEWHERE, line):
-        done = subprocess.run([sys.executable, "-m", "opabinia", *words], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-    else:
-        ended = opabinia(*words)
-        if absent := re.search(r"needs \S+: pip install .*", ended.err):
-            pytest.skip(absent[0])
-        assert ended.status == 0, ended.out + ended.err
+    ended = in_a_process(words) if re.search(ELSEWHERE, line) else opabinia(*words)
+    if absent := re.search(r"needs \S+: pip install .*", ended.err):
+        pytest.skip(absent[0])
+    assert ended.status == 0, ended.out + ended.err
+
+
+def in_a_process(words: list[str]) -> Ended:
+    done = subprocess.run([sys.executable, "-m", "opabinia", *words], capture_output=True, text=True)
+    return Ended(done.returncode, done.stdout, done.stderr)
 
 
 def with_names(line: str) -> tuple[str, list[str]]:

@@ -1,10 +1,10 @@
 """Links lead somewhere, every page stands in the site's list, and the site can be built."""
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -45,14 +45,32 @@ def test_every_page_stands_in_the_list() -> None:
     assert set(listed) - MADE == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
 
 
-@pytest.mark.slow
-def test_the_site_is_built_and_fetches_nothing(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built."""
     pytest.importorskip("mkdocstrings", reason="the extra docs is not installed")
-    program = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    folder = tmp_path_factory.mktemp("site")
+    program = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    pages = sorted((tmp_path / "site").rglob("*.html"))
-    assert {"index.html", "speed.html", "api/parts/loss.html"} <= {str(p.relative_to(tmp_path / "site")) for p in pages}
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_is_built_and_fetches_nothing(site: Path) -> None:
+    pages = sorted(site.rglob("*.html"))
+    assert {"index.html", "speed.html", "api/parts/loss.html"} <= {str(page.relative_to(site)) for page in pages}
     for page in pages:
         assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="https?://', page.read_text(encoding="utf-8"))
-    shutil.rmtree(tmp_path / "site")
+
+
+@pytest.mark.slow
+def test_a_search_finds_something_without_a_server(site: Path, browser: Any) -> None:
+    page = browser.new_page()
+    wrong: list[str] = []
+    page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.goto((site / "index.html").as_uri())
+    page.locator(".md-search__input").press_sequentially("multigrid")
+    page.get_by_text("matching documents").wait_for()
+    assert not wrong
