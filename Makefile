@@ -38,7 +38,7 @@ bench: $(READY)  ## measure every claim of speed (benchmarks/RESULTS.md)
 
 docs: $(READY)  ## the documentation as a site in build/site (takes the extra `docs`)
 	@$(BIN)/python -c "import mkdocs, mkdocstrings" 2>/dev/null || $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
-	$(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # Keeps the versions that still fit; `make lock LOCK=--upgrade` takes the newest.
 lock: $(BIN)/uv  ## write constraints.txt anew from pyproject.toml
