@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from opabinia import launch
+from opabinia import evidence, launch
 from opabinia.cli.report import leave_report
 from opabinia.evidence import gather, in_turn, some
 from opabinia.report import write_report
@@ -72,6 +72,23 @@ def test_pictures_of_a_classifier(run: Path) -> None:
         assert picture.format == "WEBP"
     page = write_report([run]).read_text()
     assert "Most wrong" in page and page.count("data:image/webp;base64,") >= 24 + len(shown)
+
+
+def test_the_most_wrong_are_those_of_the_whole_evaluation(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "LOOKED_AT", 10)
+    monkeypatch.setattr(evidence, "OF_CLASS", 5)
+    (run / "pictures" / "index.json").unlink(missing_ok=True)
+    gather(run)
+    groups = {group["title"]: group for group in json.loads((run / "pictures" / "index.json").read_text())["groups"]}
+    details = json.loads((run / "eval" / "val" / "details.json").read_text())
+    shown = [one["text"].split(" · ")[1] for row in groups["Most wrong"]["rows"] for one in row["pictures"]]
+    assert shown == [one["id"] for one in details["worst"][: evidence.SHOWN]]
+    wrong = sum(count for row, column, count in details["confusion"] if row != column)
+    assert groups["Most wrong"]["note"].startswith(f"{wrong} of 360 samples are wrong")
+    pairs = [(row, column, count) for row, column, count in details["confusion"] if row != column]
+    row, column, count = max(pairs, key=lambda one: (one[2], one[0], one[1]))
+    assert groups["Most confused"]["rows"][0]["title"] == f"{row} taken for {column}: {count}"
+    (run / "pictures" / "index.json").unlink()
 
 
 def test_they_are_made_once_for_a_checkpoint(run: Path) -> None:

@@ -70,6 +70,37 @@ def test_nothing_is_loaded_from_elsewhere(make: Make) -> None:
     assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", page)
 
 
+def test_batches_over_time(make: Make) -> None:
+    run = make()
+    lines = [[[0, 4], [2, 4], [2, 8], [3, 8]], [[0, 2], [3, None]], "?", [[1]]]
+    told = {"note": "2 times fewer steps", "charts": [{"title": "frames", "lines": lines}, 3, {"lines": 5}]}
+    (run / "pictures").mkdir()
+    (run / "pictures" / "index.json").write_text(json.dumps({"batches": told}))
+    page = page_of([run])
+    data = data_of(page)
+    (chart,) = (one for one in data["charts"] if one["title"] == "frames")
+    assert [line["y"] for line in chart["lines"]] == [[4, 4, 8, 8], [2]]
+    assert data["places"][chart["lines"][0]["x"]] == [0, 2, 2, 3] and chart["across"] == "epochs"
+    assert "2 times fewer steps" in page
+
+
+def test_runs_of_several_tasks_have_a_table_of_scores_each(make: Make) -> None:
+    runs = [make(name, config={"task": {"name": name}}, results={f"val/{name}": 0.5}) for name in ("reid", "video")]
+    (scores,) = re.findall(r'<section id="scores">(.*?)</section>\s*<section id="curves">', page_of(runs), re.S)
+    assert re.findall(r"<h4>(.*?)</h4>", scores) == ["reid", "video"]
+    assert re.findall(r"<th scope=\"col\"[^>]*>(.*?)</th>", scores) == [
+        *("score", "A: after the last step"),
+        *("score", "B: after the last step"),
+    ]
+
+
+def test_scores_measured_once_stand_in_the_table_alone(make: Make) -> None:
+    rows = [{"step": 20, "epoch": 2, "samples": 9, "val/AP": 0.5, "train/loss": 1.0}]
+    page = page_of([make(rows=rows, results={"val/AP": 0.5})])
+    assert "val/AP" in Elements(page).text
+    assert next(chart["title"] for chart in data_of(page)["charts"]) == "loss"
+
+
 def test_what_was_written_stands_out_among_defaults(make: Make) -> None:
     folder = make()
     origins = resolve("classification/digits", ["optimizer.lr=0.1"]).origins

@@ -131,7 +131,7 @@
     const window_ = node("clipPath", { id: clip });
     window_.append(node("rect", { x: LEFT - 4, y: TOP - 4, width: Math.max(0, width - LEFT - RIGHT + 8), height: HEIGHT - TOP - BOTTOM + 8 }));
     svg.append(window_);
-    for (const tick of log ? decades(low, high) : ticks(low, high, 4)) {
+    for (const tick of log ? decades(low, high) : ticks(low, high, 5)) {
       svg.append(node("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: toY(tick), y2: toY(tick) }));
       svg.append(node("text", { x: LEFT - 6, y: toY(tick) + 4, "text-anchor": "end" }, brief(log ? 10 ** tick : tick)));
     }
