@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from opabinia.report import write_report
 
@@ -133,3 +136,36 @@ def test_keys_of_a_config_are_filtered(opened: Open, make: Make) -> None:
     page.fill(".filter input", "LR")
     page.locator(".config tbody tr:visible").first.wait_for()
     assert page.locator(".config tbody tr:visible").all_inner_texts() == ["optimizer.lr\t0.01"]
+
+
+def test_a_picture_is_enlarged_and_closed_by_keys(opened: Open, make: Make) -> None:
+    run = make()
+    (run / "pictures").mkdir()
+    Image.new("RGB", (40, 20), (200, 10, 10)).save(run / "pictures" / "0.webp", "WEBP")
+    pictures = [{"file": "0.webp", "text": "<b>a</b>", "verdict": "wrong"}]
+    (run / "pictures" / "index.json").write_text(json.dumps({"groups": [{"rows": [{"pictures": pictures}]}]}))
+    page = opened(write_report([run]), "phone")
+    page.locator(".enlarge").focus()
+    page.keyboard.press("Enter")
+    page.locator("dialog[open] p:text-is('<b>a</b>')").wait_for()
+    page.keyboard.press("Escape")
+    page.locator("dialog[open]").wait_for(state="detached")
+    assert page.evaluate("document.activeElement.className") == "enlarge"
+
+
+def test_ten_thousand_lines_are_drawn_at_once(opened: Open, make: Make) -> None:
+    names = [f"train/part{number}_loss" for number in range(10)]
+    rows = [
+        {"step": n, "epoch": n / 100, "samples": 4 * n, **{name: math.sin(n / 99) / n for name in names}}
+        for n in range(1, 10_001)
+    ]
+    page = opened(write_report([make("long", rows=rows)]))
+    redrawn = """() => new Promise((done) => {
+        const began = performance.now();
+        const box = document.querySelector("#smooth");
+        box.value = 0.9;
+        box.dispatchEvent(new Event("input"));
+        requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now() - began)));
+    })"""
+    page.wait_for_timeout(300)
+    assert min(page.evaluate(redrawn) for _ in range(3)) < 1000
