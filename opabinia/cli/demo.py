@@ -84,13 +84,15 @@ def demo(
         folders = {one: run_folder(part.recipe, out, name) for one, part in chosen.items()}
         for one, part in chosen.items():
             refuse_other_config(folders[one], part.recipe, part.shorter)
+        typer.echo("Ctrl-C saves what was learned; the same command goes on from there")
         scores = {}
         for number, one in enumerate(chosen, 1):
             typer.secho(f"\n{number} of {len(chosen)}, {one}: {chosen[one].question}", bold=True)
             scores[one] = _scores(chosen[one], folders[one], out, name)
+    _print_scores(chosen, scores)
     page = folders[task] / "report.html" if len(chosen) == 1 else out / f"{name}.html"
     report(list(folders.values()), out=page)
-    _print_ending(chosen, folders, scores)
+    _print_next_commands(chosen, folders)
     if sys.stdout.isatty() and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         typer.launch(str(page))
 
@@ -115,10 +117,8 @@ def _scores(part: Part, folder: Path, out: Path, name: str) -> dict[str, float]:
     return scores
 
 
-def _print_ending(
-    chosen: Mapping[Shown, Part], folders: Mapping[Shown, Path], scores: Mapping[Shown, Mapping[str, float]]
-) -> None:
-    """Print what was learned, and commands that go on with it."""
+def _print_scores(chosen: Mapping[Shown, Part], scores: Mapping[Shown, Mapping[str, float]]) -> None:
+    """Print what was learned, a row a task."""
     from rich.console import Console
     from rich.table import Table
 
@@ -126,6 +126,9 @@ def _print_ending(
     for one, part in chosen.items():
         table.add_row(one, part.score, f"{scores[one][part.score]:.4f}", part.compared)
     Console(highlight=False).print(table)
+
+
+def _print_next_commands(chosen: Mapping[Shown, Part], folders: Mapping[Shown, Path]) -> None:
     recipe, run = next((part.recipe, folders[one]) for one, part in chosen.items())
     print("next:")
     print(f"  {shlex.join(['opabinia', 'config', 'show', str(run), '--origin'])}")

@@ -99,6 +99,7 @@ def page_of(folders: Sequence[Path]) -> str:
         default=DEFAULT,
         scores=scores_of(chapters),
         differences=differences(chapters),
+        opened=len(chapters) < 3 or _all_apart(chapters),
         number_of_chart=lambda chart: _numbered(charts, chart),
         data=lambda: _as_json({"runs": [_about(one) for one in chapters], **_plain(charts)}),
         style=text_of("style.css"),
@@ -198,9 +199,13 @@ def _scores(title: str, chapters: Sequence[Chapter], several: bool) -> Table:
     return Table(title, ("score", *(title for title, _ in columns)), rows, most=16)
 
 
+def _all_apart(chapters: Sequence[Chapter]) -> bool:
+    return len({one.run.task for one in chapters}) == len(chapters)
+
+
 def differences(chapters: Sequence[Chapter]) -> Table | None:
-    """The values of the configs that are not the same in all runs; None of a single run."""
-    if len(chapters) < 2:
+    """The values of the configs that are not the same in all runs; None where every run has a task of its own."""
+    if _all_apart(chapters):
         return None
     values = [{key: value for key, value, _ in one.config} for one in chapters]
     keys = list(dict.fromkeys(key for one in values for key in one))
