@@ -84,6 +84,16 @@ def shared_data() -> Path:
     return SHARED
 
 
+@pytest.fixture(scope="session")
+def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Starts programs by forking (:class:`tests.faults.programs.Server`): none of them imports torch anew."""
+    from tests.faults.programs import Server
+
+    server = Server(tmp_path_factory.mktemp("programs"))
+    yield server
+    server.close()
+
+
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 

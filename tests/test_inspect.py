@@ -1,8 +1,5 @@
 """Looking into a model: what is seen is what autograd says, and the model is left as it was."""
 
-import os
-import subprocess
-import sys
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from opabinia.drawing import to_pil
 from opabinia.inspect import capture, grad_cam, kernels
-
-ROOT = Path(__file__).resolve().parent.parent
+from tests.faults.programs import Server
 
 
 class Net(nn.Module):
@@ -290,11 +286,9 @@ assert os.wait()[1] == 0
 """
 
 
-def test_on_two_processes(tmp_path: Path) -> None:
+def test_on_two_processes(warm_server: Server, tmp_path: Path) -> None:
     """DDP and FSDP: names are the task's, numbers those of a model alone, edits reach the exchange."""
-    command = [sys.executable, "-W", "ignore", "-c", PROCESSES, str(tmp_path / "store")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, env={**os.environ})
-    assert done.returncode == 0, done.stderr
+    warm_server.run(str(tmp_path / "store"), code=PROCESSES, seconds=200)
 
 
 # --- pictures -------------------------------------------------------------------------------------------------------

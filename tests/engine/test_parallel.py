@@ -1,10 +1,7 @@
 """What FSDP makes units of; that it learns the same is tested with real processes in tests/faults."""
 
-import subprocess
-import sys
-from pathlib import Path
+from tests.faults.programs import Server
 
-ROOT = Path(__file__).parents[2]
 BRANCHES = """
 # A list that nobody calls is sharded by what is in it: the branches of a task (mgn) lie in one, and torch refuses to
 # make a unit of that.
@@ -99,8 +96,6 @@ dist.destroy_process_group()
 """
 
 
-def test_what_is_sharded() -> None:
-    """Both in one program, which imports torch once."""
-    program = GROUP.format(BRANCHES + DETECTORS)
-    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
+def test_what_is_sharded(warm_server: Server) -> None:
+    """In a process of its own, which may have a group."""
+    warm_server.run(code=GROUP.format(BRANCHES + DETECTORS), seconds=200)

@@ -1,4 +1,4 @@
-"""A warm server for programs, the recipe, and the run that nothing disturbed."""
+"""Programs that end with their test, the recipe, and the run that nothing disturbed."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +10,6 @@ from tests.faults.many import RECIPE as TOGETHER
 from tests.faults.many import Trained, start
 from tests.faults.programs import Server
 from tests.faults.runs import RECIPE, Outcome
-
-
-@pytest.fixture(scope="session")
-def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("programs"))
-    yield server
-    server.close()
 
 
 @pytest.fixture

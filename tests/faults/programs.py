@@ -57,9 +57,11 @@ class Server:
         environment: Mapping[str, str] | None = None,
         first: Sequence[str] = (),
         function: str | None = None,
+        code: str | None = None,
         stderr: str | None = None,
     ) -> "Program":
-        """Start ``opabinia`` with these arguments, or a function named ``module:name`` instead.
+        """Start ``opabinia`` with these arguments, a function named ``module:name`` instead, or some code in the root
+        of the repository.
 
         ``first`` are functions to be called before; ``stderr`` is a terminal to be written to.
         """
@@ -68,10 +70,11 @@ class Server:
             "arguments": arguments,
             "stdout": str(path.with_suffix(".out")),
             "stderr": stderr or str(path.with_suffix(".err")),
-            "folder": str(self.folder),
+            "folder": str(ROOT if code else self.folder),
             "environment": {TRACE: str(path.with_suffix(".trace")), **(environment or {})},
             "first": list(first),
             "function": function,
+            "code": code,
         }
         program = Program(self, self.ask(request), path, arguments)
         self._started += 1

@@ -75,6 +75,10 @@ def become(request: dict[str, Any]) -> None:
     if request["function"]:
         call(request["function"])
         return
+    if request["code"]:
+        sys.argv = ["-c", *request["arguments"]]
+        exec(compile(request["code"], "<code>", "exec"), {"__name__": "__main__"})
+        return
     from opabinia.cli import main
 
     sys.argv = ["opabinia", *request["arguments"]]

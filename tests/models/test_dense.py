@@ -3,8 +3,6 @@
 import json
 import math
 import os
-import subprocess
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -28,8 +26,8 @@ from opabinia.models.detectors.dense import Found, Said, best_candidates, by_lev
 from opabinia.models.detectors.fcos import Fcos, assign, centre_of
 from opabinia.models.detectors.retinanet import RetinaNet
 from opabinia.models.necks import fpn, fpn_p3_p7_from_p5
+from tests.faults.programs import Server
 
-ROOT = Path(__file__).parents[2]
 LEVELS = [Level(8, 8), Level(16, 16), Level(24, 32)]
 FACTS = Facts(samples=8, classes=("a", "b", "c"), boxes=True)
 NECK: Any = partial(fpn_p3_p7_from_p5, channels=32)
@@ -445,14 +443,10 @@ def together(world: int, folder: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def on_two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def on_two(warm_server: Server, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes found."""
     folder = tmp_path_factory.mktemp("processes")
-    program = f"from {__name__} import together; together(2, {str(folder)!r})"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == 0, done.stderr
+    warm_server.run(code=f"from {__name__} import together; together(2, {str(folder)!r})", seconds=200)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -21,11 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 from opabinia.contracts import Row
 from opabinia.losses.metric import circle, memory_loss, pairs, supervised_contrastive, triplet
 from opabinia.models.memory import FeatureQueue
-from opabinia.runtime import exchange
 from opabinia.runtime.exchange import dealt_anew, gather_batch, gather_with_gradient, per_sample
 from opabinia.runtime.processes import gather, mean_of
+from tests.faults.programs import Server
 
-ROOT = Path(exchange.__file__).parents[2]
 LABELS = torch.tensor([0, 1, 0, 2, 2, 1, 0, 3, 3, 0, 1, 2])
 COUNTS = [12, 11, 7, 3, 2, 1]
 """Samples of a batch: as many on each process, more on some, and fewer than there are processes."""
@@ -184,14 +181,11 @@ Found = Callable[[int], list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What each process of some number of them found. One program imports all that is needed, and forks."""
+def found(warm_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What each process of some number of them found."""
     folders = {world: tmp_path_factory.mktemp("processes") for world in WORLDS}
     names = {world: str(folder) for world, folder in folders.items()}
-    program = f"from {__name__} import each_together; each_together({names})"
-    command = [sys.executable, "-W", "ignore", "-c", program]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
+    warm_server.run(code=f"from {__name__} import each_together; each_together({names})", seconds=200)
     told = {
         world: [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
         for world, folder in folders.items()

@@ -1,14 +1,9 @@
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from opabinia.runtime import processes
 from opabinia.runtime.processes import first_says, gather, is_first, local_rank, rank, world_size
-
-ROOT = Path(processes.__file__).parents[2]
+from tests.faults.programs import Server
 
 
 def test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +56,5 @@ assert os.wait()[1] == 0
 """
 
 
-def test_two_processes_know_each_other(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", TOGETHER, "0", str(tmp_path / "store")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, env={**os.environ})
-    assert done.returncode == 0, done.stderr
+def test_two_processes_know_each_other(warm_server: Server, tmp_path: Path) -> None:
+    warm_server.run("0", str(tmp_path / "store"), code=TOGETHER, seconds=100)
