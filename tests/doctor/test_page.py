@@ -7,6 +7,7 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -123,3 +124,25 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
     write_page(found, tmp_path / "page.html", "names")
     assert r"\xff1.png" in (tmp_path / "page.html").read_text() and json.dumps(found.plain())
     show(found, Console(file=io.TextIOWrapper(io.BytesIO(), encoding="utf-8")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_in_a_browser(odd: Checkup, browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
+    write_page(odd, tmp_path / "page.html", "a <recipe>")
+    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    troubles: list[str] = []
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.on("console", lambda said: troubles.append(said.text))
+    page.on("request", lambda asked: asked.url.startswith(("file:", "data:")) or troubles.append(asked.url))
+    page.on("dialog", lambda dialog: troubles.append(dialog.message))
+    page.goto((tmp_path / "page.html").as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate("document.documentElement.dataset.theme") == scheme
+    page.locator(".enlarge").first.focus()
+    page.keyboard.press("Enter")
+    assert page.locator("dialog[open] p").text_content() == page.locator("dialog[open] img").get_attribute("alt")
+    page.keyboard.press("Escape")
+    page.close()
+    assert troubles == []
