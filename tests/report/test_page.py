@@ -210,6 +210,14 @@ def test_runs_lie_over_each_other(make: Make) -> None:
     assert {key for pair in keys for key in pair if key} == {"optimizer.name", "optimizer.lr", "seed"}
 
 
+def test_runs_of_different_tasks_are_all_open(make: Make) -> None:
+    """Nobody compares the config of a detector with that of a classifier."""
+    tasks = ("classification", "detection", "video")
+    page = page_of([make(task, config={"task": {"name": task}}) for task in tasks])
+    assert 'id="differences"' not in page and page.count('<details class="run"') == len(tasks)
+    assert not re.findall(r'<details class="run" id="[^"]*">', page), "all open"
+
+
 def test_where_it_is_written(make: Make, tmp_path: Path) -> None:
     runs = [make("x/one"), make("x/two")]
     assert write_report(runs[:1]) == runs[0] / "report.html"
