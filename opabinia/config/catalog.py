@@ -84,11 +84,14 @@ def live_catalog(plugins: Sequence[str] = ()) -> Catalog:
 
 
 def catalog(plugins: Sequence[str] = ()) -> Catalog:
-    """The catalog, from the cache if nothing has changed; then neither torch nor any part is imported.
+    """The catalog, from the cache if nothing has changed; then neither torch nor any part is imported. Where the parts
+    are imported already there is nothing to save.
 
     Args:
         plugins: modules that register parts of their own.
     """
+    if ROOT in sys.modules:
+        return live_catalog(plugins)
     path = cache_folder() / f"catalog-{_fingerprint(plugins)}.json"
     cached = _read(path)
     if cached is None:
