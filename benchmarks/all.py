@@ -16,6 +16,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "RESULTS.md"
+SHARED = "steps.py"
+"""What benchmarks import."""
 LIBRARIES = ("torch", "torchvision", "timm", "numpy", "pydantic")
 # Absolute times depend on the machine and its other work; ratios are taken between both sides in one run.
 PREFACE = """\
@@ -52,7 +54,7 @@ def measured(script: Path) -> str:
 
 
 def main() -> None:
-    scripts = sorted(path for path in HERE.glob("*.py") if path.name != Path(__file__).name)
+    scripts = sorted(path for path in HERE.glob("*.py") if path.name not in (Path(__file__).name, SHARED))
     if sys.argv[1:]:
         scripts = [HERE / f"{name}.py" for name in sys.argv[1:]]
     sections = [measured(script) for script in scripts]

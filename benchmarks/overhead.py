@@ -28,10 +28,10 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib.metadata import version
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import torch
+from steps import Times, now, ours, since
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import get_total_norm
@@ -41,19 +41,6 @@ IMAGES = torch.randn(SAMPLES, 64, generator=torch.Generator().manual_seed(0))
 LABELS = torch.randint(10, (SAMPLES,), generator=torch.Generator().manual_seed(1))
 BY_HAND = "a loop by hand"
 PLAIN = "opabinia, not fused"
-
-Times = tuple[float, float]
-"""Wall and CPU."""
-
-
-def now() -> Times:
-    return time.perf_counter(), time.process_time()
-
-
-def since(began: Times) -> Times:
-    """Microseconds a step."""
-    wall, cpu = now()
-    return (wall - began[0]) / STEPS * 1e6, (cpu - began[1]) / STEPS * 1e6
 
 
 def network() -> nn.Sequential:
@@ -101,61 +88,12 @@ def by_hand() -> Times:
             step += 1
             if step % EVERY == 0:
                 print(step, loss.item(), norm.item())
-    return since(began)
+    return since(began, STEPS)
 
 
 def opabinia(fused: bool | None = None) -> Times:
-    from opabinia.contracts import Batch, Clock, Facts, Hook, Indices, Run, Sample, Task
-    from opabinia.data import Data, Stream
-    from opabinia.optim.schedules import cosine
-    from opabinia.run import Session, train
-    from opabinia.runtime.durations import Duration
-    from opabinia.settings import Checkpointing, Evaluation, Training
-
-    class InMemory:
-        channels, classes = 1, tuple("0123456789")
-
-        def __len__(self) -> int:
-            return SAMPLES
-
-        def __getitem__(self, index: int) -> Sample:
-            return {"image": IMAGES[index], "label": int(LABELS[index]), "id": str(index)}
-
-        def batch(self, indices: Indices) -> Batch:
-            part = torch.from_numpy(indices)
-            return {"image": IMAGES[part], "label": LABELS[part], "id": indices.tolist()}
-
-    class Classify(Task):
-        def __init__(self, facts: Facts) -> None:
-            super().__init__()
-            self.net = network()
-
-        def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
-            return {"loss": cross_entropy(self.net(batch["image"]), batch["label"])}
-
-    class Watch(Hook):
-        def start(self, run: Run) -> None:
-            self.began = now()
-
-        def after_step(self, run: Run) -> None:
-            if run.clock.step == STEPS:  # all but the last line is written by now
-                self.took = since(self.began)
-
-    watch = Watch()
-    with tempfile.TemporaryDirectory() as folder:
-        train(
-            Session(Path(folder)),
-            task=Classify,
-            data=Data(train=Stream(source=InMemory()), batch_size=BATCH),
-            optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=fused),
-            schedule=cosine,
-            train=Training(length=Duration(STEPS, "it"), device="cpu", threads=1, log_every=EVERY),
-            evaluate=Evaluation(),
-            checkpoint=Checkpointing(every=Duration(0, "it")),
-            hooks={"watch": watch},
-            seed=0,
-        )
-    return watch.took
+    optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=fused)
+    return ours(network, IMAGES, LABELS, BATCH, STEPS, optimizer=optimizer, threads=1, log_every=EVERY)
 
 
 def lightning() -> Times:
@@ -181,7 +119,7 @@ def lightning() -> Times:
             self.began = now()
 
         def on_train_end(self, *_: Any) -> None:
-            self.took = since(self.began)
+            self.took = since(self.began, STEPS)
 
     from lightning.pytorch.loggers import CSVLogger
 
@@ -222,7 +160,7 @@ def accelerate() -> Times:
             step += 1
             if step % EVERY == 0:
                 print(step, loss.item())
-    return since(began)
+    return since(began, STEPS)
 
 
 def mmengine() -> Times:
@@ -245,7 +183,7 @@ def mmengine() -> Times:
             self.began = now()
 
         def after_train(self, runner: Any) -> None:
-            self.took = since(self.began)
+            self.took = since(self.began, STEPS)
 
     watch = Watch()
     rows = list(range(SAMPLES))
@@ -314,7 +252,7 @@ def main() -> None:
     for number, what in enumerate(("wall", "CPU")):
         print(f"{what} time")
         for name in times:
-            row(name, [one[number] for one in times[name]], [one[number] for one in times[BY_HAND]])
+            row(name, [one[number] * 1e6 for one in times[name]], [one[number] * 1e6 for one in times[BY_HAND]])
 
 
 def row(name: str, values: list[float], alone: list[float]) -> None:

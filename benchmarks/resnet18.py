@@ -14,42 +14,23 @@ import contextlib
 import logging
 import os
 import statistics
-import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
+from steps import Times, now, ours, since
 from timm.utils import ModelEmaV3
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torchvision.models import resnet18
 
-from opabinia.contracts import Batch, Clock, Facts, Hook, Indices, Run, Sample, Task
-from opabinia.data import Data, Stream
 from opabinia.engine.step import Standard
 from opabinia.optim.ema import Ema
-from opabinia.optim.schedules import cosine
-from opabinia.run import Session, train
-from opabinia.runtime.durations import Duration
-from opabinia.settings import Checkpointing, Evaluation, Training
 
 SAMPLES, BATCH, SIZE, STEPS, EVERY, ROUNDS, LIMIT = 640, 64, 64, 10, 5, 7, 1.0
 IMAGES = torch.randn(SAMPLES, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
 LABELS = torch.randint(10, (SAMPLES,), generator=torch.Generator().manual_seed(1))
-
-Times = tuple[float, float]
-"""Wall and CPU, in seconds."""
-
-
-def now() -> Times:
-    return time.perf_counter(), time.process_time()
-
-
-def since(began: Times) -> Times:
-    wall, cpu = now()
-    return (wall - began[0]) / STEPS, (cpu - began[1]) / STEPS
 
 
 def network() -> nn.Module:
@@ -77,60 +58,17 @@ def by_hand() -> Times:
             step += 1
             if step % EVERY == 0:
                 print(step, loss.item(), norm.item())
-    return since(began)
-
-
-class InMemory:
-    channels, classes = 3, tuple("0123456789")
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> Sample:
-        return {"image": IMAGES[index], "label": int(LABELS[index]), "id": str(index)}
-
-    def batch(self, indices: Indices) -> Batch:
-        part = torch.from_numpy(indices)
-        return {"image": IMAGES[part], "label": LABELS[part], "id": indices.tolist()}
-
-
-class Classify(Task):
-    def __init__(self, facts: Facts) -> None:
-        super().__init__()
-        self.net = network()
-
-    def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
-        return {"loss": cross_entropy(self.net(batch["image"]), batch["label"])}
-
-
-class Watch(Hook):
-    def start(self, run: Run) -> None:
-        self.began = now()
-
-    def after_step(self, run: Run) -> None:
-        if run.clock.step == STEPS:
-            self.took = since(self.began)
+    return since(began, STEPS)
 
 
 def opabinia(fused: bool | None) -> Times:
-    watch = Watch()
-    with tempfile.TemporaryDirectory() as folder:
-        train(
-            Session(Path(folder)),
-            task=Classify,
-            data=Data(train=Stream(source=InMemory()), batch_size=BATCH),
-            optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-4, fused=fused),
-            schedule=cosine,
-            train=Training(
-                length=Duration(STEPS, "it"), device="cpu", log_every=EVERY, step=partial(Standard, clip_norm=LIMIT)
-            ),
-            ema=Ema(momentum=0.999),
-            evaluate=Evaluation(),
-            checkpoint=Checkpointing(every=Duration(0, "it")),
-            hooks={"watch": watch},
-            seed=0,
-        )
-    return watch.took
+    return ours(
+        *(network, IMAGES, LABELS, BATCH, STEPS),
+        optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-4, fused=fused),
+        ema=Ema(momentum=0.999),
+        log_every=EVERY,
+        step=partial(Standard, clip_norm=LIMIT),
+    )
 
 
 SIDES: dict[str, Callable[[], Times]] = {
