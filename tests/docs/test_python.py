@@ -86,7 +86,7 @@ class Prepared(NamedTuple):
 
 CLASSIFIER = "runs/classification/digits/default"
 PREPARED = {
-    "README.md-1": Prepared(),
+    "README.md-1": Prepared((CLASSIFIER,)),
     "docs/detection.md-1": Prepared(names=judged),
     "docs/detection.md-2": Prepared(("runs/detection/digits/default",), frames),
     "docs/export.md-1": Prepared((CLASSIFIER,), exported),
@@ -94,7 +94,7 @@ PREPARED = {
     "docs/reid.md-1": Prepared(names=embeddings),
     "docs/reid.md-2": Prepared(("runs/reid/digits/default",), learning),
 }
-TAKE_LONG = {"README.md-1", "docs/export.md-1", "docs/export.md-2"}
+TAKE_LONG = {"docs/export.md-1", "docs/export.md-2"}
 RUNNABLE = [
     pytest.param(name, marks=pytest.mark.slow) if "export" in name else name for name in SHOWN if name not in FILES
 ]

@@ -38,7 +38,7 @@ FEW = {
     "detection": [*sources(BOXES, BOXES), "data.batch_size=4", *TWO],
     "reid/digits": [*SEARCHED, "data.batch_size=16", *TWO],
     "flowers.yaml": ["task.backbone.pretrained=false", "data.batch_size=4", *TWO],
-    "my.yaml": ["data.sampler={name: subset, count: 64}", *TWO],
+    "my.yaml": ["data.sampler={name: subset, count: 64}", "data.batch_size=4", *TWO],
     "reid": [
         "vars.pretrained=false",
         "data.batch_size=16",
@@ -47,7 +47,7 @@ FEW = {
         *TWO,
     ],
     "selfsup/images": ["vars.size=32", "vars.batch=4", "task.backbone.model=test_resnet", *TWO],
-    "selfsup/fashion_mnist": TWO,
+    "selfsup/fashion_mnist": ["vars.root=path/to/fashion_mnist", *TWO],
     "selfsup": [*DIGITS, "data.batch_size=32", *TWO],
     "video/omniglot_strokes": ["data.batch_size=4", *TWO],
     "video": [*sources(FILMS, FILMS), "data.batch_size=4", *TWO],
