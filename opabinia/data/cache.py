@@ -411,7 +411,7 @@ def cached(source: Source, kind: Kind, size: int | None, name: str) -> Cached:
     if not hasattr(source, "encoded"):
         raise ValueError(
             f"{kind}: {type(source).__name__} has no pictures in files that could be kept decoded; "
-            "image_folder, images, table, shards and what joins them have, others take null"
+            "image_folder, images, table, shards, identities and what joins them have, others take null"
         )
     if kind == "ram" and not hasattr(os, "memfd_create"):
         raise ValueError("ram: only Linux shares memory in this way; take disk")

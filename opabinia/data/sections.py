@@ -81,9 +81,9 @@ class Data:
         sampler: which samples make up an epoch, in place of each one once.
         drop_last: leave out the incomplete batch at the end of each epoch.
         mix: changes to the training batches of each process, in order.
-        decode: ``reduced``: a training picture whose first transform is RandomResizedCrop has no more decoded of it
-            than is taken, and JPEGs in the smallest of the sizes 1, 1/2, 1/4 and 1/8 that is not below what they are
-            resized to; ``full``: in full, which gives slightly other pixels. Pictures to evaluate always are.
+        decode: ``reduced``: of a training picture whose first transform is RandomResizedCrop or Resize no more is
+            decoded than is taken, and of JPEGs in the smallest of the sizes 1, 1/2, 1/4 and 1/8 that is not below what
+            they are resized to; ``full``: in full, which gives slightly other pixels. Pictures to evaluate always are.
         cache: keep decoded pictures, so that only the first epoch decodes them: in memory for this run (``ram``), or on
             the disk for later ones, too (``disk``); null decodes every time. Training pictures are then as ``decode:
             full`` gives them; those to evaluate are kept where their source can.

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from opabinia.contracts import Source
+from opabinia.data.decode import whole
 from opabinia.data.sources import (
     class_folders,
     cuhk03,
@@ -108,6 +109,14 @@ def test_the_order_is_that_of_the_names(market: Path, monkeypatch: pytest.Monkey
         assert market1501(root=market).fingerprint() == expected
     (market / "bounding_box_train/0001_c1s1_000000_00.png").rename(market / "bounding_box_train/0001_c2s1.png")
     assert market1501(root=market).fingerprint() != expected
+
+
+def test_pictures_may_be_decoded_later(market: Path) -> None:
+    source = market1501(root=market, split="test")
+    for index in range(len(source)):
+        later = whole(source.encoded(index))
+        assert torch.equal(later.pop("image"), source[index]["image"])
+        assert later == {key: value for key, value in source[index].items() if key != "image"}
 
 
 def test_a_source_is_sent_to_workers(market: Path) -> None:

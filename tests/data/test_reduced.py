@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from opabinia.contracts import Row, Sample
 from opabinia.data.decode import Box, Encoded, whole
 from opabinia.data.loader import Reader, Request
 from opabinia.data.sources.folder import ImageFolder
-from opabinia.data.transforms.crops import RandomResizedCrop
+from opabinia.data.transforms.crops import RandomResizedCrop, Resize
 from opabinia.data.transforms.instances import Tidied
 from opabinia.runtime.seeds import seed_sample
 
@@ -98,6 +99,59 @@ def test_a_crop_is_the_same_up_to_half_a_pixel(size: int, channels: int) -> None
         full = F.resize(picture.pixels()[:, top:bottom, left:right], [size, size], antialias=True)
         differences.append((reduced["image"].float() - full.float()).abs().mean().item())
     assert np.mean(differences) < 3 and max(differences) < 6
+
+
+@pytest.mark.parametrize(
+    "keys", [{"size": 20}, {"size": [48, 30]}, {"size": 40, "max_size": 50}, {"size": 400}], ids=str
+)
+def test_a_resized_picture_differs_little(keys: dict[str, Any]) -> None:
+    """As of a crop: by less than 4 of 255 on average, once its ends are rounded; not at all where no smaller size
+    fits."""
+    differences = []
+    for seed in range(4):
+        sample: Sample = {"image": encoded(photograph(seed), quality=90), "id": "a"}
+        seed_sample(seed)
+        found = Resize(**keys).of_encoded(sample)
+        drawn = torch.rand(1)
+        seed_sample(seed)
+        assert torch.rand(1) == drawn and found["id"] == "a", "nothing is drawn"
+        height, width = v2.Resize(**keys)(sample["image"].pixels()).shape[-2:]
+        assert isinstance(found["image"], tv_tensors.Image) and found["image"].shape == (3, height, width)
+        factor = max(one for one in (1, 2, 4, 8) if one == 1 or min(HEIGHT / height, WIDTH / width) >= one)
+        bottom, right = round(HEIGHT / factor) * factor, round(WIDTH / factor) * factor
+        full = F.resize(sample["image"].pixels()[:, :bottom, :right], [height, width], antialias=True)
+        differences.append((found["image"].float() - full.float()).abs().mean().item())
+    assert np.mean(differences) < 4 and (max(differences) == 0 or keys["size"] != 400)
+
+
+def test_crops_are_drawn_as_torchvision_draws_them() -> None:
+    """Area, shape and place have the same means, and ends that torchvision's reach as well."""
+    ours, theirs = RandomResizedCrop(size=8, scale=(0.1, 0.6)), v2.RandomResizedCrop(8, scale=(0.1, 0.6))
+    found = []
+    for transform in (ours, theirs):
+        torch.manual_seed(0)
+        image = torch.empty(3, 300, 500)
+        rows = [transform.make_params([image]) for _ in range(4000)]
+        boxes = np.array([[row[name] for name in Box._fields] for row in rows], dtype=np.float64)
+        top, left, height, width = boxes.T
+        assert (boxes.min(), (top + height).max(), (left + width).max()) == (0, 300, 500)
+        columns = height * width / 150_000, np.log(width / height), (top + height / 2) / 300, (left + width / 2) / 500
+        found.append([(column.mean(), column.std()) for column in columns])
+    np.testing.assert_allclose(found[0], found[1], atol=0.012)
+
+
+@pytest.mark.parametrize(("height", "width"), [(10, 1000), (1000, 10), (1, 1), (7, 9)])
+def test_where_no_crop_fits_it_is_the_one_in_the_middle(height: int, width: int) -> None:
+    ours, theirs = RandomResizedCrop(size=8, scale=(2, 3)), v2.RandomResizedCrop(8, scale=(2, 3))
+    image = torch.empty(3, height, width)
+    assert ours.make_params([image]) == theirs.make_params([image])
+
+
+def test_pictures_with_things_are_cut_with_them() -> None:
+    picture = tv_tensors.Image(torch.zeros(3, 40, 40, dtype=torch.uint8))
+    box = tv_tensors.BoundingBoxes([[0, 0, 40, 40]], format="XYXY", canvas_size=(40, 40))  # type: ignore[call-overload]
+    found = RandomResizedCrop(size=8)({"image": picture, "boxes": box})
+    assert found["image"].shape == (3, 8, 8) and found["boxes"].tolist() == [[0, 0, 8, 8]]
 
 
 def test_no_smaller_size_no_difference() -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torchvision import tv_tensors
 
 from opabinia.contracts import Sample
-from opabinia.data.decode import EXTENSIONS, read_image
+from opabinia.data.decode import EXTENSIONS, Encoded, read_image
 from opabinia.data.sources.folder import existing_folder, is_picture
 from opabinia.data.sources.lists import refuse_bad
 from opabinia.data.sources.names import Names, sorted_names
@@ -98,12 +98,21 @@ class Identities:
         self.camera_count, self.view_count = cameras, views
         self.numbered_anew = numbered_anew
         self._names = Names([one.name for one in pictures])
+        if pictures and self.file(0) is not None:
+            self.encoded = self._encoded
 
     def __len__(self) -> int:
         return len(self._names)
 
     def __getitem__(self, index: int) -> Sample:
-        sample: Sample = {"image": self.image(index), "label": int(self.labels[index]), "id": self.id(index)}
+        return self._with(self.image(index), index)
+
+    def _encoded(self, index: int) -> Sample:
+        """The sample with its picture not decoded yet."""
+        return self._with(Encoded.file(self._path(index), self.channels), index)
+
+    def _with(self, image: tv_tensors.Image | Encoded, index: int) -> Sample:
+        sample: Sample = {"image": image, "label": int(self.labels[index]), "id": self.id(index)}
         if self.cameras is not None:
             sample["camera"] = int(self.cameras[index])
         if self.views is not None:

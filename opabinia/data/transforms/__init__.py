@@ -58,6 +58,7 @@ _OURS = (
     instances.RandomHorizontalFlip,
     crops.RandomIoUCrop,
     crops.RandomResizedCrop,
+    crops.Resize,
     instances.RandomVerticalFlip,
     instances.SanitizeBoundingBoxes,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn.functional import interpolate
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
+from torchvision.transforms.v2.functional._geometry import _compute_resized_output_size
 
 from opabinia.config import register
 from opabinia.contracts import Count, Positive, Sample
@@ -164,19 +165,48 @@ class RandomResizedCrop(v2.RandomResizedCrop):  # type: ignore[misc]
         return {**sample, "image": self._resized(picture.part(self.part(*picture.size), tuple(self.size)))}
 
     def _resized(self, part: Tensor) -> tv_tensors.Image:
-        bilinear = self.interpolation in ("bilinear", F.InterpolationMode.BILINEAR)
-        if bilinear and self.antialias and part.stride()[0] == 1 and _BYTES_ARE_RESIZED:
-            # As torchvision does it where the channels of a pixel lie beside each other, in a third of the calls.
-            one = part.as_strided((1, *part.shape), (part.numel(), *part.stride()))
-            resized = interpolate(one, tuple(self.size), mode="bilinear", antialias=True)[0]
-        else:
-            resized = F.resize_image(part, self.size, interpolation=self.interpolation, antialias=self.antialias)
-        return planar(resized).as_subclass(tv_tensors.Image)
+        return _resized(part, self.size, self.interpolation, self.antialias)
+
+
+def _resized(part: Tensor, size: Sequence[int], interpolation: Any, antialias: bool | None) -> tv_tensors.Image:
+    bilinear = interpolation in ("bilinear", F.InterpolationMode.BILINEAR)
+    if bilinear and antialias and part.stride()[0] == 1 and _BYTES_ARE_RESIZED:
+        # As torchvision does it where the channels of a pixel lie beside each other, in a third of the calls.
+        one = part.as_strided((1, *part.shape), (part.numel(), *part.stride()))
+        resized = interpolate(one, tuple(size), mode="bilinear", antialias=True)[0]
+    else:
+        resized = F.resize_image(part, list(size), interpolation=interpolation, antialias=antialias)
+    return planar(resized).as_subclass(tv_tensors.Image)
 
 
 _TRIALS = 10
 _BYTES_ARE_RESIZED = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 """Whether torchvision resizes bytes without a way through floating point numbers, which round otherwise."""
+
+
+class Resize(v2.Resize):  # type: ignore[misc]
+    """Resize a picture, with the things in it (torchvision's). It has a JPEG decoded no finer than it becomes.
+
+    Args:
+        size: height and width; one number is the shorter side, and the longer one follows.
+        interpolation: how it is resized.
+        max_size: the longest that the longer side becomes; the shorter one follows.
+        antialias: average over what becomes one pixel.
+    """
+
+    def of_encoded(self, sample: Sample) -> Sample:
+        """A picture that is not decoded yet, resized.
+
+        Raises:
+            ValueError: the picture is broken.
+        """
+        picture: LazyImage = sample["image"]
+        if picture.size is None or not self.antialias:
+            return self(whole(sample))  # type: ignore[no-any-return]
+        height, width = picture.size
+        size = _compute_resized_output_size((height, width), self.size, self.max_size)
+        part = picture.part(Box(0, 0, height, width), tuple(size))
+        return {**sample, "image": _resized(part, size, self.interpolation, antialias=True)}
 
 
 class RandomIoUCrop(v2.RandomIoUCrop):  # type: ignore[misc]
