@@ -1,7 +1,7 @@
-"""Run every benchmark, one after the other, and keep what they print: ``python benchmarks/all.py`` or ``make bench``.
+"""Run benchmarks and keep what they print: ``make bench`` runs them all, ``python benchmarks/all.py loader ema`` these.
 
-RESULTS.md is written when the last has ended; a benchmark that fails leaves the old one as it is. Names given on the
-command line run only these and print, without writing.
+Each has a section in RESULTS.md, written when it has ended; one that fails leaves the old section as it is, and the
+exit status is 1.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -24,7 +25,6 @@ PREFACE = """\
 # Measured
 
 Written by `make bench`. Both sides of each comparison ran in turn in one run; compare the ratios, not the times.
-
 """
 
 
@@ -37,7 +37,7 @@ def machine() -> str:
     return (
         f"- {datetime.date.today().isoformat()}\n"
         f"- {model}, {len(os.sched_getaffinity(0))} cores; {', '.join(devices) or 'no GPU'}; {platform.platform()}\n"
-        f"- Python {platform.python_version()}, {libraries}\n\n"
+        f"- Python {platform.python_version()}, {libraries}\n"
     )
 
 
@@ -46,21 +46,36 @@ def _cpu_lines() -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def measured(script: Path) -> str:
-    done = subprocess.run([sys.executable, str(script)], check=True, stdout=subprocess.PIPE, text=True)
+def measured(script: Path) -> str | None:
+    """The section of a benchmark; None if it fails."""
+    done = subprocess.run([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     print(done.stdout, flush=True)
+    if done.returncode:
+        return None
     claim = (script.read_text().split('"""')[1]).split("\n\n")[0].strip()
-    return f"## {script.stem}\n\n{claim}\n\n```\n{done.stdout.rstrip()}\n```\n"
+    return f"## {script.stem}\n\n{claim}\n\n{machine()}\n```\n{done.stdout.rstrip()}\n```\n"
 
 
-def main() -> None:
+def with_section(text: str, section: str) -> str:
+    """The results with a section in the place of the one of the same name, in the order of names."""
+    sections = {part.split("\n", 1)[0]: part for part in re.split(r"(?m)^(?=## )", text)[1:]}
+    sections[section.split("\n", 1)[0]] = section
+    return "\n".join([PREFACE, *(sections[name].rstrip() + "\n" for name in sorted(sections))])
+
+
+def main() -> int:
     scripts = sorted(path for path in HERE.glob("*.py") if path.name not in (Path(__file__).name, SHARED))
-    if sys.argv[1:]:
-        scripts = [HERE / f"{name}.py" for name in sys.argv[1:]]
-    sections = [measured(script) for script in scripts]
-    if not sys.argv[1:]:
-        RESULTS.write_text(PREFACE + machine() + "\n".join(sections))
+    failed = []
+    for script in [HERE / f"{name}.py" for name in sys.argv[1:]] or scripts:
+        section = measured(script)
+        if section is None:
+            failed.append(script.stem)
+        else:
+            RESULTS.write_text(with_section(RESULTS.read_text() if RESULTS.exists() else "", section))
+    if failed:
+        print(f"failed, and not written: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
