@@ -24,7 +24,7 @@ def _anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"```.*?```|`[^`]+`", "", page.read_text(encoding="utf-8"), flags=re.S)
-    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+    for link in re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'<img src="([^"]+)"', text):
         if link.startswith(("https://", "http://")) or link.partition("#")[0] in MADE | {f"../{one}" for one in MADE}:
             continue
         path, _, anchor = link.partition("#")
