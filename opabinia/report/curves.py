@@ -115,10 +115,10 @@ def _list(value: Any) -> list[Any]:
 
 
 def _headlines(runs: Sequence[RunData]) -> list[str]:
-    """Titles in the order in which evaluations tell scores: first the first one of each run; losses before parts."""
+    """Titles as evaluations tell scores: first the first one of each run; a loss before its parts."""
     scores = ([kind_of(name).title for name in run.journal.lines if is_score(name)] for run in runs)
     in_turn = [title for titles in zip_longest(*scores) for title in titles if title is not None]
-    return list(dict.fromkeys(["loss", *in_turn, "gradient norm", *_PLAIN.values()]))
+    return list(dict.fromkeys(["loss", "gradient norm", _PLAIN["lr"], *in_turn, *_PLAIN.values()]))
 
 
 def _alone(lines: Sequence[tuple[int, str, list[Point]]]) -> bool:

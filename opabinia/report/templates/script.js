@@ -163,12 +163,16 @@
       }
     }
     if (several && !chart.across) {
+      const told = []; // lines of a run that end close to each other share a letter
       for (const { line, x, y } of lines) {
         let at = x.length - 1;
         while (at > 0 && (height(y[at]) === null || x[at] > right)) at--;
         const up = height(y[at]);
         if (up === null) continue;
-        const text = node("text", { class: "letter", x: Math.min(width - 12, toX(x[at]) + 4), y: toY(up) + 4 }, runs[line.run].letter);
+        const place = { run: line.run, x: Math.min(width - 12, toX(x[at]) + 4), y: toY(up) + 4 };
+        if (told.some((one) => one.run === place.run && Math.hypot(one.x - place.x, one.y - place.y) < 14)) continue;
+        told.push(place);
+        const text = node("text", { class: "letter", x: place.x, y: place.y }, runs[line.run].letter);
         text.style.fill = colour(chart, line);
         svg.append(text);
       }
