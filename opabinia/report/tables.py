@@ -119,7 +119,7 @@ def _retrieval(value: Any, classes: Classes) -> list[Block]:
         (str(one["query"]), number_of(one["AP"]), number_of(one["first_match"])) for one in dicts_of(table.get("worst"))
     ]
     if worst:
-        columns = ("query", "average precision", "place of the first match")
+        columns = ("query", "average precision", "first match at")
         blocks.append(Table("Worst queries", columns, worst, frozenset({1})))
     return blocks
 
