@@ -166,11 +166,12 @@ def test_what_is_not_run_is_a_command_all_the_same(line: str) -> None:
 
 
 def test_sentences_name_commands_and_options_that_there_are() -> None:
+    whole: Any = typer.main.get_command(app)
     for page in PAGES:
         prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
         for line in re.findall(r"`opabinia ([^`]+)`", prose):
             verbs = itertools.takewhile(str.islower, line.split())
-            command: Any = typer.main.get_command(app)
+            command = whole
             for verb in verbs:
                 if not hasattr(command, "commands"):
                     break

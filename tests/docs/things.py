@@ -60,7 +60,7 @@ def small(recipe: str) -> list[str]:
 
 
 RUNS = {
-    "runs/classification/digits/default": ["data.batch_size=4", "train.length=122it", "evaluate.every=61it"],
+    "runs/classification/digits/default": ["data.batch_size=4", "train.length=122it", "evaluate.every=122it"],
     "runs/classification/digits/slow": [],
     "runs/classification/digits/fast": ["optimizer.lr=0.01"],
     "runs/detection/digits/default": [],
