@@ -1,10 +1,13 @@
 """The surroundings of every test: few threads, caches of its own, no network, plain output."""
 
+import ctypes
+import gc
 import os
 import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +44,25 @@ if CACHE:
 
 
 def pytest_unconfigure() -> None:
+    gc.unfreeze()
     if CACHE:
         shutil.rmtree(CACHE, ignore_errors=True)
+
+
+# --- memory: networks lie in circles, which would wait long, and the C library keeps what it is given back -----------
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # what is imported stays: no collection need look through it
+
+
+@pytest.fixture(scope="module", autouse=True)
+def memory_is_given_back() -> Iterator[None]:
+    yield
+    gc.collect()
+    with suppress(AttributeError):  # of glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 # --- Hypothesis: no deadline, since the machine may be busy; in CI few examples, the same each time -------------------
