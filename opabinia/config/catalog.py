@@ -8,7 +8,6 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
-import os
 import platform
 import sys
 import traceback
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from opabinia.config.families import Entry, Register, register
 from opabinia.config.types import Spec
-from opabinia.runtime.files import write_aside
+from opabinia.runtime.files import cache_folder, write_aside
 
 ROOT = "opabinia.run"  # importing it registers every built-in part
 GROUP = "opabinia.parts"
@@ -105,12 +104,6 @@ def catalog(plugins: Sequence[str] = ()) -> Catalog:
 def warm_catalog(plugins: Sequence[str] = ()) -> Catalog | None:
     """The catalog if it is cached; None where :func:`catalog` would have to import the parts."""
     return _read(cache_folder() / f"catalog-{_fingerprint(plugins)}.json")
-
-
-def cache_folder() -> Path:
-    """``$XDG_CACHE_HOME/opabinia`` or ``~/.cache/opabinia``."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "opabinia"
 
 
 def _entry_points() -> list[str]:

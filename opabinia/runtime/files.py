@@ -142,3 +142,9 @@ def only_writer(folder: Path) -> Iterator[None]:
                 "%s cannot be locked (%s): let no second process write there", folder, error.strerror
             )
         yield
+
+
+def cache_folder() -> Path:
+    """``$XDG_CACHE_HOME/opabinia`` or ``~/.cache/opabinia``."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "opabinia"

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from opabinia.cli import app
-from opabinia.cli.completion import candidates
+from opabinia.cli import app, words
 from opabinia.config import Catalog, catalog
 from opabinia.config.keys import completed
 
@@ -27,7 +26,7 @@ def offered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.chdir(tmp_path)
     whole = catalog()  # another test may have changed the package's files since it was cached
     monkeypatch.setattr("opabinia.config.warm_catalog", lambda plugins=(): whole)
-    return lambda line: candidates(typer.main.get_command(app), line)
+    return lambda line: words.candidates(words.described(typer.main.get_command(app)), line)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +49,7 @@ def offered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         ("opabinia config list optimiz", ["optimizer"]),
         ("opabinia config list optimizer sgd", ["sgd", "sgdw"]),
         ("opabinia completion z", ["zsh"]),
+        ("opabinia export runs/mine/default --format to", ["torch"]),
         ("opabinia train 'mi", ["mine.yaml"]),
         ("opabinia train no/such optimizer.lr", []),
         ("opabinia train mine.yaml there.is.no", []),
@@ -64,6 +64,21 @@ def test_a_new_word_is_offered_all(offered: Any) -> None:
     assert {"train", "eval", "config"} <= set(offered("opabinia "))
     assert {"classification/digits", "reid/digits", "mine.yaml", "runs/"} <= set(offered("opabinia train "))
     assert {"optimizer.", "optimizer=", "seed=", "train."} <= set(offered("opabinia train mine.yaml "))
+
+
+def test_commands_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert words.from_kept("opabinia tr") is None
+    words.keep(words.described(typer.main.get_command(app)))
+    assert words.from_kept("opabinia tr") == ["train"]
+    program = (
+        "import sys; from opabinia.cli import main\ntry: main(['completion', '--line', 'opabinia train reid/dig'])"
+    )
+    program += "\nfinally: print(*{'typer', 'pydantic', 'opabinia.config'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["reid/digits"], "nothing heavy is imported"
+    monkeypatch.setattr(words, "_version", lambda: [])
+    assert words.from_kept("opabinia tr") is None
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 import pytest
 
-from opabinia.cli import _without_dashes
+from opabinia.cli.arguments import without_dashes
 
 
 @pytest.mark.parametrize(
@@ -16,4 +16,4 @@ from opabinia.cli import _without_dashes
     ],
 )
 def test_dotted_paths_are_overrides_with_dashes_too(word: str, expected: str) -> None:
-    assert _without_dashes(word) == expected
+    assert without_dashes(word) == expected
