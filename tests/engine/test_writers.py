@@ -269,6 +269,7 @@ def test_tensorboard_gets_every_number_and_a_resume_hides_what_it_does_again(tmp
     for step in (1, 2, 3):
         first.write(line(step, **{"val/top1": step / 4, "nothing": None, "sample_ids": ["a"]}))
     first.close()
+    time.sleep(1)  # files of one second are read in the order of a number at the end of their names, "10" before "9"
     second = TensorBoard(tmp_path, Clock(step=2, total_steps=100))
     second.write(line(4, **{"val/top1": 0.75}))
     second.close()

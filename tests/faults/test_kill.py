@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.programs import ROOT, SLOW, TRACE, TURN, Ended, Program, Server, is_alive
+from tests.faults.programs import PAUSE, ROOT, SLOW, TRACE, TURN, Ended, Program, Server, is_alive
 from tests.faults.runs import EVALUATIONS, SAVES, Outcome, assert_same, metrics
 
 Moment = Callable[[Program, Path], None]
@@ -139,8 +139,8 @@ def test_twenty_kills_in_one_run(
 def test_a_kill_before_the_first_save_begins_anew(
     server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path
 ) -> None:
-    program = server.start("train", str(recipe), "--out", str(tmp_path))
-    program.until_traced("after_step 4")
+    program = server.start("train", str(recipe), "--out", str(tmp_path), environment={PAUSE: "after_step 4"})
+    program.until_paused()
     program.kill()
     folder = tmp_path / "faults" / "default"
     assert metrics(folder), "there is a line to be forgotten"
