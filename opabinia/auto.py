@@ -26,8 +26,8 @@ def with_found(config: Mapping[str, Any], **values: int | str) -> dict[str, Any]
 
 
 def settled(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A complete config to build from: as many workers as cores where ``auto`` stands, since whoever does not train
-    waits for nothing but reading, and these change the pictures.
+    """A complete config to build from: where ``auto`` stands, as many workers as cores, since whoever does not train
+    waits for nothing but reading, and pictures changed by them.
 
     Raises:
         ConfigError: ``data.batch_size`` is ``auto``, which only training finds out.

@@ -120,7 +120,7 @@ def train(
             return folder, scores
         log_in_full("config as written", _as_written(recipe, overrides))
         found = find(config, lambda numbered: parts_of(replace(resolved, config=numbered)).keywords)
-        # Of these a step's numbers depend; workers are tried out each time.
+        # A step's numbers depend on these; workers are tried out each time.
         config = with_found(config, **{key: value for key, value in found.items() if key != "workers"})
         log_in_full("config, resolved", dump(config))
         begin = partial(_begin, folder, config, overrides, resolved.origins)

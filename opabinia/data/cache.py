@@ -30,6 +30,7 @@ from torchvision.transforms.v2.functional import resize
 
 from opabinia.contracts import Sample, Source
 from opabinia.data.decode import Box, LazyImage, whole
+from opabinia.runtime.files import cache_folder
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import gather, local_rank, world_size
 
@@ -366,7 +367,7 @@ class Kept(LazyImage):
         return self._size
 
     def pixels(self) -> Tensor:
-        """All of it, in memory as it was when it was decoded."""
+        """All of it, the channels of a pixel beside each other, as decoders give them."""
         return torch.from_numpy(self._rows(0, self.size[0]).copy()).permute(2, 0, 1)
 
     def part(self, box: Box, least: tuple[int, int]) -> Tensor:
@@ -437,7 +438,7 @@ def _file(source: Source, kind: Kind, size: int | None, name: str) -> PixelFile 
 
 
 def _folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "opabinia" / "pictures"
+    return cache_folder() / "pictures"
 
 
 def _digest(source: Source, size: int | None) -> str:

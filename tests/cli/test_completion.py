@@ -116,32 +116,28 @@ press "opabinia train classification/image_folder vars.ro"
 """
 
 
-def test_in_bash(tmp_path: Path) -> None:
+def printed(folder: Path, *shell: str) -> list[str]:
+    """The words that a shell prints."""
     done = subprocess.run(
-        ["bash", "--norc", "-c", PRESSED],
+        shell,
         capture_output=True,
         text=True,
         timeout=60,
-        cwd=tmp_path,
-        env={"PATH": f"{BIN}:/usr/bin:/bin", "HOME": str(tmp_path)},
+        cwd=folder,
+        env={"PATH": f"{BIN}:/usr/bin:/bin", "HOME": str(folder)},
         check=True,
     )
-    assert done.stdout.splitlines() == ["classification/digits", "vars.root="], done.stderr
+    return done.stdout.split()
+
+
+def test_in_bash(tmp_path: Path) -> None:
+    assert printed(tmp_path, "bash", "--norc", "-c", PRESSED) == ["classification/digits", "vars.root="]
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
 def test_in_fish(tmp_path: Path) -> None:
     program = "opabinia completion fish | source; complete -C 'opabinia train classification/dig'"
-    done = subprocess.run(
-        ["fish", "--no-config", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=tmp_path,
-        env={"PATH": f"{BIN}:/usr/bin:/bin", "HOME": str(tmp_path)},
-        check=True,
-    )
-    assert done.stdout.split() == ["classification/digits"], done.stderr
+    assert printed(tmp_path, "fish", "--no-config", "-c", program) == ["classification/digits"]
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import zipfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -18,7 +16,7 @@ from torchvision import tv_tensors
 from opabinia.config import register
 from opabinia.contracts import Indices, Sample
 from opabinia.data.order import Permutation
-from opabinia.runtime.files import write_aside
+from opabinia.runtime.files import cache_folder, write_aside
 from opabinia.runtime.seeds import hash32
 
 VALIDATION_SAMPLES = 360
@@ -80,7 +78,7 @@ def load_digits() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 
 def cached(file: str, make: Callable[[], Arrays]) -> Arrays:
     """Arrays from a file (.npz) in the cache folder, or, where it is missing or broken, made and put there."""
-    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "opabinia" / file
+    path = cache_folder() / file
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
             return dict(arrays)

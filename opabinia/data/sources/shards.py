@@ -22,6 +22,7 @@ from opabinia.config import register
 from opabinia.contracts import Indices, Sample
 from opabinia.data.decode import Encoded, whole
 from opabinia.data.sources.shard_index import BLOCK, indexed, member_of
+from opabinia.runtime.files import cache_folder
 
 
 @register.source
@@ -141,7 +142,7 @@ def _printable(name: str) -> str:
 
 
 def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "opabinia" / "shards"
+    return cache_folder() / "shards"
 
 
 def _classes(labels: Sequence[str]) -> list[str]:
