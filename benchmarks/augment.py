@@ -25,16 +25,16 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from opabinia.contracts import Batch, Facts, Row, Sample, Transform
-from opabinia.data.batches import ConstantPlan
+from opabinia.data.batch_mixing import mixup
+from opabinia.data.device_transforms.apply import OnDevice, noting
 from opabinia.data.loader import Loader, Reader, Request, training_requests
-from opabinia.data.mix import mixup
-from opabinia.data.on_device import OnDevice, noting
-from opabinia.data.order import EachOnce
+from opabinia.data.sampling.batches import ConstantPlan
+from opabinia.data.sampling.permutation import EachOnce
 from opabinia.data.transforms.augment import Blur, Erase
 from opabinia.data.transforms.crops import RandomResizedCrop
 from opabinia.data.transforms.instances import RandomHorizontalFlip
 from opabinia.data.transforms.views import View, Views
-from opabinia.engine.feeding import Feeding
+from opabinia.engine.loop.prefetch import Feeding
 from opabinia.runtime.durations import Duration
 
 QUICK = "--quick" in sys.argv

@@ -24,7 +24,7 @@ from PIL import Image
 from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import v2
 
-from opabinia.data.decode import Encoded
+from opabinia.data.decoding.images import Encoded
 from opabinia.data.transforms import instances
 from opabinia.data.transforms.crops import RandomResizedCrop
 

@@ -32,10 +32,10 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor
 
 from opabinia.contracts import Film
-from opabinia.data import video
-from opabinia.data.pack import pack
+from opabinia.data.decoding import video
+from opabinia.data.decoding.pack import pack
+from opabinia.data.decoding.video import FilmFile
 from opabinia.data.sources import PackedFilms, Videos
-from opabinia.data.video import FilmFile
 
 QUICK = "--quick" in sys.argv
 LENGTH, ROUNDS = (90, 1) if QUICK else (300, 3)

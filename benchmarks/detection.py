@@ -30,13 +30,13 @@ from opabinia.contracts import Arithmetic, Batch, Clock, Detector, Row
 from opabinia.data import Stream
 from opabinia.data.collate import collate
 from opabinia.data.sources import DigitScenes
-from opabinia.engine.evaluate import Validation, evaluate
-from opabinia.engine.step import Standard
-from opabinia.models.backbones import timm
+from opabinia.engine.loop.evaluate import Validation, evaluate
+from opabinia.engine.loop.step import Standard
+from opabinia.models.backbones.timm import timm
 from opabinia.models.detectors.fcos import Fcos
 from opabinia.optim.schedules import constant
-from opabinia.pieces.samples import facts_of
 from opabinia.tasks.detection import Detection
+from opabinia.training.samples import facts_of
 
 BATCH, STEPS, ROUNDS, PICTURES = 16, 2, 9, 32
 LEARNED = 24

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from opabinia.contracts import Batch, Facts, Indices, Sample
 from opabinia.data.loader import Loader, Reader, evaluation_requests
-from opabinia.engine.evaluate import Validation, evaluate
-from opabinia.evaluation.topk import TopK
-from opabinia.models.backbones import timm
+from opabinia.engine.loop.evaluate import Validation, evaluate
+from opabinia.evaluation.classification.topk import TopK
+from opabinia.models.backbones.timm import timm
 from opabinia.tasks.classification import Classification
 
 QUICK = "--quick" in sys.argv

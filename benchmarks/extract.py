@@ -59,7 +59,7 @@ def draw(folder: Path, count: int) -> None:
 
 
 def make_run(root: Path) -> Path:
-    from opabinia.launch import train
+    from opabinia.training.launch import train
 
     draw(root / "small", PICTURES)
     draw(root / "large", 4 * PICTURES)
@@ -83,7 +83,7 @@ def by_hand(run: Path) -> None:
 
 
 def by_us(run: Path) -> None:
-    from opabinia.extract import extract
+    from opabinia.inference.extract import extract
 
     (out,) = extract(run, run / "features" / "large", splits=["large"])
     assert np.load(out / "features.npy", mmap_mode="r").shape == (4 * PICTURES, 512)
@@ -98,7 +98,7 @@ def seconds(action: Callable[[Path], None], run: Path) -> float:
 
 def most_held(run: Path, split: str) -> int:
     """Bytes that this process, which has done nothing else, has held at most to extract a set."""
-    from opabinia.extract import extract
+    from opabinia.inference.extract import extract
 
     (out,) = extract(run, splits=[split], layers=[LAYER])
     assert np.load(out / f"{LAYER}.npy", mmap_mode="r").shape[1] == NUMBERS

@@ -43,15 +43,15 @@ from torchvision.models.detection import FasterRCNN
 from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 from torchvision.ops import FrozenBatchNorm2d
 
-from opabinia.bench import matmul_flops
 from opabinia.config import build, live_catalog
 from opabinia.contracts import Batch, Hook, Indices, Run, Sample
 from opabinia.data import Data, Stream
-from opabinia.loading import resolve
 from opabinia.optim.schedules import cosine
-from opabinia.run import Session, train
 from opabinia.runtime.durations import Duration
-from opabinia.settings import Checkpointing, Evaluation, Training
+from opabinia.training.benchmark import matmul_flops
+from opabinia.training.run_folder import resolve
+from opabinia.training.session import Session, train
+from opabinia.training.settings import Checkpointing, Evaluation, Training
 
 TINY = "--tiny" in sys.argv[1:]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

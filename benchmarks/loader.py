@@ -35,12 +35,12 @@ from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import v2
 
 from opabinia.contracts import Source
-from opabinia.data.batches import ConstantPlan
-from opabinia.data.cache import cached
+from opabinia.data.decoding.cache import cached
 from opabinia.data.loader import Loader, Reader, training_requests
-from opabinia.data.order import order
+from opabinia.data.sampling.batches import ConstantPlan
+from opabinia.data.sampling.permutation import order
+from opabinia.data.sources.file_names import Names
 from opabinia.data.sources.folder import ImageFolder
-from opabinia.data.sources.names import Names
 from opabinia.data.transforms.crops import RandomResizedCrop
 from opabinia.data.transforms.instances import RandomHorizontalFlip, Tidied
 from opabinia.runtime.durations import Duration

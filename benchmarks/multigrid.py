@@ -57,7 +57,7 @@ class Trained(NamedTuple):
 
 def trained(side: str, seed: int) -> Trained:
     """A run in this process, which has done nothing else."""
-    from opabinia.launch import train
+    from opabinia.training.launch import train
 
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
     overrides = [*OVERRIDES, f"shapes={SIDES[side]}", f"seed={seed}"]
@@ -71,9 +71,8 @@ def trained(side: str, seed: int) -> Trained:
 
 def saved() -> str:
     """What the multigrid schedule saves by arithmetic."""
-    from opabinia.launch import parts_of
-    from opabinia.loading import resolve
-    from opabinia.timetable import timetable_of
+    from opabinia.training.run_folder import parts_of, resolve
+    from opabinia.training.schedule_preview import timetable_of
 
     table = timetable_of(parts_of(resolve(RECIPE, [*OVERRIDES, f"shapes={SIDES['multigrid']}"])).keywords)
     return f"{table.fewer_steps:.2f} x of steps, {table.cheaper:.2f} x of pixels"

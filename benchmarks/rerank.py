@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from opabinia.evaluation.rerank import Reranked, Variant, k_reciprocal, k_reciprocal_from_distances
+from opabinia.evaluation.retrieval.rerank import Reranked, Variant, k_reciprocal, k_reciprocal_from_distances
 
 QUERIES, GALLERY, WIDTH = 1_000, 5_000, 2_048
 MSMT_QUERIES, MSMT_GALLERY, MSMT_WIDTH = 11_659, 82_161, 256

@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torchvision.models import resnet18
 
-from opabinia.engine.step import Standard
+from opabinia.engine.loop.step import Standard
 from opabinia.optim.ema import Ema
 
 SAMPLES, BATCH, SIZE, STEPS, EVERY, ROUNDS, LIMIT = 640, 64, 64, 10, 5, 7, 1.0

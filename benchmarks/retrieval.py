@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from opabinia.evaluation.retrieval import evaluate
+from opabinia.evaluation.retrieval.retrieval import evaluate
 
 MARKET, MSMT17 = (3368, 15_913), (11_659, 82_161)
 IDENTITIES, CAMERAS, WIDTH, NOISE = 750, 6, 2048, 3.2

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from opabinia.engine.checkpoint import Checkpoints, Snapshot, optimizer_state, write_checkpoint
+from opabinia.engine.checkpointing.checkpoint import Checkpoints, Snapshot, optimizer_state, write_checkpoint
 
 ROUNDS, WIDTH, LAYERS, BATCH, ALONE = 7, 5000, 4, 64, 4
 

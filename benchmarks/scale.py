@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 
 from opabinia.contracts import Clock, Sampler
-from opabinia.data.batches import ConstantPlan, evaluation_rows
 from opabinia.data.loader import training_requests
-from opabinia.data.order import EachOnce
-from opabinia.data.shard_order import ByShard
+from opabinia.data.sampling.batches import ConstantPlan, evaluation_rows
+from opabinia.data.sampling.permutation import EachOnce
+from opabinia.data.sampling.shard_order import ByShard
 from opabinia.data.sources import Shards
 from opabinia.runtime.durations import Duration
 
@@ -120,8 +120,8 @@ def plan() -> None:
 def evaluation() -> None:
     import torch
 
-    from opabinia.evaluation.counts import Confusion
-    from opabinia.evaluation.topk import TopK
+    from opabinia.evaluation.classification.confusion import Confusion
+    from opabinia.evaluation.classification.topk import TopK
 
     print(f"\nAn evaluation of {SAMPLES:,} samples in batches of {EVALUATION_BATCH} on {WORLD:,} processes")
     rows = list(evaluation_rows(SAMPLES, EVALUATION_BATCH, 0, WORLD))
@@ -147,7 +147,7 @@ def evaluation() -> None:
 def checkpoint() -> None:
     import torch
 
-    from opabinia.engine.checkpoint import Snapshot, read_checkpoint, write_checkpoint
+    from opabinia.engine.checkpointing.checkpoint import Snapshot, read_checkpoint, write_checkpoint
 
     print(f"\nA checkpoint of {PARAMETERS:,} parameters, float32")
     kept = {"weights": 1, "with SGD's momentum": 2, "with AdamW": 3, "with AdamW and an average": 4}

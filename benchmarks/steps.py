@@ -42,9 +42,9 @@ def ours(
     from opabinia.contracts import Batch, Clock, Facts, Hook, Indices, Run, Sample, Task
     from opabinia.data import Data, Stream
     from opabinia.optim.schedules import cosine
-    from opabinia.run import Session, train
     from opabinia.runtime.durations import Duration
-    from opabinia.settings import Checkpointing, Evaluation, Training
+    from opabinia.training.session import Session, train
+    from opabinia.training.settings import Checkpointing, Evaluation, Training
 
     class InMemory:
         channels, classes = images.shape[1] if images.ndim > 2 else 1, tuple("0123456789")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from opabinia.config import adapt as adapt
     from opabinia.config import register as register
-    from opabinia.loading import load as load
+    from opabinia.inference.load import load as load
 
 __version__ = "0.1.0"
 
@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     """``opabinia.register``, ``adapt`` and ``load``, imported when they are first used."""
     if name == "load":
-        from opabinia.loading import load
+        from opabinia.inference.load import load
 
         return load
     if name in ("adapt", "register"):

@@ -15,7 +15,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 from opabinia.config import live_catalog
-from opabinia.config.families import Entry
+from opabinia.config.registry import Entry
 
 OVERVIEW, MEASURED = "api/parts.md", "measured.md"
 

@@ -20,9 +20,9 @@ from torch import Tensor
 import opabinia
 from opabinia.contracts import Sample
 from opabinia.data.sources import Digits, DigitScenes, DigitViews, MovingDigits, PlacedDigits
-from opabinia.drawing import beside, scatter, sheet, to_pil, with_things
-from opabinia.pictures import things_found
-from opabinia.predictor import Predictor
+from opabinia.inference.predictor import Predictor
+from opabinia.visualization.detections import things_found
+from opabinia.visualization.drawing import beside, scatter, sheet, to_pil, with_things
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 COLOURS = 32

@@ -290,14 +290,14 @@ def _crowded(number: int) -> tuple[NDArray[np.uint8], list[dict[str, Any]]]:
 
 
 def _runs(mask: NDArray[np.bool_]) -> dict[str, Any]:
-    from opabinia.segments import run_lengths
+    from opabinia.contracts.masks import run_lengths
 
     return run_lengths(mask)
 
 
 def _coco_files(pictures: list[dict[str, Any]], things: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """What the files hold, by name without the split."""
-    from opabinia.evaluation.coco import POINTS
+    from opabinia.evaluation.detection.coco import POINTS
 
     without = [{key: value for key, value in one.items() if "keypoints" not in key} for one in things]
     kinds: list[dict[str, Any]] = [{"id": 1, "name": "person"}, {"id": 3, "name": "block"}]

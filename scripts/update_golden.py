@@ -174,9 +174,10 @@ def smaller(recipe: str, folder: Path) -> list[str]:
 def losses(recipe: str) -> str:
     """The losses of the first ten steps, one a line."""
     from opabinia.contracts import Hook, Run, Stop
-    from opabinia.launch import parts_of, resolve
-    from opabinia.run import Session
     from opabinia.runtime.signals import Stopped
+    from opabinia.training.launch import resolve
+    from opabinia.training.run_folder import parts_of
+    from opabinia.training.session import Session
 
     class TenSteps(Hook):
         def after_step(self, run: Run) -> None:

@@ -13,12 +13,12 @@ import torch
 from torchvision.transforms import v2
 
 from opabinia.contracts import Clock, Facts
-from opabinia.data.batches import ConstantPlan
 from opabinia.data.loader import Loader, Reader, evaluation_requests, training_requests
-from opabinia.data.order import EachOnce
+from opabinia.data.sampling.batches import ConstantPlan
+from opabinia.data.sampling.permutation import EachOnce
 from opabinia.data.sources import Digits
-from opabinia.engine.step import total_loss
-from opabinia.models.backbones import timm
+from opabinia.engine.loop.step import total_loss
+from opabinia.models.backbones.timm import timm
 from opabinia.optim.groups import Groups, Rule, parameter_groups
 from opabinia.optim.schedules import cosine
 from opabinia.runtime.durations import Duration

@@ -18,10 +18,10 @@ from torch import Tensor
 import opabinia
 from opabinia.contracts import Batch, Facts, Source, Task
 from opabinia.data.loader import Loader, Reader, evaluation_requests
-from opabinia.evaluation.knn import Knn
-from opabinia.evaluation.probe import LinearProbe
-from opabinia.launch import parts_of
-from opabinia.loading import resolve
+from opabinia.evaluation.representation.knn import Knn
+from opabinia.evaluation.representation.linear_probe import LinearProbe
+from opabinia.training.launch import parts_of
+from opabinia.training.run_folder import resolve
 
 Embed = Callable[[Batch], Tensor]
 

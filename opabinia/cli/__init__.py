@@ -7,14 +7,14 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from opabinia.cli.arguments import with_resume_value, without_dashes
+from opabinia.cli.options import with_resume_value, without_dashes
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit: 0 done, 1 a crash, 2 something given is wrong, 130 or 143 stopped after saving."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:2] == ["completion", "--line"] and len(given) == 3:
-        from opabinia.cli.words import from_kept
+        from opabinia.cli.completions import from_kept
 
         if (found := from_kept(given[2])) is not None:
             print("\n".join(found))
@@ -23,8 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(given: Sequence[str]) -> None:
-    from opabinia.agent import end_with_agent
-    from opabinia.cli.program import app
+    from opabinia.cli.commands import app
+    from opabinia.runtime.elastic_agent import end_with_agent
     from opabinia.runtime.signals import end_at_once
 
     end_at_once()
@@ -42,7 +42,7 @@ def _run(given: Sequence[str]) -> None:
 def __getattr__(name: str) -> Any:
     """``app``, imported when it is first used."""
     if name == "app":
-        from opabinia.cli.program import app
+        from opabinia.cli.commands import app
 
         return app
     raise AttributeError(f"module 'opabinia.cli' has no attribute {name!r}")

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from opabinia.cli.completions import candidates, described, keep
 from opabinia.cli.errors import report_errors
-from opabinia.cli.words import candidates, described, keep
 
 Shell = Literal["bash", "zsh", "fish"]
 

@@ -14,7 +14,7 @@ from opabinia.cli.errors import report_errors
 
 if TYPE_CHECKING:
     from opabinia.config import Catalog, Problem, Resolved
-    from opabinia.config.families import Entry
+    from opabinia.config.registry import Entry
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -198,7 +198,7 @@ def import_config(
     opabinia config import paddlevideo slowfast_multigrid.yaml --cards 8 > slowfast.yaml
     """
     with report_errors():
-        from opabinia.config.importing import convert
+        from opabinia.migration import convert
 
         recipe = convert(system, file, cards, overrides or [])
         for note in recipe.notes:
@@ -260,9 +260,9 @@ def _catalog(plugins: Sequence[str]) -> Catalog:
 
 
 def _rehearse(resolved: Resolved) -> None:
-    from opabinia.auto import with_found
     from opabinia.config import build, live_catalog
-    from opabinia.run import rehearse
+    from opabinia.training.auto_values import with_found
+    from opabinia.training.dry_run import rehearse
 
     config = with_found(resolved.config, batch_size=32, workers=0, augment_on="workers")
     catalog = live_catalog(config.get("plugins") or ())
@@ -279,13 +279,13 @@ def _refuse_without_schedule(options: Mapping[str, object]) -> None:
 
 def _show_schedule(recipe: str, resolved: Resolved, processes: int, out: Path | None) -> None:
     """The batches as so many processes would train them."""
-    from opabinia.auto import settled
-    from opabinia.cli.table import print_timetable
+    from opabinia.cli.tables import print_timetable
     from opabinia.config import build, live_catalog
-    from opabinia.run.course import splits_norms
     from opabinia.runtime.files import told
-    from opabinia.scaling import auto_scale
-    from opabinia.timetable import drawn, timetable_of
+    from opabinia.training.auto_values import settled
+    from opabinia.training.resume_checks import splits_norms
+    from opabinia.training.schedule_preview import drawn, timetable_of
+    from opabinia.training.world_size_scaling import auto_scale
 
     config, changes = auto_scale(settled(resolved.config), processes)
     for change in changes:

@@ -17,7 +17,7 @@ from opabinia.cli.errors import leave, report_errors
 if TYPE_CHECKING:
     from opabinia.contracts import Source
     from opabinia.data import Data
-    from opabinia.doctor import Checkup
+    from opabinia.data.check import Checkup
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -56,9 +56,9 @@ def check(
     with report_errors():
         from rich.console import Console
 
-        from opabinia.doctor import check_up
-        from opabinia.doctor.terminal import show
-        from opabinia.runtime.limits import cores
+        from opabinia.data.check import check_up
+        from opabinia.data.check.terminal import show
+        from opabinia.runtime.resources import cores
 
         sources = _sources(_data(recipe, overrides or [], lenient=True))
         workers = cores() if workers is None else workers
@@ -98,7 +98,7 @@ def pack(
     """
     with report_errors():
         from opabinia.config import ConfigError, Problem
-        from opabinia.data.pack import pack as write
+        from opabinia.data.decoding.pack import pack as write
         from opabinia.runtime.log import logging_to
 
         data = _data(recipe, overrides or [])
@@ -123,10 +123,10 @@ def pack(
 
 def _data(recipe: str, overrides: list[str], *, lenient: bool = False) -> Data:
     """The data of a recipe; ``lenient``: without what is broken in them."""
-    from opabinia.auto import with_found
     from opabinia.config import build, live_catalog
-    from opabinia.loading import resolve
     from opabinia.runtime.log import log
+    from opabinia.training.auto_values import with_found
+    from opabinia.training.run_folder import resolve
 
     resolved = resolve(recipe, overrides)
     catalog = live_catalog(resolved.config.get("plugins") or ())
@@ -154,7 +154,7 @@ def _lenient(section: Any) -> Any:
 
 def _write(found: Checkup, recipe: str, out: Path | None, as_json: Path | None) -> None:
     """The page and the JSON that are asked for."""
-    from opabinia.doctor.page import write_page
+    from opabinia.data.check.page import write_page
     from opabinia.runtime.files import write_aside
 
     if as_json is not None:

@@ -77,8 +77,8 @@ def demo(
     Stopped by Ctrl-C, the same command goes on from there; what is finished is not trained again.
     """
     with report_errors():
-        from opabinia.launch import run_folder
-        from opabinia.sweep import refuse_other_config
+        from opabinia.training.launch import run_folder
+        from opabinia.training.sweep import refuse_other_config
 
         chosen: Mapping[Shown, Part] = PARTS if task is Shown.all else {task: PARTS[task]}
         folders = {one: run_folder(part.recipe, out, name) for one, part in chosen.items()}
@@ -99,10 +99,10 @@ def demo(
 
 def _scores(part: Part, folder: Path, out: Path, name: str) -> dict[str, float]:
     """Train what is not trained yet; evaluate."""
-    from opabinia.cli.table import print_scores
-    from opabinia.launch import evaluate
+    from opabinia.cli.tables import print_scores
     from opabinia.runtime.signals import Stopped
-    from opabinia.sweep import clean_up, results_of, train_or_go_on
+    from opabinia.training.launch import evaluate
+    from opabinia.training.sweep import clean_up, results_of, train_or_go_on
 
     if results_of(folder) is not None:
         typer.echo(f"{folder} is finished: nothing to train")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from opabinia.agent import leave_word
+from opabinia.runtime.elastic_agent import leave_word
 from opabinia.runtime.slurm import told_rank
 
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from opabinia.cli.ending import AsJson, Quiet, in_json, print_json, words_of
 from opabinia.cli.errors import report_errors
+from opabinia.cli.outcome import AsJson, Quiet, in_json, print_json, words_of
 from opabinia.cli.processes import Endpoint, Nnodes, NodeRank, Nproc, layout, run_in_many
 from opabinia.cli.train import Overrides
 from opabinia.runtime.quiet import quietly
@@ -42,8 +42,8 @@ def evaluate(
         many = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts=0)
         if many is not None:
             run_in_many(many, ["eval", str(run), *overrides, "--checkpoint", checkpoint, *words_of(quiet, as_json)])
-        from opabinia.cli.table import print_scores
-        from opabinia.launch import evaluate as scores_of
+        from opabinia.cli.tables import print_scores
+        from opabinia.training.launch import evaluate as scores_of
 
         scores = scores_of(run, overrides, checkpoint=checkpoint)
         if as_json:

@@ -36,6 +36,6 @@ def export(
     opabinia export runs/classification/digits/default --format huggingface --out my-digits/
     """
     with report_errors():
-        from opabinia.export import export as write
+        from opabinia.inference.export import export as write
 
         write(run, out, overrides or [], form=form, tolerance=tolerance, checkpoint=checkpoint)

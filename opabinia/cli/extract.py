@@ -54,7 +54,7 @@ def extract(
             given += ["--out", str(out)] if out is not None else []
             given += ["--device", device] if device is not None else []
             run_in_many(many, ["extract", str(run), *(overrides or []), *given])
-        from opabinia.extract import extract as write
+        from opabinia.inference.extract import extract as write
 
         write(
             run,

@@ -21,7 +21,7 @@ def merge(
     opabinia merge runs/classification/digits/default --out digits.safetensors
     """
     with report_errors():
-        from opabinia.loading import merge as write
+        from opabinia.training.run_folder import merge as write
 
         write(run, out, checkpoint=checkpoint, weights=weights)
         print(out)

@@ -58,14 +58,14 @@ def predict(
     opabinia predict runs/detection/digits/default --split val
     """
     with report_errors():
-        from opabinia import predict as telling
         from opabinia.config import ConfigError, Problem
+        from opabinia.inference import predict as telling
 
         folder = out or run / "predictions" / (split or "")
         if (split is None) == (not pictures):
             raise ConfigError(Problem("command line", "", "give pictures, or --split to take those of the run's data"))
         if split is not None:
-            from opabinia.compare import compare
+            from opabinia.inference.compare import compare
 
             compare(run, split, folder, most=most, score=score, checkpoint=checkpoint, device=device)
             return

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from opabinia.agent import Layout
     from opabinia.config import ConfigError
+    from opabinia.runtime.elastic_agent import Layout
 
 Nproc = Annotated[str | None, typer.Option(metavar="N|auto", help="Processes on this machine; auto: one for each GPU.")]
 Nnodes = Annotated[int | None, typer.Option(metavar="N", min=1, help="Machines; the same command on each.")]
@@ -35,8 +35,8 @@ def layout(
     """
     if nproc is None and nnodes is None and node_rank is None and endpoint is None:
         return None
-    from opabinia.agent import Layout
     from opabinia.runtime import slurm
+    from opabinia.runtime.elastic_agent import Layout
 
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise _wrong("--nproc", "an agent (torchrun) has started this process: leave the option out")
@@ -87,10 +87,10 @@ def _wrong(option: str, message: str) -> ConfigError:
 
 def run_in_many(processes: Layout, command: list[str]) -> NoReturn:
     """Run ``opabinia`` with the arguments ``command`` in these processes, and exit."""
-    from opabinia.agent import Passing
+    from opabinia.runtime.elastic_agent import Passing
     from opabinia.runtime.signals import stop_signals
 
     with stop_signals(Passing()) as stop:
-        from opabinia.elastic import launch
+        from opabinia.training.elastic import launch
 
         raise SystemExit(launch(processes, command, stop))

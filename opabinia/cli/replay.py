@@ -27,7 +27,7 @@ def replay(
         many = layout(nproc, None, None, None, max_restarts=0)
         if many is not None:
             run_in_many(many, ["replay", str(run), "--step", str(step)])
-        from opabinia.cli.table import print_step
-        from opabinia.replay import replay as again
+        from opabinia.cli.tables import print_step
+        from opabinia.training.replay import replay as again
 
         print_step(again(run, step))

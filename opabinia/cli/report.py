@@ -35,7 +35,7 @@ def report(
     opabinia report runs/classification/digits/slow runs/classification/digits/fast --out both.html
     """
     with report_errors():
-        from opabinia.report import default_place, refuse_what_is_no_run, write_report
+        from opabinia.visualization.report import default_place, refuse_what_is_no_run, write_report
 
         refuse_what_is_no_run(runs)
         if pictures:
@@ -47,7 +47,7 @@ def report(
 def _gather(run: Path, checkpoint: str, device: str | None) -> None:
     """Pictures, or a word of why there are none: the rest of the report needs neither model nor memory for it."""
     from opabinia.config import ConfigError
-    from opabinia.evidence import gather
+    from opabinia.inference.report_images import gather
 
     try:
         gather(run, checkpoint=checkpoint, device=device)
@@ -60,7 +60,7 @@ def _gather(run: Path, checkpoint: str, device: str | None) -> None:
 def leave_report(run: Path) -> None:
     """The report of a run that has just ended, of what its folder holds. It never fails the run, and one that was
     finished before and has its report is left alone."""
-    from opabinia.report import default_place, write_report
+    from opabinia.visualization.report import default_place, write_report
 
     if told_rank(os.environ):
         return

@@ -30,7 +30,7 @@ def search(
     Needs the extra `search` (faiss).
     """
     with report_errors():
-        from opabinia.search import search as look
+        from opabinia.inference.retrieval.search import search as look
 
         look(
             *(run, gallery, queries),

@@ -33,12 +33,12 @@ def serve(
     opabinia serve runs/reid/digits/default --gallery gallery/ --port 8080
     """
     with report_errors():
-        from opabinia.serving.doors import listening, refuse_missing_libraries
+        from opabinia.inference.serving.address import listening, refuse_missing_libraries
 
         refuse_missing_libraries()
         with listening(host, port) as door:
-            from opabinia.serving.command import serve as answer
-            from opabinia.serving.limits import Limits
+            from opabinia.inference.serving.limits import Limits
+            from opabinia.inference.serving.server import serve as answer
 
             limits = Limits(round(max_mb * 1e6), round(max_megapixels * 1e6), max_waiting)
             answer(run, door, host=host, limits=limits, gallery=gallery, checkpoint=checkpoint, device=device)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from opabinia.cli.ending import AsJson, Quiet, in_json, print_json
 from opabinia.cli.errors import report_errors
+from opabinia.cli.outcome import AsJson, Quiet, in_json, print_json
 from opabinia.cli.train import Recipe
 from opabinia.runtime.quiet import is_quiet, quietly
 
 if TYPE_CHECKING:
-    from opabinia.sweep import How, Point, Record, Space, Tried
+    from opabinia.training.sweep import How, Point, Record, Space, Tried
 
 SHOWN = 6
 """Scores in the table of a sweep; all of them stand in its file."""
@@ -59,14 +59,14 @@ def sweep(
     opabinia sweep classification/digits "optimizer.lr=log(1e-4..1e-1)" --random 10 --seed 1
     """
     with report_errors(), quietly(quiet):
-        from opabinia.sweep import Record, parse_space
+        from opabinia.training.sweep import Record, parse_space
 
         how = _how(random, optuna, seed)
         space = parse_space(words or [])
         record = Record(recipe, list(words or []), how, None if how == "grid" else seed or 0)
         points, usual = _checked(record, space, random or optuna or 0)
 
-        from opabinia.launch import run_folder
+        from opabinia.training.launch import run_folder
 
         path = run_folder(recipe, out, name).parent / f"{name}.json"
         record.take_over(path)
@@ -95,7 +95,7 @@ def _checked(record: Record, space: Space, count: int) -> tuple[list[Point], str
     Raises:
         ConfigError: with every mistake in any config.
     """
-    from opabinia.sweep import check_all, draw, grid, import_optuna, probes, refuse_too_many
+    from opabinia.training.sweep import check_all, draw, grid, import_optuna, probes, refuse_too_many
 
     points: list[Point] = []
     if record.how == "optuna":
@@ -133,20 +133,20 @@ class _Series:
                 self._compared_by()
 
     def _append(self, point: Point) -> Tried:
-        from opabinia.sweep import Tried
+        from opabinia.training.sweep import Tried
 
         self.record.runs.append(Tried(f"{self.path.stem}-{len(self.record.runs):03d}", point))
         return self.record.runs[-1]
 
     def _refuse_other(self, run: Tried) -> None:
-        from opabinia.sweep import refuse_other_config
+        from opabinia.training.sweep import refuse_other_config
 
         overrides = self.space.overrides(run.changes)
         refuse_other_config(self.path.parent / run.name, self.record.recipe, overrides)
 
     def _train(self, run: Tried, number: str) -> None:
         from opabinia.runtime.signals import Stopped
-        from opabinia.sweep import try_run
+        from opabinia.training.sweep import try_run
 
         self.record.write(self.path)
         try:
@@ -162,7 +162,7 @@ class _Series:
         self.record.write(self.path)
 
     def _proposed(self) -> Point:
-        from opabinia.sweep import propose, value_of
+        from opabinia.training.sweep import propose, value_of
 
         metric, better = self._compared_by()
         known = [(run.changes, value_of(run, metric)) for run in self.record.runs]
@@ -174,7 +174,7 @@ class _Series:
         Raises:
             ConfigError: there are scores, but not this one.
         """
-        from opabinia.sweep import better_way, chosen_metric
+        from opabinia.training.sweep import better_way, chosen_metric
 
         scores = next((run.scores for run in self.record.runs if run.scores), None)
         metric = chosen_metric(self.metric, scores) if scores else None
@@ -182,7 +182,7 @@ class _Series:
 
     def show(self) -> None:
         """Print the table, best first, and how to repeat the best run."""
-        from opabinia.sweep import ranked, value_of
+        from opabinia.training.sweep import ranked, value_of
 
         metric, better = self._compared_by()
         runs = ranked(self.record.runs, metric, better)
@@ -210,7 +210,7 @@ class _Series:
 
     def outcome(self) -> dict[str, Any]:
         """The runs, best first, and what they are compared by."""
-        from opabinia.sweep import ranked, value_of
+        from opabinia.training.sweep import ranked, value_of
 
         metric, better = self._compared_by()
         runs = ranked(self.record.runs, metric, better)
@@ -228,7 +228,7 @@ class _Series:
 
     def _command(self, run: Tried) -> str:
         """What trains ``run`` once more, in a folder of its own."""
-        from opabinia.sweep import seed_of
+        from opabinia.training.sweep import seed_of
 
         words = ["opabinia", "train", self.record.recipe, *self.space.overrides(run.changes)]
         seed = seed_of(self.path.parent / run.name, self.record.recipe, self.space.overrides(run.changes))
@@ -252,7 +252,7 @@ def train_seeds(
         ConfigError: a seed or a config is wrong, or a folder holds a run of another config.
     """
     from opabinia.config import ConfigError, Problem
-    from opabinia.sweep import check_all, parse_seeds, refuse_other_config, write_seeds
+    from opabinia.training.sweep import check_all, parse_seeds, refuse_other_config, write_seeds
 
     numbers = parse_seeds(seeds)
     changes = {seed: [*overrides, f"seed={seed}"] for seed in numbers}
@@ -261,9 +261,9 @@ def train_seeds(
         raise ConfigError(Problem(f"command line: {given[0]}", "", "--seeds gives every run its seed: leave this out"))
     check_all(recipe, changes.values())
 
-    from opabinia.launch import run_folder
     from opabinia.runtime.signals import Stopped
-    from opabinia.sweep import clean_up, train_or_go_on
+    from opabinia.training.launch import run_folder
+    from opabinia.training.sweep import clean_up, train_or_go_on
 
     folders = {seed: run_folder(recipe, out, f"{name}-seed{seed}") for seed in numbers}
     for seed, folder in folders.items():

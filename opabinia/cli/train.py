@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from opabinia.cli.ending import AsJson, Quiet, words_of
 from opabinia.cli.errors import leave, report_errors
+from opabinia.cli.outcome import AsJson, Quiet, words_of
 from opabinia.cli.processes import Endpoint, MaxRestarts, Nnodes, NodeRank, Nproc, layout, run_in_many
 from opabinia.runtime.quiet import quietly
 
@@ -78,8 +78,8 @@ def train(
             again = [] if resume is None else ["--resume", resume]
             told = words_of(quiet, as_json)
             run_in_many(many, ["train", recipe, *(overrides or []), "--name", name, "--out", str(out), *again, *told])
-        from opabinia.launch import train as run
         from opabinia.runtime.signals import Stopped
+        from opabinia.training.launch import train as run
 
         try:
             folder, scores = run(recipe, overrides or [], out=out, name=name, resume=resume)
@@ -90,9 +90,9 @@ def train(
 
 def _end(folder: Path, scores: dict[str, float], quiet: bool, as_json: bool) -> None:
     """Say how a run has ended, and what may be done with it."""
-    from opabinia.cli.ending import outcome, print_ending, print_json
+    from opabinia.cli.outcome import outcome, print_ending, print_json
     from opabinia.cli.report import leave_report
-    from opabinia.cli.table import print_scores
+    from opabinia.cli.tables import print_scores
 
     if as_json:
         with redirect_stdout(sys.stderr):

@@ -12,7 +12,7 @@ from opabinia.config.compose import Tree as Tree
 from opabinia.config.compose import compose as compose
 from opabinia.config.errors import ConfigError as ConfigError
 from opabinia.config.errors import Problem as Problem
-from opabinia.config.families import register as register
+from opabinia.config.registry import register as register
 from opabinia.config.schema import json_schema as json_schema
 from opabinia.config.text import dump as dump
 from opabinia.config.text import flatten as flatten

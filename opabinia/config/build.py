@@ -20,10 +20,10 @@ from typing import Any
 from opabinia.config.catalog import Catalog
 from opabinia.config.check import DEFAULT
 from opabinia.config.errors import ConfigError, Problem, show
-from opabinia.config.families import Entry
-from opabinia.config.judge import blame, place_parts
 from opabinia.config.references import dotted
+from opabinia.config.registry import Entry
 from opabinia.config.types import Spec, describe
+from opabinia.config.validate import blame, place_parts
 
 WORKING = ("loss", "metric_loss", "schedule", "transform", "mix", "command")
 

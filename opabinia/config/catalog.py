@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from opabinia.config.families import Entry, Register, register
+from opabinia.config.registry import Entry, Register, register
 from opabinia.config.types import Spec
 from opabinia.runtime.files import cache_folder, write_aside
 
-ROOT = "opabinia.run"  # importing it registers every built-in part
+ROOT = "opabinia.training.builtin_parts"  # importing it registers every built-in part
 GROUP = "opabinia.parts"
 PACKAGE = Path(__file__).resolve().parent.parent
 LIBRARIES = ("opabinia", "torch", "torchvision", "timm", "pydantic")

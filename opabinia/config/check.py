@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from opabinia.config.catalog import Catalog
 from opabinia.config.compose import Tree
 from opabinia.config.errors import ConfigError, Problem, listing, nearest, show
-from opabinia.config.families import Entry, Parameter
-from opabinia.config.judge import accepts, blame, place_parts
 from opabinia.config.references import dotted
+from opabinia.config.registry import Entry, Parameter
 from opabinia.config.text import leaves
 from opabinia.config.tree import BROKEN, BadScalar, Node, scalar
 from opabinia.config.types import Spec, describe, parts_in, plain
+from opabinia.config.validate import accepts, blame, place_parts
 
 if TYPE_CHECKING:
     from pydantic import ValidationError

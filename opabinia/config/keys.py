@@ -10,7 +10,7 @@ from typing import Any
 
 from opabinia.config.catalog import Catalog
 from opabinia.config.errors import show
-from opabinia.config.families import Entry
+from opabinia.config.registry import Entry
 from opabinia.config.types import Spec
 
 Place = tuple[Spec, Any]

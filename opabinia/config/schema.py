@@ -6,9 +6,9 @@ from typing import Any
 
 from opabinia.config.catalog import Catalog
 from opabinia.config.errors import ConfigError, Problem, listing
-from opabinia.config.families import Entry
-from opabinia.config.judge import PART
+from opabinia.config.registry import Entry
 from opabinia.config.types import Spec, parts_in
+from opabinia.config.validate import PART
 
 Schema = dict[str, Any]
 

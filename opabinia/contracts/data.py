@@ -167,7 +167,7 @@ class Source(Protocol):
     What a source may have beside these is used where it is there: ``labels`` (int64, N; float32, N x K, of 0 and 1
     when ``multi_label`` is True) for samplers that balance, ``batch(indices)`` to hand over a whole batch at once,
     ``encoded(index)``, a sample without boxes or masks whose picture is not decoded yet
-    (:class:`opabinia.data.decode.Encoded`),
+    (:class:`opabinia.data.decoding.images.Encoded`),
     ``fingerprint()``, a text that changes with the samples and their order, ``shards`` (int64), how many of the samples
     lie beside each other in each file, for the sampler that reads file by file; of identities ``cameras`` and ``views``
     (int64, N, from 0) and ``queries`` (bool, N); of pictures with boxes ``has_boxes`` and ``has_masks`` (bool),

@@ -18,8 +18,8 @@ from opabinia.contracts.plans import Loader, Row
 from opabinia.contracts.tasks import Task
 
 if TYPE_CHECKING:
-    from opabinia.engine.checkpoint import Checkpoints
-    from opabinia.engine.journal import Journal
+    from opabinia.engine.checkpointing.checkpoint import Checkpoints
+    from opabinia.engine.loggers.metrics_log import Journal
 
 
 Scalars = Mapping[str, Tensor | float]

@@ -6,6 +6,6 @@ number of workers or processes, nor on where the run was stopped before.
 
 from opabinia.data.loader import DataError as DataError
 from opabinia.data.loader import Loader as Loader
-from opabinia.data.sections import Data as Data
-from opabinia.data.sections import Stream as Stream
-from opabinia.data.sections import ValidationStream as ValidationStream
+from opabinia.data.settings import Data as Data
+from opabinia.data.settings import Stream as Stream
+from opabinia.data.settings import ValidationStream as ValidationStream

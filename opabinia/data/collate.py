@@ -13,7 +13,7 @@ from torch.utils.data import default_collate
 from torchvision.transforms.v2.functional import resize
 
 from opabinia.contracts import Batch, Sample
-from opabinia.data.decode import planar
+from opabinia.data.decoding.images import planar
 
 
 def collate(samples: Sequence[Sample], size_multiple: int | None = None) -> Batch:

@@ -30,10 +30,10 @@ from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from opabinia.contracts import Batch, Combination, Facts, Indices, Mix, Plan, Row, Sample, Source, Transform
-from opabinia.data.batches import evaluation_rows
 from opabinia.data.collate import collate, is_of_clips, resized
-from opabinia.data.decode import LazyImage, opened
-from opabinia.data.order import Order
+from opabinia.data.decoding.images import LazyImage, opened
+from opabinia.data.sampling.batches import evaluation_rows
+from opabinia.data.sampling.permutation import Order
 from opabinia.runtime.log import log
 from opabinia.runtime.seeds import ANOTHER, MIX, REPLACEMENT, SAMPLE, generators_kept, hash32, seed_sample
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Facts, Fraction, LossPart, Predictions
-from opabinia.tasks.labelled import Labelled, logits_of
+from opabinia.tasks.classification_base import Labelled, logits_of
 
 
 @register.task(name="classification")

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Evaluator, Facts, Fraction, LossPart, Predictions, Unfit
-from opabinia.evaluation.films import PerFilm
-from opabinia.tasks.labelled import Labelled, logits_of
+from opabinia.evaluation.classification.video import PerFilm
+from opabinia.tasks.classification_base import Labelled, logits_of
 
 
 @register.task(name="video")

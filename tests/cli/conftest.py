@@ -38,7 +38,7 @@ def opabinia(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Ended
 @pytest.fixture(scope="session")
 def six_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run of ``classification/digits``, made once; only to be read."""
-    from opabinia.launch import train
+    from opabinia.training.launch import train
 
     log = logging.getLogger("opabinia")
     before = log.propagate, log.level

@@ -187,7 +187,7 @@ def test_without_arguments_help_is_shown(opabinia: Opabinia) -> None:
 
 def test_a_crash_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Python exits with status 1 then."""
-    monkeypatch.setattr("opabinia.launch.train", lambda *_, **__: 1 // 0)
+    monkeypatch.setattr("opabinia.training.launch.train", lambda *_, **__: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         main(["train", RECIPE, "--out", str(tmp_path)])
 

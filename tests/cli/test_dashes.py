@@ -1,6 +1,6 @@
 import pytest
 
-from opabinia.cli.arguments import without_dashes
+from opabinia.cli.options import without_dashes
 
 
 @pytest.mark.parametrize(

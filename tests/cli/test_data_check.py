@@ -11,7 +11,7 @@ import pytest
 
 from scripts import small_data
 from tests.cli.conftest import Ended
-from tests.data.films import write
+from tests.data.videos import write
 
 Command = Callable[..., Ended]
 

@@ -41,7 +41,7 @@ def test_one_task(opabinia: Opabinia, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_it_goes_on_where_it_was_stopped(opabinia: Opabinia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from opabinia import launch
+    from opabinia.training import launch
 
     def stopped(*_: object, **__: object) -> None:
         raise Stopped("SIGINT", 130)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from opabinia import launch
-from opabinia.engine.checkpoint import load_tensors
+from opabinia.engine.checkpointing.checkpoint import load_tensors
+from opabinia.training import launch
 from tests.cli.conftest import Ended
 
 SMALL = ["train.length=6it", "evaluate.every=3it", "checkpoint.every=3it", "data.workers=0", "writers=[]", "seed=1"]

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from opabinia import launch
 from opabinia.config import ConfigError
 from opabinia.contracts import Facts
 from opabinia.data import Stream
 from opabinia.data.sources import Digits, DigitViews
-from opabinia.pieces.samples import facts_of
+from opabinia.training import launch
+from opabinia.training.samples import facts_of
 from tests.cli.conftest import Ended
 
 SMALL = ["train.length=4it", "data.workers=0", "train.device=cpu", "train.threads=1", "writers=[]", "seed=1"]

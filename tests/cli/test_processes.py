@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from opabinia.agent import Layout
 from opabinia.cli.processes import layout
 from opabinia.config import ConfigError
+from opabinia.runtime.elastic_agent import Layout
 from tests.runtime.test_slurm import STEP
 
 USUAL = 2**15 + 2**14 + os.getuid() % 2**14

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from opabinia.contracts import Task
-from opabinia.flops import Flops, forward_flops, without_values
-from opabinia.summary import scaled, titled, told_flops, told_parameters
+from opabinia.training.flops import Flops, forward_flops, without_values
+from opabinia.training.summary import scaled, titled, told_flops, told_parameters
 
 
 class Net(Task):

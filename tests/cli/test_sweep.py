@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from opabinia import launch
+from opabinia.training import launch
 from tests.cli.conftest import Ended
 
 RECIPE = "classification/digits"
@@ -44,7 +44,7 @@ def made(folder: Path) -> int:
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """``interrupted(name)``: Ctrl-C after the first step of the run in the folder of that name, once."""
-    session = launch.run.Session
+    session = launch.session.Session
 
     def prepare(name: str) -> None:
         asked: list[str] = []

@@ -13,7 +13,7 @@ from torch import nn
 from torchvision.transforms import v2
 
 from opabinia.config import adapt
-from opabinia.config.families import Entry, Register
+from opabinia.config.registry import Entry, Register
 from opabinia.config.types import describe
 
 OPTIMIZERS = {

@@ -6,7 +6,7 @@ import pytest
 
 from opabinia.config import Catalog, ConfigError, build, check, compose
 from opabinia.config.build import Factory
-from opabinia.config.families import Entry, Register
+from opabinia.config.registry import Entry, Register
 from opabinia.runtime.durations import Duration
 from tests.config import toys
 from tests.config.toys import CATALOG, RECIPE, Crop, Data, Ema, Mode, Several, Stop

@@ -1,4 +1,4 @@
-"""The cache is tried in processes of its own, with a small house in place of ``opabinia.run``."""
+"""The cache is tried in processes of its own, with a small house in place of ``opabinia.training.builtin_parts``."""
 
 import json
 import os

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import pytest
 
 from opabinia.config import Catalog, ConfigError, Part, Resolved, check, compose
-from opabinia.config.families import Register
+from opabinia.config.registry import Register
 from opabinia.runtime.durations import Duration
 from tests.config.toys import CATALOG, RECIPE, SchedulePart
 

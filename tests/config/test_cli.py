@@ -154,9 +154,9 @@ def test_check_build_hands_the_built_parts_to_the_rehearsal(monkeypatch: pytest.
         rehearsed.append(parts)
         parts["task"](3)
 
-    run_module = ModuleType("opabinia.run")
+    run_module = ModuleType("opabinia.training.dry_run")
     run_module.rehearse = rehearse  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "opabinia.run", run_module)
+    monkeypatch.setitem(sys.modules, "opabinia.training.dry_run", run_module)
     monkeypatch.setattr("opabinia.config.live_catalog", lambda plugins=(): CATALOG)
     assert lines("check", "--build", "r.yaml") == ["r.yaml: no problems"]
     assert rehearsed[0]["train"] == Training(Duration(12, "ep"))

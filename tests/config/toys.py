@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Interval
 
 from opabinia.config import Catalog, Part
-from opabinia.config.families import Register
+from opabinia.config.registry import Register
 from opabinia.runtime.durations import Duration, Units
 
 register = Register()

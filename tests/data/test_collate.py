@@ -8,7 +8,7 @@ from torchvision import tv_tensors
 
 from opabinia.contracts import Sample
 from opabinia.data.collate import OF_THINGS, collate, padded, resized
-from opabinia.engine.step import micro_batches
+from opabinia.engine.loop.step import micro_batches
 
 
 def test_a_batch_of_everything() -> None:

@@ -25,10 +25,10 @@ from torchvision.transforms import v2
 
 from opabinia.contracts import Batch, Facts, Row, Sample
 from opabinia.contracts import Loader as LoaderContract
-from opabinia.data.batches import ConstantPlan
+from opabinia.data.batch_mixing import mixup
 from opabinia.data.loader import DataError, Loader, Reader, _received, evaluation_requests, training_requests
-from opabinia.data.mix import mixup
-from opabinia.data.order import order
+from opabinia.data.sampling.batches import ConstantPlan
+from opabinia.data.sampling.permutation import order
 from opabinia.data.sources import Digits
 from opabinia.runtime.durations import Duration
 

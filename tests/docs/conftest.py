@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import opabinia
+from tests.docs.examples_data import MADE, trained
 from tests.docs.pages import ROOT
-from tests.docs.things import MADE, trained
 
 __all__ = ["opabinia"]
 

@@ -23,9 +23,9 @@ import typer
 
 from opabinia.cli import app
 from tests.cli.conftest import Ended
+from tests.docs.examples_data import small
 from tests.docs.pages import PAGES, ROOT, blocks
-from tests.docs.things import small
-from tests.serve.test_serve import started
+from tests.inference.test_serve import started
 
 NOT_RUN = {
     r"make (demo|test)": "minutes of the whole machine, or these tests themselves",

@@ -7,7 +7,7 @@ import runpy
 from pathlib import Path
 from typing import Any
 
-from opabinia.launch import train
+from opabinia.training.launch import train
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 

@@ -16,8 +16,8 @@ import torch
 from opabinia import load
 from opabinia.contracts import Clock
 from tests.cli.conftest import Ended
+from tests.docs.examples_data import CPU
 from tests.docs.pages import blocks
-from tests.docs.things import CPU
 
 SHOWN = {block.name: block.text for block in blocks("python")}
 FILES = {"README.md-2", "docs/configs.md-1", "docs/configs.md-2"}

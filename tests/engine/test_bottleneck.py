@@ -10,7 +10,7 @@ import pytest
 
 from opabinia.contracts import Clock, Phase
 from opabinia.engine.hooks.bottleneck import Bottleneck, Pace, told, workers_needed
-from opabinia.engine.journal import Journal
+from opabinia.engine.loggers.metrics_log import Journal
 from tests.engine.test_more_hooks import a_run
 
 TRAIN = Phase("train", "train")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from opabinia.engine.buffers import Buffers
+from opabinia.engine.checkpointing.buffers import Buffers
 
 ORIGINALS: dict[str, Callable[[], Tensor]] = {
     "channels last": lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),

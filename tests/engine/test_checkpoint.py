@@ -20,8 +20,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from opabinia.engine import checkpoint
-from opabinia.engine.checkpoint import (
+from opabinia.engine.checkpointing import checkpoint
+from opabinia.engine.checkpointing.checkpoint import (
     BadCheckpoint,
     Checkpoints,
     Snapshot,

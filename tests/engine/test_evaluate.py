@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opabinia.contracts import Batch, Clock, Evaluator, Facts, Hook, Phase, Predictions, Run
-from opabinia.data.batches import evaluation_rows
 from opabinia.data.loader import Loader, Reader, evaluation_requests
-from opabinia.engine import evaluate as engine
-from opabinia.engine.evaluate import EvaluationStopped, Validation, evaluate, evaluate_all, evaluation_run
-from opabinia.engine.journal import Journal
-from opabinia.engine.moments import Moments
-from opabinia.evaluation.topk import TopK
+from opabinia.data.sampling.batches import evaluation_rows
+from opabinia.engine.loggers.metrics_log import Journal
+from opabinia.engine.loop import evaluate as engine
+from opabinia.engine.loop.evaluate import EvaluationStopped, Validation, evaluate, evaluate_all, evaluation_run
+from opabinia.engine.loop.hook_dispatch import Moments
+from opabinia.evaluation.classification.topk import TopK
 from tests.engine.toys import CPU, FACTS, Line, Rows, validation
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from opabinia.contracts import Hook, Phase, Run
-from opabinia.engine.checkpoint import listed, newest_whole, pointed
+from opabinia.engine.checkpointing.checkpoint import listed, newest_whole, pointed
 from opabinia.engine.hooks import Save, SaveBest
-from opabinia.engine.hooks.limit import TimeLimit
+from opabinia.engine.hooks.time_limit import TimeLimit
 from opabinia.runtime.durations import Duration
 from tests.engine.toys import Line, Setup, lines, same_tensors, weights
 
@@ -212,7 +212,7 @@ class Spoil(Hook):
 @pytest.mark.parametrize(("save", "kept"), [("1it", [5, 6]), ("4it", [4])])
 def test_no_checkpoint_is_made_of_weights_that_went_wrong(tmp_path: Path, save: str, kept: list[int]) -> None:
     """The loss of step 7 shows it, at the line of step 9 or at the next save."""
-    from opabinia.engine.diagnosis import NonFinite
+    from opabinia.engine.loop.nonfinite import NonFinite
 
     setup = Setup(tmp_path, user={"user": Spoil(6)}, save=save, evaluate="0ep", log_every=9, sets=())
     with pytest.raises(NonFinite, match=r"train/loss is nan at step 7"):

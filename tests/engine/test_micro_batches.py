@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from opabinia.contracts import Arithmetic, Batch, Clock, Row, Task
-from opabinia.engine.diagnosis import NonFinite
-from opabinia.engine.step import Standard, micro_batches
+from opabinia.engine.loop.nonfinite import NonFinite
+from opabinia.engine.loop.step import Standard, micro_batches
 from tests.engine.toys import constant
 
 SAMPLES = 64

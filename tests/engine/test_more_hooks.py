@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from opabinia.contracts import Batch, Clock, Phase, Predictions, Run, Task
 from opabinia.engine.hooks.early_stop import EarlyStop
-from opabinia.engine.hooks.expected import Expected, Unexpected, differences
+from opabinia.engine.hooks.expected_scores import Expected, Unexpected, differences
 from opabinia.engine.hooks.freeze import Freeze
-from opabinia.engine.hooks.precise_norm import PreciseNorm, measure
+from opabinia.engine.hooks.precise_bn import PreciseNorm, measure
 from opabinia.engine.hooks.watch import EmptyCache, LossSpike, Profile, Timer
 from opabinia.runtime.durations import Duration
 from tests.engine.toys import Line, Setup, lines, same_tensors, weights

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from opabinia.contracts import Clock
-from opabinia.data.batches import ConstantPlan
+from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.engine.hooks.periods import due
 from opabinia.runtime.durations import Duration
 

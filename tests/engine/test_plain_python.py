@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from opabinia.contracts import Arithmetic, Backbone, Facts, Source
-from opabinia.data.batches import ConstantPlan
 from opabinia.data.loader import Loader, Reader, evaluation_requests, training_requests
-from opabinia.data.order import order
-from opabinia.engine.checkpoint import newest_whole
-from opabinia.engine.evaluate import Validation
+from opabinia.data.sampling.batches import ConstantPlan
+from opabinia.data.sampling.permutation import order
+from opabinia.engine.checkpointing.checkpoint import newest_whole
 from opabinia.engine.hooks import Evaluate, Flush, Save, SaveBest, in_order
-from opabinia.engine.journal import Journal
-from opabinia.engine.step import Standard
-from opabinia.engine.trainer import Trainer
+from opabinia.engine.loggers.metrics_log import Journal
+from opabinia.engine.loop.evaluate import Validation
+from opabinia.engine.loop.step import Standard
+from opabinia.engine.loop.trainer import Trainer
 from opabinia.optim.schedules import cosine
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.classification import Classification

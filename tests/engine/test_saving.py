@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from opabinia.contracts import Hook, Run
-from opabinia.engine import checkpoint
-from opabinia.engine.checkpoint import listed, save_tensors
+from opabinia.engine.checkpointing import checkpoint
+from opabinia.engine.checkpointing.checkpoint import listed, save_tensors
 from opabinia.runtime.files import DiskError
 from tests.engine.toys import Setup
 

@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opabinia.contracts import Arithmetic, Batch, Clock, Row, Task
-from opabinia.engine.step import Standard, total_loss
+from opabinia.engine.loop.step import Standard, total_loss
 from opabinia.optim.groups import Groups, Rule, apply_factors, parameter_groups
 from tests.engine.toys import Line, Setup, constant, sample_batch
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from opabinia.contracts import Hook, Run
-from opabinia.engine.checkpoint import DoesNotFit, listed, newest_whole, pointed, read_checkpoint
+from opabinia.engine.checkpointing.checkpoint import DoesNotFit, listed, newest_whole, pointed, read_checkpoint
 from opabinia.engine.hooks import Evaluate, Flush, Save, in_order, refuse_wrong
-from opabinia.engine.trainer import Trainer
+from opabinia.engine.loop.trainer import Trainer
 from opabinia.runtime.durations import Duration
 from tests.engine.toys import Event, Line, Setup, lines, same_tensors, validation, weights
 

@@ -24,14 +24,14 @@ from opabinia.contracts import (
     Task,
     Writer,
 )
-from opabinia.data.batches import ConstantPlan, evaluation_rows
-from opabinia.engine.checkpoint import newest_whole
-from opabinia.engine.evaluate import Validation
+from opabinia.data.sampling.batches import ConstantPlan, evaluation_rows
+from opabinia.engine.checkpointing.checkpoint import newest_whole
 from opabinia.engine.hooks import Evaluate, Flush, FlushSamples, Save, SaveBest, in_order
-from opabinia.engine.journal import Journal
-from opabinia.engine.step import Standard
-from opabinia.engine.trainer import Trainer
-from opabinia.evaluation.topk import TopK
+from opabinia.engine.loggers.metrics_log import Journal
+from opabinia.engine.loop.evaluate import Validation
+from opabinia.engine.loop.step import Standard
+from opabinia.engine.loop.trainer import Trainer
+from opabinia.evaluation.classification.topk import TopK
 from opabinia.runtime.durations import Duration
 
 CPU = torch.device("cpu")

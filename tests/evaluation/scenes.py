@@ -12,7 +12,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from opabinia.contracts import Batch, Evaluator, Facts, Predictions, Truth
-from opabinia.evaluation.coco import POINTS
+from opabinia.evaluation.detection.coco import POINTS
 
 HEIGHT, WIDTH = 140, 200
 CLASSES = tuple("abcde")

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opabinia.contracts import Facts, Truth, Unfit
-from opabinia.evaluation.coco import PREFIXES, Coco, judge
+from opabinia.evaluation.detection.coco import PREFIXES, Coco, judge
 from tests.evaluation.scenes import FACTS, HEIGHT, WIDTH, Scene, batch_of, coco_file, pycocotools, scene, seen
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "detection" / "coco"

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from opabinia.contracts import Facts
-from opabinia.evaluation import collapse
-from opabinia.evaluation.collapse import Collapse, effective_rank, spread, uniformity
+from opabinia.evaluation.representation import collapse
+from opabinia.evaluation.representation.collapse import Collapse, effective_rank, spread, uniformity
 from tests.evaluation.features import batches, scored
 
 FACTS = Facts(samples=4)

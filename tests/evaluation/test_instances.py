@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from opabinia.contracts import Facts, Unfit
-from opabinia.evaluation.retrieval import evaluate_distances, evaluate_lists, revisited
-from opabinia.evaluation.searches import InstanceRetrieval
-from opabinia.evaluation.whitening import whitening
+from opabinia.evaluation.retrieval.retrieval import evaluate_distances, evaluate_lists, revisited
+from opabinia.evaluation.retrieval.retrieval_evaluators import InstanceRetrieval
+from opabinia.evaluation.retrieval.whitening import whitening
 from opabinia.models.pooling import rmac_descriptors
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "selfsup"

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from opabinia.contracts import Facts, Unfit
-from opabinia.evaluation import knn
-from opabinia.evaluation.knn import Knn, votes
+from opabinia.evaluation.representation import knn
+from opabinia.evaluation.representation.knn import Knn, votes
 from tests.evaluation.features import FACTS, around, batches, scored
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "selfsup" / "knn.json").read_text())

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from opabinia.contracts import Facts, Unfit
-from opabinia.evaluation.low_shot import LowShot
+from opabinia.evaluation.representation.low_shot import LowShot
 from tests.evaluation.features import FACTS, around, batches, scored
 
 KNOWN, ASKED = (batches(*around(torch.eye(3, 8), each, 0.5, seed=each)) for each in (16, 30))

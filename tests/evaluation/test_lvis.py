@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from opabinia.contracts import Truth
-from opabinia.evaluation import coco as coco_module
-from opabinia.evaluation.coco_format import results_of, truth_of
-from opabinia.evaluation.lvis import Lvis, judged_part
-from opabinia.evaluation.pictures import Picture, in_order
+from opabinia.evaluation.detection import coco as coco_module
+from opabinia.evaluation.detection.base import Picture, in_order
+from opabinia.evaluation.detection.coco_format import results_of, truth_of
+from opabinia.evaluation.detection.lvis import Lvis, judged_part
 from tests.evaluation.scenes import FACTS, Scene, scene, seen
 
 LVIS = replace(FACTS, masks=False, keypoints=(), frequencies=tuple("rccff"))

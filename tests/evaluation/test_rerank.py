@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from opabinia.evaluation.rerank import k_reciprocal, k_reciprocal_from_distances
+from opabinia.evaluation.retrieval.rerank import k_reciprocal, k_reciprocal_from_distances
 
 GOLDEN: dict[str, Any] = json.loads(
     (Path(__file__).parent.parent / "golden" / "fastreid" / "rerank_zhong.json").read_text()

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from opabinia.contracts import Facts, Unfit
-from opabinia.evaluation import distances as distances_module
-from opabinia.evaluation.distances import FeatureDistances, smallest, tile
-from opabinia.evaluation.ranking import places_on_device, places_on_host
-from opabinia.evaluation.retrieval import (
+from opabinia.evaluation.retrieval import distances as distances_module
+from opabinia.evaluation.retrieval.distances import FeatureDistances, smallest, tile
+from opabinia.evaluation.retrieval.ranking import places_on_device, places_on_host
+from opabinia.evaluation.retrieval.retrieval import (
     distances,
     evaluate,
     evaluate_distances,
@@ -28,7 +28,7 @@ from opabinia.evaluation.retrieval import (
     recall,
     single_shot,
 )
-from opabinia.evaluation.searches import Expansion, Recall, Rerank, Retrieval
+from opabinia.evaluation.retrieval.retrieval_evaluators import Expansion, Recall, Rerank, Retrieval
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "fastreid"
 FACTS = Facts(samples=0, queries=True)
@@ -444,8 +444,8 @@ def test_what_else_is_wrong_is_told(call: Callable[[], Any], message: str) -> No
 
 
 def test_re_ranking_and_expansion_change_what_is_ranked() -> None:
-    from opabinia.evaluation.expansion import alpha
-    from opabinia.evaluation.rerank import k_reciprocal
+    from opabinia.evaluation.retrieval.query_expansion import alpha
+    from opabinia.evaluation.retrieval.rerank import k_reciprocal
 
     given = sides(200, 60, 20, noise=1.6)
     q, g = (torch.from_numpy(one) for one in given[:2])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from opabinia.evaluation.topk import TopK, hits
+from opabinia.evaluation.classification.topk import TopK, hits
 
 NAN, INF = math.nan, math.inf
 

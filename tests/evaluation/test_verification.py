@@ -13,8 +13,8 @@ import pytest
 import torch
 from sklearn.metrics import roc_curve
 
-from opabinia.evaluation import expansion, verification
-from opabinia.evaluation.distances import distances
+from opabinia.evaluation.retrieval import query_expansion, verification
+from opabinia.evaluation.retrieval.distances import distances
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "fastreid"
 
@@ -31,7 +31,7 @@ def golden(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
 def test_golden_aqe(times: int) -> None:
     inputs, outputs = golden("aqe")
     query, gallery = np.array(inputs["query"]), np.array(inputs["gallery"])
-    found = expansion.alpha(query, gallery, k=inputs["qe_k"], alpha=inputs["alpha"], times=times)
+    found = query_expansion.alpha(query, gallery, k=inputs["qe_k"], alpha=inputs["alpha"], times=times)
     expected = outputs[f"qe_times={times}"]
     for side, name in zip(found, ("query", "gallery"), strict=True):
         np.testing.assert_allclose(side, expected[name], rtol=1e-5, atol=1e-5)
@@ -39,22 +39,22 @@ def test_golden_aqe(times: int) -> None:
 
 def test_a_neighbour_that_points_away_has_no_weight() -> None:
     """FastReID's weight is NaN here."""
-    query, gallery = expansion.alpha([[1.0, 0.0]], [[-1.0, 0.5]], k=2, alpha=2.5)
+    query, gallery = query_expansion.alpha([[1.0, 0.0]], [[-1.0, 0.5]], k=2, alpha=2.5)
     np.testing.assert_allclose(query, [[0.5, 0]])
     np.testing.assert_allclose(gallery, [[-0.5, 0.25]], rtol=1e-6)
 
 
 def test_fewer_features_than_neighbours() -> None:
     """FastReID raises here; with alpha 0 it is the plain mean."""
-    query, gallery = expansion.alpha([[2.0, 0.0]], [[1.0, 1.0]], k=10, alpha=0)
+    query, gallery = query_expansion.alpha([[2.0, 0.0]], [[1.0, 1.0]], k=10, alpha=0)
     np.testing.assert_allclose(torch.cat([query, gallery]), [[1.5, 0.5]] * 2)
 
 
 def test_expansion_in_blocks_and_by_its_definition() -> None:
     random = np.random.default_rng(0)
     features = random.standard_normal((700, 8)).astype(np.float32)
-    q, g = expansion.alpha(features[:200], features[200:], k=4, alpha=2)
-    again = expansion.alpha(features[:200], features[200:], k=4, alpha=2, block=1)
+    q, g = query_expansion.alpha(features[:200], features[200:], k=4, alpha=2)
+    again = query_expansion.alpha(features[:200], features[200:], k=4, alpha=2, block=1)
     assert torch.equal(q, again[0]) and torch.equal(g, again[1])
     unit = features / np.linalg.norm(features, axis=1, keepdims=True)
     cosines = unit @ unit.T
@@ -69,12 +69,12 @@ def test_expansion_in_blocks_and_by_its_definition() -> None:
 )
 def test_expansion_out_of_range(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        expansion.alpha([[1.0]], [[1.0]], **keys)
+        query_expansion.alpha([[1.0]], [[1.0]], **keys)
 
 
 def test_expansion_of_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match="query features have 1 numbers, gallery features 2"):
-        expansion.alpha([[1.0]], [[1.0, 2.0]])
+        query_expansion.alpha([[1.0]], [[1.0, 2.0]])
 
 
 # --- shares accepted --------------------------------------------------------------------------------------------------

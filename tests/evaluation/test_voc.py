@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from opabinia.evaluation.pictures import Picture, in_order
-from opabinia.evaluation.voc import Voc, area, eleven_points
+from opabinia.evaluation.detection.base import Picture, in_order
+from opabinia.evaluation.detection.voc import Voc, area, eleven_points
 from tests.evaluation.scenes import FACTS, Scene, scene, seen
-from tests.evaluation.test_found import CAT, DOG, ELSEWHERE, HERE, THERE, Row, picture
+from tests.evaluation.test_detection_errors import CAT, DOG, ELSEWHERE, HERE, THERE, Row, picture
 
 PLAIN = replace(FACTS, masks=False, keypoints=())
 

@@ -35,7 +35,7 @@ def die_at_turn() -> None:
 
 def signalled_in_a_save() -> None:
     """SIGTERM while the first checkpoint is written, which never comes to its end, and another one later."""
-    from opabinia.engine import checkpoint
+    from opabinia.engine.checkpointing import checkpoint
 
     real = checkpoint.save_tensors
 
@@ -51,7 +51,7 @@ def signalled_in_a_save() -> None:
 
 def stuck_in_a_save() -> None:
     """The disk stands still in the middle of the checkpoint of step 10."""
-    from opabinia.engine import checkpoint
+    from opabinia.engine.checkpointing import checkpoint
 
     real = checkpoint.save_tensors
 
@@ -65,7 +65,7 @@ def stuck_in_a_save() -> None:
 
 def slow_saves() -> None:
     """Every file of a checkpoint takes a while."""
-    from opabinia.engine import checkpoint
+    from opabinia.engine.checkpointing import checkpoint
 
     real = checkpoint.save_tensors
 
@@ -78,7 +78,7 @@ def slow_saves() -> None:
 
 def signalled_while_resolving() -> None:
     """SIGTERM while the config is read."""
-    from opabinia import launch
+    from opabinia.training import launch
 
     real = launch.resolve
 
@@ -91,7 +91,7 @@ def signalled_while_resolving() -> None:
 
 def late_for_the_lock() -> None:
     """Wait before the folder is locked."""
-    from opabinia import launch
+    from opabinia.training import launch
     from tests.faults.parts import pause_at
 
     real = launch.only_writer

@@ -26,7 +26,7 @@ from opabinia.contracts import (
     Together,
 )
 from opabinia.data.sources import Digits, DigitScenes
-from opabinia.engine.step import Standard
+from opabinia.engine.loop.step import Standard
 from tests.faults.programs import BROKEN, CRASH, PAUSE, SLOW, TRACE
 
 

@@ -17,8 +17,8 @@ import traceback
 from typing import Any
 
 WARM = (
-    *("opabinia.cli", "opabinia.launch", "torch.utils.tensorboard.writer", "rich.live", "sklearn.datasets"),
-    *("opabinia.cli.report", "opabinia.report.page", "tests.faults.parts"),
+    *("opabinia.cli", "opabinia.training.launch", "torch.utils.tensorboard.writer", "rich.live", "sklearn.datasets"),
+    *("opabinia.cli.report", "opabinia.visualization.report.page", "tests.faults.parts"),
 )
 
 
@@ -27,7 +27,7 @@ def warm() -> None:
     for module in WARM:
         importlib.import_module(module)
     from opabinia.config import check, compose, live_catalog
-    from opabinia.report.templating import template
+    from opabinia.visualization.report.templating import template
 
     check(compose("classification/digits"), live_catalog())
     page = template("page.html")

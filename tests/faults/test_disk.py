@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from opabinia.engine.checkpoint import newest_whole
+from opabinia.engine.checkpointing.checkpoint import newest_whole
 from tests.faults.programs import PAUSE, Program, Server, mounted
 from tests.faults.runs import Outcome, assert_same, metrics
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from opabinia.engine.checkpoint import newest_whole
+from opabinia.engine.checkpointing.checkpoint import newest_whole
 from tests.faults.programs import SLOW, Program, Server, is_alive
 from tests.faults.runs import STEPS, Outcome, assert_same
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from opabinia.data.sources import Digits
-from opabinia.engine.checkpoint import read_checkpoint
+from opabinia.engine.checkpointing.checkpoint import read_checkpoint
 from tests.faults.many import STEPS, Trained, start, steps
 from tests.faults.programs import Server
 from tests.faults.runs import checkpoint, contents

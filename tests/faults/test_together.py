@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from opabinia.data.sources import Digits
-from opabinia.engine.checkpoint import read_checkpoint
+from opabinia.engine.checkpointing.checkpoint import read_checkpoint
 from opabinia.runtime.files import mend
 from tests.faults.many import STEPS, Trained, scores, start, steps
 from tests.faults.programs import PAUSE, Server, mounted

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from opabinia.contracts import BatchShape, Clock, Course, Stage
-from opabinia.data.batches import StagedPlan
-from opabinia.data.shapes import multigrid
+from opabinia.data.sampling.batch_shapes import multigrid
+from opabinia.data.sampling.batches import StagedPlan
 from opabinia.optim.multigrid import (
     Multigrid,
     Shape,

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from opabinia.bench import bench, matmul_flops
 from opabinia.engine.hooks.bottleneck import Bottleneck
-from opabinia.launch import parts_of
-from opabinia.loading import resolve
-from opabinia.trial import find
+from opabinia.training.autotune import find
+from opabinia.training.benchmark import bench, matmul_flops
+from opabinia.training.run_folder import parts_of, resolve
 from tests.engine.test_more_hooks import a_run
 
 pytestmark = pytest.mark.gpu

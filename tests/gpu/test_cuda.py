@@ -23,21 +23,21 @@ from torchvision.transforms import v2
 
 from opabinia.contracts import Arithmetic, Batch, Clock, Facts, Hook, Row, Run, Task
 from opabinia.data import Data, Stream
-from opabinia.data.batches import ConstantPlan
-from opabinia.data.mix import cutmix, mixup
-from opabinia.data.order import EachOnce
+from opabinia.data.batch_mixing import cutmix, mixup
+from opabinia.data.sampling.batches import ConstantPlan
+from opabinia.data.sampling.permutation import EachOnce
 from opabinia.data.sources import Digits
-from opabinia.engine.checkpoint import newest_whole
-from opabinia.engine.feeding import to_host
-from opabinia.engine.step import Standard
-from opabinia.models.backbones import timm
+from opabinia.engine.checkpointing.checkpoint import newest_whole
+from opabinia.engine.loop.prefetch import to_host
+from opabinia.engine.loop.step import Standard
+from opabinia.models.backbones.timm import timm
 from opabinia.optim.schedules import cosine
-from opabinia.pieces.loaders import make_training_loader
-from opabinia.run import Session, train
 from opabinia.runtime.device import choose_device
 from opabinia.runtime.durations import Duration
-from opabinia.settings import Checkpointing, Evaluation, Training
 from opabinia.tasks.classification import Classification
+from opabinia.training.loaders import make_training_loader
+from opabinia.training.session import Session, train
+from opabinia.training.settings import Checkpointing, Evaluation, Training
 
 pytestmark = pytest.mark.gpu
 

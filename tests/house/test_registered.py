@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torchvision import tv_tensors
 
 from opabinia.config import Catalog, ConfigError, build, check, compose, dump, json_schema, live_catalog
-from opabinia.config.families import Entry, Family, Parameter, Register
+from opabinia.config.registry import Entry, Family, Parameter, Register
 from opabinia.contracts import (
     Arithmetic,
     Batch,
@@ -46,14 +46,14 @@ from opabinia.contracts import (
     Task,
     Truth,
 )
-from opabinia.data.batches import ConstantPlan, StagedPlan
-from opabinia.data.pack import pack
+from opabinia.data.decoding.pack import pack
+from opabinia.data.sampling.batches import ConstantPlan, StagedPlan
 from opabinia.data.sources import Digits, Joined, Videos
-from opabinia.engine.step import total_loss
+from opabinia.engine.loop.step import total_loss
 from opabinia.optim.schedules import constant
 from opabinia.runtime.durations import Duration
 from scripts import small_data
-from tests.data.films import write as write_film
+from tests.data.videos import write as write_film
 
 CATALOG = live_catalog()
 ENTRIES = [entry for entries in CATALOG.entries.values() for entry in entries.values()]

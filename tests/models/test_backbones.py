@@ -8,7 +8,7 @@ from timm.models import group_parameters
 from torch import Tensor, nn
 
 from opabinia.contracts import Backbone
-from opabinia.models.backbones import Preprocessing, TimmBackbone, timm
+from opabinia.models.backbones.timm import Preprocessing, TimmBackbone, timm
 
 FAMILIES = ["test_resnet", "resnet10t", "convnext_atto", "test_vit", "mobilenetv3_small_050"]
 """Where their pooled width stands differs: mobilenetv3 has a layer behind the pooling, a ViT a class token."""

@@ -23,7 +23,8 @@ from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from opabinia.contracts import Detector, Facts, Level
-from opabinia.models.backbones import timm
+from opabinia.models.backbones.resnet import resnet
+from opabinia.models.backbones.timm import timm
 from opabinia.models.detectors.boxes import Boxes
 from opabinia.models.detectors.cascade import cascade_rcnn
 from opabinia.models.detectors.fcos import Fcos
@@ -33,10 +34,9 @@ from opabinia.models.detectors.rcnn import faster_rcnn, keypoint_rcnn, mask_rcnn
 from opabinia.models.detectors.regions import Pooling
 from opabinia.models.detectors.retinanet import RetinaNet
 from opabinia.models.detectors.rpn import Proposals
-from opabinia.models.foreign import of_coco, translated
 from opabinia.models.necks import fpn, fpn_p3_p7, fpn_p3_p7_from_p5
-from opabinia.models.resnets import resnet
-from opabinia.models.weights import Init, Report, initialise
+from opabinia.models.weights.init import Init, Report, initialise
+from opabinia.models.weights.translate import of_coco, translated
 from opabinia.tasks.detection import Detection
 
 CLASSES = ("circle", "square", "star")

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from opabinia.contracts import Unfit
-from opabinia.models.backbones import timm
-from opabinia.models.mgn import MultiGranularity
-from opabinia.models.resnets import resnet
+from opabinia.models.backbones.mgn import MultiGranularity
+from opabinia.models.backbones.resnet import resnet
+from opabinia.models.backbones.timm import timm
 
 
 def network(model: str = "resnet18", **keys: Any) -> Any:

@@ -9,8 +9,8 @@ import timm as timm_library
 import torch
 from torch import Tensor, nn
 
-from opabinia.models.backbones import timm
-from opabinia.models.weights import Init, initialise
+from opabinia.models.backbones.timm import timm
+from opabinia.models.weights.init import Init, initialise
 
 State = dict[str, Tensor]
 

@@ -12,12 +12,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from opabinia.contracts import Backbone, Preprocessing
-from opabinia.models import backbones
-from opabinia.models.video import inflate, resnet3d
-from opabinia.models.video import slow as slow_backbone
-from opabinia.models.video.inflate import Inflation, inflated, inflated_kernel
-from opabinia.models.video.resnets3d import ResNet3d
-from opabinia.models.weights import Init, fit, initialise
+from opabinia.models.backbones import timm as backbones
+from opabinia.models.backbones.video import inflate, resnet3d
+from opabinia.models.backbones.video import slow as slow_backbone
+from opabinia.models.backbones.video.inflate import Inflation, inflated, inflated_kernel
+from opabinia.models.backbones.video.resnet3d import ResNet3d
+from opabinia.models.weights.init import Init, fit, initialise
 
 LIKE_RESNET18: Any = {
     **{"widths": [64, 128, 256, 512], "blocks": [2, 2, 2, 2], "stem_kernel": (3, 7, 7), "stem_pool": True},

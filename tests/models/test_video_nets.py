@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torchvision import models
 
 from opabinia.contracts import Backbone, Unfit
-from opabinia.models.video import resnet3d, slow, slowfast, torchvision_nets, torchvision_video, x3d
-from opabinia.models.video.clips import ClipBackbone, FramePool, convolution
-from opabinia.models.video.slowfast import slow_frames
-from opabinia.models.video.torchvision_nets import MVIT_SIZE, S3D_LEAST
+from opabinia.models.backbones.video import resnet3d, slow, slowfast, torchvision_video, x3d
+from opabinia.models.backbones.video import torchvision_video as torchvision_nets
+from opabinia.models.backbones.video.base import ClipBackbone, FramePool, convolution
+from opabinia.models.backbones.video.slowfast import slow_frames
+from opabinia.models.backbones.video.torchvision_video import MVIT_SIZE, S3D_LEAST
 
 R2PLUS1D: Any = {"widths": [64, 128, 256, 512], "blocks": [2, 2, 2, 2], "temporal_strides": [1, 2, 2, 2]}
 SMALL: dict[str, Callable[[int], Backbone]] = {

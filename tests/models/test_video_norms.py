@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from opabinia.models import norms
+from opabinia.models.backbones.video import resnet3d
 from opabinia.models.norms import FrozenBatchNorm, GhostBatchNorm, split_norms
-from opabinia.models.video import resnet3d
 
 SIZE = (3, 4, 12, 12)
 

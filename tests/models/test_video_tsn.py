@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from opabinia.contracts import Backbone
 from opabinia.models import norms
-from opabinia.models.backbones import timm
-from opabinia.models.resnets import resnet
-from opabinia.models.video import resnet3d, tsn
-from opabinia.models.video.tsn import ShiftedConvolution, add_shifts, shifted
+from opabinia.models.backbones.resnet import resnet
+from opabinia.models.backbones.timm import timm
+from opabinia.models.backbones.video import resnet3d, tsn
+from opabinia.models.backbones.video.tsn import ShiftedConvolution, add_shifts, shifted
 
 
 def of_timm(model: str) -> Callable[[int], Backbone]:

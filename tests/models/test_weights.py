@@ -16,9 +16,9 @@ from timm.layers.pos_embed_rel import resize_rel_pos_bias_table
 from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
-from opabinia.engine.checkpoint import Snapshot, save_tensors, write_checkpoint
-from opabinia.models.backbones import TimmBackbone, timm
-from opabinia.models.weights import Init, fit, initialise, read_weights
+from opabinia.engine.checkpointing.checkpoint import Snapshot, save_tensors, write_checkpoint
+from opabinia.models.backbones.timm import TimmBackbone, timm
+from opabinia.models.weights.init import Init, fit, initialise, read_weights
 
 State = dict[str, Tensor]
 

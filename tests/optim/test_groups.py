@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from opabinia.models.backbones import timm
+from opabinia.models.backbones.timm import timm
 from opabinia.optim.groups import Groups, Rule, apply_factors, layer_factors, parameter_groups
 
 

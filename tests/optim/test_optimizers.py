@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from opabinia.config import Catalog, ConfigError, Resolved, build, check, compose, dump, register
-from opabinia.config.families import Entry, Parameter
-from opabinia.engine.checkpoint import load_optimizer_state, load_tensors, optimizer_state, save_tensors
-from opabinia.engine.skip import begin_momentum
+from opabinia.config.registry import Entry, Parameter
+from opabinia.engine.checkpointing.checkpoint import load_optimizer_state, load_tensors, optimizer_state, save_tensors
+from opabinia.engine.loop.skip_nonfinite import begin_momentum
 from opabinia.optim.lars import Lars
 from opabinia.optim.optimizers import NAMES, OF_TIMM, fuse
 

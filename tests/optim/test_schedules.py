@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opabinia.contracts import Clock
-from opabinia.data.batches import ConstantPlan
+from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.optim.schedules import constant, cosine, multi_step
 from opabinia.runtime.durations import Duration
 

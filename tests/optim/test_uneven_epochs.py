@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from opabinia.contracts import BatchShape, Clock, Stage
-from opabinia.data.batches import StagedPlan
+from opabinia.data.sampling.batches import StagedPlan
 from opabinia.engine.hooks.periods import due
 from opabinia.optim.ema import Ema, momentum_at
 from opabinia.optim.schedules import (

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from opabinia.contracts import Backbone, Batch, Clock, Facts, Task
-from opabinia.losses.binary import binary_cross_entropy
-from opabinia.losses.cross_entropy import cross_entropy
+from opabinia.models.losses.binary import binary_cross_entropy
+from opabinia.models.losses.cross_entropy import cross_entropy
 from opabinia.tasks.classification import Classification
 
 CLASSES = ("cat", "dog", "emu", "fox")

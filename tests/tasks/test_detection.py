@@ -27,7 +27,7 @@ from opabinia.contracts import (
 from opabinia.data.collate import collate
 from opabinia.tasks.detection import Detection
 from opabinia.tasks.detection.task import inside, scaled, stacked, targets
-from opabinia.tasks.detection.views import Views, mirrored
+from opabinia.tasks.detection.test_time_augmentation import Views, mirrored
 
 FACTS = Facts(samples=4, channels=1, classes=("dot", "bar"), boxes=True)
 SIDE = 8

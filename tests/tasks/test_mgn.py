@@ -3,9 +3,9 @@ import torch
 from torch import Tensor
 
 from opabinia.contracts import Batch, Clock, Facts
-from opabinia.losses.cross_entropy import cross_entropy
-from opabinia.losses.metric import triplet
-from opabinia.models.backbones import timm
+from opabinia.models.backbones.timm import timm
+from opabinia.models.losses.cross_entropy import cross_entropy
+from opabinia.models.losses.metric import triplet
 from opabinia.tasks.reid.mgn import MGN
 
 FACTS = Facts(samples=8, classes=("ann", "bob", "cid", "dot"), queries=True)

@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opabinia.contracts import Backbone, Batch, Clock, Facts, Run, Task
-from opabinia.losses.cross_entropy import cross_entropy
-from opabinia.losses.metric import circle, triplet
 from opabinia.models.heads import arcface
+from opabinia.models.losses.cross_entropy import cross_entropy
+from opabinia.models.losses.metric import circle, triplet
 from opabinia.models.pooling import Gem
 from opabinia.tasks.reid.baseline import Baseline, SideEmbedding
-from opabinia.tasks.reid.memory import Memory
+from opabinia.tasks.reid.cross_batch_memory import Memory
 
 FACTS = Facts(samples=16, channels=3, classes=("ann", "bob", "cid", "dot"), cameras=2, queries=True)
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from opabinia.contracts import Batch, Clock, Facts, Task, Unfit
-from opabinia.losses.cross_entropy import cross_entropy
-from opabinia.models.backbones import timm
-from opabinia.models.video import resnet3d
+from opabinia.models.backbones.timm import timm
+from opabinia.models.backbones.video import resnet3d
+from opabinia.models.losses.cross_entropy import cross_entropy
 from opabinia.tasks.video import Video
 
 FACTS = Facts(samples=8, channels=1, classes=("left", "right", "up"))

@@ -18,14 +18,14 @@ import numpy as np
 from annotated_types import Ge
 
 from opabinia.config import register
-from opabinia.data.sources import faults as kinds
-from opabinia.data.sources.annotated import Annotated, Empty, Listing, annotated, chosen_classes
-from opabinia.data.sources.faults import Broken, Faults
+from opabinia.contracts.masks import compressed
+from opabinia.data.sources import annotation_errors as kinds
+from opabinia.data.sources.annotation_arrays import Outlines, Things
+from opabinia.data.sources.annotation_errors import Broken, Faults
+from opabinia.data.sources.detection_base import Annotated, Empty, Listing, annotated, chosen_classes
 from opabinia.data.sources.folder import existing_folder
-from opabinia.data.sources.lists import refuse_bad
-from opabinia.data.sources.things import Outlines, Things
+from opabinia.data.sources.list_files import refuse_bad
 from opabinia.runtime.log import log
-from opabinia.segments import compressed
 
 
 @register.source

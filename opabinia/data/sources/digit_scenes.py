@@ -15,11 +15,11 @@ from torchvision import tv_tensors
 
 from opabinia.config import register
 from opabinia.contracts import Sample, Truth
-from opabinia.data.samplers import uniform
+from opabinia.contracts.masks import run_lengths
+from opabinia.data.sampling.samplers import uniform
 from opabinia.data.sources.digit_views import between
 from opabinia.data.sources.digits import Arrays, cached, load_digits, split_digits
 from opabinia.runtime.seeds import hash32
-from opabinia.segments import run_lengths
 
 Split = Literal["train", "val"]
 

@@ -13,10 +13,10 @@ from torchvision import tv_tensors
 
 from opabinia.config import register
 from opabinia.contracts import Batch, Indices
-from opabinia.data.order import Permutation
-from opabinia.data.samplers import uniform
+from opabinia.data.sampling.permutation import Permutation
+from opabinia.data.sampling.samplers import uniform
 from opabinia.data.sources.digits import cached, load_digits
-from opabinia.data.sources.identities import Identities, Part, Picture, Split, listed
+from opabinia.data.sources.reid_base import Identities, Part, Picture, Split, listed
 from opabinia.runtime.seeds import hash32
 
 DIGITS, TRAIN_IDENTITIES = 1797, 1000

@@ -15,7 +15,7 @@ from torchvision import tv_tensors
 
 from opabinia.config import register
 from opabinia.contracts import Indices, Sample
-from opabinia.data.order import Permutation
+from opabinia.data.sampling.permutation import Permutation
 from opabinia.runtime.files import cache_folder, write_aside
 from opabinia.runtime.seeds import hash32
 

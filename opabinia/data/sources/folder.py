@@ -13,8 +13,8 @@ import numpy as np
 
 from opabinia.config import register
 from opabinia.contracts import Sample
-from opabinia.data.decode import EXTENSIONS, Encoded, whole
-from opabinia.data.sources.names import Names
+from opabinia.data.decoding.images import EXTENSIONS, Encoded, whole
+from opabinia.data.sources.file_names import Names
 
 
 @register.source

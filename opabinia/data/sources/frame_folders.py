@@ -9,11 +9,11 @@ from typing import Literal
 
 from opabinia.config import register
 from opabinia.contracts import Count, Film, Positive
-from opabinia.data.sources.film_labels import classes_of, lines_of, numbered_labels
+from opabinia.data.decoding.video import FilmFolder
 from opabinia.data.sources.folder import is_picture
-from opabinia.data.sources.lists import refuse_bad
+from opabinia.data.sources.list_files import refuse_bad
+from opabinia.data.sources.video_labels import classes_of, lines_of, numbered_labels
 from opabinia.data.sources.videos import Films
-from opabinia.data.video import FilmFolder
 
 
 @register.source

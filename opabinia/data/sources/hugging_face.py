@@ -11,7 +11,7 @@ from torchvision import tv_tensors
 
 from opabinia.config import register
 from opabinia.contracts import Indices, Sample
-from opabinia.data.decode import from_pil
+from opabinia.data.decoding.images import from_pil
 
 
 @register.source

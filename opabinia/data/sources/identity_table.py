@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from opabinia.config import register
-from opabinia.data.sources.identities import Identities, Listing, Picture, Split, listed
-from opabinia.data.sources.lists import refuse_missing, rows_of, text_of
-from opabinia.data.sources.names import sorted_names
-from opabinia.data.sources.products import listed_openly
+from opabinia.data.sources.file_names import sorted_names
+from opabinia.data.sources.list_files import refuse_missing, rows_of, text_of
+from opabinia.data.sources.online_products import listed_openly
+from opabinia.data.sources.reid_base import Identities, Listing, Picture, Split, listed
 
 PARTS = ("train", "query", "gallery", "test")
 

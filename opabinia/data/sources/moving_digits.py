@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from opabinia.config import register
 from opabinia.contracts import Indices, Sample
-from opabinia.data.order import Permutation
-from opabinia.data.samplers import uniform
+from opabinia.data.decoding.video import FilmInMemory
+from opabinia.data.sampling.permutation import Permutation
+from opabinia.data.sampling.samplers import uniform
 from opabinia.data.sources.digits import Arrays, cached, load_digits, split_digits
 from opabinia.data.sources.videos import directed_classes
-from opabinia.data.video import FilmInMemory
 from opabinia.runtime.seeds import hash32
 
 Split = Literal["train", "val"]

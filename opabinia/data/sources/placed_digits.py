@@ -11,7 +11,7 @@ from torchvision import tv_tensors
 
 from opabinia.config import register
 from opabinia.contracts import Batch, Indices, Sample
-from opabinia.data.samplers import uniform
+from opabinia.data.sampling.samplers import uniform
 from opabinia.data.sources.digit_views import between
 from opabinia.data.sources.digits import Arrays, cached, load_digits, split_digits
 from opabinia.runtime.seeds import hash32

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opabinia.contracts import Indices
-from opabinia.data.decode import EXTENSIONS
+from opabinia.data.decoding.images import EXTENSIONS
 from opabinia.runtime.files import DiskError, folder_aside, told
 from opabinia.runtime.log import log
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from opabinia.config import register
 from opabinia.contracts import Indices, Sample
-from opabinia.data.decode import Encoded, whole
+from opabinia.data.decoding.images import Encoded, whole
 from opabinia.data.sources.shard_index import BLOCK, indexed, member_of
 from opabinia.runtime.files import cache_folder
 

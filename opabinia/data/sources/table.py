@@ -15,9 +15,9 @@ from annotated_types import MinLen
 
 from opabinia.config import register
 from opabinia.contracts import Sample
-from opabinia.data.decode import Encoded, whole
-from opabinia.data.sources.lists import refuse_missing, rows_of, text_of
-from opabinia.data.sources.names import Names, sorted_names
+from opabinia.data.decoding.images import Encoded, whole
+from opabinia.data.sources.file_names import Names, sorted_names
+from opabinia.data.sources.list_files import refuse_missing, rows_of, text_of
 
 
 @register.source

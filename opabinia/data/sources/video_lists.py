@@ -10,10 +10,10 @@ from typing import Literal, NamedTuple
 
 from opabinia.config import register
 from opabinia.contracts import Film
-from opabinia.data.sources.film_labels import classes_of, lines_of, numbered_labels
-from opabinia.data.sources.lists import refuse_bad, rows_of, text_of
+from opabinia.data.decoding.video import FilmFile
+from opabinia.data.sources.list_files import refuse_bad, rows_of, text_of
+from opabinia.data.sources.video_labels import classes_of, lines_of, numbered_labels
 from opabinia.data.sources.videos import Films
-from opabinia.data.video import FilmFile
 from opabinia.runtime.log import log
 
 

@@ -14,9 +14,9 @@ import torch
 
 from opabinia.config import register
 from opabinia.contracts import Film, Sample
+from opabinia.data.decoding.video import EXTENSIONS, FilmFile, is_film
+from opabinia.data.sources.file_names import Names
 from opabinia.data.sources.folder import chosen_classes, existing_folder, pictures_below
-from opabinia.data.sources.names import Names
-from opabinia.data.video import EXTENSIONS, FilmFile, is_film
 
 
 class Films:

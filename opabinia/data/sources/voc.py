@@ -13,14 +13,14 @@ from xml.parsers import expat
 import numpy as np
 
 from opabinia.config import register
-from opabinia.data.sources import faults as kinds
-from opabinia.data.sources.annotated import Annotated, Empty, Listing, annotated, chosen_classes
-from opabinia.data.sources.faults import Broken, Faults
+from opabinia.data.sources import annotation_errors as kinds
+from opabinia.data.sources.annotation_arrays import Things
+from opabinia.data.sources.annotation_errors import Broken, Faults
+from opabinia.data.sources.detection_base import Annotated, Empty, Listing, annotated, chosen_classes
+from opabinia.data.sources.file_names import sorted_names
 from opabinia.data.sources.folder import existing_folder, is_picture
-from opabinia.data.sources.headers import sizes_of
-from opabinia.data.sources.lists import fields_of
-from opabinia.data.sources.names import sorted_names
-from opabinia.data.sources.things import Things
+from opabinia.data.sources.image_headers import sizes_of
+from opabinia.data.sources.list_files import fields_of
 from opabinia.runtime.log import log
 
 CLASSES = (

@@ -12,12 +12,12 @@ import numpy as np
 import yaml
 
 from opabinia.config import register
-from opabinia.data.sources import faults as kinds
-from opabinia.data.sources.annotated import Annotated, Empty, Listing, annotated, chosen_classes
-from opabinia.data.sources.faults import Broken, Faults
+from opabinia.data.sources import annotation_errors as kinds
+from opabinia.data.sources.annotation_arrays import Outlines, Things
+from opabinia.data.sources.annotation_errors import Broken, Faults
+from opabinia.data.sources.detection_base import Annotated, Empty, Listing, annotated, chosen_classes
 from opabinia.data.sources.folder import is_picture
-from opabinia.data.sources.headers import are_there, sizes_of
-from opabinia.data.sources.things import Outlines, Things
+from opabinia.data.sources.image_headers import are_there, sizes_of
 
 
 @register.source

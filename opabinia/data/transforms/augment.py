@@ -12,7 +12,7 @@ from torchvision.transforms import v2
 
 from opabinia.config import register
 from opabinia.contracts import Fraction, NonNegative, Positive, Sample
-from opabinia.data.recorded import Change, Recorded
+from opabinia.data.device_transforms.recorded import Change, Recorded
 
 
 @register.transform(name="erase")

@@ -17,7 +17,7 @@ from torchvision.transforms.v2.functional._geometry import _compute_resized_outp
 
 from opabinia.config import register
 from opabinia.contracts import Count, Positive, Sample
-from opabinia.data.decode import Box, LazyImage, planar, whole
+from opabinia.data.decoding.images import Box, LazyImage, planar, whole
 from opabinia.data.transforms.instances import boxes_from_masks, only_image, tidied
 from opabinia.data.transforms.sizes import drawn, size_of
 
@@ -154,7 +154,7 @@ class RandomResizedCrop(v2.RandomResizedCrop):  # type: ignore[misc]
 
     def of_encoded(self, sample: Sample) -> Sample:
         """A part of a picture that is not decoded yet: the one that is drawn of a decoded one. Where it is resized to
-        half its size or less, its ends are rounded as :meth:`opabinia.data.decode.Encoded.part` says.
+        half its size or less, its ends are rounded as :meth:`opabinia.data.decoding.images.Encoded.part` says.
 
         Raises:
             ValueError: the picture is broken.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from opabinia.config import register
 from opabinia.contracts import Count, Sample, TransformPart
-from opabinia.data.recorded import CHANGES
+from opabinia.data.device_transforms.recorded import CHANGES
 
 
 @register.section(name="view")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from opabinia.contracts import Hook
-from opabinia.engine.hooks.average import KeepAverage
-from opabinia.engine.hooks.best import SaveBest
+from opabinia.engine.hooks.batch_schedule import FollowStages
 from opabinia.engine.hooks.bottleneck import Bottleneck
-from opabinia.engine.hooks.estimate import Estimate
-from opabinia.engine.hooks.evaluation import Evaluate
-from opabinia.engine.hooks.flush import Flush, FlushSamples
-from opabinia.engine.hooks.save import Save
-from opabinia.engine.hooks.stages import FollowStages
+from opabinia.engine.hooks.ema import KeepAverage
+from opabinia.engine.hooks.eta import Estimate
+from opabinia.engine.hooks.evaluate import Evaluate
+from opabinia.engine.hooks.log_metrics import Flush, FlushSamples
+from opabinia.engine.hooks.save_best import SaveBest
+from opabinia.engine.hooks.save_checkpoint import Save
 from opabinia.engine.hooks.watch import Timer
 
 __all__ = [

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from opabinia.contracts import Batch, Hook, Phase, Run
-from opabinia.runtime.limits import cores
 from opabinia.runtime.log import log
+from opabinia.runtime.resources import cores
 
 SPARE = 1.25
 """Times as many workers as would just keep up: some batches take longer to read."""

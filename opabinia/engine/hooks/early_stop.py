@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from opabinia.config import register
 from opabinia.contracts import Count, Hook, NonNegative, Phase, Run, Stop
-from opabinia.engine.journal import read_from_json, told_in_json
+from opabinia.engine.loggers.metrics_log import read_from_json, told_in_json
 
 
 @register.hook(name="early_stop")

@@ -27,7 +27,7 @@ from opabinia.contracts import (
     Sizes,
     Target,
 )
-from opabinia.runtime.exchange import per_sample
+from opabinia.runtime.collectives import per_sample
 
 _STRIDES = (8, 16, 32)
 

@@ -46,7 +46,7 @@ from opabinia.models.detectors.dense import (
     suppressed,
 )
 from opabinia.models.necks import fpn_p3_p7_from_p5
-from opabinia.runtime.exchange import per_sample
+from opabinia.runtime.collectives import per_sample
 
 CODER = BoxLinearCoder(normalize_by_size=True)
 """Distances from a point to the four sides, in strides."""

@@ -26,11 +26,11 @@ from opabinia.contracts import (
     Target,
     Task,
 )
-from opabinia.evaluation.coco import Coco
-from opabinia.evaluation.losses import MeanLosses
+from opabinia.evaluation.detection.coco import Coco
+from opabinia.evaluation.detection.mean_losses import MeanLosses
 from opabinia.models import norms
 from opabinia.models.layers import normalize_as
-from opabinia.tasks.detection.views import Views, seen_often
+from opabinia.tasks.detection.test_time_augmentation import Views, seen_often
 
 
 @register.task(name="detection")

@@ -22,9 +22,9 @@ from opabinia.contracts import (
     Task,
     Unfit,
 )
-from opabinia.evaluation.searches import Recall, Retrieval
-from opabinia.losses.metric import pairs
+from opabinia.evaluation.retrieval.retrieval_evaluators import Recall, Retrieval
 from opabinia.models.layers import normalize_as
+from opabinia.models.losses.metric import pairs
 
 
 @dataclass(frozen=True)

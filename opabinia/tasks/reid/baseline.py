@@ -25,12 +25,12 @@ from opabinia.contracts import (
     PoolingPart,
     Positive,
 )
-from opabinia.losses.cross_entropy import cross_entropy
 from opabinia.models.heads import linear
 from opabinia.models.layers import BNNeck
-from opabinia.runtime.exchange import gather_batch
+from opabinia.models.losses.cross_entropy import cross_entropy
+from opabinia.runtime.collectives import gather_batch
 from opabinia.tasks.reid.base import Reidentification, Settings, identities, name_of, reduced, share_right
-from opabinia.tasks.reid.memory import Memory, QueueMemory, Remember
+from opabinia.tasks.reid.cross_batch_memory import Memory, QueueMemory, Remember
 
 
 @register.task(name="reid")

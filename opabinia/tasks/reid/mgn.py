@@ -22,12 +22,12 @@ from opabinia.contracts import (
     NonNegative,
     PoolingPart,
 )
-from opabinia.losses.cross_entropy import cross_entropy
+from opabinia.models.backbones.mgn import MultiGranularity
 from opabinia.models.heads import linear
 from opabinia.models.layers import BNNeck
-from opabinia.models.mgn import MultiGranularity
+from opabinia.models.losses.cross_entropy import cross_entropy
 from opabinia.models.pooling import Max
-from opabinia.runtime.exchange import gather_batch
+from opabinia.runtime.collectives import gather_batch
 from opabinia.tasks.reid.base import Reidentification, Settings, identities, name_of, reduced, share_right
 
 _COMPARED = ((0,), (1,), (2,), (3, 4), (5, 6, 7))

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Clock, Count, EvaluatorPart, Facts, NonNegative, Positive
-from opabinia.evaluation.collapse import spread
-from opabinia.losses.redundancy import Normalize, barlow_twins
+from opabinia.evaluation.representation.collapse import spread
+from opabinia.models.losses.redundancy import Normalize, barlow_twins
 from opabinia.models.projectors import mlp
 from opabinia.tasks.selfsup.base import SelfSupervised, of_all_processes
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from opabinia.contracts import Backbone, Batch, Evaluator, EvaluatorPart, Facts, Predictions, Task, Unfit
-from opabinia.evaluation.collapse import Collapse
-from opabinia.evaluation.knn import Knn
+from opabinia.evaluation.representation.collapse import Collapse
+from opabinia.evaluation.representation.knn import Knn
 from opabinia.models.layers import normalize_as
-from opabinia.runtime.exchange import gather_rows
-from opabinia.tasks.selfsup.teacher import Teacher
+from opabinia.runtime.collectives import gather_rows
+from opabinia.tasks.selfsup.momentum_teacher import Teacher
 
 
 class SelfSupervised(Task):
@@ -24,7 +24,7 @@ class SelfSupervised(Task):
         facts: of the training data. Labels, if there are any, are for measuring only.
         backbone: what is trained.
         mean, std: of the images, if a person says them.
-        evaluators: who judges the embeddings; null takes :class:`opabinia.evaluation.knn.Knn` where every image has one
+        evaluators: who judges the embeddings; null takes :class:`opabinia.evaluation.representation.knn.Knn` where every image has one
             label, in training too and of the same classes. Whether embeddings collapse is always judged.
 
     Attributes:

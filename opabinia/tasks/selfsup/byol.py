@@ -6,12 +6,12 @@ from torch import Tensor
 
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Clock, Count, EvaluatorPart, Facts, Fraction, Hook, SchedulePart
-from opabinia.evaluation.collapse import spread
-from opabinia.losses.regression import cosine_regression
+from opabinia.evaluation.representation.collapse import spread
+from opabinia.models.losses.regression import cosine_regression
 from opabinia.models.projectors import mlp
 from opabinia.optim.schedules import cosine
 from opabinia.tasks.selfsup.base import SelfSupervised
-from opabinia.tasks.selfsup.teacher import Follow, Teacher
+from opabinia.tasks.selfsup.momentum_teacher import Follow, Teacher
 
 
 @register.task(name="byol")

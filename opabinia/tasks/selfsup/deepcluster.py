@@ -23,16 +23,16 @@ from opabinia.contracts import (
     Run,
     Unfit,
 )
-from opabinia.evaluation.collapse import spread
-from opabinia.losses.clustering import evenness, spherical_kmeans
-from opabinia.models.memory import MemoryBank
+from opabinia.evaluation.representation.collapse import spread
+from opabinia.models.feature_queue import MemoryBank
+from opabinia.models.losses.clustering import evenness, spherical_kmeans
 from opabinia.models.projectors import mlp
 from opabinia.models.prototypes import cosines
-from opabinia.runtime.exchange import gather_batch
+from opabinia.runtime.collectives import gather_batch
 from opabinia.runtime.processes import copy_from_first, rank
 from opabinia.runtime.seeds import CLUSTER, hash32, seed_model
 from opabinia.tasks.selfsup.base import SelfSupervised, in_few_passes
-from opabinia.tasks.selfsup.remember import Remember
+from opabinia.tasks.selfsup.update_queue import Remember
 
 
 class Clusters(Memory):

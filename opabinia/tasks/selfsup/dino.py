@@ -24,16 +24,16 @@ from opabinia.contracts import (
     SchedulePart,
     Unfit,
 )
-from opabinia.evaluation.collapse import spread
-from opabinia.losses.clustering import evenness
-from opabinia.losses.self_distillation import dino, warmed_temperature
+from opabinia.evaluation.representation.collapse import spread
+from opabinia.models.losses.clustering import evenness
+from opabinia.models.losses.self_distillation import dino, warmed_temperature
 from opabinia.models.projectors import DinoHead
 from opabinia.optim.schedules import cosine
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.selfsup.base import SelfSupervised, in_few_passes
-from opabinia.tasks.selfsup.centring import Centre, MoveCentre
-from opabinia.tasks.selfsup.freeze import FreezeAtFirst
-from opabinia.tasks.selfsup.teacher import Follow, Teacher
+from opabinia.tasks.selfsup.centering import Centre, MoveCentre
+from opabinia.tasks.selfsup.freeze_first import FreezeAtFirst
+from opabinia.tasks.selfsup.momentum_teacher import Follow, Teacher
 
 
 @register.task(name="dino")

@@ -24,15 +24,15 @@ from opabinia.contracts import (
     SchedulePart,
     Unfit,
 )
-from opabinia.losses.self_distillation import dino, hidden_patches, koleo
+from opabinia.models.losses.self_distillation import dino, hidden_patches, koleo
 from opabinia.models.projectors import DinoHead
 from opabinia.optim.schedules import cosine
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.selfsup.base import SelfSupervised, in_few_passes, of_all_processes
-from opabinia.tasks.selfsup.centring import Centre, Even, MoveCentre
+from opabinia.tasks.selfsup.centering import Centre, Even, MoveCentre
 from opabinia.tasks.selfsup.dino import LARGE, refusals, signs, warmed
-from opabinia.tasks.selfsup.freeze import FreezeAtFirst
-from opabinia.tasks.selfsup.teacher import Follow, Teacher
+from opabinia.tasks.selfsup.freeze_first import FreezeAtFirst
+from opabinia.tasks.selfsup.momentum_teacher import Follow, Teacher
 
 
 @register.task(name="ibot")

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Clock, Count, EvaluatorPart, Facts, Unfit
-from opabinia.evaluation.collapse import spread
-from opabinia.losses.reconstruction import masked_error, patchify, standardised
-from opabinia.models.masked import MaskedDecoder
+from opabinia.evaluation.representation.collapse import spread
+from opabinia.models.losses.reconstruction import masked_error, patchify, standardised
+from opabinia.models.masked_decoder import MaskedDecoder
 from opabinia.tasks.selfsup.base import SelfSupervised
 
 

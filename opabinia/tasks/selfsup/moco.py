@@ -21,16 +21,16 @@ from opabinia.contracts import (
     Positive,
     Unfit,
 )
-from opabinia.evaluation.collapse import spread
-from opabinia.losses.contrastive import info_nce
-from opabinia.models.memory import VectorQueue
+from opabinia.evaluation.representation.collapse import spread
+from opabinia.models.feature_queue import VectorQueue
+from opabinia.models.losses.contrastive import info_nce
 from opabinia.models.norms import GhostBatchNorm, SyncBatchNorm
-from opabinia.runtime.exchange import dealt_anew, gather_rows
+from opabinia.runtime.collectives import dealt_anew, gather_rows
 from opabinia.runtime.processes import world_size
 from opabinia.runtime.seeds import DEALT, hash32
 from opabinia.tasks.selfsup.base import SelfSupervised
-from opabinia.tasks.selfsup.remember import Remember
-from opabinia.tasks.selfsup.teacher import Follow, Teacher
+from opabinia.tasks.selfsup.momentum_teacher import Follow, Teacher
+from opabinia.tasks.selfsup.update_queue import Remember
 
 
 @register.task(name="moco")

@@ -17,12 +17,12 @@ from opabinia.contracts import (
     Positive,
     SchedulePart,
 )
-from opabinia.evaluation.collapse import spread
-from opabinia.losses.contrastive import against_keys
+from opabinia.evaluation.representation.collapse import spread
+from opabinia.models.losses.contrastive import against_keys
 from opabinia.models.projectors import mlp
 from opabinia.optim.schedules import cosine
 from opabinia.tasks.selfsup.base import SelfSupervised, of_all_processes
-from opabinia.tasks.selfsup.teacher import Follow, Teacher
+from opabinia.tasks.selfsup.momentum_teacher import Follow, Teacher
 
 
 @register.task(name="moco_v3")

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Clock, Count, EvaluatorPart, Facts, Fraction, Hook, Positive, Unfit
-from opabinia.evaluation.collapse import spread
-from opabinia.losses.contrastive import info_nce, log_normalizer_of, memory_nce
-from opabinia.models.memory import MemoryBank
-from opabinia.runtime.exchange import gather_batch
+from opabinia.evaluation.representation.collapse import spread
+from opabinia.models.feature_queue import MemoryBank
+from opabinia.models.losses.contrastive import info_nce, log_normalizer_of, memory_nce
+from opabinia.runtime.collectives import gather_batch
 from opabinia.runtime.processes import copy_from_first
 from opabinia.tasks.selfsup.base import SelfSupervised, in_few_passes
-from opabinia.tasks.selfsup.remember import Remember
+from opabinia.tasks.selfsup.update_queue import Remember
 
 
 @register.task(name="npid")

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Clock, EvaluatorPart, Facts, Unfit
-from opabinia.evaluation.collapse import spread
-from opabinia.losses.cross_entropy import cross_entropy
+from opabinia.evaluation.representation.collapse import spread
+from opabinia.models.losses.cross_entropy import cross_entropy
 from opabinia.tasks.selfsup.base import SelfSupervised, in_few_passes
 
 

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Clock, Count, EvaluatorPart, Facts, Positive
-from opabinia.evaluation.collapse import spread
-from opabinia.losses.contrastive import nt_xent
+from opabinia.evaluation.representation.collapse import spread
+from opabinia.models.losses.contrastive import nt_xent
 from opabinia.models.projectors import mlp
 from opabinia.tasks.selfsup.base import SelfSupervised, in_few_passes, of_all_processes
 

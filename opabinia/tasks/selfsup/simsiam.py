@@ -6,8 +6,8 @@ from torch import Tensor
 
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Clock, Count, EvaluatorPart, Facts
-from opabinia.evaluation.collapse import spread
-from opabinia.losses.regression import cosine_regression
+from opabinia.evaluation.representation.collapse import spread
+from opabinia.models.losses.regression import cosine_regression
 from opabinia.models.projectors import mlp
 from opabinia.tasks.selfsup.base import SelfSupervised
 

@@ -22,15 +22,15 @@ from opabinia.contracts import (
     Positive,
     Run,
 )
-from opabinia.evaluation.collapse import spread
-from opabinia.losses.clustering import assigned, evening, evenness, sinkhorn, swapped_prediction
-from opabinia.models.memory import VectorQueue
+from opabinia.evaluation.representation.collapse import spread
+from opabinia.models.feature_queue import VectorQueue
+from opabinia.models.losses.clustering import assigned, evening, evenness, sinkhorn, swapped_prediction
 from opabinia.models.projectors import mlp
 from opabinia.models.prototypes import Prototypes
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.selfsup.base import SelfSupervised, in_few_passes, of_all_processes
-from opabinia.tasks.selfsup.freeze import FreezeAtFirst
-from opabinia.tasks.selfsup.remember import Remember
+from opabinia.tasks.selfsup.freeze_first import FreezeAtFirst
+from opabinia.tasks.selfsup.update_queue import Remember
 
 Scores = tuple[Tensor, ...]
 """Cosines of vectors with the prototypes of one head: B x K for each view."""

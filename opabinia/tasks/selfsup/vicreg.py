@@ -6,10 +6,10 @@ from torch import Tensor
 
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Clock, Count, EvaluatorPart, Facts, NonNegative
-from opabinia.evaluation.collapse import spread
-from opabinia.losses.redundancy import covariance as covariance_of
-from opabinia.losses.redundancy import invariance as invariance_of
-from opabinia.losses.redundancy import variance as variance_of
+from opabinia.evaluation.representation.collapse import spread
+from opabinia.models.losses.redundancy import covariance as covariance_of
+from opabinia.models.losses.redundancy import invariance as invariance_of
+from opabinia.models.losses.redundancy import variance as variance_of
 from opabinia.models.projectors import mlp
 from opabinia.tasks.selfsup.base import SelfSupervised, of_all_processes
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from opabinia.contracts import Clock
-from opabinia.losses.redundancy import barlow_twins
+from opabinia.models.losses.redundancy import barlow_twins
 from opabinia.tasks.selfsup.barlow_twins import BarlowTwins
 from tests.tasks.selfsup.views import batch_of, make, widths
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opabinia.contracts import Batch, Clock, Facts, Phase, Run, Unfit
-from opabinia.losses.clustering import evenness
+from opabinia.models.losses.clustering import evenness
 from opabinia.tasks.selfsup.deepcluster import Clusters, DeepCluster
 from tests.tasks.selfsup.views import at, batch_of, make
 

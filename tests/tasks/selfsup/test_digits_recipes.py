@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from opabinia.config.compose import packaged_names
-from opabinia.launch import train
+from opabinia.training.launch import train
 
 SLOW = {"selfsup/digits_npid", "selfsup/digits_mae"}  # to begin with: one compares with an epoch ago, one paints
 RECIPES = [name for name in packaged_names() if name.startswith("selfsup/digits_")]

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from opabinia.contracts import Batch, Clock, Facts, Unfit
-from opabinia.losses.self_distillation import centred, dino
-from opabinia.models.backbones import timm
+from opabinia.models.backbones.timm import timm
+from opabinia.models.losses.self_distillation import centred, dino
 from opabinia.models.projectors import DinoHead
 from opabinia.optim.groups import parameter_groups
 from opabinia.optim.schedules import cosine
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.selfsup.dino import DINO
-from opabinia.tasks.selfsup.teacher import Follow, Teacher
+from opabinia.tasks.selfsup.momentum_teacher import Follow, Teacher
 from tests.tasks.selfsup.views import FACTS, at, batch_of, make
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "selfsup" / "dino.json").read_text())

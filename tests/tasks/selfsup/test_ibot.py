@@ -7,9 +7,9 @@ from torch import Tensor
 
 from opabinia.contracts import Batch, Clock, Facts, Unfit
 from opabinia.data.transforms.patch_masks import block_patches
-from opabinia.losses.clustering import sinkhorn
-from opabinia.losses.self_distillation import centred, dino, hidden_patches, koleo
-from opabinia.models.backbones import timm
+from opabinia.models.backbones.timm import timm
+from opabinia.models.losses.clustering import sinkhorn
+from opabinia.models.losses.self_distillation import centred, dino, hidden_patches, koleo
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.selfsup.ibot import IBot
 from tests.tasks.selfsup.views import Small, at

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from opabinia.contracts import Batch, Clock, Facts, Tokens, Unfit
 from opabinia.data.transforms.patch_masks import random_patches
-from opabinia.losses.reconstruction import patchify, standardised
-from opabinia.models.backbones import timm
-from opabinia.models.masked import MaskedDecoder
-from opabinia.models.vits import vit
+from opabinia.models.backbones.timm import timm
+from opabinia.models.backbones.vit import vit
+from opabinia.models.losses.reconstruction import patchify, standardised
+from opabinia.models.masked_decoder import MaskedDecoder
 from opabinia.tasks.selfsup.mae import MAE
 from tests.tasks.selfsup.views import Small
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from opabinia.contracts import Clock, Unfit
-from opabinia.models.backbones import timm
+from opabinia.models.backbones.timm import timm
 from opabinia.tasks.selfsup.moco_v3 import MoCoV3
 from tests.tasks.selfsup.views import FACTS, at, batch_of, make, trained
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from opabinia.contracts import Batch, Clock, Unfit
-from opabinia.losses.contrastive import info_nce, log_normalizer_of, memory_nce
+from opabinia.models.losses.contrastive import info_nce, log_normalizer_of, memory_nce
 from opabinia.tasks.selfsup.npid import NPID
 from tests.tasks.selfsup.views import FACTS, at, batch_of, make
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from opabinia.contracts import Clock, Facts, Unfit
-from opabinia.evaluation.collapse import Collapse
-from opabinia.evaluation.knn import Knn
+from opabinia.evaluation.representation.collapse import Collapse
+from opabinia.evaluation.representation.knn import Knn
 from opabinia.tasks.selfsup.barlow_twins import BarlowTwins
 from opabinia.tasks.selfsup.base import SelfSupervised
 from opabinia.tasks.selfsup.byol import BYOL

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opabinia.contracts import Batch, Clock, Unfit
-from opabinia.losses.clustering import sinkhorn
+from opabinia.models.losses.clustering import sinkhorn
 from opabinia.models.prototypes import Prototypes
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.selfsup.swav import Queue, SwAV

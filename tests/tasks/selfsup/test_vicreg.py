@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from opabinia.contracts import Clock
-from opabinia.losses.redundancy import covariance, invariance, variance
+from opabinia.models.losses.redundancy import covariance, invariance, variance
 from opabinia.tasks.selfsup.vicreg import VICReg
 from tests.tasks.selfsup.views import batch_of, make, widths
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from opabinia.contracts import Backbone, Batch, Clock, Facts, Hook, Run, Task
-from opabinia.engine.step import total_loss
+from opabinia.engine.loop.step import total_loss
 
 T = TypeVar("T", bound=Task)
 FACTS = Facts(samples=64, channels=1)

@@ -1,0 +1,69 @@
+"""The commands together. Heavy imports wait until one needs them: ``--help`` and ``config check`` load no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from opabinia import __version__
+from opabinia.cli import (
+    benchmark,
+    completion,
+    config,
+    data,
+    demo,
+    embedding_map,
+    evaluate,
+    export,
+    extract,
+    merge,
+    predict,
+    replay,
+    report,
+    search,
+    serve,
+    sweep,
+    train,
+)
+
+app = typer.Typer(
+    name="opabinia",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """One PyTorch training engine for five kinds of vision work."""
+
+
+app.command("train")(train.train)
+app.command("sweep")(sweep.sweep)
+app.command("eval")(evaluate.evaluate)
+app.command("replay")(replay.replay)
+app.command("report")(report.report)
+app.command("merge")(merge.merge)
+app.command("predict")(predict.predict)
+app.command("extract")(extract.extract)
+app.command("export")(export.export)
+app.command("serve")(serve.serve)
+app.command("search")(search.search)
+app.command("map")(embedding_map.draw)
+app.command("bench")(benchmark.bench)
+app.command("demo")(demo.demo)
+app.command("completion")(completion.completion)
+app.add_typer(data.app, name="data", help="Look at data before anything is trained on it.")
+app.add_typer(config.app, name="config", help="Show, check and compare configs; list what there is.")

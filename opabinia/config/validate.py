@@ -1,0 +1,202 @@
+"""From type specs to pydantic: the judge of values. pydantic is imported when the first value is judged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
+
+from opabinia.config.types import Spec, holds_part, member_of
+from opabinia.runtime.durations import Duration
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, TypeAdapter
+
+    from opabinia.config.registry import Parameter
+
+PART = "part"
+"""In the JSON Schema of a model: the spec of the part that belongs there."""
+
+Visit = Callable[[Spec, Any, tuple[Any, ...], str | None], Any]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A part whose own section has been walked; what the judge accepts where a part belongs."""
+
+    value: Any
+
+
+def place_parts(spec: Spec, value: Any, path: tuple[Any, ...], visit: Visit, key: str | None = None) -> Any:
+    """``value`` with every part in it replaced by ``Placed(visit(spec, value, path, key))``.
+
+    Args:
+        spec: what is accepted at ``path``.
+        value: plain data; whatever does not fit is left for the judge to refuse.
+        path: keys and positions that lead here.
+        visit: walks one part's section.
+        key: the key in a dictionary of parts: the part's name where none is written.
+    """
+    kind = spec["kind"]
+    if kind == "union":
+        arm = _arm(spec, value)
+        return place_parts(arm, value, path, visit, key) if arm else value
+    if kind == "part":
+        fits = isinstance(value, dict) or (isinstance(value, str) and not spec.get("name"))
+        return Placed(visit(spec, value, path, key)) if fits else value
+    if not holds_part(spec):
+        return value
+    if kind == "dict" and isinstance(value, dict):
+        # null takes an inherited entry away
+        kept = {name: item for name, item in value.items() if item is not None or accepts(spec["of"], None)}
+        return {name: place_parts(spec["of"], item, (*path, name), visit, name) for name, item in kept.items()}
+    if kind in ("list", "tuple") and isinstance(value, list | tuple):
+        specs = spec["of"] if kind == "tuple" else [spec["of"]] * len(value)
+        pairs = enumerate(zip(specs, value, strict=False))
+        placed = [place_parts(one, item, (*path, i), visit) for i, (one, item) in pairs]
+        return placed + list(value[len(specs) :])
+    return value
+
+
+def _arm(spec: Spec, value: Any) -> Spec | None:
+    """The arm of a union that a value with parts in it belongs to."""
+    plain_arms = [arm for arm in spec["of"] if not holds_part(arm)]
+    if any(accepts(arm, value) for arm in plain_arms):
+        return None
+    lists = ("list", "tuple")
+    wanted: dict[type, tuple[str, ...]] = {str: ("part",), dict: ("part", "dict"), list: lists, tuple: lists}
+    kinds = wanted.get(type(value), ())
+    arms = [arm for kind in kinds for arm in spec["of"] if arm["kind"] == kind and holds_part(arm)]
+    return arms[0] if arms else None
+
+
+def accepts(spec: Spec, value: Any) -> bool:
+    """Whether plain data fits a spec (a part must be :class:`Placed`)."""
+    from pydantic import ValidationError
+
+    try:
+        converted(spec, value)
+    except ValidationError:
+        return False
+    return True
+
+
+def converted(spec: Spec, value: Any) -> Any:
+    """Plain data as what the callable takes.
+
+    Raises:
+        pydantic.ValidationError: the value does not fit.
+    """
+    return _adapter(json.dumps(spec)).validate_python(value)
+
+
+@cache
+def _adapter(spec: str) -> TypeAdapter[Any]:
+    from pydantic import ConfigDict, TypeAdapter
+
+    return TypeAdapter(pydantic_type(json.loads(spec)), config=ConfigDict(strict=True))
+
+
+def model_of(name: str, parameters: Iterable[Parameter]) -> type[BaseModel]:
+    """The pydantic model of a signature: strict values, no other keys. Fields go by their alias."""
+    from pydantic import ConfigDict, Field, create_model
+
+    fields: dict[str, Any] = {}
+    for position, parameter in enumerate(parameters):
+        default = {} if parameter.required else {"default": parameter.default}
+        field = Field(alias=parameter.name, description=parameter.doc or None, **default)
+        fields[field_of(position)] = (pydantic_type(parameter.spec), field)
+    return create_model(name, __config__=ConfigDict(strict=True, extra="forbid"), **fields)
+
+
+def field_of(position: int) -> str:
+    """The model's field for the parameter at ``position``; the parameter's own name could clash with BaseModel's."""
+    return f"p{position}"
+
+
+def pydantic_type(spec: Spec) -> Any:
+    """The annotation by which pydantic judges a spec, and turns plain data into what the callable takes."""
+    from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
+
+    match spec["kind"]:
+        case "null":
+            return None
+        case "any":
+            return Any
+        case "bool":
+            return bool
+        case "int":
+            return Annotated[int, Field(**_only(spec, "ge", "gt", "le", "lt", "multiple_of"))]
+        case "float":
+            bounds = _only(spec, "ge", "gt", "le", "lt", "multiple_of")
+            return Annotated[float, Field(**bounds, allow_inf_nan=not spec.get("finite", True))]
+        case "str":
+            return Annotated[str, _lengths(spec)]
+        case "path":
+            return Annotated[str, Field(pattern=r"^[^\x00]+$"), AfterValidator(_path)]
+        case "literal":
+            return Literal[tuple(spec["values"])]
+        case "enum":
+            return Annotated[Literal[tuple(spec["values"])], AfterValidator(partial(member_of, spec["class"]))]
+        case "duration":
+            pattern = rf"^\d+(\.\d+)?\s*({'|'.join(spec['units'])})$"
+            parse = partial(Duration.parse, allowed=tuple(spec["units"]))
+            return Annotated[str, AfterValidator(parse), WithJsonSchema({"type": "string", "pattern": pattern})]
+        case "list":
+            item: Any = pydantic_type(spec["of"])
+            if spec.get("tuple"):
+                return Annotated[tuple[item, ...], Field(strict=False), _lengths(spec)]
+            return Annotated[list[item], _lengths(spec)]
+        case "tuple":
+            items: Any = tuple(map(pydantic_type, spec["of"]))
+            return Annotated[tuple[items], Field(strict=False)]
+        case "dict":
+            value: Any = pydantic_type(spec["of"])
+            return Annotated[dict[str, value], _lengths(spec)]
+        case "union":
+            return Union[tuple(map(pydantic_type, spec["of"]))]  # noqa: UP007 (arms are known at run time only)
+        case "part":
+            return Annotated[Any, PlainValidator(_placed), WithJsonSchema({PART: spec})]
+    raise AssertionError(spec)
+
+
+def _path(text: str) -> Path:  # pydantic cannot read the signature of Path itself
+    return Path(text)
+
+
+def _placed(value: Any) -> Any:
+    if not isinstance(value, Placed):
+        raise ValueError("not a part")
+    return value.value
+
+
+def _only(spec: Spec, *keys: str) -> dict[str, Any]:
+    return {key: spec[key] for key in keys if key in spec}
+
+
+def _lengths(spec: Spec) -> Any:
+    from pydantic import Field
+
+    return Field(min_length=spec.get("min"), max_length=spec.get("max"))
+
+
+def blame(spec: Spec, location: Sequence[Any]) -> tuple[tuple[Any, ...], Spec]:
+    """Where in a value the judge found a mistake, and what is accepted there; as deep as there is no doubt."""
+    if not location:
+        return (), spec
+    kind, step = spec["kind"], location[0]
+    if kind == "union":
+        arms = [arm for arm in spec["of"] if arm["kind"] != "null"]
+        return blame(arms[0], location) if len(arms) == 1 else ((), spec)
+    inner: Spec | None = None
+    if (kind == "list" and isinstance(step, int)) or kind == "dict":
+        inner = spec["of"]
+    elif kind == "tuple" and isinstance(step, int) and step < len(spec["of"]):
+        inner = spec["of"][step]
+    if inner is None:
+        return (), spec
+    path, spec = blame(inner, location[1:])
+    return (step, *path), spec

@@ -1,0 +1,1 @@
+"""Decoding of image and video files, the cache of decoded images, and packed datasets."""

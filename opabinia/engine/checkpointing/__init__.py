@@ -1,0 +1,1 @@
+"""Writing and reading checkpoints: whole or sharded, in a background thread."""

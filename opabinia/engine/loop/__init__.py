@@ -1,0 +1,1 @@
+"""The training and evaluation loops, the optimizer step, mixed precision, and parallel training."""

@@ -1,0 +1,1 @@
+"""Evaluation of frozen features: k-nearest neighbours, linear probes, SVMs, clustering, collapse."""

@@ -1,5 +1,0 @@
-"""Models for use elsewhere: written, read back, and compared with the original before they are there."""
-
-from opabinia.export.command import FORMATS, Form, export
-
-__all__ = ["FORMATS", "Form", "export"]

@@ -1,0 +1,1 @@
+"""Using trained models: load, predict, extract features, search, explain, export and serve."""

@@ -1,0 +1,96 @@
+"""What goes along with an exported model: how its inputs are made, what its outputs mean, how good it is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opabinia import __version__
+from opabinia.config import Resolved
+from opabinia.inference.predictor import Predictor
+from opabinia.training.run_folder import validation_sets
+
+_RANGES = {torch.uint8: "0 to 255", torch.float32: "0 to 1"}
+
+
+@dataclass(frozen=True)
+class Description:
+    """Of an exported model.
+
+    Attributes:
+        name: of the run.
+        task: its name in the config.
+        classes: their names in the order of the outputs; empty when there are none.
+        channels: of the images; 3 are red, green, blue.
+        size: height and width of the images.
+        dtype: of ``image``: ``uint8`` or ``float32``.
+        value_range: of its values.
+        mean, std: of images in 0 to 1, by which the model normalises them itself; empty where the task does not tell.
+        transforms: of the validation data, as the config has them; their last result is ``image``.
+        scores: of the run's last evaluation.
+        step: of the checkpoint.
+        version: of this library.
+    """
+
+    name: str
+    task: str
+    classes: tuple[str, ...]
+    channels: int
+    size: tuple[int, int]
+    dtype: str
+    value_range: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    transforms: list[dict[str, Any]]
+    scores: dict[str, float]
+    step: int
+    version: str = __version__
+
+    def metadata(self) -> dict[str, str]:
+        """Texts by name, for formats that keep nothing else: all but texts are JSON."""
+        return {
+            name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            for name, value in asdict(self).items()
+        }
+
+
+def describe(run: Path, checkpoint: Path, resolved: Resolved, predictor: Predictor, image: Tensor) -> Description:
+    """What is known of a run's model.
+
+    Args:
+        run: the run folder.
+        checkpoint: its folder.
+        resolved: the run's config.
+        predictor: the model.
+        image: inputs (B x ... x C x H x W).
+    """
+    sets = validation_sets(resolved.config)
+    normalize: Any = getattr(predictor.task, "normalize", None)
+    return Description(
+        name="/".join(run.resolve().parts[-2:]),
+        task=resolved.config["task"]["name"],
+        classes=predictor.classes,
+        channels=image.shape[-3],
+        size=(image.shape[-2], image.shape[-1]),
+        dtype=str(image.dtype).removeprefix("torch."),
+        value_range=_RANGES.get(image.dtype, "as the transforms give it"),
+        mean=_numbers(normalize.mean) if normalize else (),
+        std=_numbers(normalize.std) if normalize else (),
+        transforms=list(sets[0]["transforms"]) if sets else [],
+        scores=_json(run / "results.json"),
+        step=int(_json(checkpoint / "state.json").get("step", 0)),
+    )
+
+
+def _numbers(values: Tensor) -> tuple[float, ...]:
+    return tuple(round(value, 6) for value in values.flatten().tolist())
+
+
+def _json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found

@@ -1,0 +1,262 @@
+"""Tables of basecls: its defaults, why some keys have no home here, and what its words are here."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from opabinia.migration.python_literals import Name
+
+NORM = Name("NORM_TYPES")
+
+DEFAULTS: dict[str, Any] = {
+    "batch_size": 32,
+    "weights": None,
+    "preprocess.img_size": 224,
+    "preprocess.img_color_space": "BGR",
+    "preprocess.img_mean": [103.53, 116.28, 123.675],
+    "preprocess.img_std": [57.375, 57.12, 58.395],
+    "test.img_size": 224,
+    "test.crop_pct": 0.875,
+    "bn.precise_every_n_epoch": math.inf,
+    "bn.num_samples_precise": 8192,
+    "loss.name": "CrossEntropy",
+    "loss.label_smooth": 0.0,
+    "augments.name": "ColorAugment",
+    "augments.resize.scale_range": [0.08, 1.0],
+    "augments.resize.ratio_range": [3 / 4, 4 / 3],
+    "augments.resize.interpolation": "bilinear",
+    "augments.color_aug.brightness": 0.4,
+    "augments.color_aug.contrast": 0.4,
+    "augments.color_aug.saturation": 0.4,
+    "augments.color_aug.lighting": 0.1,
+    "augments.rand_aug.magnitude": 9,
+    "augments.rand_aug.magnitude_std": 0.5,
+    "augments.rand_aug.prob": 0.5,
+    "augments.rand_aug.n_ops": 2,
+    "augments.rand_erase.prob": 0.0,
+    "augments.rand_erase.scale_range": [0.02, 1 / 3],
+    "augments.rand_erase.ratio": 0.3,
+    "augments.rand_erase.mode": "const",
+    "augments.rand_erase.count": 1,
+    "augments.mixup.mixup_alpha": 0.0,
+    "augments.mixup.cutmix_alpha": 0.0,
+    "augments.mixup.cutmix_minmax": None,
+    "augments.mixup.prob": 1.0,
+    "augments.mixup.switch_prob": 0.5,
+    "augments.mixup.mode": "batch",
+    "data.name": "FolderLoader",
+    "data.train_path": None,
+    "data.val_path": None,
+    "data.num_workers": 6,
+    "solver.optimizer": "sgd",
+    "solver.basic_lr": 0.0125,
+    "solver.lr_min_factor": 0.0,
+    "solver.momentum": 0.9,
+    "solver.weight_decay": None,
+    "solver.nesterov": False,
+    "solver.betas": [0.9, 0.999],
+    "solver.always_adapt": False,
+    "solver.max_epoch": 100,
+    "solver.warmup_epochs": 5,
+    "solver.warmup_factor": 0.1,
+    "solver.lr_schedule": "step",
+    "solver.lr_decay_factor": 0.1,
+    "solver.lr_decay_steps": [30, 60, 90],
+    "solver.grad_clip.name": None,
+    "solver.grad_clip.max_norm": math.inf,
+    "solver.grad_clip.lower": -math.inf,
+    "solver.grad_clip.upper": math.inf,
+    "solver.accumulation_steps": 1,
+    "model_ema.enabled": False,
+    "model_ema.momentum": 0.9999,
+    "model_ema.update_period": 1,
+    "model_ema.start_epoch": None,
+    "model_ema.alpha": None,
+    "amp.enabled": False,
+    "log_every_n_iter": 20,
+    "save_every_n_epoch": 10,
+    "eval_every_n_epoch": 1,
+    "seed": 42,
+}
+"""Those of ``BaseConfig``, of the keys that are read here."""
+
+PLAIN_DECAY = 1e-4
+"""``solver.weight_decay`` of ``BaseConfig``."""
+
+_EVERY = {"bn.precise_every_n_epoch": 1}
+
+_STRONG = {
+    "loss.label_smooth": 0.1,
+    "augments.name": "RandAugment",
+    "augments.resize.interpolation": "bicubic",
+    "augments.rand_erase.mode": "pixel",
+}
+
+_COSINE = {"solver.nesterov": True, "solver.lr_schedule": "cosine"}
+
+_LIGHT = {"batch_size": 128, "loss.label_smooth": 0.1, "augments.color_aug.lighting": 0.0}
+
+_TRANSFORMER = {
+    **_STRONG,
+    "batch_size": 64,
+    "augments.rand_erase.prob": 0.25,
+    "augments.mixup.mixup_alpha": 0.8,
+    "augments.mixup.cutmix_alpha": 1.0,
+    "solver.lr_min_factor": 0.01,
+    "solver.warmup_factor": 0.001,
+    "solver.lr_schedule": "cosine",
+}
+
+_AVERAGED = {"model_ema.enabled": True}
+
+_ADAM = {**_TRANSFORMER, "solver.optimizer": "adamw", "solver.max_epoch": 300, "solver.warmup_epochs": 20}
+
+_EFFNET = {
+    **_EVERY,
+    **_STRONG,
+    **_COSINE,
+    **_AVERAGED,
+    "augments.rand_erase.prob": 0.25,
+    "solver.basic_lr": 0.05,
+    "solver.weight_decay": [[0, "bias"], [0, NORM], 1e-5],
+    "solver.max_epoch": 350,
+    "model_ema.momentum": 0.99998,
+}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "BaseConfig": {},
+    "ResNetConfig": {**_EVERY, **_COSINE, "solver.basic_lr": 0.025, "solver.weight_decay": 5e-5},
+    "HRNetConfig": {**_EVERY, **_COSINE, "solver.basic_lr": 0.025, "solver.weight_decay": 5e-5},
+    "VGGConfig": {
+        **_EVERY,
+        **_COSINE,
+        "solver.basic_lr": 0.025,
+        "solver.weight_decay": [[0, "bias"], [0, NORM], 5e-5],
+    },
+    "RegNetConfig": {
+        **_EVERY,
+        **_STRONG,
+        **_COSINE,
+        **_AVERAGED,
+        "test.crop_pct": 224 / 232,
+        "augments.rand_aug.magnitude": 7,
+        "augments.rand_erase.prob": 0.1,
+        "augments.mixup.mixup_alpha": 0.2,
+        "augments.mixup.cutmix_alpha": 1.0,
+        "solver.basic_lr": 0.025,
+        "solver.weight_decay": [[0, "bias"], [0, NORM], 2e-5],
+        "solver.max_epoch": 300,
+        "model_ema.momentum": 0.99998,
+    },
+    "EffNetConfig": _EFFNET,
+    "EffNetLiteConfig": {
+        **_EFFNET,
+        "augments.name": "ColorAugment",
+        "augments.resize.interpolation": "bilinear",
+        "augments.rand_erase.prob": 0.0,
+    },
+    "MBConfig": {
+        **_EVERY,
+        **_LIGHT,
+        **_COSINE,
+        "solver.basic_lr": 0.05,
+        "solver.weight_decay": [[0, "bias"], [0, NORM], 4e-5],
+        "solver.max_epoch": 150,
+    },
+    "SNetConfig": {
+        **_EVERY,
+        **_LIGHT,
+        "solver.basic_lr": 0.0625,
+        "solver.weight_decay": [[0, "bias"], [0, NORM], 4e-5],
+        "solver.max_epoch": 240,
+        "solver.warmup_epochs": 0,
+        "solver.lr_schedule": "linear",
+    },
+    "RepVGGConfig": {
+        **_EVERY,
+        "batch_size": 64,
+        "augments.name": "SimpleAugment",
+        "solver.max_epoch": 120,
+        "solver.lr_schedule": "cosine",
+        "solver.basic_lr": 0.025,
+        "solver.weight_decay": [[0, "bn"], [0, "bias"], 1e-4],
+    },
+    "ResMLPConfig": {
+        **_TRANSFORMER,
+        **_AVERAGED,
+        "test.crop_pct": 0.9,
+        "solver.optimizer": "lamb",
+        "solver.basic_lr": 6.25e-4,
+        "solver.weight_decay": [[0, "bias"], [0, "gamma"], [0, NORM], [0, Name("Affine")], 0.2],
+        "solver.max_epoch": 400,
+        "model_ema.momentum": 0.99996,
+    },
+    "ViTConfig": {
+        **_ADAM,
+        **_AVERAGED,
+        "solver.basic_lr": 6.25e-5,
+        "solver.weight_decay": [[0, "pos_embed"], [0, "cls_token"], [0, "bias"], [0, NORM], 0.05],
+        "model_ema.momentum": 0.99996,
+    },
+    "SwinConfig": {
+        **_ADAM,
+        "solver.basic_lr": 1.25e-4,
+        "solver.weight_decay": [[0, "abs_pos_embed"], [0, "rel_pos_bias_table"], [0, "bias"], [0, NORM], 0.05],
+        "solver.grad_clip.name": "norm",
+        "solver.grad_clip.max_norm": 5.0,
+        "solver.accumulation_steps": 2,
+    },
+}
+"""What the classes of ``basecls.configs`` change."""
+
+REASONS = {
+    "trainer_name": "there is one trainer",
+    "hooks_name": "see opabinia config list hook",
+    "output_dir": "--out",
+    "num_classes": "follows from the data",
+    "solver.name": "the optimizer is told by its name",
+    "amp.dynamic_scale": "the scale is always found",
+    "fastrun": "train.cudnn_benchmark",
+    "dtr": "train.checkpoint_activations",
+    "trace": "train.compile",
+    "tb_every_n_iter": "with every line of the log",
+    "augments.mixup.permute": "partners are drawn from all of the batch",
+    "augments.mixup.calibrate_cutmix_lambda": "cutmix always does so",
+    "augments.mixup.calibrate_mixup_lambda": "mixup has nothing to be calibrated",
+}
+
+MODELS: tuple[tuple[str, str], ...] = (
+    (r"(resnet\d+d?|wide_resnet\d+_2|resnext50_32x4d|resnext101_(32x4d|32x8d|64x4d))", r"\1"),
+    (r"se_(resnet\d+|resnext50_32x4d|resnext101_(32x4d|32x8d|64x4d))", r"se\1"),
+    (r"(regnet[xy]_\d{3})", r"\1"),
+    (r"effnet_b(\d)_lite", r"efficientnet_lite\1"),
+    (r"effnet_(b\d|l2)", r"efficientnet_\1"),
+    (r"effnetv2_([sml])", r"efficientnetv2_\1"),
+    (r"effnetv2_(b\d)", r"tf_efficientnetv2_\1"),
+    (r"hrnet_(w\d+|w18_small_v2)", r"hrnet_\1"),
+    (r"hrnet_w18_small_v1", "hrnet_w18_small"),
+    (r"mbnetv1_x100", "mobilenetv1_100"),
+    (r"mbnetv2_x(035|050|075|100|140)", r"mobilenetv2_\1"),
+    (r"mbnetv3_(large|small)_x(075|100)", r"mobilenetv3_\1_\2"),
+    (r"resmlp_s(\d+)", r"resmlp_\1_224"),
+    (r"resmlp_b24", "resmlp_big_24_224"),
+    (r"(repvgg_[ab]\d(g4)?)", r"\1"),
+    (r"vgg(\d+)_bn", r"vgg\1_bn"),
+    (r"((vit|swin)_\w+)", r"\1"),
+)
+"""Names of networks, and timm's."""
+
+OPTIMIZERS = {name: name for name in ("sgd", "adam", "adamw", "lamb", "lars")}
+
+PER = {"batch": "batch", "pair": "pair", "elem": "sample"}
+
+KINDS = {
+    "bias": "bias",
+    "bn": "norm",
+    "NORM_TYPES": "norm",
+    "pos_embed": "embedding",
+    "cls_token": "embedding",
+    "abs_pos_embed": "embedding",
+}
+"""What a weight decay is for, and the kind of parameters here."""

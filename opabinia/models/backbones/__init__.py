@@ -1,0 +1,1 @@
+"""Backbones: images or clips to feature vectors and feature maps."""

@@ -1,0 +1,145 @@
+"""X3D: networks grown from a tiny 2-d one, of depth-wise convolutions (Feichtenhofer 2020)."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from opabinia.config import register
+from opabinia.contracts import Backbone
+from opabinia.models.backbones.video.base import ClipBackbone, Kernel, draw, pooled
+
+DEPTH_FACTORS: dict[str, float] = {"XS": 2.2, "S": 2.2, "M": 2.2, "L": 5.0}
+"""By how much blocks have multiplied (SlowFast's configs). XS, S and M are one network for clips of three sizes."""
+
+WIDTH_FACTOR, BOTTLENECK_FACTOR = 2.0, 2.25
+BASE_STAGES = ((1, 12), (2, 24), (5, 48), (3, 96))
+"""Blocks and channels of the stages of the network that all are grown from (X2D in the paper)."""
+
+
+def to_eights(width: float) -> int:
+    """The multiple of 8 nearest to a width, at least 8 and nine tenths of it (Howard et al. 2019, MobileNet)."""
+    near = max(8, int(width + 4) // 8 * 8)
+    return near if near >= 0.9 * width else near + 8
+
+
+class SqueezeExcite3d(nn.Module):
+    """Weights channels by what their means say (Hu et al. 2018), with a sixteenth of the channels between.
+
+    Args:
+        channels: of the maps.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        between = to_eights(channels / 16)
+        self.fc1 = nn.Conv3d(channels, between, 1)
+        self.fc2 = nn.Conv3d(between, channels, 1)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """B x M x t x h x w of the same shape."""
+        means = maps.mean((2, 3, 4), keepdim=True)
+        weights: Tensor = self.fc2(F.relu(self.fc1(means), inplace=True)).sigmoid()
+        return maps * weights
+
+
+class X3dBlock(nn.Module):
+    """A depth-wise 3 x 3 x 3 convolution between two of 1 x 1 x 1 that widen and narrow, beside a shortcut.
+
+    Args:
+        inputs, outputs: channels.
+        stride: of rows and columns.
+        excite: squeeze and excitation behind the depth-wise convolution.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int, *, excite: bool) -> None:
+        super().__init__()
+        between = int(outputs * BOTTLENECK_FACTOR)
+        strides: Kernel = (1, stride, stride)
+        self.conv1 = nn.Conv3d(inputs, between, 1, bias=False)
+        self.bn1 = nn.BatchNorm3d(between)
+        self.conv2 = nn.Conv3d(between, between, 3, strides, 1, groups=between, bias=False)
+        self.bn2 = nn.BatchNorm3d(between)
+        self.se = SqueezeExcite3d(between) if excite else nn.Identity()
+        self.conv3 = nn.Conv3d(between, outputs, 1, bias=False)
+        self.bn3 = nn.BatchNorm3d(outputs)
+        self.downsample = (
+            nn.Sequential(nn.Conv3d(inputs, outputs, 1, strides, bias=False), nn.BatchNorm3d(outputs))
+            if stride > 1 or inputs != outputs
+            else None
+        )
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """B x M x t x h x w to B x M' x t x h' x w'."""
+        shortcut = maps if self.downsample is None else self.downsample(maps)
+        maps = F.relu(self.bn1(self.conv1(maps)), inplace=True)
+        maps = F.silu(self.se(self.bn2(self.conv2(maps))))
+        return F.relu(self.bn3(self.conv3(maps)) + shortcut, inplace=True)
+
+
+class X3d(ClipBackbone):
+    """An X3D, up to the 2048 values that its classifier sees.
+
+    Args:
+        channels: channels of the frames.
+        depth_factor: see :data:`DEPTH_FACTORS`.
+        zero_init: see :func:`x3d`.
+    """
+
+    def __init__(self, channels: int, *, depth_factor: float, zero_init: bool) -> None:
+        super().__init__(2048)
+        width = to_eights(BASE_STAGES[0][1] * WIDTH_FACTOR)
+        self.stem = nn.Sequential(  # over places, then over frames, with nothing between
+            nn.Conv3d(channels, width, (1, 3, 3), (1, 2, 2), (0, 1, 1), bias=False),
+            nn.Conv3d(width, width, (5, 1, 1), 1, (2, 0, 0), groups=width, bias=False),
+            nn.BatchNorm3d(width),
+            nn.ReLU(inplace=True),
+        )
+        self.layers = [("stem",)]
+        self.stages = nn.ModuleList()
+        for number, (blocks, base) in enumerate(BASE_STAGES):
+            made: list[nn.Module] = []
+            outputs = to_eights(base * WIDTH_FACTOR)
+            for i in range(math.ceil(blocks * depth_factor)):
+                made.append(X3dBlock(width, outputs, 1 if i else 2, excite=i % 2 == 0))
+                width = outputs
+                self.layers.append((f"stages.{number}.{i}",))
+            self.stages.append(nn.Sequential(*made))
+        wide = int(width * BOTTLENECK_FACTOR)
+        self.conv5 = nn.Sequential(nn.Conv3d(width, wide, 1, bias=False), nn.BatchNorm3d(wide), nn.ReLU(inplace=True))
+        self.fc1 = nn.Linear(wide, self.out_channels, bias=False)
+        self.layers[-1] += ("conv5", "fc1")
+        draw(self)
+        nn.init.normal_(self.fc1.weight, std=0.01)
+        if zero_init:
+            for module in self.modules():
+                if isinstance(module, X3dBlock):
+                    nn.init.zeros_(module.bn3.weight)
+
+    def vectors(self, clips: Tensor) -> Tensor:
+        """B x C x T x H x W to B x 2048."""
+        maps = self.stem(clips)
+        for blocks in self.stages:
+            assert isinstance(blocks, nn.Sequential)
+            maps = self.through(blocks, maps)
+        return F.relu(self.fc1(pooled(self.conv5(maps))))
+
+
+@register.backbone
+def x3d(channels: int, /, *, size: Literal["XS", "S", "M", "L"] = "M", zero_init: bool = True) -> Backbone:
+    """X3D (Feichtenhofer 2020), for clips of any length and size. On CPUs its depth-wise convolutions take some ten
+    times as long as others of as many multiply-adds.
+
+    XS, S and M are one network of 3.8 million weights with 400 classes, for clips of 4 x 160 x 160, 13 x 160 x 160 and
+    16 x 224 x 224 (0.60, 1.96 and 4.73 billion multiply-adds); L has 6.2 million, and 18.4 billion at 16 x 312 x 312
+    (SlowFast's model zoo).
+
+    Args:
+        channels: channels of the frames.
+        size: which of them.
+        zero_init: the last norm of every block has weight 0 at first (Goyal et al. 2017, section 5.1).
+    """
+    return X3d(channels, depth_factor=DEPTH_FACTORS[size], zero_init=zero_init)

@@ -1,1 +1,0 @@
-"""Pieces that every command puts together in the same way: data, model, loaders, scores."""

@@ -1,0 +1,70 @@
+"""The built-in parts: to import this registers all of them."""
+
+from __future__ import annotations
+
+from opabinia.data import batch_mixing, sources, transforms
+from opabinia.data.sampling import batch_shapes as shape_parts
+from opabinia.data.sampling import detection_samplers, identity_samplers, samplers, shard_order
+from opabinia.engine.hooks import early_stop, expected_scores, freeze, precise_bn, time_limit, watch
+from opabinia.engine.loggers import trackers
+from opabinia.evaluation.detection import coco, lvis, voc
+from opabinia.evaluation.representation import clustering, collapse, knn, linear_probe, linear_svm, low_shot
+from opabinia.evaluation.retrieval import retrieval_evaluators
+from opabinia.models import detectors, heads, necks, pooling
+from opabinia.models.backbones import resnet, timm, video, vit
+from opabinia.models.losses import binary, cross_entropy, metric
+from opabinia.optim import lars, optimizers
+from opabinia.optim import schedules as schedule_parts
+from opabinia.tasks import classification, detection, reid, selfsup
+from opabinia.tasks import video as video_task
+from opabinia.training import session, trained_model
+
+PARTS = (
+    timm,
+    binary,
+    classification,
+    clustering,
+    coco,
+    collapse,
+    cross_entropy,
+    detection,
+    detection_samplers,
+    detectors,
+    early_stop,
+    expected_scores,
+    freeze,
+    heads,
+    identity_samplers,
+    knn,
+    lars,
+    time_limit,
+    low_shot,
+    lvis,
+    metric,
+    batch_mixing,
+    necks,
+    optimizers,
+    pooling,
+    precise_bn,
+    linear_probe,
+    reid,
+    resnet,
+    samplers,
+    session,
+    schedule_parts,
+    retrieval_evaluators,
+    selfsup,
+    shape_parts,
+    shard_order,
+    sources,
+    linear_svm,
+    trackers,
+    trained_model,
+    transforms,
+    video,
+    video_task,
+    vit,
+    voc,
+    watch,
+)
+"""The modules whose import registers the built-in parts that nothing here names."""

@@ -1,0 +1,35 @@
+"""Several runs of one recipe: the points of a sweep, what came of them, repeats with other seeds. Imports no torch."""
+
+from opabinia.training.sweep.record import Record as Record
+from opabinia.training.sweep.record import Tried as Tried
+from opabinia.training.sweep.record import better_way as better_way
+from opabinia.training.sweep.record import chosen_metric as chosen_metric
+from opabinia.training.sweep.record import ranked as ranked
+from opabinia.training.sweep.record import value_of as value_of
+from opabinia.training.sweep.runs import check_all as check_all
+from opabinia.training.sweep.runs import clean_up as clean_up
+from opabinia.training.sweep.runs import refuse_other_config as refuse_other_config
+from opabinia.training.sweep.runs import results_of as results_of
+from opabinia.training.sweep.runs import seed_of as seed_of
+from opabinia.training.sweep.runs import train_or_go_on as train_or_go_on
+from opabinia.training.sweep.runs import try_run as try_run
+from opabinia.training.sweep.seeds import Summary as Summary
+from opabinia.training.sweep.seeds import parse_seeds as parse_seeds
+from opabinia.training.sweep.seeds import summarise as summarise
+from opabinia.training.sweep.seeds import write_seeds as write_seeds
+from opabinia.training.sweep.trials import MOST as MOST
+from opabinia.training.sweep.trials import Axis as Axis
+from opabinia.training.sweep.trials import Better as Better
+from opabinia.training.sweep.trials import Choices as Choices
+from opabinia.training.sweep.trials import How as How
+from opabinia.training.sweep.trials import Point as Point
+from opabinia.training.sweep.trials import Space as Space
+from opabinia.training.sweep.trials import Span as Span
+from opabinia.training.sweep.trials import draw as draw
+from opabinia.training.sweep.trials import grid as grid
+from opabinia.training.sweep.trials import import_optuna as import_optuna
+from opabinia.training.sweep.trials import parse_space as parse_space
+from opabinia.training.sweep.trials import probes as probes
+from opabinia.training.sweep.trials import propose as propose
+from opabinia.training.sweep.trials import refuse_too_many as refuse_too_many
+from opabinia.training.sweep.trials import split_choices as split_choices

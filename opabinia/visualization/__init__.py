@@ -1,0 +1,1 @@
+"""Drawing on images and the HTML report. Nothing here runs a model."""

@@ -1,0 +1,94 @@
+"""How commands end: the best, the next commands, one JSON object, and quietly."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from opabinia.cli.outcome import next_commands
+from opabinia.config import catalog
+from tests.cli.conftest import SIX_STEPS, Ended
+
+Opabinia = Callable[..., Ended]
+
+
+@pytest.fixture
+def own_run(six_steps: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change."""
+    return Path(shutil.copytree(six_steps, tmp_path / "default"))
+
+
+def final(run: Path) -> dict[str, float]:
+    found: dict[str, float] = json.loads((run / "results.json").read_text())
+    return found
+
+
+def test_the_best_and_the_next_commands(opabinia: Opabinia, own_run: Path) -> None:
+    ended = opabinia("train", own_run, "--resume")
+    score = final(own_run)["val/top1"]
+    checkpoint = own_run / "checkpoints" / "step-00000006"
+    assert f"best: step 6 (val/top1 {score:.4f}), {checkpoint}\n" in ended.out
+    commands = [line.strip() for line in ended.out[ended.out.index("next:") :].splitlines()[1:]]
+    assert commands[0] == f"opabinia eval {own_run}" and f"opabinia predict {own_run} PICTURES/" in commands
+
+
+def test_one_json_object(opabinia: Opabinia, own_run: Path) -> None:
+    ended = opabinia("train", own_run, "--resume", "train.length=7it", "--json")
+    assert ended.status == 0
+    told = json.loads(ended.out)
+    assert told["run"] == str(own_run) and told["scores"] == final(own_run)
+    assert told["report"] == str(own_run / "report.html")
+    assert told["best"]["metric"] == "val/top1" and Path(told["best"]["checkpoint"]).is_dir()
+    assert "step 7/7" in ended.err and "the report is in" in ended.err
+
+
+def test_quiet(opabinia: Opabinia, own_run: Path) -> None:
+    ended = opabinia("train", own_run, "--resume", "train.length=8it", "--quiet")
+    assert ended.status == 0
+    assert "changed since the run began: train.length" in ended.err, "a warning"
+    assert "step 8/8" not in ended.err and "run     " not in ended.err and "best val/top1" not in ended.err
+    assert f"{final(own_run)['val/top1']:.4f}" in ended.out and "next:" not in ended.out
+    assert "best val/top1" in (own_run / "train.log").read_text(), "the file is told all"
+
+
+def test_an_evaluation_as_json(opabinia: Opabinia, six_steps: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(six_steps, tmp_path / "default")
+    ended = opabinia("eval", run, "--json", "--quiet")
+    assert json.loads(ended.out) == {"run": str(run), "checkpoint": "best", "scores": final(run)}
+    assert "evaluating" not in ended.err
+
+
+def test_a_mistake_leaves_stdout_alone(opabinia: Opabinia) -> None:
+    ended = opabinia("train", "no/such", "--json", "--quiet")
+    assert ended.status == 2 and ended.out == "" and ended.err.startswith("error: no/such")
+
+
+@pytest.mark.slow
+def test_a_sweep_and_a_series_as_json(opabinia: Opabinia, tmp_path: Path) -> None:
+    short = ["train.length=1it", *SIX_STEPS[1:], "writers=[]"]
+    words = ["classification/digits", *short, "--out", tmp_path, "--json", "--quiet"]
+    ended = opabinia("sweep", *words, "optimizer.lr=0.001,0.002")
+    told = json.loads(ended.out)
+    assert (told["metric"], told["better"]) == ("val/top1", "max")
+    assert told["best"] == told["runs"][0]["run"] and {run["changes"]["optimizer.lr"] for run in told["runs"]} == {
+        "0.001",
+        "0.002",
+    }
+    assert all(run["scores"] == final(Path(run["run"])) for run in told["runs"])
+    assert "run 1 of 2" not in ended.err
+    ended = opabinia("train", *words, "--seeds", "0,1", "--name", "two")
+    told = json.loads(ended.out)
+    assert len(told["runs"]) == 2 and told["scores"]["val/top1"].keys() == {"mean", "std"}
+
+
+def test_every_task_has_next_commands() -> None:
+    """Those that are not named learn without labels, and are measured by their features."""
+    from opabinia.cli.outcome import _LOOKING
+
+    tasks = set(catalog().names("task"))
+    assert set(_LOOKING) <= tasks
+    for task in tasks:
+        words = next_commands(Path("runs/a b"), task)
+        assert words[0] == ["opabinia", "eval", "runs/a b"] and len(words) >= 5

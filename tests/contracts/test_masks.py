@@ -1,0 +1,55 @@
+"""Outlines as run lengths and as pixels: pycocotools' numbers."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from pycocotools import mask as coco_mask
+from pycocotools.coco import COCO
+
+from opabinia.contracts.masks import compressed, decoded, run_lengths
+
+SIZE = (60, 90)
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools
+
+SEGMENTS = {
+    "polygon": [[10.2, 10.1, 60.5, 12.3, 40.1, 50.9]],
+    "polygons that meet": [[1, 2, 30, 2, 30, 40], [5, 20, 40, 20, 40, 59, 5, 59]],
+    "polygon beyond the picture": [[-10, -5, 120, 30, 50, 80]],
+    "less than a pixel": [[10.1, 10.1, 10.2, 10.1, 10.2, 10.2]],
+    "counts": {"size": [60, 90], "counts": [100, 50, 5250]},
+    "compressed": {
+        "size": [60, 90],
+        "counts": coco_mask.encode(np.asfortranarray(np.eye(60, 90, dtype=np.uint8)))["counts"],
+    },
+}
+
+
+@pytest.mark.parametrize("segment", SEGMENTS.values(), ids=SEGMENTS)
+def test_segments_are_those_of_pycocotools(segment: Any) -> None:
+    coco = COCO()
+    coco.imgs = {1: {"height": SIZE[0], "width": SIZE[1]}}
+    thing = {"image_id": 1, "segmentation": segment}
+    expected = coco.annToRLE(thing)["counts"]
+    assert compressed(segment, SIZE) == (expected if isinstance(expected, str) else expected.decode())
+    assert np.array_equal(decoded(segment, SIZE), coco.annToMask(thing))
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_run_lengths_are_those_of_pycocotools(first: bool) -> None:
+    mask = np.random.default_rng(3).random((11, 7)) > 0.5
+    mask[0, 0] = first
+    packed = coco_mask.frPyObjects(run_lengths(mask), 11, 7)
+    assert np.array_equal(coco_mask.decode(packed), mask)
+    assert run_lengths(mask)["counts"][0] == 0 or not first
+
+
+@pytest.mark.parametrize(
+    "segment",
+    [{"size": [60, 90], "counts": [-3, 9]}, {"size": [60, 90], "counts": [3]}, {"size": [60, 90], "counts": "zzz"}],
+    ids=["negative", "too few", "cut off"],
+)
+def test_what_are_no_run_lengths_of_the_picture_is_told(segment: Any) -> None:
+    with pytest.raises(ValueError):
+        decoded(segment, SIZE)

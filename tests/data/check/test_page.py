@@ -1,0 +1,148 @@
+"""The page of the data doctor, and what stands on the terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from opabinia.data.check import Checkup, check_up
+from opabinia.data.check.page import page_of, write_page
+from opabinia.data.check.terminal import show
+from opabinia.data.sources import ImageFolder, Videos, coco
+from scripts import small_data
+from tests.data.check.images import save
+from tests.data.videos import write
+
+ODD = "a \"quoted\" 'name' <b>bold<b> <script>alert(1) [red]ünï\x1b[2J.png"
+
+
+class _Elements(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.values: list[tuple[str, str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.values += [(tag, name, value) for name, value in attrs]
+
+
+def elements(page: str) -> _Elements:
+    found = _Elements()
+    found.feed(page)
+    return found
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> Checkup:
+    """A picture twice in training, with names of every kind, once in validation, and a text."""
+    save(tmp_path / "train" / "<i>a<i>" / ODD, 1)
+    save(tmp_path / "train" / "<i>a<i>" / "two words.png", 1)
+    save(tmp_path / "train" / "b" / "text.png", 2).write_text("no picture")
+    save(tmp_path / "val" / "b" / "1.png", 1)
+    return check_up({name: ImageFolder(root=tmp_path / name) for name in ("train", "val")})
+
+
+def test_it_is_one_file_that_loads_nothing_and_names_stay_text(odd: Checkup, tmp_path: Path) -> None:
+    write_page(odd, tmp_path / "new" / "page.html", "a <recipe>")
+    page = (tmp_path / "new" / "page.html").read_text()
+    found = elements(page)
+    assert not {"b", "i", "iframe", "link", "object"} & set(found.names) and found.names.count("script") == 1
+    loaded = [value for _, name, value in found.values if name in ("src", "href", "action", "data")]
+    assert loaded and all(one is not None and one.startswith(("data:image/webp;base64,", "#")) for one in loaded)
+    assert "<title>Data of a &lt;recipe&gt;</title>" in page and "Content-Security-Policy" in page
+    texts = [value or "" for tag, name, value in found.values if (tag, name) == ("img", "alt")]
+    assert [one for one in texts if one == f"train: <i>a<i>/{ODD}: <i>a<i>"] and "val: b/1.png: b" in texts
+    assert "1 thing is wrong" not in page and "2 things are wrong" in page
+    assert "pictures that cannot be read" in page and "text.png cannot be decoded" in page
+
+
+def test_the_terminal_is_not_steered_by_names(odd: Checkup) -> None:
+    console = Console(file=io.StringIO(), width=120, force_terminal=False)
+    show(odd, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "\x1b" not in text and r"[red]ünï\x1b[2J.png" in text
+    assert "wrong: in training and in validation: the same file" in text
+
+
+def test_boxes_are_drawn_also_where_they_reach_out_of_the_picture(tmp_path: Path) -> None:
+    small_data.coco(tmp_path)
+    content = json.loads((tmp_path / "things.json").read_text())
+    content["annotations"][0]["bbox"] = [40, 10, 1e9, 5]
+    content["annotations"][1]["bbox"] = [3, 3, 0, -7]
+    content["annotations"][2]["bbox"] = [20, 20, 1, 9]
+    (tmp_path / "things.json").write_text(json.dumps(content))
+    found = check_up({"train": coco(root=tmp_path, file=tmp_path / "things.json", broken="drop")})
+    page = page_of(found, "things")
+    for kind in (
+        "boxes that reach out of the picture",
+        "boxes without area",
+        "boxes with a side of less than 2 pixels",
+    ):
+        assert f"{kind}</h3>" in page
+    sizes = re.findall(r'width="(\d+)" height="(\d+)" loading', page)
+    assert ("480", "288") in sizes, "a quarter of the width is added to the right"
+
+
+def test_films_show_their_middle_frame(tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        write(tmp_path / name / "a" / "1.mp4", 9, size=(64, 96))
+    found = check_up({name: Videos(root=tmp_path / name) for name in ("train", "val")})
+    data = re.findall(r'src="(data:[^"]*)"', page_of(found, "films"))
+    assert len(data) == 2 and data[0] == data[1]
+
+
+def test_many_findings_are_bounded(tmp_path: Path) -> None:
+    for number in range(60):
+        save(tmp_path / "a" / f"{number}.png", number // 2, size=(40, 30))
+    found = check_up({"train": ImageFolder(root=tmp_path)})
+    page = page_of(found, "many")
+    assert page.count("<figure") == 48 and "the first 24 of 30" in page and "58.png: a = a/59.png: a" in page
+
+
+def test_pictures_that_have_gone_meanwhile_are_listed(odd: Checkup, tmp_path: Path) -> None:
+    for path in tmp_path.rglob("*.png"):
+        path.unlink()
+    page = page_of(odd, "gone")
+    assert "<figure" not in page and "two words.png" in page
+
+
+def test_names_that_are_no_text(tmp_path: Path) -> None:
+    for name in (b"\xff1.png", b"\xff2.png"):
+        path = tmp_path / "a" / "x.png"
+        save(path, 1)
+        path.rename(Path(str(tmp_path / "a") + "/" + name.decode("utf-8", "surrogateescape")))
+    (tmp_path / "a" / b"\xff3.png".decode("utf-8", "surrogateescape")).write_bytes(b"no picture")
+    found = check_up({"train": ImageFolder(root=tmp_path)})
+    write_page(found, tmp_path / "page.html", "names")
+    assert r"\xff1.png" in (tmp_path / "page.html").read_text() and json.dumps(found.plain())
+    show(found, Console(file=io.TextIOWrapper(io.BytesIO(), encoding="utf-8")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_in_a_browser(odd: Checkup, browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
+    write_page(odd, tmp_path / "page.html", "a <recipe>")
+    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    troubles: list[str] = []
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.on("console", lambda said: troubles.append(said.text))
+    page.on("request", lambda asked: asked.url.startswith(("file:", "data:")) or troubles.append(asked.url))
+    page.on("dialog", lambda dialog: troubles.append(dialog.message))
+    page.goto((tmp_path / "page.html").as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate("document.documentElement.dataset.theme") == scheme
+    page.locator(".enlarge").first.focus()
+    page.keyboard.press("Enter")
+    assert page.locator("dialog[open] p").text_content() == page.locator("dialog[open] img").get_attribute("alt")
+    page.keyboard.press("Escape")
+    page.close()
+    assert troubles == []

@@ -1,0 +1,223 @@
+"""Films packed into JPEGs: the same samples and clips, read more quickly."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from opabinia.contracts import Sample, Source, Unfit
+from opabinia.data.decoding import pack as packing
+from opabinia.data.decoding.pack import pack
+from opabinia.data.decoding.video import FilmFile, FilmInMemory
+from opabinia.data.loader import Loader, Reader, training_requests
+from opabinia.data.sampling.batches import ConstantPlan
+from opabinia.data.sampling.permutation import order
+from opabinia.data.sources import Digits, PackedFilms, VideoList, Videos, ViewsOfFilms
+from opabinia.data.transforms.clips import Clip, ShortSideJitter
+from opabinia.runtime.durations import Duration
+from tests.data.videos import write
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five films that differ in length, and one with an uneven rate."""
+    root = tmp_path_factory.mktemp("films")
+    for number in range(5):
+        write(root / ("jump", "run")[number % 2] / f"{number}.mp4", 9 + 5 * number)
+    write(root / "run" / "uneven.mp4", 12, times=np.cumsum(np.arange(12) * 9 + 20).tolist())
+    return root
+
+
+@pytest.fixture(autouse=True)
+def two_in_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "FILMS", 2)
+
+
+class Listening:
+    """A film that notes which frames it is asked for."""
+
+    def __init__(self, film: Any) -> None:
+        self._film, self.asked = film, [film.path][:0]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._film, name)
+
+    def read(self, indices: Sequence[int], short_side: int | None = None) -> Tensor:
+        self.asked = list(indices)
+        found: Tensor = self._film.read(indices, short_side)
+        return found
+
+
+def test_samples_and_clips_are_the_same(root: Path, tmp_path: Path) -> None:
+    original = Videos(root=root, directed=["run"])
+    done = pack(original, tmp_path / "packed", quality=95, workers=2)
+    packed = PackedFilms(root=tmp_path / "packed")
+    assert isinstance(packed, Source)
+    assert (done.films, done.frames, done.left_out) == (
+        6,
+        sum(one["video"].frames for one in map(original.__getitem__, range(6))),
+        0,
+    )
+    assert packed.fingerprint() == original.fingerprint() and packed.classes == original.classes
+    rates = Clip(frames=4, stride=(1, 3), fps=20.0)
+    for index in range(6):
+        one, other = original[index], packed[index]
+        assert [one[key] for key in ("id", "label", "directed")] == [other[key] for key in ("id", "label", "directed")]
+        films = [Listening(one["video"]), Listening(other["video"])]
+        for name in ("frames", "fps", "seconds", "size"):
+            assert getattr(films[0], name) == getattr(films[1], name)
+        for seed in range(4):
+            clips = []
+            for film, sample in zip(films, (one, other), strict=True):
+                torch.manual_seed(seed)
+                clips.append(rates({**sample, "video": film})["image"].float())
+            assert films[0].asked == films[1].asked
+            assert (clips[0] - clips[1]).abs().mean() < 8, "apart from what JPEG loses of noise"
+
+
+def batches(source: Any) -> tuple[list[str], Tensor]:
+    reader = Reader(source, [Clip(frames=4, stride=2), ShortSideJitter(size=24)], seed=1)
+    orders = partial(order, 1, n=len(source), shuffle=True)
+    loader = Loader(reader, training_requests(ConstantPlan(len(source), 3, Duration(2, "ep")), orders, 0, 1))
+    found = [batch for _, batch in loader.iterate()]
+    return [name for batch in found for name in batch["id"]], torch.cat([batch["image"] for batch in found]).float()
+
+
+def test_batches_are_the_same(root: Path, tmp_path: Path) -> None:
+    pack(Videos(root=root), tmp_path / "packed", quality=95)
+    names, pixels = batches(Videos(root=root))
+    same, others = batches(PackedFilms(root=tmp_path / "packed"))
+    assert names == same and (pixels - others).abs().mean() < 6
+
+
+def test_it_is_read_more_quickly(tmp_path: Path) -> None:
+    path = write(tmp_path / "films" / "run" / "long.mp4", 200)
+    pack(Videos(root=tmp_path / "films"), tmp_path / "packed")
+    (film,) = [sample["video"] for sample in PackedFilms(root=tmp_path / "packed")]  # type: ignore[attr-defined]
+
+    def seconds(film: Any) -> float:
+        began = time.thread_time()
+        film.read(range(170, 198, 4))
+        return time.thread_time() - began
+
+    assert 3 * min(seconds(film) for _ in range(3)) < min(seconds(FilmFile(path)) for _ in range(3))
+
+
+def test_frames_are_as_small_as_asked_and_plain_jpegs(root: Path, tmp_path: Path) -> None:
+    pack(ViewsOfFilms(source=Videos(root=root), clips=3, crops=3), tmp_path / "packed", size=24)
+    packed = PackedFilms(root=tmp_path / "packed", channels=1)
+    assert len(packed) == 6 and packed[0]["video"].size == (24, 32), "films, not views"
+    assert packed[5]["video"].read([3, 0, 3]).shape == (3, 1, 24, 32)
+    assert packed[5]["video"].read([1], short_side=12).shape == (1, 1, 12, 16)
+    with tarfile.open(tmp_path / "packed" / "00002.tar") as tar:
+        names = tar.getnames()
+        picture = tar.extractfile("00000005/000011.jpg")
+        assert picture is not None and picture.read(2) == b"\xff\xd8"
+    frames = packed[4]["video"].frames
+    assert names[: frames + 1] == [f"00000004/{number:06d}.jpg" for number in range(frames)] + ["00000004.npy"]
+
+
+class Gradients:
+    """Grey films in memory; class b must not be mirrored."""
+
+    channels, classes = 1, ("a", "b")
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Sample:
+        rows, columns = torch.meshgrid(torch.arange(16), torch.arange(24), indexing="ij")
+        frames = [(8 * rows + 4 * columns + 9 * number + index).to(torch.uint8) for number in range(5 + index)]
+        film = FilmInMemory(torch.stack(frames)[:, None] // 2, fps=7.0 + index)
+        return {"video": film, "label": index % 2, "directed": index % 2 == 1, "id": f"film {index}"}
+
+
+def test_grey_films_in_memory(tmp_path: Path) -> None:
+    pack(Gradients(), tmp_path / "packed", quality=95)
+    packed = PackedFilms(root=tmp_path / "packed")
+    assert (packed.channels, packed.classes, packed.labels.tolist()) == (1, ("a", "b"), [0, 1, 0])
+    assert [sample["directed"] for sample in map(packed.__getitem__, range(3))] == [False, True, False]
+    original, film = Gradients()[2]["video"], packed[2]["video"]
+    assert (film.frames, film.fps, packed.id(2)) == (7, 9.0, "film 2")
+    assert (film.read(range(7)).float() - original.read(range(7)).float()).abs().mean() < 4
+    chosen = PackedFilms(root=tmp_path / "packed", directed=["a"])
+    assert [sample["directed"] for sample in map(chosen.__getitem__, range(3))] == [True, False, True]
+
+
+def test_several_labels(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("jump/0.mp4 0,2\nrun/1.mp4 1\n")
+    pack(VideoList(file=tmp_path / "list.txt", root=root, multi_label=True), tmp_path / "packed")
+    packed = PackedFilms(root=tmp_path / "packed")
+    assert packed.multi_label and packed.labels.tolist() == [[1, 0, 1], [0, 1, 0]]
+    assert packed[0]["label"].tolist() == [1, 0, 1]
+
+
+def test_it_goes_on_where_it_was_stopped(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    films = tmp_path / "films"
+    for film in root.glob("*/*.mp4"):
+        (films / film.parent.name).mkdir(parents=True, exist_ok=True)
+        (films / film.parent.name / film.name).write_bytes(film.read_bytes())
+    (films / "run" / "3.mp4").write_bytes(b"")
+    source, packed = Videos(root=films), tmp_path / "packed"
+    with pytest.raises(Unfit, match=r"film 4: .*3\.mp4 is empty: it has 0 bytes"):
+        pack(source, packed)
+    done = packed / "00000.tar"
+    before = done.stat().st_mtime_ns
+    assert not list(packed.glob(".*.tmp"))
+    with pytest.raises(ValueError, match=r"packed holds no films\.json: packing has begun there, and not ended"):
+        PackedFilms(root=packed)
+    with pytest.raises(Unfit, match="holds a part of other films, or of another size or quality"):
+        pack(source, packed, size=32)
+    assert pack(source, packed, skip=True).left_out == 1
+    assert "left out: film 4" in caplog.text
+    assert done.stat().st_mtime_ns == before, "a finished shard is not written again"
+    assert sorted(path.name for path in packed.glob("[!.]*")) == ["00000.tar", "00001.tar", "00002.tar", "films.json"]
+    names = [PackedFilms(root=packed).id(index) for index in range(5)]
+    assert names == [source.id(index) for index in (0, 1, 2, 3, 5)]
+    with pytest.raises(Unfit, match="holds packed films already"):
+        pack(source, packed)
+    with pytest.raises(Unfit, match="only films can be packed"):
+        pack(Digits(), tmp_path / "digits")
+
+
+def test_what_is_damaged_is_told(root: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "packed"
+    pack(Videos(root=root), folder)
+    shard, index = folder / "00001.tar", folder / "films.json"
+    whole, known = shard.read_bytes(), json.loads(index.read_bytes())
+
+    def refused(message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            PackedFilms(root=folder)
+
+    shard.write_bytes(whole[:-512])
+    refused(r"00001\.tar has \d+ bytes, and films\.json says \d+; pack the films anew")
+    shard.unlink()
+    refused(r"00001\.tar is missing")
+    place = known["films"]["place"][2]
+    shard.write_bytes(bytes(len(whole)))
+    film = PackedFilms(root=folder)[2]["video"]
+    with pytest.raises(ValueError, match=r"00001\.tar, jump/4\.mp4: the shard has changed since it was written"):
+        film.read([0])
+    shard.write_bytes(bytes(1024) + whole[1024:place] + whole[place:])
+    with pytest.raises(ValueError, match=r"00001\.tar, jump/4\.mp4: frame 0 cannot be decoded"):
+        PackedFilms(root=folder)[2]["video"].read([0])
+    known["films"]["place"][2] = 10**12
+    index.write_text(json.dumps(known))
+    with pytest.raises(ValueError, match="its index is damaged: there are no bytes 1000000000000"):
+        PackedFilms(root=folder)[2]["video"].read([0])
+    for change in ({"format": 2}, {"films": {}}, {"channels": 2}):
+        index.write_text(json.dumps({**known, **change}))
+        refused(r"films\.json is damaged \(")
+    with pytest.raises(ValueError, match="there is no folder"):
+        PackedFilms(root=tmp_path / "gone")

@@ -1,0 +1,248 @@
+"""Pictures of which no more is decoded than is taken."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from opabinia.contracts import Row, Sample
+from opabinia.data.decoding.images import Box, Encoded, whole
+from opabinia.data.loader import Reader, Request
+from opabinia.data.sources.folder import ImageFolder
+from opabinia.data.transforms.crops import RandomResizedCrop, Resize
+from opabinia.data.transforms.instances import Tidied
+from opabinia.runtime.seeds import seed_sample
+
+WIDTH, HEIGHT = 250, 187  # odd, so that smaller sizes are rounded
+
+
+def photograph(seed: int = 0, width: int = WIDTH, height: int = HEIGHT) -> Image.Image:
+    """Smooth colours, edges and some noise."""
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 256, (height // 16 + 2, width // 16 + 2, 3), dtype=np.uint8)
+    smooth = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+    pixels = np.asarray(smooth).astype(np.int64) + rng.integers(-6, 7, (height, width, 3))
+    pixels[height // 3 : height // 2, width // 4 : width // 2] = (240, 30, 60)
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+
+def encoded(image: Image.Image, kind: str = "JPEG", channels: int = 3, **options: object) -> Encoded:
+    content = BytesIO()
+    image.save(content, kind, **options)
+    return Encoded(content.getvalue(), "picture", channels)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_in_full_size_pixels_are_the_same(channels: int) -> None:
+    picture = encoded(photograph(), channels=channels, quality=90)
+    assert picture.size == (HEIGHT, WIDTH)
+    box = Box(20, 31, 100, 60)
+    part = picture.part(box, (90, 60))
+    assert part.dtype == torch.uint8
+    assert torch.equal(part, picture.pixels()[:, 20:120, 31:91])
+
+
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+@pytest.mark.parametrize("way", [{}, {"restart_marker_blocks": 5}, {"progressive": True}, {"optimize": True}], ids=str)
+def test_above_where_decoding_stops_pixels_are_the_same(subsampling: int, way: dict[str, object]) -> None:
+    """Also where colours are stored in half the size, and take something from the row below."""
+    picture = encoded(photograph(), quality=90, subsampling=subsampling, **way)
+    for factor in (1, 2, 4, 8):
+        full = picture._down_to(HEIGHT, factor)
+        assert full.shape == (-(-HEIGHT // factor), -(-WIDTH // factor), 3)
+        for row in range(1, HEIGHT + 1, 3):
+            some = picture._down_to(row, factor)
+            kept = round(row / factor)
+            assert len(some) >= kept and np.array_equal(some[:kept], full[:kept])
+    stopped = picture._down_to(10, 1)
+    assert len(stopped) == (HEIGHT if "progressive" in way else 16)
+
+
+@pytest.mark.parametrize(("factor", "least"), [(2, (60, 61)), (4, (30, 45)), (8, (10, 10))])
+def test_smaller_sizes_are_chosen_so_that_they_cover_what_is_wanted(factor: int, least: tuple[int, int]) -> None:
+    picture = encoded(photograph(), quality=90)
+    box = Box(8, 16, 160, 184)
+    part = picture.part(box, least)
+    assert part.shape == (3, 160 // factor, 184 // factor)
+    assert part.shape[1] >= least[0] and part.shape[2] >= least[1]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("size", [12, 24, 48])
+def test_a_crop_is_the_same_up_to_half_a_pixel(size: int, channels: int) -> None:
+    """The tolerance that docs/data.md tells: ends are rounded to whole pixels of the smaller picture, and beyond that
+    pixels differ by less than 3 of 255 on average (here: edges, much noise)."""
+    transform, differences = RandomResizedCrop(size=size), []
+    for seed in range(12):
+        picture = encoded(photograph(seed), channels=channels, quality=90)
+        sample: Sample = {"image": picture, "label": 1, "id": "a"}
+        seed_sample(seed)
+        box = Box(**transform.make_params([picture.pixels()]))
+        drawn = torch.rand(1)
+        seed_sample(seed)
+        reduced = transform.of_encoded(sample)
+        assert torch.rand(1) == drawn, "what comes next draws the same numbers"
+        assert isinstance(reduced["image"], tv_tensors.Image) and (reduced["label"], reduced["id"]) == (1, "a")
+        factor = max(one for one in (1, 2, 4, 8) if one == 1 or min(box.height, box.width) >= one * size)
+        top, left, bottom, right = (
+            round(end / factor) * factor for end in (box.top, box.left, box.top + box.height, box.left + box.width)
+        )
+        full = F.resize(picture.pixels()[:, top:bottom, left:right], [size, size], antialias=True)
+        differences.append((reduced["image"].float() - full.float()).abs().mean().item())
+    assert np.mean(differences) < 3 and max(differences) < 6
+
+
+@pytest.mark.parametrize(
+    "keys", [{"size": 20}, {"size": [48, 30]}, {"size": 40, "max_size": 50}, {"size": 400}], ids=str
+)
+def test_a_resized_picture_differs_little(keys: dict[str, Any]) -> None:
+    """As of a crop: by less than 4 of 255 on average, once its ends are rounded; not at all where no smaller size
+    fits."""
+    differences = []
+    for seed in range(4):
+        sample: Sample = {"image": encoded(photograph(seed), quality=90), "id": "a"}
+        seed_sample(seed)
+        found = Resize(**keys).of_encoded(sample)
+        drawn = torch.rand(1)
+        seed_sample(seed)
+        assert torch.rand(1) == drawn and found["id"] == "a", "nothing is drawn"
+        height, width = v2.Resize(**keys)(sample["image"].pixels()).shape[-2:]
+        assert isinstance(found["image"], tv_tensors.Image) and found["image"].shape == (3, height, width)
+        factor = max(one for one in (1, 2, 4, 8) if one == 1 or min(HEIGHT / height, WIDTH / width) >= one)
+        bottom, right = round(HEIGHT / factor) * factor, round(WIDTH / factor) * factor
+        full = F.resize(sample["image"].pixels()[:, :bottom, :right], [height, width], antialias=True)
+        differences.append((found["image"].float() - full.float()).abs().mean().item())
+    assert np.mean(differences) < 4 and (max(differences) == 0 or keys["size"] != 400)
+
+
+def test_crops_are_drawn_as_torchvision_draws_them() -> None:
+    """Area, shape and place have the same means, and ends that torchvision's reach as well."""
+    ours, theirs = RandomResizedCrop(size=8, scale=(0.1, 0.6)), v2.RandomResizedCrop(8, scale=(0.1, 0.6))
+    found = []
+    for transform in (ours, theirs):
+        torch.manual_seed(0)
+        image = torch.empty(3, 300, 500)
+        rows = [transform.make_params([image]) for _ in range(4000)]
+        boxes = np.array([[row[name] for name in Box._fields] for row in rows], dtype=np.float64)
+        top, left, height, width = boxes.T
+        assert (boxes.min(), (top + height).max(), (left + width).max()) == (0, 300, 500)
+        columns = height * width / 150_000, np.log(width / height), (top + height / 2) / 300, (left + width / 2) / 500
+        found.append([(column.mean(), column.std()) for column in columns])
+    np.testing.assert_allclose(found[0], found[1], atol=0.012)
+
+
+@pytest.mark.parametrize(("height", "width"), [(10, 1000), (1000, 10), (1, 1), (7, 9)])
+def test_where_no_crop_fits_it_is_the_one_in_the_middle(height: int, width: int) -> None:
+    ours, theirs = RandomResizedCrop(size=8, scale=(2, 3)), v2.RandomResizedCrop(8, scale=(2, 3))
+    image = torch.empty(3, height, width)
+    assert ours.make_params([image]) == theirs.make_params([image])
+
+
+def test_pictures_with_things_are_cut_with_them() -> None:
+    picture = tv_tensors.Image(torch.zeros(3, 40, 40, dtype=torch.uint8))
+    box = tv_tensors.BoundingBoxes([[0, 0, 40, 40]], format="XYXY", canvas_size=(40, 40))  # type: ignore[call-overload]
+    found = RandomResizedCrop(size=8)({"image": picture, "boxes": box})
+    assert found["image"].shape == (3, 8, 8) and found["boxes"].tolist() == [[0, 0, 8, 8]]
+
+
+def test_no_smaller_size_no_difference() -> None:
+    transform = RandomResizedCrop(size=200, scale=(0.8, 1.0))
+    for seed in range(10):
+        sample: Sample = {"image": encoded(photograph(seed), quality=90)}
+        seed_sample(seed)
+        reduced = transform.of_encoded(sample)["image"]
+        seed_sample(seed)
+        assert torch.equal(reduced, transform(whole(sample))["image"])
+
+
+def turned(image: Image.Image, orientation: int) -> Encoded:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return encoded(image, exif=exif.tobytes())
+
+
+@pytest.mark.parametrize(
+    "picture",
+    [
+        pytest.param(encoded(photograph(), "PNG"), id="png"),
+        pytest.param(encoded(photograph(), "WEBP", lossless=True), id="webp"),
+        pytest.param(encoded(photograph().convert("CMYK")), id="cmyk"),
+        pytest.param(turned(photograph(), 6), id="turned"),
+    ],
+)
+def test_others_are_decoded_as_a_whole(picture: Encoded) -> None:
+    assert picture.size is None
+    transform = RandomResizedCrop(size=20)
+    seed_sample(3)
+    found = transform.of_encoded({"image": picture})["image"]
+    seed_sample(3)
+    assert torch.equal(found, transform({"image": tv_tensors.Image(picture.pixels())})["image"])
+
+
+def test_exif_that_turns_nothing_is_no_hindrance() -> None:
+    assert turned(photograph(), 1).size == (HEIGHT, WIDTH)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xd8\xff", b"\xff\xd8\xff\xe0 no picture"], ids=["empty", "head", "text"]
+)
+def test_what_is_no_picture_is_named(content: bytes) -> None:
+    with pytest.raises(ValueError, match=r"picture cannot be decoded"):
+        RandomResizedCrop(size=20).of_encoded({"image": Encoded(content, "picture", 3)})
+
+
+def test_what_torchvision_decodes_of_a_broken_one_is_taken() -> None:
+    """Data that end early are grey from there on, or an error: the same as decoded in full."""
+    picture = encoded(photograph(), quality=90)
+    broken = Encoded(picture.content[: len(picture.content) // 2], "picture", 3)
+    outcomes = []
+    for take in (lambda: broken.part(Box(0, 0, HEIGHT, WIDTH), (HEIGHT, WIDTH)), broken.pixels):
+        try:
+            outcomes.append(take())
+        except ValueError as error:
+            outcomes.append(str(error))  # type: ignore[arg-type]
+    one, other = outcomes
+    assert type(one) is type(other)
+    assert one == other if isinstance(one, str) else torch.equal(one, other)
+
+
+# --- through the loader -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ImageFolder:
+    (tmp_path / "cat").mkdir()
+    for number in range(4):
+        photograph(number).save(tmp_path / "cat" / f"{number}.jpg", quality=90)
+    return ImageFolder(root=tmp_path)
+
+
+def test_the_reader_lets_the_first_transform_decode(folder: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = RandomResizedCrop(size=24)
+    transforms = [Tidied(first), v2.RandomHorizontalFlip()]
+    request = Request(Row(step=0, epoch=0, first=0, count=4), np.arange(4), np.arange(4))
+    full = Reader(folder, transforms, seed=5).batch(request)
+    reduced = Reader(folder, transforms, seed=5, reduced=True).batch(request)
+    assert reduced["id"] == full["id"] and reduced["image"].shape == full["image"].shape
+    assert not torch.equal(reduced["image"], full["image"])
+    assert (reduced["image"].float() - full["image"].float()).abs().mean() < 8
+
+    monkeypatch.setattr(Encoded, "pixels", None)  # nothing is decoded in full
+    again = Reader(folder, transforms, seed=5, reduced=True).batch(request)
+    assert torch.equal(again["image"], reduced["image"])
+
+
+def test_other_first_transforms_see_decoded_pictures(folder: ImageFolder) -> None:
+    request = Request(Row(step=0, epoch=0, first=0, count=2), np.arange(2), np.arange(2))
+    transforms = [v2.RandomHorizontalFlip(), RandomResizedCrop(size=24)]
+    full, reduced = (Reader(folder, transforms, seed=5, reduced=on).batch(request) for on in (False, True))
+    assert torch.equal(full["image"], reduced["image"])

@@ -1,0 +1,301 @@
+"""Reading films: exact, only what is wanted, and what is wrong is told with the file's name."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from opabinia.contracts import Film
+from opabinia.data.decoding import video
+from opabinia.data.decoding.video import FilmFile, FilmFolder, FilmInMemory
+from tests.data.videos import decoded, pictures, write, write_sound
+
+UNEVEN = np.cumsum(np.random.default_rng(0).integers(10, 90, 40)).tolist()
+OPEN = {"x264-params": "open-gop=1:bframes=3:keyint=12:scenecut=0"}
+PYRAMID = {"x264-params": "b-pyramid=normal:bframes=5:b-adapt=0:keyint=30"}
+REFRESH = {"x264-params": "intra-refresh=1:keyint=12:scenecut=0"}
+
+KINDS: dict[str, dict[str, Any]] = {
+    "long.mp4": {},
+    "short.mp4": {"gop": 12},
+    "sound.mp4": {"gop": 12, "sound": True},
+    "whole.mp4": {"gop": 1, "b_frames": 0},
+    "open.mp4": {"options": OPEN},
+    "refresh.mp4": {"options": REFRESH, "b_frames": 0},  # its key frames are none
+    "pyramid.mkv": {"options": PYRAMID},
+    "pieces.mp4": {"gop": 12, "format_options": {"movflags": "frag_keyframe+empty_moov"}},
+    "interlaced.mp4": {"gop": 12, "options": {"x264-params": "interlaced=1"}},
+    "uneven.mp4": {"gop": 12, "times": UNEVEN},
+    "uneven.mkv": {"times": UNEVEN},
+    "odd.mp4": {"size": (49, 65), "pixels": "yuv444p"},
+    "mpeg4.mov": {"codec": "mpeg4", "gop": 12},
+    "mpeg4.avi": {"codec": "mpeg4", "gop": 12},
+    "h264.avi": {"gop": 12},  # FFmpeg guesses its times wrong
+    "mpeg2.mpeg": {"codec": "mpeg2video", "gop": 12},
+    "mpeg1.MPG": {"codec": "mpeg1video", "gop": 12},
+    "stream.ts": {"gop": 12},
+    "vp8.webm": {"codec": "libvpx", "b_frames": 0, "options": {"lag-in-frames": "8", "auto-alt-ref": "1"}},
+    "vp9.webm": {"codec": "libvpx-vp9", "b_frames": 0, "options": {"cpu-used": "8"}},
+    "moving.gif": {"codec": "gif", "pixels": "rgb8", "b_frames": 0},
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    video._indices.clear()
+    monkeypatch.setattr(video, "_told", {})
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
+    logger = logging.getLogger("opabinia")
+    propagates, logger.propagate = logger.propagate, True
+    with caplog.at_level(logging.WARNING, "opabinia"):
+        yield lambda: [record.getMessage() for record in caplog.records]
+    logger.propagate = propagates
+
+
+def read(path: Path, numbers: Sequence[int]) -> Any:
+    return FilmFile(path).read(numbers).permute(0, 2, 3, 1).numpy()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_frames_are_those_of_a_decoding_from_start_to_end(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path / name, 40, **KINDS[name])
+    all_frames = decoded(path)
+    film = FilmFile(path)
+    assert isinstance(film, Film)
+    assert (film.frames, film.size) == (len(all_frames), all_frames.shape[1:3])
+    seconds = (UNEVEN[-1] - UNEVEN[0] + 40) / 1000 if name.startswith("uneven") else 40 / 25
+    assert film.seconds == pytest.approx(seconds, abs=0.05)
+    assert film.fps == pytest.approx(40 / film.seconds)
+    random = np.random.default_rng(0)
+    asked = [[0], [39], [7, 7, 3, 30, 3], list(range(5, 38, 4)), list(range(40))]
+    asked += [random.integers(0, 40, random.integers(1, 5)).tolist() for _ in range(8)]
+    for numbers in asked:
+        assert np.array_equal(read(path, numbers), all_frames[numbers]), numbers
+
+
+def packets_decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    seen: list[int] = []
+    real = video._frames
+
+    def counting(stream: Any, packet: Any) -> Any:
+        if packet is not None and stream.codec_context.skip_frame != "NONREF":
+            seen.append(packet.pts)
+        return real(stream, packet)
+
+    monkeypatch.setattr(video, "_frames", counting)
+    return seen
+
+
+def test_only_what_is_needed_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "film.mp4", 120, gop=12, b_frames=0)
+    assert FilmFile(path).frames == 120
+    seen = packets_decoded(monkeypatch)
+    read(path, [62])
+    assert len(seen) <= 5, "from the key frame at 60 on, not from the start, and not to the end"
+    seen.clear()
+    read(path, [100, 3])
+    assert len(seen) <= 4 + 7, "from 0 and from 96, not what lies between"
+    assert sorted(seen) == seen, "it never goes back"
+
+
+def test_frames_that_nothing_refers_to_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "film.mp4", 60, codec="mpeg4", gop=60, b_frames=2)
+    seen = packets_decoded(monkeypatch)
+    read(path, [50])
+    assert len(seen) < 25
+
+
+def test_it_opens_when_asked_and_closes_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "film.mp4", 20)
+    opened = []
+    real = video._opened
+    monkeypatch.setattr(video, "_opened", lambda path: opened.append(path) or real(path))  # type: ignore[func-returns-value]
+    film = FilmFile(path)
+    assert not opened
+    assert film.frames == 20 and film._open is not None
+    first = film.read([1, 2])
+    assert film._open is None and len(opened) == 1, "what was opened to count serves to read"
+    assert torch.equal(film.read([1, 2]), first)
+    again = FilmFile(path)
+    assert again.frames == 20 and len(opened) == 2, "how many frames a file has is known by then"
+    with pytest.raises(ValueError, match=r"film\.mp4 has frames 0 to 19; there is no frame 20"):
+        film.read([3, 20])
+    assert film._open is None
+    with pytest.raises(ValueError, match=r"film\.mp4: no frame is asked for"):
+        film.read([])
+
+
+def test_one_thread_decodes(tmp_path: Path) -> None:
+    container, stream = video._opened(str(write(tmp_path / "film.mp4", 5)))
+    assert stream.codec_context.thread_count == 1
+    container.close()
+
+
+@pytest.mark.parametrize(("angle", "turns"), [(90, 1), (180, 2), (-90, 3)])
+def test_films_come_upright(angle: int, turns: int, tmp_path: Path) -> None:
+    path = write(tmp_path / "film.mp4", 6, rotation=angle)
+    stored = decoded(path)[[4, 1]]
+    film = FilmFile(path)
+    assert film.size == ((64, 48) if turns % 2 else (48, 64))
+    upright = np.rot90(stored, turns, axes=(1, 2))  # anticlockwise, as FFmpeg counts
+    assert np.array_equal(film.read([4, 1]).permute(0, 2, 3, 1).numpy(), upright)
+
+
+def test_films_are_shrunk_while_they_are_decoded(tmp_path: Path) -> None:
+    film = FilmFile(write(tmp_path / "film.mp4", 6, rotation=90))
+    small = film.read([3, 0], short_side=24)
+    assert small.shape == (2, 3, 32, 24)
+    large = film.read([3, 0], short_side=100)
+    assert large.shape == (2, 3, 64, 48), "never enlarged"
+    means = torch.nn.functional.avg_pool2d(large.float(), 2)
+    assert (means - small).abs().mean() < 12
+
+
+def test_films_may_be_grey(tmp_path: Path) -> None:
+    path = write(tmp_path / "film.mp4", 4)
+    grey = FilmFile(path, channels=1).read([2])
+    assert grey.shape == (1, 1, 48, 64)
+    weights = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
+    assert ((FilmFile(path).read([2]) * weights).sum(1) - grey[:, 0]).abs().mean() < 6
+
+
+# --- what is wrong --------------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_film_is_told_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "empty.mp4").write_bytes(b"")
+    (tmp_path / "text.mp4").write_text("this is no film, ça alors\n" * 30, encoding="utf-8")
+    (tmp_path / "noise.mp4").write_bytes(np.random.default_rng(0).bytes(3000))
+    write_sound(tmp_path / "sound.mp4")
+    whole = write(tmp_path / "whole.mp4", 30).read_bytes()
+    (tmp_path / "cut.mp4").write_bytes(whole[: len(whole) // 2])  # the table stands at the end
+    (tmp_path / "strange.mp4").write_bytes(whole.replace(b"avc1", b"zzzz"))
+    expected = {
+        "empty": "is empty: it has 0 bytes",
+        "text": "is no film, but text",
+        "noise": "is no film that can be read",
+        "sound": "holds no pictures, only audio",
+        "cut": "is cut off: an mp4 or mov file whose table",
+        "strange": "holds pictures of a kind that FFmpeg cannot decode",
+    }
+    for name, message in expected.items():
+        film = FilmFile(tmp_path / f"{name}.mp4")
+        for ask in (lambda film: film.frames, lambda film: film.read([0])):
+            with pytest.raises(ValueError, match=rf"{name}\.mp4 {message}"):
+                ask(film)
+    with pytest.raises(FileNotFoundError, match=r"gone\.mp4"):
+        _ = FilmFile(tmp_path / "gone.mp4").frames
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_films_of_a_frame_or_two(count: int, tmp_path: Path) -> None:
+    path = write(tmp_path / "film.mp4", count)
+    film = FilmFile(path)
+    assert film.frames == count and film.seconds > 0 and film.fps > 0
+    assert np.array_equal(read(path, [count - 1, 0, 0]), decoded(path)[[count - 1, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("film.mp4", {"movflags": "faststart"}), ("film.mkv", {}), ("film.mpeg", {}), ("film.avi", {})],
+)
+def test_a_film_that_is_cut_off_has_the_frames_that_are_there(
+    name: str, options: dict[str, str], tmp_path: Path, told: Callable[[], list[str]]
+) -> None:
+    codec = "libx264" if name.endswith(("mp4", "mkv")) else "mpeg4" if name.endswith("avi") else "mpeg2video"
+    path = write(tmp_path / name, 60, codec=codec, gop=12, format_options=options)
+    before = decoded(path)
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * 0.6)])
+    film = FilmFile(path)
+    assert 5 < film.frames < 55
+    numbers = list(range(film.frames))
+    found = read(path, numbers)
+    assert np.array_equal(found[:-3], before[: len(found) - 3])
+    assert np.array_equal(read(path, numbers[-1:] * 2), found[-1:].repeat(2, 0)), "however it is asked for"
+    if not name.endswith("mpeg"):  # it has no header that would tell
+        assert sum("is cut off" in message for message in told()) == 1, told()
+
+
+def test_frames_that_are_broken_are_as_the_one_before(tmp_path: Path, told: Callable[[], list[str]]) -> None:
+    path = write(tmp_path / "film.mp4", 60, gop=12)
+    before = decoded(path)
+    import av
+
+    with av.open(str(path)) as container:
+        entries = [(one.pos, one.size) for one in container.streams.video[0].index_entries]
+    content = bytearray(path.read_bytes())
+    for position, size in entries[36:]:  # from a key frame on
+        content[position : position + size] = b"\xff" * size
+    path.write_bytes(content)
+    film = FilmFile(path)
+    assert film.frames == 60
+    for numbers in ([30, 50, 58], [58], [40, 41]):
+        found = film.read(numbers).permute(0, 2, 3, 1).numpy()
+        assert np.array_equal(found, before[[min(number, 35) for number in numbers]])
+    messages = [message for message in told() if "cannot be decoded" in message]
+    assert len(messages) == 1 and "film.mp4" in messages[0]
+
+
+def test_a_film_without_any_good_frame_is_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "film.mp4", 20)
+    import av
+
+    with av.open(str(path)) as container:
+        entries = [(one.pos, one.size) for one in container.streams.video[0].index_entries]
+    content = bytearray(path.read_bytes())
+    for position, size in entries:
+        content[position : position + size] = b"\xff" * size
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"film\.mp4 (is broken|is no film)"):
+        FilmFile(path).read([3, 12])
+
+
+# --- folders and arrays ---------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_pictures_is_a_film(tmp_path: Path) -> None:
+    frames = pictures(5)
+    for number, frame in enumerate(frames):
+        Image.fromarray(frame).save(tmp_path / f"{number}.png")
+    film = FilmFolder(str(tmp_path), [f"{number}.png" for number in range(5)], fps=10)
+    assert isinstance(film, Film)
+    assert (film.frames, film.seconds, film.fps, film.size) == (5, 0.5, 10, (48, 64))
+    assert np.array_equal(film.read([4, 0, 4]).permute(0, 2, 3, 1).numpy(), frames[[4, 0, 4]])
+    assert film.read([1], short_side=24).shape == (1, 3, 24, 32)
+    Image.fromarray(frames[0][:40]).save(tmp_path / "3.png")
+    with pytest.raises(ValueError, match=r"frames differ in size: 0\.png has 48 x 64, 3\.png has 40 x 64"):
+        film.read([0, 3])
+    with pytest.raises(ValueError, match="there is no frame 5"):
+        film.read([5])
+    with pytest.raises(ValueError, match="holds no pictures"):
+        FilmFolder(str(tmp_path), [])
+
+
+def test_an_array_is_a_film() -> None:
+    pixels = torch.from_numpy(pictures(5)).permute(0, 3, 1, 2)
+    film = FilmInMemory(pixels, fps=5)
+    assert isinstance(film, Film)
+    assert (film.frames, film.seconds, film.size) == (5, 1.0, (48, 64))
+    found = film.read([3, 3])
+    assert torch.equal(found, pixels[[3, 3]])
+    found.zero_()
+    assert pixels[3].any(), "a transform may work in place"
+    assert film.read([1], short_side=24).shape == (1, 3, 24, 32)
+    with pytest.raises(ValueError, match="there is no frame -1"):
+        film.read([-1])
+
+
+@pytest.mark.shared
+def test_real_films(shared_data: Path) -> None:
+    path = sorted((shared_data / "omniglot_strokes_video" / "train").glob("*/*.mp4"))[7]
+    all_frames = decoded(path)
+    for numbers in ([0, 5, 30], [17], list(range(3, 30, 2))):
+        assert np.array_equal(read(path, numbers), all_frames[numbers])

@@ -1,0 +1,172 @@
+"""Batches over time, as configs ask for them, and what a reader makes of them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torchvision import tv_tensors
+
+from opabinia.contracts import BatchShape, Course, Sample, Stage
+from opabinia.data.loader import DataError, Loader, Reader, training_requests
+from opabinia.data.sampling.batch_shapes import multi_scale, multigrid, progressive
+from opabinia.data.sampling.batches import StagedPlan
+from opabinia.data.sampling.permutation import order
+from opabinia.runtime.durations import Duration
+
+KINETICS = Course(240_000, 64, Duration(239, "ep"), world=8)
+
+
+def test_kinetics() -> None:
+    layout = multigrid(KINETICS, size=224, frames=32, milestones=[94, 154, 196])
+    first, last = layout.stages[0], layout.stages[-1]
+    assert first == Stage(73, (*(BatchShape(n, (8, s, s)) for n, s in ((1024, 112), (512, 158), (512, 158))),), 8.0, 8)
+    assert last.cycle == ((256, (32, 112, 112)), (128, (32, 158, 158)), (64, (32, 224, 224)))
+    assert (last.epochs, last.splits, last.processes) == (15, 1, 1)
+    assert layout.length == Duration(358, "ep")
+    plan = StagedPlan(KINETICS.samples, layout.stages, layout.length)
+    # 3.42 times fewer steps, but for the incomplete batches at the ends of epochs.
+    assert 239 * 3750 / plan.total_steps == pytest.approx(3.42, abs=0.01)
+
+
+def test_norms_of_small_batches_are_taken_over_processes() -> None:
+    course = Course(10_000, 16, Duration(57, "ep"), world=8)
+    layout = multigrid(course, size=224, frames=64, milestones=[41, 49])
+    assert [(one.splits, one.processes) for one in layout.stages[:4]] == [(2, 1), (1, 1), (1, 2), (1, 4)]
+
+
+def test_pictures() -> None:
+    layout = multigrid(Course(1437, 64, Duration(12, "ep")), size=32, milestones=[9])
+    assert [one.shape for one in layout.stages[0].cycle] == [(16, 16), (23, 23), (23, 23)]
+    assert [one.shape for one in layout.stages[-1].cycle] == [(16, 16), (23, 23), (32, 32)]
+    assert sum(one.epochs for one in layout.stages) == 18
+    one_shape = multigrid(Course(1437, 64, Duration(12, "ep")), size=32, milestones=[], long_cycle=[], short_cycle=[])
+    assert one_shape.stages == (Stage(12, (BatchShape(64, (32, 32)),), 1.0, 8),)
+
+
+@pytest.mark.parametrize("length", ["5it", "0.5ep", "0ep"])
+def test_the_baseline_has_whole_epochs(length: str) -> None:
+    course = Course(1437, 64, Duration.parse(length))
+    with pytest.raises(ValueError, match=f"train.length is {length}, and is to be the baseline's in whole epochs"):
+        multigrid(course, size=32, milestones=[9])
+    layout = multigrid(course, size=32, milestones=[9], epochs=12)
+    assert layout.length == course.length
+    assert sum(one.epochs for one in layout.stages) == 18
+
+
+def test_past_the_end_the_last_shape_goes_on() -> None:
+    layout = multigrid(Course(1437, 64, Duration(40, "ep")), size=32, milestones=[9], epochs=12)
+    plan = StagedPlan(1437, layout.stages, layout.length)
+    last = plan.row(plan.total_steps - 1)
+    assert (last.epoch, last.lr_factor) == (39, pytest.approx(0.1))
+    assert plan.row(plan.epoch_start(39) + 2).shape == (32, 32)
+
+
+def test_rows_without_epochs() -> None:
+    course = Course(1000, 16, Duration(22, "ep"), world=8)
+    with pytest.raises(ValueError, match=r"row 7 \(epochs 30 to 30"):
+        multigrid(course, size=224, frames=64, milestones=[14, 18])
+    layout = multigrid(course, size=224, frames=64, milestones=[14, 18], leave_out_empty=True)
+    assert len(layout.stages) == 9
+    assert all(one.epochs for one in layout.stages)
+
+
+def test_batches_must_divide_over_the_processes() -> None:
+    with pytest.raises(ValueError, match=r"row 0 .*its batch of 1024 does not divide over 5 processes"):
+        multigrid(Course(240_000, 64, Duration(239, "ep"), 5), size=224, frames=32, milestones=[94, 154, 196])
+
+
+def test_sizes_in_turn() -> None:
+    layout = multi_scale(Course(10, 4, Duration(2, "ep")), sizes=[32, 24])
+    plan = StagedPlan(10, layout.stages, layout.length)
+    assert [plan.row(step).shape for step in range(plan.total_steps)] == [(32, 32), (24, 24), (32, 32)] * 2
+    assert plan.epochs == 2
+
+
+@pytest.mark.parametrize("length", ["7it", "0.25ep", "0it"])
+def test_growing_pictures_end_with_the_run(length: str) -> None:
+    layout = progressive(Course(10, 4, Duration.parse(length)), start=32, end=64)
+    plan = StagedPlan(10, layout.stages, layout.length)
+    assert plan.total_steps == Duration.parse(length).steps(3)
+    if plan.total_steps:
+        assert plan.row(0).shape == (32, 32)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+class Films:
+    """Clips are not there yet: somebody has to make them."""
+
+    channels, classes = 1, ()
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> Sample:
+        return {"film": torch.full((16, 1, 32, 32), index, dtype=torch.uint8), "id": str(index)}
+
+
+def obeying(sample: Sample) -> Sample:
+    """As ``clip`` and a crop behind it do: frames and size as they are asked for."""
+    film = sample.pop("film")
+    frames, height, width = sample["shape"]
+    start = int(torch.randint(0, 17 - frames, ()))
+    return {**sample, "image": tv_tensors.Video(film[start : start + frames, :, :height, :width])}
+
+
+def deaf(sample: Sample) -> Sample:
+    return {**sample, "image": tv_tensors.Video(sample.pop("film"))}
+
+
+def rows_of(make: Any, *, rank: int = 0, world: int = 1, start: int = 0, workers: int = 0) -> list[tuple[Any, ...]]:
+    stages = (
+        Stage(1, (BatchShape(4, (8, 16, 16)), BatchShape(2, (8, 24, 24)))),
+        Stage(1, (BatchShape(4, (16, 32, 32)),)),
+    )
+    plan = StagedPlan(10, stages, Duration(2, "ep"))
+    requests = training_requests(plan, partial(order, 5, n=10, shuffle=True), rank, world)
+    loader = Loader(Reader(Films(), [make], seed=3), requests, workers=workers)
+    try:
+        return [(row, tuple(batch["image"].shape), batch["id"], sorted(batch)) for row, batch in loader.iterate(start)]
+    finally:
+        loader.close()
+
+
+def test_clips_are_made_as_they_are_asked_for() -> None:
+    found = rows_of(obeying)
+    assert [shape for _, shape, *_ in found] == [
+        *((4, 8, 1, 16, 16), (2, 8, 1, 24, 24), (4, 8, 1, 16, 16)),
+        *((4, 16, 1, 32, 32), (4, 16, 1, 32, 32), (2, 16, 1, 32, 32)),
+    ]
+    assert {tuple(keys) for *_, keys in found} == {("id", "image")}
+
+
+def test_resuming_in_a_cycle_with_other_workers() -> None:
+    assert rows_of(obeying, start=2, workers=2) == rows_of(obeying)[2:]
+
+
+def test_two_processes_share_every_batch() -> None:
+    alone, first, second = rows_of(obeying), rows_of(obeying, world=2), rows_of(obeying, rank=1, world=2)
+    for one, a, b in zip(alone, first, second, strict=True):
+        assert one[0] == a[0] == b[0]
+        assert one[2] == a[2] + b[2]
+        assert one[1][1:] == a[1][1:] == b[1][1:]
+
+
+def whole(sample: Sample) -> Sample:
+    """As ``clip`` alone does: as many frames as are asked for, at the size of the film."""
+    frames = sample["shape"][0]
+    return {**sample, "image": tv_tensors.Video(sample.pop("film")[:frames])}
+
+
+def test_clips_of_another_size_are_resized() -> None:
+    assert [shape for _, shape, *_ in rows_of(whole)] == [shape for _, shape, *_ in rows_of(obeying)]
+
+
+def test_transforms_that_do_not_listen_are_told() -> None:
+    message = "clips of 8 frames are wanted, and the transforms made clips of 16; take transforms that read `shape`"
+    with pytest.raises(DataError, match=message):
+        rows_of(deaf)

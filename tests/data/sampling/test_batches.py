@@ -1,0 +1,230 @@
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from opabinia.contracts import BatchShape, Clock, Plan, Row, Stage
+from opabinia.data.sampling.batches import ConstantPlan, StagedPlan, evaluation_rows
+from opabinia.runtime.durations import Duration
+
+lengths = st.one_of(
+    st.floats(0, 4).map(lambda value: Duration(value, "ep")),
+    st.integers(0, 60).map(lambda value: Duration(value, "it")),
+)
+sizes = st.integers(1, 40)
+
+
+@given(sizes, sizes, lengths, st.booleans())
+def test_a_plan_walks_through_the_epochs(samples: int, batch_size: int, length: Duration, drop_last: bool) -> None:
+    assume(not drop_last or batch_size <= samples)
+    plan = ConstantPlan(samples, batch_size, length, drop_last)
+    assert isinstance(plan, Plan)
+    step = seen = 0
+    for epoch in range(plan.epochs):
+        assert plan.epoch_start(epoch) == step
+        position = 0
+        while step < plan.total_steps and position < samples - (batch_size - 1) * drop_last:
+            row = plan.row(step)
+            assert (row.step, row.epoch, row.first) == (step, epoch, position)
+            assert row.count == min(batch_size, samples - position)
+            assert plan.samples_before(step) == seen
+            position += row.count
+            seen += row.count
+            step += 1
+    assert step == plan.total_steps
+    assert plan.samples_before(step) == seen
+    assert plan.total_steps <= plan.epoch_start(plan.epochs)
+
+
+@given(sizes, sizes, lengths)
+def test_the_clock_agrees(samples: int, batch_size: int, length: Duration) -> None:
+    plan = ConstantPlan(samples, batch_size, length)
+    assume(plan.total_steps)
+    for step in range(plan.total_steps + 1):
+        clock = Clock.at(plan, step)
+        assert clock.epoch * plan.steps_per_epoch + clock.epoch_step == step
+        assert clock.steps_per_epoch == plan.steps_per_epoch
+
+
+@pytest.mark.parametrize(
+    ("length", "steps", "epochs"),
+    [("2ep", 8, 2), ("0.5ep", 2, 1), ("1.25ep", 5, 2), ("7it", 7, 2), ("0ep", 0, 0), ("0it", 0, 0), ("0.001ep", 1, 1)],
+)
+def test_lengths(length: str, steps: int, epochs: int) -> None:
+    plan = ConstantPlan(10, 3, Duration.parse(length))
+    assert (plan.total_steps, plan.epochs) == (steps, epochs)
+
+
+@pytest.mark.parametrize("step", [-1, 8])
+def test_no_such_step(step: int) -> None:
+    with pytest.raises(IndexError, match="run of 8"):
+        ConstantPlan(10, 3, Duration(2, "ep")).row(step)
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "drop_last", "message"),
+    [(0, 4, False, "empty"), (3, 4, True, "set drop_last to false or batch_size to 3"), (3, 0, False, "at least 1")],
+)
+def test_nothing_to_train_on(samples: int, batch_size: int, drop_last: bool, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ConstantPlan(samples, batch_size, Duration(1, "ep"), drop_last)
+
+
+@given(st.integers(0, 200), st.integers(1, 20))
+def test_shares_make_up_the_batch(count: int, world: int) -> None:
+    row = Row(step=0, epoch=0, first=0, count=count)
+    shares = [row.share(rank, world) for rank in range(world)]
+    assert sum(map(len, shares)) == row.seen(world)
+    if count < world:  # rather all of it than nothing
+        assert shares == [range(count)] * world
+    else:
+        assert [position for one in shares for position in one] == list(range(count))
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@given(st.integers(0, 200), sizes, st.integers(1, 9))
+def test_evaluation_takes_whole_batches_in_turn(samples: int, batch_size: int, world: int) -> None:
+    alone = list(evaluation_rows(samples, batch_size, 0, 1))
+    assert [position for row in alone for position in range(row.first, row.first + row.count)] == list(range(samples))
+    for rank in range(world):
+        assert list(evaluation_rows(samples, batch_size, rank, world)) == alone[rank::world]
+
+
+# --- stages -----------------------------------------------------------------------------------------------------------
+
+cycles = st.lists(st.integers(1, 15), min_size=1, max_size=4)
+stages = st.lists(st.tuples(st.integers(1, 4), cycles), min_size=1, max_size=4)
+
+
+def stages_of(described: list[tuple[int, list[int]]]) -> tuple[Stage, ...]:
+    """Each batch with a shape of its own, each stage with another factor."""
+    return tuple(
+        Stage(
+            epochs, tuple(BatchShape(count, (stage, turn)) for turn, count in enumerate(cycle)), 0.5**stage, stage + 1
+        )
+        for stage, (epochs, cycle) in enumerate(described)
+    )
+
+
+def enumerated(samples: int, planned: tuple[Stage, ...], epochs: int, drop_last: bool) -> list[list[Row]]:
+    """Epochs of rows, batch after batch, as one would write it down."""
+    found: list[list[Row]] = []
+    step = 0
+    each = [stage for stage in planned for _ in range(stage.epochs)]
+    for epoch, stage in enumerate([*each, *[planned[-1]] * epochs][:epochs]):
+        rows, position, turn = [], 0, 0
+        while position < samples:
+            size, shape = stage.cycle[turn % len(stage.cycle)]
+            count = min(size, samples - position)
+            if count < size and drop_last:
+                break
+            rows.append(Row(step, epoch, position, count, shape, stage.lr_factor))
+            position, turn, step = position + count, turn + 1, step + 1
+        found.append(rows)
+    return found
+
+
+@given(sizes, stages, lengths, st.booleans())
+def test_stages_are_what_one_would_write_down(
+    samples: int, described: list[tuple[int, list[int]]], length: Duration, drop_last: bool
+) -> None:
+    assume(not drop_last or max(cycle[0] for _, cycle in described) <= samples)
+    planned = stages_of(described)
+    plan = StagedPlan(samples, planned, length, drop_last)
+    assert isinstance(plan, Plan)
+    epochs = enumerated(samples, planned, 70, drop_last)
+    rows = [row for epoch in epochs for row in epoch]
+    assert [plan.row(step) for step in range(plan.total_steps)] == rows[: plan.total_steps]
+    assert plan.epochs == (rows[plan.total_steps - 1].epoch + 1 if plan.total_steps else 0)
+    starts = [0]
+    for epoch in epochs:
+        starts.append(starts[-1] + len(epoch))
+    assert [plan.epoch_start(epoch) for epoch in range(len(starts))] == starts
+    for step in range(plan.total_steps + 1):
+        assert plan.samples_before(step) == sum(row.count for row in rows[:step])
+    if not drop_last:  # each position once
+        assert all(
+            [p for row in one for p in range(row.first, row.first + row.count)] == list(range(samples))
+            for one in epochs
+        )
+    whole = int(length.value) if length.unit == "ep" else 0
+    if length.unit == "ep":
+        assert starts[whole] <= plan.total_steps <= max(1, starts[whole + 1])
+    else:
+        assert plan.total_steps == length.value
+
+
+@given(sizes, stages, lengths)
+def test_the_clock_agrees_with_stages(samples: int, described: list[tuple[int, list[int]]], length: Duration) -> None:
+    plan = StagedPlan(samples, stages_of(described), length)
+    assume(plan.total_steps)
+    walking = Clock.at(plan, 0)
+    for step in range(plan.total_steps + 1):
+        clock = Clock.at(plan, step)
+        assert clock == walking
+        assert plan.epoch_start(clock.epoch) + clock.epoch_step == step
+        assert clock.samples == plan.samples_before(step)
+        present = min(clock.epoch, plan.epochs - 1)
+        assert clock.steps_per_epoch == plan.epoch_start(present + 1) - plan.epoch_start(present)
+        assert clock.epochs_at(step) == pytest.approx(clock.epochs_done)
+        for epochs in range(6):
+            assert clock.steps(Duration(epochs, "ep")) == plan.epoch_start(epochs)
+            assert clock.length_of(epochs) == plan.epoch_start(epochs + 1) - plan.epoch_start(epochs)
+        if step < plan.total_steps:
+            walking = walking.following(plan, plan.row(step))
+
+
+def test_durations_where_epochs_differ() -> None:
+    """Epochs of 3, 3, 6, 6 ... steps."""
+    plan = StagedPlan(12, stages_of([(2, [4]), (2, [2])]), Duration(3.5, "ep"))
+    assert plan.total_steps == 15
+    found = [
+        Clock.at(plan, step).steps(Duration.parse(text)) for step in (0, 14) for text in ("2ep", "2.5ep", "5it", "9ep")
+    ]
+    assert found == [6, 9, 5, 48] * 2
+    assert Clock.at(plan, 0).steps(Duration(0, "ep")) == 0
+    assert Clock.at(plan, 0).steps(Duration(0.01, "ep")) == 1
+
+
+@given(sizes, sizes, lengths, st.booleans())
+def test_a_stage_of_one_batch_is_a_constant_plan(
+    samples: int, batch_size: int, length: Duration, drop_last: bool
+) -> None:
+    assume(not drop_last or batch_size <= samples)
+    constant = ConstantPlan(samples, batch_size, length, drop_last)
+    staged = StagedPlan(
+        samples, (Stage(2, (BatchShape(batch_size),)), Stage(1, (BatchShape(batch_size),))), length, drop_last
+    )
+    assert (staged.total_steps, staged.epochs) == (constant.total_steps, constant.epochs)
+    for step in range(staged.total_steps):
+        assert staged.row(step) == constant.row(step)
+        assert Clock.at(staged, step) == Clock.at(constant, step)
+    assert Clock.at(staged, 0).starts is None
+
+
+@pytest.mark.parametrize(
+    ("samples", "described", "drop_last", "message"),
+    [
+        (0, [(1, [4])], False, "the training data is empty"),
+        (9, [], False, "at least one stage"),
+        (9, [(1, [4]), (0, [4])], False, "stage 1 has 0 epochs"),
+        (9, [(1, [4, 0])], False, r"stage 0 has 1 epochs with batches of \[4, 0\]"),
+        (9, [(1, [])], False, r"stage 0 has 1 epochs with batches of \[\]"),
+        (9, [(1, [4]), (1, [10, 2])], True, "stage 1: 9 samples do not fill its first batch of 10"),
+    ],
+)
+def test_stages_of_nothing(samples: int, described: list[tuple[int, list[int]]], drop_last: bool, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StagedPlan(samples, stages_of(described), Duration(1, "ep"), drop_last)
+
+
+@pytest.mark.parametrize("step", [-1, 6])
+def test_stages_have_no_such_step(step: int) -> None:
+    with pytest.raises(IndexError, match="run of 6"):
+        StagedPlan(12, stages_of([(2, [4])]), Duration(2, "ep")).row(step)
+
+
+def test_a_long_run_of_large_data_is_quick() -> None:
+    """A row is found by arithmetic: here among two billion samples in 358 epochs."""
+    plan = StagedPlan(2 * 10**9, stages_of([(100, [4, 2, 2]), (258, [4, 2, 1])]), Duration(358, "ep"))
+    assert plan.row(plan.total_steps - 1).epoch == 357
+    assert plan.samples_before(plan.total_steps) == 358 * 2 * 10**9

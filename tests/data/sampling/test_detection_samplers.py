@@ -1,0 +1,251 @@
+"""Batches of wide or tall pictures, and pictures of rare classes more often."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opabinia.contracts import Indices, Sample
+from opabinia.data.loader import Loader, Reader, training_requests
+from opabinia.data.sampling import detection_samplers as s
+from opabinia.data.sampling.batches import ConstantPlan
+from opabinia.data.sampling.permutation import EachOnce
+from opabinia.runtime.durations import Duration
+
+SEEDS = st.integers(0, 2**31 - 1)
+
+
+class Pictures:
+    """Pictures of these sizes with these classes in them."""
+
+    channels = 1
+
+    def __init__(
+        self, wide: list[bool] | None = None, present: list[list[int]] | None = None, classes: int = 3
+    ) -> None:
+        self.classes = [f"class {number}" for number in range(classes)]
+        self._count = len(wide or present or [])
+        if wide is not None:
+            self.sizes = np.array([(40, 60) if one else (60, 40) for one in wide], dtype=np.int64).reshape(-1, 2)
+        if present is not None:
+            self.present = [np.array(one, dtype=np.int64) for one in present]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Sample:
+        return {"image": np.zeros((1, 2, 2), np.uint8), "label": 0, "id": str(index)}
+
+
+def epoch(sampler: Any, number: int = 0) -> Indices:
+    found: Indices = sampler.order(number)(np.arange(len(sampler)))
+    return found
+
+
+# --- wide or tall -----------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.booleans(), max_size=60), SEEDS, st.integers(1, 9))
+def test_each_picture_once_and_as_few_mixed_batches_as_can_be(wide: list[bool], seed: int, size: int) -> None:
+    source = Pictures(wide)
+    found = epoch(s.WideOrTall(source, seed, size), 4)
+    assert sorted(found.tolist()) == list(range(len(wide)))
+    whole = sum(wide) // size + (len(wide) - sum(wide)) // size
+    kinds = np.array(wide)[found] if wide else np.array([], dtype=bool)
+    for batch in np.split(kinds[: whole * size], max(1, whole)):
+        assert len({*batch.tolist()}) <= 1
+    left = kinds[whole * size :]
+    assert len(left) <= 2 * (size - 1) and (np.diff(left.astype(int)) <= 0).all()
+
+
+def test_seven_wide_and_six_tall_ones() -> None:
+    wide = np.array([True] * 7 + [False] * 6)
+    sampler = s.WideOrTall(Pictures(wide.tolist()), 0, 4)
+    firsts = set()
+    for number in range(20):
+        kinds = wide[epoch(sampler, number)]
+        firsts.add(bool(kinds[0]))
+        assert kinds[:4].all() != kinds[4:8].all() and kinds[8:].tolist() == [True] * 3 + [False] * 2
+    assert firsts == {True, False}
+
+
+def test_a_square_is_tall() -> None:
+    source: Any = Pictures([True, False, False, False])
+    source.sizes[1] = 50
+    assert {*epoch(s.WideOrTall(source, 0, 3))[:3].tolist()} == {1, 2, 3}
+
+
+def test_whole_batches_are_shuffled_among_each_other() -> None:
+    wide = np.arange(400) % 2 == 0
+    kinds = wide[epoch(s.WideOrTall(Pictures(wide.tolist()), 1, 4))][::4]
+    changes = int((kinds[1:] != kinds[:-1]).sum())
+    assert 30 < changes < 70  # of 99; alternating and sorted ones would have 99 and 1
+
+
+def test_another_sampler_says_which_pictures() -> None:
+    """The rare class is in two wide pictures of 100: each comes four to five times."""
+    source = Pictures([True] * 60 + [False] * 40, [[0, 1]] * 2 + [[0]] * 98)
+    sampler = s.WideOrTall(
+        source,
+        5,
+        8,
+        sampler=lambda *given: s.repeat_factor(*given, threshold=0.4),  # sqrt(0.4 / 0.02) = 4.47
+    )
+    assert len(sampler) == 107
+    for number in range(5):
+        found = epoch(sampler, number)
+        counts = np.bincount(found, minlength=100)
+        assert set(counts[:2].tolist()) <= {4, 5} and (counts[2:] == 1).all()
+        kinds = (found < 60)[: 107 // 8 * 8 - 8].reshape(-1, 8)
+        assert (kinds.all(1) | ~kinds.any(1)).all()
+
+
+# --- rare classes -----------------------------------------------------------------------------------------------------
+
+
+def pictures_with(shares: list[float], count: int) -> list[Indices]:
+    """So many pictures, each class being in the first of them."""
+    return [
+        np.array([number for number, share in enumerate(shares) if index < round(share * count)], dtype=np.int64)
+        for index in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sqrt", "factors"), [(True, [1, 1.0540925533894598, 3.1622776601683795]), (False, [1, 1.1111111111111112, 10])]
+)
+def test_detectron2s_factors(sqrt: bool, factors: list[float]) -> None:
+    """Classes in 0.99, 0.09 and 0.01 of the pictures, at a threshold of 0.1."""
+    found = s.repeat_factors(pictures_with([0.99, 0.09, 0.01], 100), 3, 0.1, sqrt)
+    assert found.dtype == np.float64
+    assert found[[50, 5, 0, 99]].tolist() == pytest.approx([*factors, 1], abs=1e-12)
+
+
+def test_factors_of_odd_sources() -> None:
+    assert s.repeat_factors([], 3, 0.1).tolist() == []
+    assert s.repeat_factors([np.array([], dtype=np.int64)] * 2, 3, 0.1).tolist() == [1, 1]
+    assert s.repeat_factors([np.array([2])] * 2, 3, 1.0).tolist() == [1, 1]  # two classes are nowhere
+
+
+@given(st.lists(st.floats(1, 6), max_size=30), SEEDS)
+def test_each_picture_comes_as_often_as_its_factor_rounded(factors: list[float], seed: int) -> None:
+    sampler = s.Rounded(np.array(factors), seed)
+    for number in range(3):
+        counts = np.bincount(epoch(sampler, number), minlength=len(factors))
+        assert counts.sum() == len(sampler) and abs(len(sampler) - sum(factors)) < 0.500001
+        assert (counts >= np.floor(factors)).all() and (counts <= np.ceil(factors)).all()
+
+
+def test_on_average_it_comes_as_often_as_its_factor_says() -> None:
+    """Of 1,000 epochs; 0.08 is 5 standard deviations of what is drawn."""
+    factors = [1, 2.5, 3, 1.2, 1.8, 4.5]
+    sampler = s.Rounded(np.array(factors), 7)
+    counts = sum(np.bincount(epoch(sampler, number), minlength=6) for number in range(1000))
+    assert (counts / 1000).tolist() == pytest.approx(factors, abs=0.08)
+
+
+@given(st.lists(st.floats(0, 0.999), min_size=1, max_size=20))
+def test_chances_with_a_whole_sum(chances: list[float]) -> None:
+    before = np.array(chances)
+    for total in {int(before.sum()), int(np.ceil(before.sum()))}:
+        after = s.with_sum(before, total)
+        assert after.sum() == pytest.approx(total) and after.min() >= 0 and after.max() <= 1 + 1e-12
+        assert (after[before == 0] == 0).all()
+        assert (np.diff(after[np.argsort(before)]) >= -1e-12).all()
+
+
+def test_the_example_of_chances() -> None:
+    assert s.with_sum(np.array([0.5, 0.5, 0.7]), 2).tolist() == pytest.approx([0.615, 0.615, 0.769], abs=5e-4)
+
+
+def test_who_comes_once_more_changes_and_so_does_the_order() -> None:
+    sampler = s.Rounded(np.full(40, 1.5), 1)
+    first, second = epoch(sampler, 0), epoch(sampler, 1)
+    assert len(first) == 60 and Counter(first.tolist()) != Counter(second.tolist())
+    assert (first[1:] == first[:-1]).sum() < 10  # the two of a picture do not follow each other
+
+
+# --- both -------------------------------------------------------------------------------------------------------------
+
+SOURCE = Pictures([number % 3 > 0 for number in range(41)], [[number % 7 % 3] for number in range(41)])
+MAKERS: dict[str, Any] = {
+    "wide_or_tall": lambda seed: s.WideOrTall(SOURCE, seed, 6),
+    "repeat_factor": lambda seed: s.repeat_factor(SOURCE, seed, 6, threshold=0.9),
+    "together": lambda seed: s.WideOrTall(
+        SOURCE, seed, 6, sampler=lambda *given: s.repeat_factor(*given, threshold=0.9)
+    ),
+}
+every = pytest.mark.parametrize("name", MAKERS)
+
+
+@every
+def test_a_position_alone_is_what_it_is_among_others(name: str) -> None:
+    sampler = MAKERS[name](3)
+    for number in (7, 0, 1):
+        order = sampler.order(number)
+        whole = order(np.arange(len(sampler)))
+        assert whole.dtype == np.int64
+        assert [int(order(np.array(position))) for position in range(len(sampler))] == whole.tolist()
+        backwards = order(np.arange(len(sampler) // 2 * 2)[::-1].reshape(2, -1))
+        assert backwards.ravel().tolist() == whole[: len(sampler) // 2 * 2][::-1].tolist()
+
+
+@every
+def test_seed_and_epoch_make_the_order(name: str) -> None:
+    first, again, other = (epoch(MAKERS[name](seed), 2).tolist() for seed in (3, 3, 4))
+    assert first == again != other
+    assert epoch(MAKERS[name](3), 3).tolist() != first
+
+
+@every
+def test_nobody_elses_generator_is_touched(name: str) -> None:
+    np.random.seed(1)
+    expected = np.random.rand()
+    np.random.seed(1)
+    epoch(MAKERS[name](0))
+    assert np.random.rand() == expected
+
+
+def read(name: str, world: int, start: int = 0) -> list[list[int]]:
+    """The pictures of every global batch from a step on."""
+    sampler = MAKERS[name](11)
+    plan = ConstantPlan(len(sampler), 6, Duration.parse("3ep"), drop_last=False)
+    slices = []
+    for rank in range(world):
+        loader = Loader(Reader(SOURCE), training_requests(plan, sampler.order, rank, world))
+        slices.append([[int(one) for one in batch["id"]] for _, batch in loader.iterate(start)])
+    return [list(chain.from_iterable(parts)) for parts in zip(*slices, strict=True)]
+
+
+@every
+def test_the_batches_are_the_same_on_any_processes(name: str) -> None:
+    alone = read(name, 1)
+    for world in (2, 3):
+        for one, parts in zip(alone, read(name, world), strict=True):
+            assert one == parts[: len(one)] or (len(one) < world and parts == one * world)
+    assert read(name, 1, start=5) == alone[5:]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (s.WideOrTall, "Pictures does not tell the sizes of its pictures, which wide_or_tall needs"),
+        (s.repeat_factor, "Pictures does not tell which classes are in its pictures, which repeat_factor needs"),
+    ],
+)
+def test_sources_that_do_not_tell(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(Pictures(), 0, 4)
+
+
+def test_without_another_sampler_it_is_each_picture_in_the_usual_order() -> None:
+    """One kind alone: what is in a batch is as it would be without groups."""
+    usual = EachOnce(24, 9).order(2)(np.arange(24)).reshape(-1, 6)
+    found = epoch(s.WideOrTall(Pictures([True] * 24), 9, 6), 2).reshape(-1, 6)
+    assert sorted(found.tolist()) == sorted(usual.tolist())

@@ -1,0 +1,434 @@
+"""Batches of P identities with K images each: what holds in every batch, pass and epoch, on any processes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torchvision import tv_tensors
+
+from opabinia.contracts import Row, Sample, Sampler
+from opabinia.data.loader import Loader, Reader, training_requests
+from opabinia.data.sampling import identity_samplers as s
+from opabinia.data.sampling.batches import ConstantPlan
+from opabinia.data.sampling.permutation import EachOnce
+from opabinia.data.sampling.samplers import class_weights
+from opabinia.runtime.durations import Duration
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # 3 workers on 2 cores, on purpose
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "fastreid"
+
+
+class People:
+    """As much of a source as the samplers look at, and the loader reads."""
+
+    channels = 1
+
+    def __init__(self, labels: Sequence[int], cameras: Sequence[int] | None = None) -> None:
+        self.labels = np.array(labels, dtype=np.int64)
+        self.classes = tuple(str(label) for label in range(max(labels, default=-1) + 1))
+        if cameras is not None:
+            self.cameras = np.array(cameras, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Sample:
+        image = tv_tensors.Image(torch.zeros(1, 2, 2, dtype=torch.uint8))
+        return {"image": image, "label": int(self.labels[index]), "id": str(index)}
+
+
+def people(counts: Sequence[int]) -> People:
+    """Identities with so many images, in a mixed order."""
+    labels = np.repeat(np.arange(len(counts)), counts)
+    return People(np.random.default_rng(0).permutation(labels).tolist())
+
+
+def golden(name: str) -> Any:
+    return json.loads((GOLDEN / f"{name}.json").read_text())
+
+
+def of_fastreid(name: str) -> People:
+    identities, cameras = zip(*golden(name)["inputs"]["items_pid_cam"], strict=True)
+    return People([identity - 10 for identity in identities], cameras)
+
+
+def batches(sampler: Sampler, batch_size: int, epochs: int) -> Any:
+    """Indices of the source (batches x batch_size) of the first epochs."""
+    positions = np.arange(len(sampler))
+    return np.concatenate([sampler.order(epoch)(positions) for epoch in range(epochs)]).reshape(-1, batch_size)
+
+
+def assert_p_by_k(labels: Any, instances: int) -> None:
+    """Labels (batches x batch_size): K equal ones beside each other, no identity twice in a batch."""
+    of_identities = labels.reshape(len(labels), -1, instances)
+    assert (of_identities == of_identities[..., :1]).all()
+    identities = np.sort(of_identities[..., 0])
+    assert (identities[:, 1:] != identities[:, :-1]).all()
+
+
+COUNTS = st.lists(st.integers(1, 13), min_size=2, max_size=12)
+SEEDS = st.integers(0, 2**31 - 1)
+
+
+# --- what FastReID's samplers do --------------------------------------------------------------------------------------
+
+
+def test_what_holds_of_fastreids_batches_holds_of_ours() -> None:
+    case = golden("sampler_naive")
+    source, size, instances = of_fastreid("sampler_naive"), 8, case["inputs"]["num_instances"]
+    theirs = np.array(case["outputs"]["first_48"]).reshape(-1, size)
+    assert (source.labels[theirs] + 10).tolist() == case["outputs"]["pids"]
+    for seed in range(50):
+        ours = batches(s.identities(source, seed, size, instances=instances), size, 3)
+        assert ours.shape == theirs.shape
+        for stream in (theirs, ours):
+            assert_p_by_k(source.labels[stream], instances)
+            for one_pass in np.split(stream, 3):  # of two batches each
+                of_many = [index for index in one_pass.ravel().tolist() if source.labels[index] in (0, 1, 3)]
+                assert len(set(of_many)) == len(of_many)
+                assert len({*source.labels[one_pass].ravel().tolist()}) == 4
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_has_the_identities_that_fastreid_gives_it(rank: int) -> None:
+    case = golden("reorder")
+    world = case["inputs"]["world_size"]
+    share = Row(step=0, epoch=0, first=0, count=8).share(rank, world)
+    assert case["outputs"]["out"][rank::world] == list(share)
+
+
+def test_fastreids_weights_of_rare_identities() -> None:
+    case = golden("sampler_imbalanced")
+    found = class_weights(of_fastreid("sampler_imbalanced"), "inverse")
+    assert found.tolist() == pytest.approx(case["outputs"]["weights"])
+
+
+def test_fastreids_plain_sampler_has_each_sample_once_a_pass() -> None:
+    case = golden("sampler_training")
+    size = case["inputs"]["size"]
+    ours = batches(EachOnce(size, case["inputs"]["seed"]), size, 3)
+    for stream in (np.array(case["outputs"]["first_21"]).reshape(3, size), ours):
+        assert np.sort(stream).tolist() == [list(range(size))] * 3
+        assert len({tuple(one) for one in stream.tolist()}) == 3
+
+
+# --- identities -------------------------------------------------------------------------------------------------------
+
+
+@given(COUNTS, SEEDS, st.integers(1, 5), st.data())
+def test_every_batch_has_p_identities_with_k_images(
+    counts: list[int], seed: int, instances: int, data: st.DataObject
+) -> None:
+    source = people(counts)
+    size = instances * data.draw(st.integers(1, len(counts)))
+    drawn = batches(s.identities(source, seed, size, instances=instances, length=5 * size), size, 3)
+    assert len(drawn) == 15
+    assert_p_by_k(source.labels[drawn], instances)
+
+
+@given(COUNTS, SEEDS, st.integers(1, 5), st.data())
+def test_no_image_comes_again_in_a_pass_unless_its_identity_has_too_few(
+    counts: list[int], seed: int, instances: int, data: st.DataObject
+) -> None:
+    source = people(counts)
+    taken = data.draw(st.integers(1, len(counts)))
+    size = instances * taken
+    turns = [max(1, count // instances) for count in counts]
+    length = s.most_batches(np.array(turns), taken)
+    drawn = batches(s.identities(source, seed, size, instances=instances, length=length * size), size, 3)
+    for one_pass in np.split(drawn, 3):
+        times = np.bincount(one_pass.ravel(), minlength=len(source))
+        left_over = 0
+        for label, count in enumerate(counts):
+            of_label = times[source.labels == label]
+            came = of_label.sum() // instances
+            assert came <= min(turns[label], length)
+            left_over += min(turns[label], length) - came
+            evenly = -(-instances // count) if count < instances else 1
+            assert of_label.max() <= evenly and (count >= instances or not came or of_label.min() >= evenly - 1)
+        assert left_over < taken
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=9), st.data())
+def test_a_pass_has_as_many_batches_as_can_be_filled(turns: list[int], data: st.DataObject) -> None:
+    taken = data.draw(st.integers(1, len(turns)))
+    possible = [n for n in range(sum(turns) + 2) if sum(min(turn, n) for turn in turns) >= n * taken]
+    assert s.most_batches(np.array(turns), taken) == max(possible)
+
+
+def test_passes_do_not_care_about_epochs() -> None:
+    source = people([9, 3, 14, 1, 6, 6, 30, 2])
+    whole = batches(s.identities(source, 5, 12, instances=3, length=12 * 60), 12, 1)
+    short = batches(s.identities(source, 5, 12, instances=3, length=12 * 4), 12, 15)
+    assert short.tolist() == whole.tolist()
+
+
+def test_any_two_identities_meet_as_often() -> None:
+    """An identity meets 3 of the 19 others in each of its 4 batches of a pass: in 500 passes each of them 315.8 times,
+    and 6 standard deviations are about 96."""
+    source = people([16] * 20)
+    sampler = s.identities(source, 1, 16, length=16 * 20 * 500)
+    labels = source.labels[batches(sampler, 16, 1)][:, ::4]
+    met = np.zeros((20, 20), dtype=int)
+    for identities in labels:
+        met[np.ix_(identities, identities)] += 1
+    others = met[~np.eye(20, dtype=bool)]
+    assert np.diag(met).tolist() == [2000] * 20
+    assert others.min() > 315.8 - 96 and others.max() < 315.8 + 96
+
+
+def test_every_image_comes_in_time() -> None:
+    source = people([5, 4, 2, 6, 1])
+    assert {*batches(s.identities(source, 0, 8), 8, 20).ravel().tolist()} == set(range(18))
+
+
+def test_identities_with_few_images_may_be_left_out() -> None:
+    source = people([5, 4, 2, 6, 1])
+    drawn = batches(s.identities(source, 0, 8, few="leave_out"), 8, 20)
+    assert {*source.labels[drawn].ravel().tolist()} == {0, 1, 3}
+    assert all(len(set(batch)) == 8 for batch in drawn.tolist())
+
+
+@pytest.mark.parametrize(("length", "samples"), [(None, 16), (40, 40), (47, 40), (3, 8)])
+def test_an_epoch_has_whole_batches(length: int | None, samples: int) -> None:
+    assert len(s.identities(people([5, 4, 2, 6, 1]), 0, 8, length=length)) == samples
+
+
+# --- balanced ---------------------------------------------------------------------------------------------------------
+
+
+CAMERAS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=8), min_size=2, max_size=9)
+"""The cameras of each identity's images."""
+
+
+def seen_by(cameras: list[list[int]]) -> People:
+    labels = [label for label, of_label in enumerate(cameras) for _ in of_label]
+    return People(labels, list(chain(*cameras)))
+
+
+@given(CAMERAS, SEEDS, st.integers(1, 5), st.data())
+def test_every_identity_once_a_pass(cameras: list[list[int]], seed: int, instances: int, data: st.DataObject) -> None:
+    source = seen_by(cameras)
+    size = instances * data.draw(st.integers(1, len(cameras)))
+    rows = len(cameras) * instances // size
+    drawn = batches(s.balanced_identities(source, seed, size, instances=instances, length=rows * size), size, 3)
+    assert_p_by_k(source.labels[drawn], instances)
+    for one_pass in np.split(drawn, 3):
+        came = Counter(source.labels[one_pass].ravel().tolist())
+        assert set(came.values()) == {instances} and len(came) == rows * size // instances
+
+
+@given(CAMERAS, SEEDS, st.integers(1, 5))
+def test_other_cameras_come_first(cameras: list[list[int]], seed: int, instances: int) -> None:
+    source = seen_by(cameras)
+    size = instances * len(cameras)
+    drawn = batches(s.balanced_identities(source, seed, size, instances=instances, length=size), size, 2)
+    for images in drawn.reshape(-1, instances).tolist():
+        first, others = images[0], images[1:]
+        of_identity = np.flatnonzero(source.labels == source.labels[first])
+        elsewhere = {*of_identity[source.cameras[of_identity] != source.cameras[first]].tolist()}
+        assert [index in elsewhere for index in others[: len(elsewhere)]] == [True] * len(others[: len(elsewhere)])
+        fresh = min(instances, len(of_identity))
+        assert len(set(images)) == fresh == len(set(images[:fresh]))
+        assert first not in others or len(of_identity) == 1
+
+
+def test_each_image_is_the_first_as_often() -> None:
+    """Of 3,000 times each of 5 images comes first 600 times; 6 standard deviations are 131."""
+    source = seen_by([[0, 0, 1, 2, 2], [1, 1]])
+    drawn = batches(s.balanced_identities(source, 2, 8, length=8 * 3000), 8, 1)
+    firsts = np.bincount(drawn.reshape(-1, 4)[:, 0], minlength=7)[:5]
+    assert firsts.sum() == 3000 and np.abs(firsts - 600).max() < 131
+
+
+def test_who_is_left_out_of_a_pass_changes() -> None:
+    source = seen_by([[0, 1]] * 5)
+    drawn = batches(s.balanced_identities(source, 0, 8, length=8), 8, 30)
+    assert {*source.labels[drawn].ravel().tolist()} == set(range(5))
+
+
+# --- mixed ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def joined() -> Any:
+    """Three sources with 6, 4 and 5 identities."""
+    source: Any = people([5, 2, 9, 4, 4, 1])
+    labels = [source.labels, people([3, 8, 4, 4]).labels + 6, people([6, 6, 7, 1, 2]).labels + 10]
+    source.labels = np.concatenate(labels)
+    source.starts = [0, len(labels[0]), len(labels[0]) + len(labels[1])]
+    return source
+
+
+@pytest.mark.parametrize("weights", [[1, 1, 1], [3, 2, 1], [1, 0, 1]])
+def test_so_many_identities_of_each_source_in_every_batch(joined: Any, weights: list[int]) -> None:
+    drawn = batches(s.mixed_identities(joined, 1, 24, weights=weights, length=24 * 20), 24, 3)
+    assert_p_by_k(joined.labels[drawn], 4)
+    takes = np.array(weights) * 6 // sum(weights)
+    for batch in np.searchsorted(joined.starts, drawn[:, ::4], "right") - 1:
+        assert np.bincount(batch, minlength=3).tolist() == takes.tolist()
+    assert {*drawn.ravel().tolist()} == {
+        index for index in range(len(joined)) if weights[np.searchsorted(joined.starts, index, "right") - 1]
+    }
+
+
+@given(SEEDS)
+def test_so_many_identities_of_each_camera_in_every_batch(seed: int) -> None:
+    source = seen_by([[0, 0, 1], [1, 1, 1, 1, 0], [0, 2], [2, 2, 2, 0, 1], [0, 1, 1]])
+    sampler = s.mixed_identities(source, seed, 8, weights=[2, 1, 1], by="camera", instances=2, length=80)
+    for batch in batches(sampler, 8, 3).reshape(-1, 4, 2):
+        cameras, labels = source.cameras[batch], source.labels[batch]
+        assert (cameras[:, 0] == cameras[:, 1]).all() and (labels[:, 0] == labels[:, 1]).all()
+        assert sorted(cameras[:, 0].tolist()) == [0, 0, 1, 2]
+        assert len({*zip(cameras[:, 0].tolist(), labels[:, 0].tolist(), strict=True)}) == 4
+
+
+def test_every_process_has_images_of_every_source(joined: Any) -> None:
+    drawn = batches(s.mixed_identities(joined, 1, 16, weights=[1, 1, 2]), 16, 1)
+    sources = np.searchsorted(joined.starts, drawn, "right") - 1
+    assert s.evenly([1, 1, 2]).tolist() == [2, 0, 1, 2]
+    assert (np.sort(sources[:, :8:4]) == [0, 2]).all() and (np.sort(sources[:, 8::4]) == [1, 2]).all()
+
+
+# --- on many processes, resumed ---------------------------------------------------------------------------------------
+
+SOURCE = seen_by([[0, 1, 2, 0], [1, 1], [2, 0, 0, 1, 1, 2, 2, 0], [0], [1, 2, 2], [0, 1, 2]])
+MAKERS: dict[str, Any] = {
+    "identities": lambda seed: s.identities(SOURCE, seed, 12, instances=3),
+    "balanced_identities": lambda seed: s.balanced_identities(SOURCE, seed, 12, instances=3),
+    "mixed_identities": lambda seed: s.mixed_identities(
+        SOURCE, seed, 12, weights=[2, 1, 1], by="camera", instances=3, length=36
+    ),
+}
+every = pytest.mark.parametrize("name", MAKERS)
+
+
+@every
+def test_a_position_alone_is_what_it_is_among_others(name: str) -> None:
+    sampler = MAKERS[name](3)
+    for number in (7, 0, 1):
+        order = sampler.order(number)
+        whole = order(np.arange(len(sampler)))
+        assert [int(order(np.array(position))) for position in range(len(sampler))] == whole.tolist()
+        backwards = order(np.arange(len(sampler))[::-1].reshape(2, -1))
+        assert backwards.dtype == np.int64 and backwards.ravel().tolist() == whole[::-1].tolist()
+
+
+@every
+def test_seed_and_epoch_make_the_order(name: str) -> None:
+    first, again, other = (batches(MAKERS[name](seed), 12, 4).tolist() for seed in (3, 3, 4))
+    assert first == again != other
+    assert first[: len(first) // 2] != first[len(first) // 2 :]
+
+
+@every
+def test_nobody_elses_generator_is_touched(name: str) -> None:
+    np.random.seed(1)
+    expected = np.random.rand()
+    np.random.seed(1)
+    batches(MAKERS[name](0), 12, 2)
+    assert np.random.rand() == expected
+
+
+def read(name: str, world: int, workers: int = 0, start: int = 0) -> list[list[str]]:
+    """The ids of every global batch from a step on."""
+    sampler = MAKERS[name](11)
+    plan = ConstantPlan(len(sampler), 12, Duration.parse("3ep"), drop_last=True)
+    slices = []
+    for rank in range(world):
+        loader = Loader(Reader(SOURCE), training_requests(plan, sampler.order, rank, world), workers=workers)
+        slices.append([batch["id"] for _, batch in loader.iterate(start)])
+        loader.close()
+    return [list(chain.from_iterable(parts)) for parts in zip(*slices, strict=True)]
+
+
+@every
+def test_the_batches_are_the_same_on_any_processes_and_workers(name: str) -> None:
+    alone = read(name, world=1)
+    assert [list(map(int, batch)) for batch in alone] == batches(MAKERS[name](11), 12, 3).tolist()
+    for world in (2, 3, 4):
+        assert read(name, world) == alone
+    assert read(name, 1, start=2) == alone[2:]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_read_the_same(workers: int) -> None:
+    assert read("balanced_identities", 1, workers, start=1) == read("balanced_identities", 1)[1:]
+
+
+def test_an_identity_is_on_one_process_where_identities_can_be_divided() -> None:
+    drawn = SOURCE.labels[batches(MAKERS["identities"](0), 12, 3)]
+    shares = [Row(step=0, epoch=0, first=0, count=12).share(rank, 4) for rank in range(4)]
+    for batch in drawn:
+        assert [len({*batch[share.start : share.stop].tolist()}) for share in shares] == [1] * 4
+
+
+# --- what cannot be ---------------------------------------------------------------------------------------------------
+
+
+FEW = people([5, 4, 2, 6, 1])
+NOBODY = People([])
+
+
+@pytest.mark.parametrize(
+    ("source", "size", "keys", "message"),
+    [
+        (FEW, 10, {}, "a batch of 10 does not hold 4 images of each of its identities; batch_size 8 or 12 would do"),
+        (FEW, 3, {}, "a batch of 3 does not hold 4 images of each of its identities; batch_size 4 would do"),
+        (FEW, 24, {}, "a batch of 24 with 4 images each has 6 identities, and there are 5; batch_size 20 would do"),
+        (FEW, 16, {"few": "leave_out"}, r"are 3 with 4 images or more \(few: leave_out\); batch_size 12 would do"),
+        (FEW, 14, {"few": "leave_out", "instances": 7}, r"only 0 identities with 7 images or more \(few: leave_out\)"),
+        (people([9]), 4, {}, "only 1 identities: there is nothing to compare with each other"),
+        (NOBODY, 4, {}, "only 0 identities: there is nothing to compare"),
+    ],
+    ids=["K", "K alone", "P", "P with few", "K with few", "one", "none"],
+)
+def test_batches_that_cannot_be_filled(source: People, size: int, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        s.identities(source, 0, size, **keys)
+    source.cameras = np.zeros(len(source), dtype=np.int64)
+    with pytest.raises(ValueError, match=message):
+        s.balanced_identities(source, 0, size, **keys)
+
+
+@pytest.mark.parametrize(
+    ("size", "weights", "message"),
+    [
+        (24, [1, 1], "weights: 3 sources need as many weights, not all 0; there are"),
+        (24, [0, 0, 0], "not all 0"),
+        (20, [2, 1, 0], "5 identities of a batch cannot be divided as 2:1:0; batch_size 12 or 24 would do"),
+        (24, [0, 1, 0], "weights.1: each batch takes 6 identities of this source, which has 4; give it a smaller"),
+        (22, [1, 1, 1], "instances: a batch of 22 does not hold 4 images"),
+    ],
+    ids=["number", "nothing", "odd", "too few", "K"],
+)
+def test_weights_that_do_not_fit(joined: Any, size: int, weights: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        s.mixed_identities(joined, 0, size, weights=weights)
+
+
+def test_sources_that_do_not_tell() -> None:
+    silent: Any = people([4, 4])
+    with pytest.raises(ValueError, match="People does not tell the cameras of its images"):
+        s.balanced_identities(silent, 0, 8)
+    with pytest.raises(ValueError, match="does not tell the cameras"):
+        s.mixed_identities(silent, 0, 8, weights=[1], by="camera")
+    with pytest.raises(ValueError, match="by: source is for 'joined' and 'joined_identities'; this is a People"):
+        s.mixed_identities(silent, 0, 8, weights=[1])
+    alone: Any = seen_by([[0, 1, 1, 0]])
+    with pytest.raises(ValueError, match="only 1 identities"):
+        s.mixed_identities(alone, 0, 8, weights=[1, 1], by="camera")
+    del silent.labels
+    with pytest.raises(ValueError, match="People does not tell the labels"):
+        s.identities(silent, 0, 8)

@@ -1,0 +1,493 @@
+"""Things in COCO's JSON, in LVIS' and in Roboflow's form; what is broken is told, cut or left out."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import tv_tensors
+
+from opabinia.contracts import Source
+from opabinia.data.collate import collate
+from opabinia.data.sources import coco, roboflow
+from opabinia.data.sources.detection_base import Annotated, mirrored
+from scripts import small_data
+
+Content = dict[str, Any]
+OLD_NUMPY = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools
+REAL = Path(__file__).resolve().parents[3].parent / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in another test may have silenced the log."""
+    monkeypatch.setattr(logging.getLogger("opabinia"), "propagate", True)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    small_data.coco(tmp_path)
+    return tmp_path
+
+
+def changed(root: Path, change: Callable[[Content], object] = lambda content: None) -> Path:
+    """The file with a change to what it says."""
+    content = json.loads((root / "things.json").read_text())
+    change(content)
+    (root / "things.json").write_text(json.dumps(content))
+    return root / "things.json"
+
+
+def read(root: Path, change: Callable[[Content], object] = lambda content: None, **keys: Any) -> Annotated:
+    return coco(root=root, file=changed(root, change), **keys)
+
+
+# --- what is there ----------------------------------------------------------------------------------------------------
+
+
+def test_boxes_and_labels(root: Path) -> None:
+    source = read(root)
+    assert isinstance(source, Source)
+    assert len(source) == 4 and source.channels == 3
+    assert source.classes == ("block", "bar") and source.category_ids == (3, 7)
+    assert source.has_boxes and not source.has_masks and source.keypoints == () and source.frequencies == ()
+    assert source.sizes.tolist() == [[48, 64]] * 4
+    for sample, scene in zip((source[number] for number in range(4)), small_data.scenes(), strict=True):
+        learnt = scene.things[:2]  # the third is a crowd
+        assert sample["id"] == f"{scene.name}.png" and sample["picture_size"] == (48, 64)
+        assert isinstance(sample["image"], tv_tensors.Image) and sample["image"].shape == (3, 48, 64)
+        assert isinstance(sample["boxes"], tv_tensors.BoundingBoxes) and sample["boxes"].dtype == torch.float32
+        corners = [[left, top, left + width, top + height] for _, left, top, width, height in learnt]
+        assert sample["boxes"].tolist() == corners
+        assert sample["labels"].tolist() == [label for label, *_ in learnt] and sample["labels"].dtype == torch.int64
+        assert "masks" not in sample and "keypoints" not in sample
+    assert [one.tolist() for one in source.present] == [[], [0], [0, 1], [0, 1]]
+
+
+def test_truth_is_what_the_file_says(root: Path) -> None:
+    def shift(content: Content) -> None:
+        content["annotations"][0] |= {"bbox": [-0.75, 1, 20, 10], "area": 123.5}
+
+    source = read(root, shift, masks=True, keypoints=True)
+    truth = source[1]["truth"]
+    assert (truth.image_id, truth.size, truth.ids.tolist()) == (11, (48, 64), [100])
+    assert truth.boxes.tolist() == [[-0.75, 1, 20, 10]] and truth.boxes.dtype == np.float64
+    assert truth.areas.tolist() == [123.5] and truth.labels.tolist() == [0] and truth.crowd.tolist() == [False]
+    assert source[1]["boxes"].tolist() == [[0, 1, 19.25, 11]], "what is trained on is within the picture"
+    crowd = source[3]["truth"]
+    assert crowd.crowd.tolist() == [False, False, True] and len(source[3]["boxes"]) == 2
+    assert len(crowd.segments) == 3 and crowd.keypoints.shape == (3, 2, 3)
+    assert crowd.segments[1]["size"] == [48, 64] and len(crowd.segments[0][0]) == 8
+
+
+def test_an_area_that_is_no_number_is_that_of_the_box(root: Path) -> None:
+    for area in (None, "12", float("nan"), float("inf"), 10**400):
+        assert read(root, annotation(bbox=[3, 1, 20, 10], area=area)).things.areas[0] == 200
+
+
+@OLD_NUMPY
+def test_masks_are_those_of_pycocotools(root: Path) -> None:
+    judge = pytest.importorskip("pycocotools.coco")
+    random = np.random.default_rng(0)
+
+    def draw(content: Content) -> None:
+        for number in (0, 1):
+            content["annotations"][number]["segmentation"] = [
+                np.column_stack([random.uniform(0, 64, count), random.uniform(0, 48, count)]).reshape(-1).tolist()
+                for count in (3, 9)
+            ]
+
+    source = read(root, draw, masks=True)
+    reference = judge.COCO(str(root / "things.json"))
+    assert source.has_masks
+    for number in range(4):
+        sample = source[number]
+        assert isinstance(sample["masks"], tv_tensors.Mask) and sample["masks"].dtype == torch.uint8
+        assert sample["masks"].shape == (len(sample["boxes"]), 48, 64)
+        ids = sample["truth"].ids[~sample["truth"].crowd].tolist()
+        for mask, annotation in zip(sample["masks"].numpy(), ids, strict=True):
+            np.testing.assert_array_equal(mask, reference.annToMask(reference.anns[annotation]))
+
+
+@OLD_NUMPY
+def test_compressed_runs_are_the_same_as_others(root: Path) -> None:
+    mask = pytest.importorskip("pycocotools.mask")
+    before = read(root, masks=True)[2]
+
+    def compress(content: Content) -> None:
+        for one in content["annotations"]:
+            if isinstance(one["segmentation"], dict):
+                runs = mask.frPyObjects(one["segmentation"], 48, 64)
+                one["segmentation"] = {"size": [48, 64], "counts": runs["counts"].decode()}
+
+    after = read(root, compress, masks=True)[2]
+    assert torch.equal(before["masks"], after["masks"])
+    assert after["masks"][1].sum() == after["truth"].areas[1]
+    assert before["truth"].segments[1] == after["truth"].segments[1]
+
+
+def test_keypoints(root: Path) -> None:
+    source = read(root, lambda content: content["annotations"][1].pop("keypoints"), keypoints=True)
+    assert source.keypoints == ("left_corner", "right_corner")
+    sample = source[2]
+    assert isinstance(sample["keypoints"], tv_tensors.KeyPoints) and sample["keypoints"].dtype == torch.float32
+    assert sample["visible"].tolist() == [[0, 0], [2, 1]] and sample["mirror"] == [1, 0]
+    (_, left, top, width, _) = list(small_data.scenes())[2].things[1]
+    assert sample["keypoints"][1].tolist() == [[left + 0.5, top + 0.5], [left + width - 0.5, top + 0.5]]
+    assert sample["truth"].keypoints[1].tolist() == [[left, top, 2], [left + width - 1, top, 1]], "as in the file"
+
+
+def test_left_and_right_change_places_in_a_mirror() -> None:
+    assert mirrored(["nose", "left_eye", "right_eye"]) == [0, 2, 1]
+    assert mirrored(["L-hand", "R-hand", "leftFoot", "rightFoot", "RIGHT", "LEFT", "left"]) == [1, 0, 3, 2, 5, 4, 6]
+    assert mirrored(["bright", "tail", "left_fin"]) == [0, 1, 2], "without a partner each is its own"
+
+
+def test_it_goes_through_a_batch_and_to_a_worker(root: Path) -> None:
+    source = pickle.loads(pickle.dumps(read(root, masks=True, keypoints=True)))
+    batch = collate([source[number] for number in range(4)], size_multiple=32)
+    assert batch["image"].shape == (4, 3, 64, 64) and [len(one) for one in batch["boxes"]] == [0, 1, 2, 2]
+    assert [one.shape for one in batch["masks"]] == [(count, 64, 64) for count in (0, 1, 2, 2)]
+    assert [truth.image_id for truth in batch["truth"]] == [10, 11, 12, 13]
+
+
+def test_the_fingerprint_changes_with_what_is_said(root: Path) -> None:
+    first = read(root).fingerprint()
+    assert first == read(root).fingerprint() and first.startswith("4 pictures with 6 things of 2 classes")
+    assert first != read(root, lambda content: content["annotations"][2].update(bbox=[1, 1, 5, 5])).fingerprint()
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+def test_classes_are_taken_in_the_given_order(root: Path) -> None:
+    source = read(root, classes=["bar", "block"])
+    assert source.category_ids == (7, 3) and source[2]["labels"].tolist() == [1, 0]
+    bars = read(root, classes=["bar"])
+    assert len(bars) == 4 and [len(bars[number]["truth"].labels) for number in range(4)] == [0, 0, 1, 1]
+    with pytest.raises(ValueError, match=r"things\.json has no class 'bars'; there is bar"):
+        read(root, classes=["bars"])
+    with pytest.raises(ValueError, match="classes: 'bar' is listed twice"):
+        read(root, classes=["bar", "bar"])
+
+
+def test_pictures_without_things_are_dropped_when_asked(root: Path) -> None:
+    def only_a_crowd(content: Content) -> None:
+        content["annotations"][0]["iscrowd"] = 1
+
+    source = read(root, only_a_crowd, empty="drop")
+    assert [source[number]["truth"].image_id for number in range(len(source))] == [12, 13]
+    assert [source[number]["id"] for number in range(2)] == ["2.png", "3.png"] and len(source.present) == 2
+
+
+def test_pictures_of_nothing_but_crowds_are_told(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def only_crowds(content: Content) -> None:
+        for one in content["annotations"]:
+            one["iscrowd"] = 1
+
+    caplog.set_level(logging.WARNING, "opabinia")
+    read(root)
+    assert not caplog.messages
+    assert len(read(root, only_crowds)) == 4
+    assert caplog.messages == [f"{root / 'things.json'}: there is nothing to find in its 4 pictures"]
+
+
+def test_pictures_with_few_keypoints_are_dropped_when_asked(root: Path) -> None:
+    def hide(content: Content) -> None:
+        content["annotations"][0]["keypoints"] = [0, 0, 0, 5, 5, 1]
+
+    assert len(read(root, hide, keypoints=True, min_keypoints=1)) == 3
+    assert len(read(root, hide, keypoints=True, min_keypoints=2)) == 2
+    with pytest.raises(ValueError, match="min_keypoints counts keypoints; keypoints: true reads them"):
+        read(root, min_keypoints=1)
+    with pytest.raises(ValueError, match="no picture is left to learn from"):
+        read(root, keypoints=True, min_keypoints=5)
+
+
+def test_lvis(root: Path) -> None:
+    def as_lvis(content: Content) -> None:
+        for one, frequency in zip(content["categories"], "fr", strict=True):
+            one["frequency"] = frequency
+        for one in content["images"]:
+            one["coco_url"] = f"http://images.example.org/{root.name}/{one.pop('file_name')}"
+            one |= {"neg_category_ids": [7], "not_exhaustive_category_ids": [3] if one["id"] == 12 else []}
+
+    file = changed(root, as_lvis)
+    source = coco(root=root.parent, file=file)
+    assert source.frequencies == ("r", "f") and source[1]["id"] == f"{root.name}/1.png"
+    assert source[2]["truth"].absent == (1,) and source[2]["truth"].not_exhaustive == (0,)
+    assert source[1]["truth"].not_exhaustive == ()
+    assert coco(root=root.parent, file=file, classes=["block"])[2]["truth"].absent == ()
+
+
+# --- broken things ----------------------------------------------------------------------------------------------------
+
+
+def annotation(number: int = 0, **values: Any) -> Callable[[Content], object]:
+    return lambda content: content["annotations"][number].update(values)
+
+
+BROKEN: dict[str, tuple[Callable[[Content], object], str]] = {
+    "negative width": (
+        annotation(bbox=[9, 5, -4, 6]),
+        r"1 boxes without area: 1\.png, annotation 100: left, top, width, height 9, 5, -4, 6 in 64 x 48 pixels",
+    ),
+    "no width": (annotation(bbox=[9, 5, 0, 6]), r"1 boxes without area: 1\.png, annotation 100: .* 9, 5, 0, 6"),
+    "NaN": (
+        annotation(bbox=[9, float("nan"), 4, 6]),
+        r"not four numbers: 1\.png, annotation 100: bbox \[9, nan, 4, 6\]",
+    ),
+    "infinite": (annotation(bbox=[9, 5, float("inf"), 6]), r"not four numbers: 1\.png, annotation 100"),
+    "a text": (annotation(bbox=["9", 5, 4, 6]), r"not four numbers: 1\.png, annotation 100: bbox \['9', 5, 4, 6\]"),
+    "a huge number": (annotation(bbox=[9, 5, 10**400, 6]), r"not four numbers: 1\.png, annotation 100"),
+    "three numbers": (annotation(bbox=[9, 5, 4]), r"not four numbers: 1\.png, annotation 100: bbox \[9, 5, 4\]"),
+    "partly outside": (
+        annotation(bbox=[50, 5, 20, 6]),
+        r"1 boxes that reach out of the picture: 1\.png, annotation 100",
+    ),
+    "outside": (annotation(bbox=[70, 5, 20, 6]), r"1 boxes outside of the picture: 1\.png, annotation 100"),
+    "polygon of two points": (
+        annotation(segmentation=[[1, 1, 5, 5]]),
+        r"no polygons of three .*: 1\.png, annotation 100",
+    ),
+    "odd polygon": (annotation(segmentation=[[1, 1, 5, 5, 9, 1, 3]]), r"no polygons of three points"),
+    "polygon of NaN": (annotation(segmentation=[[1, 1, 5, 5, 9, float("nan")]]), r"no polygons of three points"),
+    "polygon outside": (annotation(segmentation=[[1, 1, 90, 5, 9, 1]]), r"1 outlines that reach out .*1, 1, 90, 5 in"),
+    "no outline": (annotation(segmentation=[]), r"1 things without an outline: 1\.png, annotation 100"),
+    "runs of another size": (
+        annotation(segmentation={"size": [64, 48], "counts": [3072]}),
+        r"no run lengths of the picture: 1\.png, annotation 100: size \[64, 48\], counts \[3072\]",
+    ),
+    "runs too short": (annotation(segmentation={"size": [48, 64], "counts": [-3, 9]}), "no run lengths of the picture"),
+    "keypoints too short": (
+        annotation(keypoints=[1, 2, 2]),
+        r"wrong length: 1\.png, annotation 100: 3 values, expected 6",
+    ),
+    "unknown category": (annotation(category_id=5), r"not in the list: 1\.png, annotation 100: category_id 5"),
+    "unlisted picture": (annotation(image_id=99), r"not in the list: picture 99, annotation 100: image_id 99"),
+    "number twice": (annotation(1, id=100), r"1 numbers that are used twice: 2\.png, annotation 100"),
+    "picture twice": (
+        lambda content: content["images"].append({**content["images"][2]}),
+        r"1 pictures that are listed twice: 2\.png: as picture 12 and 12",
+    ),
+    "file twice": (
+        lambda content: content["images"].append({**content["images"][2], "id": 77}),
+        r"1 pictures that are listed twice: 2\.png: as picture 12 and 77",
+    ),
+    "id twice": (
+        lambda content: content["images"].append({**content["images"][2], "file_name": "9.png"}),
+        r"1 pictures that are listed twice: 9\.png: another picture has its id, 12",
+    ),
+    "missing picture": (
+        lambda content: content["images"].append({**content["images"][2], "id": 77, "file_name": "no.png"}),
+        r"1 pictures that are not there: no\.png: not in",
+    ),
+}
+STRUCTURE = (
+    "unknown category",
+    "unlisted picture",
+    "number twice",
+    "picture twice",
+    "file twice",
+    "id twice",
+    "missing picture",
+)
+MENDED = ("partly outside", "polygon outside")
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_what_is_broken_is_told_with_file_and_number(root: Path, kind: str) -> None:
+    change, message = BROKEN[kind]
+    with pytest.raises(ValueError, match=message) as told:
+        read(root, change, masks=True, keypoints=True)
+    assert str(told.value).startswith(str(root / "things.json")) and "broken: drop" in str(told.value)
+    assert ("broken: clip" in str(told.value)) == (kind not in STRUCTURE)
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_clip_and_drop_leave_nothing_broken(root: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    change, _ = BROKEN[kind]
+    changed(root, change)
+    caplog.set_level(logging.WARNING, "opabinia")
+    keys: dict[str, Any] = {"root": root, "file": root / "things.json", "masks": True, "keypoints": True}
+    for broken in ("drop", "clip"):
+        if broken == "clip" and kind in STRUCTURE:
+            with pytest.raises(ValueError, match="broken: drop leaves out what is broken"):
+                coco(**keys, broken=broken)
+            continue
+        caplog.clear()
+        source = coco(**keys, broken=broken)
+        (line,) = caplog.messages
+        assert line.startswith(str(root / "things.json")) and "left out" in line
+        assert len(source) == 4 and len(source.faults) == 1 and source.faults[0].count == 1
+        samples = [source[number] for number in range(4)]
+        things = 6 if kind in ("picture twice", "file twice", "id twice", "missing picture") else 5
+        assert sum(len(one["truth"].ids) for one in samples) == (6 if broken == "clip" and kind in MENDED else things)
+        for sample in samples:
+            left, top, right, bottom = sample["boxes"].unbind(1)
+            assert (left >= 0).all() and (top >= 0).all() and (right <= 64).all() and (bottom <= 48).all()
+            assert (left < right).all() and (top < bottom).all()
+
+
+def test_clip_cuts_boxes_and_outlines_to_the_picture(root: Path) -> None:
+    change = annotation(bbox=[50, 5, 20, 6], segmentation=[[50, 5, 70, 5, 70, 11, 50, 11]])
+    sample = read(root, change, masks=True, broken="clip")[1]
+    assert sample["boxes"].tolist() == [[50, 5, 64, 11]] and sample["truth"].boxes.tolist() == [[50, 5, 20, 6]]
+    assert sample["masks"].sum() == 14 * 6
+
+
+def test_of_several_polygons_the_sound_ones_are_taken(root: Path) -> None:
+    change = annotation(segmentation=[[1, 1, 5, 5], [10, 10, 20, 10, 20, 20, 10, 20]])
+    source = read(root, change, masks=True, broken="clip")
+    assert source[1]["masks"].sum() == 100 and source.faults[0].count == 1
+
+
+def test_up_to_a_pixel_outside_is_rounding(root: Path) -> None:
+    source = read(root, annotation(bbox=[-1, -0.5, 66, 49.5]))
+    assert source.faults == () and source[1]["boxes"].tolist() == [[0, 0, 64, 48]]
+
+
+def test_the_first_ten_are_told_and_all_are_counted(root: Path) -> None:
+    def flatten(content: Content) -> None:
+        first = content["annotations"][0]
+        content["annotations"] += [{**first, "id": 200 + number, "bbox": [5, 5, 0, 0]} for number in range(30)]
+
+    with pytest.raises(ValueError, match=r"30 boxes without area: ") as told:
+        read(root, flatten)
+    assert str(told.value).count("annotation 2") == 10 and "annotation 209:" in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"images": [], "annotations": [{"id": 1, ', r"no whole JSON: .*, line 1, column 42; was it cut short\?"),
+        (b"", r"no whole JSON: Expecting value, line 1, column 1"),
+        (b"[]", "holds a list; expected an object with images, annotations, categories"),
+        (b'{"images": []}', "has no 'annotations'; expected images, annotations, categories, found images"),
+        (b'{"images": {}, "annotations": [], "categories": []}', "'images' is a dict; expected a list"),
+        (
+            b'{"images": [{"id": 1}], "annotations": [], "categories": []}',
+            "images: 1 of 1 are not objects with id, width",
+        ),
+        (b'{"images": [], "annotations": [3], "categories": []}', "annotations: 1 of 1 are not .*: number 0: 3"),
+        (b'{"images": [], "annotations": [], "categories": []}', "names no class"),
+        (b'{"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}]}', "lists no picture"),
+        (b'{"images": [], "annotations": [], "categories": [{"id": "1", "name": "a"}]}', "category has the id '1'"),
+        (b"\x80{}", "cannot be read"),
+        (b"[" * 100_000, "cannot be read: maximum recursion depth"),
+        (b"9" * 5000, "cannot be read: Exceeds the limit"),
+    ],
+)
+@pytest.mark.parametrize("broken", ["error", "drop"])
+def test_a_file_of_another_structure_is_told(tmp_path: Path, content: bytes, message: str, broken: Any) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(ValueError, match=message) as told:
+        coco(root=tmp_path, file=tmp_path / "a.json", broken=broken)
+    assert str(tmp_path / "a.json") in str(told.value)
+
+
+def test_wrong_places_are_told(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"there is no file .*none\.json"):
+        coco(root=root, file=root / "none.json")
+    with pytest.raises(ValueError, match="there is no folder"):
+        coco(root=root / "none", file=root / "things.json")
+    (root / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"none of its 4 pictures is in .*empty, such as 0\.png"):
+        coco(root=root / "empty", file=root / "things.json", broken="drop")
+
+
+def test_a_picture_of_another_size_is_told_when_it_is_read(root: Path) -> None:
+    source = read(root)
+    Image.new("RGB", (48, 64)).save(root / "2.png")
+    with pytest.raises(ValueError, match=r"2\.png has 48 x 64 pixels, .*things\.json says 64 x 48"):
+        source[2]
+
+
+def test_runs_that_cannot_be_decoded_are_told_when_they_are_read(root: Path) -> None:
+    source = read(root, annotation(segmentation={"size": [48, 64], "counts": "zzz"}), masks=True)
+    with pytest.raises(ValueError, match=r"things\.json, picture 11, annotation 100: "):
+        source[1]
+
+
+# --- Roboflow ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    small_data.roboflow(tmp_path)
+    return tmp_path
+
+
+def test_the_false_category_of_roboflow_is_left_out(exported: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "opabinia")
+    train, valid = roboflow(root=exported), roboflow(root=exported, split="valid", masks=True)
+    assert train.classes == valid.classes == ("block", "bar") and train.category_ids == (3, 7)
+    assert train[1]["id"] == "1.png" and valid.has_masks
+    assert "category 0, 'things', is that of all others and has no things: left out" in caplog.text
+
+
+def test_a_category_that_any_split_has_things_of_is_none_to_leave_out(exported: Path) -> None:
+    file = exported / "valid" / "_annotations.coco.json"
+    content = json.loads(file.read_text())
+    content["annotations"][0]["category_id"] = 0
+    file.write_text(json.dumps(content))
+    assert (
+        roboflow(root=exported).classes == roboflow(root=exported, split="valid").classes == ("things", "block", "bar")
+    )
+
+
+def test_a_class_without_things_is_no_false_category(exported: Path) -> None:
+    file = exported / "train" / "_annotations.coco.json"
+    content = json.loads(file.read_text())
+    content["categories"][-1] |= {"name": "empty"}
+    file.write_text(json.dumps(content))
+    assert roboflow(root=exported).classes == ("empty", "block", "bar")
+
+
+def test_a_missing_split_is_told(exported: Path) -> None:
+    with pytest.raises(ValueError, match=r"there is no file .*test.*_annotations\.coco\.json"):
+        roboflow(root=exported, split="test")
+
+
+# --- real photographs -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not (REAL / "bccd").is_dir(), reason="the blood cells are not here")
+@pytest.mark.parametrize(("split", "pictures", "things"), [("train", 205, 2804), ("val", 87, 1137), ("test", 72, 945)])
+def test_blood_cells(split: str, pictures: int, things: int) -> None:
+    source = coco(root=REAL / "bccd" / split, file=REAL / "bccd" / "annotations" / f"instances_{split}.json")
+    assert source.classes == ("RBC", "WBC", "Platelets") and source.category_ids == (1, 2, 3) and source.faults == ()
+    samples = [source[number] for number in range(len(source))]
+    assert (len(samples), sum(len(sample["boxes"]) for sample in samples)) == (pictures, things)
+    for sample in samples:
+        assert sample["image"].shape == (3, 480, 640) and len(sample["truth"].ids) == len(sample["labels"])
+        assert (sample["boxes"][:, 2:] > sample["boxes"][:, :2]).all() and sample["boxes"].max() <= 640
+
+
+@pytest.mark.skipif(not (REAL / "coco_free").is_dir(), reason="the free pictures of COCO are not here")
+@OLD_NUMPY
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_free_pictures_of_coco(split: str) -> None:
+    judge = pytest.importorskip("pycocotools.coco")
+    file = REAL / "coco_free" / "annotations" / f"instances_{split}2017.json"
+    source, reference = coco(root=REAL / "coco_free" / f"{split}2017", file=file, masks=True), judge.COCO(str(file))
+    assert len(source.classes) == 80 and source.category_ids[:2] == (1, 2) and source.category_ids[-1] == 90
+    crowds = 0
+    for sample in (source[number] for number in range(len(source))):
+        truth = sample["truth"]
+        crowds += int(truth.crowd.sum())
+        expected = [reference.anns[number] for number in truth.ids.tolist()]
+        np.testing.assert_array_equal(truth.boxes, np.array([one["bbox"] for one in expected]).reshape(-1, 4))
+        np.testing.assert_array_equal(truth.areas, [one["area"] for one in expected])
+        learnt = [one for one in expected if not one["iscrowd"]]
+        for mask, one in zip(sample["masks"].numpy(), learnt, strict=True):
+            np.testing.assert_array_equal(mask, reference.annToMask(one))
+    assert crowds == sum(one["iscrowd"] for one in reference.anns.values()) > 0

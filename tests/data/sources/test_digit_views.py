@@ -1,0 +1,93 @@
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from opabinia.data.sources.digit_views import DigitViews, write_market
+from opabinia.data.sources.market1501 import market1501
+from opabinia.evaluation.retrieval import retrieval
+
+
+@pytest.fixture(scope="module")
+def train() -> DigitViews:
+    return DigitViews(split="train")
+
+
+@pytest.fixture(scope="module")
+def test() -> DigitViews:
+    return DigitViews(split="test")
+
+
+def test_every_identity_is_seen_twice_by_every_camera(train: DigitViews, test: DigitViews) -> None:
+    for source, identities in ((train, 1000), (test, 797)):
+        assert source.cameras is not None
+        pairs = Counter(zip(source.labels.tolist(), source.cameras.tolist(), strict=True))
+        assert pairs == {(label, camera): 2 for label in range(identities) for camera in range(4)}
+    assert not set(train.classes) & set(test.classes), "an identity is trained on or searched"
+    assert train.queries is None and "query" not in train[0]
+
+
+def test_of_each_identity_and_camera_one_picture_is_a_query(test: DigitViews) -> None:
+    assert test.queries is not None and test.cameras is not None
+    for label in (0, 400, 796):
+        mine = test.labels == label
+        assert sorted(test.cameras[mine & test.queries]) == sorted(test.cameras[mine & ~test.queries]) == [0, 1, 2, 3]
+
+
+def test_the_pictures_are_the_same_on_every_machine(train: DigitViews, test: DigitViews) -> None:
+    sums = [source.batch(np.arange(len(source)))["image"].sum(dtype=torch.int64).item() for source in (train, test)]
+    assert sums == [806412344, 642012261]
+    assert train[5]["image"][0, 15, 8:24].tolist() == [
+        73,
+        75,
+        80,
+        111,
+        143,
+        175,
+        171,
+        160,
+        155,
+        150,
+        137,
+        127,
+        122,
+        112,
+        98,
+        79,
+    ]
+
+
+def test_a_batch_is_its_samples(test: DigitViews) -> None:
+    indices = np.array([7, 0, 4003])
+    batch, samples = test.batch(indices), [test[int(index)] for index in indices]
+    assert batch.keys() == samples[0].keys()
+    for number, sample in enumerate(samples):
+        assert torch.equal(batch["image"][number], sample["image"])
+        assert [batch[key][number] for key in ("label", "camera", "query", "id")] == [
+            sample[key] for key in ("label", "camera", "query", "id")
+        ]
+
+
+def test_pixels_find_next_to_nothing(test: DigitViews) -> None:
+    pixels, queries = test.batch(np.arange(len(test)))["image"].flatten(1).float(), test.queries
+    assert queries is not None and test.cameras is not None
+    scores = retrieval.evaluate(
+        *(pixels[queries], pixels[~queries], test.labels[queries], test.labels[~queries]),
+        *(test.cameras[queries], test.cameras[~queries]),
+    )
+    assert scores["mAP"] < 0.01 and scores["queries"] == 3188
+
+
+@pytest.mark.slow
+def test_written_as_market_1501_it_is_read_as_it_was(tmp_path: Path, train: DigitViews, test: DigitViews) -> None:
+    write_market(tmp_path)
+    for source, split in ((train, "train"), (test, "test")):
+        read = market1501(root=tmp_path, split=split, cameras=4, channels=1)  # type: ignore[arg-type]
+        assert read.classes == source.classes and len(read) == len(source)
+        for name in ("labels", "cameras", "queries"):
+            assert np.array_equal(getattr(read, name), getattr(source, name))
+        for index in (0, 3187, 6375):
+            theirs, ours = read[index], source[index]
+            assert torch.equal(theirs.pop("image"), ours.pop("image")) and theirs == ours

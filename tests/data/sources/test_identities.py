@@ -1,0 +1,453 @@
+"""Pictures of identities in the layouts of published data sets."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from opabinia.contracts import Source
+from opabinia.data.decoding.images import whole
+from opabinia.data.sources import (
+    class_folders,
+    cuhk03,
+    dukemtmc,
+    identity_table,
+    market1501,
+    msmt17,
+    online_products,
+    vehicleid,
+    veri,
+)
+from opabinia.data.sources.reid_base import Split
+from scripts import small_data
+
+
+@pytest.fixture
+def market(tmp_path: Path) -> Path:
+    small_data.market1501(tmp_path)
+    return tmp_path
+
+
+def saved(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (2, 3)).save(root / name, "PNG")
+
+
+# --- Market-1501 ------------------------------------------------------------------------------------------------------
+
+
+def test_market_to_train(market: Path) -> None:
+    source = market1501(root=market)
+    assert isinstance(source, Source)
+    assert source.classes == tuple(f"{number:04d}" for number in range(1, 9))
+    assert source.labels.tolist() == np.repeat(range(8), 4).tolist()
+    assert source.cameras is not None and source.cameras.tolist() == [0, 0, 1, 1] * 8
+    assert (source.camera_count, source.view_count, source.views, source.queries) == (6, 0, None, None)
+    sample = source[5]
+    assert sample["image"].shape == (3, 32, 16) and sample["image"].dtype == torch.uint8
+    assert sample["id"] == "bounding_box_train/0002_c1s1_000002_00.png"
+    assert {key: sample[key] for key in sample.keys() - {"image", "id"}} == {"label": 1, "camera": 0}
+
+
+def test_market_to_search(market: Path) -> None:
+    source = market1501(root=market, split="test")
+    assert source.classes == ("0000", "0009", "0010", "0011", "0012")
+    assert source.queries is not None and source.queries.tolist() == [True] * 4 + [False] * 13
+    assert source[0]["query"] is True and source[4]["query"] is False
+    assert source[4]["id"].startswith("bounding_box_test/0000_c1")  # the distractor stays, the junk does not
+    assert not any("-1" in source[index]["id"] for index in range(len(source)))
+
+
+def test_parts_of_the_test_set_have_its_numbers(market: Path) -> None:
+    whole, query, gallery = (market1501(root=market, split=split) for split in ("test", "query", "gallery"))
+    assert query.classes == gallery.classes == whole.classes
+    assert [*query.labels, *gallery.labels] == whole.labels.tolist()
+    assert query.queries is not None and query.queries.all() and len(query) == 4
+    assert gallery.queries is not None and not gallery.queries.any()
+
+
+def test_everything_to_train_on(market: Path) -> None:
+    """The same identity in both parts would be two: nobody says that they are numbered together."""
+    source = market1501(root=market, split="all")
+    assert source.classes[7:] == ("0008", "test/0009", "test/0010", "test/0011", "test/0012")
+    assert len(source) == 48 and source.queries is None
+    assert np.bincount(source.labels).tolist() == [4] * 12
+
+
+def test_distractors_are_not_trained_on(market: Path) -> None:
+    saved(market, "bounding_box_train/0000_c1s1.png", "images/0000_c3s1.png")
+    assert "0000" not in market1501(root=market).classes
+    assert len(market1501(root=market, split="gallery", more_distractors=True)) == 14
+
+
+def test_the_order_is_that_of_the_names(market: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = market1501(root=market).fingerprint()
+    scan = os.scandir
+
+    class Backwards:
+        def __init__(self, path: bytes) -> None:
+            with scan(path) as entries:
+                self.entries = list(entries)[::-1]
+
+        def __enter__(self) -> list[os.DirEntry[bytes]]:
+            return self.entries
+
+        def __exit__(self, *_: object) -> None: ...
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", Backwards)
+        assert market1501(root=market).fingerprint() == expected
+    (market / "bounding_box_train/0001_c1s1_000000_00.png").rename(market / "bounding_box_train/0001_c2s1.png")
+    assert market1501(root=market).fingerprint() != expected
+
+
+def test_pictures_may_be_decoded_later(market: Path) -> None:
+    source = market1501(root=market, split="test")
+    for index in range(len(source)):
+        later = whole(source.encoded(index))
+        assert torch.equal(later.pop("image"), source[index]["image"])
+        assert later == {key: value for key, value in source[index].items() if key != "image"}
+
+
+def test_a_source_is_sent_to_workers(market: Path) -> None:
+    source = market1501(root=market, split="test", channels=1)
+    again = pickle.loads(pickle.dumps(source))
+    assert torch.equal(again[3]["image"], source[3]["image"]) and again[3]["image"].shape == (1, 32, 16)
+
+
+def test_the_archive_as_it_unpacks(tmp_path: Path) -> None:
+    small_data.market1501(tmp_path / "DukeMTMC-reID")
+    source = dukemtmc(root=tmp_path)
+    assert (len(source), source.camera_count) == (32, 8)
+    assert source[0]["id"].startswith("bounding_box_train/")
+
+
+@pytest.mark.shared
+def test_photographs_of_groceries(shared_data: Path) -> None:
+    root = shared_data / "grocery_reid"
+    train, test = (market1501(root=root, split=split, cameras=3) for split in ("train", "test"))
+    assert (len(train), len(train.classes)) == (1373, 41)
+    assert (len(test), len(test.classes)) == (318 + 1024, 40)
+    assert test.queries is not None and int(test.queries.sum()) == 318
+    assert min(train[0]["image"].shape[1:]) == 128
+
+
+# --- what is wrong is told --------------------------------------------------------------------------------------------
+
+
+def emptied(folder: Path) -> None:
+    for file in folder.iterdir():
+        file.unlink()
+
+
+def only_junk(root: Path) -> None:
+    emptied(root / "query")
+    saved(root, "query/-1_c1s1.png")
+
+
+def bad_names(root: Path) -> None:
+    saved(root, *(f"bounding_box_train/holiday{number}.jpg" for number in range(5)))
+
+
+def one_identity(root: Path) -> None:
+    emptied(root / "bounding_box_train")
+    saved(root, "bounding_box_train/0007_c1s1.png", "bounding_box_train/0007_c2s1.png")
+
+
+def strangers(root: Path) -> None:
+    emptied(root / "query")
+    saved(root, *(f"query/{number:04d}_c1s1.png" for number in range(1, 6)))
+
+
+def own_cameras(root: Path) -> None:
+    for path in (root / "bounding_box_test").glob("*_c2*"):
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (bad_names, r"bounding_box_train: 5 of 37 are not <identity>_c<camera, 1 to 6>.*: holiday0\.jpg, .* \.\.\.$"),
+        (one_identity, r"only the identity '0007' to train on; .* at least 2"),
+        (lambda root: emptied(root / "bounding_box_train"), r"bounding_box_train holds no picture \(\.jpg, "),
+        (lambda root: saved(root, "bounding_box_train/0001_c7s1.png"), r"1 of 33 are not .*: 0001_c7s1\.png$"),
+        (lambda root: saved(root, "bounding_box_train/0001_c0s1.png"), r"1 of 33 are not .*: 0001_c0s1\.png$"),
+        (lambda root: (root / "bounding_box_train").rename(root / "train"), r"no folder .*bounding_box_train; what"),
+    ],
+    ids=["names", "one_identity", "empty", "camera_7", "camera_0", "missing"],
+)
+def test_what_is_wrong_to_train_on(market: Path, spoil: Callable[[Path], None], message: str) -> None:
+    spoil(market)
+    with pytest.raises(ValueError, match=message):
+        market1501(root=market)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (only_junk, r"query holds nothing but junk"),
+        (
+            strangers,
+            r"none of the identities that are looked for \(0001, 0002, 0003 \.\.\.\) is in the gallery \(0000, ",
+        ),
+        (own_cameras, r"looked for by the query's own camera only"),
+    ],
+    ids=["junk", "strangers", "own_cameras"],
+)
+def test_what_is_wrong_to_search(market: Path, spoil: Callable[[Path], None], message: str) -> None:
+    spoil(market)
+    for split in ("test", "query", "gallery"):
+        with pytest.raises(ValueError, match=message):
+            market1501(root=market, split=split)
+
+
+def test_a_file_is_no_root(market: Path) -> None:
+    with pytest.raises(ValueError, match=r"is a file; a folder is expected"):
+        market1501(root=market / "query/0009_c1s1_000000_00.png")
+
+
+# --- other layouts ----------------------------------------------------------------------------------------------------
+
+LAYOUTS: dict[str, Any] = {
+    "msmt17": (msmt17, small_data.msmt17, "MSMT17_V1", 15),
+    "cuhk03": (cuhk03, small_data.cuhk03, "cuhk03", 2),
+    "veri": (veri, small_data.veri, "VeRi", 20),
+    "vehicleid": (vehicleid, small_data.vehicleid, "VehicleID_V1.0", 0),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_queries_and_gallery(name: str, tmp_path: Path) -> None:
+    """Four queries, and three pictures of each of the same four identities in the gallery."""
+    source, make, folder, cameras = LAYOUTS[name]
+    make(tmp_path / folder)
+    train, test = source(root=tmp_path), source(root=tmp_path, split="test")
+    assert isinstance(test, Source)
+    assert len(train.classes) == 8 and (len(test), len(test.classes)) == (16, 4)
+    assert train.queries is None and "query" not in train[0]
+    both = source(root=tmp_path, split="query"), source(root=tmp_path, split="gallery")
+    if name != "vehicleid":  # there it takes one of each in the gallery, and three queries
+        assert np.bincount(both[0].labels).tolist() == [1] * 4
+    assert sorted(test.labels) == sorted([*both[0].labels, *both[1].labels])
+    assert sum(test.queries) == len(both[0])
+    assert len(source(root=tmp_path, split="all").classes) == 12
+    for one in (train, test):
+        assert one.camera_count == cameras and ("camera" in one[0]) == bool(cameras)
+        if cameras:
+            assert sorted({int(camera) for camera in one.cameras}) == [0, 1]
+    ids = [test[index]["id"] for index in range(len(test))]
+    assert len(set(ids)) == 16 and (tmp_path / folder / ids[0]).is_file()
+
+
+def test_msmt17_has_pictures_for_validation(tmp_path: Path) -> None:
+    small_data.msmt17(tmp_path)
+    train, more = msmt17(root=tmp_path), msmt17(root=tmp_path, with_val=True)
+    assert (len(train), len(more), len(msmt17(root=tmp_path, split="all"))) == (24, 32, 48)
+    assert train.classes == more.classes == tuple("01234567")
+    assert np.bincount(more.labels).tolist() == [4] * 8
+
+
+def test_the_second_version_of_msmt17(tmp_path: Path) -> None:
+    small_data.msmt17(tmp_path / "MSMT17_V2")
+    for name in ("train", "test"):
+        (tmp_path / "MSMT17_V2" / name).rename(tmp_path / "MSMT17_V2" / f"mask_{name}_v2")
+    assert msmt17(root=tmp_path)[0]["id"] == "mask_train_v2/0000/0000_000_01_0303morning_0000_0.png"
+    assert len(msmt17(root=tmp_path / "MSMT17_V2", split="test")) == 16
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("a/b.png 0", r"list_train\.txt: 1 of 25 are not pictures named .*: a/b\.png \(line 25\)"),
+        ("0000/0000_000_16_0303morning_0001_0.png 0", r"1 of 25 are not .*16_0303morning"),
+        ("0000/0000_009_01_0303morning_0001_0.png 0", r"1 of 25 pictures are not in .*0000_009_01.* \(line 25\)"),
+        ("0000/0000_000_01_0303morning_0000_0.png 0", r"1 pictures more than once: .* \(line 1, line 25\)"),
+        ("only", r"list_train\.txt: 1 of 25 are not 2 fields \(path identity\): line 25 has 1 fields"),
+    ],
+    ids=["name", "camera", "absent", "twice", "fields"],
+)
+def test_a_bad_line_is_told(line: str, message: str, tmp_path: Path) -> None:
+    small_data.msmt17(tmp_path)
+    with (tmp_path / "list_train.txt").open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(ValueError, match=message):
+        msmt17(root=tmp_path)
+
+
+def test_bad_lists_are_told(tmp_path: Path) -> None:
+    small_data.msmt17(tmp_path)
+    (tmp_path / "list_train.txt").write_text("\n")
+    with pytest.raises(ValueError, match=r"list_train\.txt lists nothing; its lines are: path identity"):
+        msmt17(root=tmp_path)
+    (tmp_path / "list_train.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"list_train\.txt cannot be read: .*utf-8"):
+        msmt17(root=tmp_path)
+    (tmp_path / "list_train.txt").unlink()
+    with pytest.raises(ValueError, match=r"there is no file .*list_train\.txt"):
+        msmt17(root=tmp_path)
+
+
+def test_cuhk03_tells_what_it_wants(tmp_path: Path) -> None:
+    small_data.cuhk03(tmp_path)
+    assert cuhk03(root=tmp_path).classes[0] == "1_001"
+    with pytest.raises(ValueError, match=r"no file .*splits_new_detected\.json; torchreid .*cuhk-03\.mat.*not read"):
+        cuhk03(root=tmp_path, boxes="detected")
+    file = tmp_path / "splits_new_labeled.json"
+    whole = json.loads(file.read_text())
+    for broken in ("[", "{}", "[]", '[{"train": []}]', '[{"train": [[]], "query": [], "gallery": []}]', "[3]", "5"):
+        file.write_text(broken)
+        with pytest.raises(ValueError, match=r"splits_new_labeled\.json cannot be read .*; it is to be \[\{"):
+            cuhk03(root=tmp_path)
+    whole[0]["train"].append(["images_labeled/1_001_3_01.png", 1, 0])
+    file.write_text(json.dumps(whole))
+    with pytest.raises(ValueError, match=r"json, train: 1 of 33 are not named .*: 1_001_3_01\.png"):
+        cuhk03(root=tmp_path)
+    whole[0]["train"][-1][0] = "images_labeled/1_001_1_09.png"
+    file.write_text(json.dumps(whole))
+    with pytest.raises(ValueError, match=r"1 of 33 pictures are not in .*1_001_1_09\.png \(train 32\)"):
+        cuhk03(root=tmp_path)
+
+
+def test_the_gallery_of_vehicles_is_drawn_by_a_seed(tmp_path: Path) -> None:
+    small_data.vehicleid(tmp_path)
+
+    def gallery(seed: int) -> list[str]:
+        source = vehicleid(root=tmp_path, split="gallery", gallery_seed=seed)
+        assert source.labels.tolist() == [0, 1, 2, 3]
+        return [source[index]["id"] for index in range(4)]
+
+    assert gallery(0) == gallery(0)
+    assert len({tuple(gallery(seed)) for seed in range(10)}) > 5
+    assert vehicleid(root=tmp_path, split="test").queries.sum() == 12
+    with pytest.raises(ValueError, match=r"no file .*test_list_1600\.txt"):
+        vehicleid(root=tmp_path, split="test", size=1600)
+    file = tmp_path / "train_test_split/test_list_800.txt"
+    lines = file.read_text().splitlines()
+    drawn = gallery(3)
+    file.write_text("\n".join(reversed(lines)))
+    assert gallery(3) == drawn, "the order of the list does not matter"
+    file.write_text("\n".join([*lines, "0000001 a3"]))
+    with pytest.raises(ValueError, match=r"1 of 17 are not numbers of vehicles: a3 \(line 17\)"):
+        vehicleid(root=tmp_path, split="test")
+
+
+# --- products: every picture looks for the others ---------------------------------------------------------------------
+
+
+def test_online_products(tmp_path: Path) -> None:
+    small_data.online_products(tmp_path / "Stanford_Online_Products")
+    train, test, every = (online_products(root=tmp_path, split=split) for split in ("train", "test", "all"))
+    assert (len(train), len(test), len(every)) == (32, 16, 48)
+    assert train.classes == tuple("12345678") and test.classes == ("9", "10", "11", "12")
+    assert every.classes == (*train.classes, *test.classes)
+    assert test.queries is None and test.cameras is None and test[3].keys() == {"image", "label", "id"}
+    assert test[4]["id"] == "chair_final/10_0.png" and test[4]["label"] == 1
+
+
+def test_what_is_wrong_with_products_is_told(tmp_path: Path) -> None:
+    small_data.online_products(tmp_path)
+    header = "image_id class_id super_class_id path\n"
+    (tmp_path / "Ebay_train.txt").write_text(header + "1 1 1 chair_final/1_0.png\n")
+    (tmp_path / "Ebay_test.txt").write_text(header + "1 9 1 chair_final/9_0.png\n2 10 1 chair_final/10_0.png\n")
+    with pytest.raises(ValueError, match=r"only the identity '1' to train on"):
+        online_products(root=tmp_path)
+    with pytest.raises(ValueError, match=r"none of 2 identities to search has 2 pictures"):
+        online_products(root=tmp_path, split="test")
+    (tmp_path / "Ebay_test.txt").write_text(header + "1 9 1 chair_final/no.png\n")
+    with pytest.raises(ValueError, match=r"Ebay_test\.txt: 1 of 1 pictures are not in .*no\.png \(line 2\)"):
+        online_products(root=tmp_path, split="test")
+
+
+def test_class_folders_are_divided(tmp_path: Path) -> None:
+    small_data.class_folders(tmp_path)
+    train, test = (class_folders(root=tmp_path, split=split) for split in ("train", "test"))
+    assert train.classes == tuple(f"{number:03d}.Bird" for number in range(1, 7))
+    assert test.classes == tuple(f"{number:03d}.Bird" for number in range(7, 13))
+    assert test[0].keys() == {"image", "label", "id"} and len(test) == 24
+    assert len(class_folders(root=tmp_path, train_classes=10, split="test").classes) == 2
+    assert len(class_folders(root=tmp_path, split="all")) == 48
+    with pytest.raises(ValueError, match=r"train_classes: 12 of the 12 classes in .* leave none to search"):
+        class_folders(root=tmp_path, train_classes=12)
+    with pytest.raises(ValueError, match=r"only the identity '001\.Bird' to train on"):
+        class_folders(root=tmp_path, train_classes=1)
+    for number in range(1, 4):
+        (tmp_path / f"012.Bird/{number}.png").unlink()
+    with pytest.raises(ValueError, match=r"none of 1 identities to search has 2 pictures"):
+        class_folders(root=tmp_path, train_classes=11, split="test")
+
+
+# --- a list -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_list_of_identities(tmp_path: Path) -> None:
+    small_data.identities(tmp_path)
+    train, test = (identity_table(file=tmp_path / "list.csv", split=split) for split in ("train", "test"))
+    assert train.classes == tuple("12345678") and (train.camera_count, train.view_count) == (2, 0)
+    assert test.queries is not None and test.queries.tolist() == [True] * 4 + [False] * 12
+    assert train.cameras is not None and train.cameras.tolist() == [0, 1, 0, 1] * 8
+    plain = identity_table(file=tmp_path / "list.csv", camera=None, view="camera")
+    assert plain[1].keys() == {"image", "label", "id", "view"} and plain[1]["view"] == 1
+    every = identity_table(file=tmp_path / "list.csv", split="all")
+    assert every.classes == tuple(str(number) for number in range(1, 13)) and every.queries is None
+
+
+def rows(folder: Path, *more: str) -> Path:
+    """A list of two identities to train on, and what else is given."""
+    lines = ["a.png,anna,door,train", "b.png,ben,yard,train", *more]
+    saved(folder, *(line.split(",")[0] for line in lines))
+    (folder / "rows.csv").write_text("\n".join(["path,identity,camera,split", *lines]))
+    return folder / "rows.csv"
+
+
+def test_a_camera_has_the_same_number_in_every_part(tmp_path: Path) -> None:
+    file = rows(tmp_path, "c.png,cleo,attic,query", "d.png,cleo,door,gallery")
+    assert identity_table(file=file)[0]["camera"] == 1
+    test = identity_table(file=file, split="test")
+    assert [test[index]["camera"] for index in range(2)] == [0, 1] and test.camera_count == 3
+
+
+def test_a_list_in_which_all_look_for_each_other(tmp_path: Path) -> None:
+    file = rows(tmp_path, "c.png,cleo,attic,test", "d.png,cleo,door,test")
+    test = identity_table(file=file, split="test")
+    assert test.queries is None and test.labels.tolist() == [0, 0]
+    with pytest.raises(ValueError, match=r"rows\.csv lists no picture for query and gallery"):
+        identity_table(file=file, split="query")
+
+
+@pytest.mark.parametrize(
+    ("more", "split", "message"),
+    [
+        ("c.png,cleo,attic,val", "train", r"rows\.csv, line 4: split is 'val', none of train, query, gallery, test"),
+        ("c.png,,attic,train", "train", r"rows\.csv, line 4: identity is empty"),
+        ("c.png,cleo,,train", "train", r"rows\.csv, line 4: camera is empty"),
+        ("c.png,cleo,attic,query", "test", r"rows\.csv lists no picture for gallery"),
+        ("c.png,cleo,a,query\nd.png,cleo,b,test", "test", r"listed as 'test', or as 'query' and 'gallery'"),
+        ("c.png,cleo,attic,query\nd.png,dan,attic,gallery", "test", r"looked for \(cleo \.\.\.\) is in the gallery"),
+        ("c.png,cleo,attic,test", "test", r"none of 1 identities to search has 2 pictures"),
+        ("a.png,cleo,attic,test", "train", r"1 pictures more than once: a\.png \(line 2, line 4\)"),
+    ],
+    ids=["part", "identity", "camera", "gallery", "both", "strangers", "alone", "twice"],
+)
+def test_what_is_wrong_with_a_list_is_told(more: str, split: Split, message: str, tmp_path: Path) -> None:
+    file = rows(tmp_path, *more.split("\n"))
+    with pytest.raises(ValueError, match=message):
+        identity_table(file=file, split=split)
+
+
+def test_columns_of_a_list_are_told(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("path,identity,cameras,split\na.png,anna,door,train\n")
+    with pytest.raises(ValueError, match=r"no column 'camera'; did you mean 'cameras'\?"):
+        identity_table(file=tmp_path / "list.csv")
+    (tmp_path / "list.csv").write_text("path,identity,camera,split\n")
+    with pytest.raises(ValueError, match=r"list\.csv lists no picture"):
+        identity_table(file=tmp_path / "list.csv")

@@ -1,0 +1,453 @@
+"""Pictures and labels in tar files."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import multiprocessing
+import os
+import pickle
+import resource
+import tarfile
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from opabinia.contracts import Source
+from opabinia.data.loader import Loader, Reader, evaluation_requests
+from opabinia.data.sampling.shard_order import ByShard
+from opabinia.data.sources import Shards, shard_index
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # 4 workers on 2 cores, on purpose
+
+Members = list[tuple[str, bytes]]
+
+
+def picture(value: int, kind: str = "png") -> bytes:
+    content = io.BytesIO()
+    Image.new("RGB", (4, 3), (value, 0, 0)).save(content, {"jpg": "JPEG"}.get(kind, kind))
+    return content.getvalue()
+
+
+def numbered(numbers: Iterable[int], classes: int = 3) -> Members:
+    """A picture filled with its number, and as its label the remainder of that."""
+    return [
+        member
+        for number in numbers
+        for member in ((f"{number:04d}.png", picture(number)), (f"{number:04d}.cls", b"%d\n" % (number % classes)))
+    ]
+
+
+def write(path: Path, members: Members, form: int = tarfile.USTAR_FORMAT, mtime: float = 0) -> Path:
+    with tarfile.open(path, "w", format=form) as tar:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime = len(content), mtime  # type: ignore[assignment]
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three shards of 4, 1 and 7 samples."""
+    for number, (first, last) in enumerate([(0, 4), (4, 5), (5, 12)]):
+        write(tmp_path / f"t-{number:02d}.tar", numbered(range(first, last)))
+    return tmp_path
+
+
+def test_samples_by_index(folder: Path) -> None:
+    source = Shards(files=str(folder / "t-{00..02}.tar"))
+    assert isinstance(source, Source)
+    assert (len(source), source.classes, source.shards.tolist()) == (12, ("0", "1", "2"), [4, 1, 7])
+    assert source.labels.tolist() == [number % 3 for number in range(12)]
+    for index in (11, 0, 4, 5, 3):
+        sample = source[index]
+        assert sample["image"].shape == (3, 3, 4) and int(sample["image"][0, 0, 0]) == index
+        assert (sample["label"], type(sample["label"])) == (index % 3, int)
+        shard = 0 if index < 4 else 1 if index < 5 else 2
+        assert sample["id"] == f"t-{shard:02d}.tar/{index:04d}.png"
+    for index in (-1, 12):
+        with pytest.raises(IndexError, match="of 12 pictures"):
+            source[index]
+
+
+def test_ways_to_name_files(folder: Path) -> None:
+    (folder / "more").mkdir()
+    (folder / "t-02.tar").rename(folder / "more" / "t-02.tar")
+    ways: list[Any] = [
+        [str(folder / "t-{0..1}.tar").replace("-{", "-0{"), str(folder / "more" / "t-02.tar")],
+        [str(folder / "t-*.tar"), str(folder / "more" / "t-0[2].tar")],
+        [str(folder / f"t-0{number}.tar") for number in (0, 1)] + [str(folder / "more/*")],
+        str(folder / "**" / "*.tar"),
+    ]
+    found = [[source[index]["id"] for index in range(12)] for source in (Shards(files=way) for way in ways)]
+    assert found[0] == found[1] == found[2] and sorted(found[0]) == sorted(found[3])
+    assert found[0][0] == "t-00.tar/0000.png" and found[0][11] == "more/t-02.tar/0011.png"
+    assert Shards(files=ways[2][::-1])[0]["id"] == "more/t-02.tar/0005.png"
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ("t-{00..03}.tar", r"there is no file .*t-03\.tar \(.*\{00\.\.03\}\.tar\)"),
+        ("x*.tar", r"there is no file .*x\*\.tar"),
+        (["t-00.tar", "t-{00..01}.tar"], r"t-00\.tar is named twice"),
+        ("t-{2..0}.tar", r"\{2\.\.0\} counts down"),
+    ],
+)
+def test_files_that_make_no_sense(folder: Path, files: Any, message: str) -> None:
+    given = str(folder / files) if isinstance(files, str) else [str(folder / name) for name in files]
+    with pytest.raises(ValueError, match=message):
+        Shards(files=given)
+
+
+# --- members ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("form", "mtime"),
+    [
+        pytest.param(tarfile.USTAR_FORMAT, 0, id="ustar"),
+        pytest.param(tarfile.GNU_FORMAT, 0, id="gnu"),
+        pytest.param(tarfile.PAX_FORMAT, 0, id="pax"),
+        pytest.param(tarfile.PAX_FORMAT, 1.5, id="as webdataset writes them"),
+    ],
+)
+def test_names_of_any_kind(tmp_path: Path, form: int, mtime: float) -> None:
+    keys = ["a/0001", "b/0001", "Käfer", f"{'long' * 20}/{'er' * 30}", "with space"]
+    members = [
+        member
+        for number, key in enumerate(keys)
+        for member in ((f"{key}.jpg", picture(number, "jpg")), (f"{key}.cls", b"0"))
+    ]
+    source = Shards(files=str(write(tmp_path / "s.tar", members, form, mtime)))
+    assert [source[index]["id"] for index in range(5)] == [f"s.tar/{key}.jpg" for key in keys]
+
+
+def test_names_that_are_no_utf_8(tmp_path: Path) -> None:
+    member = tarfile.TarInfo("K\udce4fer.png")
+    label = tarfile.TarInfo("K\udce4fer.cls")
+    member.size, label.size = len(picture(0)), 1
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xe4.tar"))
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
+        tar.addfile(member, io.BytesIO(picture(0)))
+        tar.addfile(label, io.BytesIO(b"0"))
+    source = Shards(files=str(path))
+    assert source[0]["id"] == r"\xe4.tar/K\xe4fer.png"
+    assert source.fingerprint().encode()
+
+
+def test_what_belongs_together(tmp_path: Path) -> None:
+    members: Members = [
+        ("README", b"no key"),
+        (".hidden.png", b"no key"),
+        ("a.cls", b"1"),
+        ("b.PNG", picture(2)),
+        ("a.depth.png", b"another kind"),
+        ("b.cls", b"0"),
+        ("a.txt", b"another kind"),
+        ("a.png", picture(1)),
+    ]
+    path = tmp_path / "s.tar"
+    with tarfile.open(path, "w") as tar:
+        folder = tarfile.TarInfo("folder.png")
+        folder.type = tarfile.DIRTYPE
+        tar.addfile(folder)
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    source = Shards(files=str(path))
+    assert [(one["id"], one["label"], int(one["image"][0, 0, 0])) for one in (source[0], source[1])] == [
+        ("s.tar/a.png", 1, 1),
+        ("s.tar/b.PNG", 0, 2),
+    ]
+
+
+def labelled(path: Path, labels: list[Any], kind: str = "cls") -> str:
+    members = []
+    for number, label in enumerate(labels):
+        content = json.dumps({"species": label}) if kind == "json" else str(label)
+        members += [(f"{number}.png", picture(number)), (f"{number}.{kind}", content.encode())]
+    return str(write(path / "s.tar", members))
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "found", "named"),
+    [
+        ([0, 2, 10], None, [0, 2, 10], tuple(map(str, range(11)))),
+        (["002", " 0\n"], None, [2, 0], ("0", "1", "2")),
+        (["dog", "cat", "dog"], None, [1, 0, 1], ("cat", "dog")),
+        (["dog", "cat"], ["dog", "emu", "cat"], [0, 2], ("dog", "emu", "cat")),
+        ([1, "dog"], ["dog", "cat"], [1, 0], ("dog", "cat")),
+    ],
+)
+@pytest.mark.parametrize("kind", ["cls", "json"])
+def test_labels(
+    tmp_path: Path, kind: str, labels: list[Any], classes: list[str] | None, found: list[int], named: tuple[str, ...]
+) -> None:
+    files = labelled(tmp_path, labels, kind)
+    source = Shards(files=files, classes=classes, json_label="species" if kind == "json" else None)
+    assert source.labels.tolist() == found and source.classes == named
+    assert [source[index]["label"] for index in range(len(labels))] == found
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "message"),
+    [
+        ([0, "dog"], None, r"some labels are numbers \(0\), others are names \(dog\)"),
+        ([0, 1, 3], ["a", "b", "c"], r"s\.tar/2\.png: its label 3 is none of the 3 classes \(a, b, c\)"),
+        (["a", "x", "b"], ["a", "b"], r"s\.tar/1\.png: its label x is none of the 2 classes"),
+        (["a"], ["a", "b", "a"], "classes: 'a' is listed twice"),
+        ([0, 1_700_000_000], None, "a label is 1700000000, and there would be as many classes"),
+        ([-1], None, r"s\.tar, sample '0' \(cls, png\): its label is -1; class numbers count from 0"),
+        ([""], None, r"s\.tar, sample '0' .*: its label is empty"),
+    ],
+)
+def test_labels_that_make_no_sense(tmp_path: Path, labels: list[Any], classes: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Shards(files=labelled(tmp_path, labels), classes=classes)
+
+
+GOOD = numbered([1, 2])
+BAD: dict[str, tuple[Members, str]] = {
+    "no label": ([*GOOD, ("0003.png", picture(3))], r"sample '0003' \(png\): the label is missing, \.cls"),
+    "no picture": ([*GOOD, ("0003.cls", b"1")], r"sample '0003' \(cls\): one picture is expected .* there are 0"),
+    "two pictures": ([*GOOD, ("0001.jpg", b"")], r"sample '0001' \(cls, jpg, png\): one picture .* there are 2"),
+    "twice": ([*GOOD, *GOOD], r"holds 0001\.png twice"),
+    "nothing": ([], "holds no sample"),
+    "no sample": ([("README", b"")], "holds no sample"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_members_that_make_no_sense(tmp_path: Path, what: str) -> None:
+    members, message = BAD[what]
+    with pytest.raises(ValueError, match=rf"{tmp_path}/s\.tar.*{message}"):
+        Shards(files=str(write(tmp_path / "s.tar", members)))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", r"its \.json cannot be read"),
+        (b"[]", r"its \.json has no field 'species'; there is list"),
+        (b'{"kind": 1}', r"its \.json has no field 'species'; there is kind"),
+        (b'{"species": true}', "species is True where a class number or name is expected"),
+        (b'{"species": null}', "species is None where"),
+    ],
+)
+def test_json_that_makes_no_sense(tmp_path: Path, content: bytes, message: str) -> None:
+    path = write(tmp_path / "s.tar", [("a.png", picture(0)), ("a.json", content)])
+    with pytest.raises(ValueError, match=rf"s\.tar, sample 'a' \(json, png\): {message}"):
+        Shards(files=str(path), json_label="species")
+
+
+@pytest.mark.parametrize("left", [0, 300, 512, 530, 1024, 1536, 3072, 4000])
+def test_a_shard_that_is_cut_short(tmp_path: Path, left: int) -> None:
+    """In a header, in a picture, in a label, or between two members: it never passes for a smaller one."""
+    path = write(tmp_path / "s.tar", numbered([1, 2]))
+    assert left < 4096 + 1024  # four members of two blocks each, and the end
+    os.truncate(path, left)
+    with pytest.raises(ValueError, match=r"s\.tar is no whole, plain tar file"):
+        Shards(files=str(path))
+
+
+def test_a_damaged_header_is_not_the_end(tmp_path: Path) -> None:
+    path = write(tmp_path / "s.tar", numbered([1, 2]))
+    content = bytearray(path.read_bytes())
+    content[2048] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="cut short or damaged at byte 2048"):
+        Shards(files=str(path))
+
+
+def test_a_compressed_shard(tmp_path: Path) -> None:
+    plain = write(tmp_path / "s.tar", GOOD)
+    (tmp_path / "s.tar.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    with pytest.raises(ValueError, match=r"s\.tar\.gz is no whole, plain tar file"):
+        Shards(files=str(tmp_path / "s.tar.gz"))
+
+
+def test_a_broken_picture_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "s.tar", [("a.png", picture(0)[:40]), ("a.cls", b"0")])
+    with pytest.raises(ValueError, match=r"s\.tar/a\.png cannot be decoded"):
+        Shards(files=str(path))[0]
+
+
+# --- the index --------------------------------------------------------------------------------------------------------
+
+
+def test_shards_are_looked_through_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scanned: list[str] = []
+    scan = shard_index._scan
+
+    def counted(path: Path, json_label: str | None) -> Any:
+        scanned.append(path.name)
+        return scan(path, json_label)
+
+    monkeypatch.setattr(shard_index, "_scan", counted)
+    files, index = str(folder / "*.tar"), folder / "index"
+    first = Shards(files=files, index=index)
+    again = Shards(files=files, index=index, classes=["a", "b", "c"])
+    assert scanned == ["t-00.tar", "t-01.tar", "t-02.tar"]
+    assert again.labels.tolist() == first.labels.tolist() and again[7]["id"] == first[7]["id"]
+    os.utime(folder / "t-01.tar", (1, 1))
+    Shards(files=files, index=index)
+    assert len(scanned) == 6
+
+
+def test_processes_that_start_together_make_one_index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scan = shard_index._scan
+
+    def told(path: Path, json_label: str | None) -> Any:
+        with (folder / "scans").open("a") as file:
+            file.write(f"{path.name}\n")
+        return scan(path, json_label)
+
+    monkeypatch.setattr(shard_index, "_scan", told)
+    fork = multiprocessing.get_context("fork")
+    start = fork.Barrier(3)
+
+    def make() -> None:
+        start.wait()
+        assert len(Shards(files=str(folder / "*.tar"), index=folder / "index")) == 12
+
+    processes = [fork.Process(target=make) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert (folder / "scans").read_text().split() == ["t-00.tar", "t-01.tar", "t-02.tar"]
+
+
+def test_the_index_takes_18_bytes_a_sample(tmp_path: Path) -> None:
+    write(tmp_path / "s.tar", numbered(range(200)))
+    Shards(files=str(tmp_path / "s.tar"), index=tmp_path / "index")
+    (rows,) = tmp_path.glob("index/*/rows.npy")
+    assert 18 * 200 < rows.stat().st_size <= 18 * 200 + 256  # numpy's header
+
+
+def test_a_shard_that_has_changed_since(folder: Path) -> None:
+    source = Shards(files=str(folder / "*.tar"))
+    write(folder / "t-00.tar", numbered(range(4))[2:])
+    os.truncate(folder / "t-01.tar", 530)
+    (folder / "t-02.tar").write_bytes(b"\xff" * 30_000)
+    for index, shard in ((3, "t-00"), (4, "t-01"), (5, "t-02")):
+        with pytest.raises(ValueError, match=rf"{shard}\.tar, byte \d+: the shard has changed"):
+            source[index]
+
+
+def test_the_fingerprint_is_of_the_content(folder: Path, tmp_path: Path) -> None:
+    def fingerprint(**keys: Any) -> str:
+        return Shards(files=str(folder / "*.tar"), **keys).fingerprint()
+
+    first = fingerprint()
+    for path in folder.glob("*.tar"):
+        os.utime(path, (7, 7))  # a copy: the same samples
+    assert fingerprint() == first
+    assert fingerprint(classes=["a", "b", "c"]) != first
+    assert Shards(files=[str(folder / f"t-0{number}.tar") for number in (1, 0, 2)]).fingerprint() != first
+    write(folder / "t-01.tar", [("0004.png", picture(4)), ("0004.cls", b"0")])
+    assert fingerprint() != first
+
+
+def test_an_index_that_cannot_be_written(folder: Path) -> None:
+    (folder / "file").write_text("")
+    with pytest.raises(ValueError, match=r"cannot write .*/file/\w+\.lock: .*; the key index names another folder"):
+        Shards(files=str(folder / "*.tar"), index=folder / "file")
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    write(tmp_path / "s.tar", numbered(range(200)))
+
+    def make() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+        with pytest.raises(ValueError, match=r"cannot write .*index/\w+: File too large; the key index names another"):
+            Shards(files=str(tmp_path / "s.tar"), index=tmp_path / "index")
+
+    process = multiprocessing.get_context("fork").Process(target=make)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert not list(tmp_path.glob("index/*/rows.npy")) and not list(tmp_path.glob("index/.*.tmp"))
+
+
+def test_an_index_that_is_there_needs_no_writing(folder: Path) -> None:
+    files, index = str(folder / "*.tar"), folder / "index"
+    Shards(files=files, index=index)
+    (lock,) = index.glob("*.lock")
+    lock.unlink()
+    assert len(Shards(files=files, index=index)) == 12
+    assert not list(index.glob("*.lock"))
+
+
+def test_folders_that_look_alike_are_not_confused(tmp_path: Path) -> None:
+    found = []
+    for name, label in (("train", b"0"), ("val", b"1")):
+        (tmp_path / name).mkdir()
+        path = write(tmp_path / name / "s.tar", [("a.png", picture(0)), ("a.cls", label)])
+        os.utime(path, (0, 0))
+        found.append(Shards(files=str(path), classes=["a", "b"])[0]["label"])
+    assert found == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["rows.npy", "shards.json"])
+@pytest.mark.parametrize("content", [b"", b"{}", b'\x93NUMPY\x01\x00v\x00{"'])
+def test_a_damaged_index(folder: Path, name: str, content: bytes) -> None:
+    files, index = str(folder / "*.tar"), folder / "index"
+    Shards(files=files, index=index)
+    (path,) = index.glob(f"*/{name}")
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{path.parent} is damaged .*; once it is removed, it is made anew"):
+        Shards(files=files, index=index)
+
+
+# --- in workers -------------------------------------------------------------------------------------------------------
+
+
+def test_it_travels_without_what_it_holds_open(folder: Path) -> None:
+    source = Shards(files=str(folder / "*.tar"))
+    fresh = len(pickle.dumps(source))
+    assert source[5]["label"] == source.labels[5]
+    packed = pickle.dumps(source)
+    assert len(packed) == fresh
+    assert [pickle.loads(packed)[index]["id"] for index in (0, 11)] == [source[0]["id"], source[11]["id"]]
+
+
+def test_no_more_than_some_files_are_open(tmp_path: Path) -> None:
+    for number in range(80):
+        write(tmp_path / f"{number:02d}.tar", numbered([number]))
+    before = len(os.listdir("/proc/self/fd"))
+    source = Shards(files=str(tmp_path / "*.tar"))
+    assert [int(source[index]["image"][0, 0, 0]) for index in [*range(80), *range(80)]] == [*range(80)] * 2
+    assert len(os.listdir("/proc/self/fd")) <= before + 64 + 1  # the map of the index holds one
+    del source
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_workers_read_what_one_process_reads(folder: Path, workers: int) -> None:
+    source = Shards(files=str(folder / "*.tar"))
+    assert source[0]["label"] == 0  # so that a file is open when workers are forked
+    found = []
+    for number in (0, workers):
+        loader = Loader(Reader(source), evaluation_requests(12, 5, 0, 1), workers=number)
+        found.append([(batch["id"], batch["image"].tolist(), batch["label"].tolist()) for _, batch in loader.iterate()])
+        loader.close()
+    assert found[0] == found[1]
+
+
+def test_by_shard_takes_its_shards(folder: Path) -> None:
+    source = Shards(files=str(folder / "*.tar"))
+    sampler = ByShard(source, 0, 8, mixed=1)
+    ids = [source[index]["id"].split("/")[0] for index in sampler.order(0)(np.arange(12)).tolist()]
+    assert sorted(ids) == ["t-00.tar"] * 4 + ["t-01.tar"] + ["t-02.tar"] * 7
+    assert sum(left != right for left, right in pairwise(ids)) == 2

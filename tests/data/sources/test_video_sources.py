@@ -1,0 +1,280 @@
+"""Sources of films: folders, lists, folders of frames, views."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from opabinia.contracts import Film, Source
+from opabinia.data.decoding.video import FilmFile
+from opabinia.data.loader import DataError, Loader, Reader, training_requests
+from opabinia.data.sampling.batches import ConstantPlan
+from opabinia.data.sampling.permutation import order
+from opabinia.data.sources import FrameFolders, VideoList, Videos, ViewsOfFilms
+from opabinia.data.sources.moving_digits import MovingDigits
+from opabinia.data.transforms.clips import Clip, ShortSideJitter
+from opabinia.runtime.durations import Duration
+from tests.data.videos import pictures, write, write_sound
+
+
+def films(root: Path, *names: str) -> None:
+    """Files whose content nobody looks at."""
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"x")
+
+
+# --- folders --------------------------------------------------------------------------------------------------------
+
+
+def test_class_folders(tmp_path: Path) -> None:
+    films(tmp_path, "run/b.AVI", "run/deep/a.mp4", "run/note.txt", "run/.hidden.mp4", "jump/1.webm", "jump/2.Mov")
+    source = Videos(root=tmp_path, directed=["run"])
+    assert isinstance(source, Source)
+    assert source.classes == ("jump", "run")
+    assert [source.id(index) for index in range(4)] == ["jump/1.webm", "jump/2.Mov", "run/b.AVI", "run/deep/a.mp4"]
+    assert source.labels.tolist() == [0, 0, 1, 1]
+    sample = source[3]
+    assert (sample["label"], sample["directed"], sample["id"]) == (1, True, "run/deep/a.mp4")
+    assert isinstance(sample["video"], FilmFile) and sample["video"].path == str(tmp_path / "run/deep/a.mp4")
+    assert source[0]["directed"] is False
+    chosen = Videos(root=tmp_path, classes=["run"])
+    assert len(chosen) == 2 and chosen.fingerprint() != source.fingerprint()
+
+
+def test_what_is_wrong_with_folders_is_told(tmp_path: Path) -> None:
+    films(tmp_path, "run/a.mp4", "jump/note.txt")
+    with pytest.raises(ValueError, match=r"jump holds no film \(\.mp4"):
+        Videos(root=tmp_path)
+    with pytest.raises(ValueError, match="directed: there is no class 'rum'; there is run"):
+        Videos(root=tmp_path, classes=["run"], directed=["rum"])
+    with pytest.raises(ValueError, match="there is no folder"):
+        Videos(root=tmp_path / "gone")
+
+
+def test_films_are_read(tmp_path: Path) -> None:
+    write(tmp_path / "run" / "a.mp4", 12)
+    film = Videos(root=tmp_path, channels=1)[0]["video"]
+    assert film.read([0, 11]).shape == (2, 1, 48, 64)
+
+
+# --- lists ----------------------------------------------------------------------------------------------------------
+
+
+def listed(tmp_path: Path, text: str, name: str = "list.txt", **keys: Any) -> VideoList:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    return VideoList(file=tmp_path / name, **keys)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "keys"),
+    [
+        ("list.txt", "v/a b.mp4 2\nv/c.mp4 0\n", {}),
+        ("list.csv", "v/a b.mp4,2\nv/c.mp4,0\n", {}),
+        ("list.csv", "v/a b.mp4 2\nv/c.mp4 0\n", {}),  # SlowFast calls these csv
+        ("list.txt", "v/a b.mp4;2\n\nv/c.mp4;0", {"separator": ";"}),
+        ("list.csv", "label,path\n2,v/a b.mp4\n0,v/c.mp4\n", {}),
+        ("list.tsv", "path\tx\tlabel\nv/a b.mp4\t1\t2\nv/c.mp4\t1\t0\n", {}),
+    ],
+)
+def test_lists(name: str, text: str, keys: dict[str, Any], tmp_path: Path) -> None:
+    films(tmp_path, "v/a b.mp4", "v/c.mp4")
+    source = listed(tmp_path, text, name, **keys)
+    assert isinstance(source, Source)
+    assert [source.id(index) for index in range(2)] == ["v/a b.mp4", "v/c.mp4"]
+    assert source.labels.tolist() == [2, 0]
+    assert source.classes == ("0", "1", "2"), "a class that is missing moves no other"
+    assert source[0]["video"].path == str(tmp_path / "v/a b.mp4")
+
+
+def test_labels_by_name_and_by_number(tmp_path: Path) -> None:
+    films(tmp_path, "a.mp4", "b.mp4")
+    assert listed(tmp_path, "a.mp4 run\nb.mp4 jump").labels.tolist() == [1, 0]
+    assert listed(tmp_path, "a.mp4 run\nb.mp4 jump", classes=["run", "jump"]).labels.tolist() == [0, 1]
+    (tmp_path / "names.txt").write_text("0 run fast\n1 jump\n")
+    source = listed(tmp_path, "a.mp4 1\nb.mp4 0", class_file=tmp_path / "names.txt", directed=["run fast"])
+    assert (source.labels.tolist(), source.classes) == ([1, 0], ("run fast", "jump"))
+    assert [source[index]["directed"] for index in range(2)] == [False, True]
+    with pytest.raises(ValueError, match=r"line 2: label '2' is none of the 2 classes \(0 to 1\); does .* from 1"):
+        listed(tmp_path, "a.mp4 1\nb.mp4 2", classes=["run", "jump"])
+    with pytest.raises(ValueError, match=r"line 1: label 'rum' is none of the 2 classes: run, jump"):
+        listed(tmp_path, "a.mp4 rum\nb.mp4 run", classes=["run", "jump"])
+    with pytest.raises(ValueError, match="give one of them"):
+        listed(tmp_path, "a.mp4 1", classes=["run"], class_file=tmp_path / "names.txt")
+
+
+def test_several_labels(tmp_path: Path) -> None:
+    films(tmp_path, "a.mp4", "b.mp4", "c.mp4")
+    source = listed(tmp_path, "a.mp4 0,2\nb.mp4\nc.mp4 1\n", multi_label=True, directed=["2"])
+    assert source.multi_label
+    assert source.labels.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    assert torch.equal(source[0]["label"], torch.tensor([1.0, 0, 1]))
+    assert [source[index]["directed"] for index in range(3)] == [True, False, False]
+
+
+def test_the_csv_of_kinetics(tmp_path: Path) -> None:
+    text = (
+        "label,youtube_id,time_start,time_end,split\n"
+        '"riding, a bike",-abc,12,22,val\nabseiling,xyz_1,5.0,15.0,train\nabseiling,gone,0,10,train\n'
+    )
+    films(tmp_path, "-abc_000012_000022.mp4", "abseiling/xyz_1_000005_000015.mp4")
+    with pytest.raises(ValueError, match=r"1 of 3 are not in .*leave_out.*: gone_000000_000010\.mp4 \(line 4\)"):
+        listed(tmp_path, text, "k.csv")
+    source = listed(tmp_path, text, "k.csv", missing="leave_out")
+    assert source.classes == ("abseiling", "riding, a bike")
+    assert source.labels.tolist() == [1, 0]
+    assert source.id(1) == "abseiling/xyz_1_000005_000015.mp4"
+    assert len(listed(tmp_path, text, "k.csv", missing="leave_out", split="val")) == 1
+    with pytest.raises(ValueError, match="no film of split 'test'"):
+        listed(tmp_path, text, "k.csv", split="test")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a.mp4 0\nb.mp4\n", r"list\.txt, line 2: 'b\.mp4' has no label"),
+        ("a.mp4 0\na.mp4 1\n", r"lists a\.mp4 twice: line 1 and line 2"),
+        ("a.mp4 0\ngone.mp4 1\n", r"1 of 2 are not in .*: gone\.mp4 \(line 2\)"),
+        ("\n\n", "lists nothing"),
+    ],
+)
+def test_what_is_wrong_with_lists_is_told(text: str, message: str, tmp_path: Path) -> None:
+    films(tmp_path, "a.mp4", "b.mp4")
+    with pytest.raises(ValueError, match=message):
+        listed(tmp_path, text)
+
+
+def test_lists_refuse_what_nothing_reads(tmp_path: Path) -> None:
+    films(tmp_path, "a.mp4")
+    with pytest.raises(ValueError, match=r"split: .* tells no splits"):
+        listed(tmp_path, "a.mp4 0", split="val")
+    with pytest.raises(ValueError, match="there is no file"):
+        VideoList(file=tmp_path / "gone.txt")
+    with pytest.raises(ValueError, match="time_start and time_end"):
+        listed(tmp_path, "label,youtube_id,time_start,time_end,split\nrun,x,,10,val\n", "k.csv")
+
+
+# --- folders of frames ----------------------------------------------------------------------------------------------
+
+
+def frames(folder: Path, names: list[str]) -> Any:
+    folder.mkdir(parents=True)
+    made = pictures(len(names))
+    for name, picture in zip(names, made, strict=True):
+        Image.fromarray(picture).save(folder / name)
+    return made
+
+
+def test_folders_of_frames(tmp_path: Path) -> None:
+    first = frames(tmp_path / "v" / "one", [f"img_{number:05d}.png" for number in range(1, 12)])
+    second = frames(tmp_path / "two three", ["1.png", "2.png", "10.png"])
+    (tmp_path / "list.txt").write_text("v/one 11 1\ntwo three 0\n")
+    source = FrameFolders(file=tmp_path / "list.txt", fps=12)
+    assert isinstance(source, Source)
+    assert source.labels.tolist() == [1, 0]
+    film = source[0]["video"]
+    assert isinstance(film, Film)
+    assert (film.frames, film.fps, source[1]["id"]) == (11, 12, "two three")
+    assert np.array_equal(film.read([10, 0]).permute(0, 2, 3, 1).numpy(), first[[10, 0]])
+    assert np.array_equal(source[1]["video"].read([2]).permute(0, 2, 3, 1).numpy(), second[[2]]), "10 comes after 2"
+    named = FrameFolders(file=tmp_path / "list.txt", pattern="img_{:05d}.png")
+    assert np.array_equal(named[0]["video"].read([3]).permute(0, 2, 3, 1).numpy(), first[[3]])
+
+
+def test_what_is_wrong_with_folders_of_frames_is_told(tmp_path: Path) -> None:
+    frames(tmp_path / "one", ["1.png", "2.png"])
+    (tmp_path / "list.txt").write_text("one 5 1\n")
+    with pytest.raises(ValueError, match="one holds 2 pictures, and its list says 5"):
+        FrameFolders(file=tmp_path / "list.txt")[0]
+    with pytest.raises(ValueError, match=r"pattern: 'img\.png' has no place"):
+        FrameFolders(file=tmp_path / "list.txt", pattern="img.png")
+    film = FrameFolders(file=tmp_path / "list.txt", pattern="{}.png")[0]["video"]
+    with pytest.raises(FileNotFoundError, match=r"5\.png"):
+        film.read([4])
+    (tmp_path / "list.txt").write_text("one 2 1\ngone 3 0\n")
+    with pytest.raises(ValueError, match=r"1 of 2 are not folders in .*: gone \(line 2\)"):
+        FrameFolders(file=tmp_path / "list.txt")
+    (tmp_path / "list.txt").write_text("one 2 1\ngone\n")
+    with pytest.raises(ValueError, match="line 2: 'gone' is no folder, number of frames"):
+        FrameFolders(file=tmp_path / "list.txt")
+
+
+# --- views ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_film_several_times() -> None:
+    digits = MovingDigits(split="val")
+    source = ViewsOfFilms(source=digits, clips=4, crops=3)
+    assert isinstance(source, Source)
+    assert len(source) == 12 * len(digits)
+    assert source.labels.tolist() == np.repeat(digits.labels, 12).tolist()
+    assert (source.classes, source.channels) == (digits.classes, 1)
+    samples = [source[index] for index in range(12, 24)]
+    assert {sample["id"] for sample in samples} == {digits.id(1), source.id(12)}
+    assert [sample["view"] for sample in samples[:4]] == [
+        ((0, 4), (0, 3)),
+        ((0, 4), (1, 3)),
+        ((0, 4), (2, 3)),
+        ((1, 4), (0, 3)),
+    ]
+    assert samples[-1]["view"] == ((3, 4), (2, 3))
+    assert source.fingerprint() != digits.fingerprint()
+    assert not hasattr(source, "batch") and not hasattr(source, "multi_label")
+    with pytest.raises(IndexError):
+        source[len(source)]
+
+
+# --- loading --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def frail(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight films, of which three are broken in different ways."""
+    root = tmp_path_factory.mktemp("frail")
+    for number in range(8):
+        write(root / ("jump", "run")[number % 2] / f"{number}.mp4", 6 + number)
+    (root / "run" / "1.mp4").write_bytes(b"")
+    (root / "jump" / "4.mp4").write_text("no film " * 40)
+    write_sound(root / "run" / "7.mp4")
+    return root
+
+
+def clips_of(root: Path, on_error: Any, workers: int = 0) -> tuple[list[str], Any, int]:
+    """Ids and pixels in order, and how many were passed over."""
+    source = Videos(root=root)
+    reader = Reader(source, [Clip(frames=4, stride=2), ShortSideJitter(size=24)], seed=1, on_error=on_error)
+    plan = ConstantPlan(len(source), 4, Duration(2, "ep"))
+    orders = partial(order, 1, n=len(source), shuffle=True)
+    loader = Loader(reader, training_requests(plan, orders, 0, 1), workers=workers)
+    try:
+        batches = [batch for _, batch in loader.iterate()]
+    finally:
+        loader.close()
+    names = [name for batch in batches for name in batch["id"]]
+    return names, torch.cat([batch["image"] for batch in batches]), loader.passed_over
+
+
+def test_broken_films_are_passed_over_and_the_others_keep_their_order(frail: Path) -> None:
+    broken = {"run/1.mp4", "jump/4.mp4", "run/7.mp4"}
+    replaced, pixels, _ = clips_of(frail, "replace")
+    assert pixels.shape == (16, 4, 3, 24, 24) and not broken & set(replaced)
+    left, _, passed_over = clips_of(frail, "leave_out")
+    source = Videos(root=frail)
+    whole = [source.id(int(order(1, epoch, n=8, shuffle=True)(np.array([i]))[0])) for epoch in (0, 1) for i in range(8)]
+    assert left == [name for name in whole if name not in broken] and passed_over == 6
+    assert [one for one, other in zip(replaced, whole, strict=True) if other not in broken] == left
+
+
+def test_a_broken_film_is_named(frail: Path) -> None:
+    with pytest.raises(DataError, match=r"Clip: ValueError: .*\.mp4 (is empty|is no film|holds no pictures)"):
+        clips_of(frail, "raise")
+
+
+def test_workers_give_the_same_clips(frail: Path) -> None:
+    names, pixels, _ = clips_of(frail, "replace")
+    same, others, _ = clips_of(frail, "replace", workers=2)
+    assert names == same and torch.equal(pixels, others)

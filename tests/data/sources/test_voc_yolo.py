@@ -1,0 +1,295 @@
+"""Things in the forms of Pascal VOC and of YOLO."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import ExifTags, Image
+
+from opabinia.contracts import Source
+from opabinia.data.sources import coco, voc, yolo
+from opabinia.data.sources.image_headers import size_of
+from opabinia.data.sources.voc import CLASSES, parsed
+from scripts import small_data
+
+
+@pytest.fixture(autouse=True)
+def heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in another test may have silenced the log."""
+    monkeypatch.setattr(logging.getLogger("opabinia"), "propagate", True)
+
+
+def corners(things: list[tuple[int, int, int, int, int]]) -> list[list[float]]:
+    return [[left, top, left + width, top + height] for _, left, top, width, height in things]
+
+
+# --- Pascal VOC -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def devkit(tmp_path: Path) -> Path:
+    small_data.voc(tmp_path)
+    return tmp_path
+
+
+def edit(root: Path, name: str, old: str, new: str) -> None:
+    file = root / "Annotations" / f"{name}.xml"
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+
+
+def test_boxes_of_voc_count_from_one(devkit: Path) -> None:
+    source = voc(root=devkit)
+    assert isinstance(source, Source)
+    assert source.classes == ("bar", "block") and source.category_ids == (1, 2) and len(source) == 4
+    for number, scene in enumerate(small_data.scenes()):
+        sample = source[number]
+        assert sample["id"] == f"JPEGImages/{scene.name}.png" == sample["truth"].image_id
+        assert sample["boxes"].tolist() == corners(scene.things[:2]), "the third is difficult"
+        assert sample["labels"].tolist() == [1 - label for label, *_ in scene.things[:2]]
+        assert sample["truth"].crowd.tolist() == [False, False, True][:number]
+        assert sample["truth"].boxes.tolist() == [list(box) for _, *box in scene.things]
+        assert sample["truth"].ids.tolist() == [1, 2, 3][:number]
+
+
+def test_a_box_of_voc_by_numbers(devkit: Path) -> None:
+    """detectron2: 1 is taken from xmin and ymin, so that a box of 1 to 10 is 10 pixels wide."""
+    (devkit / "Annotations" / "1.xml").write_text(
+        "<annotation><size><width>64</width><height>48</height></size><object><name>bar</name><bndbox><ymax>20</ymax>"
+        "<xmin>1</xmin><xmax>10</xmax><ymin>11.5</ymin></bndbox><part><name>head</name><bndbox><xmin>1</xmin>"
+        "<ymin>1</ymin><xmax>2</xmax><ymax>2</ymax></bndbox></part></object></annotation>"
+    )
+    sample = voc(root=devkit)[1]
+    assert sample["boxes"].tolist() == [[0, 10.5, 10, 20]] and sample["truth"].areas.tolist() == [95]
+
+
+def test_difficult_objects_are_learnt_when_asked(devkit: Path) -> None:
+    sample = voc(root=devkit, difficult="learn")[3]
+    assert len(sample["boxes"]) == 3 and sample["truth"].crowd.tolist() == [False, False, True]
+    assert voc(root=devkit, difficult="learn", empty="drop", classes=["block"])[1]["boxes"].shape == (1, 4)
+
+
+def test_the_classes_of_voc_are_those_of_all_splits(devkit: Path) -> None:
+    (devkit / "ImageSets" / "Main" / "first.txt").write_text("0\n1\n")
+    first = voc(root=devkit, split="first")
+    assert len(first) == 2 and first.classes == ("bar", "block"), "as in the other splits"
+    assert voc(root=devkit, split="first", classes=["block", "bar"])[1]["labels"].tolist() == [0]
+    for number in (1, 2, 3):
+        file = devkit / "Annotations" / f"{number}.xml"
+        file.write_text(file.read_text().replace("block", "cat").replace("bar", "dog"))
+    assert voc(root=devkit, split="first").classes == CLASSES and len(CLASSES) == 20
+
+
+def test_xml_beside_its_pictures(devkit: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for file in [*(devkit / "Annotations").iterdir(), *(devkit / "JPEGImages").iterdir()]:
+        file.rename(flat / file.name)
+    (flat / "0.xml").unlink()
+    source = voc(root=flat, split=None)
+    assert len(source) == 3 and source[0]["id"] == "1.png"
+    assert "1 pictures have no XML file beside them and are left out" in caplog.text
+
+
+def test_a_size_that_is_not_told_is_read(devkit: Path) -> None:
+    edit(devkit, "1", "<width>64</width><height>48</height>", "<width>0</width><height>0</height>")
+    edit(devkit, "2", "<size><width>64</width><height>48</height><depth>3</depth></size>", "")
+    assert voc(root=devkit).sizes.tolist() == [[48, 64]] * 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("</object>", "", r"1 label files that cannot be read: 1\.xml: no whole XML: mismatched tag: line 1"),
+        ("<xmin>", "<xmin>x", r"1\.xml: object 'block' has no box of four numbers \(xmin, ymin, xmax, ymax\)"),
+        ("<xmin>3<", "<xmin>nan<", r"1\.xml: an object has the name 'block' and the box nan"),
+        ("<name>block</name>", "", r"1\.xml: an object has the name ''"),
+        ("<xmin>3<", "<xmin>40<", r"1 boxes without area: JPEGImages/1\.png, object 1: .* 39, "),
+        ("<ymin>", "<ymin>-9", r"1 boxes that reach out of the picture: JPEGImages/1\.png, object 1"),
+        ("<annotation>", "<!DOCTYPE a><annotation>", r"1\.xml: it declares a document type"),
+        ("<annotation>", '<?xml version="1.0" encoding="no"?><annotation>', r"1\.xml: no whole XML: unknown encoding"),
+    ],
+)
+def test_what_is_broken_in_voc_is_told(devkit: Path, old: str, new: str, message: str) -> None:
+    edit(devkit, "1", old, new)
+    with pytest.raises(ValueError, match=message):
+        voc(root=devkit)
+    source = voc(root=devkit, broken="drop")
+    assert len(source.faults) == 1 and sum(len(source[number]["boxes"]) for number in range(len(source))) == 4
+
+
+def test_entities_are_refused_in_any_encoding() -> None:
+    bomb = '<!DOCTYPE a [<!ENTITY b "ha"><!ENTITY c "&b;&b;">]><a>&c;</a>'
+    for content in (bomb.encode(), bomb.encode("utf-16")):
+        with pytest.raises(ValueError, match="declares a document type"):
+            parsed(content)
+    assert parsed("<a>\u00fc</a>".encode("utf-16")).text == "\u00fc"
+
+
+def test_missing_files_of_voc_are_told(devkit: Path) -> None:
+    with pytest.raises(ValueError, match=r"there is no file .*val\.txt"):
+        voc(root=devkit, split="val")
+    (devkit / "ImageSets" / "Main" / "train.txt").write_text("1\n2\n2\n7\n")
+    with pytest.raises(
+        ValueError, match=r"1 pictures that are listed twice, 1 label files .*2: in the list; 7\.xml: No "
+    ):
+        voc(root=devkit)
+    (devkit / "JPEGImages" / "1.png").unlink()
+    with pytest.raises(ValueError, match=r"1 pictures that are not there: JPEGImages/1\.jpg"):
+        voc(root=devkit, split=None)
+    assert len(voc(root=devkit, split=None, broken="drop")) == 3
+    with pytest.raises(ValueError, match="holds no XML file"):
+        voc(root=devkit / "JPEGImages")
+
+
+# --- YOLO -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Path:
+    small_data.yolo(tmp_path)
+    return tmp_path
+
+
+def test_boxes_and_polygons_of_yolo(export: Path) -> None:
+    source = yolo(data=export / "data.yaml")
+    assert isinstance(source, Source)
+    assert source.classes == ("block", "bar") and source.category_ids == (0, 1) and not source.has_masks
+    for number, scene in enumerate(small_data.scenes()):
+        sample = source[number]
+        assert sample["id"] == f"images/train/{scene.name}.png" and sample["picture_size"] == (48, 64)
+        assert torch.allclose(sample["boxes"], torch.tensor(corners(scene.things)).float().view(-1, 4), atol=1e-4)
+        assert sample["labels"].tolist() == [label for label, *_ in scene.things]
+        assert sample["truth"].ids.tolist() == [1, 2, 3][:number] and not sample["truth"].crowd.any()
+
+
+def test_the_same_things_as_in_coco(export: Path, tmp_path: Path) -> None:
+    small_data.coco(tmp_path / "coco")
+    other = coco(root=tmp_path / "coco", file=tmp_path / "coco" / "things.json")
+    source = yolo(data=export / "data.yaml")
+    for number in range(3):
+        np.testing.assert_allclose(source[number]["truth"].boxes, other[number]["truth"].boxes, atol=1e-9)
+        np.testing.assert_allclose(source[number]["truth"].areas, other[number]["truth"].areas, atol=1e-9)
+
+
+def test_polygons_are_masks_when_asked(export: Path) -> None:
+    with pytest.raises(ValueError, match=r"4 things without an outline: labels/train/1\.txt, line 1: 0 0\.1"):
+        yolo(data=export / "data.yaml", masks=True)
+    source = yolo(data=export / "data.yaml", masks=True, classes=["bar"], broken="drop")
+    bar = source[2]
+    assert source.has_masks and bar["masks"].shape == (1, 48, 64)
+    assert bar["masks"].sum() == bar["truth"].areas.round()[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "path: .\ntrain: images/train\nnames: {0: block, 1: bar}\n",
+        "train: ../images/train\nnc: 2\nnames: [block, bar]\n",
+        "train: [images/train]\nnames: [block, bar]\n",
+        "train: list.txt\nnames: [block, bar]\n",
+        "train: images/list.txt\nnames: [block, bar]\n",
+    ],
+)
+def test_every_way_to_name_pictures(export: Path, text: str) -> None:
+    (export / "data.yaml").write_text(text)
+    (export / "list.txt").write_text("".join(f"images/train/{number}.png\n" for number in range(4)))
+    (export / "images" / "list.txt").write_text("".join(f"./train/{number}.png\n\n" for number in range(4)))
+    source = yolo(data=export / "data.yaml")
+    assert [source[number]["id"] for number in range(4)] == [f"images/train/{number}.png" for number in range(4)]
+    assert [len(source[number]["boxes"]) for number in range(4)] == [0, 1, 2, 3]
+
+
+def test_the_root_may_be_elsewhere(export: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    file = (export / "data.yaml").rename(tmp_path / "other" / "data.yaml")
+    file.write_text("path: /nowhere\ntrain: images/train\nnames: {2: bar, 0: block}\n")
+    with pytest.raises(ValueError, match=r"path '/nowhere' leads to /nowhere, which is no folder; root: overrules it"):
+        yolo(data=file)
+    with pytest.raises(ValueError, match=r"2 classes that are not in the list: labels/train/2\.txt, line 2: class 1"):
+        yolo(data=file, root=export)
+    source = yolo(data=file, root=export, broken="drop")
+    assert source.category_ids == (0, 2) and source.classes == ("block", "bar")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("0 0.5 0.5 0.1", r"1 lines that are no box and no polygon: labels/train/1\.txt, line 2: 0 0\.5 0\.5 0\.1"),
+        ("0 0.5 0.5 0.1 0.1 0.9", "no box and no polygon"),
+        ("block 0.5 0.5 0.1 0.1", "no box and no polygon"),
+        ("0 nan 0.5 0.1 0.1", "no box and no polygon"),
+        ("2 0.5 0.5 0.1 0.1", r"1 classes that are not in the list: labels/train/1\.txt, line 2: class 2"),
+        ("0.5 0.5 0.5 0.1 0.1", r"not in the list: labels/train/1\.txt, line 2: class 0\.5"),
+        ("0 0.5 0.5 -0.1 0.1", r"1 boxes without area: images/train/1\.png, line 2"),
+        ("0 320 240 20 20", r"1 boxes outside of the picture: images/train/1\.png, line 2"),
+        ("0 0.9 0.5 0.4 0.1", r"1 boxes that reach out of the picture: images/train/1\.png, line 2"),
+        ("1 0.5 0.5 0.5 0.5 0.5 0.5", r"1 boxes without area"),
+    ],
+)
+def test_what_is_broken_in_yolo_is_told(export: Path, line: str, message: str) -> None:
+    with (export / "labels" / "train" / "1.txt").open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(ValueError, match=message):
+        yolo(data=export / "data.yaml")
+    source = yolo(data=export / "data.yaml", broken="drop")
+    assert source[1]["truth"].ids.tolist() == [1] and [fault.count for fault in source.faults] == [1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("names: [block, bar]\nval: images/train\n", "has no split 'train'; splits: val"),
+        ("train: images/no\nnames: [block, bar]\n", r"there is no .*images/no"),
+        ("train: labels\nnames: [block, bar]\n", "labels holds no picture"),
+        ("train: images/train\n", "has no 'names'"),
+        ("train: images/train\nnames: {a: b}\n", "names is {'a': 'b'}; expected a list of names, or names by number"),
+        ("train: images/train\nnames: [a, a]\n", "names the class 'a' twice"),
+        ("train: images/train\nnames: [block, bar]\nnc: 3\n", "nc is 3, but 2 classes have names"),
+        ("train: images/train\nnames: [block, bar]\nkpt_shape: [17, 3]\n", r"is of keypoints \(kpt_shape\)"),
+        (
+            "train: [images/train, images]\nnames: [block, bar]\n",
+            r"4 pictures that are listed twice: images/train/0\.png",
+        ),
+        ("names: [block\n", "is no YAML"),
+        ("names: !!python/object/apply:os.getcwd []\n", "is no YAML"),
+    ],
+)
+def test_a_wrong_data_yaml_is_told(export: Path, text: str, message: str) -> None:
+    (export / "data.yaml").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        yolo(data=export / "data.yaml")
+
+
+def test_missing_pictures_and_labels_of_yolo_are_told(export: Path) -> None:
+    (export / "list.txt").write_text("images/train/1.png\nimages/train/9.png\n")
+    (export / "data.yaml").write_text("train: list.txt\nnames: [block, bar]\n")
+    with pytest.raises(ValueError, match=r"1 pictures that are not there: images/train/9\.png"):
+        yolo(data=export / "data.yaml")
+    assert len(yolo(data=export / "data.yaml", broken="drop")) == 1
+    (export / "images" / "train" / "1.png").write_bytes(b"no picture")
+    (export / "list.txt").write_text("images/train/1.png\nimages/train/2.png\n")
+    with pytest.raises(
+        ValueError, match=r"1 pictures that cannot be read: images/train/1\.png: .*cannot identify image"
+    ):
+        yolo(data=export / "data.yaml")
+    (export / "labels").rename(export / "annotations")
+    with pytest.raises(ValueError, match=r"no picture has labels; expected labels/train/1\.txt in "):
+        yolo(data=export / "data.yaml", broken="drop")
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_are_those_of_the_upright_picture(tmp_path: Path) -> None:
+    for orientation, expected in ((1, (3, 5)), (3, (3, 5)), (6, (5, 3)), (8, (5, 3))):
+        exif: Any = Image.Exif()
+        exif[ExifTags.Base.Orientation] = orientation
+        Image.new("RGB", (5, 3)).save(tmp_path / "a.jpg", exif=exif)
+        assert size_of(str(tmp_path / "a.jpg")) == expected

@@ -1,0 +1,137 @@
+from collections import Counter
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opabinia.contracts import Batch, Facts, Mix
+from opabinia.data.batch_mixing import blend, cutmix, float_images, mixup, one_of, soft_labels
+from opabinia.runtime.seeds import seed_sample
+
+FACTS = Facts(samples=10, classes=("a", "b", "c", "d"))
+
+
+def batch_of(labels: list[int]) -> Batch:
+    images = torch.randint(0, 256, (len(labels), 3, 4, 4), dtype=torch.uint8)
+    return {"image": images, "label": torch.tensor(labels), "id": [f"{i}" for i in range(len(labels))]}
+
+
+def test_golden_labels() -> None:
+    with (
+        mock.patch("numpy.random.beta", return_value=0.7),
+        mock.patch("torch.randperm", return_value=torch.tensor([1, 0])),
+    ):
+        mixed = mixup(batch_of([1, 2]), FACTS, alpha=0.2)
+    torch.testing.assert_close(mixed["label"], torch.tensor([[0, 0.7, 0.3, 0], [0, 0.3, 0.7, 0]]))
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.just(0.0) | st.floats(0.01, 5))
+def test_images_and_labels_are_mixed_alike(seed: int, count: int, alpha: float) -> None:
+    seed_sample(seed)
+    batch = batch_of([i % 4 for i in range(count)])
+    before = batch["image"].clone()
+    mixed = mixup(batch, FACTS, alpha=alpha)
+    seed_sample(seed)
+    batch_of([0] * count)  # draws the same images
+    weight = np.random.beta(alpha, alpha) if alpha else 1.0
+    partners = torch.randperm(count)
+    torch.testing.assert_close(mixed["image"], weight * before / 255 + (1 - weight) * before[partners] / 255)
+    assert mixed["image"].dtype == torch.float32
+    hard = torch.eye(4)[batch["label"]]
+    torch.testing.assert_close(mixed["label"], weight * hard + (1 - weight) * hard[partners])
+    assert mixed["id"] == batch["id"]
+    assert torch.equal(batch["image"], before), "the batch that was handed over has changed"
+
+
+def test_twice_is_fine() -> None:
+    mixed = mixup(mixup(batch_of([0, 1, 2]), FACTS, alpha=1), FACTS, alpha=1)
+    torch.testing.assert_close(mixed["label"].sum(dim=1), torch.ones(3))
+
+
+def test_pieces() -> None:
+    values = torch.tensor([[0.0, 10], [4, 20]])
+    assert blend(values, torch.tensor([1, 0]), [0.75, 0.75]).tolist() == [[1, 12.5], [3, 17.5]]
+    assert soft_labels(torch.tensor([2, 0]), 3).tolist() == [[0, 0, 1], [1, 0, 0]]
+
+
+def test_float_images_stay_in_their_range() -> None:
+    assert float_images(torch.tensor([0, 255], dtype=torch.uint8)).tolist() == [0, 1]
+    assert float_images(torch.tensor([0, 0.5])).tolist() == [0, 0.5]
+
+
+@pytest.mark.parametrize("mix", [mixup, cutmix])
+def test_without_classes(mix: Mix) -> None:
+    with pytest.raises(ValueError, match="no classes"):
+        mix(batch_of([0]), Facts(samples=1))
+
+
+# --- each pair, each sample -------------------------------------------------------------------------------------------
+
+
+def constant_images(count: int, size: int = 32) -> Batch:
+    """Image i is full of i, so that what was mixed can be read from it."""
+    images = torch.arange(count, dtype=torch.uint8)[:, None, None, None].expand(count, 1, size, size)
+    return {"image": images.clone(), "label": torch.arange(count), "id": [str(i) for i in range(count)]}
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 8])
+def test_pairs_share_their_weight(count: int) -> None:
+    seed_sample(3)
+    mixed = mixup(constant_images(count), Facts(samples=9, classes=tuple("abcdefgh")), alpha=1.0, per="pair")
+    for one in range(count):
+        other = count - 1 - one
+        share = mixed["label"][one, one]
+        torch.testing.assert_close(mixed["image"][one].mean() * 255, one * share + other * (1 - share))
+        torch.testing.assert_close(mixed["label"][other, other], share)
+    assert mixed["label"].sum(1).tolist() == pytest.approx([1.0] * count)
+
+
+def test_each_sample_draws_its_own_weight() -> None:
+    seed_sample(1)
+    mixed = mixup(constant_images(8), Facts(samples=9, classes=tuple("abcdefgh")), alpha=1.0, per="sample")
+    assert len({round(float(row.max()), 6) for row in mixed["label"]}) > 4
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 7),
+    st.sampled_from(["batch", "pair", "sample"]),
+    st.just(0.0) | st.floats(0.01, 5),
+)
+def test_cutmix_labels_are_the_areas(seed: int, count: int, per: Any, alpha: float) -> None:
+    seed_sample(seed)
+    batch = constant_images(count)
+    mixed = cutmix(batch, Facts(samples=9, classes=tuple("abcdefg")), alpha=alpha, per=per)
+    assert mixed["image"].dtype == torch.uint8
+    for one in range(count):
+        areas = torch.bincount(mixed["image"][one].flatten().int(), minlength=7).float() / 32**2
+        torch.testing.assert_close(mixed["label"][one], areas)
+        assert (areas > 0).sum() <= 2
+    if per == "pair":
+        assert all(mixed["label"][one, one] == mixed["label"][count - 1 - one, count - 1 - one] for one in range(count))
+
+
+def test_cutmix_cuts_rectangles_at_the_same_place() -> None:
+    seed_sample(0)
+    batch = {**constant_images(2), "image": torch.stack([torch.zeros(3, 16, 24), torch.ones(3, 16, 24)])}
+    inside = cutmix(batch, FACTS, alpha=1.0, per="pair")["image"][0, 0] == 1
+    rows, columns = inside.any(1).nonzero()[:, 0], inside.any(0).nonzero()[:, 0]
+    assert inside.sum() == len(rows) * len(columns) > 0
+    assert rows.tolist() == list(range(int(rows[0]), int(rows[-1]) + 1))
+
+
+def test_one_of_chooses_by_weight() -> None:
+    first: Any = lambda batch, facts: "first"  # noqa: E731
+    second: Any = lambda batch, facts: "second"  # noqa: E731
+    batch, found = batch_of([0, 1]), Counter[Any]()
+    seed_sample(0)
+    for _ in range(1000):
+        chosen = one_of(batch, FACTS, mixes=[first, second], weights=[1, 3], probability=0.8)
+        found["none" if chosen is batch else chosen] += 1
+    assert abs(found["none"] - 200) < 60 and abs(found["first"] - 200) < 60 and abs(found["second"] - 600) < 60
+    with pytest.raises(ValueError, match="2 mixes need as many weights"):
+        one_of(batch, FACTS, mixes=[first, second], weights=[1])

@@ -1,0 +1,268 @@
+"""Erasing and patching, and FastReID's whole chain of augmentations in its order."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms.v2.functional import gaussian_blur
+
+from opabinia.config import Catalog, build, check, compose, live_catalog
+from opabinia.config.registry import Entry, Parameter
+from opabinia.contracts import Batch, Facts, Sample
+from opabinia.data.batch_mixing import random_patch
+from opabinia.data.settings import Data
+from opabinia.data.transforms.augment import Blur, Erase, blurred
+from opabinia.models.layers import Normalize
+from opabinia.runtime.seeds import seed_sample
+
+FACTS = Facts(samples=100, classes=("a", "b"))
+
+
+def sample_of(channels: int = 3, height: int = 96, width: int = 48) -> Sample:
+    pixels = torch.full((channels, height, width), 7, dtype=torch.uint8)
+    return {"image": tv_tensors.Image(pixels), "label": 3, "id": "a/b", "camera": 1}
+
+
+def box_of(changed: Tensor) -> tuple[int, int]:
+    """Height and width of the rectangle that is true in a picture (H x W); nothing outside it, nothing missing."""
+    rows, columns = changed.any(1).nonzero().flatten(), changed.any(0).nonzero().flatten()
+    inside = changed[int(rows[0]) : int(rows[-1]) + 1, int(columns[0]) : int(columns[-1]) + 1]
+    assert inside.all()
+    return inside.shape[0], inside.shape[1]
+
+
+# --- erasing ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_what_is_erased_is_zero_for_the_model(channels: int) -> None:
+    mean, std = ([0.5], [0.5]) if channels == 1 else ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    for seed in range(40):
+        seed_sample(seed)
+        sample = sample_of(channels)
+        erased = Erase(probability=1.0)(sample)
+        assert isinstance(erased["image"], tv_tensors.Image) and erased["image"].dtype == torch.uint8
+        assert {**erased, "image": 0} == {**sample, "image": 0}
+        assert bool((sample["image"] == 7).all()), "the sample that was handed over has changed"
+        changed = (erased["image"] != 7).all(0)
+        height, width = box_of(changed)
+        assert 0.02 * 0.9 <= height * width / (96 * 48) <= 0.4 * 1.1
+        assert 0.3 * 0.8 <= height / width <= 1 / 0.3 / 0.8
+        normalised = Normalize(mean, std, channels)(erased["image"][None])[0]
+        assert normalised[:, changed].abs().max() <= 0.5 / 255 / min(std) + 1e-6
+
+
+def test_as_often_as_it_is_told_and_with_values_of_ones_own() -> None:
+    def erased(seed: int, **keys: Any) -> Tensor:
+        seed_sample(seed)
+        image: Tensor = Erase(**keys)(sample_of())["image"]
+        return image
+
+    assert sum(bool((erased(seed) != 7).any()) for seed in range(400)) == pytest.approx(200, abs=40)
+    assert not any(bool((erased(seed, probability=0.0) != 7).any()) for seed in range(20))
+    assert set(erased(1, probability=1.0, mean=[0.2]).unique().tolist()) == {7, 51}
+    assert torch.equal(erased(5, probability=1.0), erased(5, probability=1.0))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"area": (0.4, 0.02)}, r"area: \[0.4, 0.02\] begins above its end; write \[0.02, 0.4\]"),
+        ({"ratio": (3.0, 0.3)}, r"ratio: \[3.0, 0.3\] begins above its end"),
+        ({"mean": [0.1, 0.2]}, r"mean: \[0.1, 0.2\] are 2 values for images of 3 channels"),
+    ],
+)
+def test_mistakes_in_erasing_are_told(keys: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Erase(**keys)(sample_of())
+
+
+# --- patches ----------------------------------------------------------------------------------------------------------
+
+
+def batch_of(count: int) -> Batch:
+    """Every picture has a grey of its own."""
+    images = torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1).expand(count, 3, 96, 48).contiguous()
+    return {"image": images, "label": torch.arange(count) % 2, "id": [str(number) for number in range(count)]}
+
+
+def patched(batch: Batch, seed: int = 3, **keys: Any) -> Batch:
+    seed_sample(seed)
+    return random_patch(batch, FACTS, **keys)
+
+
+def test_a_patch_is_a_rectangle_of_another_picture() -> None:
+    batch = batch_of(64)
+    found = patched(batch, probability=1.0)
+    shapes = []
+    for number, image in enumerate(found["image"]):
+        (other,) = set(image.unique().tolist()) - {number}
+        assert other in range(64)
+        height, width = box_of((image == other).all(0))
+        assert 0.01 * 0.6 <= height * width / (96 * 48) <= 0.5 * 1.1
+        shapes.append(height / width)
+    assert len(shapes) == 64 and max(shapes) > 1 > min(shapes)
+    assert found["label"] is batch["label"] and found["id"] == batch["id"]
+    assert torch.equal(batch["image"], batch_of(64)["image"]), "the batch that was handed over has changed"
+
+
+def test_about_half_of_the_pictures_get_one() -> None:
+    batch = batch_of(200)
+    found = (patched(batch)["image"] != batch["image"]).flatten(1).any(1)
+    assert int(found.sum()) == pytest.approx(100, abs=30)
+    assert torch.equal(patched(batch, probability=0.0)["image"], batch["image"])
+
+
+def test_patches_come_from_this_batch_whatever_was_before_it() -> None:
+    batch = batch_of(8)
+    first = patched(batch)["image"]
+    patched({**batch, "image": batch["image"] + 100}, seed=4)
+    assert torch.equal(patched(batch)["image"], first)
+    assert not torch.equal(patched(batch, seed=4)["image"], first)
+
+
+@pytest.mark.parametrize(("flip", "step"), [(0.0, 1), (1.0, -1)])
+def test_patches_are_mirrored(flip: float, step: int) -> None:
+    images = torch.arange(48, dtype=torch.uint8).expand(2, 1, 32, 48).contiguous()
+    images[1] += 100
+    image = patched({**batch_of(2), "image": images}, probability=1.0, flip=flip, area=(0.2, 0.3))["image"][0, 0]
+    rows = (image >= 100).any(1)
+    row = image[rows][0].int()
+    steps = row[row >= 100].diff()
+    assert len(steps) and bool((steps == step).all())
+
+
+def test_one_picture_alone_has_nobody_to_take_from() -> None:
+    assert torch.equal(patched(batch_of(1), probability=1.0)["image"], batch_of(1)["image"])
+    with pytest.raises(ValueError, match=r"area: \[0.5, 0.1\] begins above its end"):
+        patched(batch_of(2), area=(0.5, 0.1))
+
+
+# --- the whole chain --------------------------------------------------------------------------------------------------
+
+CHAIN = """
+data:
+  batch_size: 8
+  train:
+    source: digits
+    transforms:
+      - {name: RandomApply, p: 0.1, transforms: [{name: timm_policy, policy: original}]}
+      - {name: Resize, size: [256, 128], interpolation: bicubic}
+      - {name: RandomResizedCrop, size: [256, 128], scale: [0.16, 1], ratio: [0.75, 1.3333], interpolation: bicubic}
+      - {name: RandomCrop, size: [256, 128], padding: 10}
+      - {name: RandomHorizontalFlip, p: 0.5}
+      - name: RandomApply
+        p: 0.5
+        transforms: [{name: ColorJitter, brightness: 0.15, contrast: 0.15, saturation: 0.1, hue: 0.1}]
+      - {name: RandomAffine, degrees: 10, scale: [0.9, 1.1], shear: 0.1}
+      - {name: RandomApply, p: 0.1, transforms: [{name: timm_policy, policy: augmix-m1-w3-d1-a0.1}]}
+      - {name: erase, probability: 0.5}
+  mix:
+    - {name: random_patch, probability: 0.5}
+"""
+"""FastReID's augmentations, all of them, in its order (golden case fastreid_transform_order)."""
+
+ORDER = [
+    *("RandomApply", "Resize", "RandomResizedCrop", "RandomCrop", "RandomHorizontalFlip", "RandomApply"),
+    *("RandomAffine", "RandomApply", "erase"),
+]
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    file = tmp_path_factory.mktemp("chain") / "chain.yaml"
+    file.write_text(CHAIN)
+    known = live_catalog()
+    door = Entry(
+        "command",
+        "door",
+        lambda data: data,
+        (Parameter("data", {"kind": "part", "family": "section", "name": "data"}),),
+    )
+    catalog = Catalog({**known.entries, "command": {"door": door}})
+    config = check(compose(file), catalog, "door").config
+    assert [one["name"] for one in config["data"]["train"]["transforms"]] == ORDER
+    data: Data = build(config, catalog, "door")()
+    return data
+
+
+def photograph(seed: int) -> Sample:
+    """Smooth colours, and not as large as the chain makes it."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.randint(0, 256, (1, 3, 8, 4), generator=generator).float()
+    pixels = torch.nn.functional.interpolate(coarse, (140, 70), mode="bilinear")[0].to(torch.uint8)
+    return {"image": tv_tensors.Image(pixels), "label": seed % 2, "id": str(seed)}
+
+
+def augmented(chain: Data, seed: int) -> Batch:
+    samples = []
+    for number in range(8):
+        seed_sample(100 * seed + number)
+        sample = photograph(number)
+        for transform in chain.train.transforms:
+            sample = transform(sample)
+        samples.append(sample)
+    images = torch.stack([sample["image"].as_subclass(Tensor) for sample in samples])
+    batch: Batch = {"image": images, "label": torch.tensor([one["label"] for one in samples]), "id": [*"01234567"]}
+    seed_sample(seed)
+    for mix in chain.mix:
+        batch = mix(batch, FACTS)
+    return batch
+
+
+def test_fastreids_chain_runs_and_is_a_function_of_the_seed(chain: Data) -> None:
+    first, again, other = (augmented(chain, seed) for seed in (1, 1, 2))
+    assert first["image"].shape == (8, 3, 256, 128) and first["image"].dtype == torch.uint8
+    assert torch.equal(first["image"], again["image"])
+    assert not torch.equal(first["image"], other["image"])
+    assert first["label"].tolist() == [0, 1] * 4
+
+
+@pytest.mark.parametrize("place", range(len(ORDER)), ids=[f"{number}-{name}" for number, name in enumerate(ORDER)])
+def test_every_link_of_the_chain_does_something(chain: Data, place: int) -> None:
+    """Within 60 seeds, the least likely being one in ten; images stay uint8."""
+    resize = chain.train.transforms[1]
+    image = photograph(1) if place < 2 else resize(photograph(1))
+    found = []
+    for seed in range(60):
+        seed_sample(seed)
+        found.append(chain.train.transforms[place](image)["image"])
+    assert all(one.dtype == torch.uint8 for one in found)
+    assert any(one.shape != image["image"].shape or not torch.equal(one, image["image"]) for one in found)
+
+
+# --- blur -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sigma", [0.1, 0.7, 1.0, 2.0])
+@pytest.mark.parametrize("shape", [(3, 20, 31), (1, 40, 40), (2, 3, 16, 9)])
+def test_the_blur_is_torchvisions_of_the_same_width(sigma: float, shape: tuple[int, ...]) -> None:
+    image = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(1)).to(torch.uint8)
+    expected = gaussian_blur(image, [2 * math.ceil(3 * sigma) + 1] * 2, [sigma] * 2)
+    assert (blurred(image, sigma).int() - expected.int()).abs().max() <= 1, "but for rounding"
+
+
+def test_an_image_smaller_than_the_blur() -> None:
+    image = torch.full((1, 2, 3), 77, dtype=torch.uint8)
+    assert torch.equal(blurred(image, 5.0), image)
+    assert torch.equal(blurred(image[:, :1, :1], 5.0), image[:, :1, :1])
+
+
+def test_how_often_and_how_far_it_blurs() -> None:
+    point = torch.zeros(1, 33, 33, dtype=torch.uint8)
+    point[0, 16, 16] = 255
+    sample = {"image": tv_tensors.Image(point), "id": "a", "label": 3}
+    torch.manual_seed(0)
+    blur = Blur(probability=0.3, sigma=(1.0, 2.0))
+    seen = [blur(sample) for _ in range(400)]
+    changed = [one["image"] for one in seen if not torch.equal(one["image"], point)]
+    assert len(changed) / 400 == pytest.approx(0.3, abs=0.1), "four standard deviations"
+    peaks = torch.tensor([float(one.max()) for one in changed]) / 255
+    # In the middle of a Gaussian of sigma: 1 / (2 pi sigma^2).
+    assert 1 / (8 * math.pi) - 0.01 < peaks.min() < 0.06 and 0.12 < peaks.max() < 1 / (2 * math.pi) + 0.01
+    assert isinstance(seen[0]["image"], tv_tensors.Image) and (seen[0]["id"], seen[0]["label"]) == ("a", 3)
+    with pytest.raises(ValueError, match=r"sigma: \[2.0, 1.0\] begins above its end"):
+        Blur(sigma=(2.0, 1.0))

@@ -1,0 +1,231 @@
+"""Which frames a clip is of, and which part of them."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from opabinia.contracts import Sample
+from opabinia.data.collate import collate
+from opabinia.data.decoding import video
+from opabinia.data.decoding.video import FilmFile, FilmInMemory
+from opabinia.data.transforms.clips import Clip, ShortSideJitter, clip_flip, three_crop
+from tests.data.videos import write
+
+
+def film(count: int, height: int = 8, width: int = 12, fps: float = 30.0) -> Sample:
+    """Frame k is of colour k."""
+    pixels = torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, height, width)
+    return {"video": FilmInMemory(pixels, fps=fps), "label": 3, "id": "a"}
+
+
+def taken(clip: Clip, sample: Sample) -> list[int]:
+    found = clip(sample)
+    assert found.keys() == sample.keys() - {"video"} | {"image"}
+    assert isinstance(found["image"], tv_tensors.Video) and found["image"].dtype == torch.uint8
+    numbers: list[int] = found["image"][:, 0, 0, 0].tolist()
+    return numbers
+
+
+def many(clip: Clip, sample: Callable[[], Sample], times: int = 200) -> list[list[int]]:
+    torch.manual_seed(0)
+    return [taken(clip, sample()) for _ in range(times)]
+
+
+def test_dense_clips_lie_anywhere_in_the_film() -> None:
+    found = many(Clip(frames=4, stride=3), lambda: film(20))
+    assert {one[0] for one in found} == set(range(11)), "0 to 20 - 1 - 9"
+    assert all(np.diff(one).tolist() == [3, 3, 3] for one in found)
+    assert taken(Clip(frames=4, stride=3, place="middle"), film(20)) == [5, 8, 11, 14]
+    assert taken(Clip(frames=4, stride=3, place="start"), film(20)) == [0, 3, 6, 9]
+
+
+def test_strides_are_drawn() -> None:
+    found = many(Clip(frames=4, stride=(2, 4)), lambda: film(40))
+    assert {one[1] - one[0] for one in found} == {2, 3, 4}
+    assert taken(Clip(frames=4, stride=(2, 4), place="start"), film(40)) == [0, 2, 4, 6]
+
+
+def test_short_films_go_on() -> None:
+    for place in ("random", "middle", "start"):
+        assert taken(Clip(frames=6, stride=2, place=place), film(5)) == [0, 2, 4, 1, 3, 0]
+        assert taken(Clip(frames=6, stride=2, place=place, out_of_bound="repeat_last"), film(5)) == [0, 2, 4, 4, 4, 4]
+    assert taken(Clip(frames=3, sampling="uniform"), film(1)) == [0, 0, 0]
+
+
+def test_uniform_clips_take_a_frame_of_each_part() -> None:
+    found = many(Clip(frames=4, sampling="uniform"), lambda: film(10))
+    parts = [(0, 1), (2, 3, 4), (5, 6), (7, 8, 9)]
+    assert [{one[part] for one in found} for part in range(4)] == list(map(set, parts))
+    assert taken(Clip(frames=4, sampling="uniform", place="middle"), film(10)) == [0, 3, 5, 8]
+    assert taken(Clip(frames=6, sampling="uniform", place="middle"), film(3)) == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_rate_takes_the_same_time_of_every_film() -> None:
+    clip = Clip(frames=4, stride=2, fps=30, place="start")
+    assert taken(clip, film(40, fps=30)) == [0, 2, 4, 6]
+    assert taken(clip, film(40, fps=60)) == [0, 4, 8, 12]
+    assert taken(clip, film(40, fps=25)) == [0, 1, 3, 5]
+
+
+def test_a_shape_says_how_many_frames_and_strides_follow() -> None:
+    """SlowFast's long cycle: a quarter of the frames is taken at 1 to 4 times the stride."""
+    clip = Clip(frames=8, stride=2)
+    found = many(clip, lambda: film(64) | {"shape": (2, 5, 5)})
+    assert {len(one) for one in found} == {2}
+    assert {one[1] - one[0] for one in found} == set(range(2, 9))
+    same = many(clip, lambda: film(64) | {"shape": (8, 5, 5)})
+    assert {one[1] - one[0] for one in same} == {2}
+    none = many(clip, lambda: film(64) | {"shape": None})
+    assert {len(one) for one in none} == {8}
+
+
+def test_views_lie_evenly_over_the_film_and_draw_nothing() -> None:
+    def view(clip: Clip, number: int, clips: int) -> list[int]:
+        return taken(clip, film(31) | {"view": ((number, clips), (0, 1))})
+
+    dense = Clip(frames=4, stride=2)
+    before = torch.get_rng_state()
+    assert [view(dense, number, 4)[0] for number in range(4)] == [0, 8, 16, 24]
+    assert view(dense, 0, 1) == [12, 14, 16, 18]
+    uniform = Clip(frames=3, sampling="uniform")
+    found = [view(uniform, number, 5) for number in range(5)]
+    assert len({tuple(one) for one in found}) == 5, "a film of equal parts, too, has different clips"
+    assert all(one < other for one, other in pairwise(found))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_film_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "film.mp4", 12)
+    opened = []
+    real = video._opened
+    monkeypatch.setattr(video, "_opened", lambda path: opened.append(path) or real(path))  # type: ignore[func-returns-value]
+    assert Clip(frames=2, stride=3)({"video": FilmFile(path), "id": "a"})["image"].shape == (2, 3, 48, 64)
+    assert len(opened) == 1
+
+
+def test_what_cannot_be_is_told() -> None:
+    with pytest.raises(ValueError, match=r"stride: \[4, 2\] begins above its end"):
+        Clip(frames=4, stride=(4, 2))
+    with pytest.raises(ValueError, match="stride and fps are for dense"):
+        Clip(frames=4, stride=2, sampling="uniform")
+    with pytest.raises(ValueError, match="clip takes films, and the sample holds a picture"):
+        Clip(frames=4)({"image": torch.zeros(3, 4, 4), "id": "a"})
+
+
+# --- in space ---------------------------------------------------------------------------------------------------------
+
+
+def clip_of(height: int, width: int, frames: int = 4) -> Sample:
+    """All frames alike, every pixel different."""
+    pixels = torch.arange(3 * height * width).view(1, 3, height, width).expand(frames, -1, -1, -1) * 7 % 256
+    return {"image": tv_tensors.Video(pixels.to(torch.uint8).contiguous()), "label": 1, "id": "a"}
+
+
+def alike(image: Any) -> bool:
+    return bool((image == image[:1]).all())
+
+
+def test_crops_of_a_drawn_size_are_the_same_for_all_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    transform = ShortSideJitter(size=16, scale=(20, 30))
+    found = [transform(clip_of(24, 40))["image"] for _ in range(20)]
+    assert all(image.shape == (4, 3, 16, 16) and alike(image) for image in found)
+    assert len({tuple(image[0].flatten().tolist()) for image in found}) > 15
+
+
+def sides(transform: ShortSideJitter, crop: int) -> list[int]:
+    torch.manual_seed(0)
+    return [transform._short(crop) for _ in range(4000)]
+
+
+def test_the_lower_end_shrinks_with_the_crop() -> None:
+    """SlowFast: 256 to 320 for 224 are 181 to 320 for 158 and 128 to 320 for 112."""
+    transform = ShortSideJitter(size=224)
+    for crop, low in ((224, 256), (158, 181), (112, 128)):
+        found = sides(transform, crop)
+        assert (min(found), max(found)) == (low, 320)
+        assert np.mean(found) == pytest.approx((low + 320) / 2, abs=2)
+    inverse = sides(ShortSideJitter(size=224, scale=(256, 340), inverse=True), 224)
+    assert (min(inverse), max(inverse)) == (256, 340)
+    assert np.mean(1 / np.array(inverse)) == pytest.approx((1 / 256 + 1 / 340) / 2, rel=0.002)
+
+
+def test_a_shape_says_how_large_a_crop_is() -> None:
+    transform = ShortSideJitter(size=16)
+    for shape in ((2, 8, 8), (4, 12, 10), (4, 8, 30)):
+        sample = transform(clip_of(24, 30) | {"shape": shape})
+        assert sample["image"].shape == (4, 3, *shape[1:])
+    assert transform(clip_of(24, 30) | {"shape": None})["image"].shape == (4, 3, 16, 16)
+
+
+def test_crops_of_views_lie_along_the_longer_side() -> None:
+    wide, tall = clip_of(10, 25), clip_of(25, 10)
+    for number, start in enumerate((0, 8, 15)):
+        view = {"view": ((0, 1), (number, 3))}
+        assert torch.equal(three_crop(wide | view, size=10)["image"], wide["image"][..., start : start + 10])
+        assert torch.equal(three_crop(tall | view, size=10)["image"], tall["image"][..., start : start + 10, :])
+    assert torch.equal(three_crop(wide, size=10)["image"], wide["image"][..., 8:18]), "the middle, without views"
+    one = {"view": ((0, 1), (0, 1))}
+    assert torch.equal(three_crop(wide | one, size=10)["image"], wide["image"][..., 8:18])
+    assert three_crop(wide, size=8, short=12)["image"].shape == (4, 3, 8, 8)
+    with pytest.raises(ValueError, match="of a shorter side of 6 no crop of 8"):
+        three_crop(wide, size=8, short=6)
+
+
+def test_flips_leave_alone_what_a_mirror_would_change() -> None:
+    sample = clip_of(6, 8)
+    flipped = clip_flip(sample, probability=1.0)
+    assert torch.equal(flipped["image"], sample["image"].flip(-1)) and isinstance(flipped["image"], tv_tensors.Video)
+    assert torch.equal(clip_flip(sample | {"directed": True}, probability=1.0)["image"], sample["image"])
+    assert torch.equal(clip_flip(sample, probability=0.0)["image"], sample["image"])
+    torch.manual_seed(0)
+    assert 60 < sum(not torch.equal(clip_flip(sample)["image"], sample["image"]) for _ in range(200)) < 140
+
+
+def test_scales_are_checked() -> None:
+    with pytest.raises(ValueError, match="begins above its end"):
+        ShortSideJitter(size=16, scale=(30, 20))
+    with pytest.raises(ValueError, match="no crop of 16 can be cut"):
+        ShortSideJitter(size=16, scale=(12, 20))
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        v2.RandAugment(num_ops=3, magnitude=12),
+        v2.TrivialAugmentWide(),
+        v2.AutoAugment(),
+        v2.RandomResizedCrop(12),
+        v2.RandomHorizontalFlip(),
+        v2.RandomErasing(p=1.0),
+        v2.ColorJitter(0.5, 0.5, 0.5, 0.2),
+        v2.RandomAffine(20),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_what_torchvision_draws_is_the_same_for_all_frames(transform: v2.Transform) -> None:
+    torch.manual_seed(3)
+    changed = 0
+    for _ in range(8):
+        sample = clip_of(16, 20)
+        found = transform(sample)["image"]
+        assert isinstance(found, tv_tensors.Video) and found.shape[:2] == (4, 3)
+        assert alike(found)
+        changed += found.shape != sample["image"].shape or not torch.equal(found, sample["image"])
+    assert changed >= 3
+
+
+def test_clips_make_a_batch() -> None:
+    clip = Clip(frames=3, place="middle")
+    batch = collate([clip(film(9)), clip(film(5))])
+    assert batch["image"].shape == (2, 3, 3, 8, 12)
+    assert batch["image"][:, :, 0, 0, 0].tolist() == [[3, 4, 5], [1, 2, 3]]
+    views = collate([clip(film(9) | {"view": ((number, 4), (1, 3))}) for number in range(2)])
+    assert [one.tolist() for one in views["view"][0]] == [[0, 1], [4, 4]]

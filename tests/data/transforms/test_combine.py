@@ -1,0 +1,322 @@
+"""One sample of several: things stay where their pixels are, and it does not matter who makes it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from opabinia.contracts import Batch, Combination, Row, Sample
+from opabinia.data.collate import OF_THINGS, collate
+from opabinia.data.loader import DataError, Loader, Reader, Request, training_requests
+from opabinia.data.sampling.batches import ConstantPlan
+from opabinia.data.sampling.permutation import order
+from opabinia.data.sources.digit_scenes import DigitScenes
+from opabinia.data.transforms.combine import CopyPaste, MixupBoxes, Mosaic
+from opabinia.runtime.durations import Duration
+from opabinia.runtime.seeds import seed_sample
+
+Make = Callable[..., Any]
+
+
+def picture(height: int, width: int, values: Sequence[int], *, points: bool = False) -> Sample:
+    """A picture with rectangles of these values beside each other, which are its things; the rest is 10."""
+    image = torch.full((1, height, width), 10, dtype=torch.uint8)
+    across = width // max(1, len(values))
+    corners = [(place * across + 1, 2, (place + 1) * across - 1, height - 3) for place in range(len(values))]
+    masks = torch.zeros(len(values), height, width, dtype=torch.uint8)
+    for mask, value, (left, top, right, bottom) in zip(masks, values, corners, strict=True):
+        image[:, top:bottom, left:right] = value
+        mask[top:bottom, left:right] = 1
+    boxes = torch.tensor(corners, dtype=torch.float32).reshape(-1, 4)
+    sample: Sample = {
+        "image": tv_tensors.Image(image),
+        "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(height, width)),
+        "labels": torch.tensor(values, dtype=torch.int64),
+        "masks": tv_tensors.Mask(masks),
+        "id": f"picture {values}",
+        "picture_size": (height, width),
+        "truth": f"of {values}",
+    }
+    if points:
+        middles = (boxes[:, None, :2] + boxes[:, None, 2:]) / 2
+        sample["keypoints"] = tv_tensors.KeyPoints(middles, canvas_size=(height, width))
+        sample["visible"] = torch.full((len(values), 1), 2)
+    return sample
+
+
+FOUR = (picture(48, 64, [50, 60]), picture(64, 32, [70]), picture(64, 64, [80, 90, 100]), picture(20, 64, [120]))
+
+
+def combined(transform: Combination, samples: Sequence[Sample], seed: int = 0) -> Sample:
+    others: Iterator[Sample] = iter(samples[1:])
+    seed_sample(seed)
+    return transform.combine(samples[0], lambda: next(others))
+
+
+def where(image: Tensor, value: int) -> list[float]:
+    """The smallest box around all pixels with this value."""
+    rows, columns = (image[0] == value).nonzero().T
+    return [float(edge) for edge in (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)]
+
+
+# --- mosaic -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_things_of_a_mosaic_are_where_their_pixels_are(masks: bool) -> None:
+    found = 0
+    for seed in range(40):
+        four = [{key: value for key, value in one.items() if masks or key != "masks"} for one in FOUR]
+        sample = combined(Mosaic(size=64, scale=0.0), four, seed)
+        assert sample["image"].shape == (1, 64, 64) and sample["image"].dtype == torch.uint8
+        for row, (label, box) in enumerate(zip(sample["labels"].tolist(), sample["boxes"].tolist(), strict=True)):
+            assert where(sample["image"], label) == box
+            assert not masks or torch.equal(sample["masks"][row].bool(), sample["image"][0] == label)
+        left_out = {value for one in FOUR for value in one["labels"].tolist()} - set(sample["labels"].tolist())
+        for value in left_out & set(sample["image"].unique().tolist()):
+            left, top, right, bottom = where(sample["image"], value)
+            whole = sum(float((one["image"] == value).sum()) for one in FOUR)
+            assert min(right - left, bottom - top) <= 2 or (right - left) * (bottom - top) <= 0.1 * whole
+        found += len(sample["labels"])
+        assert (sample["id"], sample["truth"], sample["picture_size"]) == (four[0]["id"], four[0]["truth"], (48, 64))
+    assert found > 80
+
+
+def test_a_mosaic_is_scaled_within_its_range_and_things_follow() -> None:
+    widths = []
+    for seed in range(60):
+        sample = combined(Mosaic(size=128, shift=0.0), [picture(64, 64, [50 + number]) for number in range(4)], seed)
+        for label, box, mask in zip(sample["labels"].tolist(), sample["boxes"], sample["masks"], strict=True):
+            around = torch.nn.functional.pad(1 - mask[None].float(), [3] * 4, value=1)
+            core = torch.nn.functional.max_pool2d(around, 7, 1) == 0  # resizing blurs the edges
+            assert core.any() and (sample["image"][core] == label).all()
+            assert (box - torch.tensor(where(mask[None], 1))).abs().max() <= 1.5
+        boxes = sample["boxes"].as_subclass(Tensor)
+        inside = (boxes[:, :2] > 0).all(1) & (boxes[:, 2:] < 128).all(1)
+        widths += (boxes[inside, 2] - boxes[inside, 0]).tolist()
+    assert 62 <= min(widths) < 80 and max(widths) > 100, "62 pixels of 64 in 128: times 2, and 0.5 to 1.5"
+
+
+def test_what_lies_outside_of_the_canvas_of_a_mosaic_is_filled() -> None:
+    whole = [picture(64, 64, []) for _ in range(4)]
+    shares = [
+        float((combined(Mosaic(size=64, fill=0), whole, seed)["image"] == 0).float().mean()) for seed in range(40)
+    ]
+    assert min(shares) == 0 and 0.1 < max(shares) < 0.5
+
+
+def test_a_mosaic_of_pictures_without_things_has_none() -> None:
+    sample = combined(Mosaic(size=32), [picture(48, 64, [], points=True)] * 4)
+    sizes = {key: tuple(sample[key].shape) for key in OF_THINGS}
+    assert sizes == {"boxes": (0, 4), "labels": (0,), "masks": (0, 32, 32), "keypoints": (0, 1, 2), "visible": (0, 1)}
+
+
+def test_points_that_a_mosaic_cuts_off_are_unknown() -> None:
+    unknown = 0
+    for seed in range(20):
+        sample = combined(
+            Mosaic(size=64, least_area=0.0), [picture(64, 64, [50 + n], points=True) for n in range(4)], seed
+        )
+        points, seen = sample["keypoints"][:, 0].as_subclass(Tensor), sample["visible"][:, 0]
+        inside = ((points >= 0) & (points <= 64)).all(1)
+        assert torch.equal(seen, 2 * inside)
+        for label, (column, row) in zip(sample["labels"][inside].tolist(), points[inside].long().tolist(), strict=True):
+            assert abs(int(sample["image"][0, min(row, 63), min(column, 63)]) - label) <= 70  # of its own, or the edge
+        unknown += int((~inside).sum())
+    assert unknown
+
+
+# --- mixup ------------------------------------------------------------------------------------------------------------
+
+
+def test_pictures_of_two_sizes_are_blended_with_all_their_things() -> None:
+    first, second = picture(48, 64, [50, 60], points=True), picture(64, 32, [200], points=True)
+    sample = combined(MixupBoxes(), [first, second], seed=3)
+    seed_sample(3)
+    np.random.random()
+    weight = np.random.beta(1.5, 1.5)
+    padded = [
+        torch.nn.functional.pad(one["image"], [0, 64 - one["image"].shape[2], 0, 64 - one["image"].shape[1]])
+        for one in (first, second)
+    ]
+    expected = weight * padded[0].double() + (1 - weight) * padded[1].double()
+    assert (sample["image"].double() - expected).abs().max() <= 0.5 + 1e-4
+    assert sample["image"].dtype == torch.uint8
+    assert sample["labels"].tolist() == [50, 60, 200]
+    for key in ("boxes", "keypoints", "visible"):
+        assert torch.equal(sample[key].as_subclass(Tensor), torch.cat([first[key], second[key]]))
+    assert sample["masks"].shape == (3, 64, 64)
+    assert torch.equal(sample["masks"][0, :48], first["masks"][0]) and not sample["masks"][2, :, 32:].any()
+    assert sample["boxes"].canvas_size == (64, 64)
+
+
+# --- copy and paste ---------------------------------------------------------------------------------------------------
+
+
+def test_things_are_pasted_by_their_masks() -> None:
+    first, second = picture(48, 64, [50, 60], points=True), picture(40, 60, [200, 210, 220], points=True)
+    sizes = set()
+    for seed in range(20):
+        sample = combined(CopyPaste(), [first, second], seed)
+        for label, box, mask in zip(sample["labels"].tolist(), sample["boxes"].tolist(), sample["masks"], strict=True):
+            assert torch.equal(mask.bool(), sample["image"][0] == label)
+            assert box == where(sample["image"], label)
+        assert sample["image"].unique().numel() == 1 + len(sample["labels"]), "what is hidden is not told"
+        sizes.add(len(sample["labels"]))
+    assert sizes >= {2, 3, 4}
+
+
+def test_what_is_nearly_hidden_may_be_taken_out() -> None:
+    small, large = picture(30, 40, [50]), picture(26, 60, [200])
+    assert combined(CopyPaste(share=1.0), [small, large])["labels"].tolist() == [50, 200]
+    assert combined(CopyPaste(share=1.0, least_seen=0.3), [small, large])["labels"].tolist() == [200]
+    assert combined(CopyPaste(share=0.0), [small, large])["labels"].tolist() == [50]
+    assert combined(CopyPaste(share=1.0), [large, picture(26, 60, [99])])["labels"].tolist() == [99]
+
+
+def test_points_below_what_is_pasted_are_hidden() -> None:
+    first, second = picture(64, 64, [50, 60], points=True), picture(64, 20, [200], points=True)
+    sample = combined(CopyPaste(share=1.0), [first, second])
+    assert sample["labels"].tolist() == [50, 60, 200]
+    assert sample["visible"].flatten().tolist() == [1, 2, 2]
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+ALL: list[Any] = [pytest.param(make, id=make.__name__) for make in (Mosaic, MixupBoxes, CopyPaste)]
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_one_sample_alone_is_refused(make: Make) -> None:
+    transform = make()
+    assert isinstance(transform, Combination)
+    with pytest.raises(ValueError, match=r"belongs into the list data\.train\.transforms itself"):
+        transform(FOUR[0])
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_data_without_things_is_told(make: Make) -> None:
+    plain = {"image": FOUR[0]["image"], "label": 1, "id": "plain"}
+    with pytest.raises(ValueError, match="needs boxes of things, which this data does not tell"):
+        combined(make(), [plain] * 4)
+
+
+def test_pasting_without_masks_is_told() -> None:
+    bare = {key: value for key, value in FOUR[0].items() if key != "masks"}
+    with pytest.raises(ValueError, match="CopyPaste needs masks of things"):
+        combined(CopyPaste(), [bare, bare])
+
+
+@pytest.mark.parametrize("make", [Mosaic, MixupBoxes])
+def test_pictures_that_tell_different_things_are_refused(make: Make) -> None:
+    bare = {key: value for key, value in FOUR[0].items() if key != "masks"}
+    with pytest.raises(ValueError, match="masks: told of things in some of the pictures"):
+        combined(make(), [bare, *FOUR])
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_a_probability_of_none_leaves_samples_as_they_are(make: Make) -> None:
+    assert combined(make(probability=0.0), FOUR) is FOUR[0]
+    some = [combined(make(probability=0.5), FOUR, seed) is FOUR[0] for seed in range(60)]
+    assert 15 < sum(some) < 45
+    batch = collate([combined(make(probability=0.5), FOUR, seed) for seed in range(8)], size_multiple=32)
+    assert batch["truth"] == [FOUR[0]["truth"]] * 8
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_a_sample_is_not_changed_in_place(make: Make) -> None:
+    samples = [picture(48, 64, [50 + number], points=True) for number in range(4)]
+    combined(make(), samples)
+    for number, sample in enumerate(samples):
+        fresh = picture(48, 64, [50 + number], points=True)
+        assert all(torch.equal(sample[key], fresh[key]) for key in ("image", *OF_THINGS))
+
+
+# --- in the loader ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scenes() -> DigitScenes:
+    return DigitScenes(split="val", masks=True, keypoints=True)
+
+
+TRANSFORMS = (
+    v2.RandomPhotometricDistort(p=0.5),
+    Mosaic(size=96, probability=0.7),
+    MixupBoxes(probability=0.5),
+    CopyPaste(probability=0.5),
+)
+
+
+def reader(source: DigitScenes, seed: int = 1) -> Reader:
+    return Reader(source, TRANSFORMS, seed=seed, size_multiple=32)
+
+
+def request(positions: Sequence[int], epoch: int = 0) -> Request:
+    numbers = np.array(positions)
+    return Request(Row(step=0, epoch=epoch, first=int(numbers[0]), count=len(numbers)), numbers, numbers * 7)
+
+
+def content(batch: Batch, number: int) -> list[Any]:
+    """What a batch says of one of its samples."""
+    height, width = batch["image_sizes"][number]
+    things = [batch[key][number].tolist() for key in ("boxes", "labels", "keypoints", "visible")]
+    masks = batch["masks"][number][:, :height, :width]
+    return [batch["id"][number], batch["image"][number, :, :height, :width].tolist(), masks.tolist(), *things]
+
+
+def test_the_company_of_a_sample_in_its_batch_has_no_say(scenes: DigitScenes) -> None:
+    whole = reader(scenes).batch(request(range(6)))
+    some = reader(scenes).batch(request([4, 1]))
+    assert content(some, 0) == content(whole, 4) and content(some, 1) == content(whole, 1)
+    others = [reader(scenes, seed=2).batch(request([4])), reader(scenes).batch(request([4], epoch=1))]
+    assert all(content(one, 0) != content(whole, 4) for one in others)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_batches_are_the_same_with_any_workers_and_processes(scenes: DigitScenes) -> None:
+    plan = ConstantPlan(20, 4, Duration(2, "ep"))
+
+    def batches(workers: int, rank: int = 0, world: int = 1, start: int = 0) -> list[Batch]:
+        requests = training_requests(plan, lambda epoch: order(epoch, 3, n=20, shuffle=True), rank, world)
+        loader = Loader(reader(scenes), requests, workers=workers)
+        found = [batch for _, batch in loader.iterate(start)]
+        loader.close()
+        return found
+
+    alone = [content(batch, number) for batch in batches(0) for number in range(4)]
+    assert [content(batch, number) for batch in batches(2) for number in range(4)] == alone
+    assert [content(batch, number) for batch in batches(0, start=7) for number in range(4)] == alone[28:]
+    halves = zip(*(batches(0, rank, world=2) for rank in (0, 1)), strict=True)
+    assert [content(half, number) for pair in halves for half in pair for number in (0, 1)] == alone
+
+
+def test_others_draw_nothing_and_differ(scenes: DigitScenes) -> None:
+    states, ids = [], []
+
+    class Watch:
+        def __call__(self, sample: Sample) -> Sample:
+            raise NotImplementedError
+
+        def combine(self, sample: Sample, another: Callable[[], Sample]) -> Sample:
+            before = np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[index]
+            others = [another() for _ in range(3)]
+            states.append(before == (np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()))  # type: ignore[index]
+            ids.append({sample["id"], *(one["id"] for one in others)})
+            return sample
+
+    Reader(scenes, (*TRANSFORMS[:2], Watch()), seed=1, size_multiple=32).batch(request(range(5)))
+    assert all(states)
+    assert all(len(one) == 4 for one in ids) and len(set.union(*ids)) > 12
+
+
+def test_what_goes_wrong_names_the_transform_and_the_sample(scenes: DigitScenes) -> None:
+    bare = Reader(DigitScenes(split="val"), (CopyPaste(),), size_multiple=32)
+    with pytest.raises(DataError, match=r"sample 7 \(val/000007\.png\), CopyPaste: ValueError: CopyPaste needs masks"):
+        bare.batch(request([1]))

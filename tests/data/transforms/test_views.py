@@ -1,0 +1,258 @@
+"""Several views of an image: how they are made, and how they go through everything up to the step."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from opabinia.config import ConfigError
+from opabinia.contracts import Batch, Sample
+from opabinia.data.collate import collate, resized
+from opabinia.data.loader import DataError, Loader, Reader, training_requests
+from opabinia.data.sampling.batches import ConstantPlan
+from opabinia.data.sampling.permutation import order
+from opabinia.data.sampling.samplers import Subset
+from opabinia.data.settings import Stream
+from opabinia.data.sources import DigitScenes, PlacedDigits, Synthetic, WithoutLabels
+from opabinia.data.transforms.augment import Blur
+from opabinia.data.transforms.views import View, Views
+from opabinia.engine.loop.nonfinite import suspects
+from opabinia.engine.loop.prefetch import _moved
+from opabinia.runtime.durations import Duration
+from opabinia.training import dry_run, launch
+from opabinia.training.samples import facts_of
+
+LARGE = [v2.RandomResizedCrop(16, scale=(0.3, 1.0)), v2.RandomApply([v2.ColorJitter(0.8, 0.8, 0.8, 0.2)], 0.8), Blur()]
+SMALL = [v2.RandomResizedCrop(8, scale=(0.1, 0.3)), v2.RandomSolarize(128, 0.5)]
+VIEWS = Views(views=[View(transforms=LARGE, count=2), View(transforms=SMALL, count=3)])
+
+
+def sample_of(channels: int = 1) -> Sample:
+    pixels = torch.arange(channels * 400).reshape(channels, 20, 20) % 256
+    return {"image": tv_tensors.Image(pixels.to(torch.uint8)), "label": 3, "id": "a"}
+
+
+def hidden(sample: Sample) -> Sample:
+    return {**sample, "patch_mask": torch.rand(4) < 0.5}
+
+
+# --- one sample -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_views_stand_in_place_of_the_image(channels: int) -> None:
+    before = sample_of(channels)
+    kept = before["image"].clone()
+    sample = VIEWS(before)
+    assert sample.keys() == {"views", "label", "id"} and torch.equal(before["image"], kept)
+    assert [tuple(view.shape) for view in sample["views"]] == [(channels, 16, 16)] * 2 + [(channels, 8, 8)] * 3
+    assert all(view.dtype == torch.uint8 for view in sample["views"])
+    first, second = sample["views"][:2]
+    assert not torch.equal(first, second), "each draws its own"
+
+
+def test_what_a_view_does_in_place_no_other_sees() -> None:
+    def blackened(sample: Sample) -> Sample:
+        sample["image"].zero_()
+        return sample
+
+    sample = Views(views=[View(transforms=[blackened]), View(transforms=[])])(sample_of())
+    assert [int(view.max()) for view in sample["views"]] == [0, 255]
+
+
+def test_masks_are_those_of_the_first_views() -> None:
+    masked, plain = View(transforms=[hidden], count=2), View(transforms=[])
+    sample = Views(views=[masked, plain])(sample_of())
+    assert len(sample["views"]) == 3 and [mask.shape for mask in sample["patch_masks"]] == [(4,), (4,)]
+    assert "patch_mask" not in sample and "patch_masks" not in Views(views=[plain])(sample_of())
+    with pytest.raises(ValueError, match="views with a patch mask come before those without"):
+        Views(views=[plain, masked])(sample_of())
+    with pytest.raises(ValueError, match="views: at least one"):
+        Views(views=[])
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_tuple_of_views_becomes_one_of_batches() -> None:
+    samples = [Views(views=[View(transforms=[hidden], count=2), View(transforms=SMALL)])(sample_of()) for _ in range(3)]
+    batch = collate(samples)
+    assert type(batch["views"]) is type(batch["patch_masks"]) is tuple
+    assert [tuple(view.shape) for view in batch["views"]] == [(3, 1, 20, 20)] * 2 + [(3, 1, 8, 8)]
+    assert torch.equal(batch["views"][1][2], samples[2]["views"][1]) and type(batch["views"][1]) is Tensor
+    assert [(tuple(mask.shape), mask.dtype) for mask in batch["patch_masks"]] == [((3, 4), torch.bool)] * 2
+    assert batch["label"].tolist() == [3, 3, 3]
+
+
+def test_views_that_do_not_make_a_batch_are_named() -> None:
+    small, large = (Views(views=[View(transforms=[]), View(transforms=[v2.Resize(side)])]) for side in ((8, 8), (9, 9)))
+    with pytest.raises(ValueError, match=r"'views\.1' differs in size: a has 1 x 8 x 8, b has 1 x 9 x 9"):
+        collate([small(sample_of()), large({**sample_of(), "id": "b"})])
+    with pytest.raises(ValueError, match="each view has a size of its own"):
+        resized(collate([small(sample_of())]), (12, 12))
+
+
+def test_tuples_of_another_length_are_left_alone() -> None:
+    assert collate([{"id": "a", "n": (1, 2)}, {"id": "b", "n": (1, 2, 3)}])["n"] == [(1, 2), (1, 2, 3)]
+
+
+def test_views_go_to_the_device_as_a_tuple() -> None:
+    batch: Batch = {"views": (torch.zeros(2, 1), torch.ones(2, 3)), "id": ["a", "b"], "patch_masks": (torch.ones(2),)}
+    moved = _moved(batch, torch.device("meta"))
+    assert type(moved["views"]) is tuple and {one.device.type for one in moved["views"]} == {"meta"}
+    assert moved["patch_masks"][0].is_meta and moved["id"] == ["a", "b"]
+
+
+@pytest.mark.gpu
+def test_views_are_pinned() -> None:
+    for _, batch in reading(workers=1, pin_memory=True).iterate(0):
+        assert type(batch["views"]) is tuple and all(view.is_pinned() for view in batch["views"])
+        assert all(view.is_cuda for view in _moved(batch, torch.device("cuda"))["views"])
+
+
+def test_a_sample_is_suspected_for_a_view_of_it() -> None:
+    second = torch.zeros(3, 1, 4, 4)
+    second[2, 0, 1, 1] = torch.nan
+    assert suspects({"views": (torch.zeros(3, 1, 4, 4), second, torch.zeros(3, 1, 2, 2)), "id": list("abc")}) == ["c"]
+    assert suspects({"views": (torch.zeros(3, 1), torch.zeros(3, 1)), "id": list("abc")}) == list("abc")
+
+
+# --- the same on any number of workers, and from any step on ----------------------------------------------------------
+
+
+def reading(workers: int = 0, **keys: Any) -> Loader:
+    source = WithoutLabels(source=Synthetic(samples=20, channels=1, size=20))
+    plan = ConstantPlan(20, 6, Duration.parse("2ep"))
+    requests = training_requests(plan, partial(order, 5, n=20, shuffle=True), 0, 1)
+    return Loader(Reader(source, (VIEWS,), seed=5), requests, workers=workers, **keys)
+
+
+def read(loader: Loader, start: int = 0) -> list[tuple[list[str], list[Tensor]]]:
+    try:
+        return [(batch["id"], list(batch["views"])) for _, batch in loader.iterate(start)]
+    finally:
+        loader.close()
+
+
+def assert_same(left: list[tuple[list[str], list[Tensor]]], right: list[tuple[list[str], list[Tensor]]]) -> None:
+    assert [ids for ids, _ in left] == [ids for ids, _ in right] and left
+    pairs = [pair for (_, one), (_, other) in zip(left, right, strict=True) for pair in zip(one, other, strict=True)]
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("start", [0, 3, 5])
+def test_workers_and_where_one_starts_change_no_view(workers: int, start: int) -> None:
+    whole = read(reading())
+    assert len(whole) == 8 and [len(ids) for ids, _ in whole[:4]] == [6, 6, 6, 2]
+    assert_same(read(reading(workers), start), whole[start:])
+
+
+def test_an_image_has_other_views_in_the_next_epoch() -> None:
+    seen: dict[str, list[Tensor]] = {}
+    for ids, views in read(reading()):
+        for number, one in enumerate(ids):
+            seen.setdefault(one, []).append(views[0][number])
+    assert len(seen) == 20 and all(not torch.equal(*twice) for twice in seen.values())
+
+
+# --- what is known of data with views ---------------------------------------------------------------------------------
+
+
+def test_facts_are_those_of_the_first_view() -> None:
+    assert facts_of(Stream(source=PlacedDigits(split="val"), transforms=[VIEWS])).channels == 1
+    colour = Views(views=[View(transforms=[v2.RGB()], count=2)])
+    facts = facts_of(Stream(source=WithoutLabels(source=DigitScenes(split="val")), transforms=[colour]))
+    assert (facts.channels, facts.samples, facts.classes, facts.boxes) == (3, 400, (), False)
+
+
+def test_ten_labels_a_class() -> None:
+    """For trials of what few labels are worth."""
+    source = PlacedDigits()
+    sampler = Subset(source, 0, 10, count=100)
+    labels = source.labels[sampler.order(0)(np.arange(100))]
+    assert np.bincount(labels).tolist() == [10] * 10
+
+
+# --- from a config ----------------------------------------------------------------------------------------------------
+
+RECIPE = """
+task: {name: simclr, backbone: {name: timm, model: test_resnet}, projection: 16, mean: [0.2], std: [0.25]}
+data:
+  train:
+    source:
+      name: joined
+      sources:
+        - {name: without_labels, source: {name: placed_digits, split: val}}
+        - {name: without_labels, source: {name: digit_views, split: test}}
+    transforms:
+      - name: views
+        views:
+          - count: 2
+            transforms:
+              - {name: RandomResizedCrop, size: 32, scale: [0.2, 1.0]}
+              - {name: RandomApply, transforms: [{name: ColorJitter, brightness: 0.8, contrast: 0.8}], p: 0.8}
+              - {name: RandomGrayscale, p: 0.2}
+              - {name: blur, probability: 0.5, sigma: [0.1, 2.0]}
+              - {name: RandomSolarize, threshold: 128, p: 0.2}
+  val: {source: {name: placed_digits, split: val}}
+  sampler: {name: mixed, weights: [3, 1]}
+  batch_size: 8
+optimizer: {name: sgd, lr: 0.01}
+schedule: cosine
+train: {length: 4it, device: cpu}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "views.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+def problems(recipe: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        dry_run.rehearse(launch.parts_of(launch.resolve(str(recipe), list(overrides))).keywords)
+    return str(caught.value)
+
+
+def test_a_recipe_with_views_passes_a_rehearsal(recipe: Path) -> None:
+    dry_run.rehearse(launch.parts_of(launch.resolve(str(recipe), [])).keywords)
+
+
+WHERE = "data.train.transforms.0.views.0"
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("transforms.0.name=RandomResizedCorp", [f"{WHERE}.transforms.0", "RandomResizedCrop"]),
+        ("transforms.1.transforms.0.brightnes=0.3", [f"{WHERE}.transforms.1.transforms.0", "brightness"]),
+        ("transforms.3.sigma=[2.0,1.0]", [f"{WHERE}.transforms.3", "begins above its end"]),
+        ("transforms.3.probability=1.5", [f"{WHERE}.transforms.3.probability", "1.5"]),
+        ("count=0", [f"{WHERE}.count", "0"]),
+        ("cuont=2", [WHERE, "count"]),
+    ],
+)
+def test_mistakes_in_a_view_are_told_with_their_place(recipe: Path, override: str, told: list[str]) -> None:
+    said = problems(recipe, f"{WHERE}.{override}")
+    assert all(one in said for one in told), said
+
+
+def test_a_transform_that_fails_is_told_with_the_sample_and_its_place() -> None:
+    source = PlacedDigits(split="val")
+    cannot = Views(views=[View(transforms=[], count=2), View(transforms=[v2.Identity(), v2.RandomCrop(50)])])
+    orders = partial(order, 0, n=len(source), shuffle=True)
+    requests = training_requests(ConstantPlan(len(source), 2, Duration.parse("1it")), orders, 0, 1)
+    place = r"views\.1\.transforms\.1: ValueError: Required crop size"
+    with pytest.raises(DataError, match=rf"sample \d+ \(val/\d{{4}}_\d\), Views: ValueError: {place}"):
+        Reader(source, (cannot,), seed=0).batch(next(iter(requests(0))))

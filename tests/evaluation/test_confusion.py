@@ -1,0 +1,187 @@
+"""Confusion, calibration and scores of several labels: by hand, by the definition, and split over processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from opabinia.evaluation.classification.confusion import Calibration, Confusion
+from opabinia.evaluation.classification.multilabel import MultiLabel, among_first, attribute_scores, average_precision
+
+NAMES = ("cat", "dog", "emu")
+
+
+def seen(make: Callable[[], Any], logits: Tensor, labels: Tensor, cuts: list[int]) -> tuple[dict[str, float], Any]:
+    """Scores and tables when several processes see a part each, in batches of 3."""
+    states = []
+    edges = [0, *sorted(cuts), len(labels)]
+    for first, last in pairwise(edges):
+        evaluator = make()
+        for start in range(first, last, 3):
+            part = slice(start, min(start + 3, last))
+            evaluator.update({"logits": logits[part]}, {"label": labels[part]})
+        states.append(evaluator.state())
+    return make().compute(states), make().details(states)
+
+
+def test_confusion_by_hand() -> None:
+    logits = torch.eye(3)[[0, 0, 1, 1, 1]]
+    scores, tables = seen(lambda: Confusion(NAMES), logits, torch.tensor([0, 1, 1, 1, 0]), [])
+    assert scores["mean_recall"] == pytest.approx((1 / 2 + 2 / 3) / 2)  # no emu: left out
+    assert scores["macro_f1"] == pytest.approx((2 / 4 + 4 / 6) / 2)
+    assert tables["confusion"] == [[0, 1, 1], [1, 0, 1], [1, 1, 2], [0, 0, 1]]
+    assert tables["per_class"][1] == {
+        **{"class": "dog", "samples": 3, "recall": pytest.approx(2 / 3)},
+        **{"precision": pytest.approx(2 / 3), "f1": pytest.approx(2 / 3)},
+    }
+
+
+def test_of_equal_logits_the_first_class_is_predicted() -> None:
+    _, tables = seen(lambda: Confusion(NAMES), torch.ones(1, 3), torch.tensor([2]), [])
+    assert tables["confusion"] == [[2, 0, 1]]
+
+
+def test_calibration_by_hand() -> None:
+    """Four samples at confidence 0.7, three of them right; one surely wrong."""
+    logits = torch.tensor([[0.7, 0.3]] * 4 + [[1.0, 0.0]]).log()
+    scores, tables = seen(lambda: Calibration(10), logits.clamp(min=-200), torch.tensor([0, 0, 0, 1, 1]), [])
+    assert scores["ece"] == pytest.approx((4 * 0.05 + 1 * 1.0) / 5, abs=1e-6)
+    assert scores["nll"] == pytest.approx((3 * -math.log(0.7) - math.log(0.3) + 100) / 5, abs=1e-6)
+    assert [row["samples"] for row in tables["calibration"]] == [4, 1]
+
+
+def test_rows_that_are_not_finite_are_sure_and_wrong() -> None:
+    scores, _ = seen(Calibration, torch.tensor([[math.nan, 0.0]]), torch.tensor([0]), [])
+    assert scores == {"ece": 1.0, "nll": 100.0}
+
+
+@given(st.integers(0, 2**31), st.lists(st.integers(0, 20), max_size=3), st.permutations(range(20)))
+def test_neither_split_nor_order_change_a_digit(seed: int, cuts: list[int], order: list[int]) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits, labels = torch.randn(20, 3, generator=generator), torch.randint(3, (20,), generator=generator)
+    several = torch.randint(2, (20, 3), generator=generator).float()
+    makers: list[tuple[Callable[[], Any], Tensor]] = [
+        *((lambda: Confusion(NAMES), labels), (Calibration, labels), (lambda: MultiLabel(NAMES), several))
+    ]
+    for make, targets in makers:
+        assert seen(make, logits, targets, []) == seen(make, logits[order], targets[order], cuts)
+
+
+@pytest.mark.parametrize("make", [lambda: Confusion(NAMES), Calibration, lambda: MultiLabel(NAMES)])
+def test_nothing_gives_no_scores(make: Callable[[], Any]) -> None:
+    assert make().compute([make().state(), make().state()]) == {}
+
+
+# --- several labels ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scores", "there", "expected"),
+    [
+        ([0.9, 0.8, 0.7], [1, 0, 1], (1 + 2 / 3) / 2),
+        ([0.5, 0.5, 0.5, 0.1], [1, 0, 0, 1], (1 / 3 + 2 / 4) / 2),  # equal scores come at once
+        ([0.1, 0.2], [1, 1], 1.0),
+        ([0.1, 0.2], [0, 0], math.nan),
+    ],
+)
+def test_average_precision(scores: list[float], there: list[int], expected: float) -> None:
+    assert average_precision(np.array(scores), np.array(there)) == pytest.approx(expected, nan_ok=True)
+
+
+@given(st.integers(0, 2**31))
+def test_average_precision_by_its_definition(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    scores, there = generator.integers(0, 5, 12) / 4, generator.integers(0, 2, 12)
+    area, before = 0.0, 0.0
+    for threshold in sorted(set(scores), reverse=True):
+        taken = scores >= threshold
+        recall = there[taken].sum() / max(1, there.sum())
+        area, before = area + (recall - before) * there[taken].mean(), recall
+    if there.any():
+        assert average_precision(scores, there) == pytest.approx(area)
+
+
+def test_multi_label_scores_by_hand() -> None:
+    logits = torch.tensor([[2.0, -1, -1], [1, 3, -1], [-2, 2, -1]])
+    labels = torch.tensor([[1.0, 0, 0], [0, 1, 0], [1, 1, 0]])
+    scores, tables = seen(lambda: MultiLabel(NAMES), logits, labels, [1])
+    assert scores["mAP"] == pytest.approx(((1 + 2 / 3) / 2 + 1) / 2)
+    assert scores["micro_f1"] == pytest.approx(2 * 3 / (4 + 4))
+    assert scores["macro_f1"] == pytest.approx((2 * 1 / 4 + 1) / 2)
+    assert tables["per_class"][2] == {"class": "emu", "samples": 0, "AP": None, "f1": 0.0}
+
+
+# --- attributes of people ---------------------------------------------------------------------------------------------
+
+
+def test_attributes_by_hand() -> None:
+    probabilities, labels = torch.tensor([[0.9, 0.8], [0.2, 0.5]]), torch.tensor([[1, 0], [0, 1]])
+    assert attribute_scores(probabilities, labels) == pytest.approx(
+        {"mA": 0.75, "accuracy": 0.75, "precision": 0.75, "recall": 1.0, "f1": 2 * 0.75 / 1.75}
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_attributes_by_scikit_learn(seed: int) -> None:
+    from sklearn import metrics
+
+    random = np.random.default_rng(seed)
+    labels, probabilities = random.integers(0, 2, (40, 7)), random.random((40, 7))
+    labels[:, 0], probabilities[:, 0] = 1, 0.9  # everybody has an attribute, and some is said of everybody
+    labels[0, 1:], labels[1, 1:] = 0, 1
+    found = attribute_scores(torch.from_numpy(probabilities), torch.from_numpy(labels), threshold=0.4)
+    said = probabilities >= 0.4
+    precision = metrics.precision_score(labels, said, average="samples")
+    recall = metrics.recall_score(labels, said, average="samples")
+    columns = range(1, 7)
+    balanced = [metrics.balanced_accuracy_score(labels[:, column], said[:, column]) for column in columns]
+    expected = {
+        "mA": np.mean(balanced),  # nobody is without the first
+        "accuracy": metrics.jaccard_score(labels, said, average="samples"),
+        **{"precision": precision, "recall": recall, "f1": 2 * precision * recall / (precision + recall)},
+    }
+    assert found == pytest.approx(expected)
+
+
+def test_a_sample_without_attributes_is_in_no_mean() -> None:
+    found = attribute_scores(torch.tensor([[0.1, 0.1], [0.9, 0.1]]), torch.tensor([[0, 0], [1, 0]]))
+    assert {found[name] for name in ("accuracy", "precision", "recall", "f1", "mA")} == {1.0}
+
+
+# --- the first k ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_precision_and_recall_among_the_first(seed: int) -> None:
+    """ClassyVision's meters: hits over k times the samples, and over all that is there."""
+    generator = torch.Generator().manual_seed(seed)
+    scores, there = torch.randn(20, 6, generator=generator), torch.rand(20, 6, generator=generator) < 0.3
+    found = among_first(scores, there, (1, 3))
+    for k in (1, 3):
+        hits = sum(int(there[row, scores[row].topk(k).indices].sum()) for row in range(20))
+        assert found[f"precision{k}"] == pytest.approx(hits / (20 * k))
+        assert found[f"recall{k}"] == pytest.approx(hits / int(there.sum()))
+
+
+def test_class_numbers_are_one_class_a_sample() -> None:
+    """Then recall is the accuracy of the first k, and precision that over k."""
+    scores, labels = torch.tensor([[0.1, 0.9, 0.0], [0.5, 0.5, 0.2]]), torch.tensor([0, 1])
+    found = among_first(scores, labels, (1, 2, 5))
+    assert found == {
+        **{"precision1": 0.0, "precision2": 0.5, "precision5": pytest.approx(1 / 3)},
+        **{"recall1": 0.0, "recall2": 1.0, "recall5": 1.0},
+    }
+
+
+def test_nothing_is_no_score() -> None:
+    assert among_first(torch.zeros(0, 3), torch.zeros(0, 3), (1,)) == {}
+    assert among_first(torch.zeros(2, 3), torch.zeros(2, 3), (1,)) == {"precision1": 0.0}

@@ -1,0 +1,40 @@
+"""Evaluations of detection take pictures that were resized, and refuse what moved things in them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torchvision.transforms import v2
+
+from opabinia.contracts import Unfit
+from opabinia.data.collate import collate
+from opabinia.data.sources.digit_scenes import DigitScenes
+from opabinia.evaluation.detection.base import refuse_moved
+
+
+def batch(transform: Callable[[Any], Any]) -> dict[str, Any]:
+    scenes = DigitScenes(split="val")
+    return collate([transform(scenes[index]) for index in range(6)], 32)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [v2.Identity(), v2.Resize((64, 96)), v2.Resize((300, 300)), v2.ColorJitter(0.5)],
+    ids=["none", "smaller", "larger", "colours"],
+)
+def test_pictures_may_be_resized(transform: v2.Transform) -> None:
+    refuse_moved(batch(transform))
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [v2.CenterCrop(100), v2.RandomHorizontalFlip(1.0), v2.RandomVerticalFlip(1.0), v2.Pad(16)],
+    ids=["crop", "mirror", "upside_down", "pad"],
+)
+def test_things_may_not_be_moved(transform: v2.Transform) -> None:
+    with pytest.raises(Unfit, match=r"\d+ of \d+ things lie elsewhere .* may resize pictures, and nothing else"):
+        refuse_moved(batch(transform))
+
+
+def test_without_boxes_nothing_is_known() -> None:
+    refuse_moved({"id": ["a"]})

@@ -1,0 +1,114 @@
+"""Which things are found, missed, or taken for others."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from opabinia.contracts import Truth
+from opabinia.evaluation.detection.base import Picture
+from opabinia.evaluation.detection.detection_errors import confusion, match, overlaps, worst
+
+CAT, DOG, COW = range(3)
+Row = tuple[int, list[float]]
+HERE, THERE, ELSEWHERE = [0.0, 0, 10, 10], [20.0, 0, 30, 10], [50.0, 50, 60, 60]
+
+
+def picture(
+    there: list[Row], found: list[tuple[int, list[float], float]], crowds: Sequence[Row] = (), name: str = "p"
+) -> Picture:
+    rows = [*there, *crowds]
+    corners = np.array([box for _, box in rows], float).reshape(-1, 4)
+    truth = Truth(
+        image_id=name,
+        size=(100, 100),
+        ids=np.arange(len(rows)),
+        boxes=np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1),
+        labels=np.array([label for label, _ in rows], np.int64),
+        areas=np.zeros(len(rows)),
+        crowd=np.arange(len(rows)) >= len(there),
+    )
+    labels, boxes, scores = ([row[part] for row in found] for part in range(3))
+    box_array = np.array(boxes, np.float32).reshape(-1, 4)
+    return Picture(name, truth, box_array, np.array(scores, np.float32), np.array(labels, np.int64), None, None)
+
+
+def test_each_thing_in_one_pair() -> None:
+    found = match(picture([(CAT, HERE), (DOG, THERE)], [(CAT, HERE, 0.9), (CAT, HERE, 0.8), (CAT, THERE, 0.9)]), 0.25)
+    assert found == ([CAT], [(DOG, CAT)], [], [CAT])
+
+
+def test_what_is_found_with_little_confidence_is_not_found() -> None:
+    one = picture([(CAT, HERE)], [(CAT, HERE, 0.3)])
+    assert match(one, 0.5) == ([], [], [CAT], [])
+    assert match(one, 0.25) == ([CAT], [], [], [])
+
+
+def test_overlap_of_a_half_is_enough() -> None:
+    assert match(picture([(CAT, HERE)], [(CAT, [0, 0, 10, 5], 0.9)]), 0.25).right == [CAT]
+    assert match(picture([(CAT, HERE)], [(CAT, [0, 0, 10, 4.9], 0.9)]), 0.25) == ([], [], [CAT], [CAT])
+
+
+def test_the_same_class_comes_before_more_overlap() -> None:
+    found = match(picture([(CAT, HERE)], [(DOG, HERE, 0.9), (CAT, [0, 0, 10, 8], 0.5)]), 0.25)
+    assert found == ([CAT], [], [], [DOG])
+
+
+def test_more_overlap_comes_first_within_a_class() -> None:
+    """The second box fits both; taken by the first thing, it would leave the second one missed."""
+    there: list[Row] = [(CAT, [0.0, 0, 10, 10]), (CAT, [3.0, 0, 13, 10])]
+    found = match(picture(there, [(CAT, [2, 0, 12, 10], 0.9), (CAT, [0, 0, 10, 10], 0.8)]), 0.25)
+    assert found == ([CAT, CAT], [], [], [])
+
+
+def test_crowds_are_neither_missed_nor_false() -> None:
+    crowds: list[Row] = [(COW, [0.0, 0, 100, 100])]
+    assert match(picture([], [(COW, HERE, 0.9), (CAT, HERE, 0.9)], crowds), 0.25) == ([], [], [], [CAT])
+
+
+def test_empty_pictures() -> None:
+    assert match(picture([], []), 0.25) == ([], [], [], [])
+    assert match(picture([], [(CAT, HERE, 0.9)]), 0.25) == ([], [], [], [CAT])
+
+
+def test_confusion_with_background() -> None:
+    pictures = [
+        picture([(CAT, HERE), (DOG, THERE), (COW, ELSEWHERE)], [(CAT, HERE, 0.9), (CAT, THERE, 0.9)]),
+        picture([(CAT, HERE), (DOG, THERE)], [(CAT, HERE, 0.9), (CAT, THERE, 0.9), (DOG, ELSEWHERE, 0.9)]),
+    ]
+    matches = [match(one, 0.25) for one in pictures]
+    assert confusion(matches, 3) == [[DOG, CAT, 2], [COW, 3, 1], [3, DOG, 1], [CAT, CAT, 2]]
+
+
+def test_worst_pictures() -> None:
+    pictures = [
+        picture([(CAT, HERE)], [(CAT, HERE, 0.9)], name="right"),
+        picture([(CAT, HERE), (DOG, THERE)], [(CAT, HERE, 0.9)], name="one of two"),
+        picture([(DOG, THERE)], [], name="one of one"),
+        picture([(DOG, THERE)], [(CAT, THERE, 0.9)], name="another"),
+    ]
+    rows = worst(pictures, [match(one, 0.25) for one in pictures], 100)
+    assert [(row["id"], row["right"], row["missed"], row["false"]) for row in rows] == [
+        ("another", 0, 1, 1),
+        ("one of one", 0, 1, 0),
+        ("one of two", 1, 1, 0),
+    ]
+    assert rows[0]["image_id"] == "another"
+    assert len(worst(pictures, [match(one, 0.25) for one in pictures], 1)) == 1
+
+
+def test_overlaps_by_hand() -> None:
+    found = overlaps(np.array([HERE, [5, 0, 5, 10]]), np.array([[5.0, 0, 15, 10], ELSEWHERE, [5, 5, 5, 5]]))
+    assert found == pytest.approx(np.array([[1 / 3, 0, 0], [0, 0, 0]]))
+
+
+def test_the_order_of_truth_and_of_what_is_found_changes_nothing() -> None:
+    random = np.random.default_rng(0)
+    corners = random.random((40, 2)) * 60
+    boxes = np.concatenate([corners, corners + 5 + random.random((40, 2)) * 30], 1)
+    labels = random.integers(3, size=40)
+    there = [(int(label), box.tolist()) for label, box in zip(labels[:15], boxes[:15], strict=True)]
+    found = [(int(label), box.tolist(), 0.9) for label, box in zip(labels[15:], boxes[15:], strict=True)]
+    one = match(picture(there, found), 0.25)
+    other = match(picture(there[::-1], found[::-1]), 0.25)
+    assert [sorted(part) for part in one] == [sorted(part) for part in other]

@@ -1,0 +1,147 @@
+"""Linear classifiers on features."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from opabinia.contracts import Facts, Unfit
+from opabinia.evaluation.representation.linear_probe import LinearProbe, Setting, logits_of, standardised, train_heads
+from tests.evaluation.features import FACTS, around, batches, scored
+
+KNOWN, ASKED = (batches(*around(torch.eye(3, 6), each, 0.4, seed=each)) for each in (40, 20))
+SHORT: dict[str, Any] = {"epochs": 10, "batch_size": 32}
+
+
+def by_torch(features: torch.Tensor, targets: torch.Tensor, setting: Setting, exclusive: bool) -> torch.Tensor:
+    """The same training with torch's own optimizer, schedule and losses."""
+    layer = torch.nn.Linear(features.shape[1], targets.shape[1])
+    torch.nn.init.zeros_(layer.weight)
+    torch.nn.init.zeros_(layer.bias)
+    groups = [{"params": [layer.weight], "weight_decay": setting.decay}, {"params": [layer.bias]}]
+    optimizer = torch.optim.SGD(groups, lr=setting.rate, momentum=0.9)
+    generator = torch.Generator().manual_seed(5)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4 * 3)
+    for _ in range(4):
+        for rows in torch.randperm(len(features), generator=generator).split(20):
+            logits = layer(features[rows])
+            if exclusive:
+                loss = F.cross_entropy(logits, targets[rows])
+            else:  # a sum over classes
+                loss = F.binary_cross_entropy_with_logits(logits, targets[rows]) * targets.shape[1]
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+    return torch.cat([layer.weight.detach().T, layer.bias.detach()[None]])
+
+
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_each_head_is_trained_as_if_alone(exclusive: bool) -> None:
+    features, labels = around(torch.eye(3, 6), 17, 0.5)
+    targets = F.one_hot(labels, 3).float()
+    settings = [Setting(0.01, 0.0), Setting(0.3, 0.0), Setting(0.3, 0.1)]
+    heads = train_heads(features, targets, settings, epochs=4, batch_size=20, seed=5, exclusive=exclusive)
+    for head, setting in zip(heads, settings, strict=True):
+        torch.testing.assert_close(head, by_torch(features, targets, setting, exclusive), rtol=1e-4, atol=1e-6)
+
+
+def test_logits_have_a_bias() -> None:
+    weights = torch.tensor([[1.0, 0.0], [0.0, 1.0], [5.0, 7.0]])
+    assert logits_of(torch.tensor([[1.0, 2.0]]), weights).tolist() == [[6.0, 9.0]]
+
+
+def test_features_are_standardised_by_those_of_training() -> None:
+    known, asked = standardised(torch.tensor([[1.0, 5.0], [3.0, 5.0]]), torch.tensor([[5.0, 5.0]]))
+    torch.testing.assert_close(known, torch.tensor([[-1.0, 0.0], [1.0, 0.0]]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(asked, torch.tensor([[3.0, 0.0]]), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_scores_and_tables_are_the_same_on_any_number_of_processes(processes: int) -> None:
+    def make() -> LinearProbe:
+        return LinearProbe(FACTS, layers=["embedding", "wide"], **SHORT)
+
+    alone = scored(make, KNOWN, ASKED)
+    assert scored(make, KNOWN, ASKED, processes) == alone
+    assert alone[0].keys() == {"linear_top1"}
+    assert alone[0]["linear_top1"] > 0.9
+
+
+def test_the_table_has_every_layer_and_setting() -> None:
+    def make() -> LinearProbe:
+        return LinearProbe(FACTS, layers=["embedding", "wide"], rates=[0.1, 1.0], weight_decays=[0.0, 0.01], **SHORT)
+
+    scores, details = scored(make, KNOWN, ASKED)
+    table = details["linear_probe"]
+    assert [(row["layer"], row["rate"], row["decay"]) for row in table["tried"]] == [
+        (layer, rate, decay) for layer in ("embedding", "wide") for rate in (0.1, 1.0) for decay in (0.0, 0.01)
+    ]
+    assert [row["layer"] for row in table["layers"]] == ["embedding", "wide"]
+    for row in table["layers"]:
+        assert row["held_out"] == max(one["held_out"] for one in table["tried"] if one["layer"] == row["layer"])
+    assert scores["linear_top1"] == next(
+        row["linear_top1"] for row in table["layers"] if row["layer"] == table["chosen"]
+    )
+
+
+def test_the_set_itself_chooses_nothing() -> None:
+    """With other labels of the set the same rate and layer are chosen."""
+    other = [(said, {**batch, "label": (batch["label"] + 1) % 3}) for said, batch in ASKED]
+    tables = [scored(lambda: LinearProbe(FACTS, **SHORT), KNOWN, asked)[1]["linear_probe"] for asked in (ASKED, other)]
+    assert tables[0]["tried"] == tables[1]["tried"]
+    assert tables[0]["layers"][0]["linear_top1"] > 0.9 > 0.2 > tables[1]["layers"][0]["linear_top1"]
+
+
+def test_a_rate_that_diverges_is_not_chosen() -> None:
+    def make() -> LinearProbe:
+        return LinearProbe(FACTS, rates=[1e38, 0.1], **SHORT)
+
+    scores, details = scored(make, KNOWN, ASKED)
+    assert details["linear_probe"]["layers"][0]["rate"] == 0.1
+    assert scores["linear_top1"] > 0.9
+
+
+def test_several_labels_are_judged_by_average_precision() -> None:
+    facts = replace(FACTS, multi_label=True)
+    several = [
+        [(said, {**batch, "label": said["embedding"][:, :3].gt(0.5).float()}) for said, batch in one]
+        for one in (KNOWN, ASKED)
+    ]
+    scores, _ = scored(lambda: LinearProbe(facts, **SHORT), *several)
+    assert scores.keys() == {"linear_mAP"}
+    assert 0.9 < scores["linear_mAP"] <= 1
+
+
+def test_top5_is_told_of_more_than_five_classes() -> None:
+    facts = Facts(samples=7, classes=tuple("abcdefg"))
+    known = batches(*around(torch.eye(7), 6, 0.1))
+    scores, _ = scored(lambda: LinearProbe(facts, rates=[0.1], **SHORT), known, known)
+    assert scores == {"linear_top1": 1.0, "linear_top5": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("facts", "keys", "message"),
+    [
+        (Facts(samples=1), {}, "linear_probe: every image of the data needs labels"),
+        (FACTS, {"layers": []}, "layers is empty"),
+        (FACTS, {"rates": []}, "rates is empty"),
+        (FACTS, {"held_out": 0.0}, "held_out is 0.0; it takes a share between 0 and 1"),
+        (FACTS, {"held_out": 1.0}, "held_out is 1.0"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_probed_is_refused(facts: Facts, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LinearProbe(facts, **keys)
+
+
+def test_too_few_training_samples_are_told() -> None:
+    with pytest.raises(Unfit, match="1 training samples are too few"):
+        scored(lambda: LinearProbe(FACTS), batches(torch.ones(1, 6), torch.zeros(1, dtype=torch.int64)), ASKED)
+
+
+def test_a_set_without_samples_has_no_score() -> None:
+    assert scored(lambda: LinearProbe(FACTS, **SHORT), KNOWN, []) == ({}, {})

@@ -1,0 +1,267 @@
+"""Exported models: written, read back by others' programs, and the same to the last digits."""
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+import opabinia
+from opabinia.config import ConfigError
+from opabinia.contracts import Detector, Facts
+from opabinia.data.sources import Digits
+from opabinia.inference.export import export
+from opabinia.inference.export.job import Different
+from opabinia.inference.export.nms import differ_in_things, left_of
+from opabinia.inference.export.wrapper import inference_of, relative
+from opabinia.models.backbones import timm as backbones
+from opabinia.models.detectors.dense import Found, suppressed
+from opabinia.models.detectors.fcos import Fcos
+from opabinia.models.weights.files import read_weights
+from opabinia.tasks.detection.task import Detection
+from opabinia.tasks.detection.test_time_augmentation import Views
+from opabinia.training import launch
+
+SMALL = ["data.workers=0", "writers=[]", "data.batch_size=16", "evaluate.every=1000ep"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return launch.train("classification/digits", [*SMALL, "train.length=4it"], out=tmp_path_factory.mktemp("runs"))[0]
+
+
+@pytest.fixture(scope="module")
+def images() -> Tensor:
+    """Five validation pictures as the model takes them."""
+    source = Digits(split="val")
+    grey = torch.stack([source[number]["image"] for number in range(5)])
+    return nn.functional.interpolate(grey.float(), 32, mode="bilinear").round().to(torch.uint8)
+
+
+# --- the Hugging Face layout ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def layout(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export(run, tmp_path_factory.mktemp("out") / "digits", form="huggingface")
+
+
+def test_timm_reads_a_classifier(run: Path, layout: Path, images: Tensor) -> None:
+    model: Any = timm.create_model(f"local-dir:{layout}", pretrained=True).eval()
+    mean, std = model.pretrained_cfg["mean"], model.pretrained_cfg["std"]
+    with torch.no_grad():
+        found = model((images / 255 - torch.tensor(mean)) / torch.tensor(std))
+        original = opabinia.load(run).task.predict({"image": images})["logits"]
+    assert torch.allclose(found, original, atol=1e-5)
+    assert original.std() > 0.01
+    config = json.loads((layout / "config.json").read_text())
+    assert (config["architecture"], config["num_classes"]) == ("test_resnet", 10)
+    assert config["label_names"] == list("0123456789")
+
+
+def test_the_card_tells_scores_classes_and_use(layout: Path) -> None:
+    card = (layout / "README.md").read_text()
+    scores = json.loads((layout / "preprocessor_config.json").read_text())
+    assert scores["image_mean"] == [0.3]
+    assert scores["transforms"][0]["name"] == "Resize"
+    assert (
+        "`val/top1`" in card
+        and "local-dir:PATH" in card
+        and "mode L; logits" in card
+        and "# license: yours to say" in card
+    )
+    assert sorted(path.name for path in layout.iterdir()) == [
+        "README.md",
+        "config.json",
+        "config.yaml",
+        "model.safetensors",
+        "preprocessor_config.json",
+    ]
+
+
+@pytest.mark.slow
+def test_a_task_that_is_more_than_its_backbone_keeps_its_names(tmp_path: Path) -> None:
+    # Without validation data pictures are drawn.
+    run, _ = launch.train("reid/digits", [*SMALL, "train.length=1it", "data.val=null"], out=tmp_path)
+    folder = export(run, form="huggingface")
+    assert folder == run / "export" / "hugging_face"
+    task = opabinia.load(run).task
+    weights = read_weights(folder / "model.safetensors")
+    assert all(torch.equal(weights[name], value) for name, value in task.state_dict().items())
+    backbone: Any = timm.create_model(f"local-dir:{folder / 'backbone'}", pretrained=True)
+    trained: Any = task.backbone
+    assert all(torch.equal(value, trained.model.state_dict()[name]) for name, value in backbone.state_dict().items())
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_file_of_torch(run: Path, images: Tensor, tmp_path: Path) -> None:
+    path = export(run, tmp_path / "new" / "model.pt2", form="torch")
+    extra = {"opabinia.json": ""}
+    module: Any = torch.export.load(path, extra_files=extra).module()
+    task = opabinia.load(run).task
+    for count in (1, 2, 5):
+        with torch.no_grad():
+            found, original = module(image=images[:count]), task.predict({"image": images[:count]})
+        assert found.keys() == original.keys()
+        assert all(torch.allclose(found[name], original[name], atol=1e-5) for name in original)
+    said = json.loads(extra["opabinia.json"])
+    assert json.loads(said["classes"]) == list("0123456789")
+    with pytest.raises(Different, match=r"largest difference is .*, allowed is 0e"):
+        export(run, tmp_path / "exact.pt2", form="torch", tolerance=0.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+def in_onnxruntime(path: Path, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is absent: pip install 'opabinia[onnx]'")
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_outputs()]
+    said = session.run(names, {name: value.numpy() for name, value in inputs.items()})
+    return {name: torch.from_numpy(value) for name, value in zip(names, said, strict=True)}
+
+
+@pytest.mark.slow
+def test_a_file_of_onnx(run: Path, images: Tensor) -> None:
+    onnx: Any = pytest.importorskip("onnx", reason="onnx is absent: pip install 'opabinia[onnx]'")
+    path = export(run)
+    assert path == run / "export" / "model.onnx"
+    task = opabinia.load(run).task
+    for count in (1, 3):
+        found = in_onnxruntime(path, {"image": images[:count]})
+        with torch.no_grad():
+            original = task.predict({"image": images[:count]})
+        assert found.keys() == original.keys()
+        assert all(torch.allclose(found[name], original[name], atol=1e-5) for name in original)
+    said = {one.key: one.value for one in onnx.load(path).metadata_props}
+    assert json.loads(said["classes"]) == list("0123456789")
+    assert json.loads(said["size"]) == [32, 32]
+    assert said["dtype"] == "uint8"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["video/digits", "selfsup/digits_simclr"])
+def test_clips_and_embeddings(recipe: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason="onnx is absent: pip install 'opabinia[onnx]'")
+    run, _ = launch.train(recipe, [*SMALL, "train.length=1it"], out=tmp_path)
+    path = export(run)  # compares
+    shape = (2, 8, 1, 32, 32) if recipe.startswith("video") else (2, 1, 40, 40)
+    found = in_onnxruntime(path, {"image": torch.randint(0, 256, shape, dtype=torch.uint8)})
+    assert found.keys() == ({"logits", "probabilities"} if recipe.startswith("video") else {"embedding"})
+    assert all(len(value) == 2 for value in found.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("detector", ["fcos", "retinanet"])
+def test_a_detector_with_suppression_in_it(detector: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason="onnx is absent: pip install 'opabinia[onnx]'")
+    few = ["train.length=8it", "schedule.warmup=0it", "task.detector.most=30", "data.val=null"]
+    # RetinaNet begins with scores of about 0.01.
+    other = ["task.detector={name: retinanet, threshold: 0.004}"] if detector == "retinanet" else []
+    run, _ = launch.train("detection/digits", [*SMALL, *other, *few], out=tmp_path)
+    path = export(run)
+    task = opabinia.load(run).task
+    image, sizes = torch.randint(0, 256, (3, 1, 256, 256), dtype=torch.uint8), [(256, 256), (200, 256), (256, 64)]
+    found = in_onnxruntime(path, {"image": image, "image_sizes": torch.tensor(sizes)})
+    with torch.no_grad():
+        original = task.predict({"image": image, "image_sizes": sizes, "picture_size": sizes})
+    assert (original["labels"] >= 0).sum() > 30
+    detected: Any = task
+    assert differ_in_things({name: original[name] for name in found}, found, detected.detector.threshold) < 1e-4
+
+
+# --- suppression and comparison ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_static_suppression_is_the_same() -> None:
+    draw = torch.Generator().manual_seed(0)
+    corners = torch.rand(3, 60, 2, generator=draw) * 60
+    boxes = torch.cat([corners, corners + 5 + 25 * torch.rand(3, 60, 2, generator=draw)], 2)
+    scores = torch.rand(3, 60, generator=draw)
+    levels = [
+        Found(scores[:, part], torch.randint(0, 3, (3, 30), generator=draw), boxes[:, part])
+        for part in (slice(30), slice(30, 60))
+    ]
+    sizes = [(64, 64), (50, 64), (64, 40)]
+    found = left_of(levels, torch.tensor(sizes), 0.3, 0.2, 50)
+    cut = left_of(levels, torch.tensor(sizes), 0.3, 0.2, 7)
+    for number, one in enumerate(suppressed(levels, sizes, 0.3, 0.2, 50)):
+        count = len(one.scores)
+        assert 7 < count < (scores[number] > 0.3).sum()
+        assert torch.equal(cut.boxes[number], one.boxes[:7])
+        assert torch.equal(found.boxes[number, :count], one.boxes)
+        assert torch.equal(found.scores[number, :count], one.scores)
+        assert torch.equal(found.labels[number, :count], one.labels)
+        assert (found.labels[number, count:] == -1).all() and (found.boxes[number, count:] == 0).all()
+
+
+def things(*rows: tuple[float, float, int]) -> dict[str, Tensor]:
+    """Of one image: left side, score and label of boxes of 10 x 10."""
+    return {
+        "boxes": torch.tensor([[[left, 0.0, left + 10, 10.0] for left, _, _ in rows]]),
+        "scores": torch.tensor([[score for _, score, _ in rows]]),
+        "labels": torch.tensor([[label for _, _, label in rows]]),
+    }
+
+
+def test_things_are_compared_with_their_like() -> None:
+    some = things((0, 0.9, 1), (30, 0.9, 2), (0, 0, -1))
+    assert differ_in_things(some, things((30, 0.9, 2), (0, 0.9, 1), (0, 0, -1)), 0.05) == 0
+    assert differ_in_things(some, things((0, 0.8996, 1), (30, 0.9, 2), (0, 0, -1)), 0.05) == pytest.approx(0.0004, 1e-3)
+    assert differ_in_things(some, things((0.02, 0.9, 1), (30, 0.9, 2), (0, 0, -1)), 0.05) == pytest.approx(
+        0.02 / 40, 1e-3
+    )
+    assert differ_in_things(some, things((1, 0.9, 1), (30, 0.9, 2), (0, 0, -1)), 0.05) == inf
+    assert differ_in_things(some, things((0, 0.8, 1), (30, 0.9, 2), (0, 0, -1)), 0.05) == inf
+    assert differ_in_things(some, things((0, 0.9, 3), (30, 0.9, 2), (0, 0, -1)), 0.05) == inf
+    # what is missing because it was at the threshold
+    assert differ_in_things(some, things((0, 0.9, 1), (30, 0.9, 2), (60, 0.0504, 1)), 0.05) == 0
+    # one of 25 where either may have suppressed the other
+    many = [(30.0 * number, 0.5 + number / 100, 1) for number in range(25)]
+    assert differ_in_things(things(*many), things(*many[:-1], (723, 0.74, 1)), 0.05) == 0
+    assert differ_in_things(things(*many), things(*many[:-2], (693, 0.73, 1), (723, 0.74, 1)), 0.05) == inf
+
+
+def test_what_is_not_finite_differs() -> None:
+    assert relative(torch.tensor([1.0, 200.0]), torch.tensor([1.0, 202.0])) == pytest.approx(0.01)
+    assert relative(torch.tensor([0.1]), torch.tensor([0.2])) == pytest.approx(0.1)
+    assert relative(torch.ones(2), torch.tensor([1.0, float("nan")])) == inf
+    assert relative(torch.ones(2), torch.ones(3)) == inf
+
+
+# --- what cannot be ---------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_library_is_named(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opabinia.inference.export.files.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"ONNX needs onnx: pip install 'opabinia\[onnx\]'"):
+        export(run, tmp_path / "model.onnx")
+
+
+def test_what_is_there_stays(run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt2"
+    path.write_text("mine")
+    with pytest.raises(ConfigError, match=r"model.pt2 is there already"):
+        export(run, path, form="torch")
+    assert path.read_text() == "mine"
+    with pytest.raises(ConfigError, match="holds no run"):
+        export(tmp_path, form="torch")
+
+
+def test_detectors_without_static_shapes_are_refused() -> None:
+    facts = Facts(samples=4, classes=("a", "b"), boxes=True)
+    backbone = partial(backbones.timm, model="test_resnet")
+    with pytest.raises(ValueError, match=r"Detector goes on image by image.*fcos and retinanet can be exported"):
+        other = Detection(facts, backbone=backbone, detector=lambda levels, facts: Detector())
+        inference_of(other).refuse_dynamic()
+    with pytest.raises(ValueError, match=r"export with task.views=null"):
+        inference_of(Detection(facts, backbone=backbone, detector=Fcos, views=Views(scales=[0.5]))).refuse_dynamic()
+    inference_of(Detection(facts, backbone=backbone, detector=Fcos)).refuse_dynamic()

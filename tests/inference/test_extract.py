@@ -1,0 +1,262 @@
+"""Features on the disk: each sample once, in order, the numbers the model gives, and nothing half written."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import opabinia
+from opabinia.config import ConfigError
+from opabinia.data.decoding import images as decode
+from opabinia.data.loader import DataError
+from opabinia.data.sources import Digits
+from opabinia.inference import extract as extracting
+from opabinia.inference.extract import extract
+from opabinia.inference.layer_names import Layers
+from opabinia.inference.predictor import Predictor
+from opabinia.training import launch
+
+SMALL = ["train.length=3it", "data.workers=0", "writers=[]", "evaluate.batch_size=100", "train.threads=1"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return launch.train("classification/digits", SMALL, out=tmp_path_factory.mktemp("runs"))[0]
+
+
+@pytest.fixture(scope="module")
+def predictor(run: Path) -> Predictor:
+    return opabinia.load(run)
+
+
+def features_of(predictor: Predictor, source: Digits) -> np.ndarray[Any, Any]:
+    """The same in another way: one by one, through the transforms of the validation data."""
+    samples = [predictor.sample(source[number]["image"]) for number in range(len(source))]
+    with torch.no_grad():
+        images = torch.stack([sample["image"] for sample in samples])
+        return predictor.task.features({"image": images})["embedding"].numpy()
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("split", ["val", "train"])
+def test_every_sample_once_and_in_order(run: Path, predictor: Predictor, split: str, tmp_path: Path) -> None:
+    """Also the training data goes through the transforms of evaluation: nothing is drawn."""
+    (out,) = extract(run, tmp_path / "out", splits=[split])
+    assert out == tmp_path / "out" and list(tmp_path.iterdir()) == [out]
+    source = Digits(split=split)
+    features = np.load(out / "features.npy", mmap_mode="r")
+    assert features.dtype == np.float32 and isinstance(features, np.memmap)
+    np.testing.assert_allclose(features, features_of(predictor, source), rtol=1e-4, atol=1e-4)
+    assert np.array_equal(np.load(out / "labels.npy"), source.labels)
+    assert json.loads((out / "ids.json").read_text()) == [source[number]["id"] for number in range(len(source))]
+    about = json.loads((out / "about.json").read_text())
+    assert (about["samples"], about["skipped"], about["split"]) == (len(source), 0, split)
+    assert about["checkpoint"].startswith("step-") and about["layers"] == {"features": "embedding"}
+    assert sorted(path.name for path in out.iterdir()) == ["about.json", "features.npy", "ids.json", "labels.npy"]
+
+
+def test_layers_have_a_file_each(run: Path, predictor: Predictor, tmp_path: Path) -> None:
+    layers = ["backbone.model.layer2", "embedding", "head", "layer3", "trunk"]
+    (out,) = extract(run, tmp_path / "out", layers=layers)
+    found = {name: np.load(out / f"{name}.npy") for name in layers}
+    assert not (out / "features.npy").exists()
+    source = Digits(split="val")
+    predictions = predictor([source[number]["image"] for number in range(9)])
+    logits = torch.stack([one["logits"] for one in predictions])
+    np.testing.assert_allclose(found["head"][:9], logits.numpy(), rtol=1e-4, atol=1e-4)
+    assert np.array_equal(found["trunk"], found["embedding"])
+    samples = [predictor.sample(source[number]["image"])["image"] for number in range(2)]
+    model: Any = predictor.task.backbone.model  # type: ignore[union-attr]
+    with torch.no_grad():
+        stem = model.maxpool(model.act1(model.bn1(model.conv1(predictor.task.normalize(torch.stack(samples))))))  # type: ignore[operator]
+        second = model.layer2(model.layer1(stem))
+        third = model.layer3(second)
+    for name, maps in (("backbone.model.layer2", second), ("layer3", third)):
+        np.testing.assert_allclose(found[name][:2], maps.flatten(1).numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_parquet_is_one_table(run: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    (plain,), (table,) = extract(run, tmp_path / "plain"), extract(run, tmp_path / "table", form="parquet")
+    found = parquet.read_table(table / "features.parquet")
+    features = np.load(plain / "features.npy")
+    assert str(found.schema.field("features").type) == f"fixed_size_list<element: float>[{features.shape[1]}]"
+    assert np.array_equal(np.stack(found["features"].to_numpy()), features)
+    assert np.array_equal(found["labels"].to_numpy(), np.load(plain / "labels.npy"))
+    assert found["ids"].to_pylist() == json.loads((plain / "ids.json").read_text())
+
+
+def test_without_its_library_parquet_is_refused_at_once(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extracting, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"--format: parquet needs pyarrow: pip install 'opabinia\[tables\]'"):
+        extract(run, tmp_path / "out", form="parquet")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("splits", [["val", "train"], ["all"], ["train", "all", "val"]], ids="-".join)
+def test_several_sets_have_a_folder_each(run: Path, tmp_path: Path, splits: list[str]) -> None:
+    found = extract(run, tmp_path / "out", splits=splits)
+    assert (
+        sorted(found) == [tmp_path / "out" / "train", tmp_path / "out" / "val"] == sorted((tmp_path / "out").iterdir())
+    )
+    assert [len(np.load(tmp_path / "out" / name / "labels.npy")) for name in ("train", "val")] == [1437, 360]
+
+
+def test_pictures_that_evaluations_keep_are_taken_from_there(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
+    (tmp_path / "pictures" / "all").mkdir(parents=True)
+    for number in range(12):
+        pixels = np.random.default_rng(number).integers(0, 256, (8, 8), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "pictures" / "all" / f"{number}.png")
+    pictures = f"data.val.source={{name: image_folder, root: {tmp_path / 'pictures'}, channels: 1}}"
+    extract(run, tmp_path / "decoded", [pictures])
+    extract(run, tmp_path / "keeping", [pictures, "data.cache=disk"])
+    monkeypatch.setattr(decode, "decoded", None)
+    extract(run, tmp_path / "kept of them", [pictures, "data.cache=disk"])
+    found = [files(tmp_path / name)["features.npy"] for name in ("decoded", "keeping", "kept of them")]
+    assert found[0] == found[1] == found[2]
+
+
+def test_without_a_place_it_is_written_into_the_run(run: Path) -> None:
+    assert extract(run) == [run / "features" / "val"]
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "batches"),
+    [(1437, 7, 4), (360, 100, 1), (1_281_167, 256, 4), (1_281_167, 32, 32), (50_000, 4096, 1), (0, 32, 1)],
+)
+def test_shards_are_large_enough_for_a_disk_and_small_enough_to_share(
+    samples: int, batch_size: int, batches: int
+) -> None:
+    job = extracting.Job(Path("out"), {}, extracting.Reader(range(samples)), batch_size, 0)  # type: ignore[arg-type]
+    assert job.batches_of_shard == batches
+
+
+def test_what_was_extracted_is_kept_when_it_is_the_same(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (out,) = extract(run, tmp_path / "out")
+    first = files(out)
+    with monkeypatch.context() as nothing_is_computed:
+        nothing_is_computed.setattr(Layers, "__call__", None)
+        assert extract(run, out) == [out] and files(out) == first
+    assert f"{out} is finished: nothing to do" in capfd.readouterr().err
+    (out / "features.npy").write_bytes(b"")
+    assert extract(run, out) == [out] and files(out) == first, "unless something is missing"
+    extract(run, out, layers=["trunk"])
+    assert sorted(files(out)) == ["about.json", "ids.json", "labels.npy", "trunk.npy"]
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_other_folders_are_refused(run: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    assert extract(run, mine) == [mine], "an empty folder is nobody's"
+    (mine / "about.json").unlink()
+    for other in (mine, mine / "labels.npy"):
+        with pytest.raises(ConfigError, match=r"--out: .* is there already, and holds no features"):
+            extract(run, other)
+
+
+def spoiling(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> list[str]:
+    """From now on features of some samples are no numbers; the ids of these."""
+    ids, real = [Digits(split="val")[number]["id"] for number in numbers], Layers.__call__
+
+    def spoiled(self: Layers, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+        wrong = torch.tensor([one in ids for one in batch["id"]])
+        return {name: value.masked_fill(wrong[:, None], float("nan")) for name, value in real(self, batch).items()}
+
+    monkeypatch.setattr(Layers, "__call__", spoiled)
+    return ids
+
+
+def test_features_that_are_no_numbers_are_told_and_what_was_good_is_kept(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (good,) = extract(run, tmp_path / "good")
+    with monkeypatch.context() as until_it_is_mended:
+        ids = spoiling(until_it_is_mended, 205, 207)
+        with pytest.raises(DataError, match=f"features: not finite for {ids[0]}, {ids[1]}"):
+            extract(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    capfd.readouterr()
+    (out,) = extract(run, tmp_path / "out")
+    assert "2 shards of 1 batches are there" in capfd.readouterr().err
+    assert files(out) == files(good) and len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options", "changed"),
+    [
+        ([], {"layers": ["trunk"]}, "layers.features, layers.trunk"),
+        ([], {"splits": ["train"]}, "data.source.split, fingerprint, split"),
+        (["evaluate.batch_size=50"], {}, "batch_size"),
+        (["task.dropout=0.5"], {}, "task.dropout"),
+        (["data.on_error=skip"], {}, "on_error"),
+        (["data.val.transforms.0.size=24"], {}, "data.transforms.0.size"),
+    ],
+    ids=["layers", "split", "batch", "task", "skip", "transforms"],
+)
+def test_what_was_begun_of_something_else_is_not_gone_on_with(
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    overrides: list[str],
+    options: dict[str, Any],
+    changed: str,
+) -> None:
+    (alone,) = extract(run, tmp_path / "alone", overrides, **options)
+    with monkeypatch.context() as until_it_is_mended:
+        spoiling(until_it_is_mended, 305)
+        with pytest.raises(DataError):
+            extract(run, tmp_path / "out")
+    capfd.readouterr()
+    (out,) = extract(run, tmp_path / "out", overrides, **options)
+    assert f"is of something else ({changed}): beginning anew" in capfd.readouterr().err
+    assert files(out) == files(alone)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"splits": ["vall"]}, r"--split: there is no 'vall'; did you mean 'val'\? sets: train, val"),
+        ({"splits": ["val", "test"]}, r"--split: there is no 'test'; sets: train, val"),
+        ({"splits": []}, r"--split: there is no ''; sets: train, val"),
+        ({"layers": ["backbone.model.layer22"]}, r"no layer 'backbone.model.layer22'; near: backbone.model.layer2"),
+        ({"layers": ["trunk", "layer9"]}, "--layers: there is no layer 'layer9'; near: layer4, layer3, layer2"),
+        ({"layers": ["labels"]}, "--layers: labels.npy is the file of something else"),
+        ({"checkpoint": "best_"}, "--checkpoint: there is no 'best_'"),
+    ],
+    ids=["split", "splits", "none", "layer", "layers", "file", "checkpoint"],
+)
+def test_what_is_not_there_is_told_before_anything_is_read(
+    run: Path, tmp_path: Path, options: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Digits, "__getitem__", None)
+    with pytest.raises(ConfigError, match=told):
+        extract(run, tmp_path / "out", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_frozen_model_has_features(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def frozen(*arguments: Any, **how: Any) -> Predictor:
+        predictor = opabinia.load(*arguments, **how)
+        predictor.task.requires_grad_(False)
+        return predictor
+
+    (expected,) = extract(run, tmp_path / "expected", layers=["trunk", "head"])
+    monkeypatch.setattr(extracting, "load", frozen)
+    (out,) = extract(run, tmp_path / "out", layers=["trunk", "head"])
+    assert files(out) == files(expected)

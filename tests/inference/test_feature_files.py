@@ -1,0 +1,96 @@
+"""Arrays that grow on the disk come back as they were."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from opabinia.contracts import Unfit
+from opabinia.inference import feature_files
+from opabinia.inference.feature_files import NpyFiles, Parquet, Piece, Writer, read_pieces
+
+IDS = ['"0\n', "1, ü", "c/2\\.png", "\udcff3", "  4 "]
+"""Of files with odd names, one of them no UTF-8."""
+
+
+def pieces() -> list[Piece]:
+    """Identities of two cameras, in pieces of 3 and 2."""
+    numbers = np.arange(5)
+    whole = {"features": np.float32(numbers[:, None] * np.ones(2)), "cameras": numbers % 2}
+    return [Piece({name: one[part] for name, one in whole.items()}, IDS[part]) for part in (slice(3), slice(3, 5))]
+
+
+def written(writer: Writer, some: list[Piece]) -> None:
+    for one in some:
+        writer.append(one)
+    writer.close()
+
+
+def test_arrays_are_as_numpy_reads_them(tmp_path: Path) -> None:
+    written(NpyFiles(tmp_path), pieces())
+    features = np.load(tmp_path / "features.npy", mmap_mode="r")
+    assert isinstance(features, np.memmap) and features.dtype == np.float32
+    assert features.tolist() == [[number, number] for number in range(5)]
+    assert np.load(tmp_path / "cameras.npy").tolist() == [0, 1, 0, 1, 0]
+    assert json.loads((tmp_path / "ids.json").read_text()) == IDS
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 100])
+def test_what_is_written_is_read_in_any_pieces(tmp_path: Path, rows: int) -> None:
+    written(NpyFiles(tmp_path), pieces())
+    found = list(read_pieces(tmp_path, rows))
+    assert all(len(one.ids) <= rows for one in found) and [name for one in found for name in one.ids] == IDS
+    assert np.array_equal(np.concatenate([one.columns["features"] for one in found])[:, 0], np.arange(5))
+    assert found[0].columns.keys() == {"features", "cameras"}
+
+
+def test_nothing_is_read_where_nothing_was_written(tmp_path: Path) -> None:
+    written(NpyFiles(tmp_path), [])
+    assert json.loads((tmp_path / "ids.json").read_text()) == [] == list(read_pieces(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("rows", "held", "groups"), [(1, 2**20, 2), (7, 2**20, 1), (8192, 2**20, 1), (8192, 1, 2)], ids=str
+)
+def test_a_table_has_the_same_rows_in_groups(
+    tmp_path: Path, rows: int, held: int, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(feature_files, "_ROW_GROUP", rows)
+    monkeypatch.setattr(feature_files, "_HELD", held)
+    written(Parquet(tmp_path), pieces())
+    file = parquet.ParquetFile(tmp_path / "features.parquet")
+    assert file.num_row_groups == groups
+    table = file.read()
+    assert str(table.schema.field("features").type) == "fixed_size_list<element: float>[2]"
+    assert table["features"].to_pylist() == [[number, number] for number in range(5)]
+    assert table["cameras"].to_pylist() == [0, 1, 0, 1, 0]
+    assert table["ids"].to_pylist() == [*IDS[:3], r"\udcff3", IDS[4]]
+
+
+@pytest.mark.parametrize("form", [NpyFiles, Parquet])
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (
+            np.ones((2, 3), np.float32),
+            "features: 3 float32 for some samples, 2 float32 for others; where images differ",
+        ),
+        (np.ones((2, 2), np.float64), "features: 2 float64 for some samples, 2 float32"),
+        (np.ones(2, np.float32), "features: one float32 for some samples"),
+    ],
+    ids=["length", "type", "shape"],
+)
+def test_rows_of_another_length_are_told(
+    tmp_path: Path, form: type[NpyFiles] | type[Parquet], other: np.ndarray, told: str
+) -> None:
+    """Otherwise they would run into each other."""
+    if form is Parquet:
+        pytest.importorskip("pyarrow")
+    first = Piece({"features": np.ones((2, 2), np.float32)}, ["a", "b"])
+    writer = form(tmp_path)
+    writer.append(first)
+    with pytest.raises(Unfit, match=told):
+        writer.append(Piece({"features": other}, ["c", "d"]))
+    writer.close()

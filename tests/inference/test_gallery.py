@@ -1,0 +1,255 @@
+"""Looking for pictures among others: predictions with a gallery, verdicts by name, heat maps."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import opabinia
+from opabinia.config import ConfigError
+from opabinia.contracts import Batch, Facts, Predictions, Task
+from opabinia.data.loader import DataError
+from opabinia.data.sources import Digits
+from opabinia.evaluation.retrieval.distances import nearest
+from opabinia.inference import predict
+from opabinia.inference.predictor import Prediction, Predictor
+from opabinia.inference.retrieval.gallery import Gallery, Whose, whose
+from opabinia.training import launch
+from opabinia.visualization.drawing import FRAMES, heated, sheet
+
+SMALL = ["train.length=60it", "data.workers=0", "writers=[]", "evaluate.batch_size=7"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return launch.train("classification/digits", SMALL, out=tmp_path_factory.mktemp("runs"))[0]
+
+
+@pytest.fixture(scope="module")
+def predictor(run: Path) -> Predictor:
+    return opabinia.load(run)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``gallery`` with a folder for each digit, and three pictures in ``queries`` named as Market-1501's are."""
+    folder = tmp_path_factory.mktemp("pictures")
+    source = Digits(split="val")
+    for number in range(43):
+        sample = source[number]
+        place = folder / "gallery" / str(sample["label"]) / f"{number:02d}.png"
+        if number >= 40:
+            place = folder / "queries" / f"{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(sample["image"][0].numpy()).save(place)
+    return folder
+
+
+def searched(paths: list[Path], features: Tensor, root: Path) -> Gallery:
+    return Gallery(paths, root, lambda embeddings, k: nearest(embeddings, features, k))
+
+
+# --- verdicts -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("g/0002_c1s1_000451_03.jpg", Whose("0002", "1")),
+        ("g/x/-1_c3s2_1.jpg", Whose("-1", "3")),
+        ("g/0005_C12.png", Whose("0005", "12")),
+        ("g/anna/12_cat.png", Whose("anna")),
+        ("g/12_cat.png", Whose(None)),
+    ],
+    ids=lambda value: str(value) if isinstance(value, str) else "",
+)
+def test_names_tell_whose_a_picture_is(path: str, expected: Whose) -> None:
+    assert whose(Path(path), Path("g")) == expected
+
+
+def test_verdicts() -> None:
+    names = ["0001_c1_0.jpg", "0001_c2_0.jpg", "0002_c1_0.jpg", "-1_c2_0.jpg", "0000_c2_0.jpg", "holiday.jpg"]
+    features = torch.eye(6)
+    features[:, 0] += torch.linspace(1, 0, 6)  # nearest in this order to the first direction
+    gallery = searched([Path("g", name) for name in names], features, Path("g"))
+
+    def verdicts(query: str) -> list[str | None]:
+        (found,) = gallery.nearest([Path("q", query)], torch.eye(6)[:1], 6)
+        distances = [one.distance for one in found]
+        assert distances == sorted(distances) and [one.number for one in found] == list(range(6))
+        return [one.verdict for one in found]
+
+    assert verdicts("0001_c1_9.jpg") == ["junk", "right", "wrong", "junk", "wrong", None]
+    assert verdicts("0003_c1_9.jpg") == [None] * 6, "nobody in the gallery is called so"
+    assert verdicts("photo.jpg") == [None] * 6
+
+
+def test_a_picture_does_not_find_itself(tmp_path: Path) -> None:
+    names = [tmp_path / "a.jpg", tmp_path / "b.jpg", tmp_path / "c.jpg"]
+    gallery = searched(names, torch.eye(3), tmp_path)
+    (found,) = gallery.nearest([tmp_path / "x" / ".." / "b.jpg"], torch.eye(3)[1:2], 2)
+    assert [one.number for one in found] == [0, 2], "of equal distances the first comes first"
+    assert [one.number for one in gallery.nearest([Path("other.jpg")], torch.eye(3)[1:2], 9)[0]] == [1, 0, 2]
+
+
+# --- embeddings -----------------------------------------------------------------------------------------------------
+
+
+class Toy(Task):
+    """Gives the mean colour; how, a test says."""
+
+    def __init__(self, predicted: str, features: str = "embedding") -> None:
+        super().__init__()
+        self.scale = nn.Conv2d(3, 3, 1)
+        self.scale.weight.data[:, :, 0, 0], self.scale.bias.data[:] = torch.eye(3), 0  # type: ignore[index]
+        self._names = predicted, features
+        self.predictions = 0
+
+    def predict(self, batch: Batch) -> Predictions:
+        self.predictions += 1
+        return {self._names[0]: self._mean(batch)}
+
+    def features(self, batch: Batch) -> dict[str, Tensor]:
+        return {self._names[1]: self._mean(batch) * 2}
+
+    def _mean(self, batch: Batch) -> Tensor:
+        maps: Tensor = self.scale(batch["image"].float())
+        return maps.mean((2, 3))
+
+    def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
+        return {"embedding": next(iter(prediction.values())).tolist() * 3}
+
+
+def samples(*colours: tuple[float, float, float]) -> list[dict[str, Any]]:
+    return [
+        {"image": torch.tensor(colour)[:, None, None].expand(3, 4, 4), "id": f"{number}"}
+        for number, colour in enumerate(colours)
+    ]
+
+
+@pytest.mark.parametrize(("predicted", "runs"), [("embedding", 2), ("logits", 1)])
+def test_embeddings_are_what_is_predicted_or_else_features(predicted: str, runs: int) -> None:
+    task = Toy(predicted)
+    predictor = Predictor(task, [], Facts(samples=1))
+    for _ in range(2):
+        found = predictor.embeddings(samples((3, 4, 0), (0, 0, 9)))
+    torch.testing.assert_close(found, torch.tensor([[0.6, 0.8, 0], [0, 0, 1]]))
+    assert task.predictions == runs, "what is not in the predictions is not looked for in them again"
+
+
+def test_embeddings_that_are_no_numbers_are_told() -> None:
+    predictor = Predictor(Toy("embedding"), [], Facts(samples=1))
+    with pytest.raises(DataError, match=r"not finite for 1$"):
+        predictor.embeddings(samples((1, 1, 1), (float("nan"), 1, 1)))
+
+
+def test_a_similarity_is_explained_by_where_it_comes_from() -> None:
+    predictor = Predictor(Toy("embedding"), [], Facts(samples=1))
+    image = torch.zeros(3, 8, 8)
+    image[0, :4], image[1, 4:] = 1.0, 1.0
+    sample = [{"image": image, "id": ""}]
+    red = predictor.explain(sample, torch.tensor([[1.0, 0, 0]]))[0]
+    green = predictor.explain(sample, torch.tensor([[0, 1.0, 0]]))[0]
+    assert red[:4].min() == 1 and red[4:].max() == 0
+    assert green[:4].max() == 0 and green[4:].min() == 1
+    assert predictor.explain(sample).max() == 1, "its length"
+
+
+def test_what_cannot_be_explained_is_told() -> None:
+    predictor = Predictor(Toy("embedding"), [], Facts(samples=1))
+    with pytest.raises(ValueError, match="give a gallery"):
+        predictor.explain(samples((1, 0, 0)))
+    with pytest.raises(ValueError, match="not several views"):
+        predictor.explain([{"image": torch.zeros(2, 3, 4, 4), "id": ""}])
+
+
+def test_a_task_may_explain_itself() -> None:
+    task = Toy("logits")
+    task.explain = lambda batch: batch["image"][:, 0].double()  # type: ignore[assignment]
+    found = Predictor(task, [], Facts(samples=1)).explain(samples((0.5, 0, 0)))
+    assert found.dtype == torch.float32 and torch.equal(found, torch.full((1, 4, 4), 0.5))
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_the_nearest_are_written_and_drawn(run: Path, predictor: Predictor, pictures: Path, tmp_path: Path) -> None:
+    gallery = sorted((pictures / "gallery").rglob("*.png"))
+    query = pictures / "queries" / "41.png"
+    predict.retrieve(run, [query, gallery[5]], pictures / "gallery", tmp_path, nearest=4)
+    first, second = (json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines())
+    own, others = (predictor.embeddings([predictor.sample(path) for path in some]) for some in ([query], gallery))
+    similarity, order = (others @ own[0]).sort(descending=True, stable=True)
+    assert [one["path"] for one in first["nearest"]] == [str(gallery[number]) for number in order[:4]]
+    assert [one["distance"] for one in first["nearest"]] == pytest.approx((1 - similarity[:4]).tolist(), abs=2e-6)
+    assert {one["verdict"] for one in first["nearest"]} == {None}, "nobody tells whose it is"
+    assert second["path"] not in [one["path"] for one in second["nearest"]]
+    digit = Path(second["path"]).parent.name
+    expected = ["right" if Path(one["path"]).parent.name == digit else "wrong" for one in second["nearest"]]
+    assert [one["verdict"] for one in second["nearest"]] == expected and "right" in expected
+    with Image.open(tmp_path / "sheets" / f"00001-{gallery[5].stem}.png") as drawn:
+        assert drawn.size == (5 * 132, 132 + 2 * 14)
+        colours = {colour for _, colour in drawn.getcolors(1 << 20) or []}
+    assert {FRAMES[verdict] in colours for verdict in expected} == {True}
+
+
+def test_heat_maps_are_drawn(run: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    queries = sorted((pictures / "queries").glob("*.png"))
+    predict.predict(run, queries, tmp_path / "classes", explain=True)
+    predict.retrieve(run, queries[:1], pictures / "gallery", tmp_path / "near", explain=True)
+    drawn = sorted((tmp_path / "classes" / "explained").iterdir())
+    assert [path.name for path in drawn] == ["00000-40.png", "00001-41.png", "00002-42.png"]
+    with Image.open(drawn[0]) as one, Image.open(tmp_path / "near" / "explained" / "00000-40.png") as other:
+        assert one.size == other.size == (256, 256)
+        assert any(red != blue for _, (red, _, blue) in one.getcolors(1 << 20) or []), "there is colour"
+        assert one.tobytes() != other.tobytes()
+
+
+def test_broken_pictures_are_told_and_the_others_done(run: Path, pictures: Path, tmp_path: Path) -> None:
+    (tmp_path / "gallery").mkdir()
+    (tmp_path / "gallery" / "broken.png").write_text("no picture")
+    query = pictures / "queries" / "41.png"
+    with pytest.raises(DataError, match=r"none of the 1 pictures in .*gallery can be read; .*broken.png cannot"):
+        predict.retrieve(run, [query], tmp_path / "gallery", tmp_path / "out")
+    (tmp_path / "gallery" / "whole.png").write_bytes(query.read_bytes())
+    with pytest.raises(DataError, match="1 of 3 files were left out"):
+        predict.retrieve(run, [query], tmp_path / "gallery", tmp_path / "out")
+    (line,) = (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()
+    (found,) = json.loads(line)["nearest"]
+    assert found["distance"] == pytest.approx(0, abs=1e-5) and found["path"].endswith("whole.png")
+
+
+def test_a_gallery_of_the_query_alone_explains_nothing(run: Path, pictures: Path, tmp_path: Path) -> None:
+    query = pictures / "queries" / "41.png"
+    predict.retrieve(run, [query], query, tmp_path / "out")
+    with pytest.raises(ConfigError, match="nothing but the picture"):
+        predict.retrieve(run, [query], query, tmp_path / "out", explain=True)
+
+
+def test_captions_tell_no_long_lists() -> None:
+    embedding = Prediction({}, {"embedding": [0.1] * 128, "count": 2, "box": [1, 2]})
+    assert predict.caption(embedding, ", ") == "embedding: 128 values, count: 2, box: [1, 2]"
+
+
+# --- drawing --------------------------------------------------------------------------------------------------------
+
+
+def test_frames_have_the_colour_of_the_verdict() -> None:
+    pictures = [Image.new("RGB", (20, 10), (1, 2, 3))] * 4
+    paper = sheet(pictures, ["one\ntwo"] * 4, columns=4, size=20, frames=["right", "wrong", "junk", None])
+    colours = [paper.getpixel((number * 32 + 6, 6 + 4)) for number in range(4)]  # right above each picture
+    assert colours[:3] == list(FRAMES.values()) and colours[3] not in FRAMES.values()
+    assert {paper.getpixel((number * 32 + 16, 16)) for number in range(4)} == {(1, 2, 3)}
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_heat_leaves_cold_places_grey_and_turns_hot_ones_red(channels: int) -> None:
+    picture = heated(torch.full((channels, 1, 3), 100, dtype=torch.uint8), torch.tensor([[0, 0.5, 1.0]]))
+    (cold, middle, hot) = (picture.getpixel((column, 0)) for column in range(3))
+    assert cold == (100, 100, 100)
+    assert middle[1] == max(middle) and hot[0] == max(hot)  # type: ignore[index, type-var, arg-type]

@@ -1,0 +1,144 @@
+"""Pictures in, predictions out: from Python; the command is looked at in tests/cli."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import opabinia
+from opabinia.config import ConfigError
+from opabinia.data.sources import Digits
+from opabinia.inference.predictor import Predictor, image_of
+from opabinia.training import launch
+
+SMALL = ["train.length=60it", "data.workers=0", "writers=[]", "evaluate.batch_size=7"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return launch.train("classification/digits", SMALL, out=tmp_path_factory.mktemp("runs"))[0]
+
+
+@pytest.fixture(scope="module")
+def predictor(run: Path) -> Predictor:
+    return opabinia.load(run)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twenty digits as files, two of them in a folder inside."""
+    folder = tmp_path_factory.mktemp("pictures")
+    (folder / "inside").mkdir()
+    source = Digits(split="val")
+    for number in range(20):
+        path = folder / ("inside" if number % 10 == 3 else "") / f"{number:02d}-is-{source[number]['label']}.png"
+        Image.fromarray(source[number]["image"][0].numpy()).save(path)
+    return folder
+
+
+def test_what_is_predicted_is_what_was_evaluated(run: Path, predictor: Predictor, folder: Path) -> None:
+    source = Digits(split="val")
+    pictures = [source[number]["image"] for number in range(len(source))]
+    found = predictor(pictures)
+    right = [one["logits"].argmax() == source[number]["label"] for number, one in enumerate(found)]
+    assert sum(map(int, right)) / len(source) == launch.evaluate(run)["val/top1"]
+    assert found[0]["probabilities"].sum() == pytest.approx(1, abs=1e-5)
+
+
+def test_every_kind_of_picture_gives_the_same(predictor: Predictor, folder: Path) -> None:
+    path = sorted(folder.glob("*.png"))[0]
+    image = Image.open(path)
+    array = np.array(image)
+    tensor = torch.from_numpy(array)[None]
+    kinds: list[Any] = [
+        path,
+        str(path),
+        image,
+        image.convert("RGB"),
+        array,
+        np.stack([array] * 3, 2),
+        tensor,
+        tensor / 255,
+    ]
+    one_by_one = [predictor(kind) for kind in kinds]
+    together = predictor(kinds[:7])
+    for found in [*one_by_one, *together]:
+        assert torch.allclose(
+            found["logits"], one_by_one[0]["logits"], atol=0.05
+        )  # floats are resized without rounding to whole values
+        assert found.readable["top"][0]["class"] == one_by_one[0].readable["top"][0]["class"]
+    assert predictor([]) == []
+
+
+def test_the_best_five_with_their_probabilities(predictor: Predictor, folder: Path) -> None:
+    found = predictor(sorted(folder.glob("*.png"))[0])
+    top = found.readable["top"]
+    assert len(top) == 5 and {one["class"] for one in top} <= set(predictor.classes)
+    values = [one["probability"] for one in top]
+    assert values == sorted(values, reverse=True) and values[0] == pytest.approx(
+        float(found["probabilities"].max()), abs=1e-6
+    )
+    json.dumps(found.readable)
+
+
+def test_predicting_disturbs_no_generator(predictor: Predictor, folder: Path) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    predictor(sorted(folder.glob("*.png")))
+    assert torch.equal(torch.rand(2), expected)
+
+
+@pytest.mark.parametrize(
+    ("picture", "told"),
+    [
+        (np.zeros((4, 4)), "an array is uint8, H x W or H x W x 3"),
+        (np.zeros((4, 4, 2), dtype=np.uint8), "an array is uint8"),
+        (torch.zeros(4, 4), "a tensor is C x H x W"),
+        (torch.zeros(1, 4, 4, dtype=torch.int64), "a tensor is uint8, or float in 0 to 1"),
+        (np.zeros((0, 4, 3), dtype=np.uint8), r"an array has pixels, not \(0, 4, 3\)"),
+        (torch.zeros(3, 4, 0), r"a tensor has pixels, not \(3, 4, 0\)"),
+        (None, "a picture is a path, a PIL image, an array or a tensor, not a NoneType"),
+    ],
+    ids=str,
+)
+def test_what_is_no_picture_is_told(predictor: Predictor, picture: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        predictor(picture)
+
+
+def test_an_order_of_colours_that_there_is_not_is_told(predictor: Predictor) -> None:
+    with pytest.raises(ValueError, match="the order of colours is RGB or BGR, not 'bgr'"):
+        predictor(np.zeros((4, 4, 3), dtype=np.uint8), order="bgr")  # type: ignore[call-overload]
+
+
+def test_colours_have_the_order_red_green_blue() -> None:
+    red = np.zeros((2, 2, 3), dtype=np.uint8)
+    red[..., 0] = 200
+    for kind in (red, Image.fromarray(red), torch.from_numpy(red).permute(2, 0, 1)):
+        assert image_of(kind, 3)[:, 0, 0].tolist() == [200, 0, 0]
+        assert image_of(kind, 1)[0, 0, 0].item() == 60  # ITU-R 601: 0.299 of red
+
+
+def test_a_run_can_be_loaded_without_its_data(run: Path, tmp_path: Path) -> None:
+    config = (run / "config.yaml").read_text()
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    (moved / "checkpoints").symlink_to(run / "checkpoints")
+    gone = f"source: {{name: image_folder, root: {tmp_path}/gone}}"
+    changed = re.sub(r"source: {name: digits, split: \w+}", gone, config)
+    assert changed.count("gone") == 2
+    (moved / "config.yaml").write_text(changed)
+    assert opabinia.load(moved, checkpoint="last").classes == tuple("0123456789")
+
+
+def test_loading_what_is_not_there(tmp_path: Path, run: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no folder"):
+        opabinia.load(tmp_path / "no")
+    with pytest.raises(ConfigError, match="there is no 'step-00000007'; there are: best, last, step-"):
+        opabinia.load(run, checkpoint="step-00000007")

@@ -1,0 +1,177 @@
+"""Searching an index on the disk: it answers as plain products do, and is made anew exactly when it must be."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import opabinia
+from opabinia.config import ConfigError
+from opabinia.data.loader import DataError
+from opabinia.data.sources import Digits
+from opabinia.inference.predictor import Predictor
+from opabinia.inference.retrieval.search import in_order, search
+from opabinia.training import launch
+
+pytest.importorskip("faiss", reason="the extra opabinia[search] is not installed")
+
+SMALL = ["train.length=9it", "checkpoint.every=5it", "data.workers=0", "writers=[]", "evaluate.batch_size=8"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return launch.train("classification/digits", SMALL, out=tmp_path_factory.mktemp("runs"))[0]
+
+
+@pytest.fixture(scope="module")
+def predictor(run: Path) -> Predictor:
+    return opabinia.load(run)
+
+
+def write(path: Path, number: int) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(Digits(split="val")[number]["image"][0].numpy()).save(path)
+    return path
+
+
+@pytest.fixture
+def gallery(tmp_path: Path) -> Path:
+    for number in range(20):
+        write(tmp_path / "gallery" / str(number % 3) / f"{number:02d}.png", number)
+    return tmp_path / "gallery"
+
+
+@pytest.fixture
+def ask(
+    run: Path, gallery: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[dict[str, Any], int]]:
+    """The answer to a query, and how many pictures had to be embedded for it."""
+    embedded: list[int] = []
+    plain = Predictor.embeddings
+
+    def counted(self: Predictor, samples: list[dict[str, Any]]) -> torch.Tensor:
+        embedded.append(len(samples))
+        return plain(self, samples)
+
+    monkeypatch.setattr(Predictor, "embeddings", counted)
+    query = write(gallery.parent / "query.png", 30)
+    index = gallery.parent / "kept" / "gallery.faiss"
+
+    def ask(**options: Any) -> tuple[dict[str, Any], int]:
+        embedded.clear()
+        capsys.readouterr()
+        search(run, gallery, [query], as_json=True, **{"index": index, "nearest": 5, **options})
+        (line,) = capsys.readouterr().out.splitlines()
+        return json.loads(line), sum(embedded)
+
+    return ask
+
+
+Ask = Callable[..., tuple[dict[str, Any], int]]
+
+
+def test_it_answers_as_plain_products_do(ask: Ask, predictor: Predictor, gallery: Path) -> None:
+    paths = sorted(gallery.rglob("*.png"))
+    features = predictor.embeddings([predictor.sample(path) for path in paths])
+    (query,) = predictor.embeddings([predictor.sample(gallery.parent / "query.png")])
+    similarity, order = (features @ query).sort(descending=True)
+    answer, _ = ask()
+    assert [one["path"] for one in answer["nearest"]] == [str(paths[number]) for number in order[:5]]
+    assert [one["distance"] for one in answer["nearest"]] == pytest.approx((1 - similarity[:5]).tolist(), abs=2e-6)
+    assert len(ask(nearest=99)[0]["nearest"]) == 20
+
+
+def test_a_second_search_embeds_only_the_query(ask: Ask) -> None:
+    first, embedded = ask()
+    assert embedded == 21
+    assert ask() == (first, 1)
+
+
+def touched(gallery: Path) -> None:
+    os.utime(gallery / "0" / "00.png", ns=(1, 1))
+
+
+def more(gallery: Path) -> None:
+    write(gallery / "new.png", 40)
+
+
+def fewer(gallery: Path) -> None:
+    (gallery / "0" / "00.png").unlink()
+
+
+def cut_short(gallery: Path) -> None:
+    index = gallery.parent / "kept" / "gallery.faiss"
+    index.write_bytes(index.read_bytes()[:-1])
+
+
+def no_index(gallery: Path) -> None:
+    (gallery.parent / "kept" / "gallery.faiss").unlink()
+
+
+def no_json(gallery: Path) -> None:
+    (gallery.parent / "kept" / "gallery.faiss.json").write_text("[")
+
+
+@pytest.mark.parametrize("change", [touched, more, fewer, cut_short, no_index, no_json])
+def test_what_has_changed_makes_it_anew(ask: Ask, gallery: Path, change: Callable[[Path], None]) -> None:
+    ask()
+    change(gallery)
+    pictures = len(list(gallery.rglob("*.png")))
+    answer, embedded = ask(nearest=99)
+    assert embedded == pictures + 1 and len(answer["nearest"]) == pictures
+    assert ask(nearest=99) == (answer, 1)
+
+
+def test_another_checkpoint_makes_it_anew(ask: Ask, run: Path) -> None:
+    ask(checkpoint="last")
+    assert ask(checkpoint="step-00000005")[1] == 21
+    assert ask(checkpoint="last")[1] == 21
+
+
+def test_without_a_place_the_index_is_in_the_run(ask: Ask, run: Path, gallery: Path) -> None:
+    ask(index=None)
+    assert ask(index=None)[1] == 1
+    assert len(list((run / "search").glob("gallery-*.faiss"))) == 1
+
+
+def test_somebody_elses_file_is_not_overwritten(ask: Ask, gallery: Path) -> None:
+    mine = gallery.parent / "thesis.txt"
+    mine.write_text("years of work")
+    with pytest.raises(ConfigError, match=r"--index: .*thesis.txt is there already"):
+        ask(index=mine)
+    assert mine.read_text() == "years of work"
+
+
+def test_broken_pictures(
+    ask: Ask, run: Path, gallery: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    (gallery / "broken.png").write_text("no picture")
+    assert len(ask(nearest=99)[0]["nearest"]) == 20
+    caplog.clear()
+    assert ask()[1] == 1, "it is not tried again as long as it stays as it is"
+    assert "1 of 21 pictures could not be read when" in caplog.text
+    with pytest.raises(DataError, match="1 of 2 pictures could not be read"):
+        search(run, gallery, [gallery / "broken.png", gallery.parent / "query.png"], as_json=True)
+    assert json.loads(capsys.readouterr().out)["path"].endswith("query.png")
+    (gallery / "worse").mkdir()
+    (gallery / "broken.png").rename(gallery / "worse" / "broken.png")
+    with pytest.raises(DataError, match=r"none of the 1 pictures in .*worse can be read"):
+        search(run, gallery / "worse", [gallery.parent / "query.png"])
+
+
+def test_equal_ones_come_in_the_order_of_the_gallery() -> None:
+    distances, places = torch.tensor([[0.1, 0.1, 0.2, 0.3, 0.3]]), torch.tensor([[7, 2, 9, 5, 0]])
+    sorted_distances, order = in_order(distances, places)
+    assert order.tolist() == [[2, 7, 9, 0, 5]] and torch.equal(sorted_distances, distances)
+
+
+def test_faiss_is_an_extra(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(ConfigError, match=r"search needs faiss: pip install 'opabinia\[search\]'"):
+        ask()

@@ -1,0 +1,311 @@
+"""A server as a process of its own, asked over HTTP."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import opabinia
+from opabinia.data.sources import Digits
+from opabinia.inference.serving.limits import Limits, Received, Refused, refuse_film, refuse_picture
+from opabinia.training import launch
+
+SMALL = ["train.length=4it", "data.workers=0", "writers=[]", "data.batch_size=16"]
+
+
+class Answer(NamedTuple):
+    status: int
+    said: Any
+
+
+class Server(NamedTuple):
+    process: subprocess.Popen[str]
+    address: str
+
+    def get(self, path: str, **headers: str) -> Answer:
+        return self._ask(urllib.request.Request(self.address + path, headers=headers))
+
+    def post(self, body: Any, **headers: str) -> Answer:
+        headers = {"Content-Type": "application/octet-stream", **headers}
+        return self._ask(urllib.request.Request(self.address + "/predict", body, headers))
+
+    def form(self, files: Sequence[tuple[str, bytes]]) -> Answer:
+        parts = [
+            f'--edge\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'.encode() + one + b"\r\n"
+            for name, one in files
+        ]
+        return self.post(b"".join(parts) + b"--edge--\r\n", **{"Content-Type": "multipart/form-data; boundary=edge"})
+
+    def _ask(self, request: urllib.request.Request) -> Answer:
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return Answer(response.status, json.loads(response.read()))
+        except urllib.error.HTTPError as error:
+            return Answer(error.code, json.loads(error.read()))
+
+
+@contextmanager
+def started(run: Path, *options: str) -> Iterator[Server]:
+    """A server on a free port, which ends as it should when it is told to."""
+    program = [sys.executable, "-m", "opabinia", "serve", str(run), "--port", "0", *options]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert " answers at http://127.0.0.1:" in line, line + process.stdout.read()
+        try:
+            yield Server(process, line.split()[3])
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 143
+        assert process.stdout.read() == ""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return launch.train("classification/digits", SMALL, out=tmp_path_factory.mktemp("runs"))[0]
+
+
+@pytest.fixture(scope="module")
+def server(run: Path) -> Iterator[Server]:
+    for name in ("fastapi", "uvicorn", "python_multipart"):
+        pytest.importorskip(name, reason=f"{name} is absent: pip install 'opabinia[serve]'")
+    with started(run, "--max-waiting", "4") as server:
+        yield server
+
+
+def digit(number: int, kind: str = "PNG", side: int = 8) -> bytes:
+    source = Digits(split="val")
+    file = BytesIO()
+    Image.fromarray(source[number]["image"][0].numpy()).resize((side, side)).save(file, kind)
+    return file.getvalue()
+
+
+def empty_png(width: int, height: int) -> bytes:
+    """A PNG of black pixels, which takes a thousandth of them."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return len(content).to_bytes(4) + name + content + zlib.crc32(name + content).to_bytes(4)
+
+    squeeze = zlib.compressobj(1)
+    row = bytes(1 + width // 8)
+    content = b"".join(squeeze.compress(row) for _ in range(height)) + squeeze.flush()
+    header = width.to_bytes(4) + height.to_bytes(4) + bytes([1, 0, 0, 0, 0])
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", content) + chunk(b"IEND", b"")
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_said_is_what_the_predictor_says(run: Path, server: Server, tmp_path: Path) -> None:
+    files = [("one.png", digit(0)), ("no\u00e9 \u0001.jpg", digit(1, "JPEG", 40))]
+    status, said = server.form(files)
+    assert status == 200
+    assert [one.pop("path") for one in said["predictions"]] == ["one.png", "no\u00e9 ?.jpg"]
+    paths = []
+    for name, content in files:
+        paths.append(tmp_path / name)
+        paths[-1].write_bytes(content)
+    assert said["predictions"] == [one.readable for one in opabinia.load(run)(paths)]
+    assert server.post(digit(0)).said["predictions"][0]["top"] == said["predictions"][0]["top"]
+
+
+def test_it_tells_what_it_is(server: Server) -> None:
+    said = server.get("/model").said
+    assert (said["name"], said["task"], said["takes"]) == ("digits/default", "classification", "pictures")
+    assert said["classes"] == list("0123456789")
+    assert server.get("/health") == (200, {"status": "ok", "requests": 0})
+    status, wrong = server.get("/docs")
+    assert status == 404 and wrong["error"].startswith("there is no GET /docs; there are: GET /, ")
+    assert server.get("/predict").status == 405
+    assert server.get("/gallery/../../etc/passwd").status == 404
+    assert server.get("/health", Host="elsewhere.example").status == 421
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_picture_is_refused(server: Server) -> None:
+    for content, wanted, words in [
+        (b"just some words", 415, "is no picture (BMP, GIF, JPEG"),
+        (b"", 422, "empty"),
+        (digit(0, "JPEG", 200)[:900], 422, "broken"),
+        (digit(0, "PNG", 200)[:-60], 422, "broken"),
+        (b"\x89PNG\r\n\x1a\nnothing else", 422, "broken"),
+    ]:
+        status, said = server.form([("picture.jpg", content)])
+        assert (status, list(said)) == (wanted, ["error"])
+        assert words in said["error"] and "\n" not in said["error"] and "Traceback" not in said["error"]
+    assert server.post(b"").status == 422
+    assert server.post(b"nonsense", **{"Content-Type": "multipart/form-data; boundary=x"}).status == 422
+    assert server.post(b"nonsense", **{"Content-Type": "multipart/form-data"}).status == 422
+    assert server.form([("a.png", digit(0))] * 33) == (413, {"error": "at most 32 pictures in one request"})
+    assert server.post(digit(0)).status == 200
+
+
+def test_a_picture_of_200_megapixels_is_refused_undecoded(server: Server) -> None:
+    bomb = empty_png(20_000, 10_000)
+    assert len(bomb) < 2_000_000
+    began = time.monotonic()
+    status, said = server.form([("bomb.png", bomb)])
+    assert (status, said["error"]) == (413, "bomb.png has more than 50 megapixels")
+    assert time.monotonic() - began < 10
+    assert server.form([("large.png", empty_png(8_000, 8_000))]).said["error"] == (
+        "large.png has 8000 x 8000 = 64 megapixels, more than 50"
+    )
+    status, said = server.form([("line.png", empty_png(20_000, 16))])
+    assert (status, said["error"]) == (422, "line.png is 20000 x 16: one side may be at most 20 times the other")
+    assert server.post(digit(0)).status == 200
+
+
+def test_a_body_that_is_too_large_is_not_kept(server: Server) -> None:
+    assert server.post(bytes(21_000_000)) == (413, {"error": "the request is larger than 20 MB"})
+    # In pieces whose number nobody tells.
+    pieces = (bytes(1_000_000) for _ in range(30))
+    assert server.post(pieces, **{"Transfer-Encoding": "chunked"}).status == 413
+    # Told, but never sent: the answer does not wait.
+    with socket.create_connection(server.address.removeprefix("http://").split(":")) as line:
+        heads = ["POST /predict HTTP/1.1", "Host: localhost", "Expect: 100-continue", "Content-Length: 99999999999"]
+        line.sendall("\r\n".join([*heads, "", ""]).encode())
+        response = http.client.HTTPResponse(line)
+        response.begin()
+        assert response.status == 413
+    # Broken off in the middle: nothing is said of it, not in the server's output either (see `started`).
+    with socket.create_connection(server.address.removeprefix("http://").split(":")) as line:
+        line.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nsome")
+    assert memory(server.process.pid) < memory_of_this_process() + 1_500_000_000
+    assert server.post(digit(0)).status == 200
+
+
+def memory(pid: int) -> int:
+    """Bytes that a process has had at once, at most."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def memory_of_this_process() -> int:
+    return memory(os.getpid())
+
+
+def test_many_at_once_are_answered_or_told_to_come_again(server: Server) -> None:
+    large = digit(0, "JPEG", 1500)
+    with ThreadPoolExecutor(50) as many:
+        answers = list(many.map(lambda _: server.form([("large.jpg", large)]), range(50)))
+    statuses = [one.status for one in answers]
+    assert set(statuses) == {200, 503}  # five are there at once, at most
+    assert all(one.said["error"].endswith("try again in a second") for one in answers if one.status == 503)
+    said = [one.said["predictions"] for one in answers if one.status == 200]
+    assert all(one == said[0] for one in said)
+    assert server.get("/health").said["requests"] == 0
+
+
+# --- without a server -------------------------------------------------------------------------------------------------
+
+
+def test_kinds_are_told_by_content(tmp_path: Path) -> None:
+    for kind in ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM"):
+        refuse_picture(Received("x.txt", digit(0, kind)), Limits())
+    for content in (b"<svg xmlns='...'/>", b"%PDF-1.7", b"RIFF____AVI ", b"MZ"):
+        with pytest.raises(Refused, match="is no picture") as refused:
+            refuse_picture(Received("x.png", content), Limits())
+        assert refused.value.status == 415
+    with pytest.raises(Refused, match="is no film"):
+        refuse_film(Received("x.mp4", digit(0)), Limits())
+    with pytest.raises(Refused, match="header cannot be read"):
+        refuse_film(Received("x.mp4", b"\0\0\0\x20ftypisom"), Limits())
+    with pytest.raises(Refused, match="8 x 8 = 0 megapixels, more than 6e-05"):
+        refuse_picture(Received("x.png", digit(0)), Limits(pixels=60))
+
+
+def test_what_is_wrong_is_said_before_anything_is_loaded(tmp_path: Path) -> None:
+    def told(*options: str, blocked: str = "") -> str:
+        hide = (
+            f"import importlib.util as u; f = u.find_spec; u.find_spec = lambda n: None if n == {blocked!r} else f(n)"
+        )
+        program = f"import sys\n{hide}\nfrom opabinia.cli import main\nmain(sys.argv[1:])"
+        done = subprocess.run([sys.executable, "-c", program, "serve", *options], capture_output=True, text=True)
+        assert done.returncode == 2 and "Traceback" not in done.stderr
+        return done.stderr
+
+    assert "serving needs fastapi: pip install 'opabinia[serve]'" in told(str(tmp_path), blocked="fastapi")
+    pytest.importorskip("fastapi", reason="fastapi is absent: pip install 'opabinia[serve]'")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert f"cannot listen at 127.0.0.1:{port}: Address already in use" in told(str(tmp_path), "--port", port)
+
+
+# --- other models -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_films(tmp_path: Path) -> None:
+    pytest.importorskip("fastapi", reason="fastapi is absent: pip install 'opabinia[serve]'")
+    run, _ = launch.train("video/digits", [*SMALL, "train.length=1it", "data.batch_size=4"], out=tmp_path)
+    with started(run) as server:
+        frames = [Image.fromarray(np.full((32, 32), 8 * number, np.uint8)) for number in range(20)]
+        content = BytesIO()
+        frames[0].save(content, "GIF", save_all=True, append_images=frames[1:])
+        status, said = server.form([("film.gif", content.getvalue())])
+        assert status == 200 and len(said["predictions"][0]["top"]) == 5
+        assert server.form([("film.mp4", digit(0))]).status == 415
+
+
+@pytest.mark.slow
+def test_neighbours_in_a_gallery(run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("fastapi", reason="fastapi is absent: pip install 'opabinia[serve]'")
+    pictures = tmp_path / "gallery" / "in side"
+    pictures.mkdir(parents=True)
+    for number in range(4):
+        (pictures / f"{number}.png").write_bytes(digit(number))
+    with started(run, "--gallery", str(tmp_path / "gallery")) as server:
+        found = server.post(digit(2)).said["predictions"][0]["nearest"]
+        assert found[0] == {"path": "in side/2.png", "distance": pytest.approx(0, abs=1e-5)}
+        assert len(found) == 4
+        with urllib.request.urlopen(f"{server.address}/gallery/in%20side/2.png") as response:
+            assert response.read() == digit(2)
+        assert server.get("/gallery/in%20side/../../secret").status == 404
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_in_a_browser(server: Server, browser: Any, tmp_path: Path) -> None:
+    hostile = '<img src=x onerror=alert(1)>".png'
+    for name, content in [(hostile, digit(3)), ("words.jpg", b"words")]:
+        (tmp_path / name).write_bytes(content)
+    page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme="dark")
+    wrong: list[str] = []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    ours = (server.address, "blob:", "data:")
+    page.on("request", lambda one: None if one.url.startswith(ours) else wrong.append(one.url))
+    page.on("dialog", lambda dialog: wrong.append(dialog.message))
+    page.goto(server.address)
+    page.get_by_text("classification, 10 classes").wait_for()
+    page.keyboard.press("Tab")
+    assert page.locator("#files").evaluate("one => one === document.activeElement")
+    page.set_input_files("#files", [str(tmp_path / hostile), str(tmp_path / "words.jpg")])
+    page.get_by_text("done", exact=True).wait_for()
+    assert page.get_by_role("heading", level=2).all_text_contents() == ["words.jpg", hostile]
+    assert "is no picture" in page.get_by_role("alert").text_content()
+    top = server.post(digit(3)).said["predictions"][0]["top"]
+    rows = page.locator(".bars li").all_text_contents()
+    assert rows == [f"{one['class']}{100 * one['probability']:.1f} %" for one in top]
+    assert page.locator("html").evaluate("one => one.scrollWidth <= innerWidth")
+    assert wrong == []
+    page.close()

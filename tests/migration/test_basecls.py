@@ -1,0 +1,155 @@
+"""A config of basecls, which is Python, becomes one of ours without being run."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opabinia.config import ConfigError
+from opabinia.migration.basecls import convert
+from opabinia.migration.tables.basecls import FAMILIES, MODELS
+from tests.migration.recipes import checked, left, written
+
+
+def config_of(family: str, body: str, before: str = "") -> str:
+    return f"""
+from basecls.configs import {family}
+{before}
+_cfg = dict({body})
+
+class Cfg({family}):
+    def __init__(self, values_or_file=None, **kwargs):
+        super().__init__(_cfg)
+        self.merge(values_or_file, **kwargs)
+"""
+
+
+def imported(folder: Path, text: str, cards: int = 8, *overrides: str) -> Any:
+    return convert(written(folder, {"own.py": text}), cards, overrides)
+
+
+def test_a_regnet_on_eight_cards(tmp_path: Path) -> None:
+    body = """batch_size=64, model=dict(name="regnety_004"), augments={"rand_aug": {"magnitude": 5}},
+    solver=dict(basic_lr=0.1 / 2), model_ema=dict(momentum=0.99992), extra=dict(thing=-3), output_dir="here" """
+    recipe = imported(tmp_path, config_of("RegNetConfig", body))
+    config = checked(recipe, tmp_path)
+    assert (config["data"]["batch_size"], config["optimizer"]["lr"]) == (512, 0.4)
+    # Of the family, and of all.
+    assert (config["optimizer"]["weight_decay"], config["optimizer"]["nesterov"]) == (2e-5, True)
+    assert [rule["kind"] for rule in config["groups"]["rules"]] == ["norm", "bias"]
+    assert config["task"]["backbone"]["model"] == "regnety_004" and config["task"]["loss"]["label_smoothing"] == 0.1
+    assert config["task"]["mean"] == [0.485, 0.456, 0.406] and config["task"]["std"] == [0.229, 0.224, 0.225]
+    names = [step["name"] for step in config["data"]["train"]["transforms"]]
+    assert names == ["RandomResizedCrop", "RandomHorizontalFlip", "timm_policy", "RandomErasing"]
+    assert config["data"]["train"]["transforms"][2]["policy"] == "rand-m5-n2-p0.5-mstd0.5-inc1"
+    assert config["data"]["val"]["transforms"][0]["crop"] == pytest.approx(224 / 232)
+    [mix] = config["data"]["mix"]
+    assert [one["alpha"] for one in mix["mixes"]] == [0.2, 1.0] and mix["weights"] == [0.5, 0.5]
+    assert (config["schedule"]["name"], config["schedule"]["rule"], config["schedule"]["by"]) == (
+        "cosine",
+        "whole",
+        "epoch",
+    )
+    assert (config["ema"]["momentum"], str(config["ema"]["start"])) == (0.99992, "5ep")
+    assert config["hooks"]["precise_norm"]["batches"] == 16 and config["seed"] == 42
+    assert left(recipe) == {"extra.thing": "nothing here answers to it", "output_dir": "--out"}
+    assert any("here they are those of 8 cards (--cards)" in note for note in recipe.notes)
+
+
+def test_accumulated_gradients_are_a_larger_batch(tmp_path: Path) -> None:
+    config = checked(
+        imported(tmp_path, config_of("SwinConfig", 'model=dict(name="swin_tiny_patch4_window7_224")'), 4), tmp_path
+    )
+    assert (config["data"]["batch_size"], config["train"]["micro_batch"]) == (512, 64)
+    assert config["optimizer"]["lr"] == pytest.approx(5e-4) and config["train"]["step"]["clip_norm"] == 5
+    kinds = [(rule["kind"], rule["weight_decay"]) for rule in config["groups"]["rules"]]
+    assert kinds == [("norm", 0), ("bias", 0), ("embedding", 0)]
+
+
+def test_a_class_between_the_file_s_own_and_the_family_s(tmp_path: Path) -> None:
+    text = """
+from basecls.configs import ResNetConfig
+_base = dict(batch_size=16, solver=dict(max_epoch=7, lr_schedule="step", lr_decay_steps=(3, 5)))
+class Short(ResNetConfig):
+    def __init__(self, values=None):
+        super().__init__(_base)
+_cfg = dict(batch_size=8, model=dict(name="resnet18"), augments=dict(name="SimpleAugment"))
+class Cfg(Short):
+    def __init__(self, values=None):
+        super().__init__(_cfg)
+"""
+    config = checked(imported(tmp_path, text, 1), tmp_path)
+    assert (config["data"]["batch_size"], str(config["train"]["length"])) == (8, "7ep")
+    assert [str(one) for one in config["schedule"]["milestones"]] == ["3ep", "5ep"]
+    assert len(config["data"]["train"]["transforms"]) == 2
+
+
+def test_nothing_is_run_and_code_is_told(tmp_path: Path) -> None:
+    before = f"import os\nopen({str(tmp_path / 'run')!r}, 'w')\n"
+    body = (
+        'model=dict(name="resnet50"), batch_size=os.cpu_count(), solver=dict(basic_lr=[1 for _ in "ab"], max_epoch=9)'
+    )
+    recipe = imported(tmp_path, config_of("ResNetConfig", body, before))
+    assert not (tmp_path / "run").exists()
+    assert recipe.config["data"]["batch_size"] == 256 and recipe.config["train"]["length"] == "9ep"
+    told = [note for note in recipe.notes if "is code, which is not run" in note]
+    assert len(told) == 2 and "own.py:6: os.cpu_count()" in told[0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(family: str, tmp_path: Path) -> None:
+    config = checked(imported(tmp_path, config_of(family, 'model=dict(name="resnet50")')), tmp_path)
+    assert config["data"]["batch_size"] > 0 and not math.isinf(config["optimizer"]["lr"])
+
+
+def test_networks_have_their_names_in_timm() -> None:
+    import re
+
+    import timm
+
+    zoo = """resnet18 resnet50d wide_resnet50_2 resnext101_32x8d se_resnet18 se_resnext50_32x4d se_resnext101_64x4d
+    regnetx_002 regnety_320 effnet_b0 effnet_b8 effnet_l2 effnet_b4_lite effnetv2_b3 effnetv2_s effnetv2_l hrnet_w18
+    hrnet_w64 hrnet_w18_small_v1 hrnet_w18_small_v2 mbnetv1_x100 mbnetv2_x035 mbnetv2_x140 mbnetv3_large_x075
+    mbnetv3_small_x100 resmlp_s12 resmlp_b24 repvgg_a0 repvgg_b1g4 repvgg_b3 vgg11_bn vgg19_bn vit_tiny_patch16_224
+    vit_base_patch32_384 swin_large_patch4_window12_384"""
+    known = set(timm.list_models())
+    for name in zoo.split():
+        [ours] = [re.sub(pattern, to, name) for pattern, to in MODELS if re.fullmatch(pattern, name)]
+        assert ours in known, name
+
+
+def test_networks_that_timm_does_not_have(tmp_path: Path) -> None:
+    recipe = imported(tmp_path, config_of("SNetConfig", 'model=dict(name="snetv2_x100")'))
+    config = checked(recipe, tmp_path)
+    assert config["task"]["backbone"]["model"] == "snetv2_x100" == recipe.config["vars"]["model"]
+    assert any("timm has no snetv2_x100" in note for note in recipe.notes)
+    assert (config["schedule"]["name"], str(config["schedule"]["warmup"])) == ("linear", "0ep")
+
+
+def test_changes_from_the_command_line(tmp_path: Path) -> None:
+    text = config_of("ResNetConfig", 'model=dict(name="resnet50")')
+    recipe = imported(
+        tmp_path, text, 2, "solver.basic_lr=1", "augments.mixup.mixup_alpha=0.2", "loss.name=BinaryCrossEntropy"
+    )
+    config = checked(recipe, tmp_path)
+    assert config["optimizer"]["lr"] == 2 and config["data"]["mix"][0]["name"] == "mixup"
+    assert config["task"]["loss"]["name"] == "binary_cross_entropy"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("x = 1", "has no class, so it is no config of basecls"),
+        ("def (:", "own.py:1: is no Python"),
+        ("class Cfg(Own): pass", "the class 'Own', which has the rest, is not known; known are: BaseConfig"),
+        (config_of("ResNetConfig", "batch_size='many'"), "batch_size: a number is needed, and there is 'many'"),
+        (config_of("ResNetConfig", "solver=dict(lr_schedule='own')"), "'own' is not known here"),
+        (config_of("ResNetConfig", "solver=dict(weight_decay=())"), "own.py:4: solver.weight_decay"),
+        ("x = " + "[" * 5000 + "]" * 5000, "is no Python|cannot be read as Python"),
+        (config_of("ResNetConfig", "a=" + "dict(a=" * 45 + "1" + ")" * 45), "nested more than 40 levels deep"),
+    ],
+)
+def test_what_cannot_be_taken_over_is_refused(text: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=told):
+        imported(tmp_path, text)

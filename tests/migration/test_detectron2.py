@@ -1,0 +1,195 @@
+"""A config of detectron2 becomes one of ours: numbers, colours, groups, and what is not here is told."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opabinia.config import ConfigError
+from opabinia.migration.detectron2 import convert
+from tests.migration.recipes import checked, left, written
+
+BASE = """
+MODEL:
+  BACKBONE: {NAME: build_resnet_fpn_backbone}
+  RESNETS: {OUT_FEATURES: [res2, res3, res4, res5]}
+  FPN: {IN_FEATURES: [res2, res3, res4, res5]}
+  ANCHOR_GENERATOR:
+    SIZES: [[32], [64], [128], [256], [512]]
+    ASPECT_RATIOS: [[0.5, 1.0, 2.0]]
+  RPN: {IN_FEATURES: [p2, p3, p4, p5, p6], PRE_NMS_TOPK_TRAIN: 2000, PRE_NMS_TOPK_TEST: 1000, POST_NMS_TOPK_TRAIN: 1000}
+  ROI_HEADS: {NAME: StandardROIHeads, IN_FEATURES: [p2, p3, p4, p5]}
+  ROI_BOX_HEAD: {NAME: FastRCNNConvFCHead, NUM_FC: 2, POOLER_RESOLUTION: 7}
+  ROI_MASK_HEAD: {NUM_CONV: 4}
+DATASETS:
+  TRAIN: ("coco_2017_train",)
+  TEST: ("coco_2017_val",)
+SOLVER: {IMS_PER_BATCH: 8, BASE_LR: 0.01, STEPS: "(60000, 80000)", MAX_ITER: 90000}
+INPUT:
+  MIN_SIZE_TRAIN: (640, 800)
+VERSION: 2
+"""
+RETINANET = """
+MODEL:
+  META_ARCHITECTURE: RetinaNet
+  BACKBONE: {NAME: build_retinanet_resnet_fpn_backbone}
+  ANCHOR_GENERATOR:
+    SIZES: !!python/object/apply:eval ["[[x, x * 2**(1.0/3), x * 2**(2.0/3) ] for x in [32, 64, 128, 256, 512 ]]"]
+  RETINANET: {SMOOTH_L1_LOSS_BETA: 0.0, NUM_CONVS: 2}
+SOLVER: {MAX_ITER: 90000}
+"""
+
+
+def imported(folder: Path, own: str, *overrides: str) -> Any:
+    return convert(written(folder, {"Base.yaml": BASE, "COCO/own.yaml": f"_BASE_: ../Base.yaml\n{own}"}), overrides)
+
+
+def test_mask_rcnn(tmp_path: Path) -> None:
+    own = (
+        "MODEL: {WEIGHTS: 'detectron2://ImageNetPretrained/MSRA/R-50.pkl', MASK_ON: True}\nOUTPUT_DIR: ./o\nX: {Y: 1}\n"
+    )
+    recipe = imported(tmp_path, own)
+    config = checked(recipe, tmp_path)
+    task = config["task"]
+    assert task["detector"]["name"] == "mask_rcnn" and task["backbone"]["stride_in_1x1"]
+    assert task["detector"]["proposals"]["before_training"] == 2000 and task["detector"]["box"]["layers"] == 2
+    assert (task["freeze_stages"], task["freeze_norms"]) == (2, True)
+    # BGR there; a deviation of 1 of 255.
+    assert task["mean"] == [0.485, 0.456, 0.406] and task["std"] == [0.00392157] * 3
+    assert config["data"]["train"]["source"]["masks"] and config["data"]["train"]["source"]["empty"] == "drop"
+    assert config["data"]["train"]["transforms"][0]["short"] == [640, 800]
+    assert config["data"]["sampler"] == {"name": "wide_or_tall", "sampler": None}
+    assert (config["data"]["batch_size"], config["optimizer"]["lr"]) == (8, 0.01)
+    # A default of theirs that is not ours.
+    assert (config["optimizer"]["weight_decay"], config["optimizer"]["momentum"]) == (0.0001, 0.9)
+    assert [str(one) for one in config["schedule"]["milestones"]] == ["60000it", "80000it"]
+    assert (str(config["schedule"]["warmup"]), config["schedule"]["rule"]) == ("1000it", "sliced")
+    assert "groups" not in recipe.config  # all norms are frozen: a rule for them would fit nothing
+    assert str(config["init"]["weights"]) == "R-50.pkl" and any("fetch detectron2://" in one for one in recipe.notes)
+    assert left(recipe)["X.Y"] == "nothing here answers to it" and left(recipe)["OUTPUT_DIR"] == "--out"
+
+
+def test_every_value_has_its_origin_and_what_is_left_is_in_the_recipe(tmp_path: Path) -> None:
+    text = imported(tmp_path, "SOLVER: {GAMMA: 0.5}\nX: {Y: 1}\n").text()
+    assert "#   schedule.gamma = SOLVER.GAMMA 0.5 (" in text and "own.yaml:2)" in text
+    assert "#   optimizer.lr = SOLVER.BASE_LR 0.01 (" in text and "Base.yaml:16)" in text
+    assert "#   optimizer.momentum = SOLVER.MOMENTUM 0.9 (default of detectron2)" in text
+    assert "#   X.Y = 1 (" in text and "own.yaml:3): nothing here answers to it" in text
+
+
+def test_keypoints_and_cascade(tmp_path: Path) -> None:
+    points = "MODEL: {KEYPOINT_ON: True, ROI_HEADS: {NUM_CLASSES: 1}, ROI_BOX_HEAD: {SMOOTH_L1_BETA: 0.5}}\n"
+    points += "DATASETS: {TRAIN: \"('keypoints_coco_2017_train',)\", TEST: \"('keypoints_coco_2017_val',)\"}\n"
+    config = checked(imported(tmp_path, points), tmp_path)
+    assert config["task"]["detector"]["keypoint"]["convolutions"] == 8
+    source = config["data"]["train"]["source"]
+    assert source["keypoints"] and source["min_keypoints"] == 1
+    assert str(source["file"]) == "path/to/coco/annotations/person_keypoints_train2017.json"
+    cascade = "MODEL: {MASK_ON: True, ROI_HEADS: {NAME: CascadeROIHeads}, ROI_BOX_HEAD: {CLS_AGNOSTIC_BBOX_REG: True}}"
+    detector = checked(imported(tmp_path, cascade), tmp_path)["task"]["detector"]
+    assert detector["name"] == "cascade_rcnn" and detector["later_overlaps"] == [0.6, 0.7]
+    assert detector["box"]["class_agnostic"] and detector["box"]["weights"] == [10, 10, 5, 5] and detector["mask"]
+
+
+def test_retinanet_with_the_one_expression_that_is_known(tmp_path: Path) -> None:
+    recipe = convert(written(tmp_path, {"own.yaml": RETINANET}))
+    detector = checked(recipe, tmp_path)["task"]["detector"]
+    assert detector["neck"]["name"] == "fpn_p3_p7" and detector["beta"] == 0
+    assert (detector["scales"], detector["anchor_sizes"]) == (3, [32, 64, 128, 256, 512])
+    assert left(recipe)["MODEL.RETINANET.NUM_CONVS"] == "there are four convolutions here"
+    assert recipe.config["vars"] == {
+        "train_pictures": "path/to/train", "train_file": "path/to/instances_train.json",
+        "val_pictures": "path/to/val", "val_file": "path/to/instances_val.json",
+    }  # fmt: skip
+
+
+def test_other_norms_have_groups_and_a_backbone_of_theirs(tmp_path: Path) -> None:
+    norms = "MODEL: {RESNETS: {NORM: GN, STRIDE_IN_1X1: False}, FPN: {NORM: GN}}\nSOLVER: {BIAS_LR_FACTOR: 2.0}\n"
+    config = checked(imported(tmp_path, norms), tmp_path)
+    assert config["task"]["backbone"]["norm"] == "group" and not config["task"]["freeze_norms"]
+    norm, bias = config["groups"]["rules"]
+    assert (norm["kind"], norm["weight_decay"]) == ("norm", 0) and (bias["kind"], bias["lr_factor"]) == ("bias", 2)
+    wide = "MODEL: {RESNETS: {DEPTH: 101, NUM_GROUPS: 32, WIDTH_PER_GROUP: 8, STRIDE_IN_1X1: False, NORM: SyncBN}}"
+    config = checked(imported(tmp_path, wide), tmp_path)
+    assert config["task"]["backbone"]["model"] == "resnext101_32x8d" and config["train"]["sync_batch_norm"]
+
+
+def test_training_and_evaluation(tmp_path: Path) -> None:
+    own = """
+SOLVER:
+  LR_SCHEDULER_NAME: WarmupCosineLR
+  BASE_LR_END: 0.001
+  AMP: {ENABLED: True}
+  CLIP_GRADIENTS: {ENABLED: True, CLIP_TYPE: norm, CLIP_VALUE: 0.5}
+  REFERENCE_WORLD_SIZE: 8
+TEST:
+  EVAL_PERIOD: 5000
+  AUG: {ENABLED: True, MIN_SIZES: [400, 1200]}
+  EXPECTED_RESULTS: [[bbox, AP, 38.5, 0.2]]
+  DETECTIONS_PER_IMAGE: 300
+DATALOADER: {SAMPLER_TRAIN: RepeatFactorTrainingSampler, REPEAT_THRESHOLD: 0.001}
+DATASETS: {TRAIN: [lvis_v1_train], TEST: [lvis_v1_val]}
+INPUT: {CROP: {ENABLED: True}, RANDOM_FLIP: none}
+SEED: 3
+"""
+    config = checked(imported(tmp_path, own), tmp_path)
+    assert (config["schedule"]["name"], config["schedule"]["end"]) == ("cosine", 0.1)
+    assert config["train"]["step"]["clip_each"] == 0.5 and config["train"]["precision"] == "fp16"
+    assert (config["train"]["tuned_for"], config["seed"]) == (8, 3)
+    assert config["task"]["views"]["scales"] == [0.5, 1.5] and config["task"]["evaluator"]["name"] == "lvis"
+    assert config["hooks"]["expected"]["scores"] == {"val/AP": [0.385, 0.002]}
+    assert config["data"]["sampler"]["sampler"]["threshold"] == 0.001
+    assert [step["name"] for step in config["data"]["train"]["transforms"]] == ["random_crop", "resize_shortest"]
+    assert config["task"]["detector"]["box"]["most"] == 300
+
+
+def test_steps_behind_the_end_and_changes_from_the_command_line(tmp_path: Path) -> None:
+    recipe = imported(tmp_path, "", "SOLVER.MAX_ITER=70000", "INPUT.FORMAT=RGB", "MODEL.PIXEL_MEAN=[255.0, 0, 0]")
+    config = checked(recipe, tmp_path)
+    assert [str(one) for one in config["schedule"]["milestones"]] == ["60000it"]
+    assert config["task"]["mean"] == [1, 0, 0] and str(config["train"]["length"]) == "70000it"
+    assert "(command line: SOLVER.MAX_ITER=70000)" in recipe.text()
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        (
+            "MODEL: {META_ARCHITECTURE: PanopticFPN}",
+            "META_ARCHITECTURE: 'PanopticFPN' is not here; GeneralizedRCNN and",
+        ),
+        ("MODEL: {BACKBONE: {NAME: build_resnet_backbone}}", "heads without a pyramid"),
+        ("MODEL: {ROI_HEADS: {NAME: Res5ROIHeads}}", "'Res5ROIHeads' is not here"),
+        ("MODEL: {MASK_ON: True, KEYPOINT_ON: True}", "masks and keypoints in one detector"),
+        ("MODEL: {RESNETS: {DEPTH: 77}}", "no ResNet here has depth, groups and width"),
+        ("SOLVER: {BASE_LR: fast}", "SOLVER.BASE_LR: a number is needed, and there is 'fast'"),
+        ("SOLVER: {MAX_ITER: 0.5}", "SOLVER.MAX_ITER: 0.5 is no number of steps"),
+        (
+            "SOLVER: {CLIP_GRADIENTS: {ENABLED: True, CLIP_TYPE: hard}}",
+            "'hard' is not here; value, norm and full_model",
+        ),
+        ("SOLVER: {LR_SCHEDULER_NAME: Own}", "'Own' is not taken over"),
+        ("SOLVER: {LR_SCHEDULER_NAME: WarmupCosineLR, BASE_LR: 0}", "SOLVER.BASE_LR: must not be 0"),
+        ("MODEL: {ANCHOR_GENERATOR: {SIZES: [[32, 64]]}}", "one size for each of the 5 maps is needed"),
+        ("MODEL: {FPN: {NORM: XN}}", "'XN' is not known here; known are"),
+        ("INPUT: {MIN_SIZE_TRAIN: [a, b]}", "INPUT.MIN_SIZE_TRAIN: a list such as"),
+        ("TEST: {EXPECTED_RESULTS: [[box, AP]]}", "task, metric, score, tolerance"),
+    ],
+)
+def test_what_cannot_be_taken_over_is_refused(own: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=told) as caught:
+        imported(tmp_path, own)
+    assert "own.yaml:2" in str(caught.value)
+
+
+def test_several_mistakes_are_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        imported(tmp_path, "MODEL: {FPN: {NORM: XN}, ROI_BOX_HEAD: {NORM: YN}}")
+    assert [problem.path for problem in caught.value.problems] == ["MODEL.FPN.NORM", "MODEL.ROI_BOX_HEAD.NORM"]
+
+
+def test_lazy_configs_are_code(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is code, which is not run here"):
+        convert(written(tmp_path, {"lazy.py": "model = 1"}))
+    with pytest.raises(ConfigError, match="LazyConfig"):
+        convert(written(tmp_path, {"lazy.yaml": "model: {_target_: detectron2.modeling.RetinaNet}"}))

@@ -1,0 +1,354 @@
+"""Losses of features: FastReID's numbers, the same by plain loops, and what happens at the edges."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from opabinia.models.losses.cross_entropy import adaptive_cross_entropy, cross_entropy, focal
+from opabinia.models.losses.metric import circle, cosface, memory_loss, pairs, supervised_contrastive, triplet
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "fastreid"
+Loss = Callable[[Tensor, Tensor], Tensor]
+LOSSES: dict[str, Loss] = {
+    "hard triplet": triplet,
+    "weighted triplet": partial(triplet, mining="weighted"),
+    "soft triplet": partial(triplet, margin=0.0),
+    "weighted soft triplet": partial(triplet, mining="weighted", margin=0.0),
+    "cosine triplet": partial(triplet, distance="cosine", mining="weighted"),
+    "circle": circle,
+    "cosface": cosface,
+    "supervised contrastive": supervised_contrastive,
+}
+every = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+LABELS = torch.tensor([0, 1, 0, 2, 2, 1, 0, 5])
+
+
+def golden(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    case = json.loads((GOLDEN / f"{name}.json").read_text())
+    return case["inputs"], case["outputs"]
+
+
+def some(seed: int = 0, rows: int = len(LABELS), columns: int = 6) -> Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+
+
+# --- FastReID's numbers -----------------------------------------------------------------------------------------------
+
+TRIPLETS, TRIPLET_VALUES = golden("triplet")
+
+
+@pytest.mark.parametrize("settings", TRIPLET_VALUES)
+def test_triplet_of_fastreid(settings: str) -> None:
+    said = dict(pair.split("=") for pair in settings.split(","))
+    cosine, hard = said["norm_feat"] == "True", said["hard_mining"] == "True"
+    features = torch.tensor(TRIPLETS["embedding_for_norm_feat" if cosine else "embedding"])
+    loss = triplet(
+        features,
+        torch.tensor(TRIPLETS["targets"]),
+        margin=float(said["margin"]),
+        mining="hard" if hard else "weighted",
+        distance="cosine" if cosine else "euclidean",
+    )
+    # At distances of 5 to 10 its weights of negatives have begun to collapse (see below).
+    collapsed = not cosine and not hard
+    assert loss.item() == pytest.approx(TRIPLET_VALUES[settings], abs=3e-4 if collapsed else 2e-6)
+    assert not collapsed or loss.item() != pytest.approx(TRIPLET_VALUES[settings], abs=1e-5)
+
+
+def test_weighted_mining_does_not_collapse() -> None:
+    """FastReID adds 1e-6 to a sum of exp(-distance): its weighted mean of 30 and 31 is 4e-6."""
+    features = torch.tensor([[0.0], [1.0], [30.0], [31.0]])
+    near, far = 1 / (1 + math.exp(-1)), 1 / (1 + math.exp(1))
+    inner, outer = near * 29 + far * 30, near * 30 + far * 31
+    expected = (outer + inner) / 2 - near  # by which negatives are further away than positives; the margin is larger
+    loss = triplet(features, torch.tensor([0, 0, 1, 1]), mining="weighted", margin=100.0)
+    assert loss.item() == pytest.approx(100 - expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("gamma", [32, 128])
+def test_circle_and_cosface_of_fastreid(gamma: int) -> None:
+    inputs, values = golden("circle_pair")
+    features, labels = torch.tensor(inputs["embedding"]), torch.tensor(inputs["targets"])
+    for name, loss in (("circle", circle), ("cosface", cosface)):
+        found = loss(features, labels, gamma=float(gamma)).item()
+        assert found == pytest.approx(values[f"{name} m=.25 gamma={gamma}"], rel=1e-6)
+
+
+def test_the_gradient_of_circle_is_fastreids() -> None:
+    inputs, values = golden("circle_pair")
+    features = torch.tensor(inputs["embedding"], requires_grad=True)
+    circle(features, torch.tensor(inputs["targets"]), gamma=32.0).backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(features.grad, torch.tensor(values["grad circle m=.25 gamma=32"]), rtol=1e-5, atol=1e-5)
+
+
+def test_the_memory_of_fastreid() -> None:
+    """The batch has taken the first two places of its queue, the others hold what is taken for class 0."""
+    inputs, values = golden("moco_memory")
+    queue = torch.tensor(inputs["queue_start_columns"]).T[2:]
+    loss = memory_loss(torch.tensor(inputs["feat"]), torch.tensor(inputs["targets"]), queue, torch.tensor([0, 0]))
+    assert loss.item() == pytest.approx(values["loss"], rel=1e-6)
+
+
+def test_cross_entropies_of_fastreid() -> None:
+    inputs, values = golden("ce_smooth")
+    logits, targets = torch.tensor(inputs["logits"]), torch.tensor(inputs["targets"])
+    for smoothing in (0.0, 0.1):
+        loss = cross_entropy(logits, targets, label_smoothing=smoothing, smooth_over="others", mean_over="nonzero")
+        assert loss.item() == pytest.approx(values[f"eps={smoothing},alpha=0.2"], rel=1e-6)
+    adaptive = adaptive_cross_entropy(logits, targets, mean_over="nonzero")
+    assert adaptive.item() == pytest.approx(values["eps=-1,alpha=0.2"], rel=1e-6)
+
+
+def test_the_mean_over_losses_that_are_not_zero() -> None:
+    logits, targets = torch.tensor([[200.0, 0.0], [0.0, 0.0], [0.0, 200.0], [0.0, 0.0]]), torch.tensor([0, 0, 1, 1])
+    assert cross_entropy(logits, targets).item() == pytest.approx(math.log(2) / 2)
+    assert cross_entropy(logits, targets, mean_over="nonzero").item() == pytest.approx(math.log(2))
+    assert cross_entropy(logits[:1], targets[:1], mean_over="nonzero").item() == 0.0
+    certain = adaptive_cross_entropy(logits, targets, alpha=0.0, mean_over="nonzero")
+    assert certain.item() == pytest.approx(math.log(2))
+
+
+def test_focal_of_fastreid() -> None:
+    logits, targets = torch.tensor([[2.0, 0.5, -1.0], [0.1, 0.2, 0.3]]), torch.tensor([0, 2])
+    p = logits.softmax(1)[[0, 1], targets]
+    expected = -0.25 * (1 - p) ** 2 * p.log()
+    torch.testing.assert_close(focal(logits, targets, gamma=2.0, alpha=0.25), expected.mean())
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
+def test_focal_of_a_sample_that_is_certain(gamma: float) -> None:
+    logits = torch.tensor([[200.0, 0.0], [0.0, 0.0]], requires_grad=True)
+    focal(logits, torch.tensor([0, 1]), gamma=gamma).backward()  # type: ignore[no-untyped-call]
+    assert logits.grad is not None and logits.grad.isfinite().all() and logits.grad[1].any()
+
+
+# --- the same by plain loops ------------------------------------------------------------------------------------------
+
+
+def plain_triplet(features: Tensor, labels: Tensor, margin: float) -> float:
+    total = 0.0
+    for anchor, label in zip(features, labels, strict=True):
+        distances = (features - anchor).norm(dim=1)
+        total += max(0.0, float(distances[labels == label].max() - distances[labels != label].min()) + margin)
+    return total / len(labels)
+
+
+def cosines(features: Tensor) -> Tensor:
+    unit: Tensor = features / features.norm(dim=1, keepdim=True)
+    return (unit[:, None] * unit[None]).sum(2)
+
+
+def others(number: int, labels: Tensor) -> tuple[list[int], list[int]]:
+    """Positives and negatives of a sample."""
+    alike = [other for other in range(len(labels)) if labels[other] == labels[number] and other != number]
+    return alike, [other for other in range(len(labels)) if labels[other] != labels[number]]
+
+
+def plain_circle(features: Tensor, labels: Tensor, margin: float, gamma: float) -> float:
+    total, similarity = 0.0, cosines(features).tolist()
+    for number, row in enumerate(similarity):
+        alike, unlike = others(number, labels)
+        positive = sum(math.exp(-gamma * max(0, 1 + margin - row[p]) * (row[p] - 1 + margin)) for p in alike)
+        negative = sum(math.exp(gamma * max(0, row[n] + margin) * (row[n] - margin)) for n in unlike)
+        total += math.log1p(positive * negative)
+    return total / len(labels)
+
+
+def plain_cosface(features: Tensor, labels: Tensor, margin: float, gamma: float) -> float:
+    total, similarity = 0.0, cosines(features).tolist()
+    for number, row in enumerate(similarity):
+        alike, unlike = others(number, labels)
+        total += math.log1p(sum(math.exp(gamma * (row[n] - row[p] + margin)) for p in alike for n in unlike))
+    return total / len(labels)
+
+
+def plain_contrastive(features: Tensor, labels: Tensor, temperature: float) -> float:
+    found: list[float] = []
+    similarity = (cosines(features) / temperature).tolist()
+    for number, row in enumerate(similarity):
+        alike, unlike = others(number, labels)
+        if alike:
+            all_others = math.log(sum(math.exp(row[other]) for other in alike + unlike))
+            found.append(sum(all_others - row[p] for p in alike) / len(alike))
+    return sum(found) / len(found)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_losses_by_plain_loops(seed: int) -> None:
+    features = some(seed)
+    assert triplet(features, LABELS).item() == pytest.approx(plain_triplet(features, LABELS, 0.3), rel=1e-5)
+    for margin, gamma in ((0.25, 8.0), (0.4, 2.0)):
+        expected = plain_circle(features, LABELS, margin, gamma)
+        assert circle(features, LABELS, margin=margin, gamma=gamma).item() == pytest.approx(expected, rel=1e-5)
+        expected = plain_cosface(features, LABELS, margin, gamma)
+        assert cosface(features, LABELS, margin=margin, gamma=gamma).item() == pytest.approx(expected, rel=1e-5)
+    for temperature in (0.1, 1.0):
+        expected = plain_contrastive(features, LABELS, temperature)
+        loss = supervised_contrastive(features, LABELS, temperature=temperature)
+        assert loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_example_of_triplet() -> None:
+    features, labels = torch.tensor([[0.0], [1.0], [5.0], [5.0]]), torch.tensor([0, 0, 1, 1])
+    assert triplet(features, labels).item() == 0.0
+    assert triplet(features, labels, margin=5.0).item() == pytest.approx(1.25)
+
+
+# --- what holds for all -----------------------------------------------------------------------------------------------
+
+
+@every
+def test_gradients_are_right(loss: Loss) -> None:
+    features = some(3).double().requires_grad_()
+    if loss is circle:  # its weights are not learned from, so that it has no gradient of finite differences
+        loss(features, LABELS).backward()  # type: ignore[no-untyped-call]
+        assert features.grad is not None and features.grad.abs().sum() > 1
+    else:
+        assert torch.autograd.gradcheck(lambda one: loss(one, LABELS), features)
+
+
+@every
+def test_the_order_of_samples_does_not_matter(loss: Loss) -> None:
+    features, order = some(), torch.randperm(len(LABELS), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(loss(features, LABELS), loss(features[order], LABELS[order]), rtol=1e-5, atol=1e-6)
+
+
+@every
+def test_names_of_identities_do_not_matter(loss: Loss) -> None:
+    assert torch.equal(loss(some(), LABELS), loss(some(), 1000 - 7 * LABELS))
+
+
+@every
+def test_it_has_a_scale(loss: Loss) -> None:
+    doubled = loss(some(), LABELS, scale=2.0)  # type: ignore[call-arg]
+    torch.testing.assert_close(doubled, 2 * loss(some(), LABELS))
+    assert doubled > 0
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_computed_in_full(loss: Loss, dtype: torch.dtype) -> None:
+    features = some().to(dtype).requires_grad_()
+    plain = loss(features.detach().float(), LABELS)
+    with torch.autocast("cpu", dtype):
+        lowered = loss(features, LABELS)
+    assert lowered.dtype == torch.float32
+    torch.testing.assert_close(lowered, plain)
+    lowered.backward()  # type: ignore[no-untyped-call]
+    assert features.grad is not None and features.grad.dtype == dtype and features.grad.isfinite().all()
+
+
+EDGES = {
+    "all features equal": (torch.ones(4, 3), torch.tensor([0, 0, 1, 1])),
+    "all features zero": (torch.zeros(4, 3), torch.tensor([0, 0, 1, 1])),
+    "equal in pairs": (torch.tensor([[1.0, 2], [1, 2], [2, 1], [2, 1]]), torch.tensor([0, 0, 1, 1])),
+    "equal pairs of two identities": (torch.tensor([[1.0, 2], [2, 1], [2, 1], [1, 2]]), torch.tensor([0, 0, 1, 1])),
+    "far apart": (some(0, 4, 3) * 1e3, torch.tensor([0, 1, 0, 1])),
+    "farther apart": (some(0, 4, 3) * 1e15, torch.tensor([0, 1, 0, 1])),
+    "far from 0": (some(0, 4, 3) + 1e4, torch.tensor([0, 1, 0, 1])),
+    "one identity": (some(0, 4, 3), torch.tensor([7, 7, 7, 7])),
+    "no two alike": (some(0, 4, 3), torch.tensor([0, 1, 2, 3])),
+    "one anchor without a positive": (some(0, 4, 3), torch.tensor([0, 0, 1, 0])),
+    "one sample": (some(0, 1, 3), torch.tensor([3])),
+}
+
+
+@every
+@pytest.mark.parametrize("features, labels", EDGES.values(), ids=EDGES)
+def test_everything_stays_finite(loss: Loss, features: Tensor, labels: Tensor) -> None:
+    features = features.clone().requires_grad_()
+    value = loss(features, labels)
+    value.backward()  # type: ignore[no-untyped-call]
+    assert value.isfinite() and value >= 0
+    assert features.grad is not None and features.grad.isfinite().all()
+
+
+@every
+def test_one_identity_teaches_no_difference(loss: Loss) -> None:
+    labels = torch.full((4,), 7)
+    found = pairs(labels)
+    assert [share.item() for share in found] == [1, 0, 0]
+    if loss is not supervised_contrastive:  # which draws the positives of a sample to equal distances
+        assert loss(some(0, 4), labels).item() == 0.0
+
+
+@pytest.mark.parametrize("loss", [circle, cosface, supervised_contrastive])
+def test_anchors_without_a_positive(loss: Loss) -> None:
+    """They count 0 in the mean over samples, and not at all in supervised contrastive learning."""
+    features = some(0, 4, 3)
+    assert loss(features, torch.arange(4)).item() == 0.0
+
+
+def test_distances_of_features_far_from_0_are_kept() -> None:
+    features = some(0, 4, 3) / 64
+    moved = features + 1024.0  # both can be written exactly, up to 2 ** -13
+    labels = torch.tensor([0, 1, 0, 1])
+    torch.testing.assert_close(triplet(moved - 1024, labels), triplet(moved, labels), rtol=1e-5, atol=1e-5)
+
+
+def test_pairs() -> None:
+    found = pairs(torch.tensor([0, 0, 1]))
+    assert [one.item() for one in found] == pytest.approx([2 / 3, 1, 2 / 3])
+    assert [one.item() for one in pairs(torch.tensor([4]))] == [0, 0, 0]
+
+
+@every
+def test_mixed_images_have_no_identity(loss: Loss) -> None:
+    with pytest.raises(ValueError, match="identities are one whole number a sample"):
+        loss(some(), torch.nn.functional.one_hot(LABELS).float())
+
+
+# --- against a queue --------------------------------------------------------------------------------------------------
+
+WITH_QUEUE = pytest.mark.parametrize(
+    ("loss", "within"),
+    [(memory_loss, partial(cosface, gamma=32.0))],
+    ids=["cosface"],
+)
+
+
+@WITH_QUEUE
+def test_an_empty_queue_is_none(loss: Any, within: Loss) -> None:
+    """Its places are of no identity, not of class 0 (as they are in FastReID until the queue is full)."""
+    empty, nobody = torch.zeros(9, 6), torch.full((9,), -1)
+    torch.testing.assert_close(loss(some(), LABELS, empty, nobody), within(some(), LABELS))
+
+
+@WITH_QUEUE
+def test_the_queue_is_as_good_as_a_larger_batch(loss: Any, within: Loss) -> None:
+    """The mean over all samples of losses against all others is the same, whichever part of them is the queue."""
+    features, labels = some(0, 8), torch.tensor([0, 0, 1, 1, 0, 0, 1, 1])
+    unit = torch.nn.functional.normalize(features, dim=1)
+    first = loss(features[:4], labels[:4], unit[4:], labels[4:])
+    second = loss(features[4:], labels[4:], unit[:4], labels[:4])
+    torch.testing.assert_close((first + second) / 2, within(features, labels))
+
+
+@WITH_QUEUE
+def test_a_queue_that_changes_too_early_is_an_error(loss: Any, within: Loss) -> None:
+    del within
+    features, queue = some().requires_grad_(), torch.nn.functional.normalize(some(1, 9), dim=1)
+    value = loss(features, LABELS, queue, torch.arange(9) % 3)
+    queue.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.backward()
+
+
+@WITH_QUEUE
+def test_gradients_flow_to_what_is_compared_only(loss: Any, within: Loss) -> None:
+    """So they are half of those within a batch, where each pair of two is looked at from both sides."""
+    same, nothing = torch.tensor([0, 0, 1, 1]), (torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64))
+    a, b = torch.eye(4, 6).double().requires_grad_(), torch.eye(4, 6).double().requires_grad_()
+    loss(a, same, *nothing).backward()
+    within(b, same).backward()  # type: ignore[no-untyped-call]
+    assert a.grad is not None and b.grad is not None and b.grad.abs().sum() > 0.1
+    torch.testing.assert_close(2 * a.grad, b.grad)

@@ -1,0 +1,189 @@
+"""Smoothing over the others, focal, binary and asymmetric losses, distillation: beside the originals' numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from opabinia.models.losses.binary import asymmetric, binary_cross_entropy, binary_focal, known_binary_cross_entropy
+from opabinia.models.losses.cross_entropy import (
+    adaptive_cross_entropy,
+    cross_entropy,
+    focal,
+    is_exclusive,
+    soft_targets,
+    summed_cross_entropy,
+)
+from opabinia.models.losses.distillation import features_loss, logits_loss
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "selfsup"
+LOGITS = torch.tensor([[2.0, 0.5, -1.0], [0.1, 0.2, 0.3], [5.0, -5.0, 0.0]])
+TARGETS = torch.tensor([0, 2, 1])
+
+
+@pytest.mark.parametrize(
+    ("smoothing", "over", "expected"),
+    [(0.0, "others", 3.750005), (0.1, "others", 3.5800047), (0.1, "all", 3.6366715)],
+)
+def test_fastreids_smoothing_and_torchs(smoothing: float, over: Any, expected: float) -> None:
+    loss = cross_entropy(LOGITS, TARGETS, label_smoothing=smoothing, smooth_over=over)
+    assert loss.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_fastreids_adaptive_smoothing() -> None:
+    assert adaptive_cross_entropy(LOGITS, TARGETS).item() == pytest.approx(3.8714941, rel=1e-6)
+    torch.testing.assert_close(adaptive_cross_entropy(LOGITS, TARGETS, alpha=0.0), cross_entropy(LOGITS, TARGETS))
+
+
+def test_smoothed_mixtures() -> None:
+    mixed = torch.tensor([[0, 0.7, 0.3, 0]])
+    assert soft_targets(mixed, 4, 0.1).tolist()[0] == pytest.approx([0.025, 0.655, 0.295, 0.025])
+    others = soft_targets(mixed, 4, 0.1, "others")
+    assert others.sum().item() == pytest.approx(1.0)
+
+
+def test_focal() -> None:
+    p = LOGITS.softmax(1).gather(1, TARGETS[:, None])[:, 0]
+    torch.testing.assert_close(focal(LOGITS, TARGETS), (-((1 - p) ** 2) * p.log()).mean())
+    torch.testing.assert_close(focal(LOGITS, TARGETS, gamma=0.0), cross_entropy(LOGITS, TARGETS))
+    torch.testing.assert_close(focal(LOGITS, soft_targets(TARGETS, 3)), focal(LOGITS, TARGETS))
+
+
+def test_binary_cross_entropy_of_basecls() -> None:
+    loss = binary_cross_entropy(torch.tensor([[0.0, 2.0]]), torch.tensor([[1.0, 0.0]]))
+    assert loss.item() == pytest.approx(1.41003764)
+
+
+def test_binary_cross_entropy_smooths() -> None:
+    expected = F.binary_cross_entropy_with_logits(LOGITS, soft_targets(TARGETS, 3, 0.3))
+    torch.testing.assert_close(binary_cross_entropy(LOGITS, TARGETS, label_smoothing=0.3), expected)
+    assert expected != binary_cross_entropy(LOGITS, TARGETS)
+
+
+def test_binary_cross_entropy_counts_a_mixed_image_as_both() -> None:
+    mixed, both = torch.tensor([[0.7, 0.3, 0.0]]), torch.tensor([[1.0, 1.0, 0.0]])
+    loss = binary_cross_entropy(LOGITS[:1], mixed, threshold=0.2, sum_classes=True)
+    torch.testing.assert_close(loss, F.binary_cross_entropy_with_logits(LOGITS[:1], both, reduction="sum"))
+
+
+@pytest.mark.parametrize(("logit", "there", "expected"), [(0.0, 1.0, 0.0433), (2.0, 1.0, 0.0005), (-2.0, 0.0, 0.0014)])
+def test_binary_focal_of_detectron2(logit: float, there: float, expected: float) -> None:
+    loss = binary_focal(torch.tensor([[logit]]), torch.tensor([[there]]))
+    assert loss.item() == pytest.approx(expected, abs=5e-5)
+
+
+def test_asymmetric_without_asymmetry_is_binary_cross_entropy() -> None:
+    plain = asymmetric(LOGITS, TARGETS, gamma_positive=0.0, gamma_negative=0.0, margin=0.0)
+    torch.testing.assert_close(plain, binary_cross_entropy(LOGITS, TARGETS, sum_classes=True))
+
+
+def test_asymmetric_by_the_paper() -> None:
+    p, there = LOGITS.sigmoid(), F.one_hot(TARGETS, 3).float()
+    shifted = (p - 0.05).clamp(min=0)
+    paper = there * (1 - p) * p.log() + (1 - there) * shifted**4 * (1 - shifted).log()
+    torch.testing.assert_close(asymmetric(LOGITS, TARGETS), -paper.sum(1).mean())
+
+
+def test_asymmetric_has_gradients_far_out() -> None:
+    logits = torch.tensor([[100.0, -100.0]], requires_grad=True)
+    asymmetric(logits, torch.tensor([[0.0, 1.0]])).backward()  # type: ignore[no-untyped-call]
+    assert logits.grad is not None and logits.grad.isfinite().all()
+
+
+def test_which_losses_take_one_class_a_sample() -> None:
+    assert is_exclusive(cross_entropy) and is_exclusive(focal) and not is_exclusive(asymmetric)
+
+
+# --- several classifiers of the same images ---------------------------------------------------------------------------
+
+SEVERAL: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "two outputs [x, 2x] (sum)": {"outputs": [LOGITS, 2 * LOGITS]},
+    "T=.5": {"temperature": 0.5},
+    "normalize T=.1": {"normalize": True, "temperature": 0.1},
+    "label_smoothing=.1": {"label_smoothing": 0.1},
+    "ignore_index=-1, targets [0,-1,1]": {"targets": torch.tensor([0, -1, 1])},
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_vissls_cross_entropy_of_several_outputs(name: str) -> None:
+    case = json.loads((GOLDEN / "ce_multi.json").read_text())
+    found = summed_cross_entropy(**({"outputs": [LOGITS], "targets": TARGETS} | SEVERAL[name]))
+    assert found.item() == pytest.approx(case["outputs"][name], rel=1e-5)
+
+
+def test_images_that_nobody_knows_are_no_loss_and_give_no_gradient() -> None:
+    logits = LOGITS.clone().requires_grad_()
+    loss = summed_cross_entropy([logits], torch.full((3,), -1), label_smoothing=0.1)
+    loss = loss + known_binary_cross_entropy([logits], torch.full((3, 3), -1))
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert loss.item() == 0 and logits.grad is not None and not logits.grad.any()
+
+
+def test_binary_cross_entropy_of_what_is_known() -> None:
+    """VISSL's rule: the mean of each class over the images that tell it, then the sum over classes and outputs."""
+    targets = torch.tensor([[1, 0, -1], [0, -1, -1], [-1, 1, -1]])
+    expected = 0.0
+    for logits in (LOGITS, 3 * LOGITS):
+        for column in range(2):
+            rows = [row for row in range(3) if targets[row, column] >= 0]
+            signs = [1 - 2 * int(targets[row, column]) for row in rows]
+            losses = [F.softplus(sign * logits[row, column]) for row, sign in zip(rows, signs, strict=True)]
+            expected += sum(losses).item() / len(rows)  # type: ignore[union-attr]
+    assert known_binary_cross_entropy([LOGITS, 3 * LOGITS], targets).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_where_all_is_known_it_is_the_registered_loss() -> None:
+    targets = torch.tensor([[1.0, 0, 1], [0, 0, 1], [1, 1, 0]])
+    whole = binary_cross_entropy(F.normalize(LOGITS), targets, sum_classes=True)
+    torch.testing.assert_close(known_binary_cross_entropy([LOGITS], targets, normalize=True), whole)
+
+
+# --- distillation -----------------------------------------------------------------------------------------------------
+
+STUDENT, TEACHER = torch.tensor([[1.0, 2, 3], [0, 0, 1]]), torch.tensor([[3.0, 2, 1], [0.5, 0, -0.5]])
+
+
+@pytest.mark.parametrize(
+    ("kind", "temperature", "expected"),
+    [
+        *(("symmetric", 16.0, 0.84755516), ("symmetric", 1.0, 0.75820011)),  # FastReID
+        *(("soft", 1.0, 0.74767518), ("soft", 4.0, 0.83970189), ("mse", 1.0, 1.75)),  # VISSL
+    ],
+)
+def test_logits_losses_of_others(kind: Any, temperature: float, expected: float) -> None:
+    assert logits_loss(STUDENT, TEACHER, kind, temperature).item() == pytest.approx(expected, rel=1e-5)
+
+
+DISTILLED = json.loads((GOLDEN / "distill.json").read_text())
+
+
+@pytest.mark.parametrize("name", DISTILLED["outputs"])
+def test_vissls_distillation(name: str) -> None:
+    """Their CROSS_ENTROPY is ours and the entropy of the teacher, which no student changes: the gradient is the same,
+    and ours is 0 where both agree. Their alpha is the teacher's share."""
+    kind, alpha, temperature = name.split()
+    share, heat = float(alpha.removeprefix("alpha=")), float(temperature.removeprefix("T="))
+    loss = logits_loss(STUDENT, TEACHER, "mse" if kind == "MSE" else "soft", heat)
+    if kind == "CROSS_ENTROPY":
+        loss = loss + torch.special.entr((TEACHER / heat).softmax(1)).sum(1).mean() * heat**2
+    loss = share * loss + (1 - share) * cross_entropy(STUDENT, torch.tensor(DISTILLED["inputs"]["target"]))
+    assert loss.item() == pytest.approx(DISTILLED["outputs"][name], rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["soft", "symmetric", "binary", "mse"])
+def test_equal_logits_are_no_loss(kind: Any) -> None:
+    assert logits_loss(STUDENT, STUDENT, kind, 2.0).item() == pytest.approx(0, abs=1e-6)
+    assert logits_loss(STUDENT, TEACHER, kind, 2.0) > 0.01
+
+
+def test_no_gradient_flows_to_the_teacher() -> None:
+    student, teacher = STUDENT.clone().requires_grad_(), TEACHER.clone().requires_grad_()
+    (logits_loss(student, teacher, "soft") + features_loss(student, teacher, "mse")).backward()  # type: ignore[no-untyped-call]
+    assert student.grad is not None and teacher.grad is None

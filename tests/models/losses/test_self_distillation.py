@@ -1,0 +1,127 @@
+"""Losses of self-distillation against VISSL's numbers and against their formulas, written out."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from opabinia.models.losses.self_distillation import (
+    centred,
+    dino,
+    hidden_patches,
+    koleo,
+    moved_centre,
+    warmed_temperature,
+)
+
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "selfsup" / "dino.json").read_text())
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_two_steps_of_vissl() -> None:
+    student = torch.tensor(GOLDEN["student"]).split(2)
+    teacher = torch.tensor(GOLDEN["teacher"])
+    centre = torch.zeros(3)
+    for temperature, loss, moved in zip(
+        GOLDEN["teacher_temperatures"], GOLDEN["losses"], GOLDEN["centres"], strict=True
+    ):
+        targets = centred(teacher, centre, temperature).split(2)
+        assert float(dino(student, targets, GOLDEN["student_temperature"])) == pytest.approx(loss, rel=1e-5)
+        centre = moved_centre(centre, teacher.mean(0), GOLDEN["centre_momentum"])
+        torch.testing.assert_close(centre, torch.tensor(moved), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("views", [2, 5])
+def test_dino_is_its_formula(views: int) -> None:
+    student = [drawn(3, 7, seed=number) for number in range(views)]
+    targets = [drawn(3, 7, seed=10 + number).softmax(1) for number in range(2)]
+    terms = [
+        -sum(float(target[row, k]) * float((view[row] / 0.2).log_softmax(0)[k]) for k in range(7))
+        for one, target in enumerate(targets)
+        for other, view in enumerate(student)
+        if one != other
+        for row in range(3)
+    ]
+    assert float(dino(student, targets, 0.2)) == pytest.approx(sum(terms) / len(terms), rel=1e-5)
+
+
+def test_a_view_is_not_compared_with_itself() -> None:
+    """What the student says of a view changes nothing for the teacher of the same view."""
+    targets = [torch.tensor([[1.0, 0, 0]]), torch.tensor([[0.0, 1, 0]])]
+    right = [torch.tensor([[0.0, 9, 0]]), torch.tensor([[9.0, 0, 0]])]
+    assert dino(right, targets) < 1e-6 < dino(right[::-1], targets)
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 37])
+def test_the_temperature_is_linspace_and_then_stays(length: int) -> None:
+    rising = torch.linspace(0.04, 0.07, length, dtype=torch.float64).tolist()
+    found = [warmed_temperature(step, length, 0.04, 0.07) for step in range(length + 3)]
+    assert found == pytest.approx([*rising, 0.07, 0.07, 0.07])
+
+
+def test_without_a_warm_up_the_temperature_is_the_last() -> None:
+    assert warmed_temperature(0, 0, 0.04, 0.07) == 0.07
+
+
+def test_a_centre_takes_an_output_that_wins_everywhere_away() -> None:
+    logits = drawn(4, 5) + torch.tensor([100.0, 0, 0, 0, 0])
+    even = centred(logits, logits.mean(0), 1.0)
+    assert centred(logits, torch.zeros(5), 1.0)[:, 0].min() > 0.99 > even[:, 0].max()
+    torch.testing.assert_close(even.sum(1), torch.ones(4))
+
+
+def test_every_image_weighs_alike_whatever_it_hides() -> None:
+    student, targets = drawn(3, 4, 6), drawn(3, 4, 6, seed=1).softmax(-1)
+    mask = torch.tensor([[True, False, False, False], [True, True, True, False], [False] * 4])
+
+    def of(image: int, patch: int) -> float:
+        return float(F.cross_entropy(student[image, patch] / 0.1, targets[image, patch]))
+
+    expected = (of(0, 0) + sum(of(1, patch) for patch in range(3)) / 3 + 0) / 3
+    assert float(hidden_patches(student, targets, mask)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_nothing_hidden_is_no_loss_and_no_gradient() -> None:
+    student = drawn(2, 4, 6).requires_grad_()
+    loss = hidden_patches(student, drawn(2, 4, 6).softmax(-1), torch.zeros(2, 4, dtype=torch.bool))
+    loss.backward()
+    assert loss == 0 and student.grad is not None and not student.grad.any()
+
+
+def test_koleo_is_its_formula() -> None:
+    vectors = drawn(6, 3)
+    unit = vectors / vectors.norm(dim=1, keepdim=True)
+    nearest = [min(math.dist(a, b) for b in unit.tolist() if b != a) for a in unit.tolist()]
+    expected = -sum(map(math.log, nearest)) / 6
+    assert float(koleo(vectors)) == pytest.approx(expected, rel=1e-5)
+    assert float(koleo(torch.eye(2))) == pytest.approx(-math.log(2) / 2, abs=1e-6)
+
+
+def test_koleo_of_equal_vectors_is_finite() -> None:
+    vectors = torch.ones(3, 4, requires_grad=True)
+    loss = koleo(vectors)
+    loss.backward()
+    assert loss.isfinite() and vectors.grad is not None and vectors.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_full(dtype: torch.dtype) -> None:
+    student = [(10 * drawn(2, 5, seed=number)).to(dtype) for number in range(3)]
+    targets = [centred(view, torch.zeros(5), 0.04) for view in student[:2]]
+    assert dino(student, targets).dtype == koleo(student[0]).dtype == targets[0].dtype == torch.float32
+    torch.testing.assert_close(dino(student, targets), dino([view.float() for view in student], targets))
+
+
+def test_under_autocast_the_nearest_neighbour_is_the_nearest() -> None:
+    first = torch.tensor([1.0, 0.0])
+    near = torch.tensor([[math.cos(angle), math.sin(angle)] for angle in (0.03, 0.02, 0.04)])
+    vectors = torch.cat([first[None], near])  # cosines that are all 1 in bfloat16
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        lowered = koleo(vectors)
+    torch.testing.assert_close(lowered, koleo(vectors), rtol=0, atol=0)

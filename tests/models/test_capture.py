@@ -1,0 +1,349 @@
+"""Looking into a model: what is seen is what autograd says, and the model is left as it was."""
+
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from opabinia.models.capture import capture, grad_cam, kernels
+from opabinia.visualization.drawing import to_pil
+from tests.faults.programs import Server
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
+        self.neck = nn.Linear(4, 5)
+        self.head = nn.Linear(5, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.neck(self.body(images).mean((2, 3))))
+        return logits
+
+
+@pytest.fixture
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+IMAGES = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def hooks_on(model: nn.Module) -> int:
+    return sum(len(one._forward_hooks) + len(one._backward_hooks) for one in model.modules())
+
+
+def test_outputs_and_gradients_are_those_of_autograd(net: Net) -> None:
+    maps = net.body(IMAGES)
+    neck = net.neck(maps.mean((2, 3)))
+    loss = net.head(neck).square().sum()
+    expected = torch.autograd.grad(loss, [maps, neck])
+    with capture(net, ["body", "neck"]) as seen:
+        net(IMAGES).square().sum().backward()
+    assert list(seen) == ["body", "neck"] and len(seen) == 2
+    torch.testing.assert_close(seen["body"].output, maps.detach())
+    torch.testing.assert_close(seen["neck"].output, neck.detach())
+    torch.testing.assert_close([seen["body"].gradient, seen["neck"].gradient], list(expected))
+    assert not seen["neck"].output.requires_grad
+    assert hooks_on(net) == 0
+
+
+def test_looking_changes_no_number(net: Net) -> None:
+    net(IMAGES).square().sum().backward()
+    expected = [parameter.grad.clone() for parameter in net.parameters()]  # type: ignore[union-attr]
+    net.zero_grad()
+    names = [name for name, _ in net.named_modules()]
+    with capture(net, names, edit=lambda name, output: output, edit_gradient=lambda name, gradient: gradient):
+        net(IMAGES).square().sum().backward()
+    for parameter, before in zip(net.parameters(), expected, strict=True):
+        assert torch.equal(parameter.grad, before)  # type: ignore[arg-type]
+
+
+def test_calls_are_kept_in_order(net: Net) -> None:
+    first, second = torch.ones(1, 4), torch.full((1, 4), 2.0)
+    with capture(net, ["neck"]) as seen:
+        (3 * net.neck(first) + 5 * net.neck(second)).sum().backward()
+    calls = seen["neck"].calls
+    assert [call.gradient[0, 0].item() for call in calls] == [3, 5]
+    assert torch.equal(calls[0].output, net.neck(first)) and torch.equal(calls[1].output, net.neck(second))
+    assert torch.equal(seen["neck"].output, calls[1].output) and torch.equal(seen["neck"].gradient, calls[1].gradient)
+
+
+def test_gradients_of_several_backward_passes_add_up_as_torchs_do(net: Net) -> None:
+    with capture(net, ["neck"]) as seen:
+        total = net.neck(torch.ones(1, 4)).sum()
+        total.backward(retain_graph=True)
+        (2 * total).backward()
+    assert torch.equal(seen["neck"].gradient, torch.full((1, 5), 3.0))
+
+
+Pair = namedtuple("Pair", "left right")
+SHAPES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "tuple": lambda a, b: (a, b),
+    "list": lambda a, b: [a, b],
+    "dict": lambda a, b: {"a": a, "b": b},
+    "named tuple": Pair,
+    "nested": lambda a, b: {"both": (a, [b, None]), "scale": 2},
+}
+
+
+class Gives(nn.Module):
+    def __init__(self, form: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.form = form
+
+    def forward(self, x: Tensor) -> Any:
+        return self.form(x * 2, x * 3)
+
+
+@pytest.mark.parametrize("form", SHAPES.values(), ids=SHAPES)
+def test_structures_are_kept(form: Callable[[Tensor, Tensor], Any]) -> None:
+    model = nn.ModuleDict({"part": Gives(form)})
+    x = torch.ones(2, requires_grad=True)
+
+    def tensors(value: Any) -> list[Tensor]:
+        if isinstance(value, Tensor):
+            return [value]
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+        return [tensor for one in inner for tensor in tensors(one)]
+
+    with capture(model, ["part"]) as seen:
+        a, b = tensors(model["part"](x))
+        (a * 10 + b * 20).sum().backward()
+    output, gradient = seen["part"].output, seen["part"].gradient
+    assert type(output) is type(gradient) is type(form(x, x))
+    assert [one.tolist() for one in tensors(output)] == [[2, 2], [3, 3]]
+    assert [one.tolist() for one in tensors(gradient)] == [[10, 10], [20, 20]]
+
+
+def test_an_edited_output_goes_on_and_is_seen(net: Net) -> None:
+    def silence(name: str, output: Tensor) -> Tensor:
+        return output * torch.tensor([0.0, 1, 1, 1, 1])
+
+    with capture(net, ["neck"], edit=silence) as seen:
+        logits = net(IMAGES)
+        logits.sum().backward()
+    assert torch.equal(seen["neck"].output[:, 0], torch.zeros(6))
+    assert torch.equal(logits.detach(), net.head(seen["neck"].output).detach())
+    assert net.neck.bias.grad is not None and net.neck.bias.grad[0] == 0 and net.neck.bias.grad[1] != 0
+
+
+def test_an_edited_gradient_goes_on_and_is_seen(net: Net) -> None:
+    with capture(net, ["neck"], edit_gradient=lambda name, gradient: gradient * 0) as seen:
+        net(IMAGES).sum().backward()
+    assert not seen["neck"].gradient.any()
+    assert net.neck.weight.grad is not None and not net.neck.weight.grad.any()
+    assert net.head.weight.grad is not None and net.head.weight.grad.any()
+
+
+@pytest.mark.parametrize("edit", ["edit", "edit_gradient"])
+def test_an_edit_that_forgets_to_return_is_told(net: Net, edit: str) -> None:
+    forgets: Any = {edit: lambda name, value: None}
+    with pytest.raises(TypeError, match=f"{edit} gave nothing back for 'neck'"), capture(net, ["neck"], **forgets):
+        net(IMAGES).sum().backward()
+    assert hooks_on(net) == 0
+
+
+def test_captures_may_be_nested(net: Net) -> None:
+    with capture(net, ["neck"]) as outer:
+        with capture(net, ["neck", "head"], edit=lambda name, output: output * 2) as inner:
+            net(IMAGES)
+        assert hooks_on(net) == 1
+        plain = net(IMAGES)
+    assert torch.equal(inner["neck"].output, outer["neck"].calls[0].output * 2)
+    assert len(outer["neck"].calls) == 2 and len(inner["neck"].calls) == 1
+    assert not torch.equal(plain.detach(), inner["head"].output)
+
+
+def test_nothing_stays_after_an_error(net: Net) -> None:
+    with pytest.raises(ZeroDivisionError), capture(net, ["neck"]) as seen:
+        logits = net(IMAGES)
+        raise ZeroDivisionError
+    assert hooks_on(net) == 0
+    logits.sum().backward()
+    assert seen["neck"].gradient is None, "its tensor hook is gone, too"
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference_mode"])
+def test_without_gradients_there_are_outputs(net: Net, mode: Callable[[], Any]) -> None:
+    with mode(), capture(net, ["neck"]) as seen:
+        net(IMAGES)
+    assert seen["neck"].output.shape == (6, 5) and seen["neck"].gradient is None
+
+
+def test_an_output_that_was_changed_in_place_is_not_shown_as_it_was(net: Net) -> None:
+    with capture(net, ["body.1"]) as seen:
+        net(IMAGES).sum().backward()
+    with pytest.raises(RuntimeError, match=r"changed this output in place .* copy=True"):
+        seen["body.1"].output  # noqa: B018
+    with capture(net, ["body.1"], copy=True) as copied:
+        net(IMAGES).sum().backward()
+    assert copied["body.1"].output.min() < 0, "before the activation"
+    # The gradient is that of what the norm gave: 0 where the activation cuts off.
+    assert not copied["body.1"].gradient[copied["body.1"].output < 0].any()
+    torch.testing.assert_close(seen["body.1"].gradient, copied["body.1"].gradient)
+
+
+def test_a_layer_that_is_computed_again_is_seen_once(net: Net) -> None:
+    with capture(net, ["neck"]) as seen:
+        checkpoint(net, IMAGES, use_reentrant=False).sum().backward()
+    assert len(seen["neck"].calls) == 1
+    assert torch.equal(seen["neck"].gradient, net.head.weight.detach().sum(0).expand(6, 5))
+
+
+def test_unknown_names_are_told_with_near_ones(net: Net) -> None:
+    with (
+        pytest.raises(ValueError, match=r"no layer 'nekc'; near: neck; .*'0'; near: body.0; .*'zzz'; near: none"),
+        capture(net, ["nekc", "0", "head", "zzz"]),
+    ):
+        pass
+    assert hooks_on(net) == 0
+
+
+def test_a_layer_that_was_not_called_is_told(net: Net) -> None:
+    with capture(net, ["head"]) as seen:
+        net.neck(torch.ones(1, 4))
+    with pytest.raises(LookupError, match="'head' was not called"):
+        seen["head"].output  # noqa: B018
+
+
+def test_wrappers_are_looked_through(net: Net) -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, x: Tensor) -> Any:
+            return self.module(x)
+
+    class Spread:
+        sharded, module = False, net
+
+    for model in (Wrapper(net), Wrapper(Wrapper(net)), Spread()):
+        with capture(model, ["neck"]) as seen:  # type: ignore[arg-type]
+            net(IMAGES)
+        assert len(seen["neck"].calls) == 1
+
+
+PROCESSES = """
+import datetime, os, sys, warnings
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from opabinia.inspect import capture
+from tests.test_inspect import IMAGES, Net
+number = 0 if os.fork() else 1
+limit = datetime.timedelta(seconds=60)
+dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 2), rank=number, world_size=2, timeout=limit)
+torch.set_num_threads(1)
+
+def fresh():
+    torch.manual_seed(0)
+    return Net().eval()
+
+def close(one, other):
+    torch.testing.assert_close(one, other)
+
+mine = IMAGES[number * 3 : number * 3 + 3]
+alone = fresh()
+with capture(alone, ["body", "neck"]) as expected:
+    alone(mine).square().sum().backward()
+
+for shard in (False, True):
+    net = fresh()
+    together = net if shard else DistributedDataParallel(net)
+    if shard:
+        fully_shard(net.neck, mesh=init_device_mesh("cpu", (2,)))
+        fully_shard(net, mesh=init_device_mesh("cpu", (2,)))
+    for model in (together, net):
+        with capture(model, ["body", "neck"]) as seen:
+            together(mine).square().sum().backward()
+        for name in seen:
+            close(seen[name].output, expected[name].output)
+            close(seen[name].gradient, expected[name].gradient)  # of the own loss
+    # An edit reaches what is exchanged: gradients of one process are the other's, too.
+    net.zero_grad()
+    edit = lambda name, gradient: gradient * (2 if number else 0)
+    with capture(together, ["neck"], edit_gradient=edit):
+        together(mine).square().sum().backward()
+    other = fresh()
+    other(IMAGES[3:]).square().sum().backward()
+    found = net.neck.weight.grad
+    close(found.full_tensor() if shard else found, other.neck.weight.grad)  # mean of 0 and 2
+dist.destroy_process_group()
+if number:
+    os._exit(0)
+assert os.wait()[1] == 0
+"""
+
+
+def test_on_two_processes(warm_server: Server, tmp_path: Path) -> None:
+    """DDP and FSDP: names are the task's, numbers those of a model alone, edits reach the exchange."""
+    warm_server.run(str(tmp_path / "store"), code=PROCESSES, seconds=200)
+
+
+# --- pictures -------------------------------------------------------------------------------------------------------
+
+
+def test_kernels_in_colour_and_in_grey(net: Net) -> None:
+    picture = kernels(net, zoom=2, columns=3)
+    assert picture.shape == (3, 2 * (3 * 2 + 2) + 2, 3 * (3 * 2 + 2) + 2)
+    to_pil(picture)
+    first = picture[:, 2:8, 2:8]
+    weight = net.body[0].weight[0].detach()  # type: ignore[index]
+    expected = (weight - weight.min()) / (weight.max() - weight.min())
+    torch.testing.assert_close(first, expected.repeat_interleave(2, 1).repeat_interleave(2, 2))
+    assert torch.equal(picture[:, 0], torch.full_like(picture[:, 0], 0.5))
+
+
+def test_kernels_of_many_channels_have_a_row_each() -> None:
+    layer = nn.Conv2d(5, 2, 3)
+    picture = kernels(nn.Sequential(nn.Conv2d(1, 5, 3), layer), "1", zoom=1)
+    assert picture.shape == (3, 2 * 4 + 1, 5 * 4 + 1)
+    tile, weight = picture[0, 1:4, 5:8], layer.weight[0, 1].detach()
+    torch.testing.assert_close(tile, (weight - weight.min()) / (weight.max() - weight.min()))
+
+
+@pytest.mark.parametrize(("layer", "told"), [("neck", "'neck' is no convolution"), ("bodi", "near: body")])
+def test_no_convolution(net: Net, layer: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        kernels(net, layer)
+    with pytest.raises(ValueError, match="this model has no convolution"):
+        kernels(net.head)
+
+
+def test_grad_cam_by_hand() -> None:
+    activations = torch.zeros(3, 2, 2, 2)
+    activations[0, 0, 0, 0], activations[0, 1, 1, 1] = 4.0, 4.0
+    activations[1:] = activations[0]
+    gradients = torch.zeros_like(activations)
+    gradients[0, 0], gradients[0, 1] = 1.0, -1.0  # the first channel speaks for it, the second against
+    gradients[1, 0], gradients[1, 1] = 1.0, 0.5
+    gradients[2] = -1.0
+    found = grad_cam(activations, gradients, (2, 2))
+    assert found.tolist() == [[[1, 0], [0, 0]], [[1, 0], [0, 0.5]], [[0, 0], [0, 0]]]
+    large = grad_cam(activations, gradients, (6, 4))
+    assert large.shape == (3, 6, 4) and large[0, 0, 0] == 1 and large.min() == 0
+
+
+def test_grad_cam_of_a_mean_is_the_class_activation_map() -> None:
+    """Selvaraju et al. 2017, section 3.1: behind global average pooling it is CAM (Zhou et al. 2016)."""
+    maps = torch.rand(2, 5, 4, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    weight = torch.randn(5, generator=torch.Generator().manual_seed(1))
+    (gradients,) = torch.autograd.grad((maps.mean((2, 3)) @ weight).sum(), maps)
+    cam = torch.einsum("bchw,c->bhw", maps.detach(), weight).relu()
+    torch.testing.assert_close(grad_cam(maps.detach(), gradients, (4, 4)), cam / cam.amax((1, 2), keepdim=True))
+
+
+def test_grad_cam_of_other_shapes() -> None:
+    with pytest.raises(ValueError, match=r"not \(2, 3\) and \(2, 3, 4, 4\)"):
+        grad_cam(torch.zeros(2, 3), torch.zeros(2, 3, 4, 4), (4, 4))

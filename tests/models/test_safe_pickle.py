@@ -1,0 +1,295 @@
+"""Pickles of others: what is plain is read, what could run code is not."""
+
+import builtins
+import collections
+import io
+import os
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from opabinia.models.weights.files import read_weights
+from opabinia.models.weights.safe_pickle import read_pickle
+
+ARRAYS = {
+    "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    "big end first": np.arange(3, dtype=">i4"),
+    "view": np.arange(12, dtype=np.int64).reshape(3, 4)[:, ::2],
+    "half": np.float16([1.5, -2]),
+    "truth": np.array([True, False]),
+    "number": np.array(3, dtype=np.uint8),
+    "empty": np.zeros((0, 4), np.float32),
+}
+
+
+def written(path: Path, content: bytes | Any, protocol: int = 4) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else pickle.dumps(content, protocol))
+    return path
+
+
+# --- what is read -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_arrays_of_every_protocol(tmp_path: Path, protocol: int) -> None:
+    found = read_pickle(written(tmp_path / "a.pkl", {"model": ARRAYS, "__author__": "x"}, protocol))
+    assert found["__author__"] == "x"
+    assert found["model"].keys() == ARRAYS.keys()
+    for name, array in ARRAYS.items():
+        np.testing.assert_array_equal(found["model"][name], array, err_msg=name)
+        assert found["model"][name].dtype == array.dtype.newbyteorder("="), name
+        assert found["model"][name].flags.writeable
+
+
+def test_plain_things_beside_them(tmp_path: Path) -> None:
+    plain = {"list": [1, 2.5, "x", None, True], "ordered": collections.OrderedDict(b=1, a=2), 3: b"bytes", "n": 10**30}
+    found = read_pickle(written(tmp_path / "a.pkl", {**plain, "scalar": np.float32(1.5), "set": {7}, "t": (1, 2)}))
+    assert found == {**plain, "ordered": {"b": 1, "a": 2}, "scalar": 1.5, "set": [7], "t": [1, 2]}
+
+
+@pytest.mark.parametrize("core", ["numpy.core", "numpy._core"])
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_names_of_old_and_new_numpy(tmp_path: Path, core: str, protocol: int) -> None:
+    content = pickle.dumps(ARRAYS["a"], protocol)
+    new, old = b"numpy._core.multiarray", f"{core}.multiarray".encode()
+    assert content.count(new) == 1
+    if protocol == 4:  # a frame, and names with their lengths
+        content = content[:2] + content[11:]
+        content = content.replace(bytes([len(new)]) + new, bytes([len(old)]) + old)
+    else:
+        content = content.replace(new, old)
+    wrapped = b"\x80\x04}\x8c\x01a" + content[2:-1] + b"s."
+    np.testing.assert_array_equal(read_pickle(written(tmp_path / "a.pkl", wrapped))["a"], ARRAYS["a"])
+
+
+def test_a_file_of_python_2(tmp_path: Path) -> None:
+    """As cPickle of Python 2 wrote Caffe2's weights: names and bytes are strings, of no encoding."""
+    values = np.float32([1.5, -3.25, 1e-30])
+    content = (
+        b"\x80\x02}q\x01U\x05blobsq\x02}q\x03U\x07conv1_wq\x04"
+        b"cnumpy.core.multiarray\n_reconstruct\nq\x05cnumpy\nndarray\nq\x06K\x00\x85q\x07U\x01bq\x08\x87q\x09Rq\x0a"
+        b"(K\x01K\x03\x85q\x0bcnumpy\ndtype\nq\x0cU\x02f4q\x0dK\x00K\x01\x87q\x0eRq\x0f"
+        b"(K\x03U\x01<q\x10NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tq\x11b"
+        b"\x89U\x0c" + values.tobytes() + b"q\x12tq\x13bss."
+    )
+    np.testing.assert_array_equal(read_pickle(written(tmp_path / "a.pkl", content))["blobs"]["conv1_w"], values)
+
+
+def test_weights_are_tensors_without_what_wraps_them(tmp_path: Path) -> None:
+    file = written(tmp_path / "a.pkl", {"model": {"x": ARRAYS["a"]}, "__author__": "x", "matching_heuristics": True})
+    assert torch.equal(read_weights(file)["x"], torch.arange(6.0).view(2, 3))
+    file = written(tmp_path / "b.pkl", {"blobs": {"x": ARRAYS["a"], "y": "no array"}})
+    assert read_weights(file).keys() == {"x"}
+    torch.save({"model": {"x": torch.ones(2)}}, tmp_path / "c.pkl")
+    assert zipfile.is_zipfile(tmp_path / "c.pkl")
+    assert torch.equal(read_weights(tmp_path / "c.pkl")["x"], torch.ones(2))
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+class Calls:
+    """Pickled as a call that is made on loading."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self.call
+
+
+class Anything:
+    """An object of a class of its own."""
+
+
+HOSTILE = {
+    "os.system": lambda mark: Calls(os.system, f"touch {mark}"),
+    "eval": lambda mark: Calls(builtins.eval, f"open({str(mark)!r}, 'w')"),
+    "exec": lambda mark: Calls(builtins.exec, f"open({str(mark)!r}, 'w')"),
+    "open": lambda mark: Calls(builtins.open, str(mark), "w"),
+    "getattr": lambda mark: Calls(getattr, "x", "format"),
+    "np.save": lambda mark: Calls(np.save, str(mark), 1),
+    "np.load": lambda mark: Calls(np.load, str(mark), None, True),
+    "np.fromfile": lambda mark: Calls(np.fromfile, str(mark)),
+    "pickle.loads": lambda mark: Calls(pickle.loads, pickle.dumps(Calls(os.system, f"touch {mark}"))),
+    "torch.load": lambda mark: Calls(torch.load, str(mark)),
+    "own class": lambda mark: Anything(),
+    "defaultdict": lambda mark: collections.defaultdict(os.getcwd),
+}
+NAMES = {
+    "os.system": f"{os.name}.system",
+    "eval": "builtin.*eval",
+    "exec": "builtin.*exec",
+    "open": "_?io.open",
+    "getattr": "builtin.*getattr",
+    "np.save": "numpy.*save",
+    "np.load": "numpy.*load",
+    "np.fromfile": "numpy.*fromfile",
+    "pickle.loads": "pickle.loads",
+    "torch.load": "torch.serialization.load",
+    "own class": "test_pickles.Anything",
+    "defaultdict": "collections.defaultdict",
+}
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 5])
+@pytest.mark.parametrize("name", sorted(HOSTILE))
+def test_whatever_else_is_asked_for_is_refused_by_name(tmp_path: Path, name: str, protocol: int) -> None:
+    mark = tmp_path / "ran"
+    file = written(tmp_path / "a.pkl", {"model": {"x": HOSTILE[name](mark)}}, protocol)
+    told = NAMES[name]
+    if protocol == 0 and name == "own class":
+        told = "copy_?reg._reconstructor"
+    with pytest.raises(ValueError, match=rf"a\.pkl: refused: it asks for '.*{told}', and what is no array"):
+        read_weights(file)
+    assert not mark.exists()
+
+
+def test_the_hostile_files_would_have_run(tmp_path: Path) -> None:
+    """Else the tests above would show nothing."""
+    mark = tmp_path / "ran"
+    pickle.loads(pickle.dumps(HOSTILE["os.system"](mark)))
+    assert mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        (np.array([Calls(os.system, "false")], dtype=object), "array of 'O8', which are no numbers"),
+        (np.array([{}, []], dtype=object), "array of 'O8', which are no numbers"),
+        (np.array(["text"]), "array of 'U4', which are no numbers"),
+        (np.array([b"text"]), "array of 'S4', which are no numbers"),
+        (np.zeros(2, dtype=[("a", "f4")]), "array of 'V4', which are no numbers"),
+        (np.array([1j]), "array of 'c16', which are no numbers"),
+        (np.array(["2020-01-01"], dtype="M8[D]"), "array of 'M8', which are no numbers"),
+    ],
+    ids=["objects that call", "objects", "text", "bytes", "records", "complex", "dates"],
+)
+def test_arrays_of_anything_but_numbers_are_refused(tmp_path: Path, what: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=f"a.pkl: refused: it holds an {told}"):
+        read_pickle(written(tmp_path / "a.pkl", {"x": what}))
+
+
+def array_of(shape: bytes, content: bytes, dtype: bytes = b"f4", kind: bytes = b"numpy\nndarray\n") -> bytes:
+    """A pickle of an array by hand, shape and content being opcodes."""
+    return (
+        b"\x80\x02}U\x01xcnumpy.core.multiarray\n_reconstruct\nc" + kind + b"K\x00\x85U\x01b\x87R"
+        b"(K\x01" + shape + b"cnumpy\ndtype\nU" + bytes([len(dtype)]) + dtype + b"K\x00K\x01\x87R"
+        b"(K\x03U\x01<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89" + content + b"tbs."
+    )
+
+
+def text(content: bytes) -> bytes:
+    return b"T" + struct.pack("<i", len(content)) + content
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (array_of(b"J\xff\xff\xff\x7f\x85", text(b"\0" * 8)), "8 bytes are no array of"),
+        (array_of(b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86", text(b"")), "0 bytes are no array of"),
+        (array_of(b"J\xff\xff\xff\xff\x85", text(b"")), "whose shape is none"),
+        (array_of(b"K\x02\x85", text(b"\0" * 4)), "4 bytes are no array of"),
+        (array_of(b"K\x01\x85", b"(K\x01l"), "array of objects"),
+        (array_of(b"K\x01\x85", b"]", dtype=b"O8"), "array of 'O8'"),
+        (array_of(b"U\x01a", text(b"\0" * 4)), "whose shape is none"),
+        (array_of(b"K\x01\x85", text(b"\0" * 4), kind=b"os\nsystem\n"), "refused: it asks for 'os.system'"),
+    ],
+    ids=["too large", "far too large", "negative", "too few bytes", "list", "objects", "text", "other class"],
+)
+def test_shapes_and_types_are_not_believed(tmp_path: Path, content: bytes, told: str) -> None:
+    with pytest.raises(ValueError, match=rf"a\.pkl: .*{told}"):
+        read_pickle(written(tmp_path / "a.pkl", content))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"cnumpy\ndtype\n(U\x01OK\x00K\x01tR.", "array of 'O'"),
+        (b"cnumpy\ndtype\n(cos\nsystem\ntR.", "asks for 'os.system'"),
+        (b"cnumpy\nndarray\n(J\xff\xff\xff\x7f\x85tR.", "makes an array by itself"),
+        (b"c_codecs\nencode\n(U\x01xU\x05rot13tR.", "encodes what are no bytes"),
+        (b"cnumpy.core.multiarray\nscalar\n(cnumpy\ndtype\n(U\x02O8K\x00K\x01tRU\x01xtR.", "array of 'O8'"),
+        # Attributes of what may be asked for cannot be set, for the next file to find.
+        (b"ccollections\nOrderedDict\n(N}U\x05_callNstb.", "sets '_call' of a function"),
+        (b"ccollections\nOrderedDict\n}U\x05_callNsb.", "damaged"),
+        # Opcodes that make objects in other ways.
+        (b"(cos\nsystem\nU\x01xo.", "asks for 'os.system'"),
+        (b"(U\x01xios\nsystem\n.", "asks for 'os.system'"),
+        (b"\x80\x02cos\nsystem\n)\x81.", "asks for 'os.system'"),
+        (b"\x80\x02cnumpy\ndtype\n)\x81.", "damaged"),
+        (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", "asks for 'os.system'"),
+        (b"\x80\x04\x8c\x05numpy\x8c\x0dndarray.dumps\x93.", "asks for 'numpy.ndarray.dumps'"),
+        (b"Pfile\n.", "refers to something outside"),
+        (b"U\x01xQ.", "refers to something outside"),
+        (b"\x82\x01.", "damaged"),
+        (b"\x80\x05\x97.", "damaged"),
+    ],
+    ids=str,
+)
+def test_hostile_opcodes(tmp_path: Path, content: bytes, told: str) -> None:
+    with pytest.raises(ValueError, match=rf"a\.pkl: .*{told}"):
+        read_pickle(written(tmp_path / "a.pkl", content))
+    # And what comes after is read as before.
+    assert read_pickle(written(tmp_path / "b.pkl", collections.OrderedDict(a=1), 2)) == {"a": 1}
+
+
+def test_a_claim_to_remember_much_takes_no_memory(tmp_path: Path) -> None:
+    """LONG_BINPUT at the largest place: the unpickler in C would fill 64 GiB."""
+    assert read_pickle(written(tmp_path / "a.pkl", b"}r\xff\xff\xff\xff.")) == {}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\x80\x04\x8e" + b"\xff" * 7 + b"\x0f", b"\x80\x05\x96" + b"\xff" * 7 + b"\x0f", b"\x8b\xff\xff\xff\x7f"],
+    ids=["bytes", "bytearray", "number"],
+)
+def test_lengths_are_not_believed(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(ValueError, match=r"a\.pkl: is no pickle, or a damaged one"):
+        read_pickle(written(tmp_path / "a.pkl", content + b"x."))
+
+
+def test_what_is_nested_without_end_is_not_followed(tmp_path: Path) -> None:
+    circle: dict[str, Any] = {"x": ARRAYS["a"]}
+    circle["self"] = circle
+    found = read_pickle(written(tmp_path / "a.pkl", circle))
+    assert found["self"]["x"] is not None and found["self"]["self"] is None
+    laughs: dict[int, Any] = {}
+    for _ in range(40):
+        laughs = {number: laughs for number in range(10)}
+    assert len(read_pickle(written(tmp_path / "b.pkl", laughs))) == 10
+    deep = b"(" * 100_000 + b"t" * 100_000 + b"."
+    with pytest.raises(ValueError, match="holds no dictionary of arrays"):
+        read_pickle(written(tmp_path / "c.pkl", deep))
+
+
+# --- what is damaged --------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_cut_short_gives_one_clear_error(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    pickle.dump({"model": {"x": ARRAYS["a"]}}, buffer)
+    whole = buffer.getvalue()
+    for length in range(len(whole)):
+        file = written(tmp_path / "a.pkl", whole[:length])
+        with pytest.raises(ValueError, match=r"a\.pkl: (is no pickle, or a damaged one|refused)"):
+            read_pickle(file)
+
+
+@pytest.mark.parametrize("content", [b"", b"no pickle", b"GIF89a", b"]."], ids=["empty", "text", "picture", "list"])
+def test_what_is_no_pickle_of_a_dictionary_is_told(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(ValueError, match=r"a\.pkl: (is no pickle, or a damaged one|it holds no dictionary of arrays)"):
+        read_pickle(written(tmp_path / "a.pkl", content))
+
+
+def test_a_dictionary_without_arrays_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a\.pkl: there are no tensors in it"):
+        read_weights(written(tmp_path / "a.pkl", {"model": {"x": 1}}))

@@ -1,0 +1,84 @@
+"""Runs that keep an average of the weights: evaluated, saved, resumed, loaded."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import opabinia
+from opabinia.engine.checkpointing.checkpoint import load_tensors, read_checkpoint
+from opabinia.training import launch
+
+SMALL = ["train.length=12it", "evaluate.every=6it", "checkpoint.every=6it", "data.workers=0", "writers=[]"]
+EMA = ["ema.momentum=0.9", "ema.every=2"]
+
+
+def trained(folder: Path, *overrides: str, **how: Any) -> tuple[Path, dict[str, float]]:
+    return launch.train("classification/digits", [*SMALL, *EMA, *overrides], out=folder, **how)
+
+
+def tensors(folder: Path, step: int, name: str) -> dict[str, torch.Tensor]:
+    return load_tensors(folder / "checkpoints" / f"step-{step:08d}" / f"{name}.safetensors")
+
+
+def test_both_weights_are_measured_and_the_average_chooses_the_best(tmp_path: Path) -> None:
+    folder, scores = trained(tmp_path)
+    assert {"val/top1", "val/top5", "val_ema/top1", "val_ema/top5"} <= set(scores)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert sum("val_ema/top1" in line for line in lines) == sum("val/top1" in line for line in lines) == 2
+    assert launch.evaluate(folder, checkpoint="last") == scores
+    state = read_checkpoint(folder / "checkpoints" / "step-00000012").state
+    best = max(line["val_ema/top1"] for line in lines if "val_ema/top1" in line)
+    assert state["scores"] and json.loads(json.dumps(state["hooks"])).get("best", {"best": best})["best"] <= best
+
+
+def test_the_average_follows_the_weights(tmp_path: Path) -> None:
+    folder, _ = trained(tmp_path)
+    model, average = tensors(folder, 12, "model"), tensors(folder, 12, "ema")
+    assert model.keys() == average.keys()
+    floats = [name for name, value in model.items() if value.is_floating_point()]
+    assert not all(torch.allclose(model[name], average[name]) for name in floats)
+
+
+def test_a_resumed_run_has_the_same_average(tmp_path: Path) -> None:
+    folder, scores = trained(tmp_path)
+    before = tensors(folder, 12, "ema")
+    _, again = trained(tmp_path, resume=str(folder / "checkpoints" / "step-00000006"))
+    assert again == scores
+    for name, value in tensors(folder, 12, "ema").items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_an_average_may_begin_with_a_resumed_run(tmp_path: Path) -> None:
+    launch.train("classification/digits", [*SMALL, "train.length=6it"], out=tmp_path)
+    folder, scores = trained(tmp_path, "ema.momentum=1.0", resume="last")
+    assert "val_ema/top1" in scores
+    early, average = tensors(folder, 6, "model"), tensors(folder, 12, "ema")
+    assert all(torch.equal(early[name], average[name]) for name in early if early[name].is_floating_point())
+
+
+def test_only_one_of_them_if_asked(tmp_path: Path) -> None:
+    for name, prefix in (("ema", "val_ema/"), ("raw", "val/")):
+        _, scores = trained(tmp_path / name, f"evaluate.weights={name}")
+        assert {score[: score.index("/") + 1] for score in scores} == {prefix}
+
+
+def test_a_set_with_a_period_of_its_own_keeps_it_for_the_average(tmp_path: Path) -> None:
+    source = "source: {name: digits, split: val}"
+    folder, _ = trained(tmp_path, f"data.val=[{{{source}}}, {{prefix: late, every: 0ep, {source}}}]")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    when = {
+        name: [line["step"] for line in lines if f"{name}/top1" in line]
+        for name in ("val", "val_ema", "late", "late_ema")
+    }
+    assert when == {"val": [6, 12], "val_ema": [6, 12], "late": [12], "late_ema": [12]}
+
+
+def test_pictures_are_predicted_with_the_average(tmp_path: Path) -> None:
+    folder, _ = trained(tmp_path)
+    average = tensors(folder, 12, "ema")
+    for name, value in opabinia.load(folder, checkpoint="last").task.state_dict().items():
+        assert torch.equal(value, average[name])
+    raw = opabinia.load(folder, ["evaluate.weights=raw"], checkpoint="last").task.state_dict()
+    assert torch.equal(raw["head.1.fc.weight"], tensors(folder, 12, "model")["head.1.fc.weight"])

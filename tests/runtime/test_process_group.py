@@ -1,0 +1,116 @@
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from opabinia.runtime.process_group import CannotJoin, Place, address_towards, joined, place_of
+from opabinia.runtime.processes import world_size
+from tests.runtime.test_slurm import STEP
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """Nothing of the machine these tests run on is looked at, and nothing of what they say stays."""
+    before = dict(os.environ)
+    for name in before:
+        if name.startswith(("SLURM_", "TORCHELASTIC_", "MASTER_", "GLOO_")) or name.endswith(("RANK", "WORLD_SIZE")):
+            del os.environ[name]
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def test_alone() -> None:
+    assert place_of({}) is None
+    assert place_of({"RANK": "0", "WORLD_SIZE": "1"}) is None
+    with joined():
+        assert not dist.is_initialized()
+
+
+def test_what_torchrun_says() -> None:
+    found = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    assert place_of({**STEP, **found}) == Place(5, 8, 4)
+
+
+def test_without_a_local_rank_it_follows_from_the_rank() -> None:
+    found = {"RANK": "5", "WORLD_SIZE": "8"}
+    assert place_of(found) == Place(5, 8, None)
+    assert found["LOCAL_RANK"] == "5"
+    found = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
+    assert place_of(found) == Place(5, 8, 4)
+    assert found["LOCAL_RANK"] == "1"
+
+
+def test_what_slurm_says_stands_in_the_environment_from_then_on() -> None:
+    found = dict(STEP)
+    assert place_of(found) == Place(5, 8, 4)
+    assert (found["LOCAL_RANK"], found["MASTER_ADDR"]) == ("1", "gpu003")
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ({"WORLD_SIZE": "2"}, "RANK is missing"),
+        ({"RANK": "1"}, "WORLD_SIZE is missing"),
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK='one' is no number"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2, WORLD_SIZE=2: ranks go from 0"),
+        ({"RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}, "WORLD_SIZE=3 does not divide"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT is missing"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "y"}, "MASTER_PORT='y' is no port"),
+    ],
+)
+def test_an_environment_that_does_not_do(monkeypatch: pytest.MonkeyPatch, found: dict[str, str], message: str) -> None:
+    for name, value in found.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(CannotJoin, match=message) as caught, joined():
+        pass
+    assert caught.value.alike and caught.value.exit_status == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"init": "tcp://nowhere"}, "'tcp://nowhere' is neither 'env' nor"),
+        ({"init": "here"}, "'here' is neither 'env' nor"),
+        ({"init": "file://relative"}, "is neither 'env' nor"),
+        ({"init": "tcp://localhost:29500", "backend": "nccl", "device": "cpu"}, "'nccl' needs a GPU"),
+    ],
+)
+def test_settings_that_do_not_do(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], message: str) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(CannotJoin, match=f"train.distributed: .*{message}"), joined(**settings):
+        pass
+
+
+def test_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    alone = joined(f"tcp://127.0.0.1:{port}", timeout=1 / 60)
+    with pytest.raises(CannotJoin, match=f"cannot be reached at tcp://127.0.0.1:{port}: ") as caught, alone:
+        pass
+    assert "\n" not in str(caught.value) and not caught.value.alike
+    assert not dist.is_initialized()
+
+
+def test_a_group_that_is_there_is_used_and_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        with caplog.at_level(logging.WARNING, "opabinia"), joined("tcp://localhost:1"):
+            assert world_size() == 1
+        assert "joined before" in caplog.text
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_the_way_to_an_address() -> None:
+    assert address_towards("127.0.0.1") == "127.0.0.1"
+    assert address_towards("no.such.host.invalid") is None

@@ -1,0 +1,78 @@
+"""Cores and memory that a process may take: files as Linux writes them, and this process itself."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from opabinia.runtime.resources import cores, forget_peak, memory_left, peak, quota
+
+MEMINFO = "MemTotal: 9000000 kB\nMemFree: 10 kB\nMemAvailable: 8000000 kB\n"
+LEFT = 8_000_000 * 1024
+
+
+def system(root: Path, group: str, **files: str) -> Path:
+    """A system whose process is in ``group``; names of files have ``/`` for ``__``."""
+    texts = {"proc__self__cgroup": group, "proc__meminfo": MEMINFO, **files}
+    for name, text in texts.items():
+        path = root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_without_limits(tmp_path: Path) -> None:
+    root = system(tmp_path, "0::/\n")
+    assert quota(root) == float("inf")
+    assert memory_left(root) == LEFT
+
+
+def test_the_tightest_group_around_the_process_counts(tmp_path: Path) -> None:
+    root = system(tmp_path, "0::/outer/inner\n")
+    base = tmp_path / "sys/fs/cgroup"
+    (base / "outer/inner").mkdir(parents=True)
+    (base / "outer/inner/cpu.max").write_text("max 100000\n")
+    (base / "outer/cpu.max").write_text("250000 100000\n")
+    (base / "outer/memory.max").write_text(str(4 * 2**30))
+    (base / "outer/memory.current").write_text(str(3 * 2**30))
+    (base / "outer/memory.stat").write_text(f"anon 5\ninactive_file {2**30}\n")
+    (base / "outer/inner/memory.max").write_text("max")
+    assert quota(root) == 2.5
+    assert memory_left(root) == 2 * 2**30, "what files take is given back"
+
+
+def test_the_older_kind_of_groups_in_a_container_that_does_not_see_its_path(tmp_path: Path) -> None:
+    root = system(tmp_path, "4:memory:/host/path\n1:cpu,cpuacct:/host/path\n")
+    for controller in ("cpu", "memory"):
+        (tmp_path / "sys/fs/cgroup" / controller).mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/memory/memory.limit_in_bytes").write_text("1000")
+    (tmp_path / "sys/fs/cgroup/memory/memory.usage_in_bytes").write_text("400")
+    (tmp_path / "sys/fs/cgroup/cpu/cpu.cfs_quota_us").write_text("300000")
+    (tmp_path / "sys/fs/cgroup/cpu/cpu.cfs_period_us").write_text("100000")
+    assert quota(root) == 3
+    assert memory_left(root) == 600
+    (tmp_path / "sys/fs/cgroup/cpu/cpu.cfs_quota_us").write_text("-1")
+    assert quota(root) == float("inf")
+
+
+def test_cores_are_divided_by_the_processes_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    alone = cores()
+    assert 1 <= alone <= (os.cpu_count() or 1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert cores() == max(1, alone // 2)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")
+    assert cores() == 1
+
+
+def test_the_peak_is_of_this_process_and_can_be_forgotten() -> None:
+    forget_peak()
+    before = peak()
+    held = np.ones(30_000_000)
+    del held
+    assert peak() >= before + 200_000_000
+    assert memory_left() > 0

@@ -1,0 +1,213 @@
+"""A detector from its run to pictures: Python, the command line, and what other commands make of it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+import opabinia
+from opabinia.cli import app
+from opabinia.data.sources import DigitScenes
+from opabinia.inference.predictor import Prediction, Predictor
+from opabinia.training import launch
+from scripts import small_data
+
+RECIPE = """
+plugins: [tests.faults.parts]
+task:
+  name: detection
+  backbone: {name: timm, model: test_resnet}
+  detector: {name: fcos, neck: {name: fpn_p3_p7, channels: 64}, convs: 1, threshold: 0.01, most: 20}
+  mean: [0.4]
+  std: [0.25]
+data:
+  train: {source: {name: some_scenes, n: 24, split: val}}
+  val:
+    source: {name: some_scenes, n: 6, split: val}
+    transforms: [{name: resize_shortest, short: 96}]
+  batch_size: 8
+optimizer: {name: adamw, lr: 0.003}
+train: {length: 6it, threads: 1}
+evaluate: {every: 6it, batch_size: 4}
+writers: []
+seed: 0
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("detection")
+    (folder / "fcos.yaml").write_text(RECIPE)
+    return launch.train(str(folder / "fcos.yaml"), [], out=folder / "runs")[0]
+
+
+@pytest.fixture(scope="module")
+def predictor(run: Path) -> Predictor:
+    return opabinia.load(run)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three scenes as files: as it is, twice as wide, cut."""
+    folder = tmp_path_factory.mktemp("pictures")
+    source = DigitScenes(split="val")
+    images = [Image.fromarray(source[number]["image"][0].numpy()) for number in range(3)]
+    for name, image in zip(
+        "abc", (images[0], images[1].resize((256, 128)), images[2].crop((0, 0, 128, 80))), strict=True
+    ):
+        image.save(folder / f"{name}.png")
+    return folder
+
+
+def command(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+def boxes(found: Prediction) -> torch.Tensor:
+    return found["boxes"][found["labels"] >= 0]
+
+
+# --- from Python ------------------------------------------------------------------------------------------------------
+
+
+def test_pictures_of_any_size_alone_and_together(predictor: Predictor, folder: Path) -> None:
+    paths = sorted(folder.glob("*.png"))
+    together = predictor(paths)
+    for path, found in zip(paths, together, strict=True):
+        alone = predictor(path)
+        assert torch.equal(alone["labels"], found["labels"]) and len(boxes(found)) > 0
+        assert torch.allclose(alone["boxes"], found["boxes"], atol=1e-3)
+        assert torch.allclose(alone["scores"], found["scores"], atol=1e-5)
+
+
+def test_boxes_are_in_the_pixels_of_the_picture(predictor: Predictor, folder: Path) -> None:
+    """The model sees both at the same size."""
+    with Image.open(folder / "a.png") as image:
+        large = image.resize((256, 256), Image.Resampling.NEAREST)
+        one, twice = predictor(image), predictor(large)
+    best = [boxes(found)[0] for found in (one, twice)]
+    assert torch.allclose(best[0] * 2, best[1], atol=3)
+    for found, side in ((one, 128), (twice, 256)):
+        assert boxes(found).max() <= side and boxes(found).min() >= 0
+        assert boxes(found)[:, 2:].max() > side / 2
+
+
+def test_what_people_read(predictor: Predictor, folder: Path) -> None:
+    found = predictor(folder / "a.png")
+    things = found.readable["things"]
+    assert len(things) == int((found["labels"] >= 0).sum()) > 0
+    for number, thing in enumerate(things):
+        assert thing["class"] == predictor.classes[int(found["labels"][number])]
+        assert thing["box"] == pytest.approx(found["boxes"][number].tolist(), abs=0.01)
+    assert [one["score"] for one in things] == sorted((one["score"] for one in things), reverse=True)
+
+
+def test_blue_green_red(tmp_path: Path) -> None:
+    small_data.coco2017(tmp_path)
+    (tmp_path / "colour.yaml").write_text(RECIPE.replace("mean: [0.4]", "mean: [0.2, 0.4, 0.6]"))
+    source = f"{{name: coco, root: {tmp_path}/train2017, file: {tmp_path}/annotations/instances_train2017.json}}"
+    overrides = ["train.length=1it", "data.val=null", f"data.train.source={source}"]
+    predictor = opabinia.load(launch.train(str(tmp_path / "colour.yaml"), overrides, out=tmp_path)[0])
+    red = np.random.default_rng(0).integers(0, 256, (80, 96, 3), dtype=np.uint8)
+    expected = predictor(red)
+    for found in (predictor(np.ascontiguousarray(red[:, :, ::-1]), order="BGR"), predictor([red])[0]):
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    swapped = predictor(red, order="BGR")
+    assert not torch.equal(swapped["scores"], expected["scores"])
+
+
+# --- the predict command ----------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_things_and_draws_them(run: Path, folder: Path, tmp_path: Path) -> None:
+    done = command("predict", run, folder, "--out", tmp_path, "--score", "0.011")
+    assert done.exit_code == 0, done.output
+    lines = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
+    assert [Path(line["path"]).name for line in lines] == ["a.png", "b.png", "c.png"]
+    for line, (width, height) in zip(lines, ((128, 128), (256, 128), (128, 80)), strict=True):
+        corners = np.array([thing["box"] for thing in line["things"]])
+        assert (corners >= 0).all() and (corners[:, 2] <= width).all() and (corners[:, 3] <= height).all()
+        assert {thing["class"] for thing in line["things"]} <= set("0123456789")
+    sizes = []
+    for path in sorted((tmp_path / "pictures").iterdir()):
+        with Image.open(path) as picture:
+            sizes.append((path.name, picture.size))
+            colours = {colour for _, colour in picture.getcolors(1 << 20) or ()}
+        assert any(len(set(colour)) > 1 for colour in colours), "something is drawn on a grey picture"
+    assert sizes == [("00000-a.png", (512, 512)), ("00001-b.png", (512, 256)), ("00002-c.png", (512, 320))]
+    assert (tmp_path / "sheet-1.png").is_file()
+
+
+def test_nothing_is_drawn_of_what_is_not_sure(run: Path, folder: Path, tmp_path: Path) -> None:
+    done = command("predict", run, folder / "a.png", "--out", tmp_path, "--score", "1")
+    assert done.exit_code == 0 and "a.png  nothing" in done.output
+    with Image.open(tmp_path / "pictures" / "00000-a.png") as picture:
+        assert all(len(set(colour)) == 1 for _, colour in picture.getcolors(1 << 20) or ())
+    assert json.loads((tmp_path / "predictions.jsonl").read_text())["things"]
+
+
+def test_what_is_there_beside_what_is_found_the_worst_first(run: Path, tmp_path: Path) -> None:
+    details = json.loads((run / "eval" / "val" / "details.json").read_text())
+    done = command("predict", run, "--split", "val", "--out", tmp_path, "--most", "4", "--score", "0.011")
+    assert done.exit_code == 0, done.output
+    found = [path.name.split("-")[1].removesuffix(".png") for path in sorted((tmp_path / "pictures").iterdir())]
+    worst = [Path(one["id"]).stem for one in details["worst"]]
+    others = [name for name in (f"{number:06d}" for number in range(6)) if name not in worst]
+    assert found == [*worst, *others][:4]
+    assert "val/000000.png  there are " in command("predict", run, "--split", "val", "--out", tmp_path).output
+    with Image.open(tmp_path / "pictures" / f"00000-{found[0]}.png") as picture:
+        assert picture.width > 2 * 512
+
+
+def test_the_training_data_can_be_drawn_too(run: Path, tmp_path: Path) -> None:
+    done = command("predict", run, "--split", "train", "--out", tmp_path, "--most", "2")
+    assert done.exit_code == 0, done.output
+    assert [path.name for path in sorted((tmp_path / "pictures").iterdir())] == ["00000-000000.png", "00001-000001.png"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "give pictures, or --split to take those of the run's data"),
+        (("PICTURE", "--split", "val"), "give pictures, or --split to take those of the run's data"),
+        (("--split", "test"), "there is no 'test'"),
+        (("PICTURE", "--explain"), "a detector's boxes say where its predictions come from"),
+    ],
+    ids=["neither", "both", "another set", "explain"],
+)
+def test_what_cannot_be_done_is_told(run: Path, folder: Path, arguments: tuple[str, ...], said: str) -> None:
+    words = [str(folder / "a.png") if word == "PICTURE" else word for word in arguments]
+    done = command("predict", run, *words)
+    assert done.exit_code == 2 and said in done.output and "Traceback" not in done.output
+
+
+def test_only_detectors_have_something_to_compare(tmp_path: Path) -> None:
+    short = ["train.length=1it", "data.workers=0", "writers=[]", "data.val.source={name: digits, split: val}"]
+    other = launch.train("classification/digits", short, out=tmp_path)[0]
+    done = command("predict", other, "--split", "val")
+    assert done.exit_code == 2 and "val does not tell where things are" in done.output
+
+
+# --- other commands ---------------------------------------------------------------------------------------------------
+
+
+def test_pictures_are_compared_by_their_embedding(run: Path, folder: Path, tmp_path: Path) -> None:
+    done = command("extract", run, "--split", "val", "--out", tmp_path / "features")
+    assert done.exit_code == 0, done.output
+    assert np.load(tmp_path / "features" / "features.npy").shape == (6, 96)
+    ids = json.loads((tmp_path / "features" / "ids.json").read_text())
+    assert ids == [f"val/{number:06d}.png" for number in range(6)]
+    done = command("predict", run, folder / "a.png", "--gallery", folder, "--out", tmp_path / "near", "--nearest", "2")
+    assert done.exit_code == 0, done.output
+    assert len(json.loads((tmp_path / "near" / "predictions.jsonl").read_text())["nearest"]) == 2
+
+
+def test_an_embedding_does_not_depend_on_the_pictures_beside(predictor: Predictor, folder: Path) -> None:
+    samples = [predictor.sample(path) for path in sorted(folder.glob("*.png"))]
+    together = predictor.embeddings(samples)
+    for one, expected in zip(samples, together, strict=True):
+        assert torch.allclose(predictor.embeddings([one])[0], expected, atol=1e-5)

@@ -1,0 +1,199 @@
+"""What the engine promises holds for detectors: empty pictures, pieces of a batch, averages, hooks, losses by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from opabinia.config import ConfigError
+from opabinia.training import launch
+from scripts import small_data
+
+RECIPE = """
+vars: {root: data}
+task:
+  name: detection
+  backbone: {name: timm, model: test_resnet}
+  detector: {name: fcos, neck: {name: fpn_p3_p7, channels: 64}, convs: 1, threshold: 0.01}
+  mean: [0.2]
+  std: [0.2]
+data:
+  train:
+    source:
+      name: coco
+      root: "${vars.root}/train2017"
+      file: "${vars.root}/annotations/person_keypoints_train2017.json"
+      masks: true
+      keypoints: true
+  val:
+    source:
+      name: coco
+      root: "${vars.root}/val2017"
+      file: "${vars.root}/annotations/person_keypoints_val2017.json"
+      masks: true
+      keypoints: true
+  batch_size: 4
+optimizer: {name: adamw, lr: 0.001}
+train: {length: 3it, log_every: 1, threads: 1}
+evaluate: {every: 3it, batch_size: 4}
+writers: []
+seed: 0
+"""
+
+_REGIONS = (
+    "neck: {name: fpn, channels: 32}, box: {width: 32, samples: 16}, "
+    "proposals: {anchor_sizes: [8, 16, 32, 64, 128], samples: 16, before_training: 30, after_training: 20, after: 10}"
+)
+DETECTORS = {
+    "fcos": "{name: fcos, neck: {name: fpn_p3_p7, channels: 64}, convs: 1}",
+    "retinanet": "{name: retinanet, neck: {name: fpn_p3_p7, channels: 64}, norm: group}",
+    "faster_rcnn": f"{{name: faster_rcnn, {_REGIONS}}}",
+    "mask_rcnn": f"{{name: mask_rcnn, {_REGIONS}, mask: {{convolutions: 1, channels: 16}}}}",
+    "keypoint_rcnn": f"{{name: keypoint_rcnn, {_REGIONS}, keypoint: {{convolutions: 1, channels: 16}}}}",
+    "cascade_rcnn": f"{{name: cascade_rcnn, {_REGIONS}, mask: {{convolutions: 1, channels: 16}}}}",
+}
+NAMES = {
+    "fcos": {"loss_cls", "loss_box_reg", "loss_centerness"},
+    "retinanet": {"loss_cls", "loss_box_reg"},
+    "faster_rcnn": {"loss_rpn_cls", "loss_rpn_loc", "loss_cls", "loss_box_reg"},
+    "mask_rcnn": {"loss_rpn_cls", "loss_rpn_loc", "loss_cls", "loss_box_reg", "loss_mask"},
+    "keypoint_rcnn": {"loss_rpn_cls", "loss_rpn_loc", "loss_cls", "loss_box_reg", "loss_keypoint"},
+    "cascade_rcnn": {
+        *("loss_rpn_cls", "loss_rpn_loc", "loss_mask"),
+        *(f"{name}_stage{stage}" for stage in range(3) for name in ("loss_cls", "loss_box_reg")),
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """COCO's folders; ``empty_train2017.json`` has no annotations."""
+    folder = tmp_path_factory.mktemp("data")
+    small_data.coco2017(folder)
+    for split in ("train", "val"):
+        content = json.loads((folder / "annotations" / f"person_keypoints_{split}2017.json").read_text())
+        (folder / "annotations" / f"empty_{split}2017.json").write_text(json.dumps({**content, "annotations": []}))
+    return folder
+
+
+def train(data: Path, out: Path, *overrides: str, name: str = "default") -> Path:
+    (out / "tiny.yaml").write_text(RECIPE)
+    return launch.train(str(out / "tiny.yaml"), [f"vars.root={data}", *overrides], out=out, name=name)[0]
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses_of(line: dict[str, Any], prefix: str) -> dict[str, float]:
+    return {name.removeprefix(prefix): value for name, value in line.items() if name.startswith(f"{prefix}loss_")}
+
+
+def empty(split: str) -> str:
+    return f"data.{split}.source.file=${{vars.root}}/annotations/empty_{split}2017.json"
+
+
+@pytest.mark.parametrize("detector", DETECTORS)
+def test_every_loss_is_told_by_its_name(data: Path, tmp_path: Path, detector: str) -> None:
+    run = train(data, tmp_path, f"task.detector={DETECTORS[detector]}")
+    first, *_, last = lines(run)
+    for line, prefix in ((first, "train/"), (last, "val/")):
+        found = losses_of(line, prefix)
+        assert found.keys() == NAMES[detector]
+        assert line[f"{prefix}loss"] == pytest.approx(sum(found.values()), rel=1e-5)
+    assert {"val/AP", "val/AP50", "val/AR100"} <= last.keys()
+    assert ("val/mask_AP" in last) == ("loss_mask" in NAMES[detector])
+    assert ("val/keypoint_AP" in last) == ("loss_keypoint" in NAMES[detector])
+    assert any("loss" not in name and name.startswith("train/") for name in first), "the detector's own numbers"
+
+
+@pytest.mark.parametrize("detector", DETECTORS)
+def test_pictures_without_anything_in_them(data: Path, tmp_path: Path, detector: str) -> None:
+    """Whole batches of them are trained and evaluated; what is not there has no score."""
+    run = train(data, tmp_path, f"task.detector={DETECTORS[detector]}", empty("train"), empty("val"))
+    *steps, last = lines(run)
+    for step in steps:
+        assert all(torch.isfinite(torch.tensor(value)) for value in losses_of(step, "train/").values())
+        assert step["grad_norm"] > 0
+    assert not [name for name in last if "AP" in name] and last["val/loss"] > 0
+
+
+def test_pieces_of_a_batch_learn_the_same(data: Path, tmp_path: Path) -> None:
+    """FCOS divides by the positive points of what goes through at once, so pictures are as good as alike."""
+    same = ("task.freeze_norms=true", "train.length=1it", "evaluate.every=0it", "train.step.name=standard")
+    whole, pieces = (
+        lines(train(data, tmp_path, *same, *more, name=name))[0]
+        for name, more in (("whole", ()), ("pieces", ("train.micro_batch=2",)))
+    )
+    assert pieces["train/loss"] == pytest.approx(whole["train/loss"], rel=0.1)
+    assert pieces["train/loss"] != whole["train/loss"], "it went through in pieces"
+
+
+def test_the_average_of_weights_is_evaluated(data: Path, tmp_path: Path) -> None:
+    run = train(data, tmp_path, "ema={momentum: 0.5}", "evaluate.weights=both")
+    names = {name for line in lines(run) for name in line}
+    assert {"val/AP", "val_ema/AP", "val_ema/loss"} <= names
+    newest = run / "checkpoints" / (run / "checkpoints" / "last").read_text().strip()
+    model, average = (load_file(newest / f"{name}.safetensors") for name in ("model", "ema"))
+    assert any(not torch.equal(model[name], average[name]) for name in average)
+
+
+def test_half_precision(data: Path, tmp_path: Path) -> None:
+    """Of pictures so large that no map has one pixel alone: there oneDNN's gradient of a stride of 2 is no number."""
+    large = "data.train.transforms=[{name: resize_shortest, short: 96}]"
+    for detector in ("fcos", "mask_rcnn"):
+        how = (f"task.detector={DETECTORS[detector]}", large, "data.val=null")
+        half = train(data, tmp_path, *how, "train.precision=bf16", name=detector)
+        full = train(data, tmp_path, *how, name=f"plain-{detector}")
+        losses = [lines(run)[0]["train/loss"] for run in (half, full)]
+        assert losses[0] == pytest.approx(losses[1], rel=0.05) and losses[0] != losses[1]
+
+
+def test_pictures_that_cannot_be_read_are_passed_over(data: Path, tmp_path: Path) -> None:
+    root = tmp_path / "broken"
+    small_data.coco2017(root)
+    (root / "train2017" / "000000000001.png").write_bytes(b"no picture")
+    (root / "val2017" / "000000000025.png").write_bytes(b"no picture")
+    with pytest.raises(Exception, match=r"000000000001\.png cannot be decoded"):
+        train(root, tmp_path, "train.length=6it", "data.val=null", name="told")
+    run = train(root, tmp_path, "train.length=6it", "data.on_error=skip", "evaluate.every=6it")
+    assert lines(run)[-1]["val/skipped"] == 1
+    assert "passed over: sample" in (run / "train.log").read_text()
+
+
+def test_shapes_are_refused(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="shapes: boxes do not follow; take resize_shortest"):
+        train(data, tmp_path, "shapes={name: progressive, start: 32, end: 64, multiple: 32}")
+
+
+@pytest.mark.parametrize(("score", "better"), [("val/AP", max), ("val/loss", min)])
+def test_the_best_checkpoint_by_any_score(data: Path, tmp_path: Path, score: str, better: Any) -> None:
+    run = train(
+        data, tmp_path, f"checkpoint.best={score}", "evaluate.every=1it", "checkpoint.every=1it", "checkpoint.keep=9"
+    )
+    scores = {line["step"]: line[score] for line in lines(run) if score in line}
+    best = better(scores.values())
+    step = int((run / "checkpoints" / "best").read_text().strip().removeprefix("step-"))
+    assert scores[step] == best
+
+
+def test_a_score_that_no_evaluation_gives_is_told(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no evaluation gives the score 'val/mAP'; did you mean 'val/AP'"):
+        train(data, tmp_path, "checkpoint.best=val/mAP")
+
+
+def test_hooks_that_look_at_scores(data: Path, tmp_path: Path) -> None:
+    stop = "hooks.stop={name: early_stop, metric: val/loss, better: min, patience: 1, by: 100}"
+    run = train(data, tmp_path, stop, "evaluate.every=1it", name="stopped")
+    assert lines(run)[-1]["step"] == 2
+    with pytest.raises(Exception, match="val/AP"):
+        train(data, tmp_path, "hooks.expected={name: expected, scores: {val/AP: [0.9, 0.01]}}", name="expected")
+
+
+def test_a_teacher_of_detectors_is_refused(data: Path, tmp_path: Path) -> None:
+    run = train(data, tmp_path, name="teacher")
+    with pytest.raises(ConfigError, match="a task that finds things in them cannot be taught"):
+        train(data, tmp_path, f"distill={{run: {run}}}", name="student")

@@ -1,0 +1,106 @@
+"""Weights handed on from run to run, and learned from a teacher, by keys of a recipe."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import opabinia
+from opabinia.config import ConfigError
+from opabinia.engine.checkpointing.checkpoint import load_tensors
+from opabinia.training import launch
+
+SMALL = ["train.length=4it", "data.workers=0", "writers=[]", "train.log_every=1", "evaluate.every=0ep"]
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return launch.train("classification/digits", [*SMALL, "train.length=40it"], out=tmp_path_factory.mktemp("runs"))[0]
+
+
+def losses(folder: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "train/loss" in line]
+
+
+def weights(folder: Path, step: int = 4) -> dict[str, torch.Tensor]:
+    return load_tensors(folder / "checkpoints" / f"step-{step:08d}" / "model.safetensors")
+
+
+def test_a_run_begins_where_another_ended(teacher: Path, tmp_path: Path) -> None:
+    cold, _ = launch.train("classification/digits", SMALL, out=tmp_path / "cold")
+    warm, _ = launch.train("classification/digits", [*SMALL, f"init.weights={teacher}"], out=tmp_path / "warm")
+    assert losses(warm)[0]["train/loss"] < losses(cold)[0]["train/loss"] - 0.3
+    assert "tensors loaded" in (warm / "train.log").read_text()
+
+
+def test_only_the_backbone_if_asked(teacher: Path, tmp_path: Path) -> None:
+    changes = [*SMALL, f"init.weights={teacher}", "init.into=backbone", "optimizer.lr=0.0"]
+    folder, _ = launch.train("classification/digits", changes, out=tmp_path)
+    plain, _ = launch.train("classification/digits", [*SMALL, "optimizer.lr=0.0"], out=tmp_path / "plain")
+    name = "backbone.model.conv1.0.weight"
+    given, found, drawn = weights(teacher, 40), weights(folder), weights(plain)
+    assert torch.equal(found[name], given[name]) and not torch.equal(found[name], drawn[name])
+    heads = [key for key in found if key.startswith("head.")]
+    assert heads and all(torch.equal(found[key], drawn[key]) for key in heads)
+
+
+def test_weights_that_cannot_be_used_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"init: .*there is no such file or folder"):
+        launch.train("classification/digits", [*SMALL, f"init.weights={tmp_path / 'no.pth'}"], out=tmp_path)
+    with pytest.raises(ConfigError, match="init: into: the task has no 'backbon'"):
+        launch.train("classification/digits", [*SMALL, "init={weights: x, into: backbon}"], out=tmp_path)
+
+
+def test_a_run_teaches(teacher: Path, tmp_path: Path) -> None:
+    changes = [*SMALL, f"distill.run={teacher}", "distill.features_weight=1.0", "ema.momentum=0.5"]
+    folder, scores = launch.train("classification/digits", changes, out=tmp_path)
+    line = losses(folder)[0]
+    assert {"train/distill_logits_loss", "train/distill_features_loss"} <= line.keys()
+    assert not any("teacher" in name for name in weights(folder))
+    assert launch.evaluate(folder, checkpoint="last") == scores
+    assert opabinia.load(folder).classes == tuple("0123456789")
+
+
+def test_a_taught_run_goes_on(teacher: Path, tmp_path: Path) -> None:
+    changes = [*SMALL, f"distill.run={teacher}", "checkpoint.every=2it"]
+    folder, scores = launch.train("classification/digits", changes, out=tmp_path)
+    before = weights(folder)
+    again = launch.train(
+        "classification/digits", changes, out=tmp_path, resume=str(folder / "checkpoints" / "step-00000002")
+    )
+    assert again[1] == scores
+    assert all(torch.equal(value, before[name]) for name, value in weights(folder).items())
+
+
+def test_a_run_and_the_students_average_teach_together(teacher: Path, tmp_path: Path) -> None:
+    """Resumed exactly: the average comes back from the checkpoint."""
+    distill = f"distill={{teachers: [{{run: {teacher}}}, {{run: {teacher}}}], average: {{momentum: 0.5}}}}"
+    changes = [*SMALL, distill, "checkpoint.every=2it", "checkpoint.keep=9"]
+    folder, scores = launch.train("classification/digits", changes, out=tmp_path)
+    before, average = weights(folder), load_tensors(folder / "checkpoints" / "step-00000004" / "task.0.safetensors")
+    assert before.keys() == average.keys() == weights(teacher, 40).keys()
+    assert any(not torch.equal(value, before[name]) for name, value in average.items())
+    lines = [line["train/loss"] for line in losses(folder)]
+    _, again = launch.train(
+        "classification/digits", changes, out=tmp_path, resume=str(folder / "checkpoints" / "step-00000002")
+    )
+    assert again == scores
+    assert [line["train/loss"] for line in losses(folder)] == lines
+    assert all(torch.equal(value, before[name]) for name, value in weights(folder).items())
+    resumed = load_tensors(folder / "checkpoints" / "step-00000004" / "task.0.safetensors")
+    assert all(torch.equal(value, average[name]) for name, value in resumed.items())
+
+
+@pytest.mark.parametrize(
+    ("distill", "message"),
+    [
+        ("{run: RUN, backbone: {name: timm, model: test_resnet}}", "distill: give either a run or a backbone"),
+        ("{teachers: [{}]}", "distill: give either a run or a backbone"),
+        ("{}", "distill: nobody teaches; give a run"),
+    ],
+)
+def test_teachers_that_are_told_wrong(teacher: Path, tmp_path: Path, distill: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        launch.train("classification/digits", [*SMALL, f"distill={distill.replace('RUN', str(teacher))}"], out=tmp_path)

@@ -1,0 +1,172 @@
+"""What a command does around a run: folders, resuming, what may change and what may not."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from opabinia.config import ConfigError
+from opabinia.contracts import Clock, Facts, Hook, Phase, Run
+from opabinia.engine.checkpointing.checkpoint import read_checkpoint
+from opabinia.training import launch
+from opabinia.training.trained_model import facts_from
+
+SMALL = ("train.device=cpu", "data.workers=0", "writers=[]", "train.threads=1")
+
+
+def train(out: Path, *overrides: str, **options: Any) -> tuple[Path, dict[str, float]]:
+    return launch.train("classification/digits", [*SMALL, *overrides], out=out, **options)
+
+
+def resume(folder: Path, *overrides: str, **options: Any) -> tuple[Path, dict[str, float]]:
+    return launch.train("classification/digits", overrides, out=folder.parents[2], resume="last", **options)
+
+
+def problem(action: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        action()
+    (only,) = caught.value.problems
+    return str(only)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return train(tmp_path, "train.length=4it", "checkpoint={every: 2it}", "optimizer.lr=0.002")[0]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in ("train.log", ".lock")
+    }
+
+
+def test_a_resume_need_not_repeat_what_the_command_line_changed(folder: Path) -> None:
+    assert resume(folder, "train.length=6it")[0] == folder
+    config = launch.resolve(folder).config
+    assert (config["optimizer"]["lr"], config["train"]["length"], config["writers"]) == (0.002, "6it", [])
+    resume(folder, "train.length=8it")
+    assert json.loads((folder / "results.json").read_text())
+    assert "train.length: 6it -> 8it" in (folder / "train.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["train.length=3it"], "train.length: the checkpoint is at step 4, and the run would end at step 3"),
+        (["train.length=9it", "data.shuffle=false"], "data.shuffle: a resumed run keeps its course"),
+        (["train.length=9it", "data.batch_size=32"], "data.batch_size: a resumed run keeps its course"),
+        (["train.length=9it", "seed=5"], "seed: a resumed run keeps its course"),
+        (["train.length=9it", "data.train.source.split=val"], "data.train.source: a resumed run keeps its course"),
+        (["train.length=9it", "hooks={save: {name: time_limit, after: 1h}}"], "hooks: 'save' is the key of a built-in"),
+        (["train.length=9it", "task.backbone.model=test_vit"], "task"),
+    ],
+)
+def test_a_refused_resume_changes_nothing(folder: Path, overrides: list[str], message: str) -> None:
+    before = contents(folder)
+    assert message in problem(lambda: resume(folder, *overrides))
+    assert contents(folder) == before
+
+
+def test_batches_of_an_epoch_may_not_change(tmp_path: Path) -> None:
+    folder, _ = train(tmp_path, "train.length=24it")  # 23 steps an epoch
+    text = problem(lambda: resume(folder, "train.length=30it", "data.drop_last=true"))
+    assert "data: step 24 would not be where it was in the data" in text
+
+
+def test_the_best_score_must_exist_even_without_validation(tmp_path: Path) -> None:
+    text = problem(lambda: train(tmp_path, "data.val=null", "checkpoint.best=val/top1"))
+    assert "checkpoint.best: no evaluation gives the score 'val/top1'; scores: none" in text
+    assert not (tmp_path / "classification/digits/default/config.yaml").exists()
+
+
+def test_a_run_that_was_refused_does_not_block_its_folder(tmp_path: Path) -> None:
+    problem(lambda: train(tmp_path, "optimizer.lr=-1"))
+    train(tmp_path, "train.length=1it")
+    assert "holds a run" in problem(lambda: train(tmp_path, "train.length=1it"))
+
+
+def test_checkpoints_without_a_config_are_not_overwritten(folder: Path) -> None:
+    (folder / "config.yaml").unlink()
+    (folder / "metrics.jsonl").unlink()
+    assert "holds a run" in problem(lambda: train(folder.parents[2]))
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a b"])
+def test_names_of_runs(tmp_path: Path, name: str) -> None:
+    assert "is no name for a run" in problem(lambda: train(tmp_path, name=name))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_new_run_with_the_config_of_another_lies_beside_it(folder: Path) -> None:
+    other, _ = launch.train(str(folder), ["train.length=1it"], name="other")
+    assert other == folder.parent / "other"
+
+
+def test_going_back_tells_what_it_costs_and_keeps_the_best_honest(folder: Path) -> None:
+    older = folder / "checkpoints" / "step-00000002"
+    launch.train(str(folder), ["train.length=6it"], resume=str(older))
+    log = (folder / "train.log").read_text()
+    assert "going back to step 2: the next save deletes step-00000004" in log
+    best = (folder / "checkpoints" / "best").read_text().strip()
+    assert (folder / "checkpoints" / best).is_dir()
+
+
+@pytest.mark.parametrize("checkpoint", ["best", "last", "step-00000004"])
+def test_evaluation_needs_no_training_data(folder: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from opabinia.data.sources import digits
+
+    expected = json.loads((folder / "results.json").read_text())
+    monkeypatch.setattr(digits.Digits, "__init__", _only_validation(digits.Digits.__init__))
+    assert launch.evaluate(folder, checkpoint=checkpoint) == expected
+
+
+def _only_validation(init: Any) -> Any:
+    def only(self: Any, *, split: str = "train") -> None:
+        assert split == "val"
+        init(self, split=split)
+
+    return only
+
+
+def test_every_module_keeps_its_mode_through_an_evaluation(tmp_path: Path) -> None:
+    class Freeze(Hook):
+        """Puts one module into evaluation mode, as a frozen norm is."""
+
+        def start(self, run: Run) -> None:
+            self.module = next(one for one in run.task.modules() if isinstance(one, torch.nn.BatchNorm2d)).eval()
+
+        def after_phase(self, run: Run, phase: Phase) -> None:
+            assert not self.module.training and run.task.training
+
+    resolved = launch.resolve("classification/digits", [*SMALL, "train.length=2it", "evaluate.every=1it"])
+    (tmp_path / "checkpoints").mkdir()
+    launch.parts_of(resolved)(launch.session.Session(tmp_path), hooks={"freeze": Freeze()})
+
+
+def test_an_optimizer_that_keeps_another_state_begins_without(folder: Path) -> None:
+    resume(folder, "train.length=6it", "optimizer.amsgrad=true")
+    assert (
+        "the optimizer was AdamW and is AdamW with amsgrad now: it begins without" in (folder / "train.log").read_text()
+    )
+
+
+def test_the_checkpoint_knows_where_it_is(folder: Path) -> None:
+    state = read_checkpoint(folder / "checkpoints" / "step-00000004").state
+    assert (state["step"], state["epoch"], state["position"], state["samples"]) == (4, 0, 256, 256)
+    assert facts_from(read_checkpoint(folder / "checkpoints" / "step-00000004")) == Facts(
+        samples=1437, channels=1, classes=tuple("0123456789")
+    )
+    assert Clock(step=4).step == state["step"]
+
+
+def test_all_constructors_that_refuse_are_told(tmp_path: Path) -> None:
+    overrides = ["train.source={name: image_folder, root: no/where}", "val.source={name: image_folder, root: nor/here}"]
+    resolved = launch.resolve("classification/digits", [f"data.{one}" for one in overrides])
+    with pytest.raises(ConfigError) as caught:
+        launch.parts_of(resolved)
+    assert [one.path for one in caught.value.problems] == ["data.train.source", "data.val.source"]
+    assert all(one.where.startswith("command line") for one in caught.value.problems)

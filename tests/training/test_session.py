@@ -1,0 +1,137 @@
+"""The composition root: what does not fit together is told before the first step."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opabinia.config import ConfigError
+from opabinia.contracts import Hook
+from opabinia.data import Stream
+from opabinia.data.sources.digits import Digits
+from opabinia.training import dry_run, launch, trained_model
+from opabinia.training.samples import facts_of
+
+SMALL = ("train.device=cpu", "data.workers=0")
+
+
+def rehearse(*overrides: str) -> None:
+    dry_run.rehearse(launch.parts_of(launch.resolve("classification/digits", [*SMALL, *overrides])).keywords)
+
+
+def test_the_packaged_recipe_passes_a_rehearsal() -> None:
+    rehearse()
+
+
+def test_a_rehearsal_runs_on_the_cpu_whatever_the_recipe_asks_for() -> None:
+    rehearse("train.device=cuda")
+
+
+def test_mixed_batches_pass_a_rehearsal() -> None:
+    rehearse("data.mix=[mixup]")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path", "text"),
+    [
+        (["checkpoint.best=val/top2"], "checkpoint.best", "scores: val/top1, val/top5"),
+        (["task.backbone.model=test_resnt"], "task.backbone", "test_resnet"),
+        (["task.backbone.options={widht: 3}"], "task.backbone", "refuses"),
+        (["task.mean=[0.1,0.2]"], "task", "2 values for images of 1 channels"),
+        (["task.backbone.model=vit_tiny_patch16_224"], "task", "a batch of shape (2, 1, 32, 32) does not go through"),
+        (
+            [
+                "task={name: simclr, backbone: {name: timm, model: vit_tiny_patch16_224}}",
+                "data.train.transforms=[{name: views, views: [{count: 2, transforms: []}]}]",
+            ],
+            "task",
+            "a batch of shape (2, 1, 8, 8) does not go through",
+        ),
+        (
+            [
+                "task={name: simclr, backbone: {name: timm, model: test_resnet}}",
+                "data.train.transforms=[{name: views, views: [{count: 2, transforms: []}]}]",
+                "data.mix=[mixup]",
+            ],
+            "data.mix",
+            "views stand in the place of the images",
+        ),
+        (
+            [
+                "task={name: simclr, backbone: {name: timm, model: test_resnet}}",
+                "data.train.transforms=[{name: views, views: [{count: 2, transforms: []}]}]",
+                "data.batch_size=359",
+            ],
+            "data.batch_size",
+            "SimCLR learns from 2 samples or more for each process, and of the batch of 1 at step",
+        ),
+        (["optimizer.lr=-1"], "optimizer", "Invalid learning rate"),
+        (["data.drop_last=true", "data.batch_size=2000"], "data", "1437 samples do not fill one batch of 2000"),
+        (["data.val.transforms.0={name: RGB}"], "data.val", "3 channels, those of training 1"),
+    ],
+)
+def test_what_does_not_fit_is_told(overrides: list[str], path: str, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        rehearse(*overrides)
+    (problem,) = caught.value.problems
+    assert problem.path == path
+    assert text in str(problem)
+
+
+def test_facts_are_those_of_transformed_samples() -> None:
+    from torchvision.transforms import v2
+
+    assert facts_of(Stream(source=Digits())).channels == 1
+    assert facts_of(Stream(source=Digits(), transforms=[v2.RGB()])).channels == 3
+
+
+def test_an_unavailable_device_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="'cuda' is not available"):
+        launch.train("classification/digits", ["train.device=cuda"], out=tmp_path)
+
+
+def test_an_evaluation_has_the_layout_of_the_training(tmp_path: Path) -> None:
+    """Other kernels would give other last bits."""
+    overrides = [*SMALL, "train.length=5it", "train.channels_last=true", "ema.momentum=0.5", "writers=[]"]
+    folder, scores = launch.train("classification/digits", overrides, out=tmp_path)
+    assert launch.evaluate(folder, checkpoint="last") == scores
+
+
+def test_a_run_gives_its_final_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, scores = launch.train("classification/digits", [*SMALL, "train.length=3it", "writers=[]"], out=tmp_path)
+    names = ("top1", "top5", "mean_recall", "macro_f1", "ece", "nll")
+    assert list(scores) == [f"val/{name}" for name in names]
+    assert launch.evaluate(folder, checkpoint="last") == scores
+    log = (folder / "train.log").read_text()
+    for expected in ("rank 0 of 1", "torch ", "git ", "command ", "lr: 0.004", "TimmBackbone", "label_smoothing=0.1"):
+        assert expected in log, expected
+    assert "TimmBackbone" not in capsys.readouterr().err
+
+
+def test_a_hook_sees_an_evaluation_run(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    class Watch(Hook):
+        def start(self, run: Any) -> None:
+            seen.append("start")
+
+        def before_phase(self, run: Any, phase: Any) -> None:
+            seen.append("before_phase")
+
+        def before_step(self, run: Any, batch: Any) -> None:
+            seen.append("before_step")
+
+        def after_phase(self, run: Any, phase: Any) -> None:
+            seen.append("after_phase")
+
+        def finish(self, run: Any, how: Any) -> None:
+            seen.append("finish")
+
+    folder, _ = launch.train("classification/digits", [*SMALL, "train.length=1it", "writers=[]"], out=tmp_path)
+    parts = dict(launch.parts_of(launch.resolve(folder)).keywords, hooks={"watch": Watch()})
+    snapshot = launch.read_checkpoint(folder / "checkpoints" / "step-00000001")
+    trained_model.evaluate(folder, parts, snapshot, lambda: parts["data"])
+    assert seen == ["start", "before_phase", "after_phase", "finish"]

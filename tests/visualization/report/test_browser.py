@@ -1,0 +1,171 @@
+"""The page in a real browser: no error of its script, no request; it fits a phone, and keys and controls work."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from opabinia.visualization.report import write_report
+
+pytestmark = pytest.mark.slow
+
+Make = Callable[..., Path]
+Open = Callable[..., Any]
+
+SIZES = {"wide": (1400, 900), "phone": (390, 844)}
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Open]:
+    """Open a page; at the end of the test its script must have made no error, and asked the network for nothing."""
+    troubles: list[str] = []
+    contexts = []
+
+    def open_(path: Path, size: str = "wide", scheme: str = "light") -> Any:
+        width, height = SIZES[size]
+        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("console", lambda said: troubles.append(said.text))
+        page.on("request", lambda asked: asked.url.startswith(("file:", "data:")) or troubles.append(asked.url))
+        page.goto(path.absolute().as_uri())
+        page.wait_for_selector(".plot svg")
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert not troubles
+
+
+@pytest.fixture
+def two(make: Make) -> Path:
+    nasty = "<img src=x onerror=alert(1)>\"'"
+    rows = [{"step": n, "epoch": n / 100, "samples": 4 * n, "train/loss": 1 / n, f"val/{nasty}": 0.5, "lr": n / 1e5}
+            for n in range(1, 10_001)]  # fmt: skip
+    return write_report([make("long", rows=rows), make(nasty.replace("/", "_"))], make("else") / "report.html")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", list(SIZES))
+def test_it_fits_and_follows_the_scheme(opened: Open, two: Path, size: str, scheme: str) -> None:
+    page = opened(two, size, scheme)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate("document.documentElement.dataset.theme") == scheme
+    bright = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert bright == (scheme == "light")
+    page.click("#theme")
+    assert page.evaluate("document.documentElement.dataset.theme") != scheme
+
+
+def chart(page: Any, title: str) -> Any:
+    return page.locator(".chart", has=page.locator(f"figcaption:text-is('{title}')")).first
+
+
+def test_controls_change_the_curves(opened: Open, two: Path) -> None:
+    page = opened(two)
+    loss = chart(page, "loss")
+    loss.scroll_into_view_if_needed()
+    lines = loss.locator("path:not(.raw)")
+    assert lines.count() == 2
+    before = lines.first.get_attribute("d")
+    page.select_option("#axis", "samples")
+    page.wait_for_function("before => document.querySelector('#curves').innerHTML.includes('40k')", arg=before)
+    page.fill("#smooth", "0.9")
+    loss.locator("path.raw").first.wait_for(state="attached")
+    page.check("#log")
+    page.wait_for_timeout(100)
+    assert lines.first.get_attribute("d") != before
+    page.locator("#legend button").first.click()
+    page.wait_for_timeout(100)
+    assert lines.count() == 1
+
+
+def test_keys_move_and_zoom(opened: Open, two: Path) -> None:
+    page = opened(two)
+    rate = chart(page, "learning rate")
+    rate.locator("svg[tabindex]").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert "step" in rate.locator(".readout").inner_text()
+    whole = rate.locator("path").first.get_attribute("d")
+    page.keyboard.press("+")
+    page.wait_for_timeout(100)
+    assert rate.locator("path").first.get_attribute("d") != whole
+    page.keyboard.press("0")
+    page.wait_for_timeout(100)
+    assert rate.locator("path").first.get_attribute("d") == whole
+    assert page.evaluate("document.activeElement.tagName") == "svg"
+
+
+def test_dragging_zooms_and_a_double_click_goes_back(opened: Open, two: Path) -> None:
+    page = opened(two)
+    rate = chart(page, "learning rate")
+    rate.scroll_into_view_if_needed()
+    whole = rate.locator("path").first.get_attribute("d")
+    box = rate.locator("svg[tabindex]").bounding_box()
+    page.mouse.move(box["x"] + 120, box["y"] + 80)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 220, box["y"] + 80, steps=4)
+    page.mouse.up()
+    page.wait_for_timeout(100)
+    assert rate.locator("path").first.get_attribute("d") != whole
+    rate.locator("svg[tabindex]").dblclick()
+    page.wait_for_timeout(100)
+    assert rate.locator("path").first.get_attribute("d") == whole
+
+
+def test_numbers_behind_a_chart(opened: Open, make: Make) -> None:
+    page = opened(write_report([make()]))
+    top1 = chart(page, "top1")
+    top1.locator("summary").click()
+    top1.locator("tbody tr").first.wait_for()
+    assert top1.locator("tbody tr").all_inner_texts() == ["train\t10\t0.5", "train\t20\t1", "val\t20\t0.75"]
+
+
+def test_keys_of_a_config_are_filtered(opened: Open, make: Make) -> None:
+    page = opened(write_report([make()]))
+    page.locator(".config > summary").click()
+    page.fill(".filter input", "LR")
+    page.locator(".config tbody tr:visible").first.wait_for()
+    assert page.locator(".config tbody tr:visible").all_inner_texts() == ["optimizer.lr\t0.01"]
+
+
+def test_a_picture_is_enlarged_and_closed_by_keys(opened: Open, make: Make) -> None:
+    run = make()
+    (run / "pictures").mkdir()
+    Image.new("RGB", (40, 20), (200, 10, 10)).save(run / "pictures" / "0.webp", "WEBP")
+    pictures = [{"file": "0.webp", "text": "<b>a</b>", "verdict": "wrong"}]
+    (run / "pictures" / "index.json").write_text(json.dumps({"groups": [{"rows": [{"pictures": pictures}]}]}))
+    page = opened(write_report([run]), "phone")
+    page.locator(".enlarge").focus()
+    page.keyboard.press("Enter")
+    page.locator("dialog[open] p:text-is('<b>a</b>')").wait_for()
+    page.keyboard.press("Escape")
+    page.locator("dialog[open]").wait_for(state="detached")
+    assert page.evaluate("document.activeElement.className") == "enlarge"
+
+
+def test_ten_thousand_lines_are_drawn_at_once(opened: Open, make: Make) -> None:
+    names = [f"train/part{number}_loss" for number in range(10)]
+    rows = [
+        {"step": n, "epoch": n / 100, "samples": 4 * n, **{name: math.sin(n / 99) / n for name in names}}
+        for n in range(1, 10_001)
+    ]
+    page = opened(write_report([make("long", rows=rows)]))
+    redrawn = """() => new Promise((done) => {
+        const began = performance.now();
+        const box = document.querySelector("#smooth");
+        box.value = 0.9;
+        box.dispatchEvent(new Event("input"));
+        requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now() - began)));
+    })"""
+    page.wait_for_timeout(300)
+    assert min(page.evaluate(redrawn) for _ in range(3)) < 1000

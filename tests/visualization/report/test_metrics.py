@@ -1,0 +1,71 @@
+"""metrics.jsonl as points: in order, thinned without losing spikes, and never stopped by a broken line."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opabinia.visualization.report.metrics import Point, read_journal, thinned
+
+
+def test_values_keep_their_places(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rows = [
+        {"step": 10, "epoch": 0.5, "samples": 80, "train/loss": 2.0, "time/step": 36.0},
+        {"step": 20, "epoch": 1.0, "samples": 160, "train/loss": 1.0, "time/step": 72.0},
+        {"step": 20, "epoch": 1.0, "samples": 160, "val/top1": 0.5, "time/val": 1800.0},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    journal = read_journal(path)
+    assert journal.lines["train/loss"] == [Point((10, 0.5, 80, 0.1), 2.0), Point((20, 1.0, 160, 0.1 + 0.2), 1.0)]
+    assert journal.lines["val/top1"][0].at[3] == pytest.approx(0.8)  # the evaluation took half an hour
+    assert journal.newest() == {"val/top1": 0.5}
+    assert journal.last[:3] == (20, 1.0, 160)
+
+
+def test_half_a_line_is_left_out_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "train/loss": 1.0}\n[1]\n{"train/loss": 3}\n{"step": "x"}\n{"step": 2, "train/lo')
+    journal = read_journal(path)
+    assert len(journal.lines["train/loss"]) == 1
+    assert journal.broken == 4
+
+
+def test_what_is_not_finite_is_a_gap(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "train/loss": NaN, "sample_ids": ["a"]}\n{"step": 2, "train/loss": Infinity}\n')
+    journal = read_journal(path)
+    assert [point.value for point in journal.lines["train/loss"]] == [None, None]
+    assert journal.infinite == {"train/loss"}
+    assert list(journal.lines) == ["train/loss"]
+
+
+def test_no_file_is_an_empty_journal(tmp_path: Path) -> None:
+    assert read_journal(tmp_path / "metrics.jsonl").lines == {}
+
+
+def points(values: list[float | None]) -> list[Point]:
+    return [Point((step, 0.0, 0.0, 0.0), value) for step, value in enumerate(values)]
+
+
+def test_a_spike_survives_thinning() -> None:
+    values: list[float | None] = [math.sin(step / 900) for step in range(100_000)]
+    values[54_321] = 99.0
+    found = thinned(points(values), 2000)
+    assert len(found) <= 2002
+    assert max(point.value or 0 for point in found) == 99.0
+    assert (found[0].at[0], found[-1].at[0]) == (0, 99_999)
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(-9, 9)), max_size=60), st.integers(2, 20))
+def test_thinning_keeps_order_and_is_of_the_line(values: list[float | None], most: int) -> None:
+    whole = points(values)
+    found = thinned(whole, most)
+    assert [one.at[0] for one in found] == sorted({one.at[0] for one in found})
+    assert set(found) <= set(whole)
+    assert len(found) <= max(most, len(whole) if len(whole) <= most else 0) + 2

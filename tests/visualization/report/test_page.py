@@ -1,0 +1,281 @@
+"""The page: one file, whole whatever the run folders hold, with nothing of theirs that could act in it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from opabinia.cli import app
+from opabinia.training.run_folder import resolve
+from opabinia.visualization.report import NoRun, default_place, write_report
+from opabinia.visualization.report.curves import kind_of
+from opabinia.visualization.report.page import page_of
+from opabinia.visualization.report.tables import MAKERS
+
+Make = Callable[..., Path]
+
+
+class Elements(HTMLParser):
+    """Names and attributes of all elements, and text outside of scripts and styles."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._inside = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.found.append((tag, dict(attrs)))
+        self._inside = tag
+
+    def handle_data(self, data: str) -> None:
+        if self._inside not in ("script", "style"):
+            self.text += data
+
+
+def data_of(page: str) -> Any:
+    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    return json.loads(found)
+
+
+def test_a_run_is_told(make: Make) -> None:
+    folder = make(state={"format": 1, "total_steps": 20, "facts": {"samples": 80, "classes": ["cat", "dog"]}})
+    page = page_of([folder])
+    text = Elements(page).text
+    for words in ("val/top1", "0.7500", "Most confused", "python", "3.11.7", "optimizer.lr", "the loader is slow"):
+        assert words in text
+    charts = {chart["title"]: chart for chart in data_of(page)["charts"]}
+    assert {"top1", "loss", "learning rate", "samples per second", "gradient norm"} <= set(charts)
+    assert [line["name"] for line in charts["top1"]["lines"]] == ["train", "val"]
+    assert data_of(page)["places"][charts["loss"]["lines"][0]["x"]]["step"] == [10, 20]
+
+
+def test_nothing_is_loaded_from_elsewhere(make: Make) -> None:
+    page = page_of([make()])
+    for name, attributes in Elements(page).found:
+        address = attributes.get("src") or attributes.get("href") or ""
+        assert address.startswith(("data:", "#")) or not address, (name, address)
+    assert "default-src 'none'" in page
+    assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", page)
+
+
+def test_batches_over_time(make: Make) -> None:
+    run = make()
+    lines = [[[0, 4], [2, 4], [2, 8], [3, 8]], [[0, 2], [3, None]], "?", [[1]]]
+    told = {"note": "2 times fewer steps", "charts": [{"title": "frames", "lines": lines}, 3, {"lines": 5}]}
+    (run / "pictures").mkdir()
+    (run / "pictures" / "index.json").write_text(json.dumps({"batches": told}))
+    page = page_of([run])
+    data = data_of(page)
+    (chart,) = (one for one in data["charts"] if one["title"] == "frames")
+    assert [line["y"] for line in chart["lines"]] == [[4, 4, 8, 8], [2]]
+    assert data["places"][chart["lines"][0]["x"]] == [0, 2, 2, 3] and chart["across"] == "epochs"
+    assert "2 times fewer steps" in page
+
+
+def test_runs_of_several_tasks_have_a_table_of_scores_each(make: Make) -> None:
+    runs = [make(name, config={"task": {"name": name}}, results={f"val/{name}": 0.5}) for name in ("reid", "video")]
+    (scores,) = re.findall(r'<section id="scores">(.*?)</section>\s*<section id="curves">', page_of(runs), re.S)
+    assert re.findall(r"<h4>(.*?)</h4>", scores) == ["reid", "video"]
+    assert re.findall(r"<th scope=\"col\"[^>]*>(.*?)</th>", scores) == [
+        *("score", "A: after the last step"),
+        *("score", "B: after the last step"),
+    ]
+
+
+def test_scores_measured_once_stand_in_the_table_alone(make: Make) -> None:
+    rows = [{"step": 20, "epoch": 2, "samples": 9, "val/AP": 0.5, "train/loss": 1.0}]
+    page = page_of([make(rows=rows, results={"val/AP": 0.5})])
+    assert "val/AP" in Elements(page).text
+    assert next(chart["title"] for chart in data_of(page)["charts"]) == "loss"
+
+
+def test_what_was_written_stands_out_among_defaults(make: Make) -> None:
+    folder = make()
+    origins = resolve("classification/digits", ["optimizer.lr=0.1"]).origins
+    (folder / "origins.json").write_text(json.dumps(origins))
+    page = page_of([folder])
+    (rows,) = re.findall(r'<details class="part config">.*?<tbody>(.*?)</tbody>', page, re.S)
+    given = re.findall(r"<tr class=given><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td>", rows)
+    assert ("optimizer.lr", "0.01", "command line: optimizer.lr=0.1") in given
+    assert "task.dropout" in rows and "task.dropout" not in {key for key, *_ in given}
+
+
+NASTY = "<img src=x onerror=alert(1)>\"'&</script>"
+
+
+def test_names_from_the_folder_stay_text(make: Make) -> None:
+    details = {"per_class": [{"class": NASTY, "samples": 1, NASTY: NASTY}], "confusion": [[0, 1, 2]]}
+    rows = [{"step": step, f"val/{NASTY}": 0.5, NASTY: 1.0, "train/loss": 1.0} for step in (1, 2)]
+    config = {"task": {"name": NASTY}, NASTY: NASTY}
+    folder = make('it\'s <b> & "co"', rows=rows, config=config, details=details, results={NASTY: 0.5})
+    (folder / "train.log").write_text(f"11-22 08:04:11 W {NASTY}\n")
+    page = page_of([folder])
+    elements = Elements(page)
+    assert not [one for one in elements.found if one[0] == "img" and "onerror" in one[1]]
+    assert not [one for one in elements.found if one[0] == "b" and not one[1]]
+    assert page.count("</script>") == page.count("<script")
+    assert elements.text.count(NASTY) > 4
+    assert any(NASTY in chart["title"] for chart in data_of(page)["charts"])
+
+
+def test_half_a_run(make: Make) -> None:
+    folder = make(results=None, details=None, state={"format": 1, "total_steps": 500})
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 21, "trai')
+    text = Elements(page_of([folder])).text
+    assert "not finished: it is at step 20 of 500" in text
+    assert "1 lines of metrics.jsonl could not be read" in text
+    assert "newest" in text
+
+
+def test_nothing_measured_yet(make: Make) -> None:
+    text = Elements(page_of([make(rows=None, results=None, details=None)])).text
+    assert "nothing was measured yet" in text
+    assert "There are no scores yet" in text
+
+
+def test_a_run_of_a_newer_version(make: Make) -> None:
+    folder = make(state={"format": 7, "facts": ["?"], "total_steps": "many"}, details={"step": 1, "holograms": {}})
+    text = Elements(page_of([folder])).text
+    assert "a newer version" in text
+    assert "0.7500" in text
+
+
+@pytest.mark.parametrize(
+    ("place", "content"),
+    [
+        ("config.yaml", "task: [1, {"),
+        ("config.yaml", "- a list"),
+        ("results.json", "{"),
+        ("results.json", "[1]"),
+        ("eval/val/details.json", '{"per_class": "x", "confusion": {"a": 1}}'),
+        ("origins.json", "[[]]"),
+        ("pictures/index.json", '{"groups": [{"rows": [{"pictures": [{"file": 3}, 4]}, 5]}, 6], "counts": [1]}'),
+        ("checkpoints/step-00000020/state.json", "[" * 100_000),
+    ],
+)
+def test_damage_never_ends_a_report(make: Make, place: str, content: str) -> None:
+    folder = make()
+    (folder / place).parent.mkdir(parents=True, exist_ok=True)
+    (folder / place).write_text(content)
+    assert "</html>" in page_of([folder])
+
+
+words = st.sampled_from(["class", "classes", "recall", "0.5", "worst", "rows", "pictures", "cmc", "facts", "<b>"])
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=8,
+)
+tables = st.dictionaries(st.sampled_from([*MAKERS, "format", "facts", "missing", "groups", "counts"]), anything)
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tables=tables, facts=anything, row=st.dictionaries(words, anything, max_size=3))
+def test_nothing_that_is_json_ends_a_report(make: Make, tables: Any, facts: Any, row: Any) -> None:
+    name = f"run-{next(_numbers)}"
+    rows = [{"step": 1, "train/loss": 1.0, **row}]
+    folder = make(name, rows=rows, details=tables, results=facts, state={"facts": facts, "format": facts}, config=row)
+    (folder / "pictures").mkdir()
+    (folder / "pictures" / "index.json").write_text(json.dumps({**tables, "counts": [{"set": 1, "of_class": facts}]}))
+    assert "</html>" in page_of([folder])
+
+
+_numbers = count()
+
+
+def test_runs_lie_over_each_other(make: Make) -> None:
+    first = make("a")
+    other = make("b", config={"task": {"name": "classification", "dropout": 0.1}, "optimizer": {"name": "sgd"}})
+    page = page_of([first, other])
+    charts = {chart["title"]: chart for chart in data_of(page)["charts"]}
+    assert [(line["run"], line["name"]) for line in charts["top1"]["lines"]] == [
+        *((0, "train"), (0, "val")),
+        *((1, "train"), (1, "val")),
+    ]
+    (table,) = re.findall(r'<section id="differences">(.*?)</section>', page, re.S)
+    keys = re.findall(r"<tr><td>\s*(.*?)\s*</td>|<td>(optimizer[.\w]*|task[.\w]*|seed)</td>", table)
+    assert {key for pair in keys for key in pair if key} == {"optimizer.name", "optimizer.lr", "seed"}
+
+
+def test_runs_of_different_tasks_are_all_open(make: Make) -> None:
+    """Nobody compares the config of a detector with that of a classifier."""
+    tasks = ("classification", "detection", "video")
+    page = page_of([make(task, config={"task": {"name": task}}) for task in tasks])
+    assert 'id="differences"' not in page and page.count('<details class="run"') == len(tasks)
+    assert not re.findall(r'<details class="run" id="[^"]*">', page), "all open"
+
+
+def test_where_it_is_written(make: Make, tmp_path: Path) -> None:
+    runs = [make("x/one"), make("x/two")]
+    assert write_report(runs[:1]) == runs[0] / "report.html"
+    assert default_place(runs) == tmp_path / "x" / "report.html"
+    assert write_report(runs, tmp_path / "new" / "page.html").stat().st_size > 20_000
+
+
+def test_no_run_is_refused(tmp_path: Path, make: Make) -> None:
+    with pytest.raises(NoRun, match="there is no folder"):
+        write_report([tmp_path / "nowhere"])
+    run = make("runs/one")
+    with pytest.raises(NoRun, match=f"holds no run.*{run}"):
+        write_report([run.parent])
+
+
+def test_a_long_run_makes_no_large_page(make: Make) -> None:
+    rows = [{"step": n, "epoch": n / 100, "samples": n, "train/loss": 1 / n, "lr": n / 1e5} for n in range(1, 20_001)]
+    folder = make(rows=rows)
+    assert len(page_of([folder])) < 1_000_000
+
+
+def command(*arguments: object) -> Any:
+    return CliRunner().invoke(app, ["report", *map(str, arguments)])
+
+
+def test_the_command_tells_where_the_page_is(make: Make, tmp_path: Path) -> None:
+    one, other = make("one"), make("other")
+    done = command(one, other, "--no-pictures", "--out", tmp_path / "both.html")
+    assert done.exit_code == 0, done.output
+    assert "both.html" in done.output
+    assert "</html>" in (tmp_path / "both.html").read_text()
+
+
+def test_the_command_refuses_what_is_no_run(make: Make, tmp_path: Path) -> None:
+    done = command(make("one"), tmp_path / "nowhere")
+    assert done.exit_code == 2
+    assert "there is no folder" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_run_without_a_checkpoint_has_a_page_all_the_same(make: Make) -> None:
+    run = make()
+    done = command(run)
+    assert done.exit_code == 0, done.output
+    assert "no pictures of" in done.stderr
+    assert (run / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "title", "of"),
+    [
+        ("train/loss", "Losses and schedules", "loss", "train"),
+        ("val/loss_cls", "Losses and schedules", "loss_cls", "val"),
+        ("val_ema/top1", "Scores", "top1", "val_ema"),
+        ("train/rpn/num_pos_anchors", "Others", "rpn/num_pos_anchors", "train"),
+        ("lr", "Losses and schedules", "learning rate", ""),
+        ("time/val", "Speed and memory", "seconds of the evaluation on val", ""),
+    ],
+)
+def test_where_values_are_drawn(name: str, group: str, title: str, of: str) -> None:
+    assert kind_of(name) == (group, title, of)

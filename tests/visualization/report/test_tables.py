@@ -1,0 +1,65 @@
+"""Tables of evaluations as blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from opabinia.visualization.report.blocks import Chart, Matrix, Table
+from opabinia.visualization.report.tables import BACKGROUND, blocks_of
+
+
+def made(details: dict[str, Any], classes: tuple[str, ...] = ("cat", "dog")) -> tuple[list[Any], list[str]]:
+    notes: list[str] = []
+    return blocks_of(details, classes, notes, "val"), notes
+
+
+def test_confusion_names_the_background() -> None:
+    (matrix, pairs), notes = made({"confusion": [[0, 2, 4], [0, 0, 6], [2, 1, 3]]})
+    assert isinstance(matrix, Matrix) and isinstance(pairs, Table)
+    assert matrix.down == ["cat", "dog", BACKGROUND]
+    assert matrix.counts == [[6, 0, 4], [0, 0, 0], [0, 3, 0]]
+    assert matrix.share(0, 2) == pytest.approx(0.4)
+    assert pairs.rows == [("cat", BACKGROUND, 4, 0.4), (BACKGROUND, "dog", 3, 1.0)]
+    assert not notes
+
+
+def test_many_classes_have_no_matrix_and_absurd_numbers_cost_nothing() -> None:
+    (pairs,), _ = made({"confusion": [[10**12, 3, 1]]})
+    assert pairs.rows == [(str(10**12), "3", 1, 1.0)]
+
+
+def test_curves_of_precision() -> None:
+    (chart,), _ = made({"precision_recall": {"recall": [0.0, 0.5, 1.0], "0.5": [1.0, 0.9, 0.2], "0.75": [1, None, 0]}})
+    assert isinstance(chart, Chart)
+    assert [line.name for line in chart.lines] == ["overlap 0.5", "overlap 0.75"]
+    assert chart.lines[1].y == [1, None, 0]
+
+
+def test_retrieval_has_its_curve() -> None:
+    table = {"queries": 3, "queries_without_match": 0, "gallery": 9, "cmc": [0.5, 1.0], "worst": []}
+    (chart, counts), _ = made({"retrieval": table})
+    assert chart.lines[0].x == [1.0, 2.0]
+    assert counts.rows[0] == ("queries", 3)
+
+
+@pytest.mark.parametrize(
+    "details",
+    [
+        {"confusion": [["a", "b", "c"]]},
+        {"confusion": 3},
+        {"precision_recall": {"recall": "no"}},
+        {"retrieval": {"cmc": 7}},
+        {"calibration": [{"confidence": 0.5}]},
+        {"clusters": [{"samples": 2}]},
+    ],
+)
+def test_what_is_not_understood_is_told(details: dict[str, Any]) -> None:
+    blocks, notes = made(details)
+    assert not blocks
+    assert len(notes) == 1 and "not understood" in notes[0]
+
+
+def test_what_nobody_knows_is_passed_over() -> None:
+    assert made({"step": 3, "of_the_future": {"x": 1}}) == ([], [])
