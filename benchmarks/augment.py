@@ -24,7 +24,7 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from opabinia.contracts import Batch, Facts, Row, Sample, Transform
+from opabinia.contracts import Batch, DatasetInfo, Row, Sample, Transform
 from opabinia.data.batch_mixing import mixup
 from opabinia.data.device_transforms.apply import OnDevice, noting
 from opabinia.data.loader import Loader, Reader, Request, training_requests
@@ -126,7 +126,7 @@ def main() -> None:
     source = Noise()
     requests = list(training_requests(PLAN, EachOnce(SAMPLES, 0, True).order, 0, 1)(0))
     for name, (transforms, mixes) in CASES.items():
-        reader = Reader(source, transforms, mixes, Facts(SAMPLES, 3, classes=source.classes), seed=0)
+        reader = Reader(source, transforms, mixes, DatasetInfo(SAMPLES, 3, classes=source.classes), seed=0)
         one_round(reader, requests[0], requests[0].row)
         rounds = [one_round(reader, one, one.row) for one in (requests * ROUNDS)[:ROUNDS]]
         worker, noted, device, whole, sent = map(statistics.median, zip(*rounds, strict=True))

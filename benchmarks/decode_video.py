@@ -3,7 +3,7 @@
 A clip is 16 frames at stride 4 from a random place; its file is opened for it. Films are h264 (as libx264 makes them by
 default, with B-frames), 10 s at 30 frames a second, a photo that moves, with grain, three shots; with a key frame every
 250 frames and every 30; 256 x 256 and 1280 x 720. One side is written by hand: open, seek to the key frame before,
-decode, convert and keep every fourth frame, stack. It takes the frame rate for constant. The other is ``FilmFile``: it
+decode, convert and keep every fourth frame, stack. It takes the frame rate for constant. The other is ``VideoFile``: it
 finds out which frame is where, leaves out frames that nothing refers to, and converts into the clip itself. Their
 clips are compared, pixel by pixel, before time is taken. Where torchcodec can be imported it is a third side.
 
@@ -31,10 +31,10 @@ import torch
 from sklearn.datasets import load_sample_image
 from torch import Tensor
 
-from opabinia.contracts import Film
+from opabinia.contracts import Video
 from opabinia.data.decoding import video
 from opabinia.data.decoding.pack import pack
-from opabinia.data.decoding.video import FilmFile
+from opabinia.data.decoding.video import VideoFile
 from opabinia.data.sources import PackedFilms, Videos
 
 QUICK = "--quick" in sys.argv
@@ -80,7 +80,7 @@ def by_hand(path: Path, start: int) -> Tensor:
 
 
 def again(path: Path, start: int) -> Tensor:
-    return FilmFile(path).read(range(start, start + FRAMES * STRIDE, STRIDE))
+    return VideoFile(path).read(range(start, start + FRAMES * STRIDE, STRIDE))
 
 
 def first(path: Path, start: int) -> Tensor:
@@ -116,7 +116,7 @@ def packed(path: Path, size: int | None) -> tuple[Side, float]:
     source = PackedFilms(root=folder)
 
     def side(path: Path, start: int) -> Tensor:
-        film: Film = source[0]["video"]
+        film: Video = source[0]["video"]
         return film.read(range(start, start + FRAMES * STRIDE, STRIDE))
 
     return side, done.bytes / 1e6

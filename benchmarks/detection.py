@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.detection import FCOS
 
-from opabinia.contracts import Arithmetic, Batch, Clock, Detector, Row
+from opabinia.contracts import Batch, Clock, Detector, Row, StepOptions
 from opabinia.data import Stream
 from opabinia.data.collate import collate
 from opabinia.data.sources import DigitScenes
@@ -36,7 +36,7 @@ from opabinia.models.backbones.timm import timm
 from opabinia.models.detectors.fcos import Fcos
 from opabinia.optim.schedules import constant
 from opabinia.tasks.detection import Detection
-from opabinia.training.samples import facts_of
+from opabinia.training.samples import read_dataset_info
 
 BATCH, STEPS, ROUNDS, PICTURES = 16, 2, 9, 32
 LEARNED = 24
@@ -114,7 +114,7 @@ def loop_by_hand(model: nn.Module, batches: list[Batch]) -> Callable[[], None]:
 
 
 def loop_of_ours(task: Detection, batches: list[Batch]) -> Callable[[], None]:
-    step = Standard(task, optimizer_of(task), {"lr": constant}, Arithmetic(0))
+    step = Standard(task, optimizer_of(task), {"lr": constant}, StepOptions(0))
     clock = Clock(total_steps=10_000)
 
     def steps() -> None:
@@ -133,10 +133,14 @@ def evaluation_by_hand(model: nn.Module, batches: list[Batch]) -> float:
     with torch.no_grad():
         for batch in batches:
             outputs = model(as_lists(batch)[0])
-            for truth, found in zip(batch["truth"], outputs, strict=True):
-                pictures.append({"id": truth.image_id, "height": truth.size[0], "width": truth.size[1]})
-                rows = zip(truth.boxes.tolist(), truth.labels.tolist(), truth.areas.tolist(), strict=True)
-                of_picture = {"image_id": truth.image_id, "iscrowd": 0}
+            for ground_truth, found in zip(batch["ground_truth"], outputs, strict=True):
+                pictures.append(
+                    {"id": ground_truth.image_id, "height": ground_truth.size[0], "width": ground_truth.size[1]}
+                )
+                rows = zip(
+                    ground_truth.boxes.tolist(), ground_truth.labels.tolist(), ground_truth.areas.tolist(), strict=True
+                )
+                of_picture = {"image_id": ground_truth.image_id, "iscrowd": 0}
                 things += [
                     {**of_picture, "id": len(things) + n, "bbox": b, "category_id": c, "area": a}
                     for n, (b, c, a) in enumerate(rows, 1)
@@ -144,7 +148,9 @@ def evaluation_by_hand(model: nn.Module, batches: list[Batch]) -> float:
                 boxes = found["boxes"]
                 boxes = torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1).tolist()
                 rows = zip(boxes, found["labels"].tolist(), found["scores"].tolist(), strict=True)
-                results += [{"image_id": truth.image_id, "bbox": b, "category_id": c, "score": s} for b, c, s in rows]
+                results += [
+                    {"image_id": ground_truth.image_id, "bbox": b, "category_id": c, "score": s} for b, c, s in rows
+                ]
     categories = [{"id": number, "name": str(number)} for number in range(10)]
     with contextlib.redirect_stdout(io.StringIO()):
         known = COCO({"images": pictures, "annotations": things, "categories": categories})
@@ -153,8 +159,8 @@ def evaluation_by_hand(model: nn.Module, batches: list[Batch]) -> float:
     return float(judged.stats[0])
 
 
-def evaluation_of_ours(task: Detection, batches: list[Batch], facts: Any) -> float:
-    validation = Validation("val", InMemory(batches), facts)
+def evaluation_of_ours(task: Detection, batches: list[Batch], dataset_info: Any) -> float:
+    validation = Validation("val", InMemory(batches), dataset_info)
     return evaluate(task, validation, CPU).scores["val/AP"]
 
 
@@ -180,24 +186,26 @@ def tell(what: str, times: tuple[list[float], list[float]], unit: float) -> None
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    facts = facts_of(Stream(source=DigitScenes(split="train")))
+    dataset_info = read_dataset_info(Stream(source=DigitScenes(split="train")))
     make: Callable[..., Detector] = partial(Fcos, offset=0.0)
     backbone = partial(timm, model="resnet10t", options={"stem_width": 16, "channels": [32, 64, 128, 256]})
-    task = Detection(facts, backbone=backbone, detector=make, mean=MEAN, std=STD, validation_loss=False)
+    task = Detection(dataset_info, backbone=backbone, detector=make, mean=MEAN, std=STD, validation_loss=False)
     training, validation = batches_of("train", STEPS * BATCH), batches_of("val", PICTURES)
     ours = loop_of_ours(task, training)
     for _ in range(LEARNED // STEPS):  # what knows nothing finds a hundred things everywhere
         ours()
     model = by_hand(task)
     print(f"CPU time, median of {ROUNDS} rounds in turn, one thread, {BATCH} images of 128 x 128 in a batch")
-    evaluated = (evaluation_of_ours(task, validation, facts), evaluation_by_hand(model, validation))
+    evaluated = (evaluation_of_ours(task, validation, dataset_info), evaluation_by_hand(model, validation))
     print(f"  AP after {LEARNED} steps                opabinia {evaluated[0]:.6f}      by hand {evaluated[1]:.6f}")
-    both = in_turn(lambda: evaluation_of_ours(task, validation, facts), lambda: evaluation_by_hand(model, validation))
+    both = in_turn(
+        lambda: evaluation_of_ours(task, validation, dataset_info), lambda: evaluation_by_hand(model, validation)
+    )
     tell(f"evaluation of {PICTURES} images", both, 1)
-    told = Detection(facts, backbone=backbone, detector=make, mean=MEAN, std=STD)
+    told = Detection(dataset_info, backbone=backbone, detector=make, mean=MEAN, std=STD)
     told.load_state_dict(task.state_dict())
     with_loss = in_turn(
-        lambda: evaluation_of_ours(told, validation, facts), lambda: evaluation_by_hand(model, validation)
+        lambda: evaluation_of_ours(told, validation, dataset_info), lambda: evaluation_by_hand(model, validation)
     )
     tell("the same with our validation loss", with_loss, 1)
     steps = in_turn(ours, loop_by_hand(model, training))

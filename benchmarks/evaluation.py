@@ -22,7 +22,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Batch, Facts, Indices, Sample
+from opabinia.contracts import Batch, DatasetInfo, Indices, Sample
 from opabinia.data.loader import Loader, Reader, evaluation_requests
 from opabinia.engine.loop.evaluate import Validation, evaluate
 from opabinia.evaluation.classification.topk import TopK
@@ -73,11 +73,13 @@ def by_hand(task: Classification, source: Noise) -> dict[str, float]:
 
 
 def ours(task: Classification, source: Noise, *, top_only: bool = False) -> dict[str, float]:
-    facts = Facts(len(source), 3, classes=source.classes)
+    dataset_info = DatasetInfo(len(source), 3, classes=source.classes)
     loader = Loader(Reader(source), evaluation_requests(len(source), BATCH, 0, 1))
     if top_only:
-        return evaluate(task, Validation("val", loader, facts, evaluators=lambda task, facts: [TopK()]), CPU).scores
-    return evaluate(task, Validation("val", loader, facts), CPU).scores
+        return evaluate(
+            task, Validation("val", loader, dataset_info, evaluators=lambda task, dataset_info: [TopK()]), CPU
+        ).scores
+    return evaluate(task, Validation("val", loader, dataset_info), CPU).scores
 
 
 def milliseconds(action: Callable[[], dict[str, float]]) -> tuple[float, dict[str, float]]:
@@ -90,8 +92,8 @@ def main() -> None:
     torch.set_num_threads(1)
     for model, count, pixels in (("resnet18", 256, 64), ("test_resnet", 1024, 32)):
         source = Noise(count // 8 if QUICK else count, pixels)
-        facts = Facts(len(source), 3, classes=source.classes)
-        task = Classification(facts, backbone=partial(timm, model=model), mean=MEAN, std=STD)
+        dataset_info = DatasetInfo(len(source), 3, classes=source.classes)
+        task = Classification(dataset_info, backbone=partial(timm, model=model), mean=MEAN, std=STD)
         sides = {
             "by hand": partial(by_hand, task, source),
             "ours, top only": partial(ours, task, source, top_only=True),

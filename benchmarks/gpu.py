@@ -342,7 +342,7 @@ def faster_rcnn_ours() -> float:
         "boxes": [pinned(one) for one in boxes()],
         "labels": [pinned(torch.arange(THINGS))] * PICTURES,
         "image_sizes": [(HEIGHT, WIDTH)] * PICTURES,
-        "picture_size": [(HEIGHT, WIDTH)] * PICTURES,
+        "original_size": [(HEIGHT, WIDTH)] * PICTURES,
         "id": [str(one) for one in range(PICTURES)],
     }
     task = {

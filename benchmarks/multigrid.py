@@ -71,10 +71,10 @@ def trained(side: str, seed: int) -> Trained:
 
 def saved() -> str:
     """What the multigrid schedule saves by arithmetic."""
-    from opabinia.training.run_folder import parts_of, resolve
+    from opabinia.training.run_folder import build_parts, resolve
     from opabinia.training.schedule_preview import timetable_of
 
-    table = timetable_of(parts_of(resolve(RECIPE, [*OVERRIDES, f"shapes={SIDES['multigrid']}"])).keywords)
+    table = timetable_of(build_parts(resolve(RECIPE, [*OVERRIDES, f"shapes={SIDES['multigrid']}"])).keywords)
     return f"{table.fewer_steps:.2f} x of steps, {table.cheaper:.2f} x of pixels"
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from opabinia.engine.checkpointing.checkpoint import Checkpoints, Snapshot, optimizer_state, write_checkpoint
+from opabinia.engine.checkpointing.checkpoint import CheckpointManager, Snapshot, optimizer_state, write_checkpoint
 
 ROUNDS, WIDTH, LAYERS, BATCH, ALONE = 7, 5000, 4, 64, 4
 
@@ -56,7 +56,7 @@ def by_torch(folder: Path) -> None:
         os.fsync(file.fileno())
 
 
-def steps_beside(saves: Checkpoints) -> list[float]:
+def steps_beside(saves: CheckpointManager) -> list[float]:
     """Seconds of each training step until the save under way is done."""
     took = []
     while saves._background._thread is not None:
@@ -70,7 +70,7 @@ def main() -> None:
     written, alone, beside, lost = list[float](), list[float](), list[float](), list[float]()
     folder = Path(tempfile.mkdtemp())
     try:
-        saves = Checkpoints(folder, 1, capture)
+        saves = CheckpointManager(folder, 1, capture)
         first = seconds(saves.save)
         saves.wait()
         for _ in range(ROUNDS):

@@ -39,7 +39,7 @@ def ours(
 ) -> Times:
     """Times of a step of our training, with a cosine, from the first one to the last; nothing is saved before."""
     # Here, as beside us others are measured that are to bear nothing of ours.
-    from opabinia.contracts import Batch, Clock, Facts, Hook, Indices, Run, Sample, Task
+    from opabinia.contracts import Batch, Clock, DatasetInfo, Hook, Indices, Run, Sample, Task
     from opabinia.data import Data, Stream
     from opabinia.optim.schedules import cosine
     from opabinia.runtime.durations import Duration
@@ -60,7 +60,7 @@ def ours(
             return {"image": images[part], "label": labels[part], "id": indices.tolist()}
 
     class Classify(Task):
-        def __init__(self, facts: Facts) -> None:
+        def __init__(self, dataset_info: DatasetInfo) -> None:
             super().__init__()
             self.net = network()
 

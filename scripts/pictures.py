@@ -21,8 +21,8 @@ import opabinia
 from opabinia.contracts import Sample
 from opabinia.data.sources import Digits, DigitScenes, DigitViews, MovingDigits, PlacedDigits
 from opabinia.inference.predictor import Predictor
-from opabinia.visualization.detections import things_found
-from opabinia.visualization.drawing import beside, scatter, sheet, to_pil, with_things
+from opabinia.visualization.detections import predicted_objects
+from opabinia.visualization.drawing import draw_objects, scatter, sheet, side_by_side, to_pil
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 COLOURS = 32
@@ -57,9 +57,9 @@ def detection(predictor: Predictor) -> Image.Image:
     drawn = []
     for number in [number for number in range(100) if len(source[number]["boxes"]) > 4][:2]:
         picture = source[number]["image"]
-        things = things_found(predictor(picture), predictor.classes, tuple(picture.shape[-2:]))
-        drawn.append(with_things(picture, things, side=160, text=9))
-    return beside(drawn, ["", ""])
+        things = predicted_objects(predictor(picture), predictor.classes, tuple(picture.shape[-2:]))
+        drawn.append(draw_objects(picture, things, side=160, text=9))
+    return side_by_side(drawn, ["", ""])
 
 
 def selfsup(predictor: Predictor, count: int = 600) -> Image.Image:

@@ -176,7 +176,7 @@ def losses(recipe: str) -> str:
     from opabinia.contracts import Hook, Run, Stop
     from opabinia.runtime.signals import Stopped
     from opabinia.training.launch import resolve
-    from opabinia.training.run_folder import parts_of
+    from opabinia.training.run_folder import build_parts
     from opabinia.training.session import Session
 
     class TenSteps(Hook):
@@ -187,7 +187,7 @@ def losses(recipe: str) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         changes = [*smaller(recipe, folder / "data"), *TINY.get(recipe, ())]
-        train = parts_of(resolve(recipe, [*ON_CPU, *changes]))
+        train = build_parts(resolve(recipe, [*ON_CPU, *changes]))
         (folder / "checkpoints").mkdir()
         with suppress(Stopped):
             train(Session(folder), hooks={**(train.keywords["hooks"] or {}), "ten steps": TenSteps()})

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torchvision.transforms import v2
 
-from opabinia.contracts import Clock, Facts
+from opabinia.contracts import Clock, DatasetInfo
 from opabinia.data.loader import Loader, Reader, evaluation_requests, training_requests
 from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.data.sampling.permutation import EachOnce
@@ -28,11 +28,11 @@ from opabinia.tasks.classification import Classification
 def main(epochs: int = 4, seed: int = 0) -> dict[str, float]:
     """Train on handwritten digits; scores on the digits that were not seen."""
     train, val = Digits(split="train"), Digits(split="val")
-    facts = Facts(samples=len(train), channels=train.channels, classes=train.classes)
+    dataset_info = DatasetInfo(samples=len(train), channels=train.channels, classes=train.classes)
     augment = [v2.Resize(32), v2.RandomAffine(degrees=10, translate=(0.1, 0.1))]
 
     torch.manual_seed(seed)
-    task = Classification(facts, backbone=partial(timm, model="test_resnet"))
+    task = Classification(dataset_info, backbone=partial(timm, model="test_resnet"))
     groups = parameter_groups(task, Groups(rules=[Rule(kind="1d", weight_decay=0.0)]))
     optimizer = torch.optim.AdamW(groups, lr=0.004, weight_decay=0.05)
     schedule = partial(cosine, warmup=Duration(1, "ep"))
@@ -51,7 +51,7 @@ def main(epochs: int = 4, seed: int = 0) -> dict[str, float]:
             print(f"step {clock.step}/{plan.total_steps}  loss {loss.item():.3f}  top1 {said['top1'].item():.3f}")
 
     task.eval()
-    evaluators = task.evaluators(facts)
+    evaluators = task.evaluators(dataset_info)
     with torch.no_grad():
         for _, batch in Loader(Reader(val, augment[:1]), evaluation_requests(len(val), 64, rank=0, world=1)).iterate():
             predictions = task.predict(batch)

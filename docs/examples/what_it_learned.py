@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import opabinia
-from opabinia.contracts import Batch, Facts, Source, Task
+from opabinia.contracts import Batch, DatasetInfo, Source, Task
 from opabinia.data.loader import Loader, Reader, evaluation_requests
 from opabinia.evaluation.representation.knn import Knn
 from opabinia.evaluation.representation.linear_probe import LinearProbe
@@ -31,11 +31,11 @@ def main(run: Path, overrides: Sequence[str] = ()) -> dict[str, dict[str, float]
     parts = parts_of(resolve(run, overrides)).keywords
     validation = parts["data"].validation[0]
     train, val = parts["data"].train.source, validation.source
-    facts = Facts(samples=len(train), channels=train.channels, classes=train.classes)
+    dataset_info = DatasetInfo(samples=len(train), channels=train.channels, classes=train.classes)
     torch.manual_seed(0)
-    untrained, trained = parts["task"](facts), opabinia.load(run, overrides).task
+    untrained, trained = parts["task"](dataset_info), opabinia.load(run, overrides).task
     ways = {"pixels": pixels, "untrained": embedded_by(untrained), "trained": embedded_by(trained)}
-    return {name: judged(embed, train, val, validation.transforms, facts) for name, embed in ways.items()}
+    return {name: judged(embed, train, val, validation.transforms, dataset_info) for name, embed in ways.items()}
 
 
 def pixels(batch: Batch) -> Tensor:
@@ -51,9 +51,11 @@ def embedded_by(task: Task) -> Embed:
 
 
 @torch.inference_mode()
-def judged(embed: Embed, train: Source, val: Source, transforms: Sequence[object], facts: Facts) -> dict[str, float]:
+def judged(
+    embed: Embed, train: Source, val: Source, transforms: Sequence[object], dataset_info: DatasetInfo
+) -> dict[str, float]:
     """The scores of both judges for one way to embed."""
-    judges = [Knn(facts), LinearProbe(facts)]
+    judges = [Knn(dataset_info), LinearProbe(dataset_info)]
     for source, asked in ((train, False), (val, True)):
         requests = evaluation_requests(len(source), 256, rank=0, world=1)
         for _, batch in Loader(Reader(source, transforms), requests).iterate():

@@ -42,7 +42,7 @@ def bench(
             shown = [*(["--json"] if as_json else []), *(["--out", str(out)] if out else [])]
             run_in_many(many, ["bench", recipe, *(overrides or []), "--steps", str(steps), *shown])
         from opabinia.runtime.slurm import told_rank
-        from opabinia.training.benchmark import bench as measure
+        from opabinia.training.benchmark import benchmark as measure
 
         found = measure(recipe, overrides or [], steps=steps)
         if told_rank(os.environ):
@@ -50,11 +50,11 @@ def bench(
         import json
 
         from opabinia.cli.tables import print_bench
-        from opabinia.runtime.files import write_aside
+        from opabinia.runtime.files import write_atomic
 
         text = json.dumps(found, indent=1)
         if out is not None:
-            write_aside(out, text + "\n")
+            write_atomic(out, text + "\n")
         if as_json:
             print(text)
         else:

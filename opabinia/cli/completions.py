@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from opabinia.cli.options import with_resume_value
-from opabinia.runtime.files import cache_folder, write_aside
+from opabinia.runtime.files import cache_folder, write_atomic
 
 SHELLS = ("bash", "zsh", "fish")
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
@@ -51,7 +51,7 @@ def keep(program: Command) -> None:
     """Keep the commands for :func:`from_kept`. Where nothing can be written, work goes on without."""
     with suppress(OSError):
         cache_folder().mkdir(parents=True, exist_ok=True)
-        write_aside(cache_folder() / "commands.json", json.dumps({"of": _version(), "program": program}))
+        write_atomic(cache_folder() / "commands.json", json.dumps({"of": _version(), "program": program}))
 
 
 def from_kept(line: str) -> list[str] | None:

@@ -118,15 +118,15 @@ def schema(
     """
     with report_errors():
         from opabinia.config import json_schema
-        from opabinia.runtime.files import told, write_aside
+        from opabinia.runtime.files import disk_errors, write_atomic
 
         text = json.dumps(json_schema(_catalog(plugin or [])), indent=1) + "\n"
         if out is None:
             print(text, end="")
             return
-        with told(out):
+        with disk_errors(out):
             out.parent.mkdir(parents=True, exist_ok=True)
-        write_aside(out, text)
+        write_atomic(out, text)
         print(f"first line of a recipe beside it: {_first_line(out.name)}")
 
 
@@ -214,14 +214,14 @@ def import_config(
 def _write(out: Path, text: str) -> None:
     """A new file."""
     from opabinia.config import ConfigError, Problem
-    from opabinia.runtime.files import told, write_aside
+    from opabinia.runtime.files import disk_errors, write_atomic
 
     if out.suffix not in (".yaml", ".yml") or out.exists():
         why = "is there already" if out.exists() else "a recipe is a FILE.yaml"
         raise ConfigError(Problem("command line", "--out", f"{out}: {why}"))
-    with told(out):
+    with disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-    write_aside(out, text)
+    write_atomic(out, text)
 
 
 @app.command()
@@ -261,12 +261,12 @@ def _catalog(plugins: Sequence[str]) -> Catalog:
 
 def _rehearse(resolved: Resolved) -> None:
     from opabinia.config import build, live_catalog
-    from opabinia.training.auto_values import with_found
-    from opabinia.training.dry_run import rehearse
+    from opabinia.training.auto_values import with_values
+    from opabinia.training.dry_run import dry_run
 
-    config = with_found(resolved.config, batch_size=32, workers=0, augment_on="workers")
+    config = with_values(resolved.config, batch_size=32, workers=0, augment_on="workers")
     catalog = live_catalog(config.get("plugins") or ())
-    rehearse(build(config, catalog, origins=resolved.origins).keywords)
+    dry_run(build(config, catalog, origins=resolved.origins).keywords)
 
 
 def _refuse_without_schedule(options: Mapping[str, object]) -> None:
@@ -281,13 +281,13 @@ def _show_schedule(recipe: str, resolved: Resolved, processes: int, out: Path | 
     """The batches as so many processes would train them."""
     from opabinia.cli.tables import print_timetable
     from opabinia.config import build, live_catalog
-    from opabinia.runtime.files import told
-    from opabinia.training.auto_values import settled
+    from opabinia.runtime.files import disk_errors
+    from opabinia.training.auto_values import replace_auto
     from opabinia.training.resume_checks import splits_norms
     from opabinia.training.schedule_preview import drawn, timetable_of
     from opabinia.training.world_size_scaling import auto_scale
 
-    config, changes = auto_scale(settled(resolved.config), processes)
+    config, changes = auto_scale(replace_auto(resolved.config), processes)
     for change in changes:
         typer.echo(f"for {processes} instead of {resolved.config['train']['tuned_for']} processes: {change}", err=True)
     catalog = live_catalog(config.get("plugins") or ())
@@ -296,7 +296,7 @@ def _show_schedule(recipe: str, resolved: Resolved, processes: int, out: Path | 
     print_timetable(table, norms=splits_norms(table.plan, parts["train"]))
     if out is not None:
         picture = drawn(table, parts["schedule"], recipe)
-        with told(out):
+        with disk_errors(out):
             out.parent.mkdir(parents=True, exist_ok=True)
             picture.save(out)
 

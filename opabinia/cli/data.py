@@ -17,7 +17,7 @@ from opabinia.cli.errors import leave, report_errors
 if TYPE_CHECKING:
     from opabinia.contracts import Source
     from opabinia.data import Data
-    from opabinia.data.check import Checkup
+    from opabinia.data.check import DataReport
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -56,14 +56,14 @@ def check(
     with report_errors():
         from rich.console import Console
 
-        from opabinia.data.check import check_up
+        from opabinia.data.check import run_checks
         from opabinia.data.check.terminal import show
         from opabinia.runtime.resources import cores
 
         sources = _sources(_data(recipe, overrides or [], lenient=True))
         workers = cores() if workers is None else workers
         with _progress() as tell:
-            found = check_up(
+            found = run_checks(
                 sources, near=near, limit=limit, seed=seed, workers=workers if workers > 1 else 0, tell=tell
             )
         if as_json is None or str(as_json) != "-":
@@ -125,12 +125,12 @@ def _data(recipe: str, overrides: list[str], *, lenient: bool = False) -> Data:
     """The data of a recipe; ``lenient``: without what is broken in them."""
     from opabinia.config import build, live_catalog
     from opabinia.runtime.log import log
-    from opabinia.training.auto_values import with_found
+    from opabinia.training.auto_values import with_values
     from opabinia.training.run_folder import resolve
 
     resolved = resolve(recipe, overrides)
     catalog = live_catalog(resolved.config.get("plugins") or ())
-    config = with_found(resolved.config, batch_size=1, workers=0, augment_on="workers")  # which nothing here asks for
+    config = with_values(resolved.config, batch_size=1, workers=0, augment_on="workers")  # which nothing here asks for
     config["data"] = _lenient(config["data"]) if lenient else config["data"]
     log.disabled = lenient  # the sources warn of what they leave out; here it is told once, and in full
     try:
@@ -152,17 +152,17 @@ def _lenient(section: Any) -> Any:
     return [_lenient(one) for one in section] if isinstance(section, list | tuple) else section
 
 
-def _write(found: Checkup, recipe: str, out: Path | None, as_json: Path | None) -> None:
+def _write(found: DataReport, recipe: str, out: Path | None, as_json: Path | None) -> None:
     """The page and the JSON that are asked for."""
     from opabinia.data.check.page import write_page
-    from opabinia.runtime.files import write_aside
+    from opabinia.runtime.files import write_atomic
 
     if as_json is not None:
         text = json.dumps(found.plain(), indent=1)
         if str(as_json) == "-":
             print(text)
         else:
-            write_aside(as_json, text + "\n")
+            write_atomic(as_json, text + "\n")
             typer.echo(f"what was found is in {as_json}", err=True)
     if out is not None:
         write_page(found, out, recipe)

@@ -77,11 +77,11 @@ def demo(
     Stopped by Ctrl-C, the same command goes on from there; what is finished is not trained again.
     """
     with report_errors():
-        from opabinia.training.launch import run_folder
+        from opabinia.training.launch import run_folder_of
         from opabinia.training.sweep import refuse_other_config
 
         chosen: Mapping[Shown, Part] = PARTS if task is Shown.all else {task: PARTS[task]}
-        folders = {one: run_folder(part.recipe, out, name) for one, part in chosen.items()}
+        folders = {one: run_folder_of(part.recipe, out, name) for one, part in chosen.items()}
         for one, part in chosen.items():
             refuse_other_config(folders[one], part.recipe, part.shorter)
         typer.echo("Ctrl-C saves what was learned; the same command goes on from there")

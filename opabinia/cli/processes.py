@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from opabinia.config import ConfigError
-    from opabinia.runtime.elastic_agent import Layout
+    from opabinia.runtime.elastic_agent import ProcessLayout
 
 Nproc = Annotated[str | None, typer.Option(metavar="N|auto", help="Processes on this machine; auto: one for each GPU.")]
 Nnodes = Annotated[int | None, typer.Option(metavar="N", min=1, help="Machines; the same command on each.")]
@@ -25,7 +25,7 @@ MaxRestarts = Annotated[
 
 def layout(
     nproc: str | None, nnodes: int | None, node_rank: int | None, endpoint: str | None, max_restarts: int
-) -> Layout | None:
+) -> ProcessLayout | None:
     """The processes that the options ask for; None: this one only.
 
     Inside an srun step with one task on each machine SLURM says what the options leave out.
@@ -36,7 +36,7 @@ def layout(
     if nproc is None and nnodes is None and node_rank is None and endpoint is None:
         return None
     from opabinia.runtime import slurm
-    from opabinia.runtime.elastic_agent import Layout
+    from opabinia.runtime.elastic_agent import ProcessLayout
 
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise _wrong("--nproc", "an agent (torchrun) has started this process: leave the option out")
@@ -50,7 +50,7 @@ def layout(
     machines = nnodes or 1
     _check_machines(machines, node_rank, endpoint)
     host, port = _address(endpoint or f"localhost:{slurm.port_of(os.getuid())}")
-    return Layout(_number(nproc or "auto"), machines, node_rank or 0, host, port, max_restarts)
+    return ProcessLayout(_number(nproc or "auto"), machines, node_rank or 0, host, port, max_restarts)
 
 
 def _check_machines(nnodes: int, node_rank: int | None, endpoint: str | None) -> None:
@@ -85,7 +85,7 @@ def _wrong(option: str, message: str) -> ConfigError:
     return ConfigError(Problem("command line", option, message))
 
 
-def run_in_many(processes: Layout, command: list[str]) -> NoReturn:
+def run_in_many(processes: ProcessLayout, command: list[str]) -> NoReturn:
     """Run ``opabinia`` with the arguments ``command`` in these processes, and exit."""
     from opabinia.runtime.elastic_agent import Passing
     from opabinia.runtime.signals import stop_signals

@@ -35,9 +35,9 @@ def report(
     opabinia report runs/classification/digits/slow runs/classification/digits/fast --out both.html
     """
     with report_errors():
-        from opabinia.visualization.report import default_place, refuse_what_is_no_run, write_report
+        from opabinia.visualization.report import check_run_folders, default_place, write_report
 
-        refuse_what_is_no_run(runs)
+        check_run_folders(runs)
         if pictures:
             for run in runs:
                 _gather(run, checkpoint, device)

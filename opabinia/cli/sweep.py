@@ -66,9 +66,9 @@ def sweep(
         record = Record(recipe, list(words or []), how, None if how == "grid" else seed or 0)
         points, usual = _checked(record, space, random or optuna or 0)
 
-        from opabinia.training.launch import run_folder
+        from opabinia.training.launch import run_folder_of
 
-        path = run_folder(recipe, out, name).parent / f"{name}.json"
+        path = run_folder_of(recipe, out, name).parent / f"{name}.json"
         record.take_over(path)
         series = _Series(record, space, path, out, metric or usual, better)
         series.train(points, optuna or len(points))
@@ -262,10 +262,10 @@ def train_seeds(
     check_all(recipe, changes.values())
 
     from opabinia.runtime.signals import Stopped
-    from opabinia.training.launch import run_folder
+    from opabinia.training.launch import run_folder_of
     from opabinia.training.sweep import clean_up, train_or_go_on
 
-    folders = {seed: run_folder(recipe, out, f"{name}-seed{seed}") for seed in numbers}
+    folders = {seed: run_folder_of(recipe, out, f"{name}-seed{seed}") for seed in numbers}
     for seed, folder in folders.items():
         refuse_other_config(folder, recipe, changes[seed])
     scores = {}

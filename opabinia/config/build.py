@@ -51,7 +51,7 @@ class Factory:
         Raises:
             ConfigError: its constructor refuses the arguments.
         """
-        with blamed(self.path, self.where):
+        with errors_at(self.path, self.where):
             return self.target(*runtime, **self.keywords)
 
     def __repr__(self) -> str:
@@ -111,7 +111,7 @@ class _Builder:
         if entry.runtime:
             return Factory(entry.target, arguments, entry.name, *place)
         try:
-            with blamed(*place):
+            with errors_at(*place):
                 return entry.target(**arguments)
         except ConfigError as error:
             self.problems += error.problems
@@ -160,7 +160,7 @@ class _Builder:
 
 
 @contextmanager
-def blamed(path: str, where: str = "") -> Iterator[None]:
+def errors_at(path: str, where: str = "") -> Iterator[None]:
     """Turn a constructor's ValueError or TypeError, and a missing file, into a ConfigError at ``path``."""
     try:
         yield

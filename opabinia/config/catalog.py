@@ -17,7 +17,7 @@ from pathlib import Path
 
 from opabinia.config.registry import Entry, Register, register
 from opabinia.config.types import Spec
-from opabinia.runtime.files import cache_folder, write_aside
+from opabinia.runtime.files import cache_folder, write_atomic
 
 ROOT = "opabinia.training.builtin_parts"  # importing it registers every built-in part
 GROUP = "opabinia.parts"
@@ -183,7 +183,7 @@ def _write(path: Path, catalog: Catalog) -> None:
     }
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_aside(path, json.dumps({"entries": entries, "left_out": catalog.left_out}))
+        write_atomic(path, json.dumps({"entries": entries, "left_out": catalog.left_out}))
         _forget_old(path.parent)
 
 

@@ -19,10 +19,10 @@ Of N things with boxes, in the pixels of ``image``: ``boxes`` (a ``tv_tensors.Bo
 top, right, bottom) and ``labels`` (int64, N) in place of ``label``; where they are known ``masks`` (a
 ``tv_tensors.Mask``: uint8 of 0 and 1, N x H x W) and ``keypoints`` (a ``tv_tensors.KeyPoints``: float32, N x P x 2)
 with ``visible`` (int64, N x P: 0 unknown, 1 hidden, 2 seen) and ``mirror`` (a list of P: which point is this one in a
-mirror). ``picture_size`` (height, width) is that of the picture as it was read, and ``truth`` (:class:`Truth`) what
-evaluations compare with. Things that nobody is to learn (crowds) are in ``truth`` only.
+mirror). ``original_size`` (height, width) is that of the picture as it was read, and ``ground_truth`` (:class:`GroundTruth`) what
+evaluations compare with. Things that nobody is to learn (crowds) are in ``ground_truth`` only.
 
-Of films ``video`` (a :class:`Film`, of which nothing is decoded yet) stands in place of ``image``, until the transform
+Of films ``video`` (a :class:`Video`, of which nothing is decoded yet) stands in place of ``image``, until the transform
 ``clip`` makes ``image`` of it: T x C x H x W, a ``tv_tensors.Video``. ``directed`` (bool) tells whether a mirror image
 would be of another class, ``shape`` ((frames, height, width) or None) which size the batch is to have, and ``view``
 ((i, n), (j, m)) that it is clip i of n over time and crop j of m in space: the ``id`` is then that of the film."""
@@ -35,13 +35,13 @@ mixing), ``id`` (list of B), ``index`` (int64, B: which samples they are, of a `
 made of an image, ``views`` (tuple of V, B x C x h x w each) stands in its place, with ``patch_masks`` (tuple, bool,
 B x N each: the hidden patches of the first views) where they were drawn. Of things with boxes, lists of B: ``boxes``,
 ``labels`` and the like as in a sample, plain tensors, ``image_sizes`` ((height, width) of each image within the batch,
-at its upper left) and ``picture_size``. Of clips ``image`` is B x T x C x H x W."""
+at its upper left) and ``original_size``. Of clips ``image`` is B x T x C x H x W."""
 
 Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Facts:
+class DatasetInfo:
     """What the data tells to the parts that are built on it, so that nobody writes it into a config.
 
     Attributes:
@@ -74,7 +74,7 @@ class Facts:
 
 
 @dataclass(frozen=True, eq=False)
-class Truth:
+class GroundTruth:
     """What a file says of the N things in a picture, in the picture's own pixels: what evaluations compare with.
 
     Attributes:
@@ -106,7 +106,7 @@ class Truth:
 
 
 @runtime_checkable
-class Film(Protocol):
+class Video(Protocol):
     """Moving pictures that are decoded when they are asked for, and only those that are.
 
     Frames are numbered in the order in which they are shown. Of films with a variable rate equal steps in number are no
@@ -154,7 +154,7 @@ class Film(Protocol):
         ...
 
 
-class Unfit(ValueError):
+class DataMismatch(ValueError):
     """What the data holds does not fit a part, as it turns out on the way; the text says all a person needs."""
 
     exit_status = 2
@@ -171,7 +171,7 @@ class Source(Protocol):
     ``fingerprint()``, a text that changes with the samples and their order, ``shards`` (int64), how many of the samples
     lie beside each other in each file, for the sampler that reads file by file; of identities ``cameras`` and ``views``
     (int64, N, from 0) and ``queries`` (bool, N); of pictures with boxes ``has_boxes`` and ``has_masks`` (bool),
-    ``keypoints``, ``category_ids`` and ``frequencies`` as in :class:`Facts`, ``sizes`` (int64, N x 2: height, width),
+    ``keypoints``, ``category_ids`` and ``frequencies`` as in :class:`DatasetInfo`, ``sizes`` (int64, N x 2: height, width),
     ``present``, the classes in each picture (N arrays of int64, each class once), for samplers, and ``id(index)``, the
     ``id`` of a sample without its picture.
     """
@@ -226,5 +226,5 @@ class Sampler(Protocol):
         ...
 
 
-Mix = Callable[[Batch, Facts], Batch]
+Mix = Callable[[Batch, DatasetInfo], Batch]
 """A change to the collated batch of one process, seeded from (seed, step, rank) in the same way."""

@@ -11,18 +11,18 @@ from torch import Tensor, nn
 
 from opabinia.config import Part
 from opabinia.contracts.clock import Clock, Schedule, Schedules
-from opabinia.contracts.data import Facts, Mix, Sampler, Source, Transform
+from opabinia.contracts.data import DatasetInfo, Mix, Sampler, Source, Transform
 from opabinia.contracts.detectors import Detector, Neck
 from opabinia.contracts.models import Backbone, Head, Level
-from opabinia.contracts.plans import Course, Layout
-from opabinia.contracts.runs import Arithmetic, Hook, Step, Together, Writer
+from opabinia.contracts.plans import BatchSchedule, RunSpec
+from opabinia.contracts.runs import Hook, Logger, ParallelTask, Step, StepOptions
 from opabinia.contracts.tasks import Evaluator, Task
 
-TaskPart = Annotated[Callable[[Facts], Task], Part("task")]
+TaskPart = Annotated[Callable[[DatasetInfo], Task], Part("task")]
 
-StepPart = Annotated[Callable[[Task | Together, torch.optim.Optimizer, Schedules, Arithmetic], Step], Part("step")]
+StepPart = Annotated[Callable[[Task | ParallelTask, torch.optim.Optimizer, Schedules, StepOptions], Step], Part("step")]
 
-ParallelPart = Annotated[Callable[[Sequence[Task], torch.device], Together], Part("parallel")]
+ParallelPart = Annotated[Callable[[Sequence[Task], torch.device], ParallelTask], Part("parallel")]
 """Spreads models over processes, in place, and returns what trains the first of them."""
 
 BackbonePart = Annotated[Callable[[int], Backbone], Part("backbone")]
@@ -36,7 +36,7 @@ HeadPart = Annotated[Callable[[int, int], Head], Part("head")]
 NeckPart = Annotated[Callable[[Sequence[Level]], Neck], Part("neck")]
 """Built with what the backbone gives."""
 
-DetectorPart = Annotated[Callable[[Sequence[Level], Facts], Detector], Part("detector")]
+DetectorPart = Annotated[Callable[[Sequence[Level], DatasetInfo], Detector], Part("detector")]
 """Built with what the backbone gives, and the training data's facts."""
 
 LossPart = Annotated[Callable[[Tensor, Tensor], Tensor], Part("loss")]
@@ -44,7 +44,7 @@ LossPart = Annotated[Callable[[Tensor, Tensor], Tensor], Part("loss")]
 MetricLossPart = Annotated[Callable[[Tensor, Tensor], Tensor], Part("metric_loss")]
 """Of features (B x D) of the batch of all processes and their labels (B): how far alike are from unlike."""
 
-EvaluatorPart = Annotated[Callable[[Facts], Evaluator], Part("evaluator")]
+EvaluatorPart = Annotated[Callable[[DatasetInfo], Evaluator], Part("evaluator")]
 
 OptimizerPart = Annotated[Callable[[Iterable[Any]], torch.optim.Optimizer], Part("optimizer")]
 
@@ -59,9 +59,9 @@ MixPart = Annotated[Mix, Part("mix")]
 SamplerPart = Annotated[Callable[[Source, int, int], Sampler], Part("sampler")]
 """Built with the source, the seed of the run and the size of a batch over all processes."""
 
-ShapesPart = Annotated[Callable[[Course], Layout], Part("shapes")]
+ShapesPart = Annotated[Callable[[RunSpec], BatchSchedule], Part("shapes")]
 """From what a run knows of itself to all its batches: how many samples of which size, epoch by epoch."""
 
 HookPart = Annotated[Hook, Part("hook")]
 
-WriterPart = Annotated[Callable[[Path, Clock], Writer], Part("writer")]
+LoggerPart = Annotated[Callable[[Path, Clock], Logger], Part("writer")]

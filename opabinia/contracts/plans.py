@@ -70,7 +70,7 @@ class Plan(Protocol):
 
 
 @dataclass(frozen=True)
-class Course:
+class RunSpec:
     """What a run knows of itself when its batches are laid out (``shapes``).
 
     Attributes:
@@ -115,7 +115,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Layout:
+class BatchSchedule:
     """All batches of a run, as a part of the family ``shapes`` lays them out.
 
     Attributes:

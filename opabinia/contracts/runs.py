@@ -18,8 +18,8 @@ from opabinia.contracts.plans import Loader, Row
 from opabinia.contracts.tasks import Task
 
 if TYPE_CHECKING:
-    from opabinia.engine.checkpointing.checkpoint import Checkpoints
-    from opabinia.engine.loggers.metrics_log import Journal
+    from opabinia.engine.checkpointing.checkpoint import CheckpointManager
+    from opabinia.engine.loggers.metrics_log import MetricsLogger
 
 
 Scalars = Mapping[str, Tensor | float]
@@ -27,7 +27,7 @@ Scalars = Mapping[str, Tensor | float]
 
 
 @dataclass(frozen=True)
-class Arithmetic:
+class StepOptions:
     """How a step computes.
 
     Attributes:
@@ -48,7 +48,7 @@ class Arithmetic:
 class Step(Protocol):
     """How gradients become an update. Owns the optimizer; one call is one optimizer step.
 
-    It is built with the task, or with what runs the task on many processes and is called like it (:class:`Together`).
+    It is built with the task, or with what runs the task on many processes and is called like it (:class:`ParallelTask`).
     On many processes gradients become their mean, so a process weights the mean over its samples by
     ``len(samples) * world / row.seen(world)``, and what it returns likewise: the journal takes the mean over processes.
 
@@ -65,7 +65,7 @@ class Step(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-class Together(Protocol):
+class ParallelTask(Protocol):
     """A task that learns on many processes: called like the task, with gradients that become the mean over processes.
 
     Attributes:
@@ -118,9 +118,9 @@ class Run:
     task: Task
     optimizer: torch.optim.Optimizer | None
     loader: Loader | None
-    journal: Journal
+    metrics_log: MetricsLogger
     clock: Clock
-    checkpoints: Checkpoints | None
+    checkpoints: CheckpointManager | None
     evaluate: Callable[[Callable[[str], bool]], dict[str, float]]
     scores: dict[str, float]
     folder: Path
@@ -182,7 +182,7 @@ class Hook:
         """Take back what :meth:`tensors` gave, as it was saved."""
 
 
-class Writer(Protocol):
+class Logger(Protocol):
     """Takes a finished line of the journal somewhere: terminal, TensorBoard. Built with the run folder and the clock
     at its start (the first step of a new run, a later one after a resume)."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor, nn
 
 from opabinia.contracts.clock import Clock
-from opabinia.contracts.data import Batch, Facts
+from opabinia.contracts.data import Batch, DatasetInfo
 
 if TYPE_CHECKING:
     from opabinia.contracts.runs import Hook
@@ -103,11 +103,11 @@ class Task(nn.Module):
         """``embedding`` (B x D): what stands before the head. Other layers are listened to by the names of modules."""
         raise NotImplementedError
 
-    def evaluators(self, facts: Facts) -> list[Evaluator]:
+    def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         """Fresh evaluators for one evaluation of a data set with these facts."""
         return []
 
-    def hooks(self, facts: Facts) -> list[Hook]:
+    def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
         """Hooks the method itself needs (momentum teachers, prototypes frozen at first)."""
         return []
 

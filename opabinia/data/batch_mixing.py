@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from opabinia.config import register
-from opabinia.contracts import Batch, Facts, Fraction, Mix, MixPart, NonNegative
+from opabinia.contracts import Batch, DatasetInfo, Fraction, Mix, MixPart, NonNegative
 
 Per = Literal["batch", "pair", "sample"]
 
 
 @register.mix
-def mixup(batch: Batch, facts: Facts, /, *, alpha: NonNegative = 0.2, per: Per = "batch") -> Batch:
+def mixup(batch: Batch, dataset_info: DatasetInfo, /, *, alpha: NonNegative = 0.2, per: Per = "batch") -> Batch:
     """Blend each image, and its label, with that of another sample of the batch.
 
     Images become float32 in 0 to 1, labels float32, B x K. Zhang et al., mixup: Beyond Empirical Risk Minimization,
@@ -37,11 +37,11 @@ def mixup(batch: Batch, facts: Facts, /, *, alpha: NonNegative = 0.2, per: Per =
     images = _images(batch)
     weights = _weights(len(images), alpha, per)
     partners = _partners(len(images), per)
-    return _labelled(batch, facts, blend(float_images(images), partners, weights), partners, weights, "mixup")
+    return _labelled(batch, dataset_info, blend(float_images(images), partners, weights), partners, weights, "mixup")
 
 
 @register.mix
-def cutmix(batch: Batch, facts: Facts, /, *, alpha: NonNegative = 1.0, per: Per = "batch") -> Batch:
+def cutmix(batch: Batch, dataset_info: DatasetInfo, /, *, alpha: NonNegative = 1.0, per: Per = "batch") -> Batch:
     """Put a rectangle of another sample's image into each image; labels are mixed by its area.
 
     Images stay what they are, labels become float32, B x K. The rectangle lies anywhere and is cut off at the edges;
@@ -66,13 +66,13 @@ def cutmix(batch: Batch, facts: Facts, /, *, alpha: NonNegative = 1.0, per: Per 
     inside = inside.view(count, *[1] * (images.ndim - 3), height, width)
     kept = 1 - (boxes[2] - boxes[0]) * (boxes[3] - boxes[1]) / (height * width)
     others = images[_beside(partners, images)]
-    return _labelled(batch, facts, torch.where(inside, others, images), partners, kept, "cutmix")
+    return _labelled(batch, dataset_info, torch.where(inside, others, images), partners, kept, "cutmix")
 
 
 @register.mix
 def random_patch(
     batch: Batch,
-    facts: Facts,
+    dataset_info: DatasetInfo,
     /,
     *,
     probability: Fraction = 0.5,
@@ -113,7 +113,7 @@ def random_patch(
 @register.mix
 def one_of(
     batch: Batch,
-    facts: Facts,
+    dataset_info: DatasetInfo,
     /,
     *,
     mixes: Annotated[list[MixPart], MinLen(1)],
@@ -139,7 +139,7 @@ def one_of(
         return batch
     ends = np.cumsum(shares) / np.sum(shares)
     chosen: Mix = mixes[min(int(np.searchsorted(ends, np.random.random(), "right")), len(mixes) - 1)]
-    return chosen(batch, facts)
+    return chosen(batch, dataset_info)
 
 
 def _images(batch: Batch) -> Tensor:
@@ -207,14 +207,14 @@ def _random_place(image: Tensor, height: int, width: int) -> Tensor:
 
 
 def _labelled(
-    batch: Batch, facts: Facts, images: Tensor, partners: Tensor, weights: NDArray[np.float64], who: str
+    batch: Batch, dataset_info: DatasetInfo, images: Tensor, partners: Tensor, weights: NDArray[np.float64], who: str
 ) -> Batch:
-    if not facts.classes:
+    if not dataset_info.classes:
         raise ValueError(f"{who} blends labels, and this data has no classes")
     return {
         **batch,
         "image": images,
-        "label": blend(soft_labels(batch["label"], len(facts.classes)), partners, weights),
+        "label": blend(soft_labels(batch["label"], len(dataset_info.classes)), partners, weights),
     }
 
 

@@ -38,12 +38,12 @@ def collate(samples: Sequence[Sample], size_multiple: int | None = None) -> Batc
     if size_multiple is None:
         return {key: _column(key, [sample[key] for sample in samples], names) for key in samples[0]}
     things = [_with_area(sample) for sample in samples]
-    plain = [key for key in samples[0] if key not in (*OF_THINGS, "image", "picture_size")]
+    plain = [key for key in samples[0] if key not in (*OF_THINGS, "image", "original_size")]
     batch = {key: _column(key, [sample[key] for sample in samples], names) for key in plain}
     batch |= {key: [sample[key] for sample in things] for key in OF_THINGS if key in samples[0]}
     batch["image_sizes"] = [tuple(sample["image"].shape[-2:]) for sample in samples]
-    if "picture_size" in samples[0]:
-        batch["picture_size"] = [tuple(sample["picture_size"]) for sample in samples]
+    if "original_size" in samples[0]:
+        batch["original_size"] = [tuple(sample["original_size"]) for sample in samples]
     images = [sample["image"].as_subclass(Tensor) for sample in samples]
     _refuse_different(images, names)
     batch["image"] = padded(images, size_multiple)

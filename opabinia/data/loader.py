@@ -29,7 +29,7 @@ import torch
 from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from opabinia.contracts import Batch, Combination, Facts, Indices, Mix, Plan, Row, Sample, Source, Transform
+from opabinia.contracts import Batch, Combination, DatasetInfo, Indices, Mix, Plan, Row, Sample, Source, Transform
 from opabinia.data.collate import collate, is_of_clips, resized
 from opabinia.data.decoding.images import LazyImage, opened
 from opabinia.data.sampling.batches import evaluation_rows
@@ -141,7 +141,7 @@ class _Failure:
     traceback: str
 
 
-_NO_FACTS = Facts(samples=0)
+_NO_FACTS = DatasetInfo(samples=0)
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Reader(Dataset[Read | _Failure]):
     source: Source
     transforms: Sequence[Transform] = ()
     mixes: Sequence[Mix] = ()
-    facts: Facts = _NO_FACTS
+    dataset_info: DatasetInfo = _NO_FACTS
     seed: int = 0
     rank: int = 0
     on_error: Literal["raise", "replace", "leave_out"] = "raise"
@@ -223,7 +223,7 @@ class Reader(Dataset[Read | _Failure]):
             seed_sample(hash32(MIX, self.seed, row.step, self.rank))
             for mix in self.mixes:
                 with _told(f"step {row.step}", mix):
-                    batch = mix(batch, self.facts)
+                    batch = mix(batch, self.dataset_info)
         return batch
 
     def _collated(self, request: Request) -> tuple[Batch | None, list[str]]:

@@ -18,11 +18,11 @@ from opabinia.inference.extract import only
 from opabinia.inference.load import load
 from opabinia.inference.predict import caption, tell
 from opabinia.inference.predictor import Prediction, Predictor
-from opabinia.runtime.files import told
+from opabinia.runtime.files import disk_errors
 from opabinia.runtime.log import logging_to
-from opabinia.training.run_folder import parts_of, resolve
-from opabinia.visualization.detections import things_found, things_there
-from opabinia.visualization.drawing import beside, with_things
+from opabinia.training.run_folder import build_parts, resolve
+from opabinia.visualization.detections import annotated_objects, predicted_objects
+from opabinia.visualization.drawing import draw_objects, side_by_side
 from opabinia.visualization.video_strips import Seen, seen_clips, strip
 
 T = TypeVar("T")
@@ -57,13 +57,13 @@ def compare(
     """
     with logging_to(None):
         predictor = load(run, checkpoint=checkpoint, device=device)
-        source = parts_of(only(resolve(run), split)).keywords["data"].validation[0].source
+        source = build_parts(only(resolve(run), split)).keywords["data"].validation[0].source
     if not predictor.films and not getattr(source, "has_boxes", False):
         raise ConfigError(Problem("command line", "--split", f"{split} does not tell where things are in its pictures"))
     folder = out / ("strips" if predictor.films else "pictures")
     console = Console(highlight=False)
     broken: list[str] = []
-    with told(folder):
+    with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         chosen = (wrong_and_right if predictor.films else worst_first)(run, split, source, most)
         for number, index in enumerate(chosen):
@@ -82,12 +82,12 @@ def compare(
 
 def _things(predictor: Predictor, sample: Sample, classes: Sequence[str], score: float) -> tuple[Image.Image, str]:
     """What is in a picture beside what is found there, and both in words."""
-    picture, truth = sample["image"], sample["truth"]
-    found = things_found(predictor(picture), predictor.classes, truth.size, score)
-    there = things_there(truth, classes)
-    drawn = [with_things(picture, there), with_things(picture, found)]
+    picture, ground_truth = sample["image"], sample["ground_truth"]
+    found = predicted_objects(predictor(picture), predictor.classes, ground_truth.size, score)
+    there = annotated_objects(ground_truth, classes)
+    drawn = [draw_objects(picture, there), draw_objects(picture, found)]
     titles = [f"{sample['id']}: there are {len(there)}", f"found: {len(found)}"]
-    return beside(drawn, titles), f"there are {len(there)}, found {len(found)}"
+    return side_by_side(drawn, titles), f"there are {len(there)}, found {len(found)}"
 
 
 class FilmSeen(NamedTuple):

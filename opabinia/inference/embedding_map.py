@@ -22,10 +22,10 @@ from opabinia.contracts import Source
 from opabinia.data.loader import DataError
 from opabinia.evaluation.retrieval.whitening import whitening
 from opabinia.inference.extract import ABOUT, ALL, extract, only
-from opabinia.runtime.files import told
+from opabinia.runtime.files import disk_errors
 from opabinia.runtime.log import log, logging_to
-from opabinia.training.run_folder import holds_run, parts_of, resolve
-from opabinia.visualization.drawing import MARKS, scatter, sheet, stacked, to_pil
+from opabinia.training.run_folder import build_parts, holds_run, resolve
+from opabinia.visualization.drawing import MARKS, scatter, sheet, stack_vertically, to_pil
 from opabinia.visualization.video_strips import picture_of
 
 Method = Literal["pca", "tsne", "umap"]
@@ -97,7 +97,7 @@ def draw_map(
     if source is not None:
         with logging_to(None):
             picture = with_neighbours(picture, found, source, names)
-    with told(out):
+    with disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         picture.save(out)
     Console(highlight=False).print(f"a map of {len(found.numbers)} samples is in {out}", soft_wrap=True)
@@ -147,7 +147,7 @@ def source_of(found: Embedded) -> Source | None:
     if holds_run(run):
         try:
             resolved = only(resolve(run), str(found.about.get("split", "val")))
-            source: Source = parts_of(resolved).keywords["data"].validation[0].source
+            source: Source = build_parts(resolved).keywords["data"].validation[0].source
         except ConfigError as error:
             why = str(error)
         else:
@@ -220,7 +220,7 @@ def with_neighbours(above: Image.Image, found: Embedded, source: Source, names: 
         frames += [None, *_verdicts(labels[0], labels[1:])]
     rows = sheet(pictures, captions, columns=1 + places.shape[1], size=SIZE, frames=frames)
     title = "some samples (left) and their nearest neighbours, with the cosine"
-    return stacked([above, rows], ["", title])
+    return stack_vertically([above, rows], ["", title])
 
 
 def chosen(labels: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -19,24 +19,24 @@ import torch
 from torch import Tensor
 
 from opabinia.config import ConfigError, Problem, Resolved, flatten
-from opabinia.config.build import blamed
+from opabinia.config.build import errors_at
 from opabinia.config.errors import listing, nearest
 from opabinia.contracts import EMBEDDING, Batch, Source, Task
 from opabinia.data import Data, ValidationStream
 from opabinia.data.decoding.cache import cached
 from opabinia.data.loader import DataError, Loader, Reader, Request
 from opabinia.data.sampling.batches import evaluation_rows
-from opabinia.engine.loop.prefetch import Fed, fed, one_ahead, to_host
+from opabinia.engine.loop.prefetch import Fed, one_batch_ahead, prefetch, to_host
 from opabinia.inference.feature_files import IDS, NpyFiles, Parquet, Piece, Writer, read_pieces
 from opabinia.inference.layer_names import Layers
 from opabinia.inference.load import load
 from opabinia.inference.predictor import Predictor
 from opabinia.runtime.device import autocast
-from opabinia.runtime.files import flush_to_disk, folder_aside, mend, only_writer, told, write_aside
+from opabinia.runtime.files import disk_errors, exclusive_lock, flush_to_disk, mend, temporary_folder, write_atomic
 from opabinia.runtime.log import log, logging_to
-from opabinia.runtime.process_group import joined
-from opabinia.runtime.processes import first_says, gather, is_first, rank, world_size
-from opabinia.training.run_folder import chosen_checkpoint, meeting, parts_of, resolve, validation_sets
+from opabinia.runtime.process_group import joined_process_group
+from opabinia.runtime.processes import from_rank_zero, gather, is_rank_zero, rank, world_size
+from opabinia.training.run_folder import build_parts, chosen_checkpoint, process_group_options, resolve, validation_sets
 from opabinia.training.samples import fingerprint
 
 Format = Literal["npy", "parquet"]
@@ -98,9 +98,9 @@ def extract(
     resolved = resolve(folder, overrides)
     names = chosen_sets(resolved, splits)
     refuse_missing_library(form)
-    meet = meeting(resolved.config)
-    with joined(**{**meet, "device": device or meet["device"]}), logging_to(None), ExitStack() as held:
-        path = first_says(lambda: path)
+    meet = process_group_options(resolved.config)
+    with joined_process_group(**{**meet, "device": device or meet["device"]}), logging_to(None), ExitStack() as held:
+        path = from_rank_zero(lambda: path)
         predictor = load(folder, overrides, checkpoint=str(path), device=device)
         features = make_layers(predictor.task, layers)
         about = {"checkpoint": path.name, "digest": _digest(path / "state.json"), "layers": features.modules}
@@ -109,7 +109,7 @@ def extract(
         jobs = [make_job(only(resolved, name), predictor, about, parent if alone else parent / name) for name in names]
         left = [job for job in jobs if not fill(job, predictor, features, held, form)]
         # At the end of all: nobody waits while the first process joins what all have written.
-        for job in left if is_first() else ():
+        for job in left if is_rank_zero() else ():
             finish(job, folder, form)
         return [job.out for job in jobs]
 
@@ -236,9 +236,9 @@ def make_job(resolved: Resolved, predictor: Predictor, about: Mapping[str, Any],
         about: what is known of its features already.
         out: the folder to write.
     """
-    parts = parts_of(resolved).keywords
+    parts = build_parts(resolved).keywords
     data, evaluate, config = parts["data"], parts["evaluate"], resolved.config
-    with blamed("data"):
+    with errors_at("data"):
         (stream,) = data.validation
     seed = config["seed"] or 0
     reader = Reader(
@@ -267,7 +267,7 @@ def _kept_decoded(stream: ValidationStream, data: Data) -> Source:
     """The samples, as an evaluation keeps them; not in memory, since each is read once."""
     if data.cache != "disk" or not hasattr(stream.source, "encoded"):
         return stream.source
-    with blamed("data.cache"):
+    with errors_at("data.cache"):
         return cached(stream.source, data.cache, None, stream.prefix)
 
 
@@ -290,14 +290,14 @@ def fill(job: Job, predictor: Predictor, features: Layers, held: ExitStack, form
     Raises:
         ConfigError: the processes share no disk; or see :func:`refuse_other_folders`.
     """
-    kept = first_says(partial(begin, job, held, form))
+    kept = from_rank_zero(partial(begin, job, held, form))
     if kept is None:
         return True
     shards = -(-job.batches // job.batches_of_shard)
     left = [number for number in range(shards) if number not in set(kept)]
     written = write_shards(job, predictor, features, left[rank() :: world_size()])
     everybodys = [number for numbers in gather(written) for number in numbers]
-    first_says(partial(_refuse_missing, job, everybodys))
+    from_rank_zero(partial(_refuse_missing, job, everybodys))
     return False
 
 
@@ -308,9 +308,9 @@ def begin(job: Job, held: ExitStack, form: Format) -> list[int] | None:
         ConfigError: see :func:`refuse_other_folders`.
     """
     refuse_other_folders(job.out)
-    with told(job.shards):
+    with disk_errors(job.shards):
         job.shards.mkdir(parents=True, exist_ok=True)
-    held.enter_context(only_writer(job.shards))
+    held.enter_context(exclusive_lock(job.shards))
     if _is_finished(job, form):
         shutil.rmtree(job.shards)
         log.info("%s is finished: nothing to do", job.out)
@@ -319,7 +319,7 @@ def begin(job: Job, held: ExitStack, form: Format) -> list[int] | None:
     before = _read(job.shards / ABOUT)
     if before != job.about:
         _throw_away(job, before)
-        write_aside(job.shards / ABOUT, json.dumps(job.about, indent=1))
+        write_atomic(job.shards / ABOUT, json.dumps(job.about, indent=1))
     found = sorted(int(path.name) for path in _shard_folders(job))
     if found:
         log.info("going on with %s: %d shards of %d batches are there", job.out, len(found), job.batches_of_shard)
@@ -388,10 +388,10 @@ def write_shards(job: Job, predictor: Predictor, features: Layers, numbers: Sequ
         job.reader, requests, workers=job.workers if wanted else 0, pin_memory=predictor.device.type == "cuda"
     )
     try:
-        fed_batches = fed(loader, predictor.device)
+        fed_batches = prefetch(loader, predictor.device)
         for number, batches in groupby(fed_batches, lambda one: one.row.step // job.batches_of_shard):
             place = _shard(job, number)
-            with told(place, "the same command goes on from what is there"), folder_aside(place) as aside:
+            with disk_errors(place, "the same command goes on from what is there"), temporary_folder(place) as aside:
                 write(pieces(predictor, features, batches), NpyFiles(aside))
             written.append(number)
     finally:
@@ -407,7 +407,7 @@ def pieces(predictor: Predictor, features: Layers, batches: Iterable[Fed]) -> It
         Unfit: see :class:`Layers`.
     """
     launched = (_launched(predictor, features, one) for one in batches)
-    for arrived, batch in one_ahead(launched) if predictor.device.type == "cuda" else launched:
+    for arrived, batch in one_batch_ahead(launched) if predictor.device.type == "cuda" else launched:
         yield _piece({name: value.float() for name, value in arrived().items()}, batch)
 
 
@@ -461,8 +461,8 @@ def finish(job: Job, run: Path, form: Format) -> None:
         Unfit: features of some samples have another length.
     """
     whole, replaced = job.shards / "whole", job.shards / "replaced"
-    with told(job.out, "the same command goes on from what is there"):
-        with folder_aside(whole) as aside:
+    with disk_errors(job.out, "the same command goes on from what is there"):
+        with temporary_folder(whole) as aside:
             count = write(
                 chain.from_iterable(map(read_pieces, _shard_folders(job))),
                 NpyFiles(aside) if form == "npy" else Parquet(aside),

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from opabinia.contracts import Unfit
+from opabinia.contracts import DataMismatch
 
 IDS = "ids"
 
@@ -95,7 +95,7 @@ class _NpyFile:
 
 def _refuse_other_rows(name: str, before: NDArray[Any], values: NDArray[Any]) -> None:
     if (values.shape[1:], values.dtype) != (before.shape[1:], before.dtype):
-        raise Unfit(
+        raise DataMismatch(
             f"{name}: {_row(values)} for some samples, {_row(before)} for others; where images differ in size take "
             "a layer whose output does not depend on it"
         )

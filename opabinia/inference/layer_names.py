@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from opabinia.config import ConfigError, Problem
 from opabinia.config.errors import listing
-from opabinia.contracts import EMBEDDING, Batch, Task, Unfit
+from opabinia.contracts import EMBEDDING, Batch, DataMismatch, Task
 from opabinia.engine.loop.layer_outputs import flattened, with_layers
 from opabinia.models.capture import near
 
@@ -121,4 +121,6 @@ class Layers:
         try:
             return self._task.features(batch)[EMBEDDING].flatten(1)
         except NotImplementedError as error:
-            raise Unfit(f"{type(self._task).__name__} has no embedding; name its layers with --layers") from error
+            raise DataMismatch(
+                f"{type(self._task).__name__} has no embedding; name its layers with --layers"
+            ) from error

@@ -32,7 +32,7 @@ def load(
     return Predictor(
         trained.task,
         trained.transforms,
-        trained.facts,
+        trained.dataset_info,
         channels=trained.channels,
         device=trained.device,
         precision=trained.precision,

@@ -22,10 +22,10 @@ from opabinia.evaluation.retrieval.distances import nearest as nearest_of
 from opabinia.inference.load import load
 from opabinia.inference.predictor import Prediction, Predictor, film_of, image_of
 from opabinia.inference.retrieval.gallery import Found, Gallery, embedded, read
-from opabinia.runtime.files import told, write_aside
+from opabinia.runtime.files import disk_errors, write_atomic
 from opabinia.runtime.log import logging_to
-from opabinia.visualization.detections import things_found
-from opabinia.visualization.drawing import heated, sheet, to_pil, with_things
+from opabinia.visualization.detections import predicted_objects
+from opabinia.visualization.drawing import draw_objects, overlay_heatmap, sheet, to_pil
 from opabinia.visualization.video_strips import picture_of, seen_clips, strip, write_clip
 
 PER_SHEET = 60
@@ -221,10 +221,10 @@ def _write_heat(
     out: Path, done: int, names: Sequence[Path], samples: Sequence[Sample], heats: Tensor, side: int = 256
 ) -> None:
     folder = out / "explained"
-    with told(folder):
+    with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for number, (path, sample, heat) in enumerate(zip(names, samples, heats, strict=True), done):
-            picture = heated(sample["image"], heat)
+            picture = overlay_heatmap(sample["image"], heat)
             scale = max(1, side // max(picture.size))
             picture.resize((picture.width * scale, picture.height * scale)).save(_numbered(folder, number, path))
 
@@ -234,15 +234,15 @@ def _write_query(path: Path, predictor: Predictor, query: Path, near: Sequence[F
     captions = [f"{query.name}\nlooked for", *(f"{one.path.name}\n{one.distance:.3f}" for one in near)]
     pictures = [to_pil(_picture(predictor, file)) for file in files]
     frames = [None, *(one.verdict for one in near)]
-    with told(path):
+    with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         sheet(pictures, captions, columns=len(files), size=120, frames=frames).save(path)
 
 
 def _write_lines(out: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    with told(out):
+    with disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)
-        write_aside(out / "predictions.jsonl", "".join(json.dumps(one) + "\n" for one in lines))
+        write_atomic(out / "predictions.jsonl", "".join(json.dumps(one) + "\n" for one in lines))
 
 
 def _picture(predictor: Predictor, path: Path) -> Tensor:
@@ -264,14 +264,14 @@ def _write_film(
         write_clip(out / "clips" / f"{name.stem}.mp4", film, clips)
     except (OSError, ValueError) as error:
         return [str(error)]
-    with told(name):
+    with disk_errors(name):
         name.parent.mkdir(parents=True, exist_ok=True)
         whole.save(name)
     return []
 
 
 def _write_sheets(out: Path, predictor: Predictor, done: Sequence[tuple[Path, Prediction]], score: float) -> None:
-    with told(out):
+    with disk_errors(out):
         for number, start in enumerate(range(0, len(done), PER_SHEET), 1):
             some = [_drawn(predictor, *one, score) for one in done[start : start + PER_SHEET]]
             _write_pictures(out, start, done, some)
@@ -284,7 +284,7 @@ def _drawn(predictor: Predictor, path: Path, prediction: Prediction, score: floa
     if "boxes" not in prediction:
         return to_pil(image)
     size = (image.shape[-2], image.shape[-1])
-    return with_things(image, things_found(prediction, predictor.classes, size, score))
+    return draw_objects(image, predicted_objects(prediction, predictor.classes, size, score))
 
 
 def _write_pictures(

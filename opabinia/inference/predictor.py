@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 from torchvision import tv_tensors
 
-from opabinia.contracts import Batch, Facts, Film, Predictions, Sample, Task, Transform
+from opabinia.contracts import Batch, DatasetInfo, Predictions, Sample, Task, Transform, Video
 from opabinia.data.collate import collate
 from opabinia.data.decoding.images import read_image
-from opabinia.data.decoding.video import FilmFile, FilmInMemory
+from opabinia.data.decoding.video import VideoFile, VideoInMemory
 from opabinia.data.loader import DataError
 from opabinia.data.transforms.clips import Clip
 from opabinia.engine.loop.prefetch import to_device
@@ -29,7 +29,7 @@ from opabinia.visualization.video_strips import Noted
 
 Order = Literal["RGB", "BGR"]
 
-Picture = str | os.PathLike[str] | Image.Image | NDArray[np.uint8] | Tensor | Film
+Picture = str | os.PathLike[str] | Image.Image | NDArray[np.uint8] | Tensor | Video
 """A path, a PIL image, an array (uint8, H x W x 3 in the order red, green, blue, or H x W grey), or a tensor (uint8, or
 float in 0 to 1; C x H x W, red, green, blue). Of a task that learns from clips it is a film: a path, or an array or a
 tensor of frames, which has their number ahead (T x ...)."""
@@ -92,7 +92,7 @@ class Predictor:
         self,
         task: Task,
         transforms: Sequence[Transform],
-        facts: Facts,
+        dataset_info: DatasetInfo,
         *,
         channels: Literal[1, 3] = 3,
         device: torch.device | str = "cpu",
@@ -102,7 +102,7 @@ class Predictor:
     ) -> None:
         self.device = torch.device(device)
         self.task = task.eval().to(self.device)
-        self.transforms, self.facts, self.channels = list(transforms), facts, channels
+        self.transforms, self.dataset_info, self.channels = list(transforms), dataset_info, channels
         self.films = any(isinstance(one, Clip) for one in self.transforms)
         clips, crops = views or (0, 0)
         self._views: list[View | None] = [((i, clips), (j, crops)) for i in range(clips) for j in range(crops)]
@@ -114,7 +114,7 @@ class Predictor:
     @property
     def classes(self) -> tuple[str, ...]:
         """Class names in the order of the logits."""
-        return self.facts.classes
+        return self.dataset_info.classes
 
     @overload
     def __call__(self, pictures: Picture, *, order: Order = "RGB") -> Prediction: ...
@@ -150,7 +150,7 @@ class Predictor:
             return self._views_of(Noted(film_of(picture, self.channels, order)))
         image = image_of(picture, self.channels, order)
         size = tuple(image.shape[-2:])
-        sample: Sample = {"image": tv_tensors.Image(image), "id": name_of(picture), "picture_size": size}
+        sample: Sample = {"image": tv_tensors.Image(image), "id": name_of(picture), "original_size": size}
         with generators_kept():
             for transform in self.transforms:
                 sample = transform(sample)
@@ -269,19 +269,19 @@ def name_of(picture: Picture) -> str:
     return os.fspath(picture) if isinstance(picture, str | os.PathLike) else ""
 
 
-def film_of(film: Picture, channels: Literal[1, 3], order: Order = "RGB") -> Film:
+def film_of(film: Picture, channels: Literal[1, 3], order: Order = "RGB") -> Video:
     """A film; ``order`` is that of colours in arrays and tensors.
 
     Raises:
         ValueError: it is none, or of a form that is not understood.
     """
     if isinstance(film, str | os.PathLike):
-        return FilmFile(film, channels)
-    if isinstance(film, Film):
+        return VideoFile(film, channels)
+    if isinstance(film, Video):
         return film
     if isinstance(film, np.ndarray | Tensor) and film.ndim == 4 and len(film):
         frames = torch.stack([image_of(frame, channels, order) for frame in film])
-        return FilmInMemory((frames * 255).round().to(torch.uint8) if frames.is_floating_point() else frames)
+        return VideoInMemory((frames * 255).round().to(torch.uint8) if frames.is_floating_point() else frames)
     shape = f" {tuple(film.shape)}" if isinstance(film, np.ndarray | Tensor) else ""
     raise ValueError(
         f"a film is a path, an array (T x H x W x 3) or a tensor (T x C x H x W), not a {type(film).__name__}{shape}"

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from opabinia.config import ConfigError, Resolved
-from opabinia.contracts import Indices, Sample, Source, Unfit
+from opabinia.contracts import DataMismatch, Indices, Sample, Source
 from opabinia.data.check import pictures_of_classes
 from opabinia.data.loader import DataError
 from opabinia.inference.compare import evenly, film_seen, named_worst, worst_first, wrong_and_right
@@ -25,12 +25,12 @@ from opabinia.inference.embedding_map import NAMES, Embedded, Method, chosen, dr
 from opabinia.inference.extract import only
 from opabinia.inference.load import load
 from opabinia.inference.predictor import Predictor
-from opabinia.runtime.files import folder_aside, told
+from opabinia.runtime.files import disk_errors, temporary_folder
 from opabinia.runtime.log import log, logging_to
-from opabinia.training.run_folder import chosen_checkpoint, parts_of, resolve, validation_sets
+from opabinia.training.run_folder import build_parts, chosen_checkpoint, resolve, validation_sets
 from opabinia.training.schedule_preview import panels, saved, timetable_of
-from opabinia.visualization.detections import things_found, things_there
-from opabinia.visualization.drawing import MARKS, to_pil, with_things
+from opabinia.visualization.detections import annotated_objects, predicted_objects
+from opabinia.visualization.drawing import MARKS, draw_objects, to_pil
 from opabinia.visualization.report.images import FOLDER, INDEX
 from opabinia.visualization.video_strips import picture_of, strip
 
@@ -165,7 +165,7 @@ def _gathered(run: Path, resolved: Resolved, split: str | None, predictor: Predi
 def _source(resolved: Resolved, name: str, found: Evidence) -> Source | None:
     """A data set, or a word of why it is not there."""
     try:
-        source: Source = parts_of(only(resolved, name)).keywords["data"].validation[0].source
+        source: Source = build_parts(only(resolved, name)).keywords["data"].validation[0].source
     except (ConfigError, *UNREADABLE) as error:
         first = str(error).splitlines()[0]
         found.missing.append(f"no pictures of {name}, for its data is not there: {first}")
@@ -177,7 +177,7 @@ def _tried(found: Evidence, what: str, make: Callable[[], Made]) -> Made | None:
     """What can be made; what cannot is told, and all else is still made."""
     try:
         return make()
-    except (ConfigError, Unfit, *UNREADABLE) as error:
+    except (ConfigError, DataMismatch, *UNREADABLE) as error:
         found.missing.append(f"{what}: {error}")
         return None
 
@@ -258,9 +258,12 @@ def _contact_sheet(source: Source) -> list[Group]:
 def _words(source: Source, sample: Sample) -> str:
     """What a sample is, as its data tells."""
     names = source.classes
-    truth = sample.get("truth")
-    if truth is not None:
-        return ", ".join(f"{n} × {names[label]}" for label, n in Counter(truth.labels.tolist()).items()) or "nothing"
+    ground_truth = sample.get("ground_truth")
+    if ground_truth is not None:
+        return (
+            ", ".join(f"{n} × {names[label]}" for label, n in Counter(ground_truth.labels.tolist()).items())
+            or "nothing"
+        )
     if "label" not in sample or not len(names):
         return str(sample["id"])
     label = torch.as_tensor(sample["label"])
@@ -290,11 +293,11 @@ def _scenes(run: Path, split: str, source: Source, predictor: Predictor) -> list
 
 
 def _scene(source: Source, sample: Sample, predictor: Predictor) -> Row:
-    picture, truth = sample["image"], sample["truth"]
-    there = things_there(truth, source.classes)
-    found = things_found(predictor(picture), predictor.classes, truth.size, SCORE)
+    picture, ground_truth = sample["image"], sample["ground_truth"]
+    there = annotated_objects(ground_truth, source.classes)
+    found = predicted_objects(predictor(picture), predictor.classes, ground_truth.size, SCORE)
     words = (f"there are {len(there)}", f"found: {len(found)}")
-    drawn_on = [_fitted(with_things(picture, things, side=LARGE, text=TEXT), LARGE) for things in (there, found)]
+    drawn_on = [_fitted(draw_objects(picture, things, side=LARGE, text=TEXT), LARGE) for things in (there, found)]
     return Row([Shown(one, text) for one, text in zip(drawn_on, words, strict=True)], str(sample["id"]))
 
 
@@ -519,7 +522,7 @@ def _neighbours(source: Source, found: Embedded, names: Sequence[str]) -> Group:
 
 def _batches_over_time(resolved: Resolved) -> dict[str, Any]:
     """Shapes of batches, and the learning rate, as lines."""
-    parts = parts_of(resolved).keywords
+    parts = build_parts(resolved).keywords
     table = timetable_of(parts)
     charts = [{"title": panel.name, "lines": panel.lines} for panel in panels(table, parts["schedule"])]
     return {"note": saved(table), "charts": charts}
@@ -529,7 +532,7 @@ def _batches_over_time(resolved: Resolved) -> dict[str, Any]:
 
 
 def _write(folder: Path, found: Evidence, about: Mapping[str, Any]) -> None:
-    with told(folder), folder_aside(folder) as aside:
+    with disk_errors(folder), temporary_folder(folder) as aside:
         names = (f"{number:04d}.webp" for number in range(100_000))
         groups = [
             {

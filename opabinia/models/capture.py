@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate
 from torch.utils.hooks import RemovableHandle
 from torchvision.utils import make_grid
 
-from opabinia.contracts import Together
+from opabinia.contracts import ParallelTask
 
 Edit = Callable[[str, Any], Any]
 """From the name of a layer and its output to the output that is to be used in its place."""
@@ -120,7 +120,7 @@ class Seen(Mapping[str, Layer]):
 
 @contextmanager
 def capture(
-    model: nn.Module | Together,
+    model: nn.Module | ParallelTask,
     layers: Sequence[str],
     *,
     edit: Edit | None = None,
@@ -194,7 +194,7 @@ def _given(value: Any, name: str, edit: str) -> Any:
     return value
 
 
-def _inner(model: nn.Module | Together) -> nn.Module:
+def _inner(model: nn.Module | ParallelTask) -> nn.Module:
     """The task inside what wraps it: a wrapper has it as its only child."""
     inner = model if isinstance(model, nn.Module) else model.module
     while (children := dict(inner.named_children())).keys() in ({"module"}, {"_orig_mod"}):

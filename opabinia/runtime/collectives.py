@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from opabinia.runtime.processes import mean_of, meeting_place, rank, world_size
+from opabinia.runtime.processes import all_reduce_mean, meeting_place, rank, world_size
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -54,7 +54,7 @@ def gather_rows(rows: Tensor, ids: Sequence[str]) -> Tensor:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def dealt_anew(rows: Tensor, seed: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+def shuffle_between_ranks(rows: Tensor, seed: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """Rows of all processes in a random order, as many to each process as it gave.
 
     No gradients flow.
@@ -97,7 +97,7 @@ def per_sample(total: Tensor, samples: int) -> Tensor:
     """
     both = torch.stack([total.detach().double(), total.new_full((), samples, dtype=torch.float64)])
     if torch.is_grad_enabled():
-        (both,) = mean_of([both])
+        (both,) = all_reduce_mean([both])
     return (both[0] / both[1]).float()
 
 

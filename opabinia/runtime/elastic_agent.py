@@ -29,7 +29,7 @@ class CannotLaunch(Exception):
 
 
 @dataclass(frozen=True)
-class Layout:
+class ProcessLayout:
     """Which processes there are.
 
     Attributes:

@@ -28,7 +28,7 @@ _REASONS = {
 
 
 @contextmanager
-def told(path: Path, consequence: str = "") -> Iterator[None]:
+def disk_errors(path: Path, consequence: str = "") -> Iterator[None]:
     """Turn an ``OSError`` while ``path`` is written into one clear :class:`DiskError`."""
     try:
         yield
@@ -48,14 +48,14 @@ def flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_aside(path: Path, content: bytes | str) -> None:
+def write_atomic(path: Path, content: bytes | str) -> None:
     """Write ``content`` to ``path`` so that a reader sees the old content or the new, never a part.
 
     Raises:
         DiskError: nothing was changed.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with told(path):
+    with disk_errors(path):
         try:
             with aside.open("wb") as file:
                 file.write(content.encode() if isinstance(content, str) else content)
@@ -69,20 +69,20 @@ def write_aside(path: Path, content: bytes | str) -> None:
 
 
 @contextmanager
-def folder_aside(path: Path) -> Iterator[Path]:
+def temporary_folder(path: Path) -> Iterator[Path]:
     """A new folder to be filled; it becomes ``path``, replacing what is there, when the block ends well."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
         yield aside
-        put_in_place(aside, path)
+        rename_into_place(aside, path)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
 
 
-def put_in_place(aside: Path, path: Path) -> None:
+def rename_into_place(aside: Path, path: Path) -> None:
     """Let the folder ``aside``, safely on the disk, become ``path`` and replace what is there."""
     for file in [*aside.rglob("*"), aside]:
         flush_to_disk(file)
@@ -100,7 +100,7 @@ _LEFT = re.compile(r"\.(.+)\.\d+\.(tmp|old)")
 
 
 def mend(folder: Path) -> None:
-    """Clear away what :func:`write_aside` and :func:`folder_aside` left in ``folder`` when they were killed.
+    """Clear away what :func:`write_atomic` and :func:`temporary_folder` left in ``folder`` when they were killed.
 
     A folder that was just being replaced and has no successor yet gets its name back. Only for who is the only writer.
     """
@@ -123,13 +123,13 @@ class InUse(Exception):
 
 
 @contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
+def exclusive_lock(folder: Path) -> Iterator[None]:
     """Make sure that nobody else writes to ``folder`` meanwhile; the lock ends with the process, killed or not.
 
     Raises:
         InUse: somebody does.
     """
-    with told(folder):
+    with disk_errors(folder):
         lock = (folder / ".lock").open("w")
     with lock:
         try:

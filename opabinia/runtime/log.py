@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from opabinia.runtime.files import told
-from opabinia.runtime.processes import is_first, rank
+from opabinia.runtime.files import disk_errors
+from opabinia.runtime.processes import is_rank_zero, rank
 from opabinia.runtime.quiet import is_quiet
 
 log = logging.getLogger("opabinia")
@@ -21,10 +21,10 @@ def logging_to(folder: Path | None, *, terminal: bool = True) -> Iterator[None]:
     """Send the log to ``folder/train.log`` (``train.rank1.log`` ...) and, on the first process, to stderr."""
     handlers: list[logging.Handler] = []
     if folder is not None:
-        name = "train.log" if is_first() else f"train.rank{rank()}.log"
-        with told(folder / name):
+        name = "train.log" if is_rank_zero() else f"train.rank{rank()}.log"
+        with disk_errors(folder / name):
             handlers.append(logging.FileHandler(folder / name, encoding="utf-8"))
-    if terminal and is_first():
+    if terminal and is_rank_zero():
         handlers.append(_terminal_handler())
     for handler in handlers:
         if handler.formatter is None:

@@ -25,7 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 from opabinia.runtime import slurm
 from opabinia.runtime.device import choose_device
 from opabinia.runtime.log import log
-from opabinia.runtime.processes import is_first
+from opabinia.runtime.processes import is_rank_zero
 from opabinia.runtime.signals import STOPPING, TOGETHER, Stopped, status_of
 
 Backend = Literal["auto", "gloo", "nccl"]
@@ -93,7 +93,9 @@ def _number(environment: MutableMapping[str, str], name: str) -> int:
 
 
 @contextmanager
-def joined(init: str = "env", backend: Backend = "auto", timeout: float = 30, device: str = "auto") -> Iterator[None]:
+def joined_process_group(
+    init: str = "env", backend: Backend = "auto", timeout: float = 30, device: str = "auto"
+) -> Iterator[None]:
     """Be one of the processes that the environment speaks of, to the end of the block; alone: nothing.
 
     Args:
@@ -304,7 +306,7 @@ def _first_has(key: str) -> bool:
     # Not a collective: the others may be anywhere.
     store = dist.distributed_c10d._get_default_store()
     try:
-        if is_first():
+        if is_rank_zero():
             store.set(key, "1")
         else:
             store.wait([key], timedelta(seconds=3))

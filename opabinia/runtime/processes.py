@@ -23,7 +23,7 @@ def _joined() -> bool:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def single_process() -> Iterator[None]:
     """To the end of the block this process takes itself for the only one, and waits for no other: what is tried in it
     may fail here and work elsewhere."""
     global _alone
@@ -51,7 +51,7 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0")) if many else 0
 
 
-def is_first() -> bool:
+def is_rank_zero() -> bool:
     """Whether this process writes to the terminal and the run folder."""
     return rank() == 0
 
@@ -65,7 +65,7 @@ def gather(value: Any) -> list[Any]:
     return values
 
 
-def first_says(decide: Callable[[], T]) -> T:
+def from_rank_zero(decide: Callable[[], T]) -> T:
     """What ``decide`` gives on the first process, on every process; an exception of it is raised on every process.
 
     For what must be decided once: whose files are read, what is drawn.
@@ -73,7 +73,7 @@ def first_says(decide: Callable[[], T]) -> T:
     if not _joined():
         return decide()
     told: list[Any] = [None, None]
-    if is_first():
+    if is_rank_zero():
         try:
             told[0] = decide()
         except Exception as error:
@@ -97,7 +97,7 @@ def _fit_to_send(error: Exception) -> Exception:
     return error
 
 
-def anyone(*flags: bool) -> tuple[bool, ...]:
+def any_rank(*flags: bool) -> tuple[bool, ...]:
     """For each question whether any process says yes; the same answers on every process."""
     if not _joined():
         return flags
@@ -108,11 +108,11 @@ def anyone(*flags: bool) -> tuple[bool, ...]:
 
 def agreed(wish: T | None) -> T | None:
     """The wish of the first process that has one, on every process; None when none has."""
-    (somebody,) = anyone(wish is not None)
+    (somebody,) = any_rank(wish is not None)
     return next(one for one in gather(wish) if one is not None) if somebody else None
 
 
-def mean_of(tensors: Sequence[Tensor]) -> list[Tensor]:
+def all_reduce_mean(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Means over processes of tensors that lie in the same place on each, in one exchange."""
     if not _joined() or not tensors:
         return list(tensors)
@@ -123,14 +123,14 @@ def mean_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [part.view(like.shape).to(like.dtype) for part, like in zip(parts, tensors, strict=True)]
 
 
-def copy_from_first(tensors: Sequence[Tensor]) -> None:
+def broadcast_from_rank_zero(tensors: Sequence[Tensor]) -> None:
     """Give every process the values that the first has."""
     if _joined():
         for tensor in tensors:
             dist.broadcast(tensor.detach(), 0)
 
 
-def neighbours(count: int) -> dist.ProcessGroup | None:
+def neighbor_group(count: int) -> dist.ProcessGroup | None:
     """A group of ``count`` processes whose ranks follow each other, this one among them; the last group has those that
     are left. To be called by all processes at the same time. None: this process would be alone in it.
 

@@ -80,14 +80,14 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
             yield from [one for one in (own, *own.parents) if one == top or top in one.parents]
 
 
-def forget_peak() -> None:
-    """Let :func:`peak` begin anew, where the system can (Linux)."""
+def reset_peak_memory() -> None:
+    """Let :func:`peak_memory` begin anew, where the system can (Linux)."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def peak() -> int:
-    """Bytes of memory that this process held at most (resident), since :func:`forget_peak` or its beginning."""
+def peak_memory() -> int:
+    """Bytes of memory that this process held at most (resident), since :func:`reset_peak_memory` or its beginning."""
     with suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))

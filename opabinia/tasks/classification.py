@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, Batch, Facts, Fraction, LossPart, Predictions
+from opabinia.contracts import BackbonePart, Batch, DatasetInfo, Fraction, LossPart, Predictions
 from opabinia.tasks.classification_base import Labelled, logits_of
 
 
@@ -28,7 +28,7 @@ class Classification(Labelled):
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         /,
         *,
         backbone: BackbonePart,
@@ -37,7 +37,7 @@ class Classification(Labelled):
         mean: list[float] | None = None,
         std: list[float] | None = None,
     ) -> None:
-        super().__init__(facts, backbone(facts.channels), loss, dropout, mean, std)
+        super().__init__(dataset_info, backbone(dataset_info.channels), loss, dropout, mean, std)
 
     def embed(self, batch: Batch) -> Tensor:
         """The backbone's vectors (B x D) of ``image``."""
@@ -54,4 +54,4 @@ class Classification(Labelled):
             return super().predict(batch)
         each = super().predict({**batch, "image": images.flatten(0, 1)})["probabilities"]
         mean = each.view(*images.shape[:2], -1).mean(1)
-        return {"logits": logits_of(mean, multi_label=self.facts.multi_label), "probabilities": mean}
+        return {"logits": logits_of(mean, multi_label=self.dataset_info.multi_label), "probabilities": mean}

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opabinia.contracts import Backbone, Batch, Clock, Evaluator, Facts, LossPart, Predictions, Task
+from opabinia.contracts import Backbone, Batch, Clock, DatasetInfo, Evaluator, LossPart, Predictions, Task
 from opabinia.evaluation.classification.confusion import Calibration, Confusion
 from opabinia.evaluation.classification.multilabel import MultiLabel
 from opabinia.evaluation.classification.topk import TopK, hits
-from opabinia.evaluation.classification.worst_samples import Mistakes
+from opabinia.evaluation.classification.worst_samples import WorstSamples
 from opabinia.models.layers import normalize_as
 from opabinia.models.losses.binary import binary_cross_entropy
 from opabinia.models.losses.cross_entropy import cross_entropy, is_exclusive
@@ -37,7 +37,7 @@ class Labelled(Task):
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         backbone: Backbone,
         loss: LossPart | None,
         dropout: float,
@@ -45,19 +45,19 @@ class Labelled(Task):
         std: Sequence[float] | None,
     ) -> None:
         super().__init__()
-        if len(facts.classes) < 2:
+        if len(dataset_info.classes) < 2:
             name = type(self).__name__.lower()
-            raise ValueError(f"{name} needs two classes or more; the training data has {len(facts.classes)}")
-        self.facts = facts
-        self.normalize = normalize_as(backbone.preprocessing, facts.channels, mean, std)
+            raise ValueError(f"{name} needs two classes or more; the training data has {len(dataset_info.classes)}")
+        self.dataset_info = dataset_info
+        self.normalize = normalize_as(backbone.preprocessing, dataset_info.channels, mean, std)
         self.backbone = backbone
-        self.head = nn.Sequential(nn.Dropout(dropout), backbone.make_head(len(facts.classes)))
-        if loss is not None and facts.multi_label and is_exclusive(loss):
+        self.head = nn.Sequential(nn.Dropout(dropout), backbone.make_head(len(dataset_info.classes)))
+        if loss is not None and dataset_info.multi_label and is_exclusive(loss):
             raise ValueError(
                 "loss: images may have several labels in this data; take a loss that asks of each class whether it "
                 "is there: binary_cross_entropy, binary_focal or asymmetric"
             )
-        self.loss = loss or (binary_cross_entropy if facts.multi_label else cross_entropy)
+        self.loss = loss or (binary_cross_entropy if dataset_info.multi_label else cross_entropy)
 
     def embed(self, batch: Batch) -> Tensor:
         """The backbone's vectors (B x D)."""
@@ -71,7 +71,7 @@ class Labelled(Task):
         """``loss`` of the batch; ``top1`` and ``top5`` on it, for mixed labels by the class with the largest share."""
         logits, labels = self.head(self.embed(batch)), batch["label"]
         said = {"loss": self.loss(logits, labels)}
-        if not self.facts.multi_label and len(labels):
+        if not self.dataset_info.multi_label and len(labels):
             best = labels.argmax(1) if labels.is_floating_point() else labels
             top1, top5 = hits(logits.detach(), best, (1, 5)) / len(labels)
             said |= {"top1": top1, "top5": top5}
@@ -80,42 +80,51 @@ class Labelled(Task):
     def predict(self, batch: Batch) -> Predictions:
         """``logits`` (B x K) and ``probabilities``: their softmax, or their sigmoid when there are several labels."""
         logits = self.head(self.embed(batch))
-        return {"logits": logits, "probabilities": logits.sigmoid() if self.facts.multi_label else logits.softmax(1)}
+        return {
+            "logits": logits,
+            "probabilities": logits.sigmoid() if self.dataset_info.multi_label else logits.softmax(1),
+        }
 
     def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
         """``top``: the five likeliest classes with their probabilities."""
-        values, numbers = prediction["probabilities"].topk(min(5, len(self.facts.classes)))
+        values, numbers = prediction["probabilities"].topk(min(5, len(self.dataset_info.classes)))
         pairs = zip(numbers.tolist(), values.tolist(), strict=True)
         return {
-            "top": [{"class": self.facts.classes[number], "probability": round(value, 6)} for number, value in pairs]
+            "top": [
+                {"class": self.dataset_info.classes[number], "probability": round(value, 6)} for number, value in pairs
+            ]
         }
 
     def features(self, batch: Batch) -> dict[str, Tensor]:
         """``embedding``: what the head sees (B x D)."""
         return {"embedding": self.embed(batch)}
 
-    def evaluators(self, facts: Facts) -> list[Evaluator]:
+    def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         """Those of one label or of several, as the data has it. The first score is the headline.
 
         Raises:
             ValueError: the classes are not those of training, in the same order, so labels would not mean the same;
                 or the images have another number of channels.
         """
-        if facts.channels != self.facts.channels:
-            raise ValueError(f"its images have {facts.channels} channels, those of training {self.facts.channels}")
-        if facts.classes != self.facts.classes:
-            missing = [name for name in self.facts.classes if name not in facts.classes]
-            new = [name for name in facts.classes if name not in self.facts.classes]
+        if dataset_info.channels != self.dataset_info.channels:
+            raise ValueError(
+                f"its images have {dataset_info.channels} channels, those of training {self.dataset_info.channels}"
+            )
+        if dataset_info.classes != self.dataset_info.classes:
+            missing = [name for name in self.dataset_info.classes if name not in dataset_info.classes]
+            new = [name for name in dataset_info.classes if name not in self.dataset_info.classes]
             raise ValueError(
                 f"its classes are not those of the training data (missing: {', '.join(missing) or 'none'}; "
                 f"new: {', '.join(new) or 'none'}; the order counts)"
             )
-        if self.facts.multi_label != facts.multi_label:
-            one, other = ("several labels", "one label") if facts.multi_label else ("one label", "several labels")
+        if self.dataset_info.multi_label != dataset_info.multi_label:
+            one, other = (
+                ("several labels", "one label") if dataset_info.multi_label else ("one label", "several labels")
+            )
             raise ValueError(f"its images have {one} each, those of training {other}")
-        if self.facts.multi_label:
-            return [MultiLabel(facts.classes)]
-        return [TopK((1, 5)), Confusion(facts.classes), Calibration(), Mistakes(facts.classes)]
+        if self.dataset_info.multi_label:
+            return [MultiLabel(dataset_info.classes)]
+        return [TopK((1, 5)), Confusion(dataset_info.classes), Calibration(), WorstSamples(dataset_info.classes)]
 
 
 def logits_of(probabilities: Tensor, *, multi_label: bool) -> Tensor:

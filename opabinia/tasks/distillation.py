@@ -18,7 +18,7 @@ from opabinia.contracts import (
     BackbonePart,
     Batch,
     Clock,
-    Facts,
+    DatasetInfo,
     Fraction,
     Hook,
     NonNegative,
@@ -34,7 +34,7 @@ from opabinia.models.weights.files import read_weights
 from opabinia.models.weights.init import fit
 from opabinia.optim.ema import Average
 from opabinia.optim.schedules import constant
-from opabinia.runtime.processes import mean_of, world_size
+from opabinia.runtime.processes import all_reduce_mean, world_size
 
 PROJECTOR = "distill_projector"
 """How the names begin of what is trained and saved beside the student, and is of no use without its teachers."""
@@ -148,7 +148,9 @@ class ImageTeacher(nn.Module):
         return {"logits": self.head(self.backbone(self.normalize(batch["image"])))}
 
 
-def make_teacher(teacher: Teacher, facts: Facts, load: Callable[[Path], nn.Module], *, logits: bool) -> nn.Module:
+def make_teacher(
+    teacher: Teacher, dataset_info: DatasetInfo, load: Callable[[Path], nn.Module], *, logits: bool
+) -> nn.Module:
     """The model of one who teaches.
 
     Args:
@@ -168,18 +170,18 @@ def make_teacher(teacher: Teacher, facts: Facts, load: Callable[[Path], nn.Modul
         if unread:
             raise ValueError(f"{unread[0]}: belongs to a backbone that teaches; a run has its own")
         model = load(teacher.run)
-        channels = getattr(getattr(model, "facts", None), "channels", facts.channels)
-        if channels != facts.channels:
+        channels = getattr(getattr(model, "dataset_info", None), "channels", dataset_info.channels)
+        if channels != dataset_info.channels:
             raise ValueError(
-                f"run: {teacher.run} knows images with {channels} channels, the data's have {facts.channels}"
+                f"run: {teacher.run} knows images with {channels} channels, the data's have {dataset_info.channels}"
             )
         return model
-    return _image_teacher(teacher, teacher.backbone, facts, logits)
+    return _image_teacher(teacher, teacher.backbone, dataset_info, logits)
 
 
-def _image_teacher(teacher: Teacher, make: Any, facts: Facts, logits: bool) -> ImageTeacher:
-    backbone = make(facts.channels)
-    known, classes = backbone.preprocessing, len(facts.classes)
+def _image_teacher(teacher: Teacher, make: Any, dataset_info: DatasetInfo, logits: bool) -> ImageTeacher:
+    backbone = make(dataset_info.channels)
+    known, classes = backbone.preprocessing, len(dataset_info.classes)
     if teacher.weights is None and known is None:
         raise ValueError("backbone: nobody taught this teacher; give it weights, or pretrained: true")
     if teacher.weights is None and logits and backbone.trained_classes != classes:
@@ -188,7 +190,7 @@ def _image_teacher(teacher: Teacher, make: Any, facts: Facts, logits: bool) -> I
             "give weights that fit, or logits_weight: 0"
         )
     head = backbone.make_head(classes) if logits else nn.Identity()
-    model = ImageTeacher(backbone, head, normalize_as(known, facts.channels, teacher.mean, teacher.std))
+    model = ImageTeacher(backbone, head, normalize_as(known, dataset_info.channels, teacher.mean, teacher.std))
     if teacher.weights is not None:
         report = fit(model, read_weights(teacher.weights))
         if report.missing or report.other_shape:
@@ -236,7 +238,7 @@ class Follow(Hook):
     def _update(self, momentum: float) -> None:
         self._average.update(momentum)
         if world_size() > 1:  # every process trains with running statistics of its own
-            for own, mean in zip(self._statistics, mean_of(self._statistics), strict=True):
+            for own, mean in zip(self._statistics, all_reduce_mean(self._statistics), strict=True):
                 own.copy_(mean)
 
 
@@ -270,9 +272,9 @@ class Distilled(Task):
             distilled["distill_features_loss"] = settings.features_weight * _mean(parts)
         return _together(losses, settings.task_weight, distilled)
 
-    def hooks(self, facts: Facts) -> list[Hook]:
+    def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
         """Those of the task, and what lets its own average follow it."""
-        hooks, average = super().hooks(facts), own_average(self)
+        hooks, average = super().hooks(dataset_info), own_average(self)
         if average is None or self._lessons.settings.average is None:
             return hooks
         return [*hooks, Follow(self, average, self._lessons.settings.average.momentum)]

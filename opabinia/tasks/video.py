@@ -9,8 +9,17 @@ from typing import Any, Literal
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, Batch, Evaluator, Facts, Fraction, LossPart, Predictions, Unfit
-from opabinia.evaluation.classification.video import PerFilm
+from opabinia.contracts import (
+    BackbonePart,
+    Batch,
+    DataMismatch,
+    DatasetInfo,
+    Evaluator,
+    Fraction,
+    LossPart,
+    Predictions,
+)
+from opabinia.evaluation.classification.video import PerVideo
 from opabinia.tasks.classification_base import Labelled, logits_of
 
 
@@ -38,7 +47,7 @@ class Video(Labelled):
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         /,
         *,
         backbone: BackbonePart,
@@ -48,13 +57,13 @@ class Video(Labelled):
         mean: list[float] | None = None,
         std: list[float] | None = None,
     ) -> None:
-        net = backbone(facts.channels)
+        net = backbone(dataset_info.channels)
         if not net.clips:
             raise ValueError(
                 "backbone: video learns from clips, and this one takes images; to look at frames one by one say "
                 "{name: tsn, backbone: ...}"
             )
-        super().__init__(facts, net, loss, dropout, mean, std)
+        super().__init__(dataset_info, net, loss, dropout, mean, std)
         self.merge = merge
 
     def embed(self, batch: Batch) -> Tensor:
@@ -65,7 +74,7 @@ class Video(Labelled):
         """
         clips = batch.get("image")
         if clips is None or clips.ndim != 5:
-            raise Unfit(
+            raise DataMismatch(
                 "video learns from clips (B x T x C x H x W), and batches have none; put clip first among the "
                 "transforms of films"
             )
@@ -84,7 +93,7 @@ class Video(Labelled):
             return super().predict(batch)
         each = super().predict({**batch, "image": clips.flatten(0, 1)})["probabilities"].view(*clips.shape[:2], -1)
         merged = each.mean(1) if self.merge == "mean" else each.amax(1)
-        logits = logits_of(merged, multi_label=self.facts.multi_label)
+        logits = logits_of(merged, multi_label=self.dataset_info.multi_label)
         return {"logits": logits, "probabilities": merged, "views": each}
 
     def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -92,7 +101,7 @@ class Video(Labelled):
         found = super().readable(prediction)
         if "views" in prediction:
             values, numbers = prediction["views"].max(1)
-            names = [self.facts.classes[number] for number in numbers.tolist()]
+            names = [self.dataset_info.classes[number] for number in numbers.tolist()]
             pairs = zip(names, values.tolist(), strict=True)
             found["views"] = [{"class": name, "probability": round(value, 6)} for name, value in pairs]
         return found
@@ -105,7 +114,7 @@ class Video(Labelled):
         each = super().features({**batch, "image": clips.flatten(0, 1)})["embedding"]
         return {"embedding": each.view(*clips.shape[:2], -1).mean(1)}
 
-    def evaluators(self, facts: Facts) -> list[Evaluator]:
+    def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         """Those of one label or of several, of films by all of their views. The first score is the headline."""
-        to_logits = partial(logits_of, multi_label=self.facts.multi_label)
-        return [PerFilm(super().evaluators(facts), to_logits, self.merge)]
+        to_logits = partial(logits_of, multi_label=self.dataset_info.multi_label)
+        return [PerVideo(super().evaluators(dataset_info), to_logits, self.merge)]

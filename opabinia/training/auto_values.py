@@ -11,28 +11,28 @@ from opabinia.runtime.resources import cores
 AUTO = "auto"
 
 
-def asks(config: Mapping[str, Any], key: str) -> bool:
+def asks_for_auto(config: Mapping[str, Any], key: str) -> bool:
     """Whether ``data.<key>`` of a complete config is ``auto``."""
     return bool(config["data"].get(key) == AUTO)
 
 
-def with_found(config: Mapping[str, Any], **values: int | str) -> dict[str, Any]:
+def with_values(config: Mapping[str, Any], **values: int | str) -> dict[str, Any]:
     """A complete config with these values where ``data`` has ``auto``.
 
-    Example: ``with_found(config, batch_size=64, workers=2, augment_on="device")``.
+    Example: ``with_values(config, batch_size=64, workers=2, augment_on="device")``.
     """
-    found = {key: value for key, value in values.items() if asks(config, key)}
+    found = {key: value for key, value in values.items() if asks_for_auto(config, key)}
     return {**config, "data": {**config["data"], **found}}
 
 
-def settled(config: Mapping[str, Any]) -> dict[str, Any]:
+def replace_auto(config: Mapping[str, Any]) -> dict[str, Any]:
     """A complete config to build from: where ``auto`` stands, as many workers as cores, since whoever does not train
     waits for nothing but reading, and pictures changed by them.
 
     Raises:
         ConfigError: ``data.batch_size`` is ``auto``, which only training finds out.
     """
-    if asks(config, "batch_size"):
+    if asks_for_auto(config, "batch_size"):
         message = "auto is found out by `opabinia train` on its machine; say a number here (data.batch_size=32)"
         raise ConfigError(Problem("", "data.batch_size", message))
-    return with_found(config, workers=cores(), augment_on="workers")
+    return with_values(config, workers=cores(), augment_on="workers")

@@ -32,10 +32,10 @@ from opabinia.engine.hooks.bottleneck import workers_needed
 from opabinia.engine.loop.prefetch import Feeding
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.log import log
-from opabinia.runtime.processes import alone, gather, world_size
-from opabinia.runtime.resources import cores, forget_peak, memory_left, peak, processes_here
+from opabinia.runtime.processes import gather, single_process, world_size
+from opabinia.runtime.resources import cores, memory_left, peak_memory, processes_here, reset_peak_memory
 from opabinia.runtime.seeds import generators_kept
-from opabinia.training.auto_values import asks, with_found
+from opabinia.training.auto_values import asks_for_auto, with_values
 from opabinia.training.loaders import make_sampler
 from opabinia.training.session import Session
 
@@ -54,7 +54,7 @@ _ASKED = 256
 _GB = 2**30
 
 
-def find(config: Mapping[str, Any], build: Callable[[dict[str, Any]], Mapping[str, Any]]) -> dict[str, int | str]:
+def autotune(config: Mapping[str, Any], build: Callable[[dict[str, Any]], Mapping[str, Any]]) -> dict[str, int | str]:
     """What belongs in the place of ``auto``: ``batch_size`` over all processes, ``augment_on``, ``workers`` of this
     one.
 
@@ -67,15 +67,15 @@ def find(config: Mapping[str, Any], build: Callable[[dict[str, Any]], Mapping[st
     Raises:
         ConfigError: nothing fits, no size suits the sampler, or what is asked for cannot be tried.
     """
-    wanted = [key for key in ("batch_size", "augment_on", "workers") if asks(config, key)]
+    wanted = [key for key in ("batch_size", "augment_on", "workers") if asks_for_auto(config, key)]
     if not wanted:
         return {}
     _refuse(config)
-    forget_peak()
-    budget = min(gather(peak() + ON_CPU * memory_left() / processes_here()))
+    reset_peak_memory()
+    budget = min(gather(peak_memory() + ON_CPU * memory_left() / processes_here()))
     share = None if "batch_size" in wanted else -(-config["data"]["batch_size"] // world_size())
-    begun = with_found(config, batch_size=_READ[0], workers=0)
-    parts = build(with_found(begun, augment_on="workers"))
+    begun = with_values(config, batch_size=_READ[0], workers=0)
+    parts = build(with_values(begun, augment_on="workers"))
     everybody: Sequence[Tried] = gather(_tried(parts, share, budget))
     found: dict[str, int | str] = {}
     if "batch_size" in wanted:
@@ -83,7 +83,7 @@ def find(config: Mapping[str, Any], build: Callable[[dict[str, Any]], Mapping[st
         share = -(-size // world_size())
     assert share is not None
     if "augment_on" in wanted:
-        others: list[Tried] = gather(_tried(build(with_found(begun, augment_on="device")), share, budget))
+        others: list[Tried] = gather(_tried(build(with_values(begun, augment_on="device")), share, budget))
         hands = cores() if "workers" in wanted else int(config["data"]["workers"])
         found["augment_on"], everybody = agreed_place(hands, everybody, others)
     if "workers" in wanted:
@@ -92,7 +92,7 @@ def find(config: Mapping[str, Any], build: Callable[[dict[str, Any]], Mapping[st
 
 
 def _refuse(config: Mapping[str, Any]) -> None:
-    if asks(config, "batch_size") and config["shapes"] is not None:
+    if asks_for_auto(config, "batch_size") and config["shapes"] is not None:
         message = "auto is one number, and with shapes batches of several sizes have to fit: say a number"
         raise ConfigError(Problem("", "data.batch_size", message))
 
@@ -230,7 +230,7 @@ def _tried(parts: Mapping[str, Any], share: int | None, host_budget: float) -> T
         ),
     }
     changed["data"] = replace(changed["data"], batch_size=size, workers=0)
-    with alone(), silence(), generators_kept(), tempfile.TemporaryDirectory() as folder:
+    with single_process(), silence(), generators_kept(), tempfile.TemporaryDirectory() as folder:
         with suppress(_Over):
             train(Session(Path(folder)), **changed)
         gc.collect()
@@ -392,11 +392,11 @@ class Attempts:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self._device)
         else:
-            forget_peak()
+            reset_peak_memory()
 
     def _peak(self) -> int:
         """Of a GPU what torch has reserved: what lies between tensors is taken, too."""
-        return torch.cuda.max_memory_reserved(self._device) if self._device.type == "cuda" else peak()
+        return torch.cuda.max_memory_reserved(self._device) if self._device.type == "cuda" else peak_memory()
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -22,17 +22,17 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from opabinia.config import ConfigError, Problem
-from opabinia.contracts import Batch, Clock, Hook, Row, Run, Scalars, Step, Task, Together
-from opabinia.engine.hooks.bottleneck import Pace, told
+from opabinia.contracts import Batch, Clock, Hook, ParallelTask, Row, Run, Scalars, Step, Task
+from opabinia.engine.hooks.bottleneck import Pace, describe_bottleneck
 from opabinia.runtime.device import autocast
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.log import logging_to
-from opabinia.runtime.process_group import joined
-from opabinia.runtime.processes import first_says, gather, world_size
-from opabinia.runtime.resources import cores, peak
-from opabinia.training.auto_values import with_found
-from opabinia.training.autotune import find, only_training, silence
-from opabinia.training.run_folder import meeting, parts_of, resolve
+from opabinia.runtime.process_group import joined_process_group
+from opabinia.runtime.processes import from_rank_zero, gather, world_size
+from opabinia.runtime.resources import cores, peak_memory
+from opabinia.training.auto_values import with_values
+from opabinia.training.autotune import autotune, only_training, silence
+from opabinia.training.run_folder import build_parts, process_group_options, resolve
 from opabinia.training.session import Session, train
 from opabinia.training.world_size_scaling import auto_scale
 
@@ -45,7 +45,7 @@ READING = 10.0
 _GB = 2**30
 
 
-def bench(recipe: str, overrides: Sequence[str] = (), *, steps: int = 30) -> dict[str, Any]:
+def benchmark(recipe: str, overrides: Sequence[str] = (), *, steps: int = 30) -> dict[str, Any]:
     """Measure a recipe; all processes of a run call it together, and the first one's answer is that of all.
 
     Args:
@@ -71,15 +71,19 @@ def bench(recipe: str, overrides: Sequence[str] = (), *, steps: int = 30) -> dic
         ConfigError: the recipe is wrong, or has fewer steps.
     """
     resolved = resolve(recipe, overrides)
-    with joined(**meeting(resolved.config)), logging_to(None), tempfile.TemporaryDirectory() as folder:
+    with (
+        joined_process_group(**process_group_options(resolved.config)),
+        logging_to(None),
+        tempfile.TemporaryDirectory() as folder,
+    ):
         config, _ = auto_scale(resolved.config, world_size())
-        found = find(config, lambda numbered: parts_of(replace(resolved, config=numbered)).keywords)
-        parts = parts_of(replace(resolved, config=with_found(config, **found))).keywords
+        found = autotune(config, lambda numbered: build_parts(replace(resolved, config=numbered)).keywords)
+        parts = build_parts(replace(resolved, config=with_values(config, **found))).keywords
         measuring = _Measuring(steps, parts)
         with silence(), suppress(_Measured):
             train(Session(Path(folder)), **measuring.parts())
         if measuring.done:
-            return first_says(lambda: measuring.told(recipe))
+            return from_rank_zero(lambda: measuring.told(recipe))
         message = f"the run has fewer than the {WARM_UP + steps + 1} steps that are needed; --steps takes fewer"
         raise ConfigError(Problem("", "train.length", message))
 
@@ -127,7 +131,7 @@ class _Measuring(Hook):
         """Batches that are read without training; the first ones of all workers come late."""
         return 4 * max(1, self._workers) + 8
 
-    def _watched(self, make: Callable[..., Step], task: Task | Together, *others: Any) -> Step:
+    def _watched(self, make: Callable[..., Step], task: Task | ParallelTask, *others: Any) -> Step:
         self._watch = _Watch(make(task, *others), task if isinstance(task, Task) else task.module)
         return self._watch
 
@@ -138,11 +142,11 @@ class _Measuring(Hook):
             _Measured: all is measured.
         """
         if run.clock.step == WARM_UP:
-            run.journal.flush(run.clock)
+            run.metrics_log.flush(run.clock)
             assert self._watch is not None
             self._watch.forget()
         elif run.clock.step == WARM_UP + self._steps:
-            run.journal.flush(run.clock)
+            run.metrics_log.flush(run.clock)
             self._measure(run)
             raise _Measured
 
@@ -150,7 +154,7 @@ class _Measuring(Hook):
         watch = self._watch
         assert watch is not None and run.loader is not None
         times = watch.times()
-        memory = {"host": peak(), "device": _device_memory(watch.device)}
+        memory = {"host": peak_memory(), "device": _device_memory(watch.device)}
         row = watch.last[1]
         again, host = watch.again(AGAIN)
         self._found = {
@@ -183,7 +187,7 @@ class _Measuring(Hook):
         return samples / (now - began) if samples else 0.0
 
     def told(self, recipe: str) -> dict[str, Any]:
-        """What :func:`bench` returns."""
+        """What :func:`benchmark` returns."""
         data, train, found = self._given["data"], self._given["train"], dict(self._found)
         again, host = found.pop("again"), found.pop("host_alone")
         step = {**self._lines.means(WARM_UP), **found.pop("step")}
@@ -207,7 +211,7 @@ class _Measuring(Hook):
             "floor": floor,
             "share_of_peak": floor / again,
             "waits_for": pace.waits_for,
-            "advice": told(pace, data.cheaper(behind is not None), train.faster()),
+            "advice": describe_bottleneck(pace, data.cheaper(behind is not None), train.faster()),
         }
 
 

@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from opabinia.runtime.elastic_agent import STATUS, STOPPED, CannotLaunch, Layout, Passing
+from opabinia.runtime.elastic_agent import STATUS, STOPPED, CannotLaunch, Passing, ProcessLayout
 from opabinia.runtime.process_group import address_towards
 
 GRACE = 30 * 60.0
@@ -40,7 +40,7 @@ LOST = 12
 """Signs of life, one each five seconds, that an agent may owe before the others go on without it."""
 
 
-def launch(layout: Layout, command: Sequence[str], stop: Passing) -> int:
+def launch(layout: ProcessLayout, command: Sequence[str], stop: Passing) -> int:
     """Run ``opabinia`` with the arguments ``command`` in many processes, to their end; the exit status of all.
 
     Args:
@@ -62,7 +62,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _run(layout: Layout, command: Sequence[str], stop: Passing, folder: Path) -> int:
+def _run(layout: ProcessLayout, command: Sequence[str], stop: Passing, folder: Path) -> int:
     logging.disable()  # what matters is told by the workers, and below
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""  # they are ours
     # Torch 2.15 keeps the store it shares with workers when it starts them again, and what the dead wrote into it.
@@ -88,7 +88,7 @@ def _run(layout: Layout, command: Sequence[str], stop: Passing, folder: Path) ->
     return agent.status(result)
 
 
-def _rendezvous(layout: Layout) -> RendezvousHandler:
+def _rendezvous(layout: ProcessLayout) -> RendezvousHandler:
     host = layout.node_rank == 0
     several = layout.nnodes > 1
     if several:
@@ -111,7 +111,7 @@ def _rendezvous(layout: Layout) -> RendezvousHandler:
 
 
 @contextmanager
-def _told(layout: Layout) -> Iterator[None]:
+def _told(layout: ProcessLayout) -> Iterator[None]:
     place = f"{layout.host}:{layout.port}"
     try:
         yield

@@ -16,31 +16,31 @@ from opabinia.config import ConfigError, Problem, Resolved, dump, flatten
 from opabinia.config.compose import PACKAGED
 from opabinia.engine.checkpointing.checkpoint import (
     BadCheckpoint,
-    DoesNotFit,
     Snapshot,
+    WeightsMismatch,
     listed,
     newest_whole,
     pointed,
     read_checkpoint,
 )
-from opabinia.engine.hooks.expected_scores import Unexpected
+from opabinia.engine.hooks.expected_scores import UnexpectedScore
 from opabinia.engine.loop.evaluate import write_json
 from opabinia.engine.loop.nonfinite import NonFinite
 from opabinia.runtime.elastic_agent import is_restart, launch_id
-from opabinia.runtime.files import mend, only_writer, told, write_aside
+from opabinia.runtime.files import disk_errors, exclusive_lock, mend, write_atomic
 from opabinia.runtime.log import log, log_in_full, logging_to
-from opabinia.runtime.process_group import joined
-from opabinia.runtime.processes import first_says, is_first, world_size
+from opabinia.runtime.process_group import joined_process_group
+from opabinia.runtime.processes import from_rank_zero, is_rank_zero, world_size
 from opabinia.runtime.seeds import draw_seed
 from opabinia.runtime.signals import Stopped, StopSignal, status_of_reason, stop_signals
-from opabinia.training.auto_values import with_found
-from opabinia.training.autotune import find
+from opabinia.training.auto_values import with_values
+from opabinia.training.autotune import autotune
 from opabinia.training.run_folder import (
     LAST,
+    build_parts,
     chosen_checkpoint,
     holds_run,
-    meeting,
-    parts_of,
+    process_group_options,
     read_chosen,
     resolve,
     validation_sets,
@@ -51,7 +51,7 @@ from opabinia.training.trained_model import evaluate as evaluate_trained
 from opabinia.training.world_size_scaling import auto_scale
 
 
-def run_folder(recipe: str, out: Path, name: str, resume: str | None = None) -> Path:
+def run_folder_of(recipe: str, out: Path, name: str, resume: str | None = None) -> Path:
     """``<out>/<recipe>/<name>``; a YAML file's name without suffix is its recipe's name.
 
     A run folder given as recipe is itself when it is resumed; a new run with its config lies beside it.
@@ -95,21 +95,25 @@ def train(
         ConfigError: the config is wrong, or the folder holds a run and ``resume`` is None.
         Stopped: a signal or a limit ended it early; it has saved.
     """
-    folder = run_folder(recipe, out, name, resume)
+    folder = run_folder_of(recipe, out, name, resume)
     said = overrides  # a run folder's config holds what was said before
     if resume is not None:
         overrides = [*_overrides_of(folder), *overrides]
     resolved = resolve(recipe, said if Path(recipe) == folder else overrides)
     # Signals first: what asks one process to stop while others still join is not lost.
-    with stop_signals(StopSignal()) as stop, joined(**meeting(resolved.config)), ExitStack() as held:
-        resume = first_says(partial(_take_folder, folder, resume, held))
-        with told(folder):
+    with (
+        stop_signals(StopSignal()) as stop,
+        joined_process_group(**process_group_options(resolved.config)),
+        ExitStack() as held,
+    ):
+        resume = from_rank_zero(partial(_take_folder, folder, resume, held))
+        with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)  # of this process's log, where it shares no disk with the first
         held.enter_context(logging_to(folder))
         for warning in resolved.warnings:
             log.warning("%s", warning)
         snapshot = _checkpoint_to_resume(folder, resume)
-        before, config, scores = first_says(partial(_settled, folder, resume, snapshot, resolved.config))
+        before, config, scores = from_rank_zero(partial(_settled, folder, resume, snapshot, resolved.config))
         if snapshot is None:
             _clear(folder)
         else:
@@ -119,22 +123,22 @@ def train(
             log.info("%s is finished: nothing to do", folder)
             return folder, scores
         log_in_full("config as written", _as_written(recipe, overrides))
-        found = find(config, lambda numbered: parts_of(replace(resolved, config=numbered)).keywords)
+        found = autotune(config, lambda numbered: build_parts(replace(resolved, config=numbered)).keywords)
         # A step's numbers depend on these; workers are tried out each time.
-        config = with_found(config, **{key: value for key, value in found.items() if key != "workers"})
+        config = with_values(config, **{key: value for key, value in found.items() if key != "workers"})
         log_in_full("config, resolved", dump(config))
         begin = partial(_begin, folder, config, overrides, resolved.origins)
         title = titled(recipe, config["task"])
         session = Session(folder, snapshot, lambda: stop.reason, begin, title=title)
         try:
-            scores = _trained(replace(resolved, config=with_found(config, **found)), session)
+            scores = _trained(replace(resolved, config=with_values(config, **found)), session)
         except Stopped as reason:
             log.info("stopped: %s; to go on: opabinia train %s --resume", reason, folder)
             # The signal may have come to another process.
             raise Stopped(str(reason), status_of_reason(str(reason))) from None
-        except DoesNotFit as error:
+        except WeightsMismatch as error:
             raise ConfigError(Problem("", "task", f"the checkpoint's weights do not fit: {error}")) from error
-        except Unexpected as error:
+        except UnexpectedScore as error:
             log.error("%s", error, extra={"file_only": True})
             _write_results(folder, error.scores)
             raise
@@ -149,7 +153,7 @@ def _trained(resolved: Resolved, session: Session) -> dict[str, float]:
     """Train; when numbers go wrong, and the config says so, go on from the last checkpoint without that batch."""
     while True:
         try:
-            return parts_of(resolved)(session)
+            return build_parts(resolved)(session)
         except NonFinite as error:
             if resolved.config["train"]["on_nonfinite"] != "rollback":
                 raise
@@ -193,10 +197,10 @@ def _take_folder(folder: Path, resume: str | None, held: ExitStack) -> str | Non
     if is_restart() and _launch_of(folder) == launch_id():
         resume = LAST
     _refuse_to_overwrite(folder, resume)
-    with told(folder):
+    with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "checkpoints").mkdir(exist_ok=True)
-    held.enter_context(only_writer(folder))
+    held.enter_context(exclusive_lock(folder))
     _refuse_to_overwrite(folder, resume)  # another process may have been there first
     mend(folder)
     mend(folder / "checkpoints")
@@ -224,8 +228,8 @@ def _settled(
 
 
 def _write_results(folder: Path, scores: Mapping[str, float]) -> None:
-    if is_first():
-        write_aside(folder / "results.json", json.dumps(dict(scores), indent=1) + "\n")
+    if is_rank_zero():
+        write_atomic(folder / "results.json", json.dumps(dict(scores), indent=1) + "\n")
 
 
 def _saved_config(folder: Path) -> dict[str, Any] | None:
@@ -247,7 +251,7 @@ def _checkpoint_to_resume(folder: Path, resume: str | None) -> Snapshot | None:
         mine.extend([found[1]] if found else [])
         return found[0] if found else None
 
-    path = first_says(choose)
+    path = from_rank_zero(choose)
     if path is None:
         log.info("no checkpoint in %s: starting anew", folder / "checkpoints")
         return None
@@ -275,7 +279,7 @@ def _chosen(checkpoints: Path, resume: str) -> tuple[Path, Snapshot] | None:
 
 def _clear(folder: Path) -> None:
     """Nothing of an attempt that never saved is to be mistaken for this run's."""
-    if is_first():
+    if is_rank_zero():
         (folder / "metrics.jsonl").unlink(missing_ok=True)
         shutil.rmtree(folder / "tensorboard", ignore_errors=True)
 
@@ -288,17 +292,17 @@ def _begin(
     snapshot: Snapshot | None,
 ) -> None:
     """From now on, all being built, the folder holds this run, and the run goes on from ``snapshot``."""
-    if not is_first():
+    if not is_rank_zero():
         return
     (folder / "results.json").unlink(missing_ok=True)
     if snapshot is not None:
-        write_aside(folder / "checkpoints" / LAST, f"step-{snapshot.step:08d}\n")
-    write_aside(folder / "config.yaml", dump(config))
+        write_atomic(folder / "checkpoints" / LAST, f"step-{snapshot.step:08d}\n")
+    write_atomic(folder / "config.yaml", dump(config))
     (folder / ".launch").unlink(missing_ok=True)
     if (launch := launch_id()) is not None:
-        write_aside(folder / ".launch", launch)
-    write_aside(folder / "overrides.json", json.dumps(list(overrides), indent=1) + "\n")
-    write_aside(folder / "origins.json", json.dumps(dict(origins), indent=1) + "\n")
+        write_atomic(folder / ".launch", launch)
+    write_atomic(folder / "overrides.json", json.dumps(list(overrides), indent=1) + "\n")
+    write_atomic(folder / "origins.json", json.dumps(dict(origins), indent=1) + "\n")
 
 
 def _overrides_of(folder: Path) -> list[str]:
@@ -329,7 +333,7 @@ def _with_found(config: dict[str, Any], snapshot: Snapshot | None, before: Mappi
     known = {key: before["data"][key] for key in ("batch_size", "augment_on")} if before else {}
     if snapshot:
         known["batch_size"] = snapshot.state["global_batch_size"]
-    return with_found(config, **known)
+    return with_values(config, **known)
 
 
 def _tell_differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
@@ -372,7 +376,7 @@ def evaluate(folder: Path, overrides: Sequence[str] = (), *, checkpoint: str = "
     path = chosen_checkpoint(folder, checkpoint)
     resolved = resolve(folder, overrides)
     snapshot = read_chosen(path)
-    with joined(**meeting(resolved.config)), logging_to(None):
+    with joined_process_group(**process_group_options(resolved.config)), logging_to(None):
         log.info("evaluating %s", path)
         # The training data may be gone: what the model was built on stands in the checkpoint. Few evaluators need it.
         data = resolved.config["data"]
@@ -380,9 +384,9 @@ def evaluate(folder: Path, overrides: Sequence[str] = (), *, checkpoint: str = "
         if sets:
             train = {key: sets[0][key] for key in data["train"]}
             data = {**data, "train": train, "sampler": None}
-        parts = parts_of(replace(resolved, config={**resolved.config, "data": data})).keywords
-        scores = evaluate_trained(folder, parts, snapshot, lambda: parts_of(resolved).keywords["data"])
-        for one in sets if is_first() else ():
+        parts = build_parts(replace(resolved, config={**resolved.config, "data": data})).keywords
+        scores = evaluate_trained(folder, parts, snapshot, lambda: build_parts(resolved).keywords["data"])
+        for one in sets if is_rank_zero() else ():
             own = {name: value for name, value in scores.items() if name.startswith(one["prefix"] + "/")}
             write_json(folder / "eval" / one["prefix"] / "scores.json", {"checkpoint": path.name, **own})
     return scores

@@ -12,9 +12,9 @@ import torch
 
 from opabinia import contracts
 from opabinia.config import ConfigError, Problem
-from opabinia.config.build import blamed
+from opabinia.config.build import errors_at
 from opabinia.config.errors import listing
-from opabinia.contracts import Batch, Course, Facts, Layout, Plan, Sampler, Source
+from opabinia.contracts import Batch, BatchSchedule, DatasetInfo, Plan, RunSpec, Sampler, Source
 from opabinia.data import Data, Stream
 from opabinia.data.decoding.cache import cached
 from opabinia.data.device_transforms.apply import OnDevice, noting, work_shared
@@ -32,7 +32,7 @@ def make_sampler(data: Data, seed: int) -> Sampler:
     """What says which samples make up an epoch."""
     if data.sampler is None:
         return EachOnce(len(data.train.source), seed, data.shuffle)
-    with blamed("data.sampler"):
+    with errors_at("data.sampler"):
         return data.sampler(data.train.source, seed, data.batch_size)
 
 
@@ -44,15 +44,15 @@ def order_fingerprint(sampler: Sampler) -> str:
 
 
 def make_plan(
-    data: Data, sampler: Sampler, length: Duration, shapes: Callable[[Course], Layout] | None
+    data: Data, sampler: Sampler, length: Duration, shapes: Callable[[RunSpec], BatchSchedule] | None
 ) -> ConstantPlan | StagedPlan:
     """All batches of the run."""
-    with blamed("data"):
+    with errors_at("data"):
         plan = ConstantPlan(len(sampler), data.batch_size, length, data.drop_last)
     if shapes is None:
         return plan
-    with blamed("shapes"):
-        layout = shapes(Course(len(sampler), data.batch_size, length, world_size(), data.drop_last))
+    with errors_at("shapes"):
+        layout = shapes(RunSpec(len(sampler), data.batch_size, length, world_size(), data.drop_last))
         others = sorted({one.samples for stage in layout.stages for one in stage.cycle} - {data.batch_size})
         if others and data.sampler is not None:
             log.warning(
@@ -66,7 +66,7 @@ def make_training_loader(
     data: Data,
     plan: Plan,
     sampler: Sampler,
-    facts: Facts,
+    dataset_info: DatasetInfo,
     seed: int,
     device: torch.device,
     size_multiple: int | None = None,
@@ -74,7 +74,7 @@ def make_training_loader(
     """This process's slice of the batches of ``plan``, on ``device``; ``size_multiple`` as in
     :class:`opabinia.contracts.Task`."""
     reader = Reader(
-        *(_kept_decoded(data), data.train.transforms, data.mix, facts, seed, rank()),
+        *(_kept_decoded(data), data.train.transforms, data.mix, dataset_info, seed, rank()),
         on_error="replace" if data.on_error == "skip" else "raise",
         size_multiple=size_multiple,
         reduced=data.decode == "reduced" or data.cache is not None,
@@ -90,7 +90,7 @@ def _kept_decoded(data: Data) -> Source:
     """The samples to train on, with decoded pictures kept if that is wanted."""
     if data.cache is None:
         return data.train.source
-    with blamed("data.cache"):
+    with errors_at("data.cache"):
         return cached(data.train.source, data.cache, data.cache_size, "train")
 
 
@@ -103,7 +103,7 @@ def tell_work(data: Data, size_multiple: int | None = None) -> None:
 
 def fresh_batches(
     data: Data,
-    facts: Facts,
+    dataset_info: DatasetInfo,
     seed: int,
     device: torch.device,
     batch_size: int | None,
@@ -121,13 +121,13 @@ def fresh_batches(
     if name != "train" and name not in sets:
         known = listing(["train", *sets])
         raise ConfigError(Problem("", "hooks", f"there is no data set {name!r}; data sets: {known}"))
-    return _fresh(data, sets.get(name), facts, seed, device, batch_size, size_multiple, count)
+    return _fresh(data, sets.get(name), dataset_info, seed, device, batch_size, size_multiple, count)
 
 
 def _fresh(
     data: Data,
     other: Stream | None,
-    facts: Facts,
+    dataset_info: DatasetInfo,
     seed: int,
     device: torch.device,
     batch_size: int | None,
@@ -144,7 +144,7 @@ def _fresh(
     # Shares of whole batches: every process has as many, which layers that meet the others' need.
     plan = ConstantPlan(len(sampler), size, Duration(count, "it"), data.drop_last)
     loader: contracts.Loader = make_training_loader(
-        replace(data, mix=()), plan, sampler, facts, own, device, size_multiple
+        replace(data, mix=()), plan, sampler, dataset_info, own, device, size_multiple
     )
     try:
         for row, batch in loader.iterate():

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from opabinia.config import ConfigError, Problem
-from opabinia.config.build import blamed
-from opabinia.contracts import Backbone, Facts, Plan, Task, Together
+from opabinia.config.build import errors_at
+from opabinia.contracts import Backbone, DatasetInfo, ParallelTask, Plan, Task
 from opabinia.models.norms import synchronise
 from opabinia.optim.groups import Groups, apply_factors, parameter_groups
 from opabinia.optim.optimizers import fuse
@@ -29,7 +29,7 @@ def set_up(train: Training) -> tuple[torch.device, int]:
     """
     if train.deterministic and train.cudnn_benchmark:
         raise ConfigError(Problem("", "train.cudnn_benchmark", "cannot be true when train.deterministic is"))
-    with blamed("train.device"):
+    with errors_at("train.device"):
         device = choose_device(train.device)
     threads = set_arithmetic(
         deterministic=train.deterministic, cudnn_benchmark=train.cudnn_benchmark, threads=train.threads
@@ -37,11 +37,11 @@ def set_up(train: Training) -> tuple[torch.device, int]:
     return device, threads
 
 
-def make_task(task: Callable[[Facts], Task], facts: Facts, seed: int) -> Task:
+def make_task(task: Callable[[DatasetInfo], Task], dataset_info: DatasetInfo, seed: int) -> Task:
     """The model with the weights that ``seed`` gives."""
     seed_sample(hash32(INIT, seed))
-    with blamed("task"):
-        return task(facts)
+    with errors_at("task"):
+        return task(dataset_info)
 
 
 def prepared(task: Task, train: Training, device: torch.device) -> Task:
@@ -51,7 +51,7 @@ def prepared(task: Task, train: Training, device: torch.device) -> Task:
         ConfigError: nothing in it can compute its activations again.
     """
     if train.checkpoint_activations:
-        with blamed("train.checkpoint_activations"):
+        with errors_at("train.checkpoint_activations"):
             backbones = [module for module in task.modules() if isinstance(module, Backbone)]
             if not backbones:
                 raise ValueError("this task has no backbone that could compute its activations again")
@@ -91,14 +91,14 @@ def refuse_small_batches(task: Task, plan: Plan) -> None:
         raise ConfigError(Problem("", "data.batch_size", message))
 
 
-def spread(models: Sequence[Task], train: Training, device: torch.device) -> Together | None:
+def spread(models: Sequence[Task], train: Training, device: torch.device) -> ParallelTask | None:
     """Spread models over processes and return what trains the first of them; nothing to do for one process."""
     if world_size() == 1:
         return None
     if train.sync_batch_norm:
         for model in models:
             synchronise(model)
-    with blamed("train.parallel"):
+    with errors_at("train.parallel"):
         return train.parallel(models, device)
 
 
@@ -136,11 +136,11 @@ def make_optimizer(
     batch_size: int,
 ) -> torch.optim.Optimizer:
     """The optimizer of the task's trainable parameters, with its rates as groups and batch want them."""
-    with blamed("groups"):
+    with errors_at("groups"):
         found = parameter_groups(task, groups)
     if not found:
         raise ConfigError(Problem("", "task", "no parameter of it is to be trained"))
-    with blamed("optimizer"):
+    with errors_at("optimizer"):
         made = optimizer(found)
         fuse(made)
     per = train.lr_batch_size

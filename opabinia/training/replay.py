@@ -13,11 +13,11 @@ from opabinia.config import ConfigError, Problem
 from opabinia.engine.checkpointing.checkpoint import BadCheckpoint, Snapshot, listed, read_checkpoint
 from opabinia.engine.hooks.record_step import Record, Recorded
 from opabinia.runtime.durations import Duration
-from opabinia.runtime.files import told
+from opabinia.runtime.files import disk_errors
 from opabinia.runtime.log import log, logging_to
-from opabinia.runtime.process_group import joined
-from opabinia.runtime.processes import first_says, world_size
-from opabinia.training.run_folder import holds_run, meeting, parts_of, resolve
+from opabinia.runtime.process_group import joined_process_group
+from opabinia.runtime.processes import from_rank_zero, world_size
+from opabinia.training.run_folder import build_parts, holds_run, process_group_options, resolve
 from opabinia.training.session import Session, train
 
 
@@ -42,13 +42,13 @@ def replay(folder: Path, step: int) -> Path:
     if not holds_run(folder):
         raise ConfigError(Problem("command line", "", f"{folder} holds no run"))
     resolved = resolve(folder)
-    with joined(**meeting(resolved.config)), logging_to(None):
-        snapshot = first_says(lambda: _before(folder, step))
-        left_out = first_says(lambda: _left_out(folder)) - {step - 1}
+    with joined_process_group(**process_group_options(resolved.config)), logging_to(None):
+        snapshot = from_rank_zero(lambda: _before(folder, step))
+        left_out = from_rank_zero(lambda: _left_out(folder)) - {step - 1}
         where = folder / "replay" / f"step-{step:08d}"
-        first_says(lambda: _emptied(where))
+        from_rank_zero(lambda: _emptied(where))
         session = Session(where, snapshot and _bare(snapshot, step), left_out=frozenset(left_out))
-        parts = parts_of(resolved).keywords
+        parts = build_parts(resolved).keywords
         try:
             train(session, **_quiet(parts, Record(step, where)))
         except Recorded:
@@ -85,7 +85,7 @@ def _left_out(folder: Path) -> set[int]:
 
 
 def _emptied(folder: Path) -> None:
-    with told(folder):
+    with disk_errors(folder):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
 

@@ -30,7 +30,7 @@ def warn_of_odd_lengths(plan: Plan, schedule: Schedule, batch_size: int, samples
         log.warning("schedule.warmup (%s) is not over before the run is: lr never reaches its peak", warmup)
 
 
-def check_same_course(snapshot: Snapshot, about: Mapping[str, Any], plan: Plan) -> None:
+def check_same_run(snapshot: Snapshot, about: Mapping[str, Any], plan: Plan) -> None:
     """What must not change between a checkpoint and its continuation, because the order of the data hangs on it.
 
     Raises:

@@ -17,8 +17,8 @@ from opabinia.engine.checkpointing.checkpoint import (
     read_checkpoint,
     save_tensors,
 )
-from opabinia.runtime.files import told
-from opabinia.training.auto_values import settled
+from opabinia.runtime.files import disk_errors
+from opabinia.training.auto_values import replace_auto
 
 LAST = "last"
 
@@ -79,17 +79,17 @@ def read_chosen(path: Path) -> Snapshot:
         raise ConfigError(Problem("command line", "--checkpoint", str(error))) from error
 
 
-def parts_of(resolved: Resolved) -> partial[dict[str, float]]:
+def build_parts(resolved: Resolved) -> partial[dict[str, float]]:
     """The built config: a call with a session trains it, ``keywords`` are the parts.
 
     Raises:
         ConfigError: a part refuses what the config gives it.
     """
-    config = settled(resolved.config)
+    config = replace_auto(resolved.config)
     return build(config, live_catalog(config.get("plugins") or ()), origins=resolved.origins)
 
 
-def meeting(config: Mapping[str, Any]) -> dict[str, Any]:
+def process_group_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """How the processes of a config become a group."""
     return {**(config["train"]["distributed"] or {}), "device": config["train"]["device"]}
 
@@ -115,7 +115,7 @@ def merge(folder: Path, out: Path, *, checkpoint: str = "best", weights: str = "
             Problem("command line", "--weights", f"{path} has no {weights}; it has: {', '.join(tensors)}")
         )
     aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    with told(out):
+    with disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         try:
             save_tensors(aside, tensors[weights])

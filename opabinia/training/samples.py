@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from opabinia.config import ConfigError, Problem
-from opabinia.contracts import Batch, Facts, Row, Source
+from opabinia.contracts import Batch, DatasetInfo, Row, Source
 from opabinia.data import Stream
 from opabinia.data.loader import DataError, Reader, Request
 
@@ -44,7 +44,7 @@ def first_samples(
     raise DataError(f"none of the {samples} samples can be read")
 
 
-def facts_of(stream: Stream, *, skip: bool = False) -> Facts:
+def read_dataset_info(stream: Stream, *, skip: bool = False) -> DatasetInfo:
     """What parts may know of a data set. Channels are those of its first sample, as it comes out of the transforms."""
     source = stream.source
     _refuse_wrong_labels(source)
@@ -53,7 +53,7 @@ def facts_of(stream: Stream, *, skip: bool = False) -> Facts:
         first = first_samples(stream, 1, skip=skip)
         image = first["views"][0] if "views" in first else first.get("image")
         channels = image.shape[-3 if image.ndim > 3 else 1] if image is not None else channels
-    return Facts(
+    return DatasetInfo(
         samples=len(source),
         channels=channels,
         classes=tuple(source.classes),

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from opabinia.config.build import blamed
-from opabinia.contracts import BatchShape, Clock, Course, Layout, Plan, Schedule, Stage
+from opabinia.config.build import errors_at
+from opabinia.contracts import BatchSchedule, BatchShape, Clock, Plan, RunSpec, Schedule, Stage
 from opabinia.data.collate import is_of_clips
 from opabinia.data.sampling.batches import ConstantPlan, StagedPlan
 from opabinia.training.loaders import make_sampler
-from opabinia.visualization.drawing import Panel, curves
+from opabinia.visualization.drawing import Panel, line_chart
 
 
 class Line(NamedTuple):
@@ -121,13 +121,13 @@ def timetable_of(parts: Mapping[str, Any], processes: int = 1) -> Timetable:
     """
     data, length, shapes = parts["data"], parts["train"].length, parts["shapes"]
     samples = len(make_sampler(data, 0))
-    with blamed("data"):
+    with errors_at("data"):
         plain = ConstantPlan(samples, data.batch_size, length, data.drop_last)
     if shapes is None:
-        with blamed("train.length"):
+        with errors_at("train.length"):
             return timetable(plain, plain)
-    with blamed("shapes"):
-        layout: Layout = shapes(Course(samples, data.batch_size, length, processes, data.drop_last))
+    with errors_at("shapes"):
+        layout: BatchSchedule = shapes(RunSpec(samples, data.batch_size, length, processes, data.drop_last))
         plan = StagedPlan(samples, layout.stages, layout.length, data.drop_last)
         return timetable(plan, replace(plain, length=layout.baseline or length))
 
@@ -157,7 +157,7 @@ def saved(table: Timetable) -> str:
 
 def drawn(table: Timetable, schedule: Schedule, title: str = "") -> Image.Image:
     """The panels in a picture; what is saved stands in its title."""
-    return curves(
+    return line_chart(
         panels(table, schedule),
         title=f"{title}: {saved(table)}" if title else saved(table),
         across="epochs",

@@ -12,36 +12,36 @@ from pathlib import Path
 import torch
 
 from opabinia.config import ConfigError, Problem, register
-from opabinia.config.build import blamed
+from opabinia.config.build import errors_at
 from opabinia.contracts import (
-    Arithmetic,
     Clock,
-    Facts,
+    DatasetInfo,
     HookPart,
+    LoggerPart,
     OptimizerPart,
     Plan,
     SchedulePart,
     ShapesPart,
+    StepOptions,
     Task,
     TaskPart,
-    WriterPart,
 )
 from opabinia.data import Data
 from opabinia.data.sampling.batches import StagedPlan
 from opabinia.engine.checkpointing.checkpoint import Snapshot
 from opabinia.engine.hooks import (
     Bottleneck,
-    Estimate,
+    EmaHook,
+    Eta,
     Evaluate,
-    Flush,
-    FlushSamples,
-    KeepAverage,
-    Save,
+    LogMetrics,
+    LogSamples,
+    SaveCheckpoint,
     Timer,
     in_order,
 )
-from opabinia.engine.hooks.batch_schedule import FollowStages
-from opabinia.engine.loggers.metrics_log import Journal
+from opabinia.engine.hooks.batch_schedule import ApplyBatchSchedule
+from opabinia.engine.loggers.metrics_log import MetricsLogger
 from opabinia.engine.loggers.terminal import TensorBoard, Terminal
 from opabinia.engine.loop.trainer import Trainer
 from opabinia.models.norms import split_norms
@@ -51,7 +51,7 @@ from opabinia.optim.groups import Groups
 from opabinia.optim.schedules import constant
 from opabinia.runtime.environment import describe_environment, library_versions
 from opabinia.runtime.log import log, log_in_full
-from opabinia.runtime.processes import is_first, rank, world_size
+from opabinia.runtime.processes import is_rank_zero, rank, world_size
 from opabinia.runtime.seeds import draw_seed, generators_kept
 from opabinia.runtime.signals import Stopped
 from opabinia.tasks.distillation import Distill, distilled, make_teacher, own_average
@@ -73,8 +73,8 @@ from opabinia.training.model import (
     set_up,
     spread,
 )
-from opabinia.training.resume_checks import check_same_course, splits_norms, warn_of_odd_lengths
-from opabinia.training.samples import facts_of, fingerprint, first_samples
+from opabinia.training.resume_checks import check_same_run, splits_norms, warn_of_odd_lengths
+from opabinia.training.samples import fingerprint, first_samples, read_dataset_info
 from opabinia.training.settings import Checkpointing, Evaluation, Seed, Training
 from opabinia.training.summary import lines_of, one_sample, told_data, told_device, told_length, told_model
 from opabinia.training.trained_model import load_trained
@@ -130,7 +130,7 @@ def train(
     evaluate: Evaluation,
     checkpoint: Checkpointing,
     hooks: dict[str, HookPart] | None = None,
-    writers: list[WriterPart] = [Terminal, TensorBoard],  # noqa: B006 (never changed)
+    writers: list[LoggerPart] = [Terminal, TensorBoard],  # noqa: B006 (never changed)
     seed: Seed | None = None,
 ) -> dict[str, float]:
     """Train a task and return its final scores, such as ``{"val/top1": 0.99}``.
@@ -165,8 +165,8 @@ def train(
     log_in_full("environment", describe_environment(device, threads))
 
     # Data first: the plan, the model and the evaluators need its facts.
-    facts = facts_of(data.train, skip=data.on_error == "skip")
-    with blamed("data"):
+    dataset_info = read_dataset_info(data.train, skip=data.on_error == "skip")
+    with errors_at("data"):
         sampler = make_sampler(data, seed)
         plan = make_plan(data, sampler, train.length, shapes)
     warn_of_odd_lengths(plan, schedule, data.batch_size, len(sampler))
@@ -174,7 +174,7 @@ def train(
         raise ConfigError(Problem("", "train.length", f"{train.length} is a run without a single step"))
     every_schedule = {"lr": schedule, **(schedules or {})}
     for option, one in every_schedule.items():
-        with blamed("schedule" if option == "lr" else f"schedules.{option}"):
+        with errors_at("schedule" if option == "lr" else f"schedules.{option}"):
             one(Clock.at(plan, 0))
     about = {
         "seed": seed,
@@ -182,24 +182,24 @@ def train(
         "data": fingerprint(data.train.source),
         "shuffle": data.shuffle,
         "order": order_fingerprint(sampler),
-        "facts": asdict(facts),
+        "facts": asdict(dataset_info),
         "source_channels": data.train.source.channels,
         "world_size": world_size(),
         "threads": threads,
         "versions": library_versions(),
     }
     if session.resume is not None:
-        check_same_course(session.resume, about, plan)
+        check_same_run(session.resume, about, plan)
     start = Clock.at(plan, session.resume.step if session.resume else 0)
 
     # The model moves to its device before the optimizer sees its parameters.
-    model = make_task(task, facts, seed)
+    model = make_task(task, dataset_info, seed)
     if init is not None and session.resume is None:
-        with blamed("init"):
+        with errors_at("init"):
             log.info("init: %s", initialise(model, init))
     if distill is not None:
-        with blamed("distill"):
-            model = distilled(model, teachers_of(distill, facts), distill)
+        with errors_at("distill"):
+            model = distilled(model, teachers_of(distill, dataset_info), distill)
     refuse_pieces(model, train, data.batch_size)
     refuse_small_batches(model, plan)
     if model.compares_classes and data.sampler is None:
@@ -209,48 +209,52 @@ def train(
     model = prepared(model, train, device)
     twin = copy.deepcopy(model) if ema else None
     averages = [one for one in (twin, own_average(model)) if one is not None]
-    said = summary_of(session.title, model, data, plan, facts, train, device, threads, start) if is_first() else []
+    said = (
+        summary_of(session.title, model, data, plan, dataset_info, train, device, threads, start)
+        if is_rank_zero()
+        else []
+    )
     together = spread([model, *averages], train, device)
     log_in_full("model", str(model))
     optimizing = make_optimizer(optimizer, model, groups, train, data.batch_size)
-    with blamed("train.step"):
+    with errors_at("train.step"):
         skips = train.on_nonfinite == "skip"
-        arithmetic = Arithmetic(seed, train.precision, train.micro_batch, train.check_losses, skips)
+        arithmetic = StepOptions(seed, train.precision, train.micro_batch, train.check_losses, skips)
         step = train.step(together or model, optimizing, every_schedule, arithmetic)
 
     tell_work(data, model.size_multiple)
-    average = KeepAverage(model, ema, data.batch_size, twin) if ema else None
+    average = EmaHook(model, ema, data.batch_size, twin) if ema else None
     validation = make_validation(data, evaluate, seed, device, train.precision, model.size_multiple)
     if average:
         validation = with_average(validation, average.task, evaluate.weights)
     offered = scores_offered(model, validation)
-    refuse_other_classes(model, validation, facts.classes)
+    refuse_other_classes(model, validation, dataset_info.classes)
     if train.compile:
         compile_modules(model, device)
 
-    with blamed("hooks"):
+    with errors_at("hooks"):
         acting = in_order(
-            task={f"task.{number}": hook for number, hook in enumerate(model.hooks(facts))},
+            task={f"task.{number}": hook for number, hook in enumerate(model.hooks(dataset_info))},
             user=hooks or {},
-            flush=FlushSamples() if train.log_samples else Flush(train.log_every),
-            save=Save(checkpoint.every),
+            flush=LogSamples() if train.log_samples else LogMetrics(train.log_every),
+            save=SaveCheckpoint(checkpoint.every),
             evaluate=Evaluate(evaluate.every, own_periods(validation)),
             best=make_best(checkpoint.best, offered),
             average=average,
             timer=Timer(),
             bottleneck=Bottleneck(data.workers, data.cheaper(device.type == "cuda"), train.faster()),
-            stages=FollowStages(plan.stages, norms=splits) if isinstance(plan, StagedPlan) else None,
-            estimate=Estimate(device, {one.name: one.every or evaluate.every for one in validation}),
+            stages=ApplyBatchSchedule(plan.stages, norms=splits) if isinstance(plan, StagedPlan) else None,
+            estimate=Eta(device, {one.name: one.every or evaluate.every for one in validation}),
         )
-    lines = [writer(session.folder, start) for writer in writers] if is_first() else []
-    journal = Journal(session.folder / "metrics.jsonl" if is_first() else None, lines, by=train.log_by)
+    lines = [writer(session.folder, start) for writer in writers] if is_rank_zero() else []
+    metrics_log = MetricsLogger(session.folder / "metrics.jsonl" if is_rank_zero() else None, lines, by=train.log_by)
     trainer = Trainer(
         task=model,
         step=step,
         plan=plan,
-        loader=make_training_loader(data, plan, sampler, facts, seed, device, model.size_multiple),
+        loader=make_training_loader(data, plan, sampler, dataset_info, seed, device, model.size_multiple),
         validation=validation,
-        journal=journal,
+        metrics_log=metrics_log,
         hooks=acting,
         folder=session.folder,
         device=device,
@@ -259,7 +263,7 @@ def train(
         interrupted=session.interrupted,
         left_out=session.left_out.union(session.resume.state.get("left_out", ()) if session.resume else ()),
         sharded=together is not None and together.sharded,
-        batches=partial(fresh_batches, data, facts, seed, device, evaluate.batch_size, model.size_multiple),
+        batches=partial(fresh_batches, data, dataset_info, seed, device, evaluate.batch_size, model.size_multiple),
         offered=offered,
         began=session.began,
     )
@@ -268,7 +272,7 @@ def train(
             trainer.restore(session.resume)
         session.begin(session.resume)
     except BaseException:
-        journal.close()
+        metrics_log.close()
         raise
     for line in said:
         log.info("%s", line)
@@ -283,14 +287,14 @@ def summary_of(
     model: Task,
     data: Data,
     plan: Plan,
-    facts: Facts,
+    dataset_info: DatasetInfo,
     train: Training,
     device: torch.device,
     threads: int,
     start: Clock,
 ) -> list[str]:
     """What the run is, in aligned lines; without a title its length alone."""
-    length = told_length(train.length, plan, data, facts, world_size(), start.step)
+    length = told_length(train.length, plan, data, dataset_info, world_size(), start.step)
     if not title:
         return [length]
     with generators_kept():
@@ -300,21 +304,21 @@ def summary_of(
         {
             "run": title,
             "model": told_model(model, one_sample(sample)),
-            "data": told_data(data, facts),
+            "data": told_data(data, dataset_info),
             "device": told_device(device, train, world_size(), threads, data.workers),
             "length": length,
         }
     )
 
 
-def teachers_of(distill: Distill, facts: Facts) -> list[torch.nn.Module]:
+def teachers_of(distill: Distill, dataset_info: DatasetInfo) -> list[torch.nn.Module]:
     """Who teaches beside the student's own average: models of runs, or backbones with their classifiers.
 
     Raises:
         ValueError: nobody does, or one does not know what is to be learned.
     """
     logits = distill.logits_weight > 0
-    return [make_teacher(one, facts, _model_of, logits=logits) for one in distill.others]
+    return [make_teacher(one, dataset_info, _model_of, logits=logits) for one in distill.others]
 
 
 def _model_of(run: Path) -> torch.nn.Module:

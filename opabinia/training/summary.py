@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from opabinia.contracts import Batch, Facts, Plan, Task
+from opabinia.contracts import Batch, DatasetInfo, Plan, Task
 from opabinia.data import Data
 from opabinia.data.sampling.batches import StagedPlan
 from opabinia.runtime.durations import Duration
@@ -83,12 +83,12 @@ def one_sample(batch: Batch) -> Batch:
 # --- the rest ---------------------------------------------------------------------------------------------------------
 
 
-def told_data(data: Data, facts: Facts) -> str:
+def told_data(data: Data, dataset_info: DatasetInfo) -> str:
     """Samples, classes and the sets to evaluate on, such as ``1437 samples of 10 classes; val: 360``."""
-    word = "identities" if facts.cameras or facts.queries else "classes"
-    classes = f" of {len(facts.classes)} {word}" if facts.classes else ""
+    word = "identities" if dataset_info.cameras or dataset_info.queries else "classes"
+    classes = f" of {len(dataset_info.classes)} {word}" if dataset_info.classes else ""
     sets = [f"{one.prefix}: {len(one.source)}" for one in data.validation]
-    return "; ".join([f"{facts.samples} samples{classes}", *sets])
+    return "; ".join([f"{dataset_info.samples} samples{classes}", *sets])
 
 
 def told_device(device: torch.device, training: Training, processes: int, threads: int, workers: int) -> str:
@@ -104,13 +104,13 @@ def _counted(number: int, word: str, plural: str = "s") -> str:
     return f"{number} {word}{'' if number == 1 else plural}"
 
 
-def told_length(length: Duration, plan: Plan, data: Data, facts: Facts, processes: int, first: int) -> str:
+def told_length(length: Duration, plan: Plan, data: Data, dataset_info: DatasetInfo, processes: int, first: int) -> str:
     """Such as ``10ep: 1437 samples, 230 steps of 64 (23 an epoch); from step 0``."""
     share = f", {data.batch_size // processes} a process," if processes > 1 else ""
     steps = (
         f"{plan.total_steps} steps of {batch_sizes(plan, data.batch_size)}{share} ({steps_per_epoch(plan)} an epoch)"
     )
-    return f"{length}: {facts.samples} samples, {steps}; from step {first}"
+    return f"{length}: {dataset_info.samples} samples, {steps}; from step {first}"
 
 
 def steps_per_epoch(plan: Plan) -> str:

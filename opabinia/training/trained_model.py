@@ -10,12 +10,12 @@ from typing import Any, Literal
 import torch
 
 from opabinia.config import ConfigError, Problem, build, live_catalog, register
-from opabinia.contracts import Clock, Facts, Run, Task, TaskPart, Transform, TransformPart
+from opabinia.contracts import Clock, DatasetInfo, Run, Task, TaskPart, Transform, TransformPart
 from opabinia.data import Data
 from opabinia.engine.checkpointing.checkpoint import Snapshot
-from opabinia.engine.loggers.metrics_log import Journal
-from opabinia.engine.loop.evaluate import Validation, evaluation_run, learns
-from opabinia.engine.loop.hook_dispatch import Moments
+from opabinia.engine.loggers.metrics_log import MetricsLogger
+from opabinia.engine.loop.evaluate import Validation, evaluation_run, needs_training_data
+from opabinia.engine.loop.hook_dispatch import HookDispatcher
 from opabinia.tasks.distillation import student_weights
 from opabinia.training.model import make_task, placed, set_up
 from opabinia.training.run_folder import chosen_checkpoint, read_chosen, resolve, validation_sets, views_of
@@ -53,7 +53,7 @@ def evaluate(
 
     validation = sets(data)
     scores_offered(model, validation)
-    if any(learns(model, one) for one in validation):
+    if any(needs_training_data(model, one) for one in validation):
         data = replace(data, train=training_data().train)
         refuse_other_classes(model, validation, data.train.source.classes)
         validation = sets(data)
@@ -61,14 +61,14 @@ def evaluate(
         task=model,
         optimizer=None,
         loader=None,
-        journal=Journal(None),
+        metrics_log=MetricsLogger(None),
         clock=Clock(),
         checkpoints=None,
         evaluate=lambda takes: {},
         scores={},
         folder=folder,
     )
-    return evaluation_run(session, Moments(parts["hooks"] or {}), validation, device)
+    return evaluation_run(session, HookDispatcher(parts["hooks"] or {}), validation, device)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class TrainedModel:
 
     task: Task
     transforms: Sequence[Transform]
-    facts: Facts
+    dataset_info: DatasetInfo
     channels: Literal[1, 3]
     device: torch.device
     precision: str
@@ -124,7 +124,7 @@ def predictor(
     return TrainedModel(
         task=placed(trained_task(task, snapshot, best_weights(snapshot, evaluate)), train, where),
         transforms=transforms,
-        facts=facts_from(snapshot),
+        dataset_info=dataset_info_from(snapshot),
         channels=snapshot.state.get("source_channels", 3),
         device=where,
         precision=train.precision,
@@ -133,11 +133,11 @@ def predictor(
     )
 
 
-def facts_from(snapshot: Snapshot) -> Facts:
+def dataset_info_from(snapshot: Snapshot) -> DatasetInfo:
     """The facts of the data that a checkpoint was trained on."""
-    facts = snapshot.state["facts"]
-    saved: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in facts.items()}
-    return Facts(**saved)
+    dataset_info = snapshot.state["facts"]
+    saved: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in dataset_info.items()}
+    return DatasetInfo(**saved)
 
 
 def best_weights(snapshot: Snapshot, evaluate: Evaluation) -> str:
@@ -145,13 +145,13 @@ def best_weights(snapshot: Snapshot, evaluate: Evaluation) -> str:
     return "ema" if "ema" in snapshot.tensors and evaluate.weights != "raw" else "model"
 
 
-def trained_task(task: Callable[[Facts], Task], snapshot: Snapshot, weights: str = "model") -> Task:
+def trained_task(task: Callable[[DatasetInfo], Task], snapshot: Snapshot, weights: str = "model") -> Task:
     """The task with the weights of a checkpoint: ``model``, or ``ema``, their average.
 
     Raises:
         ConfigError: they do not fit.
     """
-    model = make_task(task, facts_from(snapshot), snapshot.state["seed"])
+    model = make_task(task, dataset_info_from(snapshot), snapshot.state["seed"])
     try:
         model.load_state_dict(student_weights(snapshot.tensors[weights]))
     except RuntimeError as error:

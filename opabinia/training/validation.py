@@ -9,9 +9,9 @@ from functools import partial
 import torch
 
 from opabinia.config import ConfigError, Problem
-from opabinia.config.build import blamed
+from opabinia.config.build import errors_at
 from opabinia.config.errors import listing, nearest
-from opabinia.contracts import Evaluator, Facts, Source, Task
+from opabinia.contracts import DatasetInfo, Evaluator, Source, Task
 from opabinia.data import Data, ValidationStream
 from opabinia.data.decoding.cache import cached
 from opabinia.data.loader import Loader, Reader, evaluation_requests
@@ -21,7 +21,7 @@ from opabinia.evaluation.representation.feature_bank import Learner
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import rank, world_size
-from opabinia.training.samples import facts_of
+from opabinia.training.samples import read_dataset_info
 from opabinia.training.settings import Evaluation, Measure
 
 
@@ -39,14 +39,14 @@ def make_validation(
     Raises:
         ConfigError: a measure is of a set that is not there, or two evaluations would have one name.
     """
-    with blamed("data"):
+    with errors_at("data"):
         streams = data.validation
     measures = evaluate.measures or {}
     _refuse_other_sets(measures, [stream.prefix for stream in streams])
     found = []
     for stream in streams:
-        facts = facts_of(stream, skip=data.on_error == "skip")
-        load = partial(_evaluation_loader, data, stream, facts, evaluate.batch_size, seed, device, size_multiple)
+        dataset_info = read_dataset_info(stream, skip=data.on_error == "skip")
+        load = partial(_evaluation_loader, data, stream, dataset_info, evaluate.batch_size, seed, device, size_multiple)
         own = {name: one for name, one in measures.items() if one.on in (None, stream.prefix)}
         beside = [one.evaluator for one in own.values() if one.every is None]
         judges: list[tuple[str, Judges, Duration | None]] = [
@@ -61,7 +61,7 @@ def make_validation(
             Validation(
                 name,
                 load(stream.source),
-                facts,
+                dataset_info,
                 precision=precision,
                 prefix=stream.prefix,
                 evaluators=evaluators,
@@ -78,26 +78,28 @@ def make_validation(
     return found
 
 
-Judges = Callable[[Task, Facts], list[Evaluator]]
+Judges = Callable[[Task, DatasetInfo], list[Evaluator]]
 
 
-def _judged(measures: Sequence[Callable[[Facts], Evaluator]], task: Task, facts: Facts) -> list[Evaluator]:
+def _judged(
+    measures: Sequence[Callable[[DatasetInfo], Evaluator]], task: Task, dataset_info: DatasetInfo
+) -> list[Evaluator]:
     """The task's evaluators and the measures; a measure that gives a score of one of them stands in its place."""
-    own, asked = task.evaluators(facts), [measure(facts) for measure in measures]
+    own, asked = task.evaluators(dataset_info), [measure(dataset_info) for measure in measures]
     names = {name for one in asked for name in one.better}
     kept = [one for one in own if not names & one.better.keys()]
     # The first score of all decides which checkpoint is the best.
     return [*kept, *asked] if kept[:1] == own[:1] else [*asked, *kept]
 
 
-def _measured(measure: Callable[[Facts], Evaluator], task: Task, facts: Facts) -> list[Evaluator]:
-    return [measure(facts)]
+def _measured(measure: Callable[[DatasetInfo], Evaluator], task: Task, dataset_info: DatasetInfo) -> list[Evaluator]:
+    return [measure(dataset_info)]
 
 
 def _evaluation_loader(
     data: Data,
     stream: ValidationStream,
-    facts: Facts,
+    dataset_info: DatasetInfo,
     batch_size: int | None,
     seed: int,
     device: torch.device,
@@ -106,10 +108,10 @@ def _evaluation_loader(
 ) -> Loader:
     """A source read in whole batches, in its order, with the transforms of ``stream``."""
     if data.cache and source is stream.source and hasattr(source, "encoded"):
-        with blamed("data.cache"):
+        with errors_at("data.cache"):
             source = cached(source, data.cache, None, stream.prefix)
     reader = Reader(
-        *(source, stream.transforms, (), facts, seed, rank()),
+        *(source, stream.transforms, (), dataset_info, seed, rank()),
         on_error="leave_out" if data.on_error == "skip" else "raise",
         size_multiple=size_multiple,
     )
@@ -153,9 +155,9 @@ def scores_offered(task: Task, validation: Sequence[Validation]) -> dict[str, st
     """
     offered: dict[str, str] = {}
     for one in validation:
-        with blamed(f"data.val ({one.name})" if len(validation) > 1 else "data.val"):
-            evaluators = one.evaluators(one.task or task, one.facts)
-        with blamed("evaluate.measures"):
+        with errors_at(f"data.val ({one.name})" if len(validation) > 1 else "data.val"):
+            evaluators = one.evaluators(one.task or task, one.dataset_info)
+        with errors_at("evaluate.measures"):
             layers_of(one.task or task, evaluators)
         if not evaluators:
             log.warning("the task has no evaluator for %s: it gives no scores", one.name)
@@ -175,12 +177,12 @@ def refuse_other_classes(task: Task, validation: Sequence[Validation], known: Se
         ConfigError: there are some.
     """
     for one in validation:
-        judges = one.evaluators(one.task or task, one.facts)
+        judges = one.evaluators(one.task or task, one.dataset_info)
         learners = [type(judge).__name__ for judge in judges if isinstance(judge, Learner)]
-        if learners and one.facts.classes != tuple(known):
+        if learners and one.dataset_info.classes != tuple(known):
             message = (
                 f"{', '.join(learners)}: learns the {len(known)} classes of the training data, and {one.name} has "
-                f"{len(one.facts.classes)} others, or in another order; `on` says which set a measure is for"
+                f"{len(one.dataset_info.classes)} others, or in another order; `on` says which set a measure is for"
             )
             raise ConfigError(Problem("", "evaluate.measures", message))
 

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from opabinia.contracts import Detections, Truth
+from opabinia.contracts import Detections, GroundTruth
 from opabinia.contracts.masks import decoded
 from opabinia.evaluation.detection.rle import paste
 from opabinia.visualization.drawing import Thing
 
 
-def things_found(
+def predicted_objects(
     prediction: Mapping[str, Tensor], classes: Sequence[str], size: tuple[int, int], least: float = 0.5
 ) -> list[Thing]:
     """Things that a model found in a picture, best first.
@@ -45,17 +45,19 @@ def things_found(
     ]
 
 
-def things_there(truth: Truth, classes: Sequence[str]) -> list[Thing]:
+def annotated_objects(ground_truth: GroundTruth, classes: Sequence[str]) -> list[Thing]:
     """Things that are in a picture as its file says, crowds among them."""
     found = []
-    for number, (left, top, width, height) in enumerate(truth.boxes.tolist()):
-        points = () if truth.keypoints is None else truth.keypoints[number]
+    for number, (left, top, width, height) in enumerate(ground_truth.boxes.tolist()):
+        points = () if ground_truth.keypoints is None else ground_truth.keypoints[number]
         found.append(
             Thing(
-                label=int(truth.labels[number]),
-                text=classes[int(truth.labels[number])] + (" (crowd)" if truth.crowd[number] else ""),
+                label=int(ground_truth.labels[number]),
+                text=classes[int(ground_truth.labels[number])] + (" (crowd)" if ground_truth.crowd[number] else ""),
                 box=(left, top, left + width, top + height),
-                mask=None if truth.segments is None else _pixels(truth.segments[number], truth.size),
+                mask=None
+                if ground_truth.segments is None
+                else _pixels(ground_truth.segments[number], ground_truth.size),
                 points=[(x + 0.5, y + 0.5) for x, y, seen in points if seen],  # files number pixels
             )
         )

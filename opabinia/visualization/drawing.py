@@ -90,7 +90,7 @@ class Thing:
     points: Sequence[tuple[float, float]] = ()
 
 
-def with_things(image: Tensor, things: Sequence[Thing], *, side: int = 512, text: int = 11) -> Image.Image:
+def draw_objects(image: Tensor, things: Sequence[Thing], *, side: int = 512, text: int = 11) -> Image.Image:
     """A picture with boxes, masks, keypoints and texts, those that come first on top.
 
     Args:
@@ -142,7 +142,7 @@ def _write(draw: ImageDraw.ImageDraw, thing: Thing, place: tuple[float, float], 
     draw.text((x + 2, y + 1), thing.text, fill=_INK if light else (255, 255, 255), font=font)
 
 
-def beside(pictures: Sequence[Image.Image], titles: Sequence[str]) -> Image.Image:
+def side_by_side(pictures: Sequence[Image.Image], titles: Sequence[str]) -> Image.Image:
     """Pictures of one height in a row, each with a title above."""
     font = ImageFont.load_default(14)
     width = sum(one.width for one in pictures) + _MARGIN * (len(pictures) + 1)
@@ -156,7 +156,7 @@ def beside(pictures: Sequence[Image.Image], titles: Sequence[str]) -> Image.Imag
     return paper
 
 
-def heated(image: Tensor, heat: Tensor, *, strength: float = 0.6) -> Image.Image:
+def overlay_heatmap(image: Tensor, heat: Tensor, *, strength: float = 0.6) -> Image.Image:
     """A picture under a heat map: grey and untouched where it is 0, then blue, green, yellow and red.
 
     Args:
@@ -283,7 +283,7 @@ def _mark(draw: ImageDraw.ImageDraw, place: tuple[float, float], number: int, ra
 
 @dataclass(frozen=True)
 class Panel:
-    """One diagram of :func:`curves`.
+    """One diagram of :func:`line_chart`.
 
     Attributes:
         name: what goes up.
@@ -300,7 +300,7 @@ _LABELS, _ROOM = 5, 12
 """So many values are written beside a panel at most, and so far apart, in pixels."""
 
 
-def curves(
+def line_chart(
     panels: Sequence[Panel], *, title: str, across: str, end: float, marks: Sequence[float] = (), width: int = 900
 ) -> Image.Image:
     """Diagrams above each other over one axis, from 0 to ``end``.
@@ -366,7 +366,7 @@ def _diagram(draw: ImageDraw.ImageDraw, panel: Panel, box: tuple[float, float, f
         draw.line(places, fill=COLOURS[number % len(COLOURS)], width=2, joint="curve")
 
 
-def stacked(pictures: Sequence[Image.Image], titles: Sequence[str]) -> Image.Image:
+def stack_vertically(pictures: Sequence[Image.Image], titles: Sequence[str]) -> Image.Image:
     """Pictures below each other, each with a title above; those without are as they are."""
     font, room = ImageFont.load_default(16), 18 + 2 * _MARGIN
     rooms = [room if title else 0 for title in titles]

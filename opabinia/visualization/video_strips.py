@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
-from opabinia.contracts import Film, Sample
-from opabinia.runtime.files import told, write_aside
-from opabinia.visualization.drawing import COLOURS, FRAMES, beside, stacked, to_pil
+from opabinia.contracts import Sample, Video
+from opabinia.runtime.files import disk_errors, write_atomic
+from opabinia.visualization.drawing import COLOURS, FRAMES, side_by_side, stack_vertically, to_pil
 
 FRAMES_OF_STRIP, HEIGHT = 8, 128
 """Of a strip: how many frames of a clip it shows at most, and their height in pixels."""
@@ -39,7 +39,7 @@ class Noted:
         asked: numbers of the frames, for each time.
     """
 
-    def __init__(self, film: Film) -> None:
+    def __init__(self, film: Video) -> None:
         self._film = film
         self.path = film.path
         self.asked: list[list[int]] = []
@@ -74,7 +74,7 @@ def picture_of(sample: Sample) -> Tensor:
     if "video" not in sample:
         image: Tensor = sample["image"]
         return image
-    film: Film = sample["video"]
+    film: Video = sample["video"]
     return film.read([film.frames // 2])[0]
 
 
@@ -123,7 +123,7 @@ def _together(frames: Sequence[list[int]]) -> Iterator[tuple[list[int], Iterator
 # --- strips -----------------------------------------------------------------------------------------------------------
 
 
-def strip(film: Film, clips: Sequence[Seen], title: str = "", verdict: str | None = None) -> Image.Image:
+def strip(film: Video, clips: Sequence[Seen], title: str = "", verdict: str | None = None) -> Image.Image:
     """Frames of a film side by side, each with its time above; a row for each clip.
 
     Args:
@@ -137,15 +137,15 @@ def strip(film: Film, clips: Sequence[Seen], title: str = "", verdict: str | Non
     """
     heading = Image.new("RGB", (LEAST_WIDTH, 0))
     texts = [f"{one.name}: {one.text}" if one.name else "" for one in clips]
-    whole = stacked([heading, *(_row(film, one.frames) for one in clips)], [title, *texts])
+    whole = stack_vertically([heading, *(_row(film, one.frames) for one in clips)], [title, *texts])
     return ImageOps.expand(whole, 5, FRAMES[verdict]) if verdict else whole
 
 
-def _row(film: Film, numbers: Sequence[int]) -> Image.Image:
+def _row(film: Video, numbers: Sequence[int]) -> Image.Image:
     count = min(FRAMES_OF_STRIP, len(numbers))
     shown = [numbers[place * (len(numbers) - 1) // max(1, count - 1)] for place in range(count)]
     frames = [_fitted(to_pil(frame)) for frame in film.read(shown, HEIGHT)]
-    return beside(frames, [f"{number / film.fps:.2f} s" for number in shown])
+    return side_by_side(frames, [f"{number / film.fps:.2f} s" for number in shown])
 
 
 def _fitted(frame: Image.Image) -> Image.Image:
@@ -158,7 +158,7 @@ def _fitted(frame: Image.Image) -> Image.Image:
 # --- clips ------------------------------------------------------------------------------------------------------------
 
 
-def write_clip(path: Path, film: Film, clips: Sequence[Seen]) -> None:
+def write_clip(path: Path, film: Video, clips: Sequence[Seen]) -> None:
     """Write the frames of clips, one clip after the other, at the pace of the film, with what is said of each burnt in
     (mp4).
 
@@ -171,12 +171,12 @@ def write_clip(path: Path, film: Film, clips: Sequence[Seen]) -> None:
         OSError, ValueError: the film cannot be read, or the file cannot be written.
     """
     content = _encoded((one for clip in clips for one in _labelled(film, clip)), _pace(film.fps, clips[0].frames))
-    with told(path):
+    with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_aside(path, content)
+        write_atomic(path, content)
 
 
-def _labelled(film: Film, clip: Seen) -> Iterator[Pixels]:
+def _labelled(film: Video, clip: Seen) -> Iterator[Pixels]:
     """The frames of a clip, tiny ones enlarged, with its name and text in the upper left corner."""
     words = "\n".join(filter(None, (clip.name, clip.text)))
     for frame in film.read(clip.frames, SIDE):

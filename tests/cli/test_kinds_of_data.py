@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 
 from opabinia.config import ConfigError
-from opabinia.contracts import Facts
+from opabinia.contracts import DatasetInfo
 from opabinia.data import Stream
 from opabinia.data.sources import Digits, DigitViews
 from opabinia.training import launch
-from opabinia.training.samples import facts_of
+from opabinia.training.samples import read_dataset_info
 from tests.cli.conftest import Ended
 
 SMALL = ["train.length=4it", "data.workers=0", "train.device=cpu", "train.threads=1", "writers=[]", "seed=1"]
@@ -95,8 +95,8 @@ class Wrong(Digits):
 @pytest.mark.parametrize("label", [-1, 10])
 def test_labels_out_of_range_are_told_before_the_first_step(label: int) -> None:
     with pytest.raises(ConfigError, match=rf"Wrong: sample 7 has the label {label}, expected 0 to 9 for 10 classes"):
-        facts_of(Stream(source=Wrong(label)))
-    assert facts_of(Stream(source=Digits())) == Facts(1437, 1, tuple("0123456789"))
+        read_dataset_info(Stream(source=Wrong(label)))
+    assert read_dataset_info(Stream(source=Digits())) == DatasetInfo(1437, 1, tuple("0123456789"))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_what_turns_out_on_the_way_is_told(
 
 def test_only_a_part_of_a_set_is_set_apart() -> None:
     told = {
-        split: facts_of(Stream(source=DigitViews(split=split))).queries
+        split: read_dataset_info(Stream(source=DigitViews(split=split))).queries
         for split in ("train", "test", "query", "gallery")
     }
     assert told == {"train": False, "test": True, "query": False, "gallery": False}

@@ -7,7 +7,7 @@ import pytest
 
 from opabinia.cli.processes import layout
 from opabinia.config import ConfigError
-from opabinia.runtime.elastic_agent import Layout
+from opabinia.runtime.elastic_agent import ProcessLayout
 from tests.runtime.test_slurm import STEP
 
 USUAL = 2**15 + 2**14 + os.getuid() % 2**14
@@ -20,7 +20,9 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def asked(nproc: str | None = None, nnodes: Any = None, node_rank: Any = None, endpoint: Any = None) -> Layout | None:
+def asked(
+    nproc: str | None = None, nnodes: Any = None, node_rank: Any = None, endpoint: Any = None
+) -> ProcessLayout | None:
     return layout(nproc, nnodes, node_rank, endpoint, 3)
 
 
@@ -29,15 +31,15 @@ def test_without_options_this_process_alone() -> None:
 
 
 def test_one_machine() -> None:
-    assert asked("2") == Layout(2, 1, 0, "localhost", USUAL, 3)
-    assert asked("auto") == Layout(None, 1, 0, "localhost", USUAL, 3)
-    assert asked("2", endpoint="auto") == Layout(2, 1, 0, "localhost", 0, 3)
-    assert asked("2", endpoint="localhost:1234") == Layout(2, 1, 0, "localhost", 1234, 3)
+    assert asked("2") == ProcessLayout(2, 1, 0, "localhost", USUAL, 3)
+    assert asked("auto") == ProcessLayout(None, 1, 0, "localhost", USUAL, 3)
+    assert asked("2", endpoint="auto") == ProcessLayout(2, 1, 0, "localhost", 0, 3)
+    assert asked("2", endpoint="localhost:1234") == ProcessLayout(2, 1, 0, "localhost", 1234, 3)
 
 
 def test_machines() -> None:
-    assert asked("4", 2, 1, "node0:29500") == Layout(4, 2, 1, "node0", 29500, 3)
-    assert asked(None, 2, 0, "10.0.0.1:29500") == Layout(None, 2, 0, "10.0.0.1", 29500, 3)
+    assert asked("4", 2, 1, "node0:29500") == ProcessLayout(4, 2, 1, "node0", 29500, 3)
+    assert asked(None, 2, 0, "10.0.0.1:29500") == ProcessLayout(None, 2, 0, "10.0.0.1", 29500, 3)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_what_does_not_fit_together(options: dict[str, Any], message: str) -> No
 def test_slurm_says_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**STEP, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}.items():
         monkeypatch.setenv(name, value)
-    assert asked("4") == Layout(4, 2, 1, "gpu003", 49152 + 4713, 3)
+    assert asked("4") == ProcessLayout(4, 2, 1, "gpu003", 49152 + 4713, 3)
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
     with pytest.raises(ConfigError, match="srun has started 8 tasks on 2 nodes"):
         asked("4")

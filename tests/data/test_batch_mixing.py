@@ -8,11 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opabinia.contracts import Batch, Facts, Mix
+from opabinia.contracts import Batch, DatasetInfo, Mix
 from opabinia.data.batch_mixing import blend, cutmix, float_images, mixup, one_of, soft_labels
 from opabinia.runtime.seeds import seed_sample
 
-FACTS = Facts(samples=10, classes=("a", "b", "c", "d"))
+FACTS = DatasetInfo(samples=10, classes=("a", "b", "c", "d"))
 
 
 def batch_of(labels: list[int]) -> Batch:
@@ -66,7 +66,7 @@ def test_float_images_stay_in_their_range() -> None:
 @pytest.mark.parametrize("mix", [mixup, cutmix])
 def test_without_classes(mix: Mix) -> None:
     with pytest.raises(ValueError, match="no classes"):
-        mix(batch_of([0]), Facts(samples=1))
+        mix(batch_of([0]), DatasetInfo(samples=1))
 
 
 # --- each pair, each sample -------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def constant_images(count: int, size: int = 32) -> Batch:
 @pytest.mark.parametrize("count", [1, 2, 5, 8])
 def test_pairs_share_their_weight(count: int) -> None:
     seed_sample(3)
-    mixed = mixup(constant_images(count), Facts(samples=9, classes=tuple("abcdefgh")), alpha=1.0, per="pair")
+    mixed = mixup(constant_images(count), DatasetInfo(samples=9, classes=tuple("abcdefgh")), alpha=1.0, per="pair")
     for one in range(count):
         other = count - 1 - one
         share = mixed["label"][one, one]
@@ -92,7 +92,7 @@ def test_pairs_share_their_weight(count: int) -> None:
 
 def test_each_sample_draws_its_own_weight() -> None:
     seed_sample(1)
-    mixed = mixup(constant_images(8), Facts(samples=9, classes=tuple("abcdefgh")), alpha=1.0, per="sample")
+    mixed = mixup(constant_images(8), DatasetInfo(samples=9, classes=tuple("abcdefgh")), alpha=1.0, per="sample")
     assert len({round(float(row.max()), 6) for row in mixed["label"]}) > 4
 
 
@@ -105,7 +105,7 @@ def test_each_sample_draws_its_own_weight() -> None:
 def test_cutmix_labels_are_the_areas(seed: int, count: int, per: Any, alpha: float) -> None:
     seed_sample(seed)
     batch = constant_images(count)
-    mixed = cutmix(batch, Facts(samples=9, classes=tuple("abcdefg")), alpha=alpha, per=per)
+    mixed = cutmix(batch, DatasetInfo(samples=9, classes=tuple("abcdefg")), alpha=alpha, per=per)
     assert mixed["image"].dtype == torch.uint8
     for one in range(count):
         areas = torch.bincount(mixed["image"][one].flatten().int(), minlength=7).float() / 32**2
@@ -125,8 +125,8 @@ def test_cutmix_cuts_rectangles_at_the_same_place() -> None:
 
 
 def test_one_of_chooses_by_weight() -> None:
-    first: Any = lambda batch, facts: "first"  # noqa: E731
-    second: Any = lambda batch, facts: "second"  # noqa: E731
+    first: Any = lambda batch, dataset_info: "first"  # noqa: E731
+    second: Any = lambda batch, dataset_info: "second"  # noqa: E731
     batch, found = batch_of([0, 1]), Counter[Any]()
     seed_sample(0)
     for _ in range(1000):

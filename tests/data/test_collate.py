@@ -70,8 +70,8 @@ def things(height: int, width: int, boxes: list[list[float]], name: str = "one",
         "visible": torch.full((count, 2), 2),
         "mirror": [1, 0],
         "id": name,
-        "picture_size": (2 * height, 2 * width),
-        "truth": f"truth of {name}",
+        "original_size": (2 * height, 2 * width),
+        "ground_truth": f"truth of {name}",
     }
 
 
@@ -106,8 +106,8 @@ def test_a_batch_of_pictures_with_things() -> None:
     assert batch.keys() == {*samples[0], "image_sizes"}
     assert batch["image"].shape == (3, 3, 64, 64) and type(batch["image"]) is Tensor
     assert batch["image_sizes"] == [(30, 40), (50, 20), (33, 33)]
-    assert batch["picture_size"] == [(60, 80), (100, 40), (66, 66)]
-    assert batch["id"] == ["a", "b", "c"] and batch["truth"] == [f"truth of {name}" for name in "abc"]
+    assert batch["original_size"] == [(60, 80), (100, 40), (66, 66)]
+    assert batch["id"] == ["a", "b", "c"] and batch["ground_truth"] == [f"truth of {name}" for name in "abc"]
     assert batch["mirror"] == [[1, 0]] * 3
     assert [len(one) for one in batch["boxes"]] == [2, 0, 1]
     assert all(type(one) is Tensor for key in OF_THINGS for one in batch[key])
@@ -138,9 +138,9 @@ def test_a_batch_in_which_there_is_nothing() -> None:
 
 def test_pictures_of_which_nothing_is_known() -> None:
     """As they are predicted."""
-    sample = {key: things(30, 40, [])[key] for key in ("image", "id", "picture_size")}
+    sample = {key: things(30, 40, [])[key] for key in ("image", "id", "original_size")}
     batch = collate([sample, sample], 16)
-    assert batch.keys() == {"image", "id", "picture_size", "image_sizes"}
+    assert batch.keys() == {"image", "id", "original_size", "image_sizes"}
     assert batch["image"].shape == (2, 3, 32, 48)
 
 

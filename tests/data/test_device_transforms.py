@@ -12,7 +12,7 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from opabinia.contracts import Batch, Facts, Row, Sample, Transform
+from opabinia.contracts import Batch, DatasetInfo, Row, Sample, Transform
 from opabinia.data import Data, Stream
 from opabinia.data.batch_mixing import cutmix, mixup, one_of, random_patch
 from opabinia.data.device_transforms.apply import (
@@ -206,7 +206,7 @@ def batches(
     shapes: bool = False,
 ) -> list[tuple[Row, Batch]]:
     plan = ConstantPlan(N, 4, Duration(2, "ep"))
-    reader = Reader(Noise(), transforms, mix, Facts(N, classes=Noise.classes), seed=3)
+    reader = Reader(Noise(), transforms, mix, DatasetInfo(N, classes=Noise.classes), seed=3)
 
     def requests(first: int) -> Any:
         for one in training_requests(plan, partial(order, 3, n=N, shuffle=True), 0, 1)(first):
@@ -268,7 +268,7 @@ def test_any_number_of_workers(transforms: Sequence[Transform]) -> None:
 
 
 def test_workers_send_bytes() -> None:
-    reader = Reader(Noise(), (CROP, *TAIL), (partial(mixup, alpha=0.2),), Facts(N, classes=Noise.classes))
+    reader = Reader(Noise(), (CROP, *TAIL), (partial(mixup, alpha=0.2),), DatasetInfo(N, classes=Noise.classes))
     request = next(iter(training_requests(ConstantPlan(N, 4, Duration(1, "ep")), EachOnce(N, 0, True).order, 0, 1)(0)))
     sent, whole = noting(reader).batch(request), reader.batch(request)
     assert (sent["image"].dtype, whole["image"].dtype) == (torch.uint8, torch.float32)
@@ -277,7 +277,7 @@ def test_workers_send_bytes() -> None:
 
 
 def test_what_goes_wrong_in_a_mix_is_told() -> None:
-    reader = Reader(Noise(), (CROP, *TAIL), (partial(mixup, alpha=0.2),), Facts(N))
+    reader = Reader(Noise(), (CROP, *TAIL), (partial(mixup, alpha=0.2),), DatasetInfo(N))
     with pytest.raises(DataError, match="step 0, mixup: ValueError: mixup blends labels, and this data has no classes"):
         OnDevice(reader)({"image": torch.zeros(2, 3, 4, 4), "label": torch.zeros(2)}, Row(0, 0, 0, 2))
 
@@ -296,7 +296,7 @@ def test_the_key_of_the_config(caplog: pytest.LogCaptureFixture) -> None:
         data = Data(train=stream, batch_size=4, mix=[MIX], augment_on=augment_on)  # type: ignore[arg-type]
         with caplog.at_level(logging.INFO):
             loader = make_training_loader(
-                data, plan, EachOnce(N, 0, True), Facts(N, classes=Noise.classes), 0, torch.device("cpu")
+                data, plan, EachOnce(N, 0, True), DatasetInfo(N, classes=Noise.classes), 0, torch.device("cpu")
             )
         found[augment_on] = list(loader.iterate())
     assert_same(found["workers"], found["device"])

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from opabinia.contracts import Batch, Facts, Row, Sample
+from opabinia.contracts import Batch, DatasetInfo, Row, Sample
 from opabinia.contracts import Loader as LoaderContract
 from opabinia.data.batch_mixing import mixup
 from opabinia.data.loader import DataError, Loader, Reader, _received, evaluation_requests, training_requests
@@ -64,7 +64,7 @@ def noisy(sample: Sample) -> Sample:
     return {**sample, "image": sample["image"] + noise}
 
 
-FACTS = Facts(samples=360, classes=Digits.classes)
+FACTS = DatasetInfo(samples=360, classes=Digits.classes)
 USUAL = (noisy, v2.RandomHorizontalFlip())
 
 
@@ -86,9 +86,9 @@ def make_loader(
     mixes: Any = (),
 ) -> Loader:
     source = source or Numbers(n)
-    facts = Facts(n, classes=Numbers.classes)
+    dataset_info = DatasetInfo(n, classes=Numbers.classes)
     requests = training_requests(plan_of(n, batch_size, length), partial(order, seed, n=n, shuffle=True), rank, world)
-    return Loader(Reader(source, transforms, mixes, facts, seed, rank), requests, workers=workers)
+    return Loader(Reader(source, transforms, mixes, dataset_info, seed, rank), requests, workers=workers)
 
 
 def read(loader: LoaderContract, start: int = 0) -> Batches:
@@ -320,7 +320,7 @@ def of_its_own_size(sample: Sample) -> Sample:
     return {**sample, "image": sample["image"][:, : 4 + int(sample["id"][2:]) % 2]}
 
 
-def unlucky(batch: Batch, facts: Facts, /) -> Batch:
+def unlucky(batch: Batch, dataset_info: DatasetInfo, /) -> Batch:
     raise KeyError("boxes")
 
 

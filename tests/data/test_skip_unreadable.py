@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from opabinia.contracts import Batch, Course, Facts, Row, Sample
+from opabinia.contracts import Batch, DatasetInfo, Row, RunSpec, Sample
 from opabinia.data.loader import DataError, Loader, Reader, Request, evaluation_requests, training_requests
 from opabinia.data.sampling.batch_shapes import growing, progressive
 from opabinia.data.sampling.batches import ConstantPlan, StagedPlan
@@ -180,7 +180,7 @@ def test_handing_over_draws_nothing() -> None:
 
 
 def test_batches_have_the_size_of_their_epoch() -> None:
-    layout = progressive(Course(N, 20, Duration(4, "ep")), start=4, end=12, until=0.5, multiple=4)
+    layout = progressive(RunSpec(N, 20, Duration(4, "ep")), start=4, end=12, until=0.5, multiple=4)
     plan = StagedPlan(N, layout.stages, layout.length)
     orders = partial(order, 5, n=N, shuffle=True)
 
@@ -188,7 +188,7 @@ def test_batches_have_the_size_of_their_epoch() -> None:
         def __getitem__(self, index: int) -> Sample:
             return {"image": torch.full((1, 12, 12), index, dtype=torch.uint8), "label": 0, "id": str(index)}
 
-    loader = Loader(Reader(Large(), facts=Facts(N)), training_requests(plan, orders, 0, 1))
+    loader = Loader(Reader(Large(), dataset_info=DatasetInfo(N)), training_requests(plan, orders, 0, 1))
     sizes = [tuple(batch["image"].shape[2:]) for _, batch in loader.iterate()]
     assert sizes == [(4, 4)] * 2 + [(8, 8)] * 2 + [(12, 12)] * 4
 

@@ -30,9 +30,9 @@ def needs(library: str) -> None:
 
 def judged(place: Path, **_: Any) -> dict[str, Any]:
     """An annotation file, and what is in it as results."""
-    truth = json.loads((place / "path/to/data/annotations/instances_val.json").read_text(encoding="utf-8"))
-    (place / "annotations.json").write_text(json.dumps(truth), encoding="utf-8")
-    things = [{**one, "score": 0.5} for one in truth["annotations"] if isinstance(one["segmentation"], dict)]
+    ground_truth = json.loads((place / "path/to/data/annotations/instances_val.json").read_text(encoding="utf-8"))
+    (place / "annotations.json").write_text(json.dumps(ground_truth), encoding="utf-8")
+    things = [{**one, "score": 0.5} for one in ground_truth["annotations"] if isinstance(one["segmentation"], dict)]
     (place / "results.json").write_text(json.dumps(things), encoding="utf-8")
     return {}
 

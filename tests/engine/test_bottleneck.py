@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from opabinia.contracts import Clock, Phase
-from opabinia.engine.hooks.bottleneck import Bottleneck, Pace, told, workers_needed
-from opabinia.engine.loggers.metrics_log import Journal
+from opabinia.engine.hooks.bottleneck import Bottleneck, Pace, describe_bottleneck, workers_needed
+from opabinia.engine.loggers.metrics_log import MetricsLogger
 from tests.engine.test_more_hooks import a_run
 
 TRAIN = Phase("train", "train")
@@ -22,7 +22,7 @@ def test_how_many_workers_keep_up(read: float, step: float, needed: int) -> None
 
 
 def test_waiting_for_data_that_more_workers_would_end() -> None:
-    said = told(Pace(0.4, 0.3, 0.4, 1, 8), ["data.cache: disk"])
+    said = describe_bottleneck(Pace(0.4, 0.3, 0.4, 1, 8), ["data.cache: disk"])
     assert said == (
         "waited for data 75% of the time (reading a batch takes 0.4 s in 1 worker, learning from it 0.1 s): "
         "data.workers: 5 would keep up (each process has 8 cores); so might data.cache: disk"
@@ -30,25 +30,25 @@ def test_waiting_for_data_that_more_workers_would_end() -> None:
 
 
 def test_waiting_for_data_with_too_few_cores() -> None:
-    assert told(Pace(0.4, 0.3, 0.4, 0, 2)).endswith(
+    assert describe_bottleneck(Pace(0.4, 0.3, 0.4, 0, 2)).endswith(
         "in the process that trains, learning from it 0.1 s): data.workers: 2 would help (each process has 2 cores, 5 "
         "would keep up)"
     )
-    said = told(Pace(0.4, 0.3, 0.4, 2, 2), ["data.cache: disk", "data.decode: reduced"])
+    said = describe_bottleneck(Pace(0.4, 0.3, 0.4, 2, 2), ["data.cache: disk", "data.decode: reduced"])
     assert said.endswith("all of them busy: make reading cheaper (data.cache: disk or data.decode: reduced)")
 
 
 def test_waiting_for_the_host_or_the_device() -> None:
     faster = ["train.precision: bf16", "train.compile: true"]
-    said = told(Pace(0.02, 0.001, 0.01, 2, 8, behind=0.1), faster=faster)
+    said = describe_bottleneck(Pace(0.02, 0.001, 0.01, 2, 8, behind=0.1), faster=faster)
     assert said.startswith("the device waits for the host, which needs 0.019 s to start a step's work: a larger")
     assert said.endswith("train.compile: true starts less")
-    said = told(Pace(0.2, 0.001, 0.01, 2, 8, behind=0.9), faster=faster)
+    said = describe_bottleneck(Pace(0.2, 0.001, 0.01, 2, 8, behind=0.9), faster=faster)
     assert said == (
         "steps take 100% of the time, and reading a batch (0.01 s) keeps up: train.precision: bf16 or "
         "train.compile: true may make steps shorter"
     )
-    assert told(Pace(0.2, 0.001, 0.01, 2, 8), faster=faster).endswith("keeps up"), "which help a GPU"
+    assert describe_bottleneck(Pace(0.2, 0.001, 0.01, 2, 8), faster=faster).endswith("keeps up"), "which help a GPU"
 
 
 @pytest.fixture
@@ -62,15 +62,15 @@ def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtur
 
 def trained(hook: Bottleneck, steps: int, per_epoch: int, seconds: float, every: int = 10) -> None:
     """The lines of so many steps, 0.75 of whose time is waiting, read by the hook as a run has it read them."""
-    run: Any = a_run(journal=Journal(None))
+    run: Any = a_run(metrics_log=MetricsLogger(None))
     hook.start(run)
     for step in range(1, steps + 1):
         run.clock = Clock(step, total_steps=steps, steps_per_epoch=per_epoch)
         slow = 100 if step <= every else 1  # what the first line holds, such as starting workers
         times = {"time/step": slow * seconds, "time/data": 0.75 * seconds, "time/read": seconds}
-        run.journal.add(step, {"train/loss": 1.0, **times})
+        run.metrics_log.add(step, {"train/loss": 1.0, **times})
         if step % every == 0 or step % per_epoch == 0:
-            run.journal.flush(run.clock)
+            run.metrics_log.flush(run.clock)
         hook.after_step(run)
         if step % per_epoch == 0:
             hook.after_phase(run, TRAIN)

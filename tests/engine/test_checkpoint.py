@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from opabinia.engine.checkpointing import checkpoint
 from opabinia.engine.checkpointing.checkpoint import (
     BadCheckpoint,
-    Checkpoints,
+    CheckpointManager,
     Snapshot,
     listed,
     load_optimizer_state,
@@ -46,10 +46,10 @@ def snapshot(step: int, **state: Any) -> Snapshot:
     return Snapshot(step, tensors, {"step": step, "seed": 1, **state})
 
 
-def checkpoints(folder: Path, keep: int = 2) -> tuple[Checkpoints, Callable[[int], Path]]:
+def checkpoints(folder: Path, keep: int = 2) -> tuple[CheckpointManager, Callable[[int], Path]]:
     """Checkpoints of a run, and what saves a step of it and waits until it is written."""
     now = {"step": 0}
-    found = Checkpoints(folder, keep, lambda: snapshot(now["step"]))
+    found = CheckpointManager(folder, keep, lambda: snapshot(now["step"]))
 
     def save(step: int) -> Path:
         now["step"] = step
@@ -60,7 +60,7 @@ def checkpoints(folder: Path, keep: int = 2) -> tuple[Checkpoints, Callable[[int
     return found, save
 
 
-def mark_best(saves: Checkpoints, step: int) -> None:
+def mark_best(saves: CheckpointManager, step: int) -> None:
     saves.mark_best(step)
     saves.wait()
 
@@ -426,7 +426,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
 
 def test_the_best_is_saved_if_its_moment_is_not(tmp_path: Path) -> None:
     now = [3]
-    saves = Checkpoints(tmp_path, 2, lambda: snapshot(now[0]))
+    saves = CheckpointManager(tmp_path, 2, lambda: snapshot(now[0]))
     mark_best(saves, 3)
     assert steps(tmp_path) == [3]
     raw = (tmp_path / "step-00000003" / "state.json").stat().st_mtime_ns
@@ -447,7 +447,7 @@ def test_a_run_that_was_taken_back_deletes_what_lies_ahead(tmp_path: Path) -> No
 
 
 def test_a_process_that_only_takes_part_writes_nothing(tmp_path: Path) -> None:
-    saves = Checkpoints(tmp_path, 2, lambda: snapshot(5), write=False)
+    saves = CheckpointManager(tmp_path, 2, lambda: snapshot(5), write=False)
     assert saves.save() == tmp_path / "step-00000005"
     mark_best(saves, 5)
     assert saves.saved == 5
@@ -514,7 +514,7 @@ class Moving:
 def test_what_changes_after_a_save_does_not_show(tmp_path: Path, stuck: Stuck) -> None:
     """The loop takes three more steps before the first file is written."""
     moving = Moving()
-    saves = Checkpoints(tmp_path, 2, moving.capture)
+    saves = CheckpointManager(tmp_path, 2, moving.capture)
     moving.move()
     path = saves.save()
     stuck.reached.wait()
@@ -540,7 +540,7 @@ def test_the_next_save_waits_for_the_one_before(tmp_path: Path, stuck: Stuck) ->
         moving.move()
         return moving.capture()
 
-    saves = Checkpoints(tmp_path, 2, capture)
+    saves = CheckpointManager(tmp_path, 2, capture)
     saves.save()
     stuck.reached.wait()
     second = threading.Thread(target=saves.save)
@@ -554,7 +554,7 @@ def test_the_next_save_waits_for_the_one_before(tmp_path: Path, stuck: Stuck) ->
 
 
 def test_best_takes_its_turn_behind_the_save(tmp_path: Path, stuck: Stuck) -> None:
-    saves = Checkpoints(tmp_path, 1, lambda: snapshot(1))
+    saves = CheckpointManager(tmp_path, 1, lambda: snapshot(1))
     saves.save()
     saves.mark_best(1)
     assert pointed(tmp_path, "best") is None
@@ -567,7 +567,7 @@ def test_best_takes_its_turn_behind_the_save(tmp_path: Path, stuck: Stuck) -> No
 
 
 def test_a_state_that_json_cannot_say_is_told_at_once(tmp_path: Path) -> None:
-    saves = Checkpoints(tmp_path, 1, lambda: snapshot(1, score=math.nan))
+    saves = CheckpointManager(tmp_path, 1, lambda: snapshot(1, score=math.nan))
     with pytest.raises(ValueError, match="JSON"):
         saves.save()
     assert saves.saved is None
@@ -584,7 +584,7 @@ def test_a_save_that_failed_is_told_by_the_next_call(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "save_tensors", full)
-    saves = Checkpoints(tmp_path, 2, lambda: snapshot(1))
+    saves = CheckpointManager(tmp_path, 2, lambda: snapshot(1))
     saves.save()
     failed.wait()
     if tell == "check":
@@ -627,7 +627,7 @@ def test_killed_in_the_middle_of_a_save_the_older_one_is_whole(tmp_path: Path, s
 
 def test_loader_workers_that_start_during_a_save_wait_for_it(tmp_path: Path, stuck: Stuck) -> None:
     """As a fork does: nothing that the writer holds is inherited."""
-    saves = Checkpoints(tmp_path, 1, lambda: snapshot(1))
+    saves = CheckpointManager(tmp_path, 1, lambda: snapshot(1))
     path = saves.save()
     stuck.reached.wait()
     threading.Timer(0.1, stuck.go.set).start()

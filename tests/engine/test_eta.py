@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from opabinia.contracts import Clock, Phase, Run
-from opabinia.engine.hooks.eta import Estimate, seconds_left
+from opabinia.engine.hooks.eta import Eta, seconds_left
 from opabinia.runtime.durations import Duration, clock_time
 
 EPOCH = Duration(1, "ep")
@@ -36,13 +36,13 @@ class Course:
 
     def __init__(self, periods: dict[str, Duration], total: int = 1000) -> None:
         self.time, self.total = 0.0, total
-        self.hook = Estimate(torch.device("cpu"), periods, lambda: self.time)
+        self.hook = Eta(torch.device("cpu"), periods, lambda: self.time)
         nothing: Any = None
         self.run = Run(
             task=nothing,
             optimizer=nothing,
             loader=nothing,
-            journal=nothing,
+            metrics_log=nothing,
             clock=Clock(),
             checkpoints=nothing,
             evaluate=lambda takes: {},

@@ -12,13 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opabinia.contracts import Batch, Clock, Evaluator, Facts, Hook, Phase, Predictions, Run
+from opabinia.contracts import Batch, Clock, DatasetInfo, Evaluator, Hook, Phase, Predictions, Run
 from opabinia.data.loader import Loader, Reader, evaluation_requests
 from opabinia.data.sampling.batches import evaluation_rows
-from opabinia.engine.loggers.metrics_log import Journal
+from opabinia.engine.loggers.metrics_log import MetricsLogger
 from opabinia.engine.loop import evaluate as engine
 from opabinia.engine.loop.evaluate import EvaluationStopped, Validation, evaluate, evaluate_all, evaluation_run
-from opabinia.engine.loop.hook_dispatch import Moments
+from opabinia.engine.loop.hook_dispatch import HookDispatcher
 from opabinia.evaluation.classification.topk import TopK
 from tests.engine.toys import CPU, FACTS, Line, Rows, validation
 
@@ -61,7 +61,7 @@ class Confidence:
 
 
 class Measured(Line):
-    def evaluators(self, facts: Facts) -> list[Evaluator]:
+    def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         return [TopK((1, 2)), Confidence()]
 
 
@@ -72,7 +72,7 @@ def on_processes(world: int, samples: int, batch_size: int) -> list[dict[str, fl
     source = Vectors(samples)
 
     def loader(rank: int) -> Loader:
-        return Loader(Reader(source, facts=FACTS), evaluation_requests(samples, batch_size, rank, world))
+        return Loader(Reader(source, dataset_info=FACTS), evaluation_requests(samples, batch_size, rank, world))
 
     sent: list[list[Any]] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -169,10 +169,10 @@ def test_it_stops_between_two_batches(after: int) -> None:
     assert task.training
 
 
-def make_run(journal: Journal, **fields: Any) -> Run:
+def make_run(metrics_log: MetricsLogger, **fields: Any) -> Run:
     clock = Clock(step=4, epoch=1, total_steps=8, steps_per_epoch=4, samples=8)
     rest = {"optimizer": None, "loader": None, "checkpoints": None, "evaluate": dict, "folder": Path()}
-    return Run(task=Line(), journal=journal, clock=clock, scores={}, **{**rest, **fields})  # type: ignore[arg-type]
+    return Run(task=Line(), metrics_log=metrics_log, clock=clock, scores={}, **{**rest, **fields})  # type: ignore[arg-type]
 
 
 class Kept:
@@ -204,8 +204,8 @@ class Phases(Hook):
 
 def test_one_phase_and_one_line_for_each_set() -> None:
     writer, hook = Kept(), Phases()
-    run = make_run(Journal(None, [writer]))
-    scores = evaluate_all(run, Moments({"h": hook}), [validation(), validation("other", 4)], CPU)
+    run = make_run(MetricsLogger(None, [writer]))
+    scores = evaluate_all(run, HookDispatcher({"h": hook}), [validation(), validation("other", 4)], CPU)
     names = ["other/top1", "other/top2", "val/top1", "val/top2"]
     assert sorted(scores) == sorted(run.scores) == names
     assert hook.seen == [
@@ -226,8 +226,8 @@ def test_an_evaluation_that_is_stopped_leaves_no_line() -> None:
     batches = iter(range(99))
     with pytest.raises(EvaluationStopped):
         evaluate_all(
-            make_run(Journal(None, [writer])),
-            Moments({}),
+            make_run(MetricsLogger(None, [writer])),
+            HookDispatcher({}),
             [validation(), validation("other")],
             CPU,
             lambda: next(batches) == 4,
@@ -237,7 +237,7 @@ def test_an_evaluation_that_is_stopped_leaves_no_line() -> None:
 
 def test_a_run_that_only_evaluates() -> None:
     hook, one = Phases(), validation()
-    scores = evaluation_run(make_run(Journal(None)), Moments({"h": hook}), [one], CPU)
+    scores = evaluation_run(make_run(MetricsLogger(None)), HookDispatcher({"h": hook}), [one], CPU)
     assert set(scores) == {"val/top1", "val/top2"}
     assert hook.seen[0] == "start" and hook.seen[-1] == "done"
     assert one.loader.closed == 1  # type: ignore[attr-defined]
@@ -250,7 +250,7 @@ def test_a_run_that_only_evaluates_and_fails() -> None:
 
     hook, one = Failing(), validation()
     with pytest.raises(KeyError):
-        evaluation_run(make_run(Journal(None)), Moments({"h": hook}), [one], CPU)
+        evaluation_run(make_run(MetricsLogger(None)), HookDispatcher({"h": hook}), [one], CPU)
     assert isinstance(hook.seen[-1], KeyError)
     assert one.loader.closed == 1  # type: ignore[attr-defined]
 
@@ -275,13 +275,13 @@ class Listing(TopK):
 
 
 class Listed(Line):
-    def evaluators(self, facts: Facts) -> list[Evaluator]:
+    def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         return [Listing((1,))]
 
 
 def listed(folder: Path) -> None:
-    run = make_run(Journal(None), folder=folder)
-    evaluate_all(run, Moments({}), [replace(validation("val", 4), task=Listed())], CPU)
+    run = make_run(MetricsLogger(None), folder=folder)
+    evaluate_all(run, HookDispatcher({}), [replace(validation("val", 4), task=Listed())], CPU)
 
 
 def test_tables_and_files_stand_in_the_folder_of_the_set(tmp_path: Path) -> None:

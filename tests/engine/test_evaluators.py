@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from opabinia.contracts import Batch, Clock, Evaluator, Predictions, Task, Unfit
+from opabinia.contracts import Batch, Clock, DataMismatch, Evaluator, Predictions, Task
 from opabinia.data.sampling.batches import evaluation_rows
-from opabinia.engine.loop.evaluate import Validation, evaluate, layers_of, learns
+from opabinia.engine.loop.evaluate import Validation, evaluate, layers_of, needs_training_data
 from opabinia.evaluation.representation.knn import Knn
 from tests.engine.toys import CPU, FACTS, Line, Rows, validation
 
@@ -57,7 +57,7 @@ class Learning(Kept):
 
 
 def judged_by(*evaluators: Evaluator, training: Rows | None = None) -> Validation:
-    return replace(validation(), evaluators=lambda task, facts: list(evaluators), training=training)
+    return replace(validation(), evaluators=lambda task, dataset_info: list(evaluators), training=training)
 
 
 def rows(samples: int, seed: int = 2) -> Rows:
@@ -102,7 +102,7 @@ def test_nobody_asks_nobody_pays() -> None:
     ids=["an embedding", "a module", "a task without features"],
 )
 def test_layers_that_are_not_there_are_told_with_near_names(task: Task, name: str, near: str) -> None:
-    with pytest.raises(Unfit, match=f"there is no layer '{name}'; near: {near}"):
+    with pytest.raises(DataMismatch, match=f"there is no layer '{name}'; near: {near}"):
         layers_of(task, [Kept(name)])
 
 
@@ -115,7 +115,7 @@ def test_a_layer_that_is_not_used_is_told() -> None:
         def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
             return {"loss": self.projector(batch["image"]).sum()}
 
-    with pytest.raises(Unfit, match="the task makes no use of 'projector' when it predicts"):
+    with pytest.raises(DataMismatch, match="the task makes no use of 'projector' when it predicts"):
         evaluate(Idle(), judged_by(Kept("projector")), CPU)
 
 
@@ -136,8 +136,8 @@ def test_who_does_not_learn_leaves_the_training_data_alone() -> None:
             raise AssertionError("nobody learns from it")
 
     one = judged_by(Kept(), training=Closed(lambda start: []))
-    assert not learns(Line(), one)
-    assert learns(Line(), judged_by(Learning()))
+    assert not needs_training_data(Line(), one)
+    assert needs_training_data(Line(), judged_by(Learning()))
     evaluate(Line(), one, CPU)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from opabinia.contracts import Hook, Phase, Run
 from opabinia.engine.checkpointing.checkpoint import listed, newest_whole, pointed
-from opabinia.engine.hooks import Save, SaveBest
+from opabinia.engine.hooks import SaveBest, SaveCheckpoint
 from opabinia.engine.hooks.time_limit import TimeLimit
 from opabinia.runtime.durations import Duration
 from tests.engine.toys import Line, Setup, lines, same_tensors, weights
@@ -140,7 +140,7 @@ class Ticks(Hook):
 def test_saving_by_the_hour(tmp_path: Path, now: list[float], every: str, expected: list[int]) -> None:
     setup = Setup(tmp_path, user={"user": Ticks(now)}, best=False, keep=99, evaluate="0ep")
     trainer = setup.trainer()
-    trainer._moments.hooks["save"].hook = Save(Duration.parse(every, ("h",)))  # type: ignore[attr-defined]
+    trainer._moments.hooks["save"].hook = SaveCheckpoint(Duration.parse(every, ("h",)))  # type: ignore[attr-defined]
     trainer.run()
     assert [int(path.name[5:]) for path in listed(tmp_path / "checkpoints")] == expected
 
@@ -241,7 +241,7 @@ class NaNScore:
 
 
 class Unanswered(Infinite):
-    def evaluators(self, facts: Any) -> Any:
+    def evaluators(self, dataset_info: Any) -> Any:
         return [NaNScore()]
 
 

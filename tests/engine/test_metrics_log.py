@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
 from opabinia.contracts import Clock
-from opabinia.engine.loggers.metrics_log import Journal
+from opabinia.engine.loggers.metrics_log import MetricsLogger
 from opabinia.engine.loop.nonfinite import NonFinite
 from opabinia.runtime.files import DiskError
 
@@ -44,21 +44,21 @@ class Kept:
         self.closed += 1
 
 
-Open = Callable[..., Journal]
+Open = Callable[..., MetricsLogger]
 
 
 @pytest.fixture
 def opened() -> Iterator[Open]:
     """Opens journals and closes them after the test."""
-    journals: list[Journal] = []
+    journals: list[MetricsLogger] = []
 
-    def open_journal(*arguments: Any) -> Journal:
-        journals.append(Journal(*arguments))
+    def open_journal(*arguments: Any) -> MetricsLogger:
+        journals.append(MetricsLogger(*arguments))
         return journals[-1]
 
     yield open_journal
-    for journal in journals:
-        journal.close()
+    for metrics_log in journals:
+        metrics_log.close()
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------
@@ -66,11 +66,11 @@ def opened() -> Iterator[Open]:
 
 def test_a_line_is_the_mean_of_its_steps(opened: Open, tmp_path: Path) -> None:
     writer = Kept()
-    journal = opened(tmp_path / "metrics.jsonl", [writer])
+    metrics_log = opened(tmp_path / "metrics.jsonl", [writer])
     for step, loss in enumerate((1.0, 2.0, 6.0), 1):
-        journal.add(step, {"train/loss": tensor(loss), "lr": 0.1 * step, "samples": 4.0, "time/step": 0.5})
-    journal.flush(clock(3))
-    journal.close()
+        metrics_log.add(step, {"train/loss": tensor(loss), "lr": 0.1 * step, "samples": 4.0, "time/step": 0.5})
+    metrics_log.flush(clock(3))
+    metrics_log.close()
     line = {"step": 3, "epoch": 0.75, "samples": 6, "train/loss": 3.0, "lr": pytest.approx(0.3)}
     # The time the host waited for the numbers is the steps' own.
     times = {"time/step": pytest.approx(0.5, abs=0.2), "samples_per_s": pytest.approx(8.0, rel=0.4)}
@@ -79,45 +79,45 @@ def test_a_line_is_the_mean_of_its_steps(opened: Open, tmp_path: Path) -> None:
 
 
 def test_a_value_that_only_some_steps_have_is_the_mean_of_those(opened: Open, tmp_path: Path) -> None:
-    journal = opened(tmp_path / "m")
-    journal.add(1, {"a": 1.0})
-    journal.add(1, {"b": 4.0})  # a hook adds to the step
-    journal.add(2, {"a": 2.0})
-    journal.flush(clock(2))
+    metrics_log = opened(tmp_path / "m")
+    metrics_log.add(1, {"a": 1.0})
+    metrics_log.add(1, {"b": 4.0})  # a hook adds to the step
+    metrics_log.add(2, {"a": 2.0})
+    metrics_log.flush(clock(2))
     assert read(tmp_path / "m") == [{"step": 2, "epoch": 0.5, "samples": 4, "a": 1.5, "b": 4.0}]
 
 
 def test_nothing_pending_writes_nothing(opened: Open, tmp_path: Path) -> None:
-    journal = opened(tmp_path / "m")
-    journal.flush(clock(1))
-    journal.add(1, {"a": 1.0})
-    journal.flush(clock(1))
-    journal.flush(clock(1))
+    metrics_log = opened(tmp_path / "m")
+    metrics_log.flush(clock(1))
+    metrics_log.add(1, {"a": 1.0})
+    metrics_log.flush(clock(1))
+    metrics_log.flush(clock(1))
     assert len(read(tmp_path / "m")) == 1
 
 
 def test_a_line_is_in_the_file_at_once(opened: Open, tmp_path: Path) -> None:
-    journal = opened(tmp_path / "m")
-    journal.write(clock(4), {"val/top1": 0.5})
+    metrics_log = opened(tmp_path / "m")
+    metrics_log.write(clock(4), {"val/top1": 0.5})
     assert read(tmp_path / "m") == [{"step": 4, "epoch": 1.0, "samples": 8, "val/top1": 0.5}]
 
 
 def test_extra_values_are_written_as_they_are(opened: Open, tmp_path: Path) -> None:
-    journal = opened(tmp_path / "m")
-    journal.add(1, {"a": 1.0})
-    journal.flush(clock(1), {"sample_ids": ["x", "y"]})
+    metrics_log = opened(tmp_path / "m")
+    metrics_log.add(1, {"a": 1.0})
+    metrics_log.flush(clock(1), {"sample_ids": ["x", "y"]})
     assert read(tmp_path / "m")[0]["sample_ids"] == ["x", "y"]
 
 
 def test_without_a_file_the_writers_get_the_lines(opened: Open) -> None:
     writer = Kept()
-    journal = opened(None, [writer])
-    journal.add(1, {"a": 1.0})
-    journal.flush(clock(1))
-    assert journal.state_dict() == {"offset": 0, "pending": []}
-    journal.load_state_dict({"offset": 5, "pending": []})
-    journal.close()
-    journal.close()
+    metrics_log = opened(None, [writer])
+    metrics_log.add(1, {"a": 1.0})
+    metrics_log.flush(clock(1))
+    assert metrics_log.state_dict() == {"offset": 0, "pending": []}
+    metrics_log.load_state_dict({"offset": 5, "pending": []})
+    metrics_log.close()
+    metrics_log.close()
     assert [line["a"] for line in writer.lines] == [1.0]
     assert writer.closed == 1
 
@@ -133,28 +133,28 @@ def test_every_value_is_in_exactly_one_line_whether_resumed_or_not(
     """Steps with values, some followed by a line; saved after ``cut`` steps, perhaps gone on a little, and resumed."""
     folder = tmp_path_factory.mktemp("journal")
 
-    def play(journal: Journal, begin: int, end: int) -> None:
+    def play(metrics_log: MetricsLogger, begin: int, end: int) -> None:
         for step, (row, flush) in enumerate(rounds[begin:end], begin + 1):
-            journal.add(step, {name: tensor(value) for name, value in row.items()})
+            metrics_log.add(step, {name: tensor(value) for name, value in row.items()})
             if flush:
-                journal.flush(clock(step))
+                metrics_log.flush(clock(step))
 
-    whole = Journal(folder / "whole")
+    whole = MetricsLogger(folder / "whole")
     play(whole, 0, len(rounds))
     whole.flush(clock(len(rounds)))
 
-    first = Journal(folder / "parts")
+    first = MetricsLogger(folder / "parts")
     play(first, 0, cut)
     state = json.loads(json.dumps(first.state_dict(), allow_nan=False))
     if later:
         play(first, cut, len(rounds))
     first.close()
-    second = Journal(folder / "parts")
+    second = MetricsLogger(folder / "parts")
     second.load_state_dict(state)
     play(second, min(cut, len(rounds)), len(rounds))
     second.flush(clock(len(rounds)))
-    for journal in (whole, first, second):
-        journal.close()
+    for metrics_log in (whole, first, second):
+        metrics_log.close()
 
     assert (folder / "parts").read_bytes() == (folder / "whole").read_bytes()
     for line in read(folder / "whole"):
@@ -162,10 +162,10 @@ def test_every_value_is_in_exactly_one_line_whether_resumed_or_not(
 
 
 def test_means_against_arithmetic_by_hand(opened: Open, tmp_path: Path) -> None:
-    journal = opened(tmp_path / "m")
+    metrics_log = opened(tmp_path / "m")
     for step, value in enumerate((math.inf, -math.inf, 1.0), 1):
-        journal.add(step, {"grad_norm": tensor(value), "x": 0.1, "train/loss_scale": 1024.0})  # fp16 may overflow
-    journal.flush(clock(3))
+        metrics_log.add(step, {"grad_norm": tensor(value), "x": 0.1, "train/loss_scale": 1024.0})  # fp16 may overflow
+    metrics_log.flush(clock(3))
     assert read(tmp_path / "m")[0]["grad_norm"] is None  # JSON has no word for it
     assert read(tmp_path / "m")[0]["x"] == pytest.approx(0.1)
 
@@ -174,16 +174,18 @@ def test_means_against_arithmetic_by_hand(opened: Open, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("look", [lambda journal: journal.flush(clock(3)), Journal.state_dict], ids=["line", "save"])
+@pytest.mark.parametrize(
+    "look", [lambda metrics_log: metrics_log.flush(clock(3)), MetricsLogger.state_dict], ids=["line", "save"]
+)
 def test_a_loss_that_is_no_number_is_told_with_step_and_name(
-    opened: Open, tmp_path: Path, value: float, look: Callable[[Journal], object]
+    opened: Open, tmp_path: Path, value: float, look: Callable[[MetricsLogger], object]
 ) -> None:
-    journal = opened(tmp_path / "m")
-    journal.add(1, {"train/loss": tensor(1.0), "train/loss_b": tensor(1.0)})
-    journal.add(2, {"train/loss": tensor(1.0), "train/loss_b": tensor(value)})
-    journal.add(3, {"train/loss": tensor(1.0), "train/loss_b": tensor(1.0)})
+    metrics_log = opened(tmp_path / "m")
+    metrics_log.add(1, {"train/loss": tensor(1.0), "train/loss_b": tensor(1.0)})
+    metrics_log.add(2, {"train/loss": tensor(1.0), "train/loss_b": tensor(value)})
+    metrics_log.add(3, {"train/loss": tensor(1.0), "train/loss_b": tensor(1.0)})
     with pytest.raises(NonFinite, match=rf"^train/loss_b is {value} at step 2$"):
-        look(journal)
+        look(metrics_log)
     assert not (tmp_path / "m").read_bytes()
 
 
@@ -206,23 +208,23 @@ class Reads(TorchFunctionMode):
 
 
 def test_many_values_cross_in_one_copy_and_none_before(opened: Open, tmp_path: Path) -> None:
-    journal = opened(tmp_path / "m")
+    metrics_log = opened(tmp_path / "m")
     dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
     with Reads() as reads:
         for step in range(1, 11):
-            journal.add(step, {f"v{dtype}": torch.tensor(step, dtype=dtype) for dtype in dtypes})
+            metrics_log.add(step, {f"v{dtype}": torch.tensor(step, dtype=dtype) for dtype in dtypes})
         assert reads.found == []
-        journal.flush(clock(10))
+        metrics_log.flush(clock(10))
     assert reads.found == ["tolist"]
     assert [read(tmp_path / "m")[0][f"v{dtype}"] for dtype in dtypes] == [5.5] * 4
 
 
 def test_values_that_a_save_has_read_are_not_read_again(opened: Open, tmp_path: Path) -> None:
-    journal = opened(tmp_path / "m")
-    journal.add(1, {"a": tensor(1.0)})
-    journal.state_dict()
+    metrics_log = opened(tmp_path / "m")
+    metrics_log.add(1, {"a": tensor(1.0)})
+    metrics_log.state_dict()
     with Reads() as reads:
-        journal.flush(clock(1))
+        metrics_log.flush(clock(1))
     assert reads.found == []
 
 
@@ -231,45 +233,45 @@ def test_values_that_a_save_has_read_are_not_read_again(opened: Open, tmp_path: 
 
 def test_resuming_cuts_what_came_after_the_checkpoint_and_half_a_line(opened: Open, tmp_path: Path) -> None:
     path = tmp_path / "m"
-    journal = opened(path)
-    journal.write(clock(1), {"a": 1})
-    journal.add(2, {"b": 2.0})
-    state = journal.state_dict()
-    journal.write(clock(2), {"a": 2})
-    journal.close()
+    metrics_log = opened(path)
+    metrics_log.write(clock(1), {"a": 1})
+    metrics_log.add(2, {"b": 2.0})
+    state = metrics_log.state_dict()
+    metrics_log.write(clock(2), {"a": 2})
+    metrics_log.close()
     path.write_bytes(path.read_bytes() + b'{"step": 3, "a"')
-    journal = opened(path)
-    journal.load_state_dict(state)
-    journal.flush(clock(2))
+    metrics_log = opened(path)
+    metrics_log.load_state_dict(state)
+    metrics_log.flush(clock(2))
     assert [line.get("a", line.get("b")) for line in read(path)] == [1, 2.0]
 
 
 def test_nothing_is_cut_before_the_run_goes_on(opened: Open, tmp_path: Path) -> None:
     """It may still be refused, or killed before it is settled from where it goes on."""
     path = tmp_path / "m"
-    journal = opened(path)
-    state = journal.state_dict()
-    journal.write(clock(1), {"a": 1})
-    journal.close()
+    metrics_log = opened(path)
+    state = metrics_log.state_dict()
+    metrics_log.write(clock(1), {"a": 1})
+    metrics_log.close()
     before = path.read_bytes()
-    journal = opened(path)
-    journal.load_state_dict(state)
+    metrics_log = opened(path)
+    metrics_log.load_state_dict(state)
     assert path.read_bytes() == before
-    journal.state_dict()
+    metrics_log.state_dict()
     assert path.read_bytes() == b""
 
 
 def test_a_file_that_was_lost_is_begun_anew(opened: Open, tmp_path: Path) -> None:
     """Cutting a file to a length that it does not have would fill it with zeros."""
     path = tmp_path / "m"
-    journal = opened(path)
-    journal.write(clock(1), {"a": 1})
-    state = journal.state_dict()
-    journal.close()
+    metrics_log = opened(path)
+    metrics_log.write(clock(1), {"a": 1})
+    state = metrics_log.state_dict()
+    metrics_log.close()
     path.unlink()
-    journal = opened(path)
-    journal.load_state_dict(state)
-    journal.write(clock(2), {"a": 2})
+    metrics_log = opened(path)
+    metrics_log.load_state_dict(state)
+    metrics_log.write(clock(2), {"a": 2})
     assert [line["a"] for line in read(path)] == [2]
 
 
@@ -281,21 +283,21 @@ def full(tmp_path: Path) -> Path:
 
 
 def test_a_full_disk_is_told(opened: Open, full: Path) -> None:
-    journal = opened(full)
+    metrics_log = opened(full)
     with pytest.raises(DiskError, match=r"cannot write .*/metrics.jsonl: the disk is full"):
-        journal.write(clock(1), {"a": 1})
+        metrics_log.write(clock(1), {"a": 1})
 
 
 def test_closing_on_a_full_disk_tells_no_second_error(opened: Open, full: Path) -> None:
     """The error that ends the run would be hidden behind one that says less."""
     writer = Kept()
-    journal = opened(full, [writer])
+    metrics_log = opened(full, [writer])
     with pytest.raises(DiskError):
-        journal.write(clock(1), {"a": 1})
-    journal.close()
+        metrics_log.write(clock(1), {"a": 1})
+    metrics_log.close()
     assert writer.closed == 1
 
 
 def test_a_folder_that_is_not_there_is_told(opened: Open, tmp_path: Path) -> None:
     with pytest.raises(DiskError, match=r"cannot write .*/absent/m: No such file"):
-        Journal(tmp_path / "absent" / "m")
+        MetricsLogger(tmp_path / "absent" / "m")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from opabinia.contracts import Arithmetic, Batch, Clock, Row, Task
+from opabinia.contracts import Batch, Clock, Row, StepOptions, Task
 from opabinia.engine.loop.nonfinite import NonFinite
 from opabinia.engine.loop.step import Standard, micro_batches
 from tests.engine.toys import constant
@@ -42,7 +42,7 @@ def trained(micro_batch: int | None, optimizer: str, samples: int = SAMPLES, **k
         "sgd": lambda: torch.optim.SGD(task.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4),
         "adamw": lambda: torch.optim.AdamW(task.parameters(), lr=0.01),
     }
-    step = Standard(task, makers[optimizer](), {"lr": constant}, Arithmetic(0, micro_batch=micro_batch), **keys)
+    step = Standard(task, makers[optimizer](), {"lr": constant}, StepOptions(0, micro_batch=micro_batch), **keys)
     row = Row(step=0, epoch=0, first=0, count=samples)
     scalars = [step(batch_of(samples, seed), row, Clock(step=seed, total_steps=5), lambda: None) for seed in range(5)]
     return task, scalars
@@ -121,7 +121,7 @@ def test_unscaling_happens_once(precision: Any) -> None:
     """basecls unscales what it has already unscaled with every piece, and finds 1.0078 for a scale of 128."""
     task = One()
     step = Standard(
-        task, torch.optim.SGD(task.parameters(), lr=1.0), {"lr": constant}, Arithmetic(0, precision, micro_batch=2)
+        task, torch.optim.SGD(task.parameters(), lr=1.0), {"lr": constant}, StepOptions(0, precision, micro_batch=2)
     )
     found: list[float] = []
 
@@ -135,7 +135,7 @@ def test_unscaling_happens_once(precision: Any) -> None:
 
 def test_an_update_that_overflows_is_left_out_and_the_scale_is_halved() -> None:
     task = One(factor=1e5)  # times the scale of 65536 it is beyond fp32's gradients in fp16 arithmetic
-    step = Standard(task, torch.optim.SGD(task.parameters(), lr=1.0), {"lr": constant}, Arithmetic(0, "fp16"))
+    step = Standard(task, torch.optim.SGD(task.parameters(), lr=1.0), {"lr": constant}, StepOptions(0, "fp16"))
     task.weight.register_hook(lambda gradient: gradient * math.inf)
     row = Row(step=0, epoch=0, first=0, count=1)
     first = step({"id": ["a"]}, row, Clock(), lambda: None)
@@ -147,7 +147,7 @@ def test_an_update_that_overflows_is_left_out_and_the_scale_is_halved() -> None:
 def test_the_scale_is_saved() -> None:
     def step() -> Standard:
         task = One()
-        return Standard(task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, Arithmetic(0, "fp16"))
+        return Standard(task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, StepOptions(0, "fp16"))
 
     one, other = step(), step()
     one.load_state_dict({"scaler": {**one.state_dict()["scaler"], "scale": 512.0}})
@@ -172,7 +172,7 @@ class Deep(Task):
 def test_a_loss_that_is_no_number_names_loss_layer_and_shape_and_changes_nothing() -> None:
     task = Deep()
     before = {name: value.clone() for name, value in task.state_dict().items()}
-    step = Standard(task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, Arithmetic(0))
+    step = Standard(task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, StepOptions(0))
     batch = {"image": torch.ones(3, 4), "id": list("abc")}
     told = r"train/loss is inf at step 7; first not finite after layer second \(Linear, input 3 x 4\)"
     with pytest.raises(NonFinite, match=told):
@@ -183,7 +183,7 @@ def test_a_loss_that_is_no_number_names_loss_layer_and_shape_and_changes_nothing
 
 def test_a_batch_that_is_no_number_is_told_as_such() -> None:
     task = Deep()
-    step = Standard(task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, Arithmetic(0))
+    step = Standard(task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, StepOptions(0))
     batch = {"image": torch.full((3, 4), math.nan), "id": list("abc")}
     with pytest.raises(NonFinite, match="not finite in the batch already: image"):
         step(batch, Row(step=0, epoch=0, first=0, count=3), Clock(), lambda: None)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from opabinia.contracts import Batch, Clock, Phase, Predictions, Run, Task
 from opabinia.engine.hooks.early_stop import EarlyStop
-from opabinia.engine.hooks.expected_scores import Expected, Unexpected, differences
+from opabinia.engine.hooks.expected_scores import Expected, UnexpectedScore, differences
 from opabinia.engine.hooks.freeze import Freeze
 from opabinia.engine.hooks.precise_bn import PreciseNorm, measure
 from opabinia.engine.hooks.watch import EmptyCache, LossSpike, Profile, Timer
@@ -270,7 +270,7 @@ def test_tolerances(found: float, fits: bool) -> None:
 def test_missing_scores_are_told_when_a_run_is_done() -> None:
     hook = Expected(scores={"val/top1": (0.5, 0.1), "val/top2": (0.5, 0.1)})
     run = a_run(scores={"val/top1": 0.7})
-    with pytest.raises(Unexpected, match=r"val/top1 is 0\.7, expected 0\.5 \+- 0\.1; val/top2 is missing"):
+    with pytest.raises(UnexpectedScore, match=r"val/top1 is 0\.7, expected 0\.5 \+- 0\.1; val/top2 is missing"):
         hook.finish(run, "done")
     hook.finish(run, "stopped")
 
@@ -282,11 +282,11 @@ def test_spikes_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
     class Journal:
         newest: dict[str, Any] | None = None
 
-    hook, journal = LossSpike(factor=2.0, window=4), Journal()
-    run = a_run(journal=journal)
+    hook, metrics_log = LossSpike(factor=2.0, window=4), Journal()
+    run = a_run(metrics_log=metrics_log)
     with caplog.at_level(logging.WARNING, "opabinia"):
         for step, loss in enumerate([1.0, 1.1, 0.9, 5.0, 1.0, 2.5]):
-            journal.newest = {"step": step, "train/loss": loss}
+            metrics_log.newest = {"step": step, "train/loss": loss}
             hook.after_step(run)
             hook.after_step(run)
     assert [record.getMessage() for record in caplog.records] == [

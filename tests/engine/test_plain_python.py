@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opabinia.contracts import Arithmetic, Backbone, Facts, Source
+from opabinia.contracts import Backbone, DatasetInfo, Source, StepOptions
 from opabinia.data.loader import Loader, Reader, evaluation_requests, training_requests
 from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.data.sampling.permutation import order
 from opabinia.engine.checkpointing.checkpoint import newest_whole
-from opabinia.engine.hooks import Evaluate, Flush, Save, SaveBest, in_order
-from opabinia.engine.loggers.metrics_log import Journal
+from opabinia.engine.hooks import Evaluate, LogMetrics, SaveBest, SaveCheckpoint, in_order
+from opabinia.engine.loggers.metrics_log import MetricsLogger
 from opabinia.engine.loop.evaluate import Validation
 from opabinia.engine.loop.step import Standard
 from opabinia.engine.loop.trainer import Trainer
@@ -53,25 +53,25 @@ class Flat(Backbone):
 
 def make_trainer(folder: Path, source: Source, length: str, seed: int = 0) -> Trainer:
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-    facts = Facts(samples=len(source), channels=source.channels, classes=tuple(source.classes))
+    dataset_info = DatasetInfo(samples=len(source), channels=source.channels, classes=tuple(source.classes))
     plan = ConstantPlan(len(source), 8, Duration.parse(length))
     torch.manual_seed(seed)
-    task = Classification(facts, backbone=Flat)
+    task = Classification(dataset_info, backbone=Flat)
     optimizer = torch.optim.SGD(task.parameters(), lr=0.1, momentum=0.9)
     orders = partial(order, seed, n=len(source), shuffle=True)
-    validation = Validation("val", Loader(Reader(source), evaluation_requests(len(source), 16, 0, 1)), facts)
+    validation = Validation("val", Loader(Reader(source), evaluation_requests(len(source), 16, 0, 1)), dataset_info)
     return Trainer(
         task=task,
-        step=Standard(task, optimizer, {"lr": partial(cosine, warmup=Duration(2, "it"))}, Arithmetic(seed)),
+        step=Standard(task, optimizer, {"lr": partial(cosine, warmup=Duration(2, "it"))}, StepOptions(seed)),
         plan=plan,
         loader=Loader(Reader(source, seed=seed), training_requests(plan, orders, 0, 1)),
         validation=[validation],
-        journal=Journal(folder / "metrics.jsonl"),
+        metrics_log=MetricsLogger(folder / "metrics.jsonl"),
         hooks=in_order(
             task={},
             user={},
-            flush=Flush(4),
-            save=Save(Duration(1, "ep")),
+            flush=LogMetrics(4),
+            save=SaveCheckpoint(Duration(1, "ep")),
             evaluate=Evaluate(Duration(1, "ep")),
             best=SaveBest("val/top1", "max"),
         ),

@@ -8,7 +8,7 @@ import torch
 
 from opabinia.contracts import Batch, Row
 from opabinia.contracts import Loader as LoaderContract
-from opabinia.engine.loop.prefetch import Fed, Feeding, fed, one_ahead, to_device, to_host
+from opabinia.engine.loop.prefetch import Fed, Feeding, one_batch_ahead, prefetch, to_device, to_host
 
 CPU = torch.device("cpu")
 
@@ -47,15 +47,15 @@ def test_one_ahead() -> None:
             taken.append(number)
             yield number
 
-    seen = [(number, list(taken)) for number in one_ahead(items())]
+    seen = [(number, list(taken)) for number in one_batch_ahead(items())]
     assert seen == [(0, [0, 1]), (1, [0, 1, 2]), (2, [0, 1, 2])]
-    assert list(one_ahead(iter(()))) == []
+    assert list(one_batch_ahead(iter(()))) == []
 
 
 def test_an_error_ahead_comes_at_its_turn() -> None:
     found = []
     with pytest.raises(ValueError, match="broken"):
-        for row, _ in one_ahead(Counting().iterate(2)):
+        for row, _ in one_batch_ahead(Counting().iterate(2)):
             found.append(row.step)
     assert found == [2, 3, 4]
 
@@ -81,7 +81,7 @@ def test_what_is_left_to_do_is_done_with_the_row() -> None:
 
 
 def test_fed_tells_what_was_loaded() -> None:
-    one = next(iter(fed(Counting(), CPU, start=7)))
+    one = next(iter(prefetch(Counting(), CPU, start=7)))
     assert isinstance(one, Fed)
     assert one.row.step == 7
     assert one.batch is one.loaded

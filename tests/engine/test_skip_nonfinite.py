@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from opabinia.contracts import Arithmetic, Batch, Clock, Row, Task
+from opabinia.contracts import Batch, Clock, Row, StepOptions, Task
 from opabinia.engine.loop.nonfinite import NonFinite, first_non_finite, suspects
 from opabinia.engine.loop.step import Standard
 
@@ -62,7 +62,7 @@ def state(task: Task, optimizer: torch.optim.Optimizer) -> list[Tensor]:
 def test_a_step_left_out_changes_nothing(name: str, looks: bool, precision: Any) -> None:
     task = Normed()
     optimizer = OPTIMIZERS[name](task.parameters())
-    step = Standard(task, optimizer, {}, Arithmetic(0, precision, skip_non_finite=True))
+    step = Standard(task, optimizer, {}, StepOptions(0, precision, skip_non_finite=True))
     step._looks = looks  # on a GPU nobody looks
     step(batch(), ROW, CLOCK, lambda: None)
     before = state(task, optimizer)
@@ -79,7 +79,7 @@ def test_the_first_update_left_out_leaves_no_momentum() -> None:
     """A loss scale begins high: in fp16 the first update often overflows, and torch leaves fused momentum unwritten."""
     task = Normed()
     optimizer = OPTIMIZERS["fused with momentum"](task.parameters())
-    step = Standard(task, optimizer, {}, Arithmetic(0, "fp16"))
+    step = Standard(task, optimizer, {}, StepOptions(0, "fp16"))
     step._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60)
     before = [parameter.detach().clone() for parameter in task.parameters()]
     torch.use_deterministic_algorithms(True)  # memory without values is filled with NaN then
@@ -95,7 +95,7 @@ def test_the_first_update_left_out_leaves_no_momentum() -> None:
 def test_gradients_alone_can_be_wrong(looks: bool) -> None:
     task = Steep()
     before = [one.clone() for one in task.state_dict().values()]
-    step = Standard(task, torch.optim.SGD(task.parameters(), lr=0.1), {}, Arithmetic(0, skip_non_finite=True))
+    step = Standard(task, torch.optim.SGD(task.parameters(), lr=0.1), {}, StepOptions(0, skip_non_finite=True))
     step._looks = looks
     scalars = step(batch(), ROW, CLOCK, lambda: None)
     assert float(scalars["loss"]) == 0 and not math.isfinite(float(scalars["grad_norm"]))
@@ -104,12 +104,12 @@ def test_gradients_alone_can_be_wrong(looks: bool) -> None:
 
 def test_stop_says_which_number_and_where() -> None:
     task = Steep()
-    step = Standard(task, torch.optim.SGD(task.parameters(), lr=0.1), {}, Arithmetic(0))
+    step = Standard(task, torch.optim.SGD(task.parameters(), lr=0.1), {}, StepOptions(0))
     with pytest.raises(NonFinite, match=r"grad_norm is (nan|inf) at step 1; every layer's output is finite") as caught:
         step(batch(), ROW, CLOCK, lambda: None)
     assert caught.value.step == 1
     task = Normed()
-    step = Standard(task, torch.optim.SGD(task.parameters(), lr=0.1), {}, Arithmetic(0))
+    step = Standard(task, torch.optim.SGD(task.parameters(), lr=0.1), {}, StepOptions(0))
     with pytest.raises(NonFinite, match=r"train/loss is nan at step 1; not finite in the batch.*its samples: c;"):
         step(batch(wrong=True), ROW, CLOCK, lambda: None)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opabinia.contracts import Arithmetic, Batch, Clock, Row, Task
+from opabinia.contracts import Batch, Clock, Row, StepOptions, Task
 from opabinia.engine.loop.step import Standard, total_loss
 from opabinia.optim.groups import Groups, Rule, apply_factors, parameter_groups
 from tests.engine.toys import Line, Setup, constant, sample_batch
@@ -91,7 +91,7 @@ CLOCK = Clock(total_steps=10)
 
 def step_of(task: Task, *, lr: float = 1.0, clip_norm: float | None = None, schedule: Any = constant) -> Standard:
     groups = [{"params": [parameter], "lr": lr / (number + 1)} for number, parameter in enumerate(task.parameters())]
-    return Standard(task, torch.optim.SGD(groups, lr=lr), {"lr": schedule}, Arithmetic(0), clip_norm=clip_norm)
+    return Standard(task, torch.optim.SGD(groups, lr=lr), {"lr": schedule}, StepOptions(0), clip_norm=clip_norm)
 
 
 def gradients(step: Standard, task: Task) -> list[list[float]]:
@@ -126,7 +126,7 @@ def test_clipping_scales_all_gradients_together() -> None:
 def test_other_ways_to_clip(keys: dict[str, float], a: list[float], b: list[float]) -> None:
     """Values and each parameter by itself: detectron2's golden numbers."""
     task = Fixed()
-    step = Standard(task, torch.optim.SGD(task.parameters(), lr=1.0), {"lr": constant}, Arithmetic(0), **keys)
+    step = Standard(task, torch.optim.SGD(task.parameters(), lr=1.0), {"lr": constant}, StepOptions(0), **keys)
     found = gradients(step, task)
     assert found[0] == pytest.approx(a, abs=1e-5) and found[1] == pytest.approx(b, abs=1e-5)
 
@@ -143,7 +143,7 @@ def test_other_ways_to_clip(keys: dict[str, float], a: list[float], b: list[floa
 def test_clipping_that_cannot_be_meant_is_refused(keys: dict[str, float], told: str) -> None:
     task = Fixed()
     with pytest.raises(ValueError, match=told):
-        Standard(task, torch.optim.SGD(task.parameters(), lr=1.0), {"lr": constant}, Arithmetic(0), **keys)
+        Standard(task, torch.optim.SGD(task.parameters(), lr=1.0), {"lr": constant}, StepOptions(0), **keys)
 
 
 def half(clock: Clock) -> float:
@@ -160,7 +160,7 @@ def half(clock: Clock) -> float:
 )
 def test_other_options_follow_schedules_too(optimizer: Any, name: str, found: dict[str, Any]) -> None:
     task = Fixed()
-    step = Standard(task, optimizer(task.parameters()), {"lr": constant, name: half}, Arithmetic(0))
+    step = Standard(task, optimizer(task.parameters()), {"lr": constant, name: half}, StepOptions(0))
     for number in (0, 1):
         step({}, ROW, Clock(step=number, total_steps=10), lambda: None)
     group = step.optimizer.param_groups[0]
@@ -170,7 +170,7 @@ def test_other_options_follow_schedules_too(optimizer: Any, name: str, found: di
 def test_a_schedule_of_an_option_that_is_not_there_is_told() -> None:
     task = Fixed()
     with pytest.raises(ValueError, match=r"no option 'weight_decy'; it has: .*weight_decay"):
-        Standard(task, torch.optim.AdamW(task.parameters()), {"weight_decy": half}, Arithmetic(0))
+        Standard(task, torch.optim.AdamW(task.parameters()), {"weight_decy": half}, StepOptions(0))
 
 
 @pytest.mark.parametrize("clip_norm", [None, 100.0])
@@ -216,7 +216,7 @@ def test_the_rate_of_some_groups_is_constant() -> None:
     groups = Groups(rules=[Rule(pattern="^a$", constant_lr=True), Rule(lr_factor=0.5)])
     optimizer = torch.optim.SGD(parameter_groups(task, groups), lr=0.8)
     apply_factors(optimizer)
-    step = Standard(task, optimizer, {"lr": lambda clock: 0.25}, Arithmetic(0))
+    step = Standard(task, optimizer, {"lr": lambda clock: 0.25}, StepOptions(0))
     step({}, Row(step=0, epoch=0, first=0, count=2, lr_factor=2.0), CLOCK, lambda: None)
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.4 * 2, 0.4 * 0.25 * 2])
 
@@ -225,7 +225,7 @@ def test_what_the_model_draws_hangs_on_seed_and_step_alone() -> None:
     def losses(seed: int, steps: list[int]) -> list[float]:
         torch.manual_seed(1)
         task = Line(dropout=0.5)
-        step = Standard(task, torch.optim.SGD(task.parameters(), lr=0.0), {"lr": constant}, Arithmetic(seed))
+        step = Standard(task, torch.optim.SGD(task.parameters(), lr=0.0), {"lr": constant}, StepOptions(seed))
         found = []
         for number in steps:
             torch.rand(number * 7)  # whoever drew before does not count

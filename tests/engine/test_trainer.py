@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from opabinia.contracts import Hook, Run
-from opabinia.engine.checkpointing.checkpoint import DoesNotFit, listed, newest_whole, pointed, read_checkpoint
-from opabinia.engine.hooks import Evaluate, Flush, Save, in_order, refuse_wrong
+from opabinia.engine.checkpointing.checkpoint import WeightsMismatch, listed, newest_whole, pointed, read_checkpoint
+from opabinia.engine.hooks import Evaluate, LogMetrics, SaveCheckpoint, in_order, refuse_wrong
 from opabinia.engine.loop.trainer import Trainer
 from opabinia.runtime.durations import Duration
 from tests.engine.toys import Event, Line, Setup, lines, same_tensors, validation, weights
@@ -75,8 +75,8 @@ def test_a_task_s_hooks_act_before_the_user_s() -> None:
     hooks = in_order(
         task={"task.0": Hook()},
         user={"mine": Hook()},
-        flush=Flush(1),
-        save=Save(one),
+        flush=LogMetrics(1),
+        save=SaveCheckpoint(one),
         evaluate=Evaluate(one),
         best=None,
     )
@@ -157,13 +157,19 @@ def test_every_hook_finishes_whatever_those_before_it_did(tmp_path: Path) -> Non
     with pytest.raises(RuntimeError, match=r"^a$"):
         trainer.run()
     assert finished == ["a", "b"]
-    assert trainer._run.journal._file is None, "closed by the hook behind them"
+    assert trainer._run.metrics_log._file is None, "closed by the hook behind them"
 
 
 @pytest.mark.parametrize("key", ["journal", "save", "evaluate", "best", "task.0"])
 def test_a_hook_of_the_user_with_the_key_of_another_is_refused(key: str) -> None:
     one = Duration(1, "ep")
-    hooks = {"task": {"task.0": Hook()}, "flush": Flush(1), "save": Save(one), "evaluate": Evaluate(one), "best": None}
+    hooks = {
+        "task": {"task.0": Hook()},
+        "flush": LogMetrics(1),
+        "save": SaveCheckpoint(one),
+        "evaluate": Evaluate(one),
+        "best": None,
+    }
     with pytest.raises(ValueError, match=f"'{key}' is the key of a built-in hook; choose another, such as my_{key}"):
         in_order(user={key: Hook()}, **hooks)  # type: ignore[arg-type]
 
@@ -328,9 +334,9 @@ def test_another_model_is_told_with_the_names_of_what_does_not_fit(tmp_path: Pat
     trainer = Setup(tmp_path, task=Other, length="20it").trainer()
     found = newest_whole(tmp_path / "checkpoints")
     assert found
-    with pytest.raises(DoesNotFit, match=r"size mismatch for layer.weight"):
+    with pytest.raises(WeightsMismatch, match=r"size mismatch for layer.weight"):
         trainer.restore(found[1])
-    trainer._run.journal.close()
+    trainer._run.metrics_log.close()
 
 
 @pytest.mark.parametrize("now", [torch.optim.AdamW, torch.optim.SGD])

@@ -11,23 +11,23 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from opabinia.contracts import (
-    Arithmetic,
     Batch,
     Clock,
+    DatasetInfo,
     Evaluator,
-    Facts,
     Hook,
+    Logger,
     Phase,
     Predictions,
     Row,
     Run,
+    StepOptions,
     Task,
-    Writer,
 )
 from opabinia.data.sampling.batches import ConstantPlan, evaluation_rows
 from opabinia.engine.checkpointing.checkpoint import newest_whole
-from opabinia.engine.hooks import Evaluate, Flush, FlushSamples, Save, SaveBest, in_order
-from opabinia.engine.loggers.metrics_log import Journal
+from opabinia.engine.hooks import Evaluate, LogMetrics, LogSamples, SaveBest, SaveCheckpoint, in_order
+from opabinia.engine.loggers.metrics_log import MetricsLogger
 from opabinia.engine.loop.evaluate import Validation
 from opabinia.engine.loop.step import Standard
 from opabinia.engine.loop.trainer import Trainer
@@ -35,7 +35,7 @@ from opabinia.evaluation.classification.topk import TopK
 from opabinia.runtime.durations import Duration
 
 CPU = torch.device("cpu")
-FACTS = Facts(samples=8, channels=1, classes=("a", "b", "c"))
+FACTS = DatasetInfo(samples=8, channels=1, classes=("a", "b", "c"))
 MOMENTS = ("start", "before_phase", "before_step", "after_backward", "after_step", "after_phase", "finish")
 
 Event = tuple[str, str, str | None, int]
@@ -66,7 +66,7 @@ class Line(Task):
     def predict(self, batch: Batch) -> Predictions:
         return {"logits": self.layer(batch["image"])}
 
-    def evaluators(self, facts: Facts) -> list[Evaluator]:
+    def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         return [TopK((1, 2))]
 
 
@@ -152,7 +152,7 @@ class Setup:
     best: bool = True
     user: Mapping[str, Hook] = field(default_factory=dict)
     sets: tuple[Validation, ...] = field(default_factory=lambda: (validation(),))
-    writers: Sequence[Writer] = ()
+    writers: Sequence[Logger] = ()
     clip_norm: float | None = 1.0
     interrupted: Callable[[], str | None] = lambda: None
     schedule: Callable[[Clock], float] = falling
@@ -169,18 +169,18 @@ class Setup:
         hooks = in_order(
             task={},
             user=self.user,
-            flush=FlushSamples() if self.log_samples else Flush(self.log_every),
-            save=Save(Duration.parse(self.save)),
+            flush=LogSamples() if self.log_samples else LogMetrics(self.log_every),
+            save=SaveCheckpoint(Duration.parse(self.save)),
             evaluate=Evaluate(Duration.parse(self.evaluate)),
             best=SaveBest("val/top1", "max") if self.best else None,
         )
         trainer = Trainer(
             task=task,
-            step=Standard(task, optimizer, {"lr": self.schedule}, Arithmetic(5), clip_norm=self.clip_norm),
+            step=Standard(task, optimizer, {"lr": self.schedule}, StepOptions(5), clip_norm=self.clip_norm),
             plan=plan,
             loader=Rows(lambda start: [plan.row(step) for step in range(start, plan.total_steps)]),
             validation=self.sets,
-            journal=Journal(self.folder / "metrics.jsonl", self.writers),
+            metrics_log=MetricsLogger(self.folder / "metrics.jsonl", self.writers),
             hooks={key: Watched(key, hook, self.events) for key, hook in hooks.items()},
             folder=self.folder,
             device=CPU,

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Batch, Facts, Predictions
+from opabinia.contracts import Batch, DatasetInfo, Predictions
 
 CLASSES = ("a", "b", "c")
-FACTS = Facts(samples=60, classes=CLASSES)
+FACTS = DatasetInfo(samples=60, classes=CLASSES)
 
 
 def around(centres: Tensor, each: int, noise: float, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -11,12 +11,12 @@ import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from opabinia.contracts import Batch, Evaluator, Facts, Predictions, Truth
+from opabinia.contracts import Batch, DatasetInfo, Evaluator, GroundTruth, Predictions
 from opabinia.evaluation.detection.coco import POINTS
 
 HEIGHT, WIDTH = 140, 200
 CLASSES = tuple("abcde")
-FACTS = Facts(samples=0, classes=CLASSES, boxes=True, masks=True, keypoints=POINTS)
+FACTS = DatasetInfo(samples=0, classes=CLASSES, boxes=True, masks=True, keypoints=POINTS)
 
 COCO_NAMES = {
     "bbox": ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl"),
@@ -28,7 +28,7 @@ COCO_NAMES["segm"] = COCO_NAMES["bbox"]
 class Scene(NamedTuple):
     """A picture, and D things found in it."""
 
-    truth: Truth
+    ground_truth: GroundTruth
     boxes: torch.Tensor
     scores: torch.Tensor
     labels: torch.Tensor
@@ -58,7 +58,7 @@ def scene(number: int | str, random: np.random.Generator, things: int, found: in
     labels = random.integers(len(CLASSES) - 1, size=things)  # of the last class there is nothing
     points = boxes[:, None, :2] + random.random((things, len(POINTS), 2)) * boxes[:, None, 2:]
     visible = random.integers(3, size=(things, len(POINTS), 1)) * (random.random((things, 1, 1)) > 0.2)
-    truth = Truth(
+    ground_truth = GroundTruth(
         image_id=number,
         size=(HEIGHT, WIDTH),
         ids=np.arange(things) + 1,
@@ -85,7 +85,7 @@ def scene(number: int | str, random: np.random.Generator, things: int, found: in
     scores = np.sort(random.integers(1, 11, size=found) / 10)[::-1].copy()
     marks = np.concatenate([spots, random.random((found, len(POINTS), 1))], 2)
     return Scene(
-        truth,
+        ground_truth,
         torch.from_numpy(corners).float(),
         torch.from_numpy(scores).float(),
         torch.from_numpy(said),
@@ -107,8 +107,8 @@ def batch_of(scenes: Sequence[Scene], kinds: Sequence[str] = ("masks", "keypoint
         )
         for name, column in rows.items()
     }
-    names = [f"val/{one.truth.image_id}.jpg" for one in scenes]
-    return predictions, {"truth": [one.truth for one in scenes], "id": names}
+    names = [f"val/{one.ground_truth.image_id}.jpg" for one in scenes]
+    return predictions, {"ground_truth": [one.ground_truth for one in scenes], "id": names}
 
 
 def seen(evaluator: Evaluator, scenes: Sequence[Scene], size: int = 3, **keys: Any) -> Any:
@@ -122,32 +122,34 @@ def coco_file(scenes: Sequence[Scene]) -> dict[str, Any]:
     """What is in the pictures, in COCO's format; classes are numbered from 1."""
     annotations = []
     for one in scenes:
-        truth = one.truth
-        for row in range(len(truth.labels)):
-            points = truth.keypoints[row]  # type: ignore[index]
+        ground_truth = one.ground_truth
+        for row in range(len(ground_truth.labels)):
+            points = ground_truth.keypoints[row]  # type: ignore[index]
             annotations.append(
                 {
                     "id": len(annotations) + 1,
-                    "image_id": truth.image_id,
-                    "category_id": int(truth.labels[row]) + 1,
-                    "bbox": truth.boxes[row].tolist(),
-                    "area": float(truth.areas[row]),
-                    "iscrowd": int(truth.crowd[row]),
-                    "segmentation": truth.segments[row],  # type: ignore[index]
+                    "image_id": ground_truth.image_id,
+                    "category_id": int(ground_truth.labels[row]) + 1,
+                    "bbox": ground_truth.boxes[row].tolist(),
+                    "area": float(ground_truth.areas[row]),
+                    "iscrowd": int(ground_truth.crowd[row]),
+                    "segmentation": ground_truth.segments[row],  # type: ignore[index]
                     "keypoints": points.ravel().tolist(),
                     "num_keypoints": int((points[:, 2] > 0).sum()),
                 }
             )
-    images = [{"id": one.truth.image_id, "height": HEIGHT, "width": WIDTH} for one in scenes]
+    images = [{"id": one.ground_truth.image_id, "height": HEIGHT, "width": WIDTH} for one in scenes]
     categories = [{"id": number, "name": name} for number, name in enumerate(CLASSES, 1)]
     return {"images": images, "annotations": annotations, "categories": categories}
 
 
-def pycocotools(truth: dict[str, Any], results: list[Any], kind: str, most: Sequence[int] = ()) -> dict[str, float]:
+def pycocotools(
+    ground_truth: dict[str, Any], results: list[Any], kind: str, most: Sequence[int] = ()
+) -> dict[str, float]:
     """What pycocotools says; what is -1 there is left out."""
     with contextlib.redirect_stdout(io.StringIO()):
         there = COCO()
-        there.dataset = json.loads(json.dumps(truth))  # it writes into what it is given
+        there.dataset = json.loads(json.dumps(ground_truth))  # it writes into what it is given
         there.createIndex()
         judged = COCOeval(there, there.loadRes(json.loads(json.dumps(results))), kind)
         if most:

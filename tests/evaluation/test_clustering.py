@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from opabinia.contracts import Facts, Unfit
+from opabinia.contracts import DataMismatch, DatasetInfo
 from opabinia.evaluation.representation.clustering import Clusters, contingency, matched, purity
 from tests.evaluation.features import FACTS, around, batches, scored
 
@@ -41,9 +41,9 @@ def test_cosine_or_distance() -> None:
     """Two directions, and lengths that lie further apart than they do."""
     features = torch.tensor([[1.0, 0.0], [10.0, 0.0], [0.0, 1.0], [0.0, 10.0]]) * torch.ones(5, 1, 1)
     seen = batches(features.flatten(0, 1), torch.tensor([0, 0, 1, 1]).repeat(5))
-    facts = Facts(samples=20, classes=("a", "b"))
-    assert scored(lambda: Clusters(facts), [], seen)[0]["matched"] == 1
-    assert scored(lambda: Clusters(facts, normalize=False), [], seen)[0]["matched"] == 0.75
+    dataset_info = DatasetInfo(samples=20, classes=("a", "b"))
+    assert scored(lambda: Clusters(dataset_info), [], seen)[0]["matched"] == 1
+    assert scored(lambda: Clusters(dataset_info, normalize=False), [], seen)[0]["matched"] == 0.75
 
 
 def test_tables_by_hand() -> None:
@@ -55,10 +55,10 @@ def test_tables_by_hand() -> None:
 
 
 def test_fewer_samples_than_clusters_are_told() -> None:
-    with pytest.raises(Unfit, match="30 samples are fewer than 31 clusters; lower k"):
+    with pytest.raises(DataMismatch, match="30 samples are fewer than 31 clusters; lower k"):
         scored(lambda: Clusters(FACTS, k=31), [], APART)
 
 
 def test_data_without_classes_is_refused() -> None:
     with pytest.raises(ValueError, match="clusters: every image of the data needs one label"):
-        Clusters(Facts(samples=1))
+        Clusters(DatasetInfo(samples=1))

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opabinia.contracts import Facts, Truth, Unfit
+from opabinia.contracts import DataMismatch, DatasetInfo, GroundTruth
 from opabinia.evaluation.detection.coco import PREFIXES, Coco, judge
 from tests.evaluation.scenes import FACTS, HEIGHT, WIDTH, Scene, batch_of, coco_file, pycocotools, scene, seen
 
@@ -49,7 +49,7 @@ def test_the_toy_by_hand() -> None:
     """A medium thing found with an overlap of 0.82, a small one found exactly, and between them a false small one:
     detectron2's [63.4983, 83.4983, 83.4983, 50, 70, nothing, 35, 85, 85, 100, 70, nothing]."""
     boxes = [[10, 10, 50, 50], [100, 100, 20, 20]]
-    truth = {
+    ground_truth = {
         "images": [{"id": 1, "height": 300, "width": 300}],
         "categories": [{"id": 1, "name": "thing"}],
         "annotations": [
@@ -61,36 +61,36 @@ def test_the_toy_by_hand() -> None:
     results = [{"image_id": 1, "category_id": 1, "bbox": box, "score": score} for box, score in found]
     expected = {"AP": (7 * (51 + 50 * 2 / 3) + 3 * (51 / 3)) / 1010, "AP50": 0.834983, "AP75": 0.834983}
     expected |= {"APs": 0.5, "APm": 0.7, "AR1": 0.35, "AR10": 0.85, "AR100": 0.85, "ARs": 1.0, "ARm": 0.7}
-    assert judge(truth, results) == pytest.approx(expected, abs=1e-6)
+    assert judge(ground_truth, results) == pytest.approx(expected, abs=1e-6)
 
 
 def test_files_are_read_and_lists_left_alone(tmp_path: Path) -> None:
     case = EXPECTED["fce_ignore"]
-    truth, results = golden(case["gt"]), golden(case["dt"])
-    found = judge(truth, results)
-    assert (truth, results) == (golden(case["gt"]), golden(case["dt"]))
-    for name, content in (("truth", truth), ("results", results)):
+    ground_truth, results = golden(case["gt"]), golden(case["dt"])
+    found = judge(ground_truth, results)
+    assert (ground_truth, results) == (golden(case["gt"]), golden(case["dt"]))
+    for name, content in (("ground_truth", ground_truth), ("results", results)):
         (tmp_path / name).write_text(json.dumps(content))
-    assert judge(tmp_path / "truth", str(tmp_path / "results")) == found
+    assert judge(tmp_path / "ground_truth", str(tmp_path / "results")) == found
 
 
 def test_results_of_a_picture_that_is_not_there() -> None:
-    truth = coco_file([scene(1, np.random.default_rng(0), 2, 0)])
+    ground_truth = coco_file([scene(1, np.random.default_rng(0), 2, 0)])
     with pytest.raises(ValueError, match="not there, such as 7"):
-        judge(truth, [{"image_id": 7, "category_id": 1, "bbox": [0, 0, 1, 1], "score": 1}])
+        judge(ground_truth, [{"image_id": 7, "category_id": 1, "bbox": [0, 0, 1, 1], "score": 1}])
 
 
 def test_what_cannot_be_judged_is_told(tmp_path: Path) -> None:
-    truth = coco_file([scene(1, np.random.default_rng(0), 2, 0)])
-    (tmp_path / "cut.json").write_text(json.dumps(truth)[:30])
+    ground_truth = coco_file([scene(1, np.random.default_rng(0), 2, 0)])
+    (tmp_path / "cut.json").write_text(json.dumps(ground_truth)[:30])
     with pytest.raises(ValueError, match=r"cut\.json is no JSON: "):
         judge(tmp_path / "cut.json", [])
     with pytest.raises(ValueError, match="an object with images, annotations, categories, and results come second"):
-        judge([], truth)  # type: ignore[arg-type]
+        judge([], ground_truth)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="results are a list of what was found, and truth comes first"):
-        judge(truth, truth)  # type: ignore[arg-type]
+        judge(ground_truth, ground_truth)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="kind 'boxes': expected one of bbox, segm, keypoints"):
-        judge(truth, [], "boxes")  # type: ignore[arg-type]
+        judge(ground_truth, [], "boxes")  # type: ignore[arg-type]
 
 
 # --- the evaluator, beside pycocotools --------------------------------------------------------------------------------
@@ -109,11 +109,11 @@ def results_of(files: dict[str, Any]) -> dict[str, list[Any]]:
 
 
 def expected_of(scenes: Sequence[Scene], files: dict[str, Any]) -> dict[str, float]:
-    truth = coco_file(scenes)
+    ground_truth = coco_file(scenes)
     return {
         PREFIXES[kind] + name: score
         for kind, results in results_of(files).items()
-        for name, score in pycocotools(truth, results, kind).items()
+        for name, score in pycocotools(ground_truth, results, kind).items()
     }
 
 
@@ -160,7 +160,7 @@ def test_results_tell_what_was_found() -> None:
     for one in scenes:
         for number, box in enumerate(one.boxes.double().tolist()):
             left, top, right, bottom = box
-            assert boxes[row]["image_id"] == one.truth.image_id
+            assert boxes[row]["image_id"] == one.ground_truth.image_id
             assert boxes[row]["category_id"] == (1, 2, 3, 4, 90)[one.labels[number]]
             assert boxes[row]["bbox"] == [left, top, right - left, bottom - top]
             assert boxes[row]["score"] == float(one.scores[number])
@@ -173,11 +173,13 @@ def test_results_tell_what_was_found() -> None:
 def test_points_are_half_a_pixel_from_the_file() -> None:
     """A point in the middle of the pixel that the file names is exact."""
     one = scene(1, np.random.default_rng(5), 1, 1)
-    points = torch.from_numpy(one.truth.keypoints)  # type: ignore[arg-type]
+    points = torch.from_numpy(one.ground_truth.keypoints)  # type: ignore[arg-type]
     points[..., 2] = 2
-    truth = replace(one.truth, keypoints=points.numpy(), crowd=np.array([False]), areas=np.array([4000.0]))
+    ground_truth = replace(
+        one.ground_truth, keypoints=points.numpy(), crowd=np.array([False]), areas=np.array([4000.0])
+    )
     found = torch.cat([points[..., :2] + 0.5, points[..., 2:]], 2).float()
-    exact = one._replace(truth=truth, keypoints=found, labels=torch.from_numpy(truth.labels))
+    exact = one._replace(ground_truth=ground_truth, keypoints=found, labels=torch.from_numpy(ground_truth.labels))
     evaluator = Coco(FACTS)
     assert evaluator.compute([seen(evaluator, [exact])])["keypoint_AP"] == pytest.approx(1)
 
@@ -190,7 +192,10 @@ def test_points_are_half_a_pixel_from_the_file() -> None:
 def test_any_number_of_processes_finds_the_same(world: int, names: str) -> None:
     scenes = scenes_of(9, 20)
     if names == "texts":
-        scenes = [one._replace(truth=replace(one.truth, image_id=f"p{one.truth.image_id}")) for one in scenes]
+        scenes = [
+            one._replace(ground_truth=replace(one.ground_truth, image_id=f"p{one.ground_truth.image_id}"))
+            for one in scenes
+        ]
     alone = Coco(FACTS)
     whole = [seen(alone, scenes)]
     evaluators = [Coco(FACTS) for _ in range(world)]
@@ -253,16 +258,16 @@ def test_only_what_data_and_detector_both_have_is_judged() -> None:
 def test_a_thing_without_mask_is_a_crowd_in_its_box() -> None:
     one = scene(1, np.random.default_rng(1), 4, 9)
     kept = np.array([True, True, False, False])
-    segments = [segment if there else [] for segment, there in zip(one.truth.segments, kept, strict=True)]  # type: ignore[arg-type]
-    unknown = one._replace(truth=replace(one.truth, segments=segments))
-    left, top, width, height = one.truth.boxes.T
+    segments = [segment if there else [] for segment, there in zip(one.ground_truth.segments, kept, strict=True)]  # type: ignore[arg-type]
+    unknown = one._replace(ground_truth=replace(one.ground_truth, segments=segments))
+    left, top, width, height = one.ground_truth.boxes.T
     filled = np.stack([left, top, left, top + height, left + width, top + height, left + width, top], 1).tolist()
     boxes = [segment if there else [box] for segment, there, box in zip(segments, kept, filled, strict=True)]
-    crowds = one._replace(truth=replace(one.truth, segments=boxes, crowd=one.truth.crowd | ~kept))
+    crowds = one._replace(ground_truth=replace(one.ground_truth, segments=boxes, crowd=one.ground_truth.crowd | ~kept))
     found, expected = (Coco(FACTS).compute([seen(Coco(FACTS), [each])]) for each in (unknown, crowds))
     masks = {name: value for name, value in found.items() if name.startswith("mask")}
     assert masks == {name: value for name, value in expected.items() if name.startswith("mask")} != {}
-    bare = one._replace(truth=replace(one.truth, segments=None))
+    bare = one._replace(ground_truth=replace(one.ground_truth, segments=None))
     assert "AP" in Coco(FACTS).compute([seen(Coco(FACTS), [bare])])
 
 
@@ -272,12 +277,12 @@ def test_what_is_not_finite_is_told(name: str) -> None:
     values = getattr(one, name).clone()
     values.view(-1)[3] = float("nan")
     evaluator = Coco(FACTS)
-    with pytest.raises(Unfit, match=r"val/1\.jpg .*not finite"):
+    with pytest.raises(DataMismatch, match=r"val/1\.jpg .*not finite"):
         evaluator.compute([seen(evaluator, [one._replace(**{name: values})])])
 
 
 @pytest.mark.parametrize(
-    ("facts", "keys", "match"),
+    ("dataset_info", "keys", "match"),
     [
         (replace(FACTS, keypoints=("tip", "base")), {}, "sigmas: the data has 2 keypoints"),
         (replace(FACTS, keypoints=("tip", "base")), {"sigmas": [0.1]}, "sigmas: 1 numbers for 2 keypoints"),
@@ -285,15 +290,15 @@ def test_what_is_not_finite_is_told(name: str) -> None:
         (FACTS, {"max_detections": [10, 10]}, "max_detections"),
     ],
 )
-def test_keys_that_do_not_fit(facts: Facts, keys: dict[str, Any], match: str) -> None:
+def test_keys_that_do_not_fit(dataset_info: DatasetInfo, keys: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        Coco(facts, **keys)
+        Coco(dataset_info, **keys)
 
 
 def test_sigmas_of_other_points() -> None:
     """Twice the sigma, twice the distance: the same likeness."""
-    facts = replace(FACTS, masks=False, keypoints=("tip",))
-    truth = Truth(
+    dataset_info = replace(FACTS, masks=False, keypoints=("tip",))
+    ground_truth = GroundTruth(
         image_id=1,
         size=(HEIGHT, WIDTH),
         ids=np.array([1]),
@@ -307,8 +312,8 @@ def test_sigmas_of_other_points() -> None:
     for factor in (1, 2):
         point = torch.tensor([[[50.5 + 6 * factor, 50.5, 1]]])
         box = torch.tensor([[0.0, 0, 100, 100]])
-        one = Scene(truth, box, torch.ones(1), torch.zeros(1, dtype=torch.long), torch.zeros(1), point)
-        evaluator = Coco(facts, sigmas=[0.05 * factor])
+        one = Scene(ground_truth, box, torch.ones(1), torch.zeros(1, dtype=torch.long), torch.zeros(1), point)
+        evaluator = Coco(dataset_info, sigmas=[0.05 * factor])
         scores.append(evaluator.compute([seen(evaluator, [one], kinds=("keypoints",))])["keypoint_AP"])
     # exp(-36 / (2 * (2 * 0.05)^2 * 10000)) = 0.835: found at seven of ten thresholds
     assert scores == pytest.approx([0.7, 0.7])

@@ -6,12 +6,12 @@ import math
 import pytest
 import torch
 
-from opabinia.contracts import Facts
+from opabinia.contracts import DatasetInfo
 from opabinia.evaluation.representation import collapse
 from opabinia.evaluation.representation.collapse import Collapse, effective_rank, spread, uniformity
 from tests.evaluation.features import batches, scored
 
-FACTS = Facts(samples=4)
+FACTS = DatasetInfo(samples=4)
 
 
 @pytest.mark.parametrize("directions", [1, 2, 5, 8])

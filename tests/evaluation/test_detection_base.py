@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from torchvision.transforms import v2
 
-from opabinia.contracts import Unfit
+from opabinia.contracts import DataMismatch
 from opabinia.data.collate import collate
 from opabinia.data.sources.digit_scenes import DigitScenes
 from opabinia.evaluation.detection.base import refuse_moved
@@ -32,7 +32,7 @@ def test_pictures_may_be_resized(transform: v2.Transform) -> None:
     ids=["crop", "mirror", "upside_down", "pad"],
 )
 def test_things_may_not_be_moved(transform: v2.Transform) -> None:
-    with pytest.raises(Unfit, match=r"\d+ of \d+ things lie elsewhere .* may resize pictures, and nothing else"):
+    with pytest.raises(DataMismatch, match=r"\d+ of \d+ things lie elsewhere .* may resize pictures, and nothing else"):
         refuse_moved(batch(transform))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from opabinia.contracts import Truth
+from opabinia.contracts import GroundTruth
 from opabinia.evaluation.detection.base import Picture
 from opabinia.evaluation.detection.detection_errors import confusion, match, overlaps, worst
 
@@ -19,7 +19,7 @@ def picture(
 ) -> Picture:
     rows = [*there, *crowds]
     corners = np.array([box for _, box in rows], float).reshape(-1, 4)
-    truth = Truth(
+    ground_truth = GroundTruth(
         image_id=name,
         size=(100, 100),
         ids=np.arange(len(rows)),
@@ -30,7 +30,7 @@ def picture(
     )
     labels, boxes, scores = ([row[part] for row in found] for part in range(3))
     box_array = np.array(boxes, np.float32).reshape(-1, 4)
-    return Picture(name, truth, box_array, np.array(scores, np.float32), np.array(labels, np.int64), None, None)
+    return Picture(name, ground_truth, box_array, np.array(scores, np.float32), np.array(labels, np.int64), None, None)
 
 
 def test_each_thing_in_one_pair() -> None:

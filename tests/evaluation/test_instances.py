@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Facts, Unfit
+from opabinia.contracts import DataMismatch, DatasetInfo
 from opabinia.evaluation.retrieval.retrieval import evaluate_distances, evaluate_lists, revisited
 from opabinia.evaluation.retrieval.retrieval_evaluators import InstanceRetrieval
 from opabinia.evaluation.retrieval.whitening import whitening
@@ -70,7 +70,7 @@ def test_few_vectors_have_few_directions() -> None:
     ],
 )
 def test_what_cannot_be_whitened_is_told(vectors: Tensor, text: str) -> None:
-    with pytest.raises(Unfit, match=text):
+    with pytest.raises(DataMismatch, match=text):
         whitening(vectors)
 
 
@@ -159,7 +159,7 @@ def pairs(count: int = 40, width: int = 16) -> tuple[Tensor, list[int]]:
 
 def test_whitening_turns_down_what_is_loud_and_says_nothing() -> None:
     features, labels = pairs()
-    evaluator = InstanceRetrieval(Facts(samples=80))
+    evaluator = InstanceRetrieval(DatasetInfo(samples=80))
     evaluator.learn(*batch(features, labels))
     evaluator.update(*batch(features, labels))
     found = evaluator.compute([evaluator.state()])
@@ -171,7 +171,7 @@ def test_whitening_turns_down_what_is_loud_and_says_nothing() -> None:
 def test_queries_are_looked_for_in_the_rest() -> None:
     """Whitening changes nothing of two axes that vary equally, so the ranking can be seen."""
     features = torch.tensor([[1.0, 0.1], [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
-    evaluator = InstanceRetrieval(Facts(samples=5, queries=True))
+    evaluator = InstanceRetrieval(DatasetInfo(samples=5, queries=True))
     evaluator.learn(*batch(features[1:], [0] * 4))
     evaluator.update(*batch(features, [7, 8, 7, 9, 9], queries=[True, False, False, False, False]))
     expected = {"mAP": 0.25, "rank1": 0.0}  # found as the second of the gallery: (0 + 1/2) / 2
@@ -181,8 +181,8 @@ def test_queries_are_looked_for_in_the_rest() -> None:
 
 def test_two_processes_give_the_scores_of_one() -> None:
     features, labels = pairs()
-    parts = [InstanceRetrieval(Facts(samples=80)) for _ in range(2)]
-    one = InstanceRetrieval(Facts(samples=80))
+    parts = [InstanceRetrieval(DatasetInfo(samples=80)) for _ in range(2)]
+    one = InstanceRetrieval(DatasetInfo(samples=80))
     for start in range(0, 80, 20):
         piece = batch(features[start : start + 20], labels[start : start + 20], start)
         for evaluator in (one, parts[start // 20 % 2]):
@@ -192,8 +192,8 @@ def test_two_processes_give_the_scores_of_one() -> None:
 
 
 def test_no_training_samples_are_told_and_no_samples_give_no_scores() -> None:
-    evaluator = InstanceRetrieval(Facts(samples=80))
+    evaluator = InstanceRetrieval(DatasetInfo(samples=80))
     assert evaluator.compute([evaluator.state()]) == {}
     evaluator.update(*batch(*pairs()))
-    with pytest.raises(Unfit, match="no training samples to learn the whitening from"):
+    with pytest.raises(DataMismatch, match="no training samples to learn the whitening from"):
         evaluator.compute([evaluator.state()])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Facts, Unfit
+from opabinia.contracts import DataMismatch, DatasetInfo
 from opabinia.evaluation.representation import knn
 from opabinia.evaluation.representation.knn import Knn, votes
 from tests.evaluation.features import FACTS, around, batches, scored
@@ -73,9 +73,9 @@ def test_scores_are_the_same_on_any_number_of_processes(processes: int, monkeypa
 
 
 def test_top5_is_told_of_more_than_five_classes() -> None:
-    facts = Facts(samples=7, classes=tuple("abcdefg"))
+    dataset_info = DatasetInfo(samples=7, classes=tuple("abcdefg"))
     known = batches(*around(torch.eye(7), 2, 0.0))
-    scores, _ = scored(lambda: Knn(facts, k=1), known, known)
+    scores, _ = scored(lambda: Knn(dataset_info, k=1), known, known)
     assert scores == {"knn_top1": 1.0, "knn_top5": 1.0}
 
 
@@ -85,21 +85,25 @@ def test_a_set_without_samples_has_no_score() -> None:
 
 def test_what_cannot_be_compared_is_told() -> None:
     known = batches(*around(torch.eye(3), 2, 0.0))
-    with pytest.raises(Unfit, match="no training samples"):
+    with pytest.raises(DataMismatch, match="no training samples"):
         scored(lambda: Knn(FACTS), [], known)
-    with pytest.raises(Unfit, match="needs a label"):
+    with pytest.raises(DataMismatch, match="needs a label"):
         scored(lambda: Knn(FACTS), known, batches(torch.eye(3), None))
     wrong = torch.eye(3)
     wrong[1, 1] = torch.nan
-    with pytest.raises(Unfit, match="1 of 3 embeddings are not finite, the first that of 1"):
+    with pytest.raises(DataMismatch, match="1 of 3 embeddings are not finite, the first that of 1"):
         scored(lambda: Knn(FACTS), known, batches(wrong, torch.arange(3)))
 
 
 @pytest.mark.parametrize(
-    "facts",
-    [Facts(samples=1), Facts(samples=1, classes=("a",)), Facts(samples=1, classes=("a", "b"), multi_label=True)],
+    "dataset_info",
+    [
+        DatasetInfo(samples=1),
+        DatasetInfo(samples=1, classes=("a",)),
+        DatasetInfo(samples=1, classes=("a", "b"), multi_label=True),
+    ],
     ids=["no classes", "one class", "several labels"],
 )
-def test_data_without_one_label_an_image_is_refused(facts: Facts) -> None:
+def test_data_without_one_label_an_image_is_refused(dataset_info: DatasetInfo) -> None:
     with pytest.raises(ValueError, match="knn: every image of the data needs one label"):
-        Knn(facts)
+        Knn(dataset_info)

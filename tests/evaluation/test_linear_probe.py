@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from opabinia.contracts import Facts, Unfit
+from opabinia.contracts import DataMismatch, DatasetInfo
 from opabinia.evaluation.representation.linear_probe import LinearProbe, Setting, logits_of, standardised, train_heads
 from tests.evaluation.features import FACTS, around, batches, scored
 
@@ -105,27 +105,27 @@ def test_a_rate_that_diverges_is_not_chosen() -> None:
 
 
 def test_several_labels_are_judged_by_average_precision() -> None:
-    facts = replace(FACTS, multi_label=True)
+    dataset_info = replace(FACTS, multi_label=True)
     several = [
         [(said, {**batch, "label": said["embedding"][:, :3].gt(0.5).float()}) for said, batch in one]
         for one in (KNOWN, ASKED)
     ]
-    scores, _ = scored(lambda: LinearProbe(facts, **SHORT), *several)
+    scores, _ = scored(lambda: LinearProbe(dataset_info, **SHORT), *several)
     assert scores.keys() == {"linear_mAP"}
     assert 0.9 < scores["linear_mAP"] <= 1
 
 
 def test_top5_is_told_of_more_than_five_classes() -> None:
-    facts = Facts(samples=7, classes=tuple("abcdefg"))
+    dataset_info = DatasetInfo(samples=7, classes=tuple("abcdefg"))
     known = batches(*around(torch.eye(7), 6, 0.1))
-    scores, _ = scored(lambda: LinearProbe(facts, rates=[0.1], **SHORT), known, known)
+    scores, _ = scored(lambda: LinearProbe(dataset_info, rates=[0.1], **SHORT), known, known)
     assert scores == {"linear_top1": 1.0, "linear_top5": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("facts", "keys", "message"),
+    ("dataset_info", "keys", "message"),
     [
-        (Facts(samples=1), {}, "linear_probe: every image of the data needs labels"),
+        (DatasetInfo(samples=1), {}, "linear_probe: every image of the data needs labels"),
         (FACTS, {"layers": []}, "layers is empty"),
         (FACTS, {"rates": []}, "rates is empty"),
         (FACTS, {"held_out": 0.0}, "held_out is 0.0; it takes a share between 0 and 1"),
@@ -133,13 +133,13 @@ def test_top5_is_told_of_more_than_five_classes() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_be_probed_is_refused(facts: Facts, keys: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_probed_is_refused(dataset_info: DatasetInfo, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        LinearProbe(facts, **keys)
+        LinearProbe(dataset_info, **keys)
 
 
 def test_too_few_training_samples_are_told() -> None:
-    with pytest.raises(Unfit, match="1 training samples are too few"):
+    with pytest.raises(DataMismatch, match="1 training samples are too few"):
         scored(lambda: LinearProbe(FACTS), batches(torch.ones(1, 6), torch.zeros(1, dtype=torch.int64)), ASKED)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from opabinia.contracts import Facts, Unfit
+from opabinia.contracts import DataMismatch, DatasetInfo
 from opabinia.evaluation.detection.voc import voc_ap
 from opabinia.evaluation.representation.feature_bank import normalised
 from opabinia.evaluation.representation.linear_svm import LinearSvm
@@ -86,9 +86,9 @@ def test_length_says_nothing() -> None:
 @pytest.mark.parametrize("several", [False, True])
 def test_a_class_with_fewer_samples_than_folds_is_told(several: bool) -> None:
     known = batches(FEATURES[:5], LABELS[:5])  # two of a, two of b, one of c
-    facts, known = (SEVERAL, with_several(known)) if several else (FACTS, known)
-    with pytest.raises(Unfit, match=r"3 folds .* fewer are of .*c \(1\)"):
-        scored(lambda: LinearSvm(facts), known, with_several(ASKED) if several else ASKED)
+    dataset_info, known = (SEVERAL, with_several(known)) if several else (FACTS, known)
+    with pytest.raises(DataMismatch, match=r"3 folds .* fewer are of .*c \(1\)"):
+        scored(lambda: LinearSvm(dataset_info), known, with_several(ASKED) if several else ASKED)
 
 
 @pytest.mark.parametrize("keys", [{"costs": []}, {"folds": 1}], ids=["costs", "folds"])
@@ -99,4 +99,4 @@ def test_there_must_be_something_to_choose_by(keys: dict[str, Any]) -> None:
 
 def test_data_without_labels_is_refused() -> None:
     with pytest.raises(ValueError, match="linear_svm: every image of the data needs labels"):
-        LinearSvm(Facts(samples=1))
+        LinearSvm(DatasetInfo(samples=1))

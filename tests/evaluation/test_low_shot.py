@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from opabinia.contracts import Facts, Unfit
+from opabinia.contracts import DataMismatch, DatasetInfo
 from opabinia.evaluation.representation.low_shot import LowShot
 from tests.evaluation.features import FACTS, around, batches, scored
 
@@ -49,7 +49,7 @@ def test_a_mean_and_a_length_say_nothing() -> None:
 
 
 def test_a_class_with_too_few_images_is_told() -> None:
-    with pytest.raises(Unfit, match="the class a has 16 training images, fewer than 17; lower shots"):
+    with pytest.raises(DataMismatch, match="the class a has 16 training images, fewer than 17; lower shots"):
         scored(lambda: LowShot(FACTS, shots=[1, 17]), KNOWN, ASKED)
 
 
@@ -57,6 +57,6 @@ def test_what_cannot_be_learned_is_refused() -> None:
     with pytest.raises(ValueError, match="low_shot: every image of the data needs one label"):
         LowShot(replace(FACTS, multi_label=True))
     with pytest.raises(ValueError, match="low_shot: every image of the data needs one label"):
-        LowShot(Facts(samples=1))
+        LowShot(DatasetInfo(samples=1))
     with pytest.raises(ValueError, match="shots is empty"):
         LowShot(FACTS, shots=[])

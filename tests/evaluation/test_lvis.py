@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from opabinia.contracts import Truth
+from opabinia.contracts import GroundTruth
 from opabinia.evaluation.detection import coco as coco_module
 from opabinia.evaluation.detection.base import Picture, in_order
 from opabinia.evaluation.detection.coco_format import results_of, truth_of
@@ -24,11 +24,13 @@ def scenes_of(seed: int, pictures: int = 6, found: int = 30) -> list[Scene]:
     result = []
     for number in range(1, pictures + 1):
         one = scene(number, random, int(random.integers(0, 8)), found)
-        there = set(one.truth.labels.tolist())
+        there = set(one.ground_truth.labels.tolist())
         absent = tuple(label for label in range(5) if label not in there and random.random() < 0.5)
         partly = tuple(label for label in there if random.random() < 0.3)
-        none = np.zeros(len(one.truth.crowd), dtype=bool)
-        result.append(one._replace(truth=replace(one.truth, absent=absent, not_exhaustive=partly, crowd=none)))
+        none = np.zeros(len(one.ground_truth.crowd), dtype=bool)
+        result.append(
+            one._replace(ground_truth=replace(one.ground_truth, absent=absent, not_exhaustive=partly, crowd=none))
+        )
     return result
 
 
@@ -40,11 +42,13 @@ def union_share(one: Sequence[float], other: Sequence[float]) -> float:
     return shared / (size - shared)
 
 
-def marks(truth: Truth, picture: Picture, label: int, threshold: float, area: str) -> Iterator[tuple[float, bool]]:
+def marks(
+    ground_truth: GroundTruth, picture: Picture, label: int, threshold: float, area: str
+) -> Iterator[tuple[float, bool]]:
     """Score of each thing found that counts, and whether it is right."""
     low, high = AREAS[area]
-    there = [row for row in range(len(truth.labels)) if truth.labels[row] == label]
-    left_out = {row: not low <= truth.areas[row] <= high for row in there}
+    there = [row for row in range(len(ground_truth.labels)) if ground_truth.labels[row] == label]
+    left_out = {row: not low <= ground_truth.areas[row] <= high for row in there}
     there.sort(key=lambda row: left_out[row])
     taken: set[int] = set()
     for row in sorted(np.flatnonzero(picture.labels == label), key=lambda row: -picture.scores[row]):
@@ -55,7 +59,7 @@ def marks(truth: Truth, picture: Picture, label: int, threshold: float, area: st
                 continue
             if partner >= 0 and not left_out[partner] and left_out[other]:
                 break
-            left, top, width, height = truth.boxes[other]
+            left, top, width, height = ground_truth.boxes[other]
             share = union_share(box, (left, top, left + width, top + height))
             if share >= best:
                 best, partner = share, other
@@ -65,7 +69,7 @@ def marks(truth: Truth, picture: Picture, label: int, threshold: float, area: st
                 yield float(picture.scores[row]), True
             continue
         size = (box[2] - box[0]) * (box[3] - box[1])
-        if low <= size <= high and label not in truth.not_exhaustive:
+        if low <= size <= high and label not in ground_truth.not_exhaustive:
             yield float(picture.scores[row]), False
 
 
@@ -73,12 +77,16 @@ def precision(pictures: Sequence[Picture], label: int, threshold: float, area: s
     """AP by 101 recalls."""
     low, high = AREAS[area]
     things = sum(
-        int(((one.truth.labels == label) & (one.truth.areas >= low) & (one.truth.areas <= high)).sum())
+        int(
+            (
+                (one.ground_truth.labels == label) & (one.ground_truth.areas >= low) & (one.ground_truth.areas <= high)
+            ).sum()
+        )
         for one in pictures
     )
     if not things:
         return None
-    rows = [mark for one in pictures for mark in marks(one.truth, one, label, threshold, area)]
+    rows = [mark for one in pictures for mark in marks(one.ground_truth, one, label, threshold, area)]
     right = np.array([hit for _, hit in sorted(rows, key=lambda row: -row[0])], float)
     recalls, shares = right.cumsum() / things, right.cumsum() / np.arange(1, len(right) + 1)
     best = [shares[recalls >= recall].max(initial=0.0) for recall in np.linspace(0, 1, 101)]
@@ -131,7 +139,7 @@ def test_what_is_not_judged_changes_nothing() -> None:
     """A class that is neither in a picture nor known to be absent."""
     scenes = scenes_of(1)
     for number, one in enumerate(scenes):
-        known = {*one.truth.labels.tolist(), *one.truth.absent}
+        known = {*one.ground_truth.labels.tolist(), *one.ground_truth.absent}
         kept = [number for number, label in enumerate(one.labels.tolist()) if label in known]
         scenes[number] = one._replace(boxes=one.boxes[kept], scores=one.scores[kept], labels=one.labels[kept])
     with_them, without = Lvis(LVIS), Lvis(LVIS)
@@ -186,14 +194,14 @@ def test_classes_in_blocks(kind: Any, cells: int) -> None:
     federated = kind != "keypoints"
 
     def found(cells: int) -> coco_module.Tables:
-        truth = truth_of(pictures, FACTS, kind)
-        for image, picture in zip(truth["images"], pictures, strict=True):
-            image["neg_category_ids"] = list(picture.truth.absent)
-            image["not_exhaustive_category_ids"] = list(picture.truth.not_exhaustive)
-        for category in truth["categories"]:
+        ground_truth = truth_of(pictures, FACTS, kind)
+        for image, picture in zip(ground_truth["images"], pictures, strict=True):
+            image["neg_category_ids"] = list(picture.ground_truth.absent)
+            image["not_exhaustive_category_ids"] = list(picture.ground_truth.not_exhaustive)
+        for category in ground_truth["categories"]:
             category["frequency"] = "f"
         results = results_of(pictures, kind)
-        return coco_module.tables(truth, results, kind, [20], federated=federated, cells=cells)
+        return coco_module.tables(ground_truth, results, kind, [20], federated=federated, cells=cells)
 
     whole, parts = found(10**6), found(cells)
     assert whole.categories == parts.categories

@@ -14,7 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from opabinia.contracts import Facts, Unfit
+from opabinia.contracts import DataMismatch, DatasetInfo
 from opabinia.evaluation.retrieval import distances as distances_module
 from opabinia.evaluation.retrieval.distances import FeatureDistances, smallest, tile
 from opabinia.evaluation.retrieval.ranking import places_on_device, places_on_host
@@ -31,7 +31,7 @@ from opabinia.evaluation.retrieval.retrieval import (
 from opabinia.evaluation.retrieval.retrieval_evaluators import Expansion, Recall, Rerank, Retrieval
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "fastreid"
-FACTS = Facts(samples=0, queries=True)
+FACTS = DatasetInfo(samples=0, queries=True)
 
 Array = NDArray[Any]
 
@@ -561,7 +561,7 @@ def test_a_set_without_queries_or_without_gallery(marked: bool) -> None:
 
 def test_data_without_queries_is_refused_before_anything_is_embedded() -> None:
     with pytest.raises(ValueError, match="does not tell queries and a gallery"):
-        Retrieval(Facts(samples=150))
+        Retrieval(DatasetInfo(samples=150))
 
 
 def test_a_query_set_without_a_single_match() -> None:
@@ -572,15 +572,15 @@ def test_a_query_set_without_a_single_match() -> None:
 
 
 @pytest.mark.parametrize("make", [Retrieval, Recall])
-def test_embeddings_that_are_not_finite_are_counted_and_named(make: Callable[[Facts], Any]) -> None:
+def test_embeddings_that_are_not_finite_are_counted_and_named(make: Callable[[DatasetInfo], Any]) -> None:
     given = set_of_people()
     given["embedding"][[7, 9], 2] = math.nan
-    with pytest.raises(Unfit, match=r"^2 of 150 embeddings are not finite, the first that of .*7"):
+    with pytest.raises(DataMismatch, match=r"^2 of 150 embeddings are not finite, the first that of .*7"):
         fed(lambda: make(FACTS), 1, given)
 
 
 @pytest.mark.parametrize("make", [Retrieval, Recall])
-def test_nothing_seen_gives_no_scores(make: Callable[[Facts], Any]) -> None:
+def test_nothing_seen_gives_no_scores(make: Callable[[DatasetInfo], Any]) -> None:
     assert make(FACTS).compute([[], []]) == {}
     assert not hasattr(make(FACTS), "details") or make(FACTS).details([[], []]) == {}
 

@@ -5,18 +5,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Unfit
+from opabinia.contracts import DataMismatch
 from opabinia.evaluation.classification.multilabel import MultiLabel
 from opabinia.evaluation.classification.topk import TopK
-from opabinia.evaluation.classification.video import PerFilm
+from opabinia.evaluation.classification.video import PerVideo
 from opabinia.tasks.classification_base import logits_of
 
 LOGITS = partial(logits_of, multi_label=False)
 
 
-def score(evaluator: PerFilm, *batches: dict[str, Any], processes: int = 1) -> dict[str, float]:
+def score(evaluator: PerVideo, *batches: dict[str, Any], processes: int = 1) -> dict[str, float]:
     """As an evaluation does it: whole batches go to processes in turn."""
-    parts = [PerFilm([], evaluator._logits_of, evaluator._merge) for _ in range(processes)]
+    parts = [PerVideo([], evaluator._logits_of, evaluator._merge) for _ in range(processes)]
     for number, batch in enumerate(batches):
         parts[number % processes].update(batch, batch)
     return evaluator.compute([part.state() for part in parts])
@@ -32,16 +32,16 @@ def test_views_are_merged_before_films_are_counted() -> None:
         views("aabb", [[0.8, 0.2], [0.4, 0.6], [0.9, 0.1], [0.45, 0.55]], [0, 0, 1, 1]),
         views("b", [[0.0, 1.0]], [1]),
     ]
-    assert score(PerFilm([TopK((1,))], LOGITS), *seen) == {"top1": 1.0}
-    assert score(PerFilm([TopK((1,))], LOGITS, "max"), *seen) == {"top1": 1.0}
+    assert score(PerVideo([TopK((1,))], LOGITS), *seen) == {"top1": 1.0}
+    assert score(PerVideo([TopK((1,))], LOGITS, "max"), *seen) == {"top1": 1.0}
     seen[1] = views("b", [[0.2, 0.8]], [1])
-    assert score(PerFilm([TopK((1,))], LOGITS), *seen) == {"top1": 0.5}
+    assert score(PerVideo([TopK((1,))], LOGITS), *seen) == {"top1": 0.5}
 
 
 def test_the_mean_is_that_of_probabilities() -> None:
     seen = views("aaa", [[0.5, 0.25, 0.25], [0.1, 0.2, 0.7], [0.3, 0.3, 0.4]], [2, 2, 2])
     keep = Keep()
-    score(PerFilm([keep], LOGITS), seen)
+    score(PerVideo([keep], LOGITS), seen)
     torch.testing.assert_close(keep.probabilities, seen["probabilities"].double().mean(0, keepdim=True))
     torch.testing.assert_close(keep.logits.softmax(1), keep.probabilities)
 
@@ -72,7 +72,7 @@ def test_the_same_digits_on_any_number_of_processes(merge: Any) -> None:
     found = []
     for processes in (1, 2, 3):
         keep = Keep()
-        score(PerFilm([keep], LOGITS, merge), *batches, processes=processes)
+        score(PerVideo([keep], LOGITS, merge), *batches, processes=processes)
         found.append(dict(zip(keep.ids, keep.probabilities.tolist(), strict=True)))
     assert found[0] == found[1] == found[2]
     assert len(found[0]) == 10
@@ -80,22 +80,22 @@ def test_the_same_digits_on_any_number_of_processes(merge: Any) -> None:
 
 def test_several_labels() -> None:
     seen = views("aabb", [[0.9, 0.2], [0.7, 0.4], [0.1, 0.9], [0.3, 0.3]], [[1.0, 0.0]] * 2 + [[0.0, 1.0]] * 2)
-    merged = PerFilm([MultiLabel(("x", "y"))], partial(logits_of, multi_label=True))
+    merged = PerVideo([MultiLabel(("x", "y"))], partial(logits_of, multi_label=True))
     assert score(merged, seen)["mAP"] == 1.0
     assert [row["samples"] for row in merged.details([])["per_class"]] == [1, 1]
 
 
 def test_a_film_without_finite_views_is_a_miss() -> None:
     seen = views("ab", [[float("nan"), float("nan")], [0.9, 0.1]], [0, 0])
-    assert score(PerFilm([TopK((1,))], LOGITS), seen) == {"top1": 0.5}
+    assert score(PerVideo([TopK((1,))], LOGITS), seen) == {"top1": 0.5}
 
 
 def test_no_films_no_scores() -> None:
-    assert score(PerFilm([TopK((1,))], LOGITS)) == {}
+    assert score(PerVideo([TopK((1,))], LOGITS)) == {}
 
 
 def test_views_of_one_film_have_one_label() -> None:
-    with pytest.raises(Unfit, match="views of a have different labels: 0 and 1"):
-        score(PerFilm([TopK((1,))], LOGITS), views("aa", [[0.5, 0.5]] * 2, [0, 1]))
-    with pytest.raises(Unfit, match="views of a"):
-        score(PerFilm([TopK((1,))], LOGITS), *(views("a", [[0.5, 0.5]], [one]) for one in (0, 1)), processes=2)
+    with pytest.raises(DataMismatch, match="views of a have different labels: 0 and 1"):
+        score(PerVideo([TopK((1,))], LOGITS), views("aa", [[0.5, 0.5]] * 2, [0, 1]))
+    with pytest.raises(DataMismatch, match="views of a"):
+        score(PerVideo([TopK((1,))], LOGITS), *(views("a", [[0.5, 0.5]], [one]) for one in (0, 1)), processes=2)

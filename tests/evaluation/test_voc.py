@@ -22,8 +22,8 @@ def scenes_of(seed: int) -> list[Scene]:
 
 def by_the_kit(pictures: Sequence[Picture], label: int, threshold: float, year: int) -> float | None:
     """Boxes are numbers of pixels from 1, the last one included; areas count pixels."""
-    there = {one.name: np.flatnonzero(one.truth.labels == label).tolist() for one in pictures}
-    truths = {one.name: one.truth for one in pictures}
+    there = {one.name: np.flatnonzero(one.ground_truth.labels == label).tolist() for one in pictures}
+    truths = {one.name: one.ground_truth for one in pictures}
     things = sum(not truths[name].crowd[row] for name, rows in there.items() for row in rows)
     if not things:
         return None

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from opabinia.evaluation.classification.worst_samples import MOST, Mistakes
+from opabinia.evaluation.classification.worst_samples import MOST, WorstSamples
 
 
 def test_mistakes_are_named_the_surest_first() -> None:
-    judge = Mistakes(["a", "b"])
+    judge = WorstSamples(["a", "b"])
     probabilities = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8], [torch.nan, torch.nan]])
     judge.update({"probabilities": probabilities}, {"label": torch.tensor([0, 0, 0, 1]), "id": ["w", "x", "y", "z"]})
     assert judge.compute([judge.state()]) == {}
@@ -22,7 +22,7 @@ def test_mistakes_are_named_the_surest_first() -> None:
 def test_of_a_large_set_only_the_worst_are_kept() -> None:
     shares = torch.rand(4_000, 1, generator=torch.Generator().manual_seed(0)) / 2
     probabilities = torch.cat([shares, 1 - shares], 1)  # all are of the first class, and none is taken for it
-    whole, parts = Mistakes(["a", "b"]), [Mistakes(["a", "b"]) for _ in range(2)]
+    whole, parts = WorstSamples(["a", "b"]), [WorstSamples(["a", "b"]) for _ in range(2)]
     for number in range(40):
         rows = slice(100 * number, 100 * number + 100)
         ids = [f"{row:04d}" for row in range(rows.start, rows.stop)]

@@ -13,17 +13,17 @@ from torchvision import tv_tensors
 
 from opabinia.config import register
 from opabinia.contracts import (
-    Arithmetic,
     Backbone,
     Batch,
     Count,
     Hook,
+    ParallelTask,
     Phase,
     Run,
     Sample,
     Schedules,
+    StepOptions,
     Task,
-    Together,
 )
 from opabinia.data.sources import Digits, DigitScenes
 from opabinia.engine.loop.step import Standard
@@ -88,7 +88,7 @@ class Blind(Standard):
     """A step that does not look at its numbers, as on a GPU."""
 
     def __init__(
-        self, task: Task | Together, optimizer: Optimizer, schedules: Schedules, arithmetic: Arithmetic, /
+        self, task: Task | ParallelTask, optimizer: Optimizer, schedules: Schedules, arithmetic: StepOptions, /
     ) -> None:
         super().__init__(task, optimizer, schedules, arithmetic)
         self._looks = False
@@ -189,18 +189,18 @@ class SomeScenes(DigitScenes):
         sample = super().__getitem__(range(self._n)[index])
         if not self._empty:
             return sample
-        truth = sample["truth"]
-        nothing = {name: getattr(truth, name)[:0] for name in ("ids", "boxes", "labels", "areas", "crowd")}
-        nothing |= {name: one and one[:0] for name, one in (("segments", truth.segments),)}
-        if truth.keypoints is not None:
-            nothing["keypoints"] = truth.keypoints[:0]
+        ground_truth = sample["ground_truth"]
+        nothing = {name: getattr(ground_truth, name)[:0] for name in ("ids", "boxes", "labels", "areas", "crowd")}
+        nothing |= {name: one and one[:0] for name, one in (("segments", ground_truth.segments),)}
+        if ground_truth.keypoints is not None:
+            nothing["keypoints"] = ground_truth.keypoints[:0]
         things = {
             key: tv_tensors.wrap(sample[key][:0], like=sample[key])
             for key in ("boxes", "masks", "keypoints")
             if key in sample
         }
         things |= {key: sample[key][:0] for key in ("labels", "visible") if key in sample}
-        return {**sample, **things, "truth": replace(truth, **nothing)}
+        return {**sample, **things, "ground_truth": replace(ground_truth, **nothing)}
 
 
 @register.hook

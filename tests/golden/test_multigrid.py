@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from opabinia.contracts import BatchShape, Clock, Course, Stage
+from opabinia.contracts import BatchShape, Clock, RunSpec, Stage
 from opabinia.data.sampling.batch_shapes import multigrid
 from opabinia.data.sampling.batches import StagedPlan
 from opabinia.optim.multigrid import (
@@ -219,7 +219,7 @@ def test_learning_rates_of_a_run(name: str) -> None:
     case = CASES[name]
     grid, rate = grid_of(case), case["lr"]
     layout = multigrid(
-        Course(2400, grid.batch_size, Duration(grid.epochs, "ep"), case["world"]),
+        RunSpec(2400, grid.batch_size, Duration(grid.epochs, "ep"), case["world"]),
         size=grid.size,
         frames=grid.frames,
         milestones=list(grid.milestones),

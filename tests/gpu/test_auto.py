@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from opabinia.engine.hooks.bottleneck import Bottleneck
-from opabinia.training.autotune import find
-from opabinia.training.benchmark import bench, matmul_flops
-from opabinia.training.run_folder import parts_of, resolve
+from opabinia.training.autotune import autotune
+from opabinia.training.benchmark import benchmark, matmul_flops
+from opabinia.training.run_folder import build_parts, resolve
 from tests.engine.test_more_hooks import a_run
 
 pytestmark = pytest.mark.gpu
@@ -36,9 +36,9 @@ def found(*overrides: str) -> dict[str, int]:
     def build(config: dict[str, Any]) -> Any:
         from dataclasses import replace
 
-        return parts_of(replace(resolved, config=config)).keywords
+        return build_parts(replace(resolved, config=config)).keywords
 
-    return find(resolved.config, build)
+    return autotune(resolved.config, build)
 
 
 LARGE = "data.train.transforms=[{name: Resize, size: 256}]"
@@ -47,9 +47,9 @@ LARGE = "data.train.transforms=[{name: Resize, size: 256}]"
 def test_the_largest_batch_that_fits_trains_and_a_much_larger_one_does_not(small_gpu: float, tmp_path: Path) -> None:
     size = found("data.batch_size=auto", LARGE)["batch_size"]
     assert 16 <= size < 1437 and size % 8 == 0
-    bench("classification/digits", [*RECIPE, LARGE, f"data.batch_size={size}"], steps=2)
+    benchmark("classification/digits", [*RECIPE, LARGE, f"data.batch_size={size}"], steps=2)
     with pytest.raises(torch.OutOfMemoryError):
-        bench("classification/digits", [*RECIPE, LARGE, f"data.batch_size={min(1437, 2 * size)}"], steps=2)
+        benchmark("classification/digits", [*RECIPE, LARGE, f"data.batch_size={min(1437, 2 * size)}"], steps=2)
 
 
 def test_smaller_pieces_let_all_samples_fit(small_gpu: float) -> None:
@@ -57,7 +57,7 @@ def test_smaller_pieces_let_all_samples_fit(small_gpu: float) -> None:
 
 
 def test_a_recipe_is_measured_on_the_device() -> None:
-    said = bench("classification/digits", RECIPE, steps=10)
+    said = benchmark("classification/digits", RECIPE, steps=10)
     step = said["step"]
     assert said["device"] == torch.cuda.get_device_name(0) and said["memory"]["device"] > 0
     assert min(step["host"], step["forward"], step["backward"], step["update"]) > 0

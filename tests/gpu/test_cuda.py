@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torchvision.transforms import v2
 
-from opabinia.contracts import Arithmetic, Batch, Clock, Facts, Hook, Row, Run, Task
+from opabinia.contracts import Batch, Clock, DatasetInfo, Hook, Row, Run, StepOptions, Task
 from opabinia.data import Data, Stream
 from opabinia.data.batch_mixing import cutmix, mixup
 from opabinia.data.sampling.batches import ConstantPlan
@@ -64,9 +64,9 @@ def digits(split: Any) -> Stream:
     return Stream(source=Digits(split=split), transforms=transforms)
 
 
-def model(dtype: torch.dtype, facts: Facts, dropout: float = 0.0) -> Task:
+def model(dtype: torch.dtype, dataset_info: DatasetInfo, dropout: float = 0.0) -> Task:
     backbone = partial(timm, model="test_resnet")
-    return Classification(facts, backbone=backbone, dropout=dropout, mean=[0.3], std=[0.38]).to(dtype)
+    return Classification(dataset_info, backbone=backbone, dropout=dropout, mean=[0.3], std=[0.38]).to(dtype)
 
 
 def run(
@@ -178,9 +178,9 @@ def test_the_first_loss_is_that_of_the_cpu_in_single_precision(tmp_path: Path) -
 def test_an_update_is_left_out_on_the_device(fused: bool) -> None:
     """A fused optimizer needs no look of the host; another waits for it."""
     torch.manual_seed(0)
-    task = model(torch.float32, Facts(samples=8, channels=1, classes=tuple("0123456789"))).to(DEVICE)
+    task = model(torch.float32, DatasetInfo(samples=8, channels=1, classes=tuple("0123456789"))).to(DEVICE)
     optimizer = torch.optim.AdamW(task.parameters(), lr=0.1, fused=fused)
-    step = Standard(task, optimizer, {}, Arithmetic(0, skip_non_finite=True))
+    step = Standard(task, optimizer, {}, StepOptions(0, skip_non_finite=True))
     row = Row(step=0, epoch=0, first=0, count=8)
     image, label = torch.rand(8, 1, 32, 32, device=DEVICE), torch.arange(8, device=DEVICE)
 
@@ -247,9 +247,9 @@ def training_batches(device: torch.device, **keys: Any) -> list[Batch]:
     ]
     train = Stream(source=Digits(split="val"), transforms=transforms)
     data = Data(train=train, batch_size=72, mix=[partial(cutmix, alpha=1.0), partial(mixup, alpha=0.2)], **keys)
-    facts = Facts(len(train.source), 1, classes=Digits.classes)
-    plan = ConstantPlan(facts.samples, 72, Duration(10, "it"))
-    loader = make_training_loader(data, plan, EachOnce(facts.samples, 0, True), facts, 0, device)
+    dataset_info = DatasetInfo(len(train.source), 1, classes=Digits.classes)
+    plan = ConstantPlan(dataset_info.samples, 72, Duration(10, "it"))
+    loader = make_training_loader(data, plan, EachOnce(dataset_info.samples, 0, True), dataset_info, 0, device)
     try:
         found = []
         for _, batch in loader.iterate():

@@ -26,25 +26,25 @@ from torchvision import tv_tensors
 from opabinia.config import Catalog, ConfigError, build, check, compose, dump, json_schema, live_catalog
 from opabinia.config.registry import Entry, Family, Parameter, Register
 from opabinia.contracts import (
-    Arithmetic,
     Batch,
+    BatchSchedule,
     Clock,
-    Course,
+    DatasetInfo,
     Detections,
     Detector,
-    Facts,
+    GroundTruth,
     Head,
     Hook,
-    Layout,
     Level,
     Neck,
     Predictions,
     Row,
+    RunSpec,
     Sample,
     Source,
+    StepOptions,
     Target,
     Task,
-    Truth,
 )
 from opabinia.data.decoding.pack import pack
 from opabinia.data.sampling.batches import ConstantPlan, StagedPlan
@@ -339,7 +339,7 @@ def made(entry: Entry, folder: Path, pictures: Path) -> Any:
 
 PLAN = ConstantPlan(samples=20, batch_size=4, length=Duration(3, "ep"))
 CLOCK = Clock.at(PLAN, 0)
-FACTS = Facts(samples=20, channels=1, classes=tuple("0123456789"))
+FACTS = DatasetInfo(samples=20, channels=1, classes=tuple("0123456789"))
 
 
 def batch_of(count: int = 4) -> Batch:
@@ -353,8 +353,8 @@ def things_of(batch: Batch) -> Batch:
     its truth says."""
     boxes = [torch.tensor([[4.0, 2, 4 + 6 * number, 20]] if number else []).view(-1, 4) for number in range(4)]
     labels = [torch.full((len(one),), 3) for one in boxes]
-    truth = [
-        Truth(
+    ground_truth = [
+        GroundTruth(
             image_id=name,
             size=(32, 32),
             ids=np.arange(len(one)) + 10 * number,
@@ -365,8 +365,8 @@ def things_of(batch: Batch) -> Batch:
         )
         for number, (name, one, of_image) in enumerate(zip(batch["id"], boxes, labels, strict=True))
     ]
-    sizes = {"image_sizes": [(32, 32)] * 4, "picture_size": [(32, 32)] * 4}
-    return {**batch, **sizes, "boxes": boxes, "labels": labels, "truth": truth}
+    sizes = {"image_sizes": [(32, 32)] * 4, "original_size": [(32, 32)] * 4}
+    return {**batch, **sizes, "boxes": boxes, "labels": labels, "ground_truth": ground_truth}
 
 
 class Line(Task):
@@ -380,15 +380,15 @@ class Line(Task):
         return {"loss": self.layer(torch.ones(2, 4)).square().sum()}
 
 
-def task_works(make: Callable[[Facts], Task], folder: Path) -> None:
+def task_works(make: Callable[[DatasetInfo], Task], folder: Path) -> None:
     """With labels and numbers of images, things in boxes, and views; what wants only one of them leaves the others
     alone."""
-    facts, batch = replace(FACTS, boxes=True), things_of(batch_of())
+    dataset_info, batch = replace(FACTS, boxes=True), things_of(batch_of())
     batch["views"] = (batch["image"], batch["image"].flip(-1))
     batch["patch_mask"] = torch.tensor([[True, False, True, True]] * 4)  # of 32 x 32 pixels in patches of 16
     batch["patch_masks"] = (batch["patch_mask"],) * 2
     batch["index"] = torch.arange(len(batch["id"]))
-    task = make(facts)
+    task = make(dataset_info)
     if getattr(getattr(task, "backbone", None), "clips", False):
         batch["image"] = torch.stack([batch["image"]] * 4, 1)
     total_loss(task(batch, CLOCK))[0].backward()  # type: ignore[no-untyped-call]
@@ -398,18 +398,18 @@ def task_works(make: Callable[[Facts], Task], folder: Path) -> None:
     assert all(len(value) == 4 for value in predictions.values())
     for name, features in task.features(batch).items():
         assert (name, features.ndim, len(features)) == ("embedding", 2, 4)
-    for evaluator in task.evaluators(facts):
+    for evaluator in task.evaluators(dataset_info):
         for _ in range(2):  # what compares samples with each other wants two of each class
             evaluator.update(predictions, batch)
         assert evaluator.compute([evaluator.state()]).keys() == evaluator.better.keys()
         assert set(evaluator.better.values()) <= {"max", "min"}
-    assert all(isinstance(hook, Hook) for hook in task.hooks(facts))
+    assert all(isinstance(hook, Hook) for hook in task.hooks(dataset_info))
 
 
 def step_works(make: Callable[..., Any], folder: Path) -> None:
     task = Line()
     before = task.layer.weight.clone()
-    step = make(task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, Arithmetic(0))
+    step = make(task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, StepOptions(0))
     called = []
     scalars = step(batch_of(), PLAN.row(0), CLOCK, lambda: called.append(1))
     assert called == [1], "after_backward is called once"
@@ -482,11 +482,11 @@ def neck_works(make: Callable[[Sequence[Level]], Neck], folder: Path) -> None:
     assert all(one.grad is not None for one in neck.parameters())
 
 
-def detector_works(make: Callable[[Sequence[Level], Facts], Detector], folder: Path) -> None:
+def detector_works(make: Callable[[Sequence[Level], DatasetInfo], Detector], folder: Path) -> None:
     """On a batch with things and one without; in boxes found, and in none."""
-    facts = replace(FACTS, boxes=True, masks=True, keypoints=("top", "bottom"))
+    dataset_info = replace(FACTS, boxes=True, masks=True, keypoints=("top", "bottom"))
     levels = [Level(6, 4), Level(8, 8), Level(12, 16), Level(16, 32)]
-    detector = make(levels, facts)
+    detector = make(levels, dataset_info)
     shape, sizes = (32, 64), [(32, 64), (25, 50)]  # small: those in two stages look again at every place
     maps = [torch.rand(2, channels, 32 // stride, 64 // stride) for channels, stride in levels]
     points = torch.tensor([[[15.0, 6, 2], [15, 24, 1]]])
@@ -573,7 +573,7 @@ def sampler_works(make: Callable[..., Any], folder: Path) -> None:
     assert 0 <= found.min() <= found.max() < 2 * len(Digits())
 
 
-def mix_works(mix: Callable[[Batch, Facts], Batch], folder: Path) -> None:
+def mix_works(mix: Callable[[Batch, DatasetInfo], Batch], folder: Path) -> None:
     mixed = mix(batch_of(), FACTS)
     assert mixed["image"].shape == (4, 1, 32, 32)
     assert mixed["id"] == batch_of()["id"]
@@ -598,21 +598,21 @@ def is_made(part: Any, folder: Path) -> None:
     assert part is not None
 
 
-def pictures_with_things() -> tuple[Predictions, list[Truth]]:
+def pictures_with_things() -> tuple[Predictions, list[GroundTruth]]:
     """Four pictures with a small, a medium and a large thing each, all of them found."""
     boxes = torch.tensor([[10.0, 10, 30, 30], [40, 40, 100, 100], [20, 20, 220, 220]])
     labels = torch.arange(3)
     sides = (boxes[:, 2:] - boxes[:, :2]).double().numpy()
     there = np.concatenate([boxes[:, :2].double().numpy(), sides], 1)
     truths = [
-        Truth(number, (240, 240), np.arange(3), there, labels.numpy(), sides.prod(1), np.zeros(3, dtype=bool))
+        GroundTruth(number, (240, 240), np.arange(3), there, labels.numpy(), sides.prod(1), np.zeros(3, dtype=bool))
         for number in range(4)
     ]
     found = {"boxes": boxes, "scores": torch.tensor([0.9, 0.8, 0.7]), "labels": labels}
     return {name: torch.stack([value] * 4) for name, value in found.items()}, truths
 
 
-def evaluator_works(make: Callable[[Facts], Any], folder: Path) -> None:
+def evaluator_works(make: Callable[[DatasetInfo], Any], folder: Path) -> None:
     """Four images of two identities; the first of each is looked for. In all of them are things in their boxes. For
     those that measure features forty images of two classes."""
     if hasattr(getattr(make, "target", make), "layers"):
@@ -624,7 +624,7 @@ def evaluator_works(make: Callable[[Facts], Any], folder: Path) -> None:
         things, truths = pictures_with_things()
         evaluator = make(replace(FACTS, queries=True, boxes=True, frequencies=tuple("rcf" + 7 * "f")))
         batch = {**batch_of(), "label": torch.tensor([0, 0, 1, 1]), "query": torch.tensor([True, False] * 2)}
-        seen = {"embedding": torch.eye(4), **things}, {**batch, "truth": truths}
+        seen = {"embedding": torch.eye(4), **things}, {**batch, "ground_truth": truths}
         lowest, highest = 0.0, 1.0
     getattr(evaluator, "learn", lambda *seen: None)(*seen)
     evaluator.update(*seen)
@@ -637,8 +637,8 @@ def evaluator_works(make: Callable[[Facts], Any], folder: Path) -> None:
         json.dumps(getattr(evaluator, told, lambda states: None)(states), allow_nan=False)
 
 
-def shapes_work(make: Callable[[Course], Layout], folder: Path) -> None:
-    course = Course(samples=20, batch_size=4, length=Duration(12, "ep"))
+def shapes_work(make: Callable[[RunSpec], BatchSchedule], folder: Path) -> None:
+    course = RunSpec(samples=20, batch_size=4, length=Duration(12, "ep"))
     layout = make(course)
     plan = StagedPlan(course.samples, layout.stages, layout.length)
     for step in range(plan.total_steps):
@@ -726,7 +726,7 @@ def test_a_row_multiplies_the_rate_of_every_step(tmp_path: Path, pictures: Path)
     for entry in CATALOG.entries["step"].values():
         task = Line()
         step = made(entry, tmp_path, pictures)(
-            task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, Arithmetic(0)
+            task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, StepOptions(0)
         )
         half = Row(step=0, epoch=0, first=0, count=4, lr_factor=0.5)
         step(batch_of(), half, CLOCK, lambda: None)

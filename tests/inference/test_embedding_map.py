@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from opabinia.config import ConfigError, dump
-from opabinia.contracts import Sample, Unfit
+from opabinia.contracts import DataMismatch, Sample
 from opabinia.data.loader import DataError
 from opabinia.data.sources import Digits
 from opabinia.inference.embedding_map import Embedded, Method, chosen, draw_map, drawn, plane, read, with_neighbours
@@ -84,7 +84,7 @@ def test_what_varies_along_one_line_lies_on_a_line() -> None:
 
 @pytest.mark.parametrize("method", ["pca", "tsne"])
 def test_embeddings_that_are_all_the_same_are_told(method: Method) -> None:
-    with pytest.raises(Unfit, match="5 vectors are all the same"):
+    with pytest.raises(DataMismatch, match="5 vectors are all the same"):
         plane(torch.ones(5, 4), method)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import opabinia
 from opabinia.config import ConfigError
-from opabinia.contracts import Detector, Facts
+from opabinia.contracts import DatasetInfo, Detector
 from opabinia.data.sources import Digits
 from opabinia.inference.export import export
 from opabinia.inference.export.job import Different
@@ -171,7 +171,7 @@ def test_a_detector_with_suppression_in_it(detector: str, tmp_path: Path) -> Non
     image, sizes = torch.randint(0, 256, (3, 1, 256, 256), dtype=torch.uint8), [(256, 256), (200, 256), (256, 64)]
     found = in_onnxruntime(path, {"image": image, "image_sizes": torch.tensor(sizes)})
     with torch.no_grad():
-        original = task.predict({"image": image, "image_sizes": sizes, "picture_size": sizes})
+        original = task.predict({"image": image, "image_sizes": sizes, "original_size": sizes})
     assert (original["labels"] >= 0).sum() > 30
     detected: Any = task
     assert differ_in_things({name: original[name] for name in found}, found, detected.detector.threshold) < 1e-4
@@ -257,11 +257,13 @@ def test_what_is_there_stays(run: Path, tmp_path: Path) -> None:
 
 
 def test_detectors_without_static_shapes_are_refused() -> None:
-    facts = Facts(samples=4, classes=("a", "b"), boxes=True)
+    dataset_info = DatasetInfo(samples=4, classes=("a", "b"), boxes=True)
     backbone = partial(backbones.timm, model="test_resnet")
     with pytest.raises(ValueError, match=r"Detector goes on image by image.*fcos and retinanet can be exported"):
-        other = Detection(facts, backbone=backbone, detector=lambda levels, facts: Detector())
+        other = Detection(dataset_info, backbone=backbone, detector=lambda levels, dataset_info: Detector())
         inference_of(other).refuse_dynamic()
     with pytest.raises(ValueError, match=r"export with task.views=null"):
-        inference_of(Detection(facts, backbone=backbone, detector=Fcos, views=Views(scales=[0.5]))).refuse_dynamic()
-    inference_of(Detection(facts, backbone=backbone, detector=Fcos)).refuse_dynamic()
+        inference_of(
+            Detection(dataset_info, backbone=backbone, detector=Fcos, views=Views(scales=[0.5]))
+        ).refuse_dynamic()
+    inference_of(Detection(dataset_info, backbone=backbone, detector=Fcos)).refuse_dynamic()

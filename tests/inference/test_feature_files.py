@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from opabinia.contracts import Unfit
+from opabinia.contracts import DataMismatch
 from opabinia.inference import feature_files
 from opabinia.inference.feature_files import NpyFiles, Parquet, Piece, Writer, read_pieces
 
@@ -91,6 +91,6 @@ def test_rows_of_another_length_are_told(
     first = Piece({"features": np.ones((2, 2), np.float32)}, ["a", "b"])
     writer = form(tmp_path)
     writer.append(first)
-    with pytest.raises(Unfit, match=told):
+    with pytest.raises(DataMismatch, match=told):
         writer.append(Piece({"features": other}, ["c", "d"]))
     writer.close()

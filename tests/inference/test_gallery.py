@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import opabinia
 from opabinia.config import ConfigError
-from opabinia.contracts import Batch, Facts, Predictions, Task
+from opabinia.contracts import Batch, DatasetInfo, Predictions, Task
 from opabinia.data.loader import DataError
 from opabinia.data.sources import Digits
 from opabinia.evaluation.retrieval.distances import nearest
@@ -20,7 +20,7 @@ from opabinia.inference import predict
 from opabinia.inference.predictor import Prediction, Predictor
 from opabinia.inference.retrieval.gallery import Gallery, Whose, whose
 from opabinia.training import launch
-from opabinia.visualization.drawing import FRAMES, heated, sheet
+from opabinia.visualization.drawing import FRAMES, overlay_heatmap, sheet
 
 SMALL = ["train.length=60it", "data.workers=0", "writers=[]", "evaluate.batch_size=7"]
 
@@ -135,7 +135,7 @@ def samples(*colours: tuple[float, float, float]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("predicted", "runs"), [("embedding", 2), ("logits", 1)])
 def test_embeddings_are_what_is_predicted_or_else_features(predicted: str, runs: int) -> None:
     task = Toy(predicted)
-    predictor = Predictor(task, [], Facts(samples=1))
+    predictor = Predictor(task, [], DatasetInfo(samples=1))
     for _ in range(2):
         found = predictor.embeddings(samples((3, 4, 0), (0, 0, 9)))
     torch.testing.assert_close(found, torch.tensor([[0.6, 0.8, 0], [0, 0, 1]]))
@@ -143,13 +143,13 @@ def test_embeddings_are_what_is_predicted_or_else_features(predicted: str, runs:
 
 
 def test_embeddings_that_are_no_numbers_are_told() -> None:
-    predictor = Predictor(Toy("embedding"), [], Facts(samples=1))
+    predictor = Predictor(Toy("embedding"), [], DatasetInfo(samples=1))
     with pytest.raises(DataError, match=r"not finite for 1$"):
         predictor.embeddings(samples((1, 1, 1), (float("nan"), 1, 1)))
 
 
 def test_a_similarity_is_explained_by_where_it_comes_from() -> None:
-    predictor = Predictor(Toy("embedding"), [], Facts(samples=1))
+    predictor = Predictor(Toy("embedding"), [], DatasetInfo(samples=1))
     image = torch.zeros(3, 8, 8)
     image[0, :4], image[1, 4:] = 1.0, 1.0
     sample = [{"image": image, "id": ""}]
@@ -161,7 +161,7 @@ def test_a_similarity_is_explained_by_where_it_comes_from() -> None:
 
 
 def test_what_cannot_be_explained_is_told() -> None:
-    predictor = Predictor(Toy("embedding"), [], Facts(samples=1))
+    predictor = Predictor(Toy("embedding"), [], DatasetInfo(samples=1))
     with pytest.raises(ValueError, match="give a gallery"):
         predictor.explain(samples((1, 0, 0)))
     with pytest.raises(ValueError, match="not several views"):
@@ -171,7 +171,7 @@ def test_what_cannot_be_explained_is_told() -> None:
 def test_a_task_may_explain_itself() -> None:
     task = Toy("logits")
     task.explain = lambda batch: batch["image"][:, 0].double()  # type: ignore[assignment]
-    found = Predictor(task, [], Facts(samples=1)).explain(samples((0.5, 0, 0)))
+    found = Predictor(task, [], DatasetInfo(samples=1)).explain(samples((0.5, 0, 0)))
     assert found.dtype == torch.float32 and torch.equal(found, torch.full((1, 4, 4), 0.5))
 
 
@@ -249,7 +249,7 @@ def test_frames_have_the_colour_of_the_verdict() -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_heat_leaves_cold_places_grey_and_turns_hot_ones_red(channels: int) -> None:
-    picture = heated(torch.full((channels, 1, 3), 100, dtype=torch.uint8), torch.tensor([[0, 0.5, 1.0]]))
+    picture = overlay_heatmap(torch.full((channels, 1, 3), 100, dtype=torch.uint8), torch.tensor([[0, 0.5, 1.0]]))
     (cold, middle, hot) = (picture.getpixel((column, 0)) for column in range(3))
     assert cold == (100, 100, 100)
     assert middle[1] == max(middle) and hot[0] == max(hot)  # type: ignore[index, type-var, arg-type]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from opabinia.config import ConfigError
-from opabinia.contracts import Task, Unfit
+from opabinia.contracts import DataMismatch, Task
 from opabinia.inference.layer_names import Layers, modules_meant
 
 
@@ -146,7 +146,7 @@ def test_what_a_layer_gives_becomes_one_row_a_sample() -> None:
     ],
 )
 def test_layers_that_are_of_no_use_are_told(name: str, told: str) -> None:
-    with pytest.raises(Unfit, match=told):
+    with pytest.raises(DataMismatch, match=told):
         Layers(Nested(), {"column": name})(BATCH)
 
 

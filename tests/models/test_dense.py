@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchvision.models import detection as torchvisions
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelP6P7
 
-from opabinia.contracts import Detections, Detector, Facts, Level, Row, Target
+from opabinia.contracts import DatasetInfo, Detections, Detector, Level, Row, Target
 from opabinia.models.detectors.anchors import _kept as anchors_kept
 from opabinia.models.detectors.anchors import grid_anchors
 from opabinia.models.detectors.dense import Found, Said, best_candidates, by_level, says_right, suppressed
@@ -29,7 +29,7 @@ from opabinia.models.necks import fpn, fpn_p3_p7_from_p5
 from tests.faults.programs import Server
 
 LEVELS = [Level(8, 8), Level(16, 16), Level(24, 32)]
-FACTS = Facts(samples=8, classes=("a", "b", "c"), boxes=True)
+FACTS = DatasetInfo(samples=8, classes=("a", "b", "c"), boxes=True)
 NECK: Any = partial(fpn_p3_p7_from_p5, channels=32)
 SHAPE = (96, 160)  # P7 is 1 x 2: torchvision's stride there is not 128
 

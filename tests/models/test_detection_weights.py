@@ -22,7 +22,7 @@ from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHe
 from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
-from opabinia.contracts import Detector, Facts, Level
+from opabinia.contracts import DatasetInfo, Detector, Level
 from opabinia.models.backbones.resnet import resnet
 from opabinia.models.backbones.timm import timm
 from opabinia.models.detectors.boxes import Boxes
@@ -41,7 +41,7 @@ from opabinia.tasks.detection import Detection
 
 CLASSES = ("circle", "square", "star")
 POINTS = ("left", "right")
-FACTS = Facts(samples=1, classes=CLASSES, boxes=True, masks=True, keypoints=POINTS)
+FACTS = DatasetInfo(samples=1, classes=CLASSES, boxes=True, masks=True, keypoints=POINTS)
 WIDTH = 24
 IMAGE = (96, 128)
 
@@ -49,7 +49,7 @@ IMAGE = (96, 128)
 def found(task: Detection, image: Tensor) -> dict[str, Tensor]:
     size = (image.shape[-2], image.shape[-1])
     with torch.no_grad():
-        given = task.eval().predict({"image": image[None], "image_sizes": [size], "picture_size": [size]})
+        given = task.eval().predict({"image": image[None], "image_sizes": [size], "original_size": [size]})
     count = int((given["labels"] >= 0).sum())
     return {name: rows[0][:count] for name, rows in given.items()}
 
@@ -127,8 +127,8 @@ def drawn(net: nn.Module) -> Any:
     return net.eval()
 
 
-def our_task(name: str, facts: Facts = FACTS) -> Detection:
-    return Detection(facts, backbone=partial(timm, model="resnet18"), detector=OURS[name])
+def our_task(name: str, dataset_info: DatasetInfo = FACTS) -> Detection:
+    return Detection(dataset_info, backbone=partial(timm, model="resnet18"), detector=OURS[name])
 
 
 def first_version(name: str) -> str:
@@ -175,9 +175,9 @@ def test_the_names_of_the_whole_models_are_known(tmp_path: Path) -> None:
     """With their true names and shapes; 91 classes, of which ours are the 80 that COCO has."""
     net = theirs.fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=91)
     torch.save(net.state_dict(), tmp_path / "a.pth")
-    facts = Facts(samples=1, classes=tuple(map(str, range(80))), boxes=True)
+    dataset_info = DatasetInfo(samples=1, classes=tuple(map(str, range(80))), boxes=True)
     keys = {**TORCHVISION, "box": Boxes(smallest=0.01)}
-    task = Detection(facts, backbone=partial(timm, model="resnet50"), detector=partial(faster_rcnn, **keys))
+    task = Detection(dataset_info, backbone=partial(timm, model="resnet50"), detector=partial(faster_rcnn, **keys))
     report = loaded(task, tmp_path / "a.pth", strict=True)
     assert {name.rpartition(".")[0]: shapes for name, shapes in report.resized.items() if "weight" in name} == {
         "detector.box.layers.predictor.cls_score": "91x1024 -> 81x1024",
@@ -205,7 +205,7 @@ def test_classes_of_coco_in_other_layers() -> None:
 
 def test_other_classes_are_left_out_and_told(tmp_path: Path) -> None:
     torch.save(torchvisions("mask_rcnn").state_dict(), tmp_path / "a.pth")
-    task = our_task("mask_rcnn", Facts(samples=1, classes=("x",), boxes=True, masks=True))
+    task = our_task("mask_rcnn", DatasetInfo(samples=1, classes=("x",), boxes=True, masks=True))
     before = {name: one.clone() for name, one in task.state_dict().items()}
     report = loaded(task, tmp_path / "a.pth")
     heads = [
@@ -486,9 +486,9 @@ def by_place(values: Tensor, each: int) -> Tensor:
 def test_a_file_of_true_size_is_read_and_fits(tmp_path: Path) -> None:
     """Mask R-CNN R50-FPN: 44 million numbers."""
     zoo = Zoo("mask", (3, 4, 6, 3), (64, 128, 256, 512), 256, 1024, 80)
-    facts = Facts(samples=1, classes=tuple(map(str, range(80))), boxes=True, masks=True)
+    dataset_info = DatasetInfo(samples=1, classes=tuple(map(str, range(80))), boxes=True, masks=True)
     detector = partial(mask_rcnn, proposals=Proposals(), pooling=Pooling(), box=Boxes(), mask=Masks())
-    task = Detection(facts, backbone=partial(resnet, last_stride=2, stride_in_1x1=True), detector=detector)
+    task = Detection(dataset_info, backbone=partial(resnet, last_stride=2, stride_in_1x1=True), detector=detector)
     assert len(loaded(task, zoo.write(tmp_path / "a.pkl"), strict=True).loaded) == len(zoo.arrays)
 
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import box_iou
 
-from opabinia.contracts import Detections, Detector, Facts, Level, Target
+from opabinia.contracts import DatasetInfo, Detections, Detector, Level, Target
 from opabinia.models.detectors import detr
 from opabinia.models.detectors.detr import rt_detr
 from opabinia.models.necks import simple_pyramid
 
 pytest.importorskip("transformers", reason="the extra detr is not installed")
 
-FACTS = Facts(samples=1, classes=("circle", "square"), boxes=True)
+FACTS = DatasetInfo(samples=1, classes=("circle", "square"), boxes=True)
 LEVELS = (Level(6, 4), Level(8, 8), Level(12, 16), Level(16, 32))
 SMALL: dict[str, Any] = {
     "channels": 16,

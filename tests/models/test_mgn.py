@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from opabinia.contracts import Unfit
+from opabinia.contracts import DataMismatch
 from opabinia.models.backbones.mgn import MultiGranularity
 from opabinia.models.backbones.resnet import resnet
 from opabinia.models.backbones.timm import timm
@@ -84,6 +84,6 @@ def test_activations_are_computed_again_in_every_branch() -> None:
 def test_mistakes() -> None:
     with pytest.raises(ValueError, match=r"backbone: multiple granularities are of ResNets.* this one is a ByobNet"):
         MultiGranularity(timm(3, model="test_byobnet"))
-    with pytest.raises(Unfit, match=r"images of 32 rows are too small: their maps have 2 of 3 rows"):
+    with pytest.raises(DataMismatch, match=r"images of 32 rows are too small: their maps have 2 of 3 rows"):
         network().eval()(torch.rand(1, 3, 32, 64))
     assert isinstance(MultiGranularity(timm(3, model="test_resnet")), nn.Module), "any ResNet of timm will do"

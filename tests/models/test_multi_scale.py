@@ -9,7 +9,7 @@ import timm as timm_library
 import torch
 from torch import Tensor, nn
 
-from opabinia.contracts import Level, Unfit
+from opabinia.contracts import DataMismatch, Level
 from opabinia.models import norms
 from opabinia.models.backbones.multi_scale import Levels
 from opabinia.models.backbones.resnet import resnet
@@ -158,7 +158,7 @@ def test_a_model_of_one_size_tells_it() -> None:
     net = timm(3, model="test_vit_relpos")
     assert net.use_levels() == [Level(net.out_channels, 16)]
     assert net.levels(images(160, 160))[0].shape == (2, net.out_channels, 10, 10)
-    with pytest.raises(Unfit, match=r"does not take images of 96 x 160: .*img_size: \[height, width\]"):
+    with pytest.raises(DataMismatch, match=r"does not take images of 96 x 160: .*img_size: \[height, width\]"):
         net.levels(images(96, 160))
 
 
@@ -212,7 +212,7 @@ def test_a_plain_transformer_with_its_own_patches() -> None:
     net = vit(3, model="test_vit", image_size=(64, 96))
     assert net.use_levels() == [Level(64, 16)]
     assert net.levels(images(64, 96))[0].shape == (2, 64, 4, 6)
-    with pytest.raises(Unfit, match="images of 64 x 96"):
+    with pytest.raises(DataMismatch, match="images of 64 x 96"):
         net.levels(images(96, 96))
     assert vit(3, model="test_vit", image_size=(64, 96), stride=8).use_levels() == [Level(64, 8)]
     with pytest.raises(ValueError, match="gives no feature maps"):

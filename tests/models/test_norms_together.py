@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from opabinia.models import norms
 from opabinia.models.norms import GhostBatchNorm, split_norms
-from opabinia.runtime.processes import neighbours
+from opabinia.runtime.processes import neighbor_group
 
 ROOT = Path(norms.__file__).parents[2]
 SIZES = [3, 2, 2]
@@ -57,7 +57,7 @@ def together(folder: str) -> None:
     where = f"file://{folder}/here"
     dist.init_process_group("gloo", where, timedelta(seconds=60), world_size=len(SIZES), rank=rank)
     net = made()
-    split_norms(net, 1, neighbours(2))
+    split_norms(net, 1, neighbor_group(2))
     found = trained(net, [clips(rank, step) for step in range(STEPS)])
     Path(folder, f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
@@ -87,4 +87,4 @@ def test_neighbours_are_as_one_process(tmp_path: Path) -> None:
 
 
 def test_alone_there_are_no_neighbours() -> None:
-    assert neighbours(1) is None and neighbours(4) is None
+    assert neighbor_group(1) is None and neighbor_group(4) is None

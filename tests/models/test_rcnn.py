@@ -20,7 +20,7 @@ from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.ops import MultiScaleRoIAlign, box_iou
 
-from opabinia.contracts import Detections, Detector, Facts, Level, Neck, Target
+from opabinia.contracts import DatasetInfo, Detections, Detector, Level, Neck, Target
 from opabinia.models.detectors.boxes import Boxes, BoxLayers, Judged, chosen
 from opabinia.models.detectors.cascade import CascadeHead, cascade_rcnn, scaled_gradient
 from opabinia.models.detectors.keypoints import Keypoints, peaks
@@ -33,7 +33,7 @@ SHAPE = (96, 128)
 SIZES = [(96, 128), (90, 100)]
 LEVELS = tuple(Level(16, stride) for stride in (4, 8, 16, 32, 64))
 POINTS = ("nose", "left", "right")
-FACTS = Facts(samples=2, classes=("cat", "dog", "bird"), boxes=True, masks=True, keypoints=POINTS)
+FACTS = DatasetInfo(samples=2, classes=("cat", "dog", "bird"), boxes=True, masks=True, keypoints=POINTS)
 ANCHORS = [8.0, 16, 32, 64, 128]
 SMALL = Proposals(anchor_sizes=ANCHORS, before=200, after=60, before_training=200, after_training=60)
 BOX = Boxes(width=32, threshold=0.01)
@@ -226,7 +226,7 @@ def test_what_is_not_a_number_shows(name: str) -> None:
 
 
 def test_masks_and_keypoints_are_refused_where_there_are_none() -> None:
-    plain = Facts(samples=2, classes=("cat",), boxes=True)
+    plain = DatasetInfo(samples=2, classes=("cat",), boxes=True)
     keys: dict[str, Any] = {"neck": Given, "proposals": SMALL, "pooling": Pooling(), "box": BOX}
     with pytest.raises(ValueError, match="masks: true"):
         mask_rcnn(LEVELS, plain, **keys, mask=Masks())
@@ -639,7 +639,7 @@ def test_squares_are_learned_by_heart(name: str) -> None:
     }
     net = Strided()
     make: Any = {"mask_rcnn": mask_rcnn, "cascade": cascade_rcnn}[name]
-    detector = make(levels, Facts(samples=4, classes=("red", "green"), boxes=True, masks=True), **keys)
+    detector = make(levels, DatasetInfo(samples=4, classes=("red", "green"), boxes=True, masks=True), **keys)
     shape, sizes = (64, 64), [(64, 64)] * 4
     optimizer = torch.optim.AdamW([*net.parameters(), *detector.parameters()], lr=2e-3)
     for _ in range(150):

@@ -24,7 +24,7 @@ ARRAYS = {
     "big end first": np.arange(3, dtype=">i4"),
     "view": np.arange(12, dtype=np.int64).reshape(3, 4)[:, ::2],
     "half": np.float16([1.5, -2]),
-    "truth": np.array([True, False]),
+    "ground_truth": np.array([True, False]),
     "number": np.array(3, dtype=np.uint8),
     "empty": np.zeros((0, 4), np.float32),
 }

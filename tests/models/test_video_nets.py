@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torchvision import models
 
-from opabinia.contracts import Backbone, Unfit
+from opabinia.contracts import Backbone, DataMismatch
 from opabinia.models.backbones.video import resnet3d, slow, slowfast, torchvision_video, x3d
 from opabinia.models.backbones.video import torchvision_video as torchvision_nets
 from opabinia.models.backbones.video.base import ClipBackbone, FramePool, convolution
@@ -264,7 +264,7 @@ def test_depths_go_up_block_by_block() -> None:
 @pytest.mark.parametrize("name", ["resnet3d", "slowfast", "x3d"])
 def test_images_are_refused(name: str) -> None:
     net = made({**SMALL, **LARGE}[name], device="meta")
-    with pytest.raises(Unfit, match=r"takes clips.*2 x 3 x 32 x 32"):
+    with pytest.raises(DataMismatch, match=r"takes clips.*2 x 3 x 32 x 32"):
         net(torch.zeros(2, 3, 32, 32, device="meta"))
     with pytest.raises(ValueError, match="offset"):
         net(torch.zeros(2, 3, 4, 32, 32, device="meta"), torch.zeros(2, 8))
@@ -289,7 +289,7 @@ def test_what_does_not_go_together_is_refused() -> None:
 def test_mvits_tell_the_only_size_that_they_take(name: str) -> None:
     net = made(of_torchvision(name), device="meta").eval()
     assert net(torch.zeros(1, 3, *MVIT_SIZE, device="meta")).shape == (1, 768)
-    with pytest.raises(Unfit, match=rf"{name} takes clips of 16 x 224 x 224 only.*not of 8 x 224 x 224"):
+    with pytest.raises(DataMismatch, match=rf"{name} takes clips of 16 x 224 x 224 only.*not of 8 x 224 x 224"):
         net(torch.zeros(1, 3, 8, 224, 224, device="meta"))
 
 
@@ -298,7 +298,7 @@ def test_s3d_tells_what_is_too_small() -> None:
     assert net(torch.zeros(1, 3, *S3D_LEAST, device="meta")).shape == (1, 1024)
     for axis in range(3):
         size = [side - (i == axis) for i, side in enumerate(S3D_LEAST)]
-        with pytest.raises(Unfit, match="takes clips of 5 x 17 x 17 or more"):
+        with pytest.raises(DataMismatch, match="takes clips of 5 x 17 x 17 or more"):
             net(torch.zeros(1, 3, *size, device="meta"))
     with pytest.raises(ValueError, match="s3d"):
         net.checkpoint_activations()

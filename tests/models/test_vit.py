@@ -5,7 +5,7 @@ import timm as timm_library
 import torch
 from timm.layers.pos_embed import resample_abs_pos_embed
 
-from opabinia.contracts import Unfit
+from opabinia.contracts import DataMismatch
 from opabinia.models.backbones import timm as backbones
 from opabinia.models.backbones.vit import vit
 from opabinia.models.weights.init import fit
@@ -108,5 +108,5 @@ def test_mistakes(keys: dict[str, Any], message: str) -> None:
 
 
 def test_images_of_another_size_are_refused() -> None:
-    with pytest.raises(Unfit, match=r"images of 64 x 32 \(its image_size\), not 32 x 64"):
+    with pytest.raises(DataMismatch, match=r"images of 64 x 32 \(its image_size\), not 32 x 64"):
         small()(torch.rand(1, 3, 32, 64))

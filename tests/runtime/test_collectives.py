@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from opabinia.contracts import Row
 from opabinia.models.feature_queue import FeatureQueue
 from opabinia.models.losses.metric import circle, memory_loss, pairs, supervised_contrastive, triplet
-from opabinia.runtime.collectives import dealt_anew, gather_batch, gather_with_gradient, per_sample
-from opabinia.runtime.processes import gather, mean_of
+from opabinia.runtime.collectives import gather_batch, gather_with_gradient, per_sample, shuffle_between_ranks
+from opabinia.runtime.processes import all_reduce_mean, gather
 from tests.faults.programs import Server
 
 LABELS = torch.tensor([0, 1, 0, 2, 2, 1, 0, 3, 3, 0, 1, 2])
@@ -103,7 +103,7 @@ def queues(rank: int, world: int) -> dict[str, list[Any]]:
         mine = list(Row(step=0, epoch=0, first=0, count=count).share(rank, world))
         queue.enqueue(*gather_batch(torch.randn(len(mine), 4), LABELS[mine], [str(number) for number in mine]))
     assert all(torch.equal(queue.features, other) for other in gather(queue.features))
-    assert torch.equal(mean_of([queue.features])[0], queue.features)
+    assert torch.equal(all_reduce_mean([queue.features])[0], queue.features)
     return {"labels": queue.labels.tolist()}
 
 
@@ -128,9 +128,9 @@ def numbers(rank: int, world: int) -> dict[str, list[Any]]:
 def dealt(rank: int, world: int) -> dict[str, list[Any]]:
     """Rank 0 has two rows, rank 1 three and so on, of numbers that tell whose they are."""
     own = torch.arange(10.0 * rank, 10.0 * rank + rank + 2)[:, None].requires_grad_()
-    rows, back = dealt_anew(own, seed=1)
-    again, _ = dealt_anew(own, seed=1)
-    other, _ = dealt_anew(own, seed=2)
+    rows, back = shuffle_between_ranks(own, seed=1)
+    again, _ = shuffle_between_ranks(own, seed=1)
+    other, _ = shuffle_between_ranks(own, seed=2)
     assert not rows.requires_grad and torch.equal(rows, again)
     return {
         "own": own.flatten().tolist(),
@@ -264,7 +264,7 @@ def test_rows_are_dealt_and_what_is_made_of_them_comes_back(found: Found, world:
 
 def test_alone_rows_change_their_order() -> None:
     rows = torch.arange(12.0).view(6, 2)
-    dealt, back = dealt_anew(rows, seed=1)
+    dealt, back = shuffle_between_ranks(rows, seed=1)
     assert dealt.tolist() != rows.tolist() and sorted(dealt.tolist()) == rows.tolist()
     assert torch.equal(back(dealt), rows)
 

@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 from opabinia.runtime import files
-from opabinia.runtime.files import DiskError, InUse, flush_to_disk, folder_aside, mend, only_writer, told, write_aside
+from opabinia.runtime.files import (
+    DiskError,
+    InUse,
+    disk_errors,
+    exclusive_lock,
+    flush_to_disk,
+    mend,
+    temporary_folder,
+    write_atomic,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -38,10 +47,10 @@ def failing(number: int) -> Any:
     ],
 )
 def test_told_names_the_file_the_reason_and_what_is_left(number: int, reason: str) -> None:
-    with pytest.raises(DiskError) as caught, told(Path("a/b"), "the rest is whole"):
+    with pytest.raises(DiskError) as caught, disk_errors(Path("a/b"), "the rest is whole"):
         failing(number)()
     assert str(caught.value) == f"cannot write a/b: {reason}; the rest is whole"
-    with pytest.raises(DiskError) as caught, told(Path("a/b")):
+    with pytest.raises(DiskError) as caught, disk_errors(Path("a/b")):
         failing(number)()
     assert str(caught.value) == f"cannot write a/b: {reason}"
 
@@ -49,16 +58,16 @@ def test_told_names_the_file_the_reason_and_what_is_left(number: int, reason: st
 def test_told_once() -> None:
     with (
         pytest.raises(DiskError, match=r"^cannot write inner: the disk is full$"),
-        told(Path("outer")),
-        told(Path("inner")),
+        disk_errors(Path("outer")),
+        disk_errors(Path("inner")),
     ):
         failing(errno.ENOSPC)()
 
 
 def test_told_leaves_other_errors_alone() -> None:
-    with pytest.raises(ValueError, match="other"), told(Path("x")):
+    with pytest.raises(ValueError, match="other"), disk_errors(Path("x")):
         raise ValueError("other")
-    with pytest.raises(DiskError, match="cannot write x: odd"), told(Path("x")):
+    with pytest.raises(DiskError, match="cannot write x: odd"), disk_errors(Path("x")):
         raise OSError("odd")
 
 
@@ -70,9 +79,9 @@ def test_told_leaves_other_errors_alone() -> None:
 )
 def test_write_aside(tmp_path: Path, content: str | bytes, expected: bytes) -> None:
     path = tmp_path / "file"
-    write_aside(path, content)
+    write_atomic(path, content)
     assert path.read_bytes() == expected
-    write_aside(path, b"new")
+    write_atomic(path, b"new")
     assert path.read_bytes() == b"new"
     assert names(tmp_path) == ["file"]
 
@@ -80,7 +89,7 @@ def test_write_aside(tmp_path: Path, content: str | bytes, expected: bytes) -> N
 def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     versions = [bytes([n]) * 200_000 for n in range(40)]
-    write_aside(path, versions[0])
+    write_atomic(path, versions[0])
     done = threading.Event()
     seen: list[bytes] = []
 
@@ -91,7 +100,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
     reader = threading.Thread(target=read)
     reader.start()
     for version in versions:
-        write_aside(path, version)
+        write_atomic(path, version)
     done.set()
     reader.join()
     assert len(seen) > 1
@@ -104,7 +113,7 @@ def test_what_goes_wrong_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException
 ) -> None:
     path = tmp_path / "file"
-    write_aside(path, "old")
+    write_atomic(path, "old")
 
     def fail(*arguments: Any) -> None:
         raise error
@@ -112,7 +121,7 @@ def test_what_goes_wrong_leaves_the_old_file(
     monkeypatch.setattr(os, {"fsync": "fsync", "rename": "replace"}[place], fail)
     expected = DiskError if isinstance(error, OSError) else KeyboardInterrupt
     with pytest.raises(expected):
-        write_aside(path, "new")
+        write_atomic(path, "new")
     monkeypatch.undo()
     assert path.read_text() == "old"
     assert names(tmp_path) == ["file"]
@@ -133,13 +142,13 @@ def test_content_is_on_the_disk_before_its_name_is(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", replace)
-    write_aside(tmp_path / "file", "x")
+    write_atomic(tmp_path / "file", "x")
     assert calls == ["flush tmp", "rename", f"flush {tmp_path.name}"]
 
 
 def test_no_folder_to_write_into(tmp_path: Path) -> None:
     with pytest.raises(DiskError, match=r"cannot write .*/absent/file: No such file"):
-        write_aside(tmp_path / "absent" / "file", "x")
+        write_atomic(tmp_path / "absent" / "file", "x")
 
 
 # --- a folder ---------------------------------------------------------------------------------------------------------
@@ -153,7 +162,7 @@ def fill(folder: Path, text: str) -> None:
 def test_folder_aside(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "folder"
     for text in ("one", "two"):
-        with folder_aside(path) as aside:
+        with temporary_folder(path) as aside:
             fill(aside, text)
             assert not path.exists() or (path / "a").read_text() == "one"
         assert [(path / name).read_text() for name in "ab"] == [text, text]
@@ -162,10 +171,10 @@ def test_folder_aside(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_finished_does_not_appear(tmp_path: Path) -> None:
     path = tmp_path / "folder"
-    with folder_aside(path) as aside:
+    with temporary_folder(path) as aside:
         fill(aside, "old")
     for error in (ValueError, KeyboardInterrupt):
-        with pytest.raises(error), folder_aside(path) as aside:
+        with pytest.raises(error), temporary_folder(path) as aside:
             (aside / "a").write_text("new")
             raise error
         assert (path / "a").read_text() == "old"
@@ -218,12 +227,15 @@ def test_a_second_writer_is_refused_until_the_first_is_gone(tmp_path: Path) -> N
         assert first.stdout
         child = int(first.stdout.readline())
         try:
-            with pytest.raises(InUse, match=f"{tmp_path}: another process is writing this run"), only_writer(tmp_path):
+            with (
+                pytest.raises(InUse, match=f"{tmp_path}: another process is writing this run"),
+                exclusive_lock(tmp_path),
+            ):
                 pass
             first.send_signal(signal.SIGKILL)
             first.wait(10)
             os.kill(child, 0)
-            with only_writer(tmp_path):
+            with exclusive_lock(tmp_path):
                 pass
         finally:
             os.kill(child, signal.SIGKILL)
@@ -232,16 +244,16 @@ def test_a_second_writer_is_refused_until_the_first_is_gone(tmp_path: Path) -> N
 
 def test_the_lock_is_given_back(tmp_path: Path) -> None:
     for _ in range(2):
-        with only_writer(tmp_path):
+        with exclusive_lock(tmp_path):
             pass
-    with pytest.raises(ValueError), only_writer(tmp_path):
+    with pytest.raises(ValueError), exclusive_lock(tmp_path):
         raise ValueError
-    with only_writer(tmp_path):
+    with exclusive_lock(tmp_path):
         pass
 
 
 def test_a_folder_that_cannot_be_locked_is_told(tmp_path: Path) -> None:
-    with pytest.raises(DiskError, match="cannot write"), only_writer(tmp_path / "absent"):
+    with pytest.raises(DiskError, match="cannot write"), exclusive_lock(tmp_path / "absent"):
         pass
 
 
@@ -250,5 +262,5 @@ def test_without_locks_it_still_works(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(files.fcntl, "lockf", refuse)
-    with only_writer(tmp_path):
+    with exclusive_lock(tmp_path):
         pass

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from opabinia.runtime.process_group import CannotJoin, Place, address_towards, joined, place_of
+from opabinia.runtime.process_group import CannotJoin, Place, address_towards, joined_process_group, place_of
 from opabinia.runtime.processes import world_size
 from tests.runtime.test_slurm import STEP
 
@@ -28,7 +28,7 @@ def environment() -> Iterator[None]:
 def test_alone() -> None:
     assert place_of({}) is None
     assert place_of({"RANK": "0", "WORLD_SIZE": "1"}) is None
-    with joined():
+    with joined_process_group():
         assert not dist.is_initialized()
 
 
@@ -67,7 +67,7 @@ def test_what_slurm_says_stands_in_the_environment_from_then_on() -> None:
 def test_an_environment_that_does_not_do(monkeypatch: pytest.MonkeyPatch, found: dict[str, str], message: str) -> None:
     for name, value in found.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(CannotJoin, match=message) as caught, joined():
+    with pytest.raises(CannotJoin, match=message) as caught, joined_process_group():
         pass
     assert caught.value.alike and caught.value.exit_status == 2
 
@@ -84,7 +84,7 @@ def test_an_environment_that_does_not_do(monkeypatch: pytest.MonkeyPatch, found:
 def test_settings_that_do_not_do(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], message: str) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(CannotJoin, match=f"train.distributed: .*{message}"), joined(**settings):
+    with pytest.raises(CannotJoin, match=f"train.distributed: .*{message}"), joined_process_group(**settings):
         pass
 
 
@@ -93,7 +93,7 @@ def test_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
         port = taken.getsockname()[1]
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    alone = joined(f"tcp://127.0.0.1:{port}", timeout=1 / 60)
+    alone = joined_process_group(f"tcp://127.0.0.1:{port}", timeout=1 / 60)
     with pytest.raises(CannotJoin, match=f"cannot be reached at tcp://127.0.0.1:{port}: ") as caught, alone:
         pass
     assert "\n" not in str(caught.value) and not caught.value.alike
@@ -103,7 +103,7 @@ def test_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_group_that_is_there_is_used_and_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     try:
-        with caplog.at_level(logging.WARNING, "opabinia"), joined("tcp://localhost:1"):
+        with caplog.at_level(logging.WARNING, "opabinia"), joined_process_group("tcp://localhost:1"):
             assert world_size() == 1
         assert "joined before" in caplog.text
         assert dist.is_initialized()

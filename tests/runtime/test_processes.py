@@ -2,18 +2,18 @@ from pathlib import Path
 
 import pytest
 
-from opabinia.runtime.processes import first_says, gather, is_first, local_rank, rank, world_size
+from opabinia.runtime.processes import from_rank_zero, gather, is_rank_zero, local_rank, rank, world_size
 from tests.faults.programs import Server
 
 
 def test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "7")  # left over from something else
-    assert (rank(), world_size(), local_rank(), is_first()) == (0, 1, 0, True)
+    assert (rank(), world_size(), local_rank(), is_rank_zero()) == (0, 1, 0, True)
     value = {"a": object()}
     assert gather(value)[0] is value
-    assert first_says(lambda: value) is value
+    assert from_rank_zero(lambda: value) is value
     with pytest.raises(KeyError, match="lost"):
-        first_says(lambda: {}["lost"])
+        from_rank_zero(lambda: {}["lost"])
 
 
 def test_the_local_rank_is_known_before_the_group_is(monkeypatch: pytest.MonkeyPatch) -> None:

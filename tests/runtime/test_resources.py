@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from opabinia.runtime.resources import cores, forget_peak, memory_left, peak, quota
+from opabinia.runtime.resources import cores, memory_left, peak_memory, quota, reset_peak_memory
 
 MEMINFO = "MemTotal: 9000000 kB\nMemFree: 10 kB\nMemAvailable: 8000000 kB\n"
 LEFT = 8_000_000 * 1024
@@ -70,9 +70,9 @@ def test_cores_are_divided_by_the_processes_here(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_peak_is_of_this_process_and_can_be_forgotten() -> None:
-    forget_peak()
-    before = peak()
+    reset_peak_memory()
+    before = peak_memory()
     held = np.ones(30_000_000)
     del held
-    assert peak() >= before + 200_000_000
+    assert peak_memory() >= before + 200_000_000
     assert memory_left() > 0

@@ -5,13 +5,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from opabinia.contracts import Backbone, Batch, Clock, Facts, Task
+from opabinia.contracts import Backbone, Batch, Clock, DatasetInfo, Task
 from opabinia.models.losses.binary import binary_cross_entropy
 from opabinia.models.losses.cross_entropy import cross_entropy
 from opabinia.tasks.classification import Classification
 
 CLASSES = ("cat", "dog", "emu", "fox")
-FACTS = Facts(samples=8, channels=1, classes=CLASSES)
+FACTS = DatasetInfo(samples=8, channels=1, classes=CLASSES)
 
 
 class Pool(Backbone):
@@ -32,9 +32,9 @@ class Pool(Backbone):
         return features
 
 
-def make(facts: Facts = FACTS, **keys: Any) -> Classification:
+def make(dataset_info: DatasetInfo = FACTS, **keys: Any) -> Classification:
     torch.manual_seed(0)
-    return Classification(facts, backbone=Pool, **keys)
+    return Classification(dataset_info, backbone=Pool, **keys)
 
 
 def batch_of(count: int = 8, channels: int = 1) -> Batch:
@@ -97,7 +97,7 @@ def test_images_are_normalised_once() -> None:
     [(1, [0.5], [0.5]), (3, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]), (4, [0.5], [0.5])],
 )
 def test_usual_means(channels: int, mean: list[float], std: list[float]) -> None:
-    task = make(Facts(samples=8, channels=channels, classes=CLASSES))
+    task = make(DatasetInfo(samples=8, channels=channels, classes=CLASSES))
     torch.testing.assert_close(task.normalize.mean.flatten(), torch.tensor(mean))
     torch.testing.assert_close(task.normalize.std.flatten(), torch.tensor(std))
     assert task.predict(batch_of(2, channels))["logits"].shape == (2, 4)
@@ -128,20 +128,20 @@ def test_it_overfits_a_batch() -> None:
 @pytest.mark.parametrize("classes", [(), ("alone",)])
 def test_two_classes_are_needed(classes: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=f"two classes or more; the training data has {len(classes)}"):
-        make(Facts(samples=8, classes=classes))
+        make(DatasetInfo(samples=8, classes=classes))
 
 
 @pytest.mark.parametrize(
-    ("facts", "message"),
+    ("dataset_info", "message"),
     [
-        (Facts(8, 3, CLASSES), "its images have 3 channels, those of training 1"),
-        (Facts(8, 1, ("cat", "dog", "emu", "gnu")), r"missing: fox; new: gnu"),
-        (Facts(8, 1, CLASSES[::-1]), r"missing: none; new: none; the order counts"),
+        (DatasetInfo(8, 3, CLASSES), "its images have 3 channels, those of training 1"),
+        (DatasetInfo(8, 1, ("cat", "dog", "emu", "gnu")), r"missing: fox; new: gnu"),
+        (DatasetInfo(8, 1, CLASSES[::-1]), r"missing: none; new: none; the order counts"),
     ],
 )
-def test_other_data_cannot_be_measured(facts: Facts, message: str) -> None:
+def test_other_data_cannot_be_measured(dataset_info: DatasetInfo, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        make().evaluators(facts)
+        make().evaluators(dataset_info)
 
 
 def test_the_log_shows_the_loss() -> None:
@@ -155,7 +155,7 @@ def test_the_weights_are_all_there_is_to_save() -> None:
 
 # --- several labels an image ------------------------------------------------------------------------------------------
 
-MULTI = Facts(samples=8, channels=1, classes=CLASSES, multi_label=True)
+MULTI = DatasetInfo(samples=8, channels=1, classes=CLASSES, multi_label=True)
 
 
 def multi_batch() -> Batch:
@@ -183,20 +183,20 @@ def test_evaluation_data_with_another_kind_of_labels_is_refused() -> None:
         make().evaluators(MULTI)
 
 
-@pytest.mark.parametrize("facts", [FACTS, MULTI])
-def test_views_are_predicted_together(facts: Facts) -> None:
-    task, batch = make(facts).eval(), batch_of()
+@pytest.mark.parametrize("dataset_info", [FACTS, MULTI])
+def test_views_are_predicted_together(dataset_info: DatasetInfo) -> None:
+    task, batch = make(dataset_info).eval(), batch_of()
     views = torch.stack([batch["image"], batch["image"].flip(-1)], 1)
     found = task.predict({**batch, "image": views})
     each = [task.predict({**batch, "image": images})["probabilities"] for images in views.unbind(1)]
     torch.testing.assert_close(found["probabilities"], (each[0] + each[1]) / 2)
-    back = found["logits"].sigmoid() if facts.multi_label else found["logits"].softmax(1)
+    back = found["logits"].sigmoid() if dataset_info.multi_label else found["logits"].softmax(1)
     torch.testing.assert_close(back, found["probabilities"])
 
 
-@pytest.mark.parametrize("facts", [FACTS, MULTI])
-def test_views_that_rule_a_class_out_stay_finite(facts: Facts) -> None:
-    task = make(facts).eval()
+@pytest.mark.parametrize("dataset_info", [FACTS, MULTI])
+def test_views_that_rule_a_class_out_stay_finite(dataset_info: DatasetInfo) -> None:
+    task = make(dataset_info).eval()
     with torch.no_grad():
         for parameter in task.head.parameters():
             parameter.mul_(1e5)

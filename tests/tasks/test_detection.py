@@ -15,21 +15,21 @@ from opabinia.contracts import (
     Backbone,
     Batch,
     Clock,
+    DatasetInfo,
     Detections,
     Detector,
-    Facts,
+    GroundTruth,
     Level,
     Predictions,
     Sizes,
     Target,
-    Truth,
 )
 from opabinia.data.collate import collate
 from opabinia.tasks.detection import Detection
 from opabinia.tasks.detection.task import inside, scaled, stacked, targets
 from opabinia.tasks.detection.test_time_augmentation import Views, mirrored
 
-FACTS = Facts(samples=4, channels=1, classes=("dot", "bar"), boxes=True)
+FACTS = DatasetInfo(samples=4, channels=1, classes=("dot", "bar"), boxes=True)
 SIDE = 8
 
 
@@ -55,7 +55,7 @@ class Brightest(Detector):
     size_multiple = 4
     most = 3
 
-    def __init__(self, levels: Sequence[Level], facts: Facts) -> None:
+    def __init__(self, levels: Sequence[Level], dataset_info: DatasetInfo) -> None:
         super().__init__()
 
     def losses(
@@ -100,8 +100,8 @@ class Halves(Brightest):
         return bright
 
 
-def detection(detector: Any = Brightest, facts: Facts = FACTS, **keys: Any) -> Detection:
-    return Detection(facts, backbone=Pixels, detector=detector, mean=[0.2], std=[1.0], **keys).eval()
+def detection(detector: Any = Brightest, dataset_info: DatasetInfo = FACTS, **keys: Any) -> Detection:
+    return Detection(dataset_info, backbone=Pixels, detector=detector, mean=[0.2], std=[1.0], **keys).eval()
 
 
 def sample(
@@ -115,10 +115,12 @@ def sample(
         image[0, box[1] : box[3], box[0] : box[2]] = 1
     boxes = torch.tensor([box] if box else []).view(-1, 4).float()
     nothing = np.zeros(0)
-    truth = Truth(name, size, nothing.astype(int), nothing.reshape(0, 4), nothing.astype(int), nothing, nothing > 0)
+    ground_truth = GroundTruth(
+        name, size, nothing.astype(int), nothing.reshape(0, 4), nothing.astype(int), nothing, nothing > 0
+    )
     labels = torch.ones(len(boxes), dtype=torch.int64)
-    found = {"image": image, "boxes": boxes, "labels": labels, "id": name, "picture_size": picture or size}
-    return {**found, "truth": truth}
+    found = {"image": image, "boxes": boxes, "labels": labels, "id": name, "original_size": picture or size}
+    return {**found, "ground_truth": ground_truth}
 
 
 def batch_of(*samples: dict[str, Any]) -> Batch:
@@ -277,28 +279,28 @@ def test_masks_of_views_are_turned_back_and_averaged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "message"),
-    [(Facts(4, classes=("a",)), "no boxes|has boxes|coco"), (Facts(4, boxes=True), "no class of things")],
+    ("dataset_info", "message"),
+    [(DatasetInfo(4, classes=("a",)), "no boxes|has boxes|coco"), (DatasetInfo(4, boxes=True), "no class of things")],
     ids=["no boxes", "no classes"],
 )
-def test_data_that_cannot_be_learned_is_refused(facts: Facts, message: str) -> None:
+def test_data_that_cannot_be_learned_is_refused(dataset_info: DatasetInfo, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        detection(facts=facts)
+        detection(dataset_info=dataset_info)
 
 
 @pytest.mark.parametrize(
-    ("facts", "message"),
+    ("dataset_info", "message"),
     [
-        (Facts(4, 3, ("dot", "bar"), boxes=True), "3 channels"),
-        (Facts(4, 1, ("dot", "bar")), "no boxes"),
-        (Facts(4, 1, ("bar", "dot"), boxes=True), "the order counts"),
-        (Facts(4, 1, ("dot",), boxes=True), "missing: bar"),
+        (DatasetInfo(4, 3, ("dot", "bar"), boxes=True), "3 channels"),
+        (DatasetInfo(4, 1, ("dot", "bar")), "no boxes"),
+        (DatasetInfo(4, 1, ("bar", "dot"), boxes=True), "the order counts"),
+        (DatasetInfo(4, 1, ("dot",), boxes=True), "missing: bar"),
     ],
     ids=["channels", "boxes", "order", "missing"],
 )
-def test_sets_that_do_not_fit_the_training_data_are_refused(facts: Facts, message: str) -> None:
+def test_sets_that_do_not_fit_the_training_data_are_refused(dataset_info: DatasetInfo, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        detection().evaluators(facts)
+        detection().evaluators(dataset_info)
 
 
 def test_padding_is_what_the_detector_needs_unless_a_person_says_otherwise() -> None:

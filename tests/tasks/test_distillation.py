@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from opabinia.contracts import Backbone, Batch, Clock, Evaluator, Facts, Hook, Predictions, Task, Unfit
+from opabinia.contracts import Backbone, Batch, Clock, DataMismatch, DatasetInfo, Evaluator, Hook, Predictions, Task
 from opabinia.engine.loop.step import total_loss
 from opabinia.models.backbones.timm import timm
 from opabinia.models.losses.distillation import logits_loss
@@ -26,7 +26,7 @@ from opabinia.tasks.distillation import (
 )
 
 CLASSES = ("cat", "dog", "emu", "fox")
-FACTS = Facts(samples=8, channels=3, classes=CLASSES)
+FACTS = DatasetInfo(samples=8, channels=3, classes=CLASSES)
 
 
 class Pool(Backbone):
@@ -46,9 +46,9 @@ class Pool(Backbone):
         return features
 
 
-def task_of(width: int = 6, seed: int = 0, facts: Facts = FACTS) -> Classification:
+def task_of(width: int = 6, seed: int = 0, dataset_info: DatasetInfo = FACTS) -> Classification:
     torch.manual_seed(seed)
-    return Classification(facts, backbone=lambda channels: Pool(channels, width))
+    return Classification(dataset_info, backbone=lambda channels: Pool(channels, width))
 
 
 def batch_of(count: int = 8) -> Batch:
@@ -163,8 +163,10 @@ def test_losses_of_any_form_are_weighted(form: Any, trained: Any) -> None:
 
 
 def test_shapes_that_differ_are_told() -> None:
-    other = task_of(seed=1, facts=Facts(8, 3, (*CLASSES, "gnu")))
-    with pytest.raises(Unfit, match=r"the student's logits are of shape \(8, 4\), the teacher's of shape \(8, 5\)"):
+    other = task_of(seed=1, dataset_info=DatasetInfo(8, 3, (*CLASSES, "gnu")))
+    with pytest.raises(
+        DataMismatch, match=r"the student's logits are of shape \(8, 4\), the teacher's of shape \(8, 5\)"
+    ):
         distilled(teacher=other)(batch_of(), Clock())
 
 
@@ -187,8 +189,8 @@ def test_names_are_those_of_the_student() -> None:
 class Clocked(Classification):
     """A task with a method, an attribute, a buffer and a parameter of its own, and hooks that change them."""
 
-    def __init__(self, facts: Facts) -> None:
-        super().__init__(facts, backbone=Pool)
+    def __init__(self, dataset_info: DatasetInfo) -> None:
+        super().__init__(dataset_info, backbone=Pool)
         self.ticks = 0
         self.scale = nn.Parameter(torch.ones(()))
         self.register_buffer("seen", torch.zeros(()))
@@ -207,10 +209,10 @@ class Clocked(Classification):
     def features(self, batch: Batch) -> dict[str, Tensor]:
         return {"own": torch.ones(len(batch["id"]), 1)}
 
-    def evaluators(self, facts: Facts) -> list[Evaluator]:
+    def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         return []
 
-    def hooks(self, facts: Facts) -> list[Hook]:
+    def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
         return [Hook(), Hook()]
 
 
@@ -552,7 +554,7 @@ def test_teachers_that_know_nothing_are_refused(tmp_path: Path) -> None:
             image_teacher(neither_or_both)
     with pytest.raises(ValueError, match=r"^mean: belongs to a backbone that teaches"):
         image_teacher(teach(run=tmp_path, mean=[0.5]))
-    grey = task_of(facts=Facts(8, 1, CLASSES))
+    grey = task_of(dataset_info=DatasetInfo(8, 1, CLASSES))
     with pytest.raises(ValueError, match=r"^run: .* knows images with 1 channels, the data's have 3"):
         make_teacher(teach(run=tmp_path), FACTS, lambda _: grey, logits=True)
     with pytest.raises(ValueError, match="nobody teaches; give a run, a backbone, teachers or average"):

@@ -2,13 +2,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Batch, Clock, Facts
+from opabinia.contracts import Batch, Clock, DatasetInfo
 from opabinia.models.backbones.timm import timm
 from opabinia.models.losses.cross_entropy import cross_entropy
 from opabinia.models.losses.metric import triplet
 from opabinia.tasks.reid.mgn import MGN
 
-FACTS = Facts(samples=8, classes=("ann", "bob", "cid", "dot"), queries=True)
+FACTS = DatasetInfo(samples=8, classes=("ann", "bob", "cid", "dot"), queries=True)
 
 
 def make(**keys: object) -> MGN:

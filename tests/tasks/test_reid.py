@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opabinia.contracts import Backbone, Batch, Clock, Facts, Run, Task
+from opabinia.contracts import Backbone, Batch, Clock, DatasetInfo, Run, Task
 from opabinia.models.heads import arcface
 from opabinia.models.losses.cross_entropy import cross_entropy
 from opabinia.models.losses.metric import circle, triplet
@@ -14,7 +14,7 @@ from opabinia.models.pooling import Gem
 from opabinia.tasks.reid.baseline import Baseline, SideEmbedding
 from opabinia.tasks.reid.cross_batch_memory import Memory
 
-FACTS = Facts(samples=16, channels=3, classes=("ann", "bob", "cid", "dot"), cameras=2, queries=True)
+FACTS = DatasetInfo(samples=16, channels=3, classes=("ann", "bob", "cid", "dot"), cameras=2, queries=True)
 
 
 class Maps(Backbone):
@@ -34,9 +34,9 @@ class Maps(Backbone):
         return self.maps(images, offset).mean((2, 3))
 
 
-def make(facts: Facts = FACTS, **keys: Any) -> Baseline:
+def make(dataset_info: DatasetInfo = FACTS, **keys: Any) -> Baseline:
     torch.manual_seed(0)
-    return Baseline(facts, backbone=Maps, **keys)
+    return Baseline(dataset_info, backbone=Maps, **keys)
 
 
 def batch_of(count: int = 8) -> Batch:
@@ -175,8 +175,11 @@ def test_features_that_are_not_finite_are_not_remembered() -> None:
     ("keys", "message"),
     [
         ({"loss": None}, "nothing is learned"),
-        ({"facts": Facts(8, classes=("ann",))}, "two identities or more; the training data has 1"),
-        ({"facts": Facts(8, classes=("ann", "bob")), "side_information": 3.0}, "neither cameras nor views"),
+        ({"dataset_info": DatasetInfo(8, classes=("ann",))}, "two identities or more; the training data has 1"),
+        (
+            {"dataset_info": DatasetInfo(8, classes=("ann", "bob")), "side_information": 3.0},
+            "neither cameras nor views",
+        ),
     ],
 )
 def test_what_cannot_be_learned_is_told(keys: dict[str, Any], message: str) -> None:
@@ -198,10 +201,10 @@ def test_a_backbone_without_maps_or_tokens_is_told() -> None:
 
 def test_a_set_it_cannot_be_evaluated_on_is_told() -> None:
     with pytest.raises(ValueError, match="1 channels, those of training 3"):
-        make().evaluators(Facts(8, channels=1))
+        make().evaluators(DatasetInfo(8, channels=1))
     with pytest.raises(ValueError, match="tell 3 cameras, those of training 2"):
-        make(side_information=3.0).evaluators(Facts(8, cameras=3))
-    assert make().evaluators(Facts(8, cameras=3)), "without side information any camera will do"
+        make(side_information=3.0).evaluators(DatasetInfo(8, cameras=3))
+    assert make().evaluators(DatasetInfo(8, cameras=3)), "without side information any camera will do"
 
 
 def test_mixed_labels_are_refused() -> None:

@@ -3,13 +3,13 @@ from typing import Any
 import pytest
 import torch
 
-from opabinia.contracts import Batch, Clock, Facts, Task, Unfit
+from opabinia.contracts import Batch, Clock, DataMismatch, DatasetInfo, Task
 from opabinia.models.backbones.timm import timm
 from opabinia.models.backbones.video import resnet3d
 from opabinia.models.losses.cross_entropy import cross_entropy
 from opabinia.tasks.video import Video
 
-FACTS = Facts(samples=8, channels=1, classes=("left", "right", "up"))
+FACTS = DatasetInfo(samples=8, channels=1, classes=("left", "right", "up"))
 
 
 def small(channels: int) -> Any:
@@ -69,9 +69,9 @@ def test_what_does_not_fit_is_told() -> None:
     with pytest.raises(ValueError, match=r"backbone: .*\{name: tsn, backbone: \.\.\.\}"):
         Video(FACTS, backbone=lambda channels: timm(channels, model="test_resnet"))
     with pytest.raises(ValueError, match="video needs two classes or more"):
-        Video(Facts(samples=8, channels=1, classes=("left",)), backbone=small)
+        Video(DatasetInfo(samples=8, channels=1, classes=("left",)), backbone=small)
     task = make()
-    with pytest.raises(Unfit, match="put clip first among the transforms"):
+    with pytest.raises(DataMismatch, match="put clip first among the transforms"):
         task({**clips(), "image": torch.zeros(2, 1, 8, 8)}, Clock())
-    with pytest.raises(Unfit, match="put clip first"):
+    with pytest.raises(DataMismatch, match="put clip first"):
         task({"video": [], "label": torch.tensor([0])}, Clock())

@@ -15,7 +15,7 @@ from opabinia.config import ConfigError
 from opabinia.data import Data, Stream
 from opabinia.data.sampling.identity_samplers import identities
 from opabinia.data.sources import Digits
-from opabinia.training.auto_values import settled, with_found
+from opabinia.training.auto_values import replace_auto, with_values
 from opabinia.training.autotune import Attempt, Tried, agreed_place, largest, out_of_memory, repeated, suited
 from opabinia.training.run_folder import resolve
 
@@ -145,13 +145,13 @@ def tried(read: float, step: float, finish: float) -> Tried:
 
 def test_numbers_stand_in_the_place_of_auto_only() -> None:
     config = resolve("classification/digits", ["data.batch_size=auto"]).config
-    found = with_found(config, batch_size=40, workers=7)
+    found = with_values(config, batch_size=40, workers=7)
     assert (found["data"]["batch_size"], found["data"]["workers"]) == (40, 2)
     assert config["data"]["batch_size"] == "auto", "the given one stays"
 
 
 def test_who_does_not_train_is_told() -> None:
     with pytest.raises(ConfigError, match=r"data\.batch_size: auto is found out by `opabinia train`"):
-        settled(resolve("classification/digits", ["data.batch_size=auto"]).config)
-    found = settled(resolve("classification/digits", ["data.workers=auto"]).config)
+        replace_auto(resolve("classification/digits", ["data.batch_size=auto"]).config)
+    found = replace_auto(resolve("classification/digits", ["data.workers=auto"]).config)
     assert found["data"]["workers"] >= 1

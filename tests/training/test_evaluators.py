@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from opabinia.config import ConfigError
-from opabinia.contracts import Evaluator, Facts, Task
+from opabinia.contracts import DatasetInfo, Evaluator, Task
 from opabinia.evaluation.representation.collapse import Collapse
 from opabinia.evaluation.representation.knn import Knn
 from opabinia.evaluation.representation.low_shot import LowShot
@@ -111,7 +111,7 @@ def test_what_cannot_be_measured_is_told_before_the_first_step(recipe: Path, cha
         launch.train(str(recipe), [change], out=recipe.parent, name="wrong")
     assert not (recipe.parent / "measured" / "wrong" / "config.yaml").exists()
     with pytest.raises(ConfigError, match=message):
-        dry_run.rehearse(launch.parts_of(launch.resolve(str(recipe), [change])).keywords)
+        dry_run.dry_run(launch.parts_of(launch.resolve(str(recipe), [change])).keywords)
 
 
 def test_a_layer_that_is_not_used_is_told_by_a_rehearsal(recipe: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_layer_that_is_not_used_is_told_by_a_rehearsal(recipe: Path) -> None:
         "evaluate.measures.probe.evaluator={name: linear_probe, layers: [projector]}",
     ]
     with pytest.raises(ConfigError, match="the task makes no use of 'projector' when it predicts"):
-        dry_run.rehearse(launch.parts_of(launch.resolve(str(recipe), changes)).keywords)
+        dry_run.dry_run(launch.parts_of(launch.resolve(str(recipe), changes)).keywords)
 
 
 def test_classes_that_the_training_data_has_not_cannot_be_learned(recipe: Path) -> None:
@@ -138,7 +138,7 @@ def test_classes_that_the_training_data_has_not_cannot_be_learned(recipe: Path) 
     with pytest.raises(ConfigError, match=message):
         launch.train(str(recipe), changes, out=recipe.parent, name="wrong")
     with pytest.raises(ConfigError, match=message):
-        dry_run.rehearse(launch.parts_of(launch.resolve(str(recipe), changes)).keywords)
+        dry_run.dry_run(launch.parts_of(launch.resolve(str(recipe), changes)).keywords)
 
 
 # --- on a finished run ------------------------------------------------------------------------------------------------
@@ -182,32 +182,32 @@ def test_any_measure_of_any_run_with_embeddings(whole: Path) -> None:
 # --- without labels ---------------------------------------------------------------------------------------------------
 
 
-def kinds(recipe: Path, facts: Facts, training: Facts | None = None) -> list[type]:
+def kinds(recipe: Path, dataset_info: DatasetInfo, training: DatasetInfo | None = None) -> list[type]:
     changes = ["task={name: simclr, backbone: tiny, mean: [0.3], std: [0.38]}"]
     parts = launch.parts_of(launch.resolve(str(recipe), changes)).keywords
-    return [type(one) for one in parts["task"](training or facts).evaluators(facts)]
+    return [type(one) for one in parts["task"](training or dataset_info).evaluators(dataset_info)]
 
 
 def test_self_supervised_tasks_are_judged_by_labels_only_where_there_is_one_an_image(recipe: Path) -> None:
-    labelled = Facts(samples=9, channels=1, classes=("a", "b"))
+    labelled = DatasetInfo(samples=9, channels=1, classes=("a", "b"))
     assert kinds(recipe, labelled) == [Knn, Collapse]
-    assert kinds(recipe, Facts(samples=9, channels=1)) == [Collapse]
-    assert kinds(recipe, labelled, Facts(samples=9, channels=1)) == [Collapse]
-    assert kinds(recipe, Facts(samples=9, channels=1, classes=("a", "b"), multi_label=True)) == [Collapse]
+    assert kinds(recipe, DatasetInfo(samples=9, channels=1)) == [Collapse]
+    assert kinds(recipe, labelled, DatasetInfo(samples=9, channels=1)) == [Collapse]
+    assert kinds(recipe, DatasetInfo(samples=9, channels=1, classes=("a", "b"), multi_label=True)) == [Collapse]
 
 
 class Measured(Task):
     """A task with evaluators of its own."""
 
-    def evaluators(self, facts: Facts) -> list[Evaluator]:
-        return [Knn(facts), Collapse(facts)]
+    def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
+        return [Knn(dataset_info), Collapse(dataset_info)]
 
 
 def test_a_measure_stands_in_for_the_evaluator_that_gives_its_scores() -> None:
     """``--measure knn`` of a task that has it already, with other keys; its score stays the first one."""
-    facts = Facts(samples=4, classes=("a", "b"))
+    dataset_info = DatasetInfo(samples=4, classes=("a", "b"))
     other = partial(Knn, k=3)
-    assert [type(one) for one in _judged([other], Measured(), facts)] == [Knn, Collapse]
-    assert [type(one) for one in _judged([Collapse], Measured(), facts)] == [Knn, Collapse]
-    assert [type(one) for one in _judged([LowShot], Measured(), facts)] == [Knn, Collapse, LowShot]
-    assert _judged([other], Measured(), facts)[0]._k == 3  # type: ignore[attr-defined]
+    assert [type(one) for one in _judged([other], Measured(), dataset_info)] == [Knn, Collapse]
+    assert [type(one) for one in _judged([Collapse], Measured(), dataset_info)] == [Knn, Collapse]
+    assert [type(one) for one in _judged([LowShot], Measured(), dataset_info)] == [Knn, Collapse, LowShot]
+    assert _judged([other], Measured(), dataset_info)[0]._k == 3  # type: ignore[attr-defined]

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from opabinia.config import ConfigError
-from opabinia.contracts import Clock, Facts, Hook, Phase, Run
+from opabinia.contracts import Clock, DatasetInfo, Hook, Phase, Run
 from opabinia.engine.checkpointing.checkpoint import read_checkpoint
 from opabinia.training import launch
-from opabinia.training.trained_model import facts_from
+from opabinia.training.trained_model import dataset_info_from
 
 SMALL = ("train.device=cpu", "data.workers=0", "writers=[]", "train.threads=1")
 
@@ -157,7 +157,7 @@ def test_an_optimizer_that_keeps_another_state_begins_without(folder: Path) -> N
 def test_the_checkpoint_knows_where_it_is(folder: Path) -> None:
     state = read_checkpoint(folder / "checkpoints" / "step-00000004").state
     assert (state["step"], state["epoch"], state["position"], state["samples"]) == (4, 0, 256, 256)
-    assert facts_from(read_checkpoint(folder / "checkpoints" / "step-00000004")) == Facts(
+    assert dataset_info_from(read_checkpoint(folder / "checkpoints" / "step-00000004")) == DatasetInfo(
         samples=1437, channels=1, classes=tuple("0123456789")
     )
     assert Clock(step=4).step == state["step"]

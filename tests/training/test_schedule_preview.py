@@ -7,20 +7,20 @@ import itertools
 import numpy as np
 import pytest
 
-from opabinia.contracts import Clock, Course
+from opabinia.contracts import Clock, RunSpec
 from opabinia.data.sampling.batch_shapes import multi_scale, multigrid, progressive
 from opabinia.data.sampling.batches import ConstantPlan, StagedPlan
 from opabinia.optim.schedules import constant
 from opabinia.runtime.durations import Duration
 from opabinia.training.schedule_preview import Timetable, drawn, timetable
-from opabinia.visualization.drawing import Panel, curves
+from opabinia.visualization.drawing import Panel, line_chart
 
 EPOCHS = Duration(24, "ep")
 MARKS = [9, 15, 20]
 
 
 def made(part: object, samples: int = 1000, length: Duration = EPOCHS, **keys: object) -> Timetable:
-    layout = part(Course(samples, 8, length), **keys)  # type: ignore[operator]
+    layout = part(RunSpec(samples, 8, length), **keys)  # type: ignore[operator]
     plan = StagedPlan(samples, layout.stages, layout.length)
     return timetable(plan, ConstantPlan(samples, 8, layout.baseline or length))
 
@@ -35,7 +35,7 @@ def test_without_shapes_there_is_one_row() -> None:
 def test_multigrid_by_the_authors_numbers() -> None:
     """SlowFast's Kinetics config: 358 epochs, 3.42 times fewer steps."""
     length = Duration(239, "ep")
-    layout = multigrid(Course(240_000, 64, length, world=8), size=224, frames=32, milestones=[94, 154, 196])
+    layout = multigrid(RunSpec(240_000, 64, length, world=8), size=224, frames=32, milestones=[94, 154, 196])
     table = timetable(StagedPlan(240_000, layout.stages, layout.length), ConstantPlan(240_000, 64, length))
     assert [line.end for line in table.lines][:4] == [73, 110, 142, 158]
     assert table.lines[-1].end == 358
@@ -47,7 +47,7 @@ def test_multigrid_by_the_authors_numbers() -> None:
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_costs_are_those_of_the_batches_one_by_one(drop_last: bool) -> None:
-    layout = multigrid(Course(1000, 8, EPOCHS, 1, drop_last), size=32, frames=16, milestones=MARKS)
+    layout = multigrid(RunSpec(1000, 8, EPOCHS, 1, drop_last), size=32, frames=16, milestones=MARKS)
     plan = StagedPlan(1000, layout.stages, layout.length, drop_last)
     baseline = ConstantPlan(1000, 8, EPOCHS, drop_last)
     table = timetable(plan, baseline)
@@ -112,7 +112,7 @@ def test_a_picture_of_all_kinds() -> None:
 def test_a_panel_shows_its_lines() -> None:
     """A line at the top for the first half, at the bottom for the second."""
     panel = Panel("size", [[(0, 20.0), (5, 20.0), (5, 1.0), (10, 1.0)]])
-    picture = curves([panel], title="a title", across="epochs", end=10, marks=[5])
+    picture = line_chart([panel], title="a title", across="epochs", end=10, marks=[5])
     blue = (np.asarray(picture) == (0, 114, 178)).all(2)
     left, right = (np.flatnonzero(blue[:, side].any(1)) for side in (slice(100, 400), slice(550, 850)))
     assert len(left) == len(right) == 2, "two pixels wide, and straight"
@@ -122,7 +122,7 @@ def test_a_panel_shows_its_lines() -> None:
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("lines", [[], [[]], [[(0, 1.0)]], [[(0, 0.0), (1, 1e-9), (2, 1.0)]]], ids=str)
 def test_panels_may_hold_little(lines: list[list[tuple[float, float]]], log: bool) -> None:
-    assert curves([Panel("rate", lines, log)], title="", across="", end=2).width == 900
+    assert line_chart([Panel("rate", lines, log)], title="", across="", end=2).width == 900
 
 
 def test_the_learning_rate_is_drawn_as_it_is_learned_with() -> None:

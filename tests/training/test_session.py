@@ -10,13 +10,13 @@ from opabinia.contracts import Hook
 from opabinia.data import Stream
 from opabinia.data.sources.digits import Digits
 from opabinia.training import dry_run, launch, trained_model
-from opabinia.training.samples import facts_of
+from opabinia.training.samples import read_dataset_info
 
 SMALL = ("train.device=cpu", "data.workers=0")
 
 
 def rehearse(*overrides: str) -> None:
-    dry_run.rehearse(launch.parts_of(launch.resolve("classification/digits", [*SMALL, *overrides])).keywords)
+    dry_run.dry_run(launch.parts_of(launch.resolve("classification/digits", [*SMALL, *overrides])).keywords)
 
 
 def test_the_packaged_recipe_passes_a_rehearsal() -> None:
@@ -81,8 +81,8 @@ def test_what_does_not_fit_is_told(overrides: list[str], path: str, text: str) -
 def test_facts_are_those_of_transformed_samples() -> None:
     from torchvision.transforms import v2
 
-    assert facts_of(Stream(source=Digits())).channels == 1
-    assert facts_of(Stream(source=Digits(), transforms=[v2.RGB()])).channels == 3
+    assert read_dataset_info(Stream(source=Digits())).channels == 1
+    assert read_dataset_info(Stream(source=Digits(), transforms=[v2.RGB()])).channels == 3
 
 
 def test_an_unavailable_device_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import opabinia
 from opabinia.config import ConfigError
-from opabinia.contracts import Film
-from opabinia.data.decoding.video import FilmFile, FilmInMemory
+from opabinia.contracts import Video
+from opabinia.data.decoding.video import VideoFile, VideoInMemory
 from opabinia.data.loader import DataError
 from opabinia.inference.compare import compare
 from opabinia.inference.embedding_map import draw_map
@@ -67,9 +67,9 @@ def of_views(run: Path, folder: Path) -> Predictor:
 
 def test_every_kind_of_film_gives_the_same(predictor: Predictor, folder: Path) -> None:
     path = folder / "odd" / "1.mp4"
-    frames = FilmFile(path, 1).read(range(14))
+    frames = VideoFile(path, 1).read(range(14))
     grey = frames[:, 0].numpy()[..., None]
-    kinds: list[Any] = [path, str(path), FilmFile(path, 1), frames, grey, frames / 255]
+    kinds: list[Any] = [path, str(path), VideoFile(path, 1), frames, grey, frames / 255]
     found = predictor(kinds)
     assert all(torch.allclose(one["logits"], found[0]["logits"], atol=1e-4) for one in found)
     assert {one["class"] for one in found[0].readable["top"]} == {"even", "odd"} and "views" not in found[0]
@@ -126,7 +126,7 @@ def test_films_are_not_explained(predictor: Predictor, folder: Path) -> None:
 # --- what is looked at ------------------------------------------------------------------------------------------------
 
 
-class Counting(FilmInMemory):
+class Counting(VideoInMemory):
     """Counts how often it is read."""
 
     reads = 0
@@ -139,7 +139,7 @@ class Counting(FilmInMemory):
 def test_frames_that_are_asked_for_are_noted_and_read_once() -> None:
     inner = Counting(torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1).expand(6, 1, 4, 4))
     film = Noted(inner)
-    assert isinstance(film, Film) and (film.frames, film.size, film.fps, film.seconds) == (6, (4, 4), 30.0, 0.2)
+    assert isinstance(film, Video) and (film.frames, film.size, film.fps, film.seconds) == (6, (4, 4), 30.0, 0.2)
     first = film.read([1, 3])
     first.zero_()  # a transform may
     assert film.read([1, 3])[:, 0, 0, 0].tolist() == [1, 3] and inner.reads == 1
@@ -159,10 +159,10 @@ def test_crops_of_a_clip_are_told_together() -> None:
     assert one == [Seen([0, 2], "", 1, "b 75.0%")]
 
 
-def brightness(count: int, height: int = 16, width: int = 16) -> FilmInMemory:
+def brightness(count: int, height: int = 16, width: int = 16) -> VideoInMemory:
     """A film whose frames are as bright as their number, times ten."""
     frames = 10 * torch.arange(count, dtype=torch.uint8).view(count, 1, 1, 1)
-    return FilmInMemory(frames.expand(count, 3, height, width), fps=10.0)
+    return VideoInMemory(frames.expand(count, 3, height, width), fps=10.0)
 
 
 def test_a_strip_shows_frames_side_by_side_a_row_for_each_clip() -> None:

@@ -28,7 +28,7 @@ SMALL = 8
 
 
 @dataclass(frozen=True)
-class Checkup:
+class DataReport:
     """What was found.
 
     Attributes:
@@ -78,7 +78,7 @@ class _Part(NamedTuple):
     start: int
 
 
-def check_up(
+def run_checks(
     sources: Mapping[str, Source],
     *,
     near: int = NEAR,
@@ -86,7 +86,7 @@ def check_up(
     seed: int = 0,
     workers: int = 0,
     tell: Callable[[int, int], None] = lambda done, of: None,
-) -> Checkup:
+) -> DataReport:
     """Count what data sets hold, and look for what is wrong with them, each by itself and all together.
 
     Every sample is read once: pictures are decoded in full, of films the first, the middle and the last frame. What the
@@ -126,7 +126,7 @@ def check_up(
     held = {name: _holding(name, source, entries) for name, source in sources.items()}
     for name, holding in held.items():
         _tell_classes(name, sources[name], holding, findings)
-    return Checkup(held, findings.all(), [one.source for one in parts], stopped)
+    return DataReport(held, findings.all(), [one.source for one in parts], stopped)
 
 
 def _parts(sources: Mapping[str, Source]) -> Iterator[_Part]:
@@ -209,11 +209,11 @@ def _broken_runs(source: Annotated, indices: Sequence[int]) -> list[annotation_e
     """Outlines that are run lengths and cannot be decoded."""
     told = annotation_errors.Faults()
     for index in indices if source.has_masks else ():
-        truth = source.truth(index)
-        for thing, segment in zip(truth.ids.tolist(), truth.segments or (), strict=True):
+        ground_truth = source.ground_truth(index)
+        for thing, segment in zip(ground_truth.ids.tolist(), ground_truth.segments or (), strict=True):
             try:
                 if isinstance(segment, dict):
-                    decoded(segment, truth.size)
+                    decoded(segment, ground_truth.size)
             except ValueError as error:
                 told.add(annotation_errors.BAD_OUTLINE, source.id(index), f"{source.word} {thing}", error)
     return told.found()

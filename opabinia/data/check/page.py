@@ -13,14 +13,14 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
 from opabinia import __version__
-from opabinia.contracts import Film
-from opabinia.data.check.checks import Checkup
+from opabinia.contracts import Video
+from opabinia.data.check.checks import DataReport
 from opabinia.data.check.counts import Holding
 from opabinia.data.check.datasets import file_of, picture_file
 from opabinia.data.check.findings import Finding, Member
 from opabinia.data.check.terminal import bars, counts_of
 from opabinia.data.sources.detection_base import Annotated
-from opabinia.runtime.files import told, write_aside
+from opabinia.runtime.files import disk_errors, write_atomic
 from opabinia.visualization.drawing import to_pil
 from opabinia.visualization.report.blocks import Block, Gallery, Picture, PictureRow, Section, Table
 from opabinia.visualization.report.images import Room
@@ -45,7 +45,7 @@ _NOTHING = [128, 128, 128]
 _MARK, _LINE = (230, 0, 60), 4
 
 
-def write_page(found: Checkup, out: Path, title: str) -> None:
+def write_page(found: DataReport, out: Path, title: str) -> None:
     """Write the page.
 
     Pictures are read again, at most :data:`CASES` x :data:`BESIDE` of a finding, and no more than there is room for.
@@ -54,12 +54,12 @@ def write_page(found: Checkup, out: Path, title: str) -> None:
         DiskError: the file cannot be written.
     """
     content = page_of(found, title)
-    with told(out):
+    with disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_aside(out, content)
+        write_atomic(out, content)
 
 
-def page_of(found: Checkup, title: str) -> str:
+def page_of(found: DataReport, title: str) -> str:
     """The page as text."""
     room = Room()
     text: str = template("page.html", "opabinia.data.check").render(
@@ -123,7 +123,7 @@ def _bars(title: str, columns: Sequence[str], counts: dict[str, int]) -> Table:
 # --- findings ---------------------------------------------------------------------------------------------------------
 
 
-def _shown(finding: Finding, found: Checkup, room: Room) -> list[Block]:
+def _shown(finding: Finding, found: DataReport, room: Room) -> list[Block]:
     """The pictures of the first cases; where there are none to be seen, and of what is left, a list."""
     rows = [row for case in finding.cases[:CASES] if (row := _row(case, finding, found, room)).pictures]
     blocks: list[Block] = []
@@ -137,7 +137,7 @@ def _shown(finding: Finding, found: Checkup, room: Room) -> list[Block]:
     return blocks
 
 
-def _row(case: Sequence[Member], finding: Finding, found: Checkup, room: Room) -> PictureRow:
+def _row(case: Sequence[Member], finding: Finding, found: DataReport, room: Room) -> PictureRow:
     pictures = [one for member in case[:BESIDE] if (one := _picture(member, finding, found, room)) is not None]
     return PictureRow(f"and {len(case) - BESIDE} more" if len(case) > BESIDE else "", pictures)
 
@@ -150,7 +150,7 @@ def _list(finding: Finding) -> Table:
     return Table("", ("in", "what"), lines, note=note)
 
 
-def _picture(member: Member, finding: Finding, found: Checkup, room: Room) -> Picture | None:
+def _picture(member: Member, finding: Finding, found: DataReport, room: Room) -> Picture | None:
     """The picture of a sample, with the box that is meant; None where there is none, or no room for it."""
     try:
         image = _image(member, found)
@@ -168,7 +168,7 @@ def _picture(member: Member, finding: Finding, found: Checkup, room: Room) -> Pi
     return Picture(uri, clean(words), picture.size)
 
 
-def _image(member: Member, found: Checkup) -> Tensor | None:
+def _image(member: Member, found: DataReport) -> Tensor | None:
     """Of a picture all, of a film its middle frame."""
     if member.part is None:
         return None
@@ -179,7 +179,7 @@ def _image(member: Member, found: Checkup) -> Tensor | None:
     if picture is not None:
         return picture.pixels()
     sample = source[member.index]
-    film: Film | None = sample.get("video")
+    film: Video | None = sample.get("video")
     image: Tensor | None = sample.get("image") if film is None else film.read([film.frames // 2])[0]
     return image
 

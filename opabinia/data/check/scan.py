@@ -17,7 +17,7 @@ from threading import Thread
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Film, Sample, Source
+from opabinia.contracts import Sample, Source, Video
 from opabinia.data.check.datasets import id_of, picture_file
 from opabinia.data.check.image_hash import Sketch, sketched
 from opabinia.data.decoding.images import Encoded
@@ -171,7 +171,7 @@ def _of_picture(name: str, content: bytes | None, image: Tensor) -> Look:
     )
 
 
-def _of_film(name: str, film: Film) -> Look:
+def _of_film(name: str, film: Video) -> Look:
     try:
         count = film.frames
         frames = film.read([0, count // 2, count - 1])

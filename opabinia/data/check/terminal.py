@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.table import Table
 
-from opabinia.data.check.checks import Checkup
+from opabinia.data.check.checks import DataReport
 from opabinia.data.check.counts import Holding
 from opabinia.data.check.findings import Finding
 
@@ -18,7 +18,7 @@ MOST_CLASSES = 40
 """Rows of a table of classes; JSON and the page have all."""
 
 
-def show(found: Checkup, console: Console) -> None:
+def show(found: DataReport, console: Console) -> None:
     """A table for each data set, one of all findings, and the first cases of each."""
     for name, holding in found.sets.items():
         table = Table(_printable(name), "count")
@@ -69,7 +69,7 @@ def _classes(holding: Holding) -> Table:
     return table
 
 
-def _findings(found: Checkup) -> Table:
+def _findings(found: DataReport) -> Table:
     table = Table("found", "in", "count")
     for one in found.findings:
         table.add_row(f"wrong: {one.kind}" if one.wrong else one.kind, _cell(", ".join(one.sets)), f"{one.count}")

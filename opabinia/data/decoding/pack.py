@@ -18,10 +18,10 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from opabinia.contracts import Film, Source, Unfit
+from opabinia.contracts import DataMismatch, Source, Video
 from opabinia.data.sources.packed_videos import COLUMNS, FORMAT, INDEX, PLACE, shard_name
 from opabinia.data.sources.video_views import ViewsOfFilms
-from opabinia.runtime.files import DiskError, only_writer, told, write_aside
+from opabinia.runtime.files import DiskError, disk_errors, exclusive_lock, write_atomic
 from opabinia.runtime.log import log
 
 FILMS = 64
@@ -71,12 +71,12 @@ def pack(
     """
     source = source.source if isinstance(source, ViewsOfFilms) else source
     if not len(source) or "video" not in source[0]:
-        raise Unfit("only films can be packed, and the samples of this source are none")
+        raise DataMismatch("only films can be packed, and the samples of this source are none")
     if (folder / INDEX).exists():
-        raise Unfit(f"{folder} holds packed films already; take another folder")
-    with told(folder):
+        raise DataMismatch(f"{folder} holds packed films already; take another folder")
+    with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with only_writer(folder):
+    with exclusive_lock(folder):
         shards = [range(first, min(first + FILMS, len(source))) for first in range(0, len(source), FILMS)]
         write = partial(_shard, source, folder, size=size, quality=quality, skip=skip)
         with ThreadPoolExecutor(workers) as pool:
@@ -86,7 +86,7 @@ def pack(
                 pool.shutdown(cancel_futures=True)
                 raise
         if not rows:
-            raise Unfit(f"none of the {len(source)} films can be read")
+            raise DataMismatch(f"none of the {len(source)} films can be read")
         sizes = [(folder / shard_name(number)).stat().st_size for number in range(len(shards))]
         _write_index(source, folder, rows, sizes)
         for number in range(len(shards)):
@@ -104,7 +104,7 @@ def _write_index(source: Source, folder: Path, rows: Rows, sizes: list[int]) -> 
         "sizes": sizes,
         "films": {name: [row[name] for row in rows] for name in COLUMNS},
     }
-    write_aside(folder / INDEX, json.dumps(known))
+    write_atomic(folder / INDEX, json.dumps(known))
 
 
 # --- shards -----------------------------------------------------------------------------------------------------------
@@ -124,15 +124,17 @@ def _shard(
     if part.exists():
         known = json.loads(part.read_bytes())
         if known["of"] != asked:
-            raise Unfit(f"{folder} holds a part of other films, or of another size or quality; take another folder")
+            raise DataMismatch(
+                f"{folder} holds a part of other films, or of another size or quality; take another folder"
+            )
         rows: Rows = known["films"]
         return rows
     path = folder / shard_name(number)
     aside = path.with_name(f".{path.name}.tmp")
     try:
-        with told(path), tarfile.open(aside, "w", format=tarfile.USTAR_FORMAT) as tar:
+        with disk_errors(path), tarfile.open(aside, "w", format=tarfile.USTAR_FORMAT) as tar:
             found = [_film(source, index, tar, path, size, quality, skip) for index in films]
-        with told(path):
+        with disk_errors(path):
             with aside.open("rb") as file:
                 os.fsync(file.fileno())
             aside.replace(path)
@@ -140,7 +142,7 @@ def _shard(
         aside.unlink(missing_ok=True)
         raise
     rows = [{**row, "shard": number} for row in found if row is not None]
-    write_aside(part, json.dumps({"of": asked, "films": rows}))
+    write_atomic(part, json.dumps({"of": asked, "films": rows}))
     log.info("%s: films %d to %d, %.1f MB", path, films.start, films.stop - 1, path.stat().st_size / 1e6)
     return rows
 
@@ -157,13 +159,13 @@ def _film(
     """Write a film, and what the index says of it; None where it cannot be read and is left out."""
     try:
         sample = source[index]
-        film: Film = sample["video"]
+        film: Video = sample["video"]
         places = []
         for number, frame in enumerate(_frames(film, size)):
             places.append(_add(tar, path, f"{index:08d}/{number:06d}.jpg", _jpeg(frame, quality)))
     except (ValueError, OSError) as error:
         if not skip or isinstance(error, DiskError):
-            raise Unfit(f"film {index}: {error}") from error
+            raise DataMismatch(f"film {index}: {error}") from error
         log.warning("left out: film %d: %s", index, error)
         return None
     table = BytesIO()
@@ -183,7 +185,7 @@ def _film(
     }
 
 
-def _frames(film: Film, size: int | None) -> Iterator[Tensor]:
+def _frames(film: Video, size: int | None) -> Iterator[Tensor]:
     """All frames in order, some at a time."""
     height, width = film.size
     shrunk = min(1.0, size / min(height, width)) if size else 1.0
@@ -203,6 +205,6 @@ def _add(tar: tarfile.TarFile, path: Path, name: str, content: bytes) -> tuple[i
     """Where the content lies in the file: offset and size."""
     member = tarfile.TarInfo(name)
     member.size = len(content)
-    with told(path):
+    with disk_errors(path):
         tar.addfile(member, BytesIO(content))
     return tar.offset - -(-len(content) // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE, len(content)

@@ -217,8 +217,8 @@ def _instead(start: bytes, error: Exception) -> str:
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-class FilmFile:
-    """A film in a file (:class:`opabinia.contracts.Film`): mp4, mov, avi, webm, mkv, mpeg, gif and what else FFmpeg
+class VideoFile:
+    """A film in a file (:class:`opabinia.contracts.Video`): mp4, mov, avi, webm, mkv, mpeg, gif and what else FFmpeg
     reads.
 
     It is opened when it is first asked for something, and closed after each ``read``. Frames are turned as the file's
@@ -583,7 +583,7 @@ def _places(indices: Sequence[int], frames: int, path: str) -> dict[int, list[in
 
 
 class FilmOfPictures:
-    """A film whose frames are pictures of their own (:class:`opabinia.contracts.Film`); where they lie is left to its
+    """A film whose frames are pictures of their own (:class:`opabinia.contracts.Video`); where they lie is left to its
     heirs.
 
     Args:
@@ -660,8 +660,8 @@ def _text(picture: Tensor) -> str:
     return f"{picture.shape[-2]} x {picture.shape[-1]}"
 
 
-class FilmInMemory:
-    """A film that is there already (:class:`opabinia.contracts.Film`).
+class VideoInMemory:
+    """A film that is there already (:class:`opabinia.contracts.Video`).
 
     Args:
         pixels: uint8, T x C x H x W.

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from annotated_types import Interval, MinLen
 
 from opabinia.config import register
-from opabinia.contracts import BatchShape, Count, Course, Fraction, Layout, Positive, Stage
+from opabinia.contracts import BatchSchedule, BatchShape, Count, Fraction, Positive, RunSpec, Stage
 from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.optim.multigrid import LONG_CYCLE, SHORT_CYCLE, Multigrid, Norm, Stretch, norm, refuse_wrong, stretches
 from opabinia.runtime.durations import Duration
@@ -21,7 +21,9 @@ PICTURES_CYCLE: tuple[tuple[float, float], ...] = tuple((1.0, size) for size in 
 
 
 @register.shapes
-def progressive(course: Course, /, *, start: Count, end: Count, until: Fraction = 1.0, multiple: Count = 32) -> Layout:
+def progressive(
+    course: RunSpec, /, *, start: Count, end: Count, until: Fraction = 1.0, multiple: Count = 32
+) -> BatchSchedule:
     """Square pictures that grow with the epochs (progressive resizing; Tan and Le, EfficientNetV2, section 4).
 
     The transforms make pictures of size ``end``; batches of earlier epochs are shrunk.
@@ -38,7 +40,7 @@ def progressive(course: Course, /, *, start: Count, end: Count, until: Fraction 
     starts = [plain.epoch_start(epoch) / plain.total_steps for epoch in range(plain.epochs)] or [0.0]
     sizes = [growing(progress, start=start, end=end, until=until, multiple=multiple) for progress in starts]
     stages = [Stage(len(list(same)), (BatchShape(course.batch_size, (size, size)),)) for size, same in groupby(sizes)]
-    return Layout(tuple(stages), course.length)
+    return BatchSchedule(tuple(stages), course.length)
 
 
 def growing(progress: float, *, start: int, end: int, until: float = 1.0, multiple: int = 32) -> int:
@@ -53,7 +55,7 @@ def growing(progress: float, *, start: int, end: int, until: float = 1.0, multip
 
 
 @register.shapes
-def multi_scale(course: Course, /, *, sizes: Annotated[list[Count], MinLen(1)]) -> Layout:
+def multi_scale(course: RunSpec, /, *, sizes: Annotated[list[Count], MinLen(1)]) -> BatchSchedule:
     """Square pictures whose size changes from batch to batch (multi-scale training).
 
     The transforms make pictures of the largest size; the others are shrunk. Every epoch begins with the first size.
@@ -64,12 +66,12 @@ def multi_scale(course: Course, /, *, sizes: Annotated[list[Count], MinLen(1)]) 
     Example: ``{name: multi_scale, sizes: [224, 192, 160]}``
     """
     cycle = tuple(BatchShape(course.batch_size, (size, size)) for size in sizes)
-    return Layout((Stage(max(1, _of_one_size(course).epochs), cycle),), course.length)
+    return BatchSchedule((Stage(max(1, _of_one_size(course).epochs), cycle),), course.length)
 
 
 @register.shapes
 def multigrid(
-    course: Course,
+    course: RunSpec,
     /,
     *,
     size: Count,
@@ -84,7 +86,7 @@ def multigrid(
     size_multiple: Count = 1,
     bn_base_size: Count | None = 8,
     leave_out_empty: bool = False,
-) -> Layout:
+) -> BatchSchedule:
     """Many cheap epochs first, few exact ones last: batch, frames and size change together (Wu et al. 2020).
 
     ``data.batch_size``, ``train.length`` and the optimizer's learning rate are the baseline's: what one would train
@@ -135,7 +137,7 @@ def multigrid(
     refuse_wrong(grid, course.world, empty=leave_out_empty)
     planned = [one for one in stretches(grid) if one.epochs]
     length = course.length if epochs else Duration(sum(one.epochs for one in planned), "ep")
-    return Layout(_stages(planned, grid, course.world, bn_base_size), length, Duration(grid.epochs, "ep"))
+    return BatchSchedule(_stages(planned, grid, course.world, bn_base_size), length, Duration(grid.epochs, "ep"))
 
 
 def _stages(planned: Sequence[Stretch], grid: Multigrid, world: int, base: int | None) -> tuple[Stage, ...]:
@@ -158,6 +160,6 @@ def _whole_epochs(length: Duration) -> int:
     return int(length.value)
 
 
-def _of_one_size(course: Course) -> ConstantPlan:
+def _of_one_size(course: RunSpec) -> ConstantPlan:
     """The run without ``shapes``."""
     return ConstantPlan(course.samples, course.batch_size, course.length, course.drop_last)

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torchvision import tv_tensors
 
-from opabinia.contracts import Indices, Sample, Truth
+from opabinia.contracts import GroundTruth, Indices, Sample
 from opabinia.contracts.masks import decoded
 from opabinia.data.decoding.images import read_image
 from opabinia.data.sources import annotation_errors as kinds
@@ -48,9 +48,9 @@ class Listing:
         sizes: height and width of each (int64, N x 2); zeros where they cannot be told, as somebody has told.
         numbers: of the pictures in the file (int64, N); None where their names are all there is.
         things: what is in them, in any order.
-        classes, category_ids, frequencies, keypoints: as in :class:`opabinia.contracts.Facts`.
+        classes, category_ids, frequencies, keypoints: as in :class:`opabinia.contracts.DatasetInfo`.
         outlines: of the things; None where they are not read.
-        absent, not_exhaustive: classes of each picture, as in :class:`opabinia.contracts.Truth`; None: nobody tells.
+        absent, not_exhaustive: classes of each picture, as in :class:`opabinia.contracts.GroundTruth`; None: nobody tells.
         word: what a thing is called in errors.
     """
 
@@ -91,7 +91,7 @@ class Annotated:
     """Pictures with things in their boxes (:class:`opabinia.contracts.Source`); made by :func:`annotated`.
 
     A sample holds ``image``, ``boxes`` (cut to the picture), ``labels``, ``masks`` and ``keypoints`` with ``visible``
-    and ``mirror`` where they were asked for, ``id`` (the path below the root), ``picture_size`` and ``truth``, which is
+    and ``mirror`` where they were asked for, ``id`` (the path below the root), ``original_size`` and ``ground_truth``, which is
     what the file says: boxes as they stand there, and crowds, too, which are not among the others.
 
     Args:
@@ -133,29 +133,31 @@ class Annotated:
         return len(self._names)
 
     def __getitem__(self, index: int) -> Sample:
-        path, truth = os.path.join(os.fsencode(self.root), self.name(index)), self.truth(index)
+        path, ground_truth = os.path.join(os.fsencode(self.root), self.name(index)), self.ground_truth(index)
         image = read_image(path, self.channels)
-        if tuple(image.shape[-2:]) != truth.size:
-            found, said = (f"{width} x {height}" for height, width in (image.shape[-2:], truth.size))
+        if tuple(image.shape[-2:]) != ground_truth.size:
+            found, said = (f"{width} x {height}" for height, width in (image.shape[-2:], ground_truth.size))
             raise ValueError(f"{os.fsdecode(path)} has {found} pixels, {self.file} says {said}")
         learnt = self._things(index).learnt
         sample: Sample = {
             "image": tv_tensors.Image(image),
             "boxes": tv_tensors.BoundingBoxes(
-                torch.from_numpy(cut(truth.boxes[learnt], truth.size).astype(np.float32)),
+                torch.from_numpy(cut(ground_truth.boxes[learnt], ground_truth.size).astype(np.float32)),
                 format=tv_tensors.BoundingBoxFormat.XYXY,
-                canvas_size=truth.size,
+                canvas_size=ground_truth.size,
             ),
-            "labels": torch.from_numpy(truth.labels[learnt]),
+            "labels": torch.from_numpy(ground_truth.labels[learnt]),
             "id": self.id(index),
-            "picture_size": truth.size,
-            "truth": truth,
+            "original_size": ground_truth.size,
+            "ground_truth": ground_truth,
         }
-        if truth.segments is not None:
-            sample["masks"] = tv_tensors.Mask(torch.from_numpy(self._masks(truth, truth.segments, learnt)))
-        if truth.keypoints is not None:
-            points = torch.from_numpy(truth.keypoints[learnt])
-            sample["keypoints"] = tv_tensors.KeyPoints(points[..., :2].float() + MIDDLE, canvas_size=truth.size)
+        if ground_truth.segments is not None:
+            sample["masks"] = tv_tensors.Mask(
+                torch.from_numpy(self._masks(ground_truth, ground_truth.segments, learnt))
+            )
+        if ground_truth.keypoints is not None:
+            points = torch.from_numpy(ground_truth.keypoints[learnt])
+            sample["keypoints"] = tv_tensors.KeyPoints(points[..., :2].float() + MIDDLE, canvas_size=ground_truth.size)
             sample["visible"] = points[..., 2].long()
             sample["mirror"] = list(self._mirror)
         return sample
@@ -168,14 +170,14 @@ class Annotated:
         """The path of a picture below the root, as the file system has it."""
         return self._names[index]
 
-    def truth(self, index: int) -> Truth:
+    def ground_truth(self, index: int) -> GroundTruth:
         """What the file says of a picture."""
         things = self._things(index)
         height, width = self.sizes[index].tolist()
         segments = None
         if self._outlines is not None and things.outlines is not None:
             segments = [self._outlines.segment(row, (height, width)) for row in things.outlines.tolist()]
-        return Truth(
+        return GroundTruth(
             image_id=self.id(index) if self._numbers is None else int(self._numbers[index]),
             size=(height, width),
             ids=things.ids,
@@ -201,14 +203,16 @@ class Annotated:
     def _things(self, index: int) -> Things:
         return self.things.take(slice(self._ends[index - 1] if index else 0, self._ends[index]))
 
-    def _masks(self, truth: Truth, segments: Sequence[Any], learnt: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    def _masks(
+        self, ground_truth: GroundTruth, segments: Sequence[Any], learnt: NDArray[np.bool_]
+    ) -> NDArray[np.uint8]:
         """Of those to learn (uint8, N x H x W)."""
-        masks = np.zeros((int(learnt.sum()), *truth.size), dtype=np.uint8)
+        masks = np.zeros((int(learnt.sum()), *ground_truth.size), dtype=np.uint8)
         for mask, row in zip(masks, np.flatnonzero(learnt).tolist(), strict=True):
             try:
-                mask[:] = decoded(segments[row], truth.size)
+                mask[:] = decoded(segments[row], ground_truth.size)
             except ValueError as error:
-                thing = f"picture {truth.image_id}, {self.word} {truth.ids[row]}"
+                thing = f"picture {ground_truth.image_id}, {self.word} {ground_truth.ids[row]}"
                 raise ValueError(f"{self.file}, {thing}: {error}") from error
         return masks
 

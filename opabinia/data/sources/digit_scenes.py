@@ -14,7 +14,7 @@ from PIL import Image
 from torchvision import tv_tensors
 
 from opabinia.config import register
-from opabinia.contracts import Sample, Truth
+from opabinia.contracts import GroundTruth, Sample
 from opabinia.contracts.masks import run_lengths
 from opabinia.data.sampling.samplers import uniform
 from opabinia.data.sources.digit_views import between
@@ -83,8 +83,8 @@ class DigitScenes:
             "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(SIDE, SIDE)),
             "labels": torch.from_numpy(self._labels[here].copy()),
             "id": self.id(index),
-            "picture_size": (SIDE, SIDE),
-            "truth": self._truth(index, masks),
+            "original_size": (SIDE, SIDE),
+            "ground_truth": self._truth(index, masks),
         }
         if self.has_masks:
             sample["masks"] = tv_tensors.Mask(torch.from_numpy(masks.astype(np.uint8)))
@@ -107,10 +107,10 @@ class DigitScenes:
         """Where the digits of a scene stand among all."""
         return slice(int(self._ends[index - 1]) if index else 0, int(self._ends[index]))
 
-    def _truth(self, index: int, masks: NDArray[np.bool_]) -> Truth:
+    def _truth(self, index: int, masks: NDArray[np.bool_]) -> GroundTruth:
         here = self._things(index)
         boxes = self._boxes[here].astype(np.float64)
-        return Truth(
+        return GroundTruth(
             image_id=index,
             size=(SIDE, SIDE),
             ids=np.arange(here.start, here.stop) + 1,  # COCO's own evaluation takes 0 for no annotation
@@ -136,11 +136,11 @@ def write_coco(folder: Path) -> None:
         pictures: list[dict[str, Any]] = []
         annotations: list[dict[str, Any]] = []
         for sample in (source[index] for index in range(len(source))):
-            truth: Truth = sample["truth"]
+            ground_truth: GroundTruth = sample["ground_truth"]
             Image.fromarray(sample["image"][0].numpy()).save(folder / sample["id"])
             name = sample["id"].removeprefix(f"{split}/")
-            pictures.append({"id": truth.image_id, "file_name": name, "height": SIDE, "width": SIDE})
-            annotations.extend(_annotations(truth))
+            pictures.append({"id": ground_truth.image_id, "file_name": name, "height": SIDE, "width": SIDE})
+            annotations.extend(_annotations(ground_truth))
         categories = [
             {"id": number, "name": name, "keypoints": POINTS, "skeleton": [[1, 2], [3, 4]]}
             for number, name in zip(source.category_ids, source.classes, strict=True)
@@ -149,19 +149,19 @@ def write_coco(folder: Path) -> None:
         (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
 
 
-def _annotations(truth: Truth) -> Iterator[dict[str, Any]]:
-    assert truth.segments is not None and truth.keypoints is not None
-    for row, segment in enumerate(truth.segments):
+def _annotations(ground_truth: GroundTruth) -> Iterator[dict[str, Any]]:
+    assert ground_truth.segments is not None and ground_truth.keypoints is not None
+    for row, segment in enumerate(ground_truth.segments):
         yield {
-            "id": int(truth.ids[row]),
-            "image_id": truth.image_id,
-            "category_id": DigitScenes.category_ids[truth.labels[row]],
-            "bbox": truth.boxes[row].tolist(),
-            "area": float(truth.areas[row]),
+            "id": int(ground_truth.ids[row]),
+            "image_id": ground_truth.image_id,
+            "category_id": DigitScenes.category_ids[ground_truth.labels[row]],
+            "bbox": ground_truth.boxes[row].tolist(),
+            "area": float(ground_truth.areas[row]),
             "iscrowd": 0,
             "segmentation": segment,
-            "keypoints": truth.keypoints[row].astype(int).ravel().tolist(),
-            "num_keypoints": int((truth.keypoints[row, :, 2] > 0).sum()),
+            "keypoints": ground_truth.keypoints[row].astype(int).ravel().tolist(),
+            "num_keypoints": int((ground_truth.keypoints[row, :, 2] > 0).sum()),
         }
 
 

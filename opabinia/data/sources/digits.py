@@ -16,7 +16,7 @@ from torchvision import tv_tensors
 from opabinia.config import register
 from opabinia.contracts import Indices, Sample
 from opabinia.data.sampling.permutation import Permutation
-from opabinia.runtime.files import cache_folder, write_aside
+from opabinia.runtime.files import cache_folder, write_atomic
 from opabinia.runtime.seeds import hash32
 
 VALIDATION_SAMPLES = 360
@@ -90,7 +90,7 @@ def cached(file: str, make: Callable[[], Arrays]) -> Arrays:
     np.savez(content, **made)  # type: ignore[arg-type]  # numpy's stub takes any name for its flag
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_aside(path, content.getvalue())
+        write_atomic(path, content.getvalue())
     except OSError as error:
         log.warning("%s is not cached: %s", file, error)
     return made

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from opabinia.config import register
-from opabinia.contracts import Count, Film, Positive
+from opabinia.contracts import Count, Positive, Video
 from opabinia.data.decoding.video import FilmFolder
 from opabinia.data.sources.folder import is_picture
 from opabinia.data.sources.list_files import refuse_bad
@@ -75,7 +75,7 @@ class FrameFolders(Films):
         refuse_bad(file, lost, len(folders), f"folders in {self.root}")
         super().__init__([os.fsencode(folder) for folder in folders], labels, named, channels, directed or [])
 
-    def film(self, index: int) -> Film:
+    def film(self, index: int) -> Video:
         folder = os.path.join(self.root, os.fsdecode(self._names[index]))
         names = self._files(folder, self._counts[index])
         return FilmFolder(folder, names, fps=self._fps, channels=self.channels)

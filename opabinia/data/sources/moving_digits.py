@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from opabinia.config import register
 from opabinia.contracts import Indices, Sample
-from opabinia.data.decoding.video import FilmInMemory
+from opabinia.data.decoding.video import VideoInMemory
 from opabinia.data.sampling.permutation import Permutation
 from opabinia.data.sampling.samplers import uniform
 from opabinia.data.sources.digits import Arrays, cached, load_digits, split_digits
@@ -68,7 +68,7 @@ class MovingDigits:
 
     def __getitem__(self, index: int) -> Sample:
         index, label = range(len(self))[index], int(self.labels[index])
-        film = FilmInMemory(self._films[index], path=self.id(index), fps=8.0)
+        film = VideoInMemory(self._films[index], path=self.id(index), fps=8.0)
         return {"video": film, "label": label, "directed": bool(self._directed[label]), "id": self.id(index)}
 
     def id(self, index: int) -> str:

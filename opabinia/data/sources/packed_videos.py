@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import Film, Sample
+from opabinia.contracts import Sample, Video
 from opabinia.data.decoding.images import decoded
 from opabinia.data.decoding.video import FilmOfPictures
 from opabinia.data.sources.folder import existing_folder
@@ -70,7 +70,7 @@ class PackedFilms(Films):
         sample = super().__getitem__(index)
         return sample if self._told is None else {**sample, "directed": bool(self._told[index])}
 
-    def film(self, index: int) -> Film:
+    def film(self, index: int) -> Video:
         row = {name: column[index].item() for name, column in self._numbers.items()}
         return _PackedFilm(f"{self.root / shard_name(row['shard'])}, {self.id(index)}", row, self)
 

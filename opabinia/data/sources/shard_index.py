@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from opabinia.contracts import Indices
 from opabinia.data.decoding.images import EXTENSIONS
-from opabinia.runtime.files import DiskError, folder_aside, told
+from opabinia.runtime.files import DiskError, disk_errors, temporary_folder
 from opabinia.runtime.log import log
 
 BLOCK = 512
@@ -126,7 +126,7 @@ def _key(paths: Sequence[str], json_label: str | None) -> str:
 @contextmanager
 def _one_at_a_time(lock: Path) -> Iterator[None]:
     """Processes that start together find the index that the first of them has made."""
-    with told(lock):
+    with disk_errors(lock):
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("w")
     with file:
@@ -147,7 +147,7 @@ def _write(folder: Path, names: Sequence[str], shards: Sequence[_Scanned]) -> No
     digest = blake2b("\0".join([*names, *labels]).encode(), digest_size=8)
     digest.update(np.array(counts, dtype="<i8").tobytes())
     header = {"descr": np.lib.format.dtype_to_descr(ROW), "fortran_order": False, "shape": (sum(counts),)}
-    with told(folder), folder_aside(folder) as aside:
+    with disk_errors(folder), temporary_folder(folder) as aside:
         # Not through a map: on a full disk writing to one ends the process.
         with (aside / "rows.npy").open("wb") as file:
             np.lib.format.write_array_header_1_0(file, header)

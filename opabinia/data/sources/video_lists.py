@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from opabinia.config import register
-from opabinia.contracts import Film
-from opabinia.data.decoding.video import FilmFile
+from opabinia.contracts import Video
+from opabinia.data.decoding.video import VideoFile
 from opabinia.data.sources.list_files import refuse_bad, rows_of, text_of
 from opabinia.data.sources.video_labels import classes_of, lines_of, numbered_labels
 from opabinia.data.sources.videos import Films
@@ -81,8 +81,8 @@ class VideoList(Films):
         paths, kept = _existing(file, self.root, entries, missing)
         super().__init__([os.fsencode(path) for path in paths], labels[kept], named, channels, directed or [])
 
-    def film(self, index: int) -> Film:
-        return FilmFile(os.path.join(self.root, os.fsdecode(self._names[index])), self.channels)
+    def film(self, index: int) -> Video:
+        return VideoFile(os.path.join(self.root, os.fsdecode(self._names[index])), self.channels)
 
 
 def _entries(file: Path, separator: str | None, between: str | None, split: str | None) -> Iterator[_Entry]:

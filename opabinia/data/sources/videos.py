@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from opabinia.config import register
-from opabinia.contracts import Film, Sample
-from opabinia.data.decoding.video import EXTENSIONS, FilmFile, is_film
+from opabinia.contracts import Sample, Video
+from opabinia.data.decoding.video import EXTENSIONS, VideoFile, is_film
 from opabinia.data.sources.file_names import Names
 from opabinia.data.sources.folder import chosen_classes, existing_folder, pictures_below
 
@@ -52,7 +52,7 @@ class Films:
         directed = bool(self._directed[own].any())
         return {"video": self.film(index), "label": label, "directed": directed, "id": self.id(index)}
 
-    def film(self, index: int) -> Film:
+    def film(self, index: int) -> Video:
         """A film, of which nothing has been read."""
         raise NotImplementedError
 
@@ -115,8 +115,8 @@ class Videos(Films):
         labels = np.repeat(np.arange(len(names), dtype=np.int64), [len(one) for one in names])
         super().__init__([name for one in names for name in one], labels, chosen, channels, directed or [])
 
-    def film(self, index: int) -> Film:
-        return FilmFile(os.path.join(self.root, os.fsdecode(self._names[index])), self.channels)
+    def film(self, index: int) -> Video:
+        return VideoFile(os.path.join(self.root, os.fsdecode(self._names[index])), self.channels)
 
 
 def _of_class(root: Path, folder: str) -> list[bytes]:

@@ -13,7 +13,7 @@ from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
 from opabinia.config import register
-from opabinia.contracts import Count, Film, Fraction, Positive, Sample
+from opabinia.contracts import Count, Fraction, Positive, Sample, Video
 from opabinia.data.transforms.sizes import Interpolation, drawn, shortest_edge, size_of
 
 Place = Literal["random", "middle", "start"]
@@ -73,7 +73,7 @@ class Clip:
 
     def __call__(self, sample: Sample) -> Sample:
         """The sample with a clip in place of its film."""
-        film: Film | None = sample.get("video")
+        film: Video | None = sample.get("video")
         if film is None:  # whether it has what a Film has is not asked: Python 3.11 would decode its first frame
             kind = "a picture" if "image" in sample else "no film"
             raise ValueError(f"clip takes films, and the sample holds {kind}; take a source of films, such as videos")
@@ -84,7 +84,7 @@ class Clip:
         image = tv_tensors.Video(film.read(numbers, self._short_side))
         return {key: value for key, value in sample.items() if key != "video"} | {"image": image}
 
-    def _dense(self, film: Film, count: int, clip: tuple[int, int] | None) -> list[int]:
+    def _dense(self, film: Video, count: int, clip: tuple[int, int] | None) -> list[int]:
         step: float = self._stride(count, clip is None and self._place == "random")
         if self._fps is not None:
             step *= film.fps / self._fps
@@ -110,7 +110,7 @@ class Clip:
             return drawn(room + 1)
         return room // 2 if self._place == "middle" else 0
 
-    def _parts(self, film: Film, count: int, clip: tuple[int, int] | None) -> list[int]:
+    def _parts(self, film: Video, count: int, clip: tuple[int, int] | None) -> list[int]:
         bounds = [number * film.frames // count for number in range(count + 1)]
         return [self._within(low, max(1, high - low), clip) for low, high in pairwise(bounds)]
 

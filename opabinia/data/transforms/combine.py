@@ -25,7 +25,7 @@ Things = dict[str, Tensor]
 class _OfSeveral:
     """What all of them have in common: they take things in boxes, and keep the first sample's own keys.
 
-    ``id``, ``picture_size`` and ``truth`` stay those of the first sample: only evaluations read them, which take
+    ``id``, ``original_size`` and ``ground_truth`` stay those of the first sample: only evaluations read them, which take
     pictures as they are.
     """
 

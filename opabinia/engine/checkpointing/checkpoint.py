@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from opabinia.engine.checkpointing import sharded
 from opabinia.engine.checkpointing.buffers import Buffers, memory_of
 from opabinia.runtime.background import Background
-from opabinia.runtime.files import folder_aside, put_in_place, told, write_aside
+from opabinia.runtime.files import disk_errors, rename_into_place, temporary_folder, write_atomic
 from opabinia.runtime.log import log
-from opabinia.runtime.processes import first_says, rank, world_size
+from opabinia.runtime.processes import from_rank_zero, rank, world_size
 from opabinia.runtime.shards import Shards
 
 FORMAT = 1
@@ -41,7 +41,7 @@ class BadCheckpoint(ValueError):
     """A checkpoint is incomplete or damaged. The text names the file and what is wrong with it."""
 
 
-class DoesNotFit(ValueError):
+class WeightsMismatch(ValueError):
     """A checkpoint's tensors are not those of the model. The text is torch's: it names them."""
 
 
@@ -175,7 +175,7 @@ def write_checkpoint(path: Path, snapshot: Snapshot) -> None:
         DiskError: nothing was changed.
         ValueError: the state holds what JSON cannot say.
     """
-    with told(path, "the checkpoints before it are whole"), folder_aside(path) as aside:
+    with disk_errors(path, "the checkpoints before it are whole"), temporary_folder(path) as aside:
         written = []
         for name, tensors in snapshot.tensors.items():
             written.append(aside / f"{name}.safetensors")
@@ -216,7 +216,7 @@ def write_shard(
     Raises:
         DiskError: nothing was changed.
     """
-    with told(path, "the checkpoints before it are whole"):
+    with disk_errors(path, "the checkpoints before it are whole"):
         try:
             written = sharded.write_part(aside, rank, snapshot.tensors, offsets)
             sharded.report(aside, rank, _sums(aside, written))
@@ -228,7 +228,7 @@ def write_shard(
         if rank == 0:
             try:
                 _seal(aside, snapshot.state, sharded.reports(aside, world, patience))
-                put_in_place(aside, path)
+                rename_into_place(aside, path)
             except BaseException:
                 shutil.rmtree(aside, ignore_errors=True)
                 raise
@@ -317,7 +317,7 @@ def newest_whole(folder: Path) -> tuple[Path, Snapshot] | None:
     return None
 
 
-class Checkpoints:
+class CheckpointManager:
     """Saves the checkpoints of one run in the background, and keeps the newest few.
 
     What changes the folder is done by a thread, in the order in which it was asked for. Its errors are raised by
@@ -358,7 +358,7 @@ class Checkpoints:
         return path
 
     def _save_part(self, path: Path, snapshot: Snapshot) -> None:
-        aside = path.with_name(f".{path.name}.{first_says(os.getpid)}.tmp")
+        aside = path.with_name(f".{path.name}.{from_rank_zero(os.getpid)}.tmp")
         parts, offsets = sharded.own_parts(snapshot.tensors, self.write)
         copy = Snapshot(snapshot.step, self._buffers.copied(parts), _as_json(snapshot.state))
         self._patience = sharded.Patience()
@@ -407,13 +407,13 @@ class Checkpoints:
 
     def _write(self, path: Path, step: int, write: Callable[[], None]) -> None:
         write()
-        write_aside(self.folder / "last", path.name + "\n")
+        write_atomic(self.folder / "last", path.name + "\n")
         self._delete_old(step)
 
     def _point_to_best(self, step: int) -> None:
         path = self._path(step)
         if path.is_dir() and pointed(self.folder, "best") != path:
-            write_aside(self.folder / "best", path.name + "\n")
+            write_atomic(self.folder / "best", path.name + "\n")
 
     def _delete_old(self, step: int) -> None:
         """Delete all but the newest; and what lies ahead of ``step``, left by a run that was taken back."""

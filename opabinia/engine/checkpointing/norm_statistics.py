@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from opabinia.contracts import buffers_beside_memories
-from opabinia.runtime.processes import gather, mean_of, rank, world_size
+from opabinia.runtime.processes import all_reduce_mean, gather, rank, world_size
 
 
 def statistics(model: nn.Module) -> dict[str, Tensor]:
@@ -24,7 +24,7 @@ def mean_state(model: nn.Module) -> dict[str, Tensor]:
     """The state of a model with the mean over processes of its statistics."""
     state: dict[str, Tensor] = model.state_dict()
     own = statistics(model) if world_size() > 1 else {}
-    return {**state, **dict(zip(own, mean_of(list(own.values())), strict=True))}
+    return {**state, **dict(zip(own, all_reduce_mean(list(own.values())), strict=True))}
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def mean_statistics(models: Iterable[nn.Module]) -> Iterator[None]:
     """Inside, models have the mean over processes of their statistics; afterwards each process has its own again."""
     buffers = [one for model in models for one in statistics(model).values()] if world_size() > 1 else []
     before = [one.clone() for one in buffers]
-    for one, mean in zip(buffers, mean_of(buffers), strict=True):
+    for one, mean in zip(buffers, all_reduce_mean(buffers), strict=True):
         one.copy_(mean)
     try:
         yield

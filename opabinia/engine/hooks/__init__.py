@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from opabinia.contracts import Hook
-from opabinia.engine.hooks.batch_schedule import FollowStages
+from opabinia.engine.hooks.batch_schedule import ApplyBatchSchedule
 from opabinia.engine.hooks.bottleneck import Bottleneck
-from opabinia.engine.hooks.ema import KeepAverage
-from opabinia.engine.hooks.eta import Estimate
+from opabinia.engine.hooks.ema import EmaHook
+from opabinia.engine.hooks.eta import Eta
 from opabinia.engine.hooks.evaluate import Evaluate
-from opabinia.engine.hooks.log_metrics import Flush, FlushSamples
+from opabinia.engine.hooks.log_metrics import LogMetrics, LogSamples
 from opabinia.engine.hooks.save_best import SaveBest
-from opabinia.engine.hooks.save_checkpoint import Save
+from opabinia.engine.hooks.save_checkpoint import SaveCheckpoint
 from opabinia.engine.hooks.watch import Timer
 
 __all__ = [
     "Bottleneck",
-    "Estimate",
+    "Eta",
     "Evaluate",
-    "Flush",
-    "FlushSamples",
-    "KeepAverage",
-    "Save",
+    "LogMetrics",
+    "LogSamples",
+    "EmaHook",
+    "SaveCheckpoint",
     "SaveBest",
     "Timer",
     "in_order",
@@ -54,15 +54,15 @@ def in_order(
     *,
     task: Mapping[str, Hook],
     user: Mapping[str, Hook],
-    flush: Flush,
-    save: Save,
+    flush: LogMetrics,
+    save: SaveCheckpoint,
     evaluate: Evaluate,
     best: SaveBest | None,
-    average: KeepAverage | None = None,
+    average: EmaHook | None = None,
     timer: Timer | None = None,
-    stages: FollowStages | None = None,
+    stages: ApplyBatchSchedule | None = None,
     bottleneck: Bottleneck | None = None,
-    estimate: Estimate | None = None,
+    estimate: Eta | None = None,
 ) -> dict[str, Hook]:
     """All hooks of a run by their keys, in the order in which they act at every moment.
 

@@ -9,10 +9,10 @@ from itertools import accumulate
 from opabinia.contracts import Hook, Phase, Run, Stage
 from opabinia.models.norms import split_norms
 from opabinia.runtime.log import log
-from opabinia.runtime.processes import neighbours
+from opabinia.runtime.processes import neighbor_group
 
 
-class FollowStages(Hook):
+class ApplyBatchSchedule(Hook):
     """Sets the parts in which batch norms see a process's share of the batch, or with which processes they see it
     together, and tells each change of the batches.
 
@@ -29,7 +29,7 @@ class FollowStages(Hook):
         self._starts = (0, *accumulate(stage.epochs for stage in stages[:-1]))
         self._present: int | None = None
         asked = {stage.processes for stage in stages} if norms else set()
-        self._groups = {processes: neighbours(processes) for processes in sorted(asked)}
+        self._groups = {processes: neighbor_group(processes) for processes in sorted(asked)}
 
     def before_phase(self, run: Run, phase: Phase) -> None:
         """At the beginning of an epoch, and where one is gone on with."""

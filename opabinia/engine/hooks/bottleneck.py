@@ -64,7 +64,7 @@ def workers_needed(read: float, step: float) -> int:
     return 0 if read <= 0.02 * step else math.ceil(SPARE * read / step)
 
 
-def told(pace: Pace, cheaper: Sequence[str] = (), faster: Sequence[str] = ()) -> str:
+def describe_bottleneck(pace: Pace, cheaper: Sequence[str] = (), faster: Sequence[str] = ()) -> str:
     """What a run waits for, and what would change that, as a line for people.
 
     Args:
@@ -72,7 +72,7 @@ def told(pace: Pace, cheaper: Sequence[str] = (), faster: Sequence[str] = ()) ->
         cheaper: settings that would make reading a batch cheaper.
         faster: settings that would make a step faster on the device.
 
-    Example: ``told(Pace(0.4, 0.3, 0.4, 1, 8))`` says that 5 workers would keep up.
+    Example: ``describe_bottleneck(Pace(0.4, 0.3, 0.4, 1, 8))`` says that 5 workers would keep up.
     """
     return {"data": _of_data, "host": _of_host, "device": _of_device}[pace.waits_for](pace, cheaper, faster)
 
@@ -117,7 +117,7 @@ class Bottleneck(Hook):
 
     Args:
         workers: that read for this process.
-        cheaper, faster: see :func:`told`.
+        cheaper, faster: see :func:`describe_bottleneck`.
     """
 
     def __init__(self, workers: int, cheaper: Sequence[str] = (), faster: Sequence[str] = ()) -> None:
@@ -154,7 +154,7 @@ class Bottleneck(Hook):
             self._tell()
 
     def _take(self, run: Run) -> None:
-        line = run.journal.newest
+        line = run.metrics_log.newest
         if line is self._line or line is None or "time/step" not in line:
             return
         self._line, before, self._before = line, self._before, line["step"]
@@ -167,7 +167,10 @@ class Bottleneck(Hook):
         self._told = True
         step, data, read = (seconds / self._steps for seconds in self._sums.values())
         behind = self._queue.behind if self._queue is not None else None
-        log.info("%s", told(Pace(step, data, read, self._workers, cores(), behind), self._cheaper, self._faster))
+        log.info(
+            "%s",
+            describe_bottleneck(Pace(step, data, read, self._workers, cores(), behind), self._cheaper, self._faster),
+        )
 
 
 class _Queue:

@@ -12,7 +12,7 @@ from opabinia.engine.checkpointing.sharded import load_state
 from opabinia.optim.ema import Average, Ema, momentum_at
 
 
-class KeepAverage(Hook):
+class EmaHook(Hook):
     """Updates the average after optimizer steps; it is saved in ``ema.safetensors``.
 
     Args:

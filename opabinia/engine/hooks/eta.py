@@ -11,7 +11,7 @@ import torch
 from opabinia.contracts import Clock, Hook, Phase, Run
 from opabinia.runtime.durations import Duration, clock_time
 from opabinia.runtime.log import log
-from opabinia.runtime.resources import peak
+from opabinia.runtime.resources import peak_memory
 
 _STEPS, _SECONDS = 20, 3.0
 """What there must be to go by."""
@@ -42,7 +42,7 @@ def _to_come(clock: Clock, period: Duration) -> int:
     return math.ceil(clock.total_steps / length) - clock.step // length
 
 
-class Estimate(Hook):
+class Eta(Hook):
     """Tells it once: when an evaluation is over, or after a minute of steps; never in a run that is over before there
     is enough to go by. The first step, in which workers start and modules are compiled, does not count.
 
@@ -105,7 +105,7 @@ class Estimate(Hook):
 
 def told_peak(device: torch.device) -> str:
     """The memory that this process has taken at most, such as ``1.3 GB (host), 10.2 GB (device)``."""
-    host = f"{peak() / 2**30:.3g} GB (host)"
+    host = f"{peak_memory() / 2**30:.3g} GB (host)"
     if device.type != "cuda":
         return host
     return f"{host}, {torch.cuda.max_memory_allocated(device) / 2**30:.3g} GB (device)"

@@ -13,7 +13,7 @@ from opabinia.config import register
 from opabinia.contracts import Hook, Run
 
 
-class Unexpected(Exception):
+class UnexpectedScore(Exception):
     """Final scores are not what was expected; the run itself is complete.
 
     Attributes:
@@ -45,7 +45,7 @@ class Expected(Hook):
             Unexpected: naming every score that is not as expected.
         """
         if how == "done" and (wrong := differences(run.scores, self.scores)):
-            raise Unexpected("not the expected scores: " + "; ".join(wrong), run.scores)
+            raise UnexpectedScore("not the expected scores: " + "; ".join(wrong), run.scores)
 
 
 def differences(scores: Mapping[str, float], expected: Mapping[str, tuple[float, float]]) -> list[str]:

@@ -9,7 +9,7 @@ from opabinia.engine.loop.memory import memory_in_use
 from opabinia.runtime.processes import gather
 
 
-class Flush(Hook):
+class LogMetrics(Hook):
     """The journal's pulse.
 
     Args:
@@ -22,17 +22,17 @@ class Flush(Hook):
     def after_step(self, run: Run) -> None:
         """Write a line when it is time."""
         if run.clock.step % self.every == 0 or run.clock.phase_ended:
-            run.journal.flush(run.clock, self._memory(run))
+            run.metrics_log.flush(run.clock, self._memory(run))
 
     def _memory(self, run: Run) -> dict[str, float]:
         return memory_in_use(next(run.task.parameters()).device)
 
     def finish(self, run: Run, how: str | BaseException) -> None:
         """Close the journal, whatever happened. What is pending then is in the newest checkpoint or after it."""
-        run.journal.close()
+        run.metrics_log.close()
 
 
-class FlushSamples(Flush):
+class LogSamples(LogMetrics):
     """Writes a line for every step, with the ids of its batch in order (``sample_ids``)."""
 
     def __init__(self) -> None:
@@ -49,5 +49,5 @@ class FlushSamples(Flush):
         ids = [one for process in gather(self._ids) for one in process]
         # Of a batch with fewer samples than processes each has all.
         ids = ids[: run.clock.samples - self._samples]
-        run.journal.flush(run.clock, {**self._memory(run), "sample_ids": ids})
+        run.metrics_log.flush(run.clock, {**self._memory(run), "sample_ids": ids})
         self._ids = []  # a batch that is left out has no before_step

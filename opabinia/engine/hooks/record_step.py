@@ -14,7 +14,7 @@ from opabinia.contracts import Batch, Hook, Run
 from opabinia.engine.checkpointing.checkpoint import save_tensors
 from opabinia.engine.loggers.metrics_log import told_in_json
 from opabinia.engine.loop.evaluate import write_json
-from opabinia.runtime.processes import is_first, rank
+from opabinia.runtime.processes import is_rank_zero, rank
 
 
 class Recorded(Exception):
@@ -22,7 +22,7 @@ class Recorded(Exception):
 
 
 class Record(Hook):
-    """Writes ``batch.safetensors``, ``batch.json`` (what of it are no tensors, without ``truth``), ``gradients.json``
+    """Writes ``batch.safetensors``, ``batch.json`` (what of it are no tensors, without ``ground_truth``), ``gradients.json``
     (the norm of each) and, of a step that came to its end, ``step.json``; of further processes
     ``batch.rank1.safetensors`` and so on. Then it ends the run.
 
@@ -39,10 +39,10 @@ class Record(Hook):
         """Write the batch, before anything can go wrong with it."""
         if run.clock.step + 1 != self.step:
             return
-        name = "batch" if is_first() else f"batch.rank{rank()}"
+        name = "batch" if is_rank_zero() else f"batch.rank{rank()}"
         tensors = dict(_tensors(batch))
         save_tensors(self.folder / f"{name}.safetensors", tensors)
-        told = {one.split(".")[0] for one in tensors} | {"truth"}  # which only evaluations read
+        told = {one.split(".")[0] for one in tensors} | {"ground_truth"}  # which only evaluations read
         plain = {key: value for key, value in batch.items() if key not in told}
         write_json(self.folder / f"{name}.json", plain)
 
@@ -51,7 +51,7 @@ class Record(Hook):
         if run.clock.step + 1 == self.step:
             gradients = {name: one.grad for name, one in run.task.named_parameters() if one.grad is not None}
             self._norms = _norms(gradients)
-            if is_first():
+            if is_rank_zero():
                 write_json(self.folder / "gradients.json", self._norms)
 
     def after_step(self, run: Run) -> None:
@@ -62,9 +62,9 @@ class Record(Hook):
         """
         if run.clock.step != self.step:
             return
-        run.journal.flush(run.clock)
-        if is_first():
-            write_json(self.folder / "step.json", {**(run.journal.newest or {}), "gradients": self._norms})
+        run.metrics_log.flush(run.clock)
+        if is_rank_zero():
+            write_json(self.folder / "step.json", {**(run.metrics_log.newest or {}), "gradients": self._norms})
         raise Recorded
 
 

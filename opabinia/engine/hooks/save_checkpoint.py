@@ -7,10 +7,10 @@ import time
 from opabinia.contracts import Run
 from opabinia.engine.hooks.periods import Periodic
 from opabinia.runtime.durations import Duration
-from opabinia.runtime.processes import anyone
+from opabinia.runtime.processes import any_rank
 
 
-class Save(Periodic):
+class SaveCheckpoint(Periodic):
     """Periodic checkpoints.
 
     Args:
@@ -24,7 +24,7 @@ class Save(Periodic):
     def is_due(self, run: Run) -> bool:
         """Hours by the wall clock, everything else by the run's."""
         if self.every.unit == "h":
-            (late,) = anyone(time.monotonic() - self._saved_at >= self.every.value * 3600)  # clocks differ
+            (late,) = any_rank(time.monotonic() - self._saved_at >= self.every.value * 3600)  # clocks differ
             return late or run.clock.step >= run.clock.total_steps
         return super().is_due(run)
 

@@ -15,9 +15,9 @@ from opabinia.config import register
 from opabinia.contracts import Batch, Count, Hook, Phase, Run
 from opabinia.engine.hooks.periods import due
 from opabinia.runtime.durations import Duration
-from opabinia.runtime.files import told
+from opabinia.runtime.files import disk_errors
 from opabinia.runtime.log import log
-from opabinia.runtime.processes import is_first, rank
+from opabinia.runtime.processes import is_rank_zero, rank
 
 
 class Timer(Hook):
@@ -69,7 +69,7 @@ class LossSpike(Hook):
 
     def after_step(self, run: Run) -> None:
         """Look at the newest line, once."""
-        line = run.journal.newest
+        line = run.metrics_log.newest
         if line is self._seen or line is None or line.get(self.metric) is None:
             return
         self._seen, loss = line, line[self.metric]
@@ -123,9 +123,9 @@ class Profile(Hook):
     def _write(self, run: Run) -> None:
         profiler, self._profiler = self._profiler, None
         profiler.stop()
-        name = f"step-{run.clock.step:08d}" + ("" if is_first() else f".rank{rank()}")
+        name = f"step-{run.clock.step:08d}" + ("" if is_rank_zero() else f".rank{rank()}")
         path = run.folder / "profile" / f"{name}.json"
-        with told(path):
+        with disk_errors(path):
             path.parent.mkdir(exist_ok=True)
             profiler.export_chrome_trace(str(path))
         log.info("profile of %d steps: %s", self.steps, path)

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Clock, Writer
+from opabinia.contracts import Clock, Logger
 from opabinia.engine.loop.nonfinite import GRADIENTS, NonFinite
-from opabinia.runtime.files import told
+from opabinia.runtime.files import disk_errors
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import gather
 
@@ -54,7 +54,7 @@ _SKIPPED = "train/skipped"
 _OF_EVERY_STEP = ("lr", _SKIPPED, *_SHARES)
 
 
-class Journal:
+class MetricsLogger:
     """The numbers of a run.
 
     Args:
@@ -66,7 +66,7 @@ class Journal:
         newest: the line written last.
     """
 
-    def __init__(self, path: Path | None, writers: Sequence[Writer] = (), by: str = "mean") -> None:
+    def __init__(self, path: Path | None, writers: Sequence[Logger] = (), by: str = "mean") -> None:
         self._middle: Callable[[Sequence[float]], float] = median if by == "median" else _mean
         self.path, self.writers = path, list(writers)
         self._pending: list[_Entry] = []
@@ -75,7 +75,7 @@ class Journal:
         self._file = None
         self.newest: dict[str, Any] | None = None
         if path is not None:
-            with told(path):
+            with disk_errors(path):
                 self._file = path.open("ab")
 
     def add(self, step: int, values: Mapping[str, Tensor | float], ids: Sequence[Any] = ()) -> None:
@@ -162,7 +162,7 @@ class Journal:
         line = {"step": clock.step, "epoch": round(clock.epochs_done, 6), "samples": clock.samples, **values}
         line = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
         if self._file is not None and self.path is not None:
-            with told(self.path):
+            with disk_errors(self.path):
                 self._file.write((json.dumps(line, allow_nan=False) + "\n").encode())
                 self._file.flush()
         self.newest = line
@@ -175,7 +175,7 @@ class Journal:
         self._cut_back()
         offset = 0
         if self._file is not None and self.path is not None:
-            with told(self.path):
+            with disk_errors(self.path):
                 os.fsync(self._file.fileno())
             offset = self._file.tell()
         pending = [[entry.step, told_in_json(entry.values)] for entry in self._pending]
@@ -192,7 +192,7 @@ class Journal:
         end, self._end = self._end, None
         if end is None or self._file is None or self.path is None:
             return
-        with told(self.path):
+        with disk_errors(self.path):
             # Cutting a file that is shorter, or was lost, would fill it with zeros.
             if self._file.seek(0, os.SEEK_END) < end:
                 log.warning("%s is shorter than when the checkpoint was saved: lines are missing", self.path)

@@ -18,7 +18,7 @@ from rich.table import Column
 from opabinia.config import register
 from opabinia.contracts import Clock
 from opabinia.runtime.durations import clock_time
-from opabinia.runtime.files import told
+from opabinia.runtime.files import disk_errors
 from opabinia.runtime.log import log
 from opabinia.runtime.quiet import is_quiet
 
@@ -143,7 +143,7 @@ class TensorBoard:
         self._summary, self._value = Summary, Summary.Value
         _tell_disk_errors_once()
         self._folder = folder / "tensorboard"
-        with told(self._folder):
+        with disk_errors(self._folder):
             self._writer = SummaryWriter(str(self._folder), purge_step=clock.step + 1 if clock.step else None)
         self._events: Any = self._writer.file_writer
 
@@ -155,7 +155,7 @@ class TensorBoard:
             for name, value in line.items()
             if name not in ("step", "samples", "sample_ids") and value is not None
         ]
-        with told(self._folder):
+        with disk_errors(self._folder):
             self._events.add_summary(self._summary(value=values), line["step"])
 
     def close(self) -> None:

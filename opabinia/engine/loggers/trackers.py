@@ -16,7 +16,7 @@ import yaml
 
 from opabinia.config import register
 from opabinia.contracts import Clock
-from opabinia.runtime.files import write_aside
+from opabinia.runtime.files import write_atomic
 from opabinia.runtime.log import log
 
 
@@ -77,7 +77,7 @@ class Tracker:
         known = place.read_text(encoding="utf-8").strip() if self._resumed and place.exists() else None
         config = yaml.safe_load((self.folder / "config.yaml").read_text(encoding="utf-8"))
         found = self.begin(known, "/".join(self.folder.resolve().parts[-3:]), config)
-        write_aside(place, f"{found}\n")
+        write_atomic(place, f"{found}\n")
         self._state = "writes"
 
     def _give_up(self, error: Exception) -> None:

@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from opabinia.contracts import Batch, Evaluator, Facts, Loader, Phase, Predictions, Run, Task, Unfit
-from opabinia.engine.loop.hook_dispatch import Moments
+from opabinia.contracts import Batch, DataMismatch, DatasetInfo, Evaluator, Loader, Phase, Predictions, Run, Task
+from opabinia.engine.loop.hook_dispatch import HookDispatcher
 from opabinia.engine.loop.layer_outputs import averaged, refuse_unknown, with_layers
-from opabinia.engine.loop.prefetch import fed, one_ahead, to_device, to_host
+from opabinia.engine.loop.prefetch import one_batch_ahead, prefetch, to_device, to_host
 from opabinia.runtime.device import autocast
 from opabinia.runtime.durations import Duration
-from opabinia.runtime.files import told, write_aside
-from opabinia.runtime.processes import anyone, gather, is_first
+from opabinia.runtime.files import disk_errors, write_atomic
+from opabinia.runtime.processes import any_rank, gather, is_rank_zero
 
 
 class EvaluationStopped(Exception):
@@ -44,11 +44,13 @@ class Validation:
 
     name: str
     loader: Loader
-    facts: Facts
+    dataset_info: DatasetInfo
     task: Task | None = None
     precision: str = "fp32"
     prefix: str | None = None
-    evaluators: Callable[[Task, Facts], list[Evaluator]] = lambda task, facts: task.evaluators(facts)
+    evaluators: Callable[[Task, DatasetInfo], list[Evaluator]] = lambda task, dataset_info: task.evaluators(
+        dataset_info
+    )
     training: Loader | None = None
     every: Duration | None = None
 
@@ -92,7 +94,7 @@ def evaluate(
         EvaluationStopped: ``stopped()`` became true between two batches, in any process.
         Unfit: there are no scores of this set.
     """
-    evaluators = validation.evaluators(task, validation.facts)
+    evaluators = validation.evaluators(task, validation.dataset_info)
     for each in evaluators:
         if hasattr(each, "device"):
             each.device = device
@@ -123,11 +125,11 @@ def evaluate(
         states = gather(evaluator.state())
         try:
             scores.update(evaluator.compute(states))
-        except Unfit as error:
-            raise Unfit(f"{validation.name}: {error}") from error
+        except DataMismatch as error:
+            raise DataMismatch(f"{validation.name}: {error}") from error
         if hasattr(evaluator, "details"):
             details.update(evaluator.details(states))
-        if is_first() and hasattr(evaluator, "files"):
+        if is_rank_zero() and hasattr(evaluator, "files"):
             files.update(evaluator.files(states))
     if skipped := sum(gather(validation.loader.passed_over - skipped_before)):
         scores["skipped"] = float(skipped)
@@ -135,9 +137,9 @@ def evaluate(
     return Found({f"{prefix}/{name}": value for name, value in scores.items()}, details, files)
 
 
-def learns(task: Task, validation: Validation) -> bool:
+def needs_training_data(task: Task, validation: Validation) -> bool:
     """Whether an evaluator of this set learns from the training data."""
-    return any(hasattr(one, "learn") for one in validation.evaluators(validation.task or task, validation.facts))
+    return any(hasattr(one, "learn") for one in validation.evaluators(validation.task or task, validation.dataset_info))
 
 
 def layers_of(task: Task, evaluators: Sequence[Evaluator]) -> list[str]:
@@ -162,7 +164,7 @@ def _predictions(
     """What the task says of each batch of this process, with what the named layers give, on the host; and the batch as
     the loader gave it. On CUDA a batch goes through the model while the one before it is judged."""
     launched = _launched(task, layers, device, stopped, sharded, loader)
-    for arrived, batch in one_ahead(launched) if device.type == "cuda" else launched:
+    for arrived, batch in one_batch_ahead(launched) if device.type == "cuda" else launched:
         yield arrived(), batch
 
 
@@ -186,12 +188,12 @@ def _rounds(
 ) -> Iterator[tuple[Batch, Batch, bool]]:
     """Batches of this process, as loaded and on the device, and whether they count: the others only keep a sharded
     model's processes together."""
-    batches = fed(loader, device)
+    batches = prefetch(loader, device)
     stand_in: Batch | None = None
     while True:
         one = next(batches, None)
         stand_in = one.loaded if one else stand_in
-        stop, more, helpless = anyone(bool(stopped()), one is not None, stand_in is None)
+        stop, more, helpless = any_rank(bool(stopped()), one is not None, stand_in is None)
         if stop:
             raise EvaluationStopped
         if not more:
@@ -207,7 +209,7 @@ def _rounds(
 
 def evaluate_all(
     run: Run,
-    moments: Moments,
+    moments: HookDispatcher,
     validation: Sequence[Validation],
     device: torch.device,
     stopped: Callable[[], object] = lambda: False,
@@ -235,9 +237,9 @@ def evaluate_all(
         scores.update(found.scores)
         moments.call(run, "after_phase", phase)
     for line in lines:
-        run.journal.write(run.clock, line)
+        run.metrics_log.write(run.clock, line)
     for name, found in results.items():
-        if is_first():
+        if is_rank_zero():
             _write_tables(run.folder / "eval" / name, found, run.clock.step)
     return scores
 
@@ -260,13 +262,13 @@ def write_json(path: Path, values: Any, *, indent: int | None = 1) -> None:
     Raises:
         DiskError: the file cannot be written.
     """
-    with told(path):
+    with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_aside(path, json.dumps(values, indent=indent) + "\n")
+        write_atomic(path, json.dumps(values, indent=indent) + "\n")
 
 
 def evaluation_run(
-    run: Run, moments: Moments, validation: Sequence[Validation], device: torch.device
+    run: Run, moments: HookDispatcher, validation: Sequence[Validation], device: torch.device
 ) -> dict[str, float]:
     """A run that only evaluates: hooks see its start, its evaluation phases and its finish."""
     how: str | BaseException = "done"

@@ -24,7 +24,7 @@ class Refused(Exception):
     exit_status = 2
 
 
-class Moments:
+class HookDispatcher:
     """The hooks of a run, in the order in which they act.
 
     Attributes:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opabinia.contracts import EMBEDDING, Batch, Predictions, Task, Unfit
+from opabinia.contracts import EMBEDDING, Batch, DataMismatch, Predictions, Task
 from opabinia.models.capture import Layer, capture, near
 
 
@@ -23,7 +23,7 @@ def refuse_unknown(task: Task, names: Iterable[str]) -> None:
         known.add(EMBEDDING)
     missing = [f"there is no layer {name!r}; near: {near(name, known)}" for name in names if name not in known]
     if missing:
-        raise Unfit("; ".join(missing))
+        raise DataMismatch("; ".join(missing))
 
 
 def with_layers(task: Task, batch: Batch, names: Sequence[str]) -> tuple[Predictions, dict[str, list[Tensor]]]:
@@ -62,10 +62,10 @@ def _vector(tensor: Tensor) -> Tensor:
 
 def _tensors_of(layer: Layer, samples: int) -> list[Tensor]:
     if not layer.calls:
-        raise Unfit(f"the task makes no use of {layer.name!r} when it predicts")
+        raise DataMismatch(f"the task makes no use of {layer.name!r} when it predicts")
     tensors = list(_tensors(layer.calls[0].output))
     if not tensors or any(one.ndim == 0 or len(one) != samples for one in tensors):
-        raise Unfit(f"{layer.name!r} does not give a row for each sample")
+        raise DataMismatch(f"{layer.name!r} does not give a row for each sample")
     return tensors
 
 

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from opabinia.config import register
-from opabinia.contracts import Batch, Clock, Count, Detector, Positive, Task, Together
-from opabinia.runtime.processes import copy_from_first, world_size
+from opabinia.contracts import Batch, Clock, Count, Detector, ParallelTask, Positive, Task
+from opabinia.runtime.processes import broadcast_from_rank_zero, world_size
 
 DType = Literal["fp32", "bf16", "fp16"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -30,7 +30,7 @@ def ddp(
     static_graph: bool = False,
     compression: Literal["fp16", "bf16"] | None = None,
     bucket_mb: Positive = 25.0,
-) -> Together:
+) -> ParallelTask:
     """Every process holds the whole model; gradients are exchanged while the backward pass goes on (torch's DDP).
 
     Running statistics stay those of each process during training; what is evaluated and saved is their mean.
@@ -43,7 +43,7 @@ def ddp(
         bucket_mb: size of what is exchanged at once.
     """
     for model in models:
-        copy_from_first([*model.parameters(), *model.buffers()])
+        broadcast_from_rank_zero([*model.parameters(), *model.buffers()])
     options = {
         "find_unused_parameters": find_unused_parameters,
         "static_graph": static_graph,
@@ -68,7 +68,7 @@ class UnusedParameters(Exception):
 
 
 class _Replicas:
-    """See :class:`opabinia.contracts.Together`.
+    """See :class:`opabinia.contracts.ParallelTask`.
 
     DDP wants to know at its construction which parameters learn, and hooks may freeze and thaw some: it is made at the
     first forward pass and whenever that has changed.
@@ -92,7 +92,7 @@ class _Replicas:
             raise
 
     def no_sync(self) -> AbstractContextManager[Any]:
-        """See :class:`opabinia.contracts.Together`."""
+        """See :class:`opabinia.contracts.ParallelTask`."""
         if self._options["static_graph"]:
             return nullcontext()  # which cannot leave an exchange out; means of means are the mean
         return self._current().no_sync()
@@ -125,7 +125,7 @@ def fsdp(
     param_dtype: DType | None = None,
     reduce_dtype: DType | None = None,
     reshard: bool = True,
-) -> Together:
+) -> ParallelTask:
     """Every process holds a part of each parameter, of its gradient and of its optimizer state; a layer's are put
     together when it is their turn (torch's FSDP2; Zhao et al. 2023, PyTorch FSDP).
 
@@ -150,7 +150,7 @@ def fsdp(
         raise ValueError(f"{wrong} is not contiguous, and cannot be taken apart: fsdp excludes train.channels_last")
     mesh = init_device_mesh(device.type, (world_size(),))
     for model in models:
-        copy_from_first([*model.parameters(), *model.buffers()])
+        broadcast_from_rank_zero([*model.parameters(), *model.buffers()])
         # At the border of a unit FSDP brings its inputs to the type of its parameters.
         children = [one for one in _children(model) if param_dtype and any(True for _ in one.parameters())]
         for part in [*_units(model, unit), *children, model]:
@@ -173,7 +173,7 @@ _FORWARD_METHODS = ("predict", "features", "maps", "levels", "pyramid", "losses"
 
 
 class _Shards:
-    """See :class:`opabinia.contracts.Together`."""
+    """See :class:`opabinia.contracts.ParallelTask`."""
 
     sharded = True
 
@@ -185,7 +185,7 @@ class _Shards:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """See :class:`opabinia.contracts.Together`."""
+        """See :class:`opabinia.contracts.ParallelTask`."""
         module: Any = self.module
         module.set_requires_gradient_sync(False)
         try:

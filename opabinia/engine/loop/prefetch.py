@@ -50,7 +50,7 @@ class Fed(NamedTuple):
     seconds: float
 
 
-def fed(loader: Loader, device: torch.device, finish: Finish | None = None, start: int = 0) -> Iterator[Fed]:
+def prefetch(loader: Loader, device: torch.device, finish: Finish | None = None, start: int = 0) -> Iterator[Fed]:
     """Batches of a loader on ``device``, from step ``start`` on.
 
     On CUDA the next batch is asked for before one is handed over, and is copied and finished on a stream of its own.
@@ -62,7 +62,7 @@ def fed(loader: Loader, device: torch.device, finish: Finish | None = None, star
             yield Fed(row, loaded, _finished(to_device(loaded, device), row, finish), loader.seconds)
         return
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    for one, copied in one_ahead(_beside(batches, loader, device, finish, stream)):
+    for one, copied in one_batch_ahead(_beside(batches, loader, device, finish, stream)):
         waiting = torch.cuda.current_stream(device)
         waiting.wait_event(copied)
         _used_on(one.batch, waiting)
@@ -102,10 +102,10 @@ def _used_on(value: Any, stream: torch.cuda.Stream) -> None:
             _used_on(one, stream)
 
 
-def one_ahead(items: Iterator[T]) -> Iterator[T]:
+def one_batch_ahead(items: Iterator[T]) -> Iterator[T]:
     """Each item when the one behind it is taken already; an error comes at its turn, and not before.
 
-    Example: ``one_ahead(map(begin, pieces))`` has begun the second piece when it gives the first.
+    Example: ``one_batch_ahead(map(begin, pieces))`` has begun the second piece when it gives the first.
     """
     following = _next(items)
     while following is not None:
@@ -163,7 +163,7 @@ class Feeding:
         return self._iterate(start)
 
     def _iterate(self, start: int) -> Iterator[tuple[Row, Batch]]:
-        for one in fed(self._loader, self._device, self._finish, start):
+        for one in prefetch(self._loader, self._device, self._finish, start):
             self._seconds = one.seconds
             yield one.row, one.batch
 

@@ -13,23 +13,23 @@ from torch import Tensor
 
 from opabinia.config import register
 from opabinia.contracts import (
-    Arithmetic,
     Batch,
     Clock,
     NormOrder,
+    ParallelTask,
     Positive,
     Row,
     Scalars,
     Schedules,
+    StepOptions,
     Task,
-    Together,
 )
 from opabinia.engine.loop.gradient_clipping import clip_each, clip_global, clip_values, global_norm
 from opabinia.engine.loop.nonfinite import GRADIENTS, NonFinite, first_non_finite, in_journal, suspects
 from opabinia.engine.loop.skip_nonfinite import Guard, begin_momentum, not_finite
 from opabinia.runtime.device import autocast
 from opabinia.runtime.log import log
-from opabinia.runtime.processes import anyone, rank, world_size
+from opabinia.runtime.processes import any_rank, rank, world_size
 from opabinia.runtime.seeds import seed_model
 
 
@@ -109,10 +109,10 @@ class Standard:
 
     def __init__(
         self,
-        task: Task | Together,
+        task: Task | ParallelTask,
         optimizer: torch.optim.Optimizer,
         schedules: Schedules,
-        arithmetic: Arithmetic,
+        arithmetic: StepOptions,
         /,
         *,
         clip_norm: Positive | None = None,
@@ -237,7 +237,7 @@ class Standard:
             return False  # in a sum nothing that is not finite gets lost
         values = self._must_be_finite(scalars)
         wrong = {in_journal(name): value for name, value in values.items() if not math.isfinite(value)}
-        if not anyone(bool(wrong))[0]:
+        if not any_rank(bool(wrong))[0]:
             return False
         found = [first_non_finite(self._model, piece, clock, self._lowered) for piece, _ in self._pieces(batch, row)]
         where = next((one for one in found if one), "every layer's output is finite: look at the loss and its gradient")

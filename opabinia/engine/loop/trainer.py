@@ -22,9 +22,9 @@ import torch
 
 from opabinia.contracts import Batch, Clock, Hook, Loader, Phase, Plan, Row, Run, Scalars, Step, Stop, Task
 from opabinia.engine.checkpointing.checkpoint import (
-    Checkpoints,
-    DoesNotFit,
+    CheckpointManager,
     Snapshot,
+    WeightsMismatch,
     load_optimizer_state,
     optimizer_state,
 )
@@ -35,13 +35,13 @@ from opabinia.engine.checkpointing.norm_statistics import (
     statistics_of_all,
 )
 from opabinia.engine.checkpointing.sharded import load_state
-from opabinia.engine.loggers.metrics_log import Journal, read_from_json, told_in_json
+from opabinia.engine.loggers.metrics_log import MetricsLogger, read_from_json, told_in_json
 from opabinia.engine.loop.evaluate import EvaluationStopped, Validation, evaluate_all
-from opabinia.engine.loop.hook_dispatch import Moments
+from opabinia.engine.loop.hook_dispatch import HookDispatcher
 from opabinia.engine.loop.nonfinite import NonFinite, in_journal
 from opabinia.engine.loop.skip_nonfinite import begin_momentum
 from opabinia.runtime.log import log
-from opabinia.runtime.processes import agreed, is_first, world_size
+from opabinia.runtime.processes import agreed, is_rank_zero, world_size
 
 TRAIN = Phase("train", "train")
 STATISTICS = "statistics"
@@ -85,7 +85,7 @@ class Trainer:
         plan: Plan,
         loader: Loader,
         validation: Sequence[Validation],
-        journal: Journal,
+        metrics_log: MetricsLogger,
         hooks: Mapping[str, Hook],
         folder: Path,
         device: torch.device,
@@ -104,13 +104,13 @@ class Trainer:
         self._left_out, self._sharded = frozenset(left_out), sharded
         self._alone = world_size() == 1
         self._agree_every = max(1, world_size() // _AT_EVERY_STEP)
-        self._moments = Moments(hooks)
-        self._checkpoints = Checkpoints(folder / "checkpoints", keep, self.snapshot, write=is_first())
+        self._moments = HookDispatcher(hooks)
+        self._checkpoints = CheckpointManager(folder / "checkpoints", keep, self.snapshot, write=is_rank_zero())
         self._run = Run(
             task=task,
             optimizer=step.optimizer,
             loader=loader,
-            journal=journal,
+            metrics_log=metrics_log,
             clock=Clock.at(plan, 0),
             checkpoints=self._checkpoints,
             evaluate=self.evaluate,
@@ -182,7 +182,7 @@ class Trainer:
             values["lr"] = self.step.optimizer.param_groups[0]["lr"]
             values["samples"] = float(row.count)
             values |= times
-            run.journal.add(run.clock.step, values, batch.get("id", ()))
+            run.metrics_log.add(run.clock.step, values, batch.get("id", ()))
             self._moments.call(run, "after_step")
             ended = run.clock.phase_ended
             if ended or run.clock.step % self._agree_every == 0:
@@ -284,7 +284,7 @@ class Trainer:
             "position": run.clock.samples - epoch_began,
             "due": list(self._moments.now) if self._moments.now else None,
             "scores": told_in_json(run.scores),
-            "journal": run.journal.state_dict(),
+            "journal": run.metrics_log.state_dict(),
             "total_steps": run.clock.total_steps,
             "optimizer": plain,
             "optimizer_kind": _kind(self.step.optimizer),
@@ -307,13 +307,13 @@ class Trainer:
         try:
             load_state(self.task, snapshot.tensors["model"])
         except RuntimeError as error:
-            raise DoesNotFit(str(error)) from error
+            raise WeightsMismatch(str(error)) from error
         self._restore_optimizer(snapshot)
         self.step.load_state_dict(state["train_step"])
         self._moments.load_state_dict(state["hooks"])
         self._moments.load_tensors(snapshot.tensors)
         load_statistics(run.models, snapshot.tensors.get(STATISTICS, {}))
-        run.journal.load_state_dict(state["journal"])
+        run.metrics_log.load_state_dict(state["journal"])
         run.clock = Clock.at(self.plan, snapshot.step)
         run.scores.update(read_from_json(state["scores"]))
         self._checkpoints.saved = snapshot.step

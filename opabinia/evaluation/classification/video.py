@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from opabinia.contracts import Batch, Evaluator, Predictions, Unfit
+from opabinia.contracts import Batch, DataMismatch, Evaluator, Predictions
 
 _UNIT = 2**40
 """Probabilities are kept as whole numbers of this unit, so that sums do not depend on the order of views."""
@@ -32,7 +32,7 @@ class Seen(NamedTuple):
     labels: NDArray[Any]
 
 
-class PerFilm:
+class PerVideo:
     """Lets other evaluators judge films by the mean, or by the largest, of the probabilities of their views.
 
     Views of a film are samples of one ``id``. Where each film has one view nothing changes. For each film it keeps K
@@ -78,7 +78,7 @@ class PerFilm:
             self._labels.append(label)
             return
         if not np.array_equal(self._labels[number], label):
-            raise Unfit(f"views of {film} have different labels: {self._labels[number]} and {label}")
+            raise DataMismatch(f"views of {film} have different labels: {self._labels[number]} and {label}")
         self._sums[number] = self._sums[number] + row if self._merge == "mean" else np.maximum(self._sums[number], row)
         self._views[number] += views
 
@@ -99,7 +99,7 @@ class PerFilm:
         return {name: table for each in tables for name, table in each.items()}
 
     def _judge(self, states: Sequence[Seen | None]) -> None:
-        whole = PerFilm([], self._logits_of, self._merge)
+        whole = PerVideo([], self._logits_of, self._merge)
         for seen in states:
             for film, row, views, label in zip(*seen, strict=True) if seen else ():
                 whole._take(film, row, int(views), label)

@@ -21,7 +21,7 @@ class Mistake(NamedTuple):
     of_found: float
 
 
-class Mistakes:
+class WorstSamples:
     """Names samples whose likeliest class is not their label, the surest mistakes first.
 
     It gives no scores. The table (``details``): ``worst``, a hundred samples at most, with the ``label`` and the class

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from opabinia.contracts import Batch, Predictions, Truth, Unfit
+from opabinia.contracts import Batch, DataMismatch, GroundTruth, Predictions
 from opabinia.contracts.masks import compressed
 from opabinia.evaluation.detection.rle import paste
 
@@ -33,7 +33,7 @@ class Picture(NamedTuple):
     """
 
     name: str
-    truth: Truth
+    ground_truth: GroundTruth
     boxes: Floats
     scores: Floats
     labels: Ints
@@ -70,7 +70,7 @@ class Pictures:
         self._pictures: list[Picture] = []
 
     def update(self, predictions: Predictions, batch: Batch) -> None:
-        """Keep a batch: ``predictions`` as told there, ``batch["truth"]`` and ``batch["id"]``. Waits once for the
+        """Keep a batch: ``predictions`` as told there, ``batch["ground_truth"]`` and ``batch["id"]``. Waits once for the
         device, to copy everything at once.
 
         Raises:
@@ -80,17 +80,17 @@ class Pictures:
             refuse_moved(batch)
         found = _on_host(predictions, self._masks)
         masks, keypoints = found.get("masks"), found.get("keypoints")
-        for number, (name, truth) in enumerate(zip(batch["id"], batch["truth"], strict=True)):
+        for number, (name, ground_truth) in enumerate(zip(batch["id"], batch["ground_truth"], strict=True)):
             there = found["labels"][number] >= 0
             boxes = found["boxes"][number][there]
             self._pictures.append(
                 Picture(
                     str(name),
-                    _with_runs(truth) if self._masks else replace(truth, segments=None),
+                    _with_runs(ground_truth) if self._masks else replace(ground_truth, segments=None),
                     boxes,
                     found["scores"][number][there],
                     found["labels"][number][there].astype(np.int64),
-                    None if masks is None else paste(masks[number][there], boxes, truth.size),
+                    None if masks is None else paste(masks[number][there], boxes, ground_truth.size),
                     None if keypoints is None else keypoints[number][there],
                 )
             )
@@ -108,19 +108,19 @@ def refuse_moved(batch: Batch) -> None:
     Raises:
         Unfit: most things of the batch lie elsewhere in their images than their pictures' files say.
     """
-    if not {"boxes", "image_sizes", "picture_size"} <= batch.keys():
+    if not {"boxes", "image_sizes", "original_size"} <= batch.keys():
         return
     moved: list[bool] = []
-    for boxes, truth, image, picture in zip(
-        *(batch[key] for key in ("boxes", "truth", "image_sizes", "picture_size")), strict=True
+    for boxes, ground_truth, image, picture in zip(
+        *(batch[key] for key in ("boxes", "ground_truth", "image_sizes", "original_size")), strict=True
     ):
-        there = truth.boxes[~truth.crowd]
+        there = ground_truth.boxes[~ground_truth.crowd]
         if len(boxes) == len(there):  # others were left out, or cut away
             corners = np.concatenate([there[:, :2], there[:, :2] + there[:, 2:]], 1) / (picture * 2)[::-1]
             seen = boxes.cpu().numpy() / (image * 2)[::-1]
             moved += (np.abs(seen - corners).max(1, initial=0) > _MOVED).tolist()
     if sum(moved) > max(len(moved) / 2, 3):
-        raise Unfit(
+        raise DataMismatch(
             f"{sum(moved)} of {len(moved)} things lie elsewhere in the images than in the pictures as they were read: "
             "data.val.transforms may resize pictures, and nothing else"
         )
@@ -141,7 +141,7 @@ def in_order(states: Sequence[Sequence[Picture]]) -> list[Picture]:
     for picture in pictures:
         values = picture.boxes, picture.scores, np.zeros(0) if picture.keypoints is None else picture.keypoints
         if not all(np.isfinite(one).all() for one in values):
-            raise Unfit(
+            raise DataMismatch(
                 f"something found in {picture.name} has a box, a score or a keypoint that is not finite; if this is so "
                 "everywhere, the model has diverged"
             )
@@ -150,7 +150,7 @@ def in_order(states: Sequence[Sequence[Picture]]) -> list[Picture]:
 
 def _place(picture: Picture) -> tuple[bool, int, str, str]:
     """Numbers before names; of the same number, the id of the sample."""
-    number = picture.truth.image_id
+    number = picture.ground_truth.image_id
     if isinstance(number, str):
         return True, 0, number, picture.name
     return False, int(number), "", picture.name
@@ -171,9 +171,9 @@ def _on_host(predictions: Mapping[str, Tensor], masks: bool) -> dict[str, NDArra
     return {name: part.reshape(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
 
 
-def _with_runs(truth: Truth) -> Truth:
+def _with_runs(ground_truth: GroundTruth) -> GroundTruth:
     """The truth with its segments as compressed run lengths."""
-    if truth.segments is None:
-        return replace(truth, segments=[None] * len(truth.labels))
-    runs = [compressed(segment, truth.size) if segment else None for segment in truth.segments]
-    return replace(truth, segments=runs)
+    if ground_truth.segments is None:
+        return replace(ground_truth, segments=[None] * len(ground_truth.labels))
+    runs = [compressed(segment, ground_truth.size) if segment else None for segment in ground_truth.segments]
+    return replace(ground_truth, segments=runs)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import Count, Facts, Fraction, Positive
+from opabinia.contracts import Count, DatasetInfo, Fraction, Positive
 from opabinia.evaluation.detection.base import Floats, Picture, Pictures, in_order
 from opabinia.evaluation.detection.coco_format import Annotations, Kind, results_of, truth_of
 from opabinia.evaluation.detection.detection_errors import mistakes
@@ -53,7 +53,7 @@ class Tables(NamedTuple):
 
 
 def judge(
-    truth: Path | str | Mapping[str, Any],
+    ground_truth: Path | str | Mapping[str, Any],
     results: Path | str | Sequence[Mapping[str, Any]],
     kind: Kind = "bbox",
     *,
@@ -81,7 +81,7 @@ def judge(
     """
     if kind not in PREFIXES:
         raise ValueError(f"kind {kind!r}: expected one of {', '.join(PREFIXES)}")
-    content: Any = _read(truth)
+    content: Any = _read(ground_truth)
     found: Any = _read(results)
     if not isinstance(content, Mapping) or not set(_LISTS) <= set(content):
         raise ValueError(f"truth is an object with {', '.join(_LISTS)}, and results come second")
@@ -98,7 +98,7 @@ def judge(
 
 
 def tables(
-    truth: dict[str, Annotations],
+    ground_truth: dict[str, Annotations],
     results: Annotations,
     kind: Kind,
     most: Sequence[int],
@@ -107,7 +107,7 @@ def tables(
     federated: bool = False,
     cells: int = _CELLS,
 ) -> Tables:
-    """See :func:`judge`. The library writes into ``truth`` and ``results``.
+    """See :func:`judge`. The library writes into ``ground_truth`` and ``results``.
 
     Args:
         truth, results, kind, sigmas: as there.
@@ -115,23 +115,23 @@ def tables(
         federated: follow LVIS, where a picture is judged for some classes only.
         cells: as many pairs of a picture and a class are judged at once; the library takes some 250 bytes for each.
     """
-    categories = sorted(truth["categories"], key=lambda one: one["id"])
-    size = max(1, cells // max(1, len(truth["images"])))
+    categories = sorted(ground_truth["categories"], key=lambda one: one["id"])
+    size = max(1, cells // max(1, len(ground_truth["images"])))
     if len(categories) <= size:
-        return _judged(truth, results, kind, most, sigmas, federated)
-    there, found = (_by_category(things) for things in (truth["annotations"], results))
+        return _judged(ground_truth, results, kind, most, sigmas, federated)
+    there, found = (_by_category(things) for things in (ground_truth["annotations"], results))
     parts = []
     for start in range(0, len(categories), size):
         block = categories[start : start + size]
         things, those = ([thing for one in block for thing in by.get(one["id"], ())] for by in (there, found))
-        part = {"images": truth["images"], "annotations": things, "categories": block}
+        part = {"images": ground_truth["images"], "annotations": things, "categories": block}
         parts.append(_judged(part, those, kind, most, sigmas, federated))
     precision, recall, ids = zip(*parts, strict=True)
     return Tables(np.concatenate(precision, 2), np.concatenate(recall, 1), [one for part in ids for one in part])
 
 
 def _judged(
-    truth: dict[str, Annotations],
+    ground_truth: dict[str, Annotations],
     results: Annotations,
     kind: Kind,
     most: Sequence[int],
@@ -140,7 +140,7 @@ def _judged(
 ) -> Tables:
     from faster_coco_eval import COCO, COCOeval_faster
 
-    there = COCO(truth)
+    there = COCO(ground_truth)
     points = None if sigmas is None else list(sigmas)
     judged = COCOeval_faster(there, there.loadRes(results), kind, kpt_oks_sigmas=points, lvis_style=federated)
     judged.params.maxDets = list(most)
@@ -225,22 +225,22 @@ class Coco(Pictures):
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         /,
         *,
         max_detections: Sequence[Count] = MOST,
         sigmas: Sequence[Positive] | None = None,
         confidence: Fraction = 0.25,
     ) -> None:
-        super().__init__(masks=facts.masks)
+        super().__init__(masks=dataset_info.masks)
         if not max_detections or any(one >= other for one, other in pairwise(max_detections)):
             raise ValueError(f"max_detections: {list(max_detections)} is to be numbers that rise, such as [1, 10, 100]")
-        self._facts, self._confidence = facts, confidence
-        self._sigmas = sigmas_of(facts.keypoints, sigmas)
+        self._facts, self._confidence = dataset_info, confidence
+        self._sigmas = sigmas_of(dataset_info.keypoints, sigmas)
         self._most: dict[Kind, tuple[int, ...]] = {"bbox": tuple(max_detections)}
-        if facts.masks:
+        if dataset_info.masks:
             self._most["segm"] = tuple(max_detections)
-        if facts.keypoints:
+        if dataset_info.keypoints:
             self._most["keypoints"] = _MOST_PEOPLE
         every = [name for kind, most in self._most.items() for name in names(kind, most)]
         self.better = dict.fromkeys(every, "max")
@@ -283,7 +283,7 @@ class Coco(Pictures):
     def files(self, states: Sequence[list[Picture]]) -> dict[str, Any]:
         """Results in COCO's format, with the numbers that pictures and classes have in the file."""
         pictures, judged = self._judged(states)
-        images = [picture.truth.image_id for picture in pictures]
+        images = [picture.ground_truth.image_id for picture in pictures]
         categories = self._facts.category_ids or range(1, len(self._facts.classes) + 1)
         named = {f"coco_{PREFIXES[kind]}results.json": kind for kind in judged}
         return {name: results_of(pictures, kind, images, categories) for name, kind in named.items()}
@@ -319,7 +319,7 @@ def by_class(
     pictures: Sequence[Picture], classes: Sequence[str], judged: Mapping[Kind, Tables]
 ) -> list[dict[str, Any]]:
     """For each class the number of things that are not crowds, AP, AP50 and AR, and AP of masks and keypoints."""
-    labels = [picture.truth.labels[~picture.truth.crowd] for picture in pictures]
+    labels = [picture.ground_truth.labels[~picture.ground_truth.crowd] for picture in pictures]
     things = np.bincount(np.concatenate(labels), minlength=len(classes)).tolist()
     rows = [{"class": name, "things": count} for name, count in zip(classes, things, strict=True)]
     for kind, (precision, recall, categories) in judged.items():

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from opabinia.contracts import Facts
+from opabinia.contracts import DatasetInfo
 from opabinia.evaluation.detection.base import Floats, Picture
 
 Kind = Literal["bbox", "segm", "keypoints"]
@@ -17,33 +17,37 @@ Kind = Literal["bbox", "segm", "keypoints"]
 Annotations = list[dict[str, Any]]
 
 
-def truth_of(pictures: Sequence[Picture], facts: Facts, kind: Kind) -> dict[str, Annotations]:
+def truth_of(pictures: Sequence[Picture], dataset_info: DatasetInfo, kind: Kind) -> dict[str, Annotations]:
     """What is there, in COCO's format. Pictures are numbered from 1, classes from 0."""
     images = [
-        {"id": number, "height": picture.truth.size[0], "width": picture.truth.size[1]}
+        {"id": number, "height": picture.ground_truth.size[0], "width": picture.ground_truth.size[1]}
         for number, picture in enumerate(pictures, 1)
     ]
-    truths = [picture.truth for picture in pictures]
+    truths = [picture.ground_truth for picture in pictures]
     columns = (
-        np.repeat(np.arange(1, len(truths) + 1), [len(truth.labels) for truth in truths]),
-        np.concatenate([truth.labels for truth in truths]),
-        np.concatenate([truth.boxes.reshape(-1, 4) for truth in truths]),
-        np.concatenate([truth.areas for truth in truths]),
-        np.concatenate([truth.crowd for truth in truths]).astype(int),
+        np.repeat(np.arange(1, len(truths) + 1), [len(ground_truth.labels) for ground_truth in truths]),
+        np.concatenate([ground_truth.labels for ground_truth in truths]),
+        np.concatenate([ground_truth.boxes.reshape(-1, 4) for ground_truth in truths]),
+        np.concatenate([ground_truth.areas for ground_truth in truths]),
+        np.concatenate([ground_truth.crowd for ground_truth in truths]).astype(int),
     )
     keys = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
     # The library takes 0 for no annotation.
     rows = enumerate(zip(*(column.tolist() for column in columns), strict=True), 1)
     things = [dict(zip(keys, (number, *row), strict=True)) for number, row in rows]
     if kind == "segm":
-        runs = ((segment, truth.size) for truth in truths for segment in truth.segments or ())
+        runs = ((segment, ground_truth.size) for ground_truth in truths for segment in ground_truth.segments or ())
         for thing, (counts, size) in zip(things, runs, strict=True):
             thing |= {"segmentation": _rle(counts, size)} if counts else _crowd_in(thing["bbox"])
     if kind == "keypoints":
-        points = (row for truth in truths for row in _points(truth.keypoints, len(truth.labels), len(facts.keypoints)))
+        points = (
+            row
+            for ground_truth in truths
+            for row in _points(ground_truth.keypoints, len(ground_truth.labels), len(dataset_info.keypoints))
+        )
         for thing, row in zip(things, points, strict=True):
             thing |= {"keypoints": row.ravel().tolist(), "num_keypoints": int((row[:, 2] > 0).sum())}
-    categories = [{"id": number, "name": name} for number, name in enumerate(facts.classes)]
+    categories = [{"id": number, "name": name} for number, name in enumerate(dataset_info.classes)]
     return {"images": images, "annotations": things, "categories": categories}
 
 
@@ -77,7 +81,7 @@ def results_of(
 
 def _what(pictures: Sequence[Picture], kind: Kind) -> list[Any]:
     if kind == "segm":
-        return [_rle(runs, picture.truth.size) for picture in pictures for runs in picture.masks or ()]
+        return [_rle(runs, picture.ground_truth.size) for picture in pictures for runs in picture.masks or ()]
     if kind == "keypoints":
         points = np.concatenate([one.keypoints for one in pictures if one.keypoints is not None]).astype(np.float64)
         points[..., :2] -= 0.5

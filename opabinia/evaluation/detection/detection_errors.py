@@ -45,12 +45,12 @@ def match(picture: Picture, confidence: float) -> Matches:
     Each belongs to one pair at most. Pairs of the same class are made first, then those of different ones, and among
     them those that overlap more. What was found and lies for half of it within a crowd of its class is left out.
     """
-    truth = picture.truth
+    ground_truth = picture.ground_truth
     sure = picture.scores >= confidence
     boxes, labels = picture.boxes[sure].astype(np.float64), picture.labels[sure]
-    corners = np.concatenate([truth.boxes[:, :2], truth.boxes[:, :2] + truth.boxes[:, 2:]], 1)
-    single = ~truth.crowd
-    there = truth.labels[single]
+    corners = np.concatenate([ground_truth.boxes[:, :2], ground_truth.boxes[:, :2] + ground_truth.boxes[:, 2:]], 1)
+    single = ~ground_truth.crowd
+    there = ground_truth.labels[single]
     shares = overlaps(boxes, corners[single])
     rows, columns = np.nonzero(shares >= OVERLAP)
     order = np.lexsort((-shares[rows, columns], labels[rows] != there[columns]))
@@ -60,7 +60,7 @@ def match(picture: Picture, confidence: float) -> Matches:
         if row not in partner and column not in taken:
             partner[row] = column
             taken.add(column)
-    ignored = _within(boxes, labels, corners[truth.crowd], truth.labels[truth.crowd])
+    ignored = _within(boxes, labels, corners[ground_truth.crowd], ground_truth.labels[ground_truth.crowd])
     pairs = [(int(there[column]), int(labels[row])) for row, column in partner.items()]
     return Matches(
         right=[true for true, said in pairs if true == said],
@@ -97,7 +97,7 @@ def worst(pictures: Sequence[Picture], matches: Sequence[Matches], most: int) ->
     for picture, found in zip(pictures, matches, strict=True):
         missed, false = (len(found.mistaken) + len(one) for one in (found.missed, found.false))
         if missed or false:
-            rows.append((picture.name, picture.truth.image_id, len(found.right), missed, false))
+            rows.append((picture.name, picture.ground_truth.image_id, len(found.right), missed, false))
     rows.sort(key=lambda row: (-row[3] - row[4], row[2]))
     return [dict(zip(("id", "image_id", "right", "missed", "false"), row, strict=True)) for row in rows[:most]]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from opabinia.config import register
-from opabinia.contracts import Count, Facts, Fraction
+from opabinia.contracts import Count, DatasetInfo, Fraction
 from opabinia.evaluation.detection.base import Picture, Pictures, in_order
 from opabinia.evaluation.detection.coco import PREFIXES, Tables, by_class, mean, names, scores, tables, told
 from opabinia.evaluation.detection.coco_format import Kind, results_of, truth_of
@@ -39,13 +39,15 @@ class Lvis(Pictures):
         ValueError: the data does not tell how frequent its classes are.
     """
 
-    def __init__(self, facts: Facts, /, *, max_detections: Count = 300, confidence: Fraction = 0.25) -> None:
-        super().__init__(masks=facts.masks)
-        if len(facts.frequencies) != len(facts.classes):
+    def __init__(
+        self, dataset_info: DatasetInfo, /, *, max_detections: Count = 300, confidence: Fraction = 0.25
+    ) -> None:
+        super().__init__(masks=dataset_info.masks)
+        if len(dataset_info.frequencies) != len(dataset_info.classes):
             raise ValueError("lvis: the data does not tell which classes are rare, common or frequent; take `coco`")
-        self._facts, self._most, self._confidence = facts, max_detections, confidence
-        self._kinds: tuple[Kind, ...] = ("bbox", "segm") if facts.masks else ("bbox",)
-        groups = [f"AP{group}" for group in _RARITY if group in facts.frequencies]
+        self._facts, self._most, self._confidence = dataset_info, max_detections, confidence
+        self._kinds: tuple[Kind, ...] = ("bbox", "segm") if dataset_info.masks else ("bbox",)
+        groups = [f"AP{group}" for group in _RARITY if group in dataset_info.frequencies]
         every = [PREFIXES[kind] + name for kind in self._kinds for name in groups]
         every += [name for kind in self._kinds for name in names(kind, [max_detections])]
         self.better = dict.fromkeys(["AP", *every], "max")
@@ -60,13 +62,13 @@ class Lvis(Pictures):
         return self._last[1:]
 
     def _tables(self, pictures: Sequence[Picture], kind: Kind) -> Tables:
-        truth = truth_of(pictures, self._facts, kind)
-        for image, picture in zip(truth["images"], pictures, strict=True):
-            image["neg_category_ids"] = list(picture.truth.absent)
-            image["not_exhaustive_category_ids"] = list(picture.truth.not_exhaustive)
-        for category, frequency in zip(truth["categories"], self._facts.frequencies, strict=True):
+        ground_truth = truth_of(pictures, self._facts, kind)
+        for image, picture in zip(ground_truth["images"], pictures, strict=True):
+            image["neg_category_ids"] = list(picture.ground_truth.absent)
+            image["not_exhaustive_category_ids"] = list(picture.ground_truth.not_exhaustive)
+        for category, frequency in zip(ground_truth["categories"], self._facts.frequencies, strict=True):
             category["frequency"] = frequency
-        return tables(truth, results_of(pictures, kind), kind, [self._most], federated=True)
+        return tables(ground_truth, results_of(pictures, kind), kind, [self._most], federated=True)
 
     def compute(self, states: Sequence[list[Picture]]) -> dict[str, float]:
         """The scores of each kind; those of which there is nothing to be found are left out."""
@@ -93,6 +95,6 @@ class Lvis(Pictures):
 
 def judged_part(picture: Picture) -> Picture:
     """The picture without what was found of classes that it is not judged for."""
-    truth = picture.truth
-    known = np.union1d(truth.labels, np.array(truth.absent, np.int64))
+    ground_truth = picture.ground_truth
+    known = np.union1d(ground_truth.labels, np.array(ground_truth.absent, np.int64))
     return picture.only(np.isin(picture.labels, known))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import Facts, Fraction
+from opabinia.contracts import DatasetInfo, Fraction
 from opabinia.evaluation.detection.base import Floats, Ints, Picture, Pictures, in_order
 from opabinia.evaluation.detection.detection_errors import mistakes, overlaps
 
@@ -56,9 +56,11 @@ class Voc(Pictures):
         confidence: from which score on a thing counts as found where mistakes are counted.
     """
 
-    def __init__(self, facts: Facts, /, *, year: Literal[2007, 2012] = 2012, confidence: Fraction = 0.25) -> None:
+    def __init__(
+        self, dataset_info: DatasetInfo, /, *, year: Literal[2007, 2012] = 2012, confidence: Fraction = 0.25
+    ) -> None:
         super().__init__()
-        self._facts, self._confidence = facts, confidence
+        self._facts, self._confidence = dataset_info, confidence
         self._average = eleven_points if year == 2007 else area
         self.better = {"AP50": "max", "AP75": "max", "AP": "max"}
         self._last: tuple[Any, list[Picture], Floats] | None = None
@@ -76,8 +78,8 @@ class Voc(Pictures):
         if not pictures:
             return result
         found = ranked(pictures)
-        labels = np.concatenate([picture.truth.labels for picture in pictures])
-        difficult = np.concatenate([picture.truth.crowd for picture in pictures])
+        labels = np.concatenate([picture.ground_truth.labels for picture in pictures])
+        difficult = np.concatenate([picture.ground_truth.crowd for picture in pictures])
         for label in classes:
             things = int((~difficult[labels == label]).sum())
             rows = np.flatnonzero(found.labels == label)
@@ -100,7 +102,7 @@ class Voc(Pictures):
         pictures, precisions = self._judged(states)
         if not pictures:
             return {}
-        labels = [picture.truth.labels[~picture.truth.crowd] for picture in pictures]
+        labels = [picture.ground_truth.labels[~picture.ground_truth.crowd] for picture in pictures]
         things = np.bincount(np.concatenate(labels), minlength=len(self._facts.classes)).tolist()
         rows = zip(self._facts.classes, things, precisions, strict=True)
         table = [
@@ -121,16 +123,18 @@ def ranked(pictures: Sequence[Picture]) -> Ranked:
     parts = []
     before = 0
     for picture in pictures:
-        truth = picture.truth
+        ground_truth = picture.ground_truth
         share, thing = np.zeros(len(picture.labels)), np.full(len(picture.labels), -1)
-        if len(truth.labels) and len(picture.labels):
-            corners = np.concatenate([truth.boxes[:, :2], truth.boxes[:, :2] + truth.boxes[:, 2:]], 1)
+        if len(ground_truth.labels) and len(picture.labels):
+            corners = np.concatenate(
+                [ground_truth.boxes[:, :2], ground_truth.boxes[:, :2] + ground_truth.boxes[:, 2:]], 1
+            )
             shares = overlaps(picture.boxes.astype(np.float64), corners)
-            shares[picture.labels[:, None] != truth.labels] = -1
+            shares[picture.labels[:, None] != ground_truth.labels] = -1
             share, place = shares.max(1), shares.argmax(1)
             thing = np.where(share >= 0, place + before, -1)
         parts.append(Ranked(picture.labels, picture.scores, share, thing))
-        before += len(truth.labels)
+        before += len(ground_truth.labels)
     return Ranked(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 

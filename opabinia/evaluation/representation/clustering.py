@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import EMBEDDING, Batch, Count, Facts, Predictions, Unfit
+from opabinia.contracts import EMBEDDING, Batch, Count, DataMismatch, DatasetInfo, Predictions
 from opabinia.evaluation.representation.feature_bank import Batches, joined, normalised, refuse_unlabelled, rows_of
 
 
@@ -69,7 +69,7 @@ class Clusters:
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         /,
         *,
         k: Count | None = None,
@@ -77,11 +77,11 @@ class Clusters:
         starts: Count = 10,
         seed: int = 0,
     ) -> None:
-        refuse_unlabelled("clusters", facts)
-        self._classes, self._k = facts.classes, k or len(facts.classes)
+        refuse_unlabelled("clusters", dataset_info)
+        self._classes, self._k = dataset_info.classes, k or len(dataset_info.classes)
         self._normalize, self._starts, self._seed = normalize, starts, seed
         self._batches: Batches = []
-        self._table = np.zeros((0, len(facts.classes)), np.int64)
+        self._table = np.zeros((0, len(dataset_info.classes)), np.int64)
         self.better = dict.fromkeys(("nmi", "ari", "purity", "matched"), "max")
 
     def update(self, predictions: Predictions, batch: Batch) -> None:
@@ -105,7 +105,7 @@ class Clusters:
             return {}
         labels = rows.known_labels()
         if len(labels) < self._k:
-            raise Unfit(f"clusters: {len(labels)} samples are fewer than {self._k} clusters; lower k")
+            raise DataMismatch(f"clusters: {len(labels)} samples are fewer than {self._k} clusters; lower k")
         found = self._found(rows.features)
         self._table = contingency(found, labels, len(self._classes))
         return {

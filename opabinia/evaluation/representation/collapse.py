@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import EMBEDDING, Batch, Facts, Fraction, Predictions
+from opabinia.contracts import EMBEDDING, Batch, DatasetInfo, Fraction, Predictions
 from opabinia.evaluation.representation.feature_bank import Batches, joined, rows_of
 
 log = logging.getLogger("opabinia")
@@ -64,7 +64,7 @@ class Collapse:
 
     layers = (EMBEDDING,)
 
-    def __init__(self, facts: Facts, /, *, alarm: Fraction = 0.05) -> None:
+    def __init__(self, dataset_info: DatasetInfo, /, *, alarm: Fraction = 0.05) -> None:
         self._alarm = alarm
         self._batches: Batches = []
         self.better = {"spread": "max", "rank": "max", "uniformity": "min"}

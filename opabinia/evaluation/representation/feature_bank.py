@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from opabinia.contracts import EMBEDDING, Batch, Facts, Predictions, Unfit
+from opabinia.contracts import EMBEDDING, Batch, DataMismatch, DatasetInfo, Predictions
 
 
 class Rows(NamedTuple):
@@ -34,7 +34,7 @@ class Rows(NamedTuple):
             Unfit: there are none.
         """
         if self.labels is None:
-            raise Unfit("every image needs a label here")
+            raise DataMismatch("every image needs a label here")
         return self.labels
 
     def tensors(self) -> tuple[Tensor, Tensor]:
@@ -71,7 +71,7 @@ def joined(states: Sequence[Batches]) -> Rows | None:
     ids = list(chain(*(one.ids for one in batches)))
     wrong = np.flatnonzero(~np.isfinite(features).all(1))
     if len(wrong):
-        raise Unfit(f"{len(wrong)} of {len(ids)} embeddings are not finite, the first that of {ids[wrong[0]]}")
+        raise DataMismatch(f"{len(wrong)} of {len(ids)} embeddings are not finite, the first that of {ids[wrong[0]]}")
     return Rows(features, np.concatenate(labels) if len(labels) == len(batches) else None, ids)
 
 
@@ -82,7 +82,7 @@ def normalised(features: NDArray[np.float32]) -> NDArray[np.float64]:
     return rows / np.where(lengths > 0, lengths, 1)
 
 
-def refuse_unlabelled(name: str, facts: Facts, *, several: bool = False) -> None:
+def refuse_unlabelled(name: str, dataset_info: DatasetInfo, *, several: bool = False) -> None:
     """Tell data that a classifier cannot learn from.
 
     Args:
@@ -93,7 +93,7 @@ def refuse_unlabelled(name: str, facts: Facts, *, several: bool = False) -> None
     Raises:
         ValueError: images have no classes, or several where they may not.
     """
-    if len(facts.classes) < 2 or facts.boxes or (facts.multi_label and not several):
+    if len(dataset_info.classes) < 2 or dataset_info.boxes or (dataset_info.multi_label and not several):
         needed = "labels" if several else "one label"
         raise ValueError(f"{name}: every image of the data needs {needed}, of two classes or more")
 
@@ -143,7 +143,7 @@ class Learner:
         if judged is None:
             return None
         if learned is None:
-            raise Unfit("there are no training samples to learn from")
+            raise DataMismatch("there are no training samples to learn from")
         return learned, judged
 
 

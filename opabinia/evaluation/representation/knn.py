@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import Count, Facts, Positive
+from opabinia.contracts import Count, DatasetInfo, Positive
 from opabinia.evaluation.classification.topk import hits
 from opabinia.evaluation.representation.feature_bank import Learner, Sides, refuse_unlabelled
 
@@ -64,10 +64,12 @@ class Knn(Learner):
         ValueError: images have no classes, or several.
     """
 
-    def __init__(self, facts: Facts, /, *, k: Count = 20, temperature: Positive = 0.07, normalize: bool = True) -> None:
-        refuse_unlabelled("knn", facts)
+    def __init__(
+        self, dataset_info: DatasetInfo, /, *, k: Count = 20, temperature: Positive = 0.07, normalize: bool = True
+    ) -> None:
+        refuse_unlabelled("knn", dataset_info)
         super().__init__()
-        self._classes = len(facts.classes)
+        self._classes = len(dataset_info.classes)
         self._k, self._temperature, self._normalize = k, temperature, normalize
         self.better = {"knn_top1": "max"} | ({"knn_top5": "max"} if self._classes > 5 else {})
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import EMBEDDING, Count, Facts, Fraction, NonNegative, Positive, Unfit
+from opabinia.contracts import EMBEDDING, Count, DataMismatch, DatasetInfo, Fraction, NonNegative, Positive
 from opabinia.evaluation.classification.multilabel import average_precision
 from opabinia.evaluation.classification.topk import hits
 from opabinia.evaluation.representation.feature_bank import Learner, Sides, refuse_unlabelled
@@ -129,7 +129,7 @@ class LinearProbe(Learner):
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         /,
         *,
         layers: list[str] = [EMBEDDING],  # noqa: B006 (never changed, as those below)
@@ -140,14 +140,14 @@ class LinearProbe(Learner):
         held_out: Fraction = 0.1,
         seed: int = 0,
     ) -> None:
-        refuse_unlabelled("linear_probe", facts, several=True)
+        refuse_unlabelled("linear_probe", dataset_info, several=True)
         for name, values in {"layers": layers, "rates": rates, "weight_decays": weight_decays}.items():
             if not values:
                 raise ValueError(f"linear_probe: {name} is empty; it takes one or more")
         if not 0 < held_out < 1:
             raise ValueError(f"linear_probe: held_out is {held_out}; it takes a share between 0 and 1, such as 0.1")
         super().__init__(layers)
-        self._classes, self._exclusive = len(facts.classes), not facts.multi_label
+        self._classes, self._exclusive = len(dataset_info.classes), not dataset_info.multi_label
         self._settings = [Setting(*pair) for pair in product(rates, weight_decays)]
         self._held_out = held_out
         self._how: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "seed": seed}
@@ -187,7 +187,7 @@ class LinearProbe(Learner):
         order = torch.randperm(len(known), generator=torch.Generator().manual_seed(self._how["seed"])).to(self.device)
         count = max(1, round(self._held_out * len(known)))
         if count >= len(known):
-            raise Unfit(f"linear_probe: {len(known)} training samples are too few to leave some out")
+            raise DataMismatch(f"linear_probe: {len(known)} training samples are too few to leave some out")
         out, rest = order[:count], order[count:]
         heads = train_heads(known[rest], targets[rest], self._settings, exclusive=self._exclusive, **self._how)
         reached = [self._scores(logits_of(known[out], head), labels[out])[self._headline] for head in heads]
@@ -215,5 +215,5 @@ def mean_average_precision(scores: Tensor, there: Tensor) -> float:
         there: 0 and 1, N x K.
     """
     columns = zip(scores.cpu().numpy().T, (there > 0.5).cpu().numpy().T, strict=True)
-    found = [average_precision(column, truth) for column, truth in columns if truth.any()]
+    found = [average_precision(column, ground_truth) for column, ground_truth in columns if ground_truth.any()]
     return sum(found) / len(found) if found else 0.0

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import EMBEDDING, Count, Facts, Positive, Unfit
+from opabinia.contracts import EMBEDDING, Count, DataMismatch, DatasetInfo, Positive
 from opabinia.evaluation.detection.voc import voc_ap
 from opabinia.evaluation.representation.feature_bank import Learner, Sides, normalised, refuse_unlabelled
 
@@ -41,7 +41,7 @@ class LinearSvm(Learner):
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         /,
         *,
         layer: str = EMBEDDING,
@@ -49,16 +49,16 @@ class LinearSvm(Learner):
         folds: Count = 3,
         positive_weight: Positive = 2.0,
     ) -> None:
-        refuse_unlabelled("linear_svm", facts, several=True)
+        refuse_unlabelled("linear_svm", dataset_info, several=True)
         if not costs or folds < 2:
             raise ValueError(
                 f"linear_svm: costs {costs}, folds {folds}; it takes one cost or more, and two folds or more"
             )
         super().__init__([layer])
-        self._classes, self._several = facts.classes, facts.multi_label
+        self._classes, self._several = dataset_info.classes, dataset_info.multi_label
         self._costs, self._folds, self._weight = costs, folds, positive_weight
         self._tried: list[dict[str, Any]] = []
-        self.better = {"svm_mAP" if facts.multi_label else "svm_top1": "max"}
+        self.better = {"svm_mAP" if dataset_info.multi_label else "svm_top1": "max"}
 
     def compute(self, states: Sequence[Sides]) -> dict[str, float]:
         """The score, with the costs that are best in cross-validation.
@@ -91,7 +91,7 @@ class LinearSvm(Learner):
     def _refuse_rare(self, counts: NDArray[Any]) -> None:
         few = [f"{name} ({count})" for name, count in zip(self._classes, counts, strict=True) if count < self._folds]
         if few:
-            raise Unfit(
+            raise DataMismatch(
                 f"linear_svm: cross-validation by {self._folds} folds needs as many training samples with and without "
                 f"each class; fewer are of {', '.join(few[:5])}"
             )

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import EMBEDDING, Count, Facts, Positive, Unfit
+from opabinia.contracts import EMBEDDING, Count, DataMismatch, DatasetInfo, Positive
 from opabinia.evaluation.representation.feature_bank import Learner, Rows, Sides, normalised, refuse_unlabelled
 
 
@@ -37,7 +37,7 @@ class LowShot(Learner):
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         /,
         *,
         layer: str = EMBEDDING,
@@ -46,11 +46,11 @@ class LowShot(Learner):
         regularization: Positive = 0.025,
         seed: int = 0,
     ) -> None:
-        refuse_unlabelled("low_shot", facts)
+        refuse_unlabelled("low_shot", dataset_info)
         if not shots:
             raise ValueError("low_shot: shots is empty; it takes one number of images or more")
         super().__init__([layer])
-        self._classes, self._shots, self._draws, self._seed = facts.classes, shots, draws, seed
+        self._classes, self._shots, self._draws, self._seed = dataset_info.classes, shots, draws, seed
         self._regularization = regularization
         self._found: dict[int, list[float]] = {}
         self.better = dict.fromkeys((f"low_shot_{shot}" for shot in shots), "max")
@@ -88,7 +88,7 @@ class LowShot(Learner):
         for number, name in enumerate(self._classes):
             own = np.flatnonzero(labels == number)
             if len(own) < most:
-                raise Unfit(
+                raise DataMismatch(
                     f"low_shot: the class {name} has {len(own)} training images, fewer than {most}; lower shots"
                 )
             rows.append(generator.permutation(own)[:most])

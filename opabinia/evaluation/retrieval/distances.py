@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from opabinia.contracts import Unfit
+from opabinia.contracts import DataMismatch
 
 Array = NDArray[Any] | Tensor
 Metric = Literal["cosine", "euclidean", "squared_euclidean"]
@@ -276,7 +276,7 @@ def _refuse_infinite(name: str, features: Tensor, sizes: Tensor) -> None:
         row = int((~sizes.isfinite()).nonzero()[0])
         wrong = features[row][~features[row].isfinite()]
         what = f"holds {float(wrong[0])}" if len(wrong) else "is too long for float32"
-        raise Unfit(f"row {row} of the {name} features {what}")
+        raise DataMismatch(f"row {row} of the {name} features {what}")
 
 
 def _copies(rows: Tensor) -> tuple[Tensor, Tensor]:

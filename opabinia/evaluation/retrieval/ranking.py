@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from opabinia.contracts import Unfit
+from opabinia.contracts import DataMismatch
 from opabinia.evaluation.retrieval.distances import Array, Distances, blocks
 
 Indices = NDArray[np.int64]
@@ -32,7 +32,7 @@ class Answers(Protocol):
         """See that this is about ``source``."""
         ...
 
-    def none_left(self) -> Unfit:
+    def none_left(self) -> DataMismatch:
         """What is wrong when no query has a match."""
         ...
 
@@ -103,7 +103,7 @@ class Matches:
             if len(ids) != rows:
                 raise ValueError(f"there are {rows} {name} images, but {len(ids)} {name}_ids")
 
-    def none_left(self) -> Unfit:
+    def none_left(self) -> DataMismatch:
         """What is wrong when no query has a match."""
         common = len(np.intersect1d(self.query_ids, self.gallery_ids))
         text = (
@@ -111,7 +111,7 @@ class Matches:
             f"{common} identities are in both"
         )
         removed = ", and images of the query's identity from its own camera were removed"
-        return Unfit(text + (removed if self._cameras is not None else ""))
+        return DataMismatch(text + (removed if self._cameras is not None else ""))
 
 
 class Listed:
@@ -149,9 +149,9 @@ class Listed:
                 wrong = places[(places < 0) | (places >= source.gallery)][0]
                 raise ValueError(f"query {query} names image {wrong} of a gallery of {source.gallery}")
 
-    def none_left(self) -> Unfit:
+    def none_left(self) -> DataMismatch:
         """What is wrong when no query has a match."""
-        return Unfit(f"none of the {len(self._positives)} queries has anything to find")
+        return DataMismatch(f"none of the {len(self._positives)} queries has anything to find")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Unfit
+from opabinia.contracts import DataMismatch
 from opabinia.evaluation.retrieval import query_expansion as expansion
 from opabinia.evaluation.retrieval.distances import (
     Array,
@@ -331,7 +331,7 @@ def recall(
     itself = np.arange(len(ids))  # as if every image came from a camera of its own, nothing but itself is junk
     matches = Matches(ids, ids, itself, itself)
     if len(np.unique(matches.query_ids)) == len(itself):
-        raise Unfit(f"none of the {len(itself)} images has another one of its identity to find")
+        raise DataMismatch(f"none of the {len(itself)} images has another one of its identity to find")
     ranking = rank(FeatureDistances(features, features, metric), matches, block)
     return {
         **{f"recall{k}": ranking.rank(k) for k in _checked(ks)},

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import Batch, Count, Facts, Fraction, NonNegative, Predictions, Unfit
+from opabinia.contracts import Batch, Count, DataMismatch, DatasetInfo, Fraction, NonNegative, Predictions
 from opabinia.evaluation.representation.feature_bank import Batches, joined, rows_of
 from opabinia.evaluation.retrieval.distances import Distances, FeatureDistances, Metric, smallest
 from opabinia.evaluation.retrieval.ranking import Indices, Matches, Ranking, masked, rank
@@ -99,7 +99,7 @@ class _Accumulator:
         known, names = all(one is not None for one in cameras), list(chain(*ids))
         wrong = np.flatnonzero(np.concatenate([~np.isfinite(one).all(1) for one in features]))
         if len(wrong):
-            raise Unfit(
+            raise DataMismatch(
                 f"{len(wrong)} of {len(names)} embeddings are not finite, the first that of {names[wrong[0]]}; if "
                 "all are, the model has diverged"
             )
@@ -144,7 +144,7 @@ class Retrieval(_Accumulator):
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         /,
         *,
         metric: Metric = "cosine",
@@ -154,7 +154,7 @@ class Retrieval(_Accumulator):
         roc: bool = False,
     ) -> None:
         super().__init__()
-        if not facts.queries:
+        if not dataset_info.queries:
             raise ValueError(
                 "retrieval: the data does not tell queries and a gallery; where every image is looked for "
                 "among all others, the evaluator is `recall`"
@@ -241,7 +241,7 @@ def _sides(seen: _Seen, features: Tensor) -> tuple[Tensor, Tensor, Matches]:
     """Features of the queries and of the gallery, and what matches."""
     queries = seen.queries
     if not 0 < queries.sum() < len(queries):
-        raise Unfit(
+        raise DataMismatch(
             f"{queries.sum()} of {len(queries)} images are marked as query; retrieval needs queries and a gallery. "
             "Where every image is looked for among all others, the evaluator is `recall`"
         )
@@ -269,9 +269,11 @@ class Recall(_Accumulator):
         ks: of the shares of images with a match among the k nearest (those of Stanford Online Products).
     """
 
-    def __init__(self, facts: Facts, /, *, metric: Metric = "cosine", ks: Sequence[Count] = (1, 10, 100, 1000)) -> None:
+    def __init__(
+        self, dataset_info: DatasetInfo, /, *, metric: Metric = "cosine", ks: Sequence[Count] = (1, 10, 100, 1000)
+    ) -> None:
         super().__init__()
-        if facts.queries:
+        if dataset_info.queries:
             log.warning("recall takes every image for query and gallery; `retrieval` keeps apart what the data does")
         self._recall = partial(recall, ks=tuple(ks), metric=metric)
         self.better = {name: "max" for name in (*(f"recall{k}" for k in ks), "r_precision", "mAP@R", "mAP")}
@@ -304,9 +306,9 @@ class InstanceRetrieval(_Accumulator):
         components: how many directions are kept at most (VISSL's 512).
     """
 
-    def __init__(self, facts: Facts, /, *, components: Count = 512) -> None:
+    def __init__(self, dataset_info: DatasetInfo, /, *, components: Count = 512) -> None:
         super().__init__()
-        self._apart, self._components = facts.queries, components
+        self._apart, self._components = dataset_info.queries, components
         self._bank: Batches = []
         self.better = dict.fromkeys((f"instance_{way}{of}" for way in ("", "plain_") for of in ("mAP", "rank1")), "max")
 
@@ -328,7 +330,7 @@ class InstanceRetrieval(_Accumulator):
         if seen is None:
             return {}
         if bank is None:
-            raise Unfit("instance_retrieval: there are no training samples to learn the whitening from")
+            raise DataMismatch("instance_retrieval: there are no training samples to learn the whitening from")
         plain, known = (F.normalize(torch.from_numpy(one.features), dim=1) for one in (seen, bank))
         ways = {"": whitening(known, self._components)(plain), "plain_": plain}
         found = [self._scores(way, seen, features.to(self.device)) for way, features in ways.items()]

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Unfit
+from opabinia.contracts import DataMismatch
 
 LEAST = 1e-5
 """Directions with less than this share of the largest variance are noise, which whitening would only make loud. VISSL
@@ -50,17 +50,17 @@ def whitening(
     Example: [2, 0], [0, 1], [-2, 0], [0, -1] become [√2, 0], [0, √2], [-√2, 0], [0, -√2].
     """
     if not len(vectors):
-        raise Unfit("whitening: there are no vectors to learn from")
+        raise DataMismatch("whitening: there are no vectors to learn from")
     exact = vectors.double()
     mean = exact.mean(0)
     products = (exact - mean).T @ (exact - mean)
     if not products.isfinite().all():
-        raise Unfit("whitening: the vectors are not finite")
+        raise DataMismatch("whitening: the vectors are not finite")
     variances, directions = torch.linalg.eigh(products / (len(exact) if covariance == "mean" else 1))
     variances, directions = variances.flip(0)[:components], directions.T.flip(0)[:components]
     kept = variances > LEAST * variances[0]
     if not kept.any():
-        raise Unfit(f"whitening: the {len(vectors)} vectors are all the same")
+        raise DataMismatch(f"whitening: the {len(vectors)} vectors are all the same")
     variances, directions = variances[kept], directions[kept]
     largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
     scaled = directions * largest.sign() / variances.sqrt()[:, None]

@@ -30,7 +30,7 @@ from opabinia.inference.export.job import Job, refuse_different
 from opabinia.inference.export.samples import chosen
 from opabinia.inference.export.wrapper import inference_of
 from opabinia.inference.load import load
-from opabinia.runtime.files import told
+from opabinia.runtime.files import disk_errors
 from opabinia.runtime.log import logging_to
 from opabinia.training.run_folder import chosen_checkpoint, resolve
 
@@ -92,7 +92,7 @@ def export(
         raise ConfigError(Problem("", "", str(error))) from error
     job = Job(inference, inputs, describe(run, folder, resolved, predictor, inputs["image"]))
     console = Console(highlight=False)
-    with told(path), torch.no_grad(), _aside(path) as place:
+    with disk_errors(path), torch.no_grad(), _aside(path) as place:
         if form == "huggingface":
             lines = write_layout(place, run, resolved.config, job, tolerance)
         else:

@@ -15,7 +15,7 @@ from opabinia.data import ValidationStream
 from opabinia.data.loader import DataError, Reader, Request
 from opabinia.inference.extract import only
 from opabinia.inference.predictor import Predictor
-from opabinia.training.run_folder import parts_of, validation_sets
+from opabinia.training.run_folder import build_parts, validation_sets
 
 SIDE, FRAMES = 256, 64
 """Of drawn pictures and films."""
@@ -53,7 +53,7 @@ def _real(resolved: Resolved, count: int) -> Chosen:
     """
     if not validation_sets(resolved.config):
         raise ValueError("the run has none")
-    stream: ValidationStream = parts_of(only(resolved, "val")).keywords["data"].validation[0]
+    stream: ValidationStream = build_parts(only(resolved, "val")).keywords["data"].validation[0]
     total = len(stream.source)
     numbers = np.linspace(0, total - 1, min(count, total)).astype(np.int64)
     reader = Reader(stream.source, stream.transforms)

@@ -121,7 +121,7 @@ class Findings(Inference):
     @torch.no_grad()
     def original(self, inputs: Tensors) -> Predictions:
         sizes = [(int(height), int(width)) for height, width in inputs["image_sizes"].tolist()]
-        batch = {"image": inputs["image"], "image_sizes": sizes, "picture_size": sizes}
+        batch = {"image": inputs["image"], "image_sizes": sizes, "original_size": sizes}
         said = self.net.predict(batch)
         return {name: said[name] for name in ("boxes", "scores", "labels")}
 

@@ -21,7 +21,7 @@ from opabinia.inference.load import load
 from opabinia.inference.predict import found, line
 from opabinia.inference.predictor import Predictor
 from opabinia.inference.retrieval.gallery import Found, Gallery, embedded
-from opabinia.runtime.files import DiskError, flush_to_disk, told, write_aside
+from opabinia.runtime.files import DiskError, disk_errors, flush_to_disk, write_atomic
 from opabinia.runtime.log import log, logging_to
 from opabinia.training.run_folder import chosen_checkpoint, resolve, validation_sets
 
@@ -220,7 +220,7 @@ class Index:
 
     def _write(self, faiss: Any, index: Any, pictures: Sequence[Path]) -> None:
         aside = self._file.with_name(f".{self._file.name}.{os.getpid()}.tmp")
-        with told(self._file):
+        with disk_errors(self._file):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             try:
                 faiss.write_index(index, str(aside))
@@ -234,7 +234,7 @@ class Index:
                     "pictures": [os.fspath(picture) for picture in pictures],
                 }
                 # First what tells of it: an index without is taken for somebody else's file.
-                write_aside(_beside(self._file), json.dumps(about) + "\n")
+                write_atomic(_beside(self._file), json.dumps(about) + "\n")
                 aside.replace(self._file)
             except RuntimeError as error:  # all that faiss says of the disk
                 raise DiskError(f"cannot write {self._file}: {error}") from error

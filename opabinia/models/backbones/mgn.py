@@ -12,7 +12,7 @@ from timm.models._manipulate import checkpoint_seq
 from timm.models.resnet import ResNet
 from torch import Tensor, nn
 
-from opabinia.contracts import Backbone, Unfit
+from opabinia.contracts import Backbone, DataMismatch
 from opabinia.models.backbones.resnet import drop_last_stride
 
 
@@ -61,7 +61,9 @@ class MultiGranularity(nn.Module):
         whole = self._through([*rest, *net.layer4], shared)
         halves, thirds = (self._through(chain(*branch), shared) for branch in (self.halves, self.thirds))
         if thirds.shape[2] < 3:
-            raise Unfit(f"images of {images.shape[2]} rows are too small: their maps have {thirds.shape[2]} of 3 rows")
+            raise DataMismatch(
+                f"images of {images.shape[2]} rows are too small: their maps have {thirds.shape[2]} of 3 rows"
+            )
         return [whole, halves, thirds, *halves.tensor_split(2, dim=2), *thirds.tensor_split(3, dim=2)]
 
     def _through(self, blocks: Iterable[Any], maps: Tensor) -> Tensor:

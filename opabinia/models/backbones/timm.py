@@ -14,7 +14,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import Backbone, Fraction, Level, Preprocessing, Tokens, Unfit
+from opabinia.contracts import Backbone, DataMismatch, Fraction, Level, Preprocessing, Tokens
 from opabinia.models.backbones.multi_scale import Levels, freeze_stages, take_any_size
 
 
@@ -64,13 +64,13 @@ class TimmBackbone(Backbone):
         self.model = model
         self.out_channels = channels
         self.preprocessing = preprocessing
-        facts: Any = model
-        classes = facts.num_classes
+        dataset_info: Any = model
+        classes = dataset_info.num_classes
         head = take_off_classifier(model)
         self.trained_classes = int(classes) if head and preprocessing else 0
-        self.map_channels = int(facts.num_features)
-        self.token_channels = int(facts.embed_dim) if _takes_offsets(model) else 0
-        self.patch_size = tuple(facts.patch_embed.patch_size) if self.token_channels else None
+        self.map_channels = int(dataset_info.num_features)
+        self.token_channels = int(dataset_info.embed_dim) if _takes_offsets(model) else 0
+        self.patch_size = tuple(dataset_info.patch_embed.patch_size) if self.token_channels else None
         self.level_maps: Levels | None = None
         # In a tuple it is not a child: it is saved and trained only where make_head hands it out.
         self._trained_head = (head,)
@@ -190,7 +190,7 @@ class TimmBackbone(Backbone):
             maps: list[Tensor] = self.level_maps(self.model, images)
         except AssertionError as error:  # how timm's layers refuse a size
             height, width = images.shape[2:]
-            raise Unfit(
+            raise DataMismatch(
                 f"timm's {type(self.model).__name__} does not take images of {height} x {width}: {error} "
                 "(the model's size is set by the backbone's options: {img_size: [height, width]})"
             ) from error

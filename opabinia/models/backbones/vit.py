@@ -9,7 +9,7 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import Backbone, Count, Fraction, Unfit
+from opabinia.contracts import Backbone, Count, DataMismatch, Fraction
 from opabinia.models.backbones.timm import TimmBackbone, timm
 
 
@@ -47,7 +47,7 @@ class Patches(nn.Module):
             Unfit: the images have another size.
         """
         if tuple(images.shape[2:]) != self.image_size:
-            raise Unfit(
+            raise DataMismatch(
                 f"the backbone is for images of {_times(self.image_size)} (its image_size), "
                 f"not {_times(images.shape[2:])}"
             )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchvision.ops import clip_boxes_to_image
 
 from opabinia.config import register
-from opabinia.contracts import Detections, Detector, Facts, Fraction, Level, NeckPart, Sizes, Target
+from opabinia.contracts import DatasetInfo, Detections, Detector, Fraction, Level, NeckPart, Sizes, Target
 from opabinia.models.detectors.anchors import Weights
 from opabinia.models.detectors.boxes import Boxes, BoxLayers, Judged, chosen, joined
 from opabinia.models.detectors.masks import Masks
@@ -119,7 +119,7 @@ def of_stage(number: int, said: Mapping[str, Tensor]) -> dict[str, Tensor]:
 @register.detector
 def cascade_rcnn(
     levels: Sequence[Level],
-    facts: Facts,
+    dataset_info: DatasetInfo,
     /,
     *,
     neck: NeckPart = fpn,
@@ -150,7 +150,7 @@ def cascade_rcnn(
             are to be of single classes, or see :func:`opabinia.models.detectors.rcnn.faster_rcnn`.
     """
     pyramid = neck(levels)
-    given, classes = pyramid.out_levels, len(facts.classes)
+    given, classes = pyramid.out_levels, len(dataset_info.classes)
     head = CascadeHead(given, classes, box, later_overlaps, later_weights, pooling)
-    others = {} if mask is None else {"mask": mask_head(given, facts, mask, pooling)}
+    others = {} if mask is None else {"mask": mask_head(given, dataset_info, mask, pooling)}
     return Rcnn(pyramid, RegionProposals(given, proposals), head, others, classes)

@@ -15,9 +15,9 @@ from torchvision.ops import box_convert, clip_boxes_to_image
 from opabinia.config import register
 from opabinia.contracts import (
     Count,
+    DatasetInfo,
     Detections,
     Detector,
-    Facts,
     Fraction,
     Level,
     Neck,
@@ -35,7 +35,7 @@ _STRIDES = (8, 16, 32)
 @register.detector
 def rt_detr(
     levels: Sequence[Level],
-    facts: Facts,
+    dataset_info: DatasetInfo,
     /,
     *,
     neck: NeckPart | None = None,
@@ -99,7 +99,7 @@ def rt_detr(
     library = _library()
     # The library takes no whole number where it expects another one.
     config = library.RTDetrV2Config(
-        num_labels=len(facts.classes),
+        num_labels=len(dataset_info.classes),
         encoder_hidden_dim=channels,
         d_model=channels,
         decoder_in_channels=[channels] * len(_STRIDES),
@@ -153,7 +153,7 @@ class _Blurred(NamedTuple):
     content: Tensor
     boxes: Tensor
     apart: Tensor
-    facts: dict[str, Any]
+    dataset_info: dict[str, Any]
 
 
 class _Said(NamedTuple):
@@ -235,7 +235,7 @@ class RTDetr(Detector):
             told["dn_auxiliary_outputs"] = [
                 _Said(one.logits[:, :count], one.boxes[:, :count]).for_loss() for one in layers
             ]
-            told["denoising_meta_values"] = blurred.facts
+            told["denoising_meta_values"] = blurred.dataset_info
         losses: dict[str, Tensor] = self._library.Loss(self._config)(told, labels)
         share = self._share(targets)
         losses = {name: value * share for name, value in losses.items()}
@@ -329,7 +329,7 @@ class RTDetr(Detector):
         config = self._config
         if not config.num_denoising:
             return None
-        content, boxes, apart, facts = self._library.blurred(
+        content, boxes, apart, dataset_info = self._library.blurred(
             targets=labels,
             num_classes=config.num_labels,
             num_queries=queries,
@@ -338,7 +338,7 @@ class RTDetr(Detector):
             label_noise_ratio=config.label_noise_ratio,
             box_noise_scale=config.box_noise_scale,
         )
-        return None if content is None else _Blurred(content, boxes, apart, facts)
+        return None if content is None else _Blurred(content, boxes, apart, dataset_info)
 
 
 def _finest(levels: Sequence[Level], exactly: bool) -> int:

@@ -22,9 +22,9 @@ from torchvision.models.detection.fcos import FCOSClassificationHead, FCOSRegres
 from opabinia.config import register
 from opabinia.contracts import (
     Count,
+    DatasetInfo,
     Detections,
     Detector,
-    Facts,
     Fraction,
     Level,
     NeckPart,
@@ -85,7 +85,7 @@ class Fcos(Detector):
     def __init__(
         self,
         levels: Sequence[Level],
-        facts: Facts,
+        dataset_info: DatasetInfo,
         /,
         *,
         neck: NeckPart = fpn_p3_p7_from_p5,
@@ -104,7 +104,7 @@ class Fcos(Detector):
     ) -> None:
         super().__init__()
         self.neck = neck(levels)
-        channels, classes = self.neck.out_levels[0].channels, len(facts.classes)
+        channels, classes = self.neck.out_levels[0].channels, len(dataset_info.classes)
         made = head_norm(norm, channels) or nn.Identity
         self.head = nn.ModuleDict(
             {

@@ -28,7 +28,7 @@ from typing import Protocol, cast
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import Detections, Detector, Facts, Level, Neck, NeckPart, Sizes, Target
+from opabinia.contracts import DatasetInfo, Detections, Detector, Level, Neck, NeckPart, Sizes, Target
 from opabinia.models.detectors.boxes import Boxes, BoxHead
 from opabinia.models.detectors.keypoints import KeypointHead, Keypoints
 from opabinia.models.detectors.masks import MaskHead, Masks
@@ -139,7 +139,7 @@ class Rcnn(Detector):
 @register.detector
 def faster_rcnn(
     levels: Sequence[Level],
-    facts: Facts,
+    dataset_info: DatasetInfo,
     /,
     *,
     neck: NeckPart = fpn,
@@ -161,14 +161,14 @@ def faster_rcnn(
         ValueError: the neck does not give as many maps as there are sizes of anchors, or fewer than are pooled from.
     """
     pyramid = neck(levels)
-    given, classes = pyramid.out_levels, len(facts.classes)
+    given, classes = pyramid.out_levels, len(dataset_info.classes)
     return Rcnn(pyramid, RegionProposals(given, proposals), BoxHead(given, classes, box, pooling), {}, classes)
 
 
 @register.detector
 def mask_rcnn(
     levels: Sequence[Level],
-    facts: Facts,
+    dataset_info: DatasetInfo,
     /,
     *,
     neck: NeckPart = fpn,
@@ -192,15 +192,15 @@ def mask_rcnn(
         ValueError: the training data has no masks, or see :func:`faster_rcnn`.
     """
     pyramid = neck(levels)
-    given, classes = pyramid.out_levels, len(facts.classes)
-    others = {"mask": mask_head(given, facts, mask, pooling)}
+    given, classes = pyramid.out_levels, len(dataset_info.classes)
+    others = {"mask": mask_head(given, dataset_info, mask, pooling)}
     return Rcnn(pyramid, RegionProposals(given, proposals), BoxHead(given, classes, box, pooling), others, classes)
 
 
 @register.detector
 def keypoint_rcnn(
     levels: Sequence[Level],
-    facts: Facts,
+    dataset_info: DatasetInfo,
     /,
     *,
     neck: NeckPart = fpn,
@@ -225,26 +225,26 @@ def keypoint_rcnn(
     Raises:
         ValueError: the training data has no keypoints, or see :func:`faster_rcnn`.
     """
-    if not facts.keypoints:
+    if not dataset_info.keypoints:
         raise ValueError(
             "keypoint_rcnn learns keypoints, and the training data has none: take a source that tells them, such as "
             "coco with a file of keypoints, or the detector faster_rcnn"
         )
     pyramid = neck(levels)
-    given, classes = pyramid.out_levels, len(facts.classes)
-    others = {"keypoint": KeypointHead(given, classes, len(facts.keypoints), keypoint, pooling)}
+    given, classes = pyramid.out_levels, len(dataset_info.classes)
+    others = {"keypoint": KeypointHead(given, classes, len(dataset_info.keypoints), keypoint, pooling)}
     return Rcnn(pyramid, RegionProposals(given, proposals), BoxHead(given, classes, box, pooling), others, classes)
 
 
-def mask_head(levels: Sequence[Level], facts: Facts, how: Masks, pooling: Pooling) -> MaskHead:
+def mask_head(levels: Sequence[Level], dataset_info: DatasetInfo, how: Masks, pooling: Pooling) -> MaskHead:
     """The head for masks of the data's classes.
 
     Raises:
         ValueError: the training data has no masks.
     """
-    if not facts.masks:
+    if not dataset_info.masks:
         raise ValueError(
             "masks are to be learned, and the training data has none: write masks: true in its source, or take a "
             "detector of boxes, such as faster_rcnn"
         )
-    return MaskHead(levels, len(facts.classes), how, pooling)
+    return MaskHead(levels, len(dataset_info.classes), how, pooling)

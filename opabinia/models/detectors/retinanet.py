@@ -19,9 +19,9 @@ from torchvision.ops import box_iou
 from opabinia.config import register
 from opabinia.contracts import (
     Count,
+    DatasetInfo,
     Detections,
     Detector,
-    Facts,
     Fraction,
     Level,
     NeckPart,
@@ -93,7 +93,7 @@ class RetinaNet(Detector):
     def __init__(
         self,
         levels: Sequence[Level],
-        facts: Facts,
+        dataset_info: DatasetInfo,
         /,
         *,
         neck: NeckPart = fpn_p3_p7,
@@ -126,7 +126,7 @@ class RetinaNet(Detector):
             sizes = [[float(int(size)) for size in of_level] for of_level in sizes]
         self.grid = AnchorGrid(sizes, ratios, strides, offset=offset, convention=convention)
         channels, made = self.neck.out_levels[0].channels, head_norm(norm, self.neck.out_levels[0].channels)
-        count, classes = self.grid.per_place, len(facts.classes)
+        count, classes = self.grid.per_place, len(dataset_info.classes)
         self.head = nn.ModuleDict(
             {
                 "classification_head": RetinaNetClassificationHead(channels, count, classes, prior, made),

@@ -7,7 +7,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from opabinia.contracts import Unfit
+from opabinia.contracts import DataMismatch
 
 LogitsLoss = Literal["soft", "symmetric", "binary", "hard", "mse"]
 FeaturesLoss = Literal["cosine", "mse", "smooth_l1"]
@@ -61,4 +61,4 @@ def features_loss(student: Tensor, teacher: Tensor, kind: FeaturesLoss) -> Tenso
 def _check_same(student: Tensor, teacher: Tensor, what: str) -> None:
     if student.shape != teacher.shape:
         ours, theirs = tuple(student.shape), tuple(teacher.shape)
-        raise Unfit(f"distill: the student's {what} are of shape {ours}, the teacher's of shape {theirs}")
+        raise DataMismatch(f"distill: the student's {what} are of shape {ours}, the teacher's of shape {theirs}")

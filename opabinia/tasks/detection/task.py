@@ -16,11 +16,11 @@ from opabinia.contracts import (
     Batch,
     Clock,
     Count,
+    DatasetInfo,
     Detections,
     DetectorPart,
     Evaluator,
     EvaluatorPart,
-    Facts,
     Predictions,
     Sizes,
     Target,
@@ -59,7 +59,7 @@ class Detection(Task):
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         /,
         *,
         backbone: BackbonePart,
@@ -74,19 +74,19 @@ class Detection(Task):
         evaluator: EvaluatorPart | None = None,
     ) -> None:
         super().__init__()
-        if not facts.boxes or not facts.classes:
-            lacks = "boxes: take a source of them, such as coco" if not facts.boxes else "no class of things"
+        if not dataset_info.boxes or not dataset_info.classes:
+            lacks = "boxes: take a source of them, such as coco" if not dataset_info.boxes else "no class of things"
             raise ValueError(f"detection learns where things are; the training data has {lacks}")
-        self.facts = facts
-        net = backbone(facts.channels)
-        self.normalize = normalize_as(net.preprocessing, facts.channels, mean, std)
+        self.dataset_info = dataset_info
+        net = backbone(dataset_info.channels)
+        self.normalize = normalize_as(net.preprocessing, dataset_info.channels, mean, std)
         levels = net.use_levels()
         if freeze_norms:
             norms.freeze(net)
         if freeze_stages:
             net.freeze_stages(freeze_stages)
         self.backbone = net
-        self.detector = detector(levels, facts)
+        self.detector = detector(levels, dataset_info)
         self.size_multiple = self._multiple = size_multiple or self.detector.size_multiple
         self._validation_loss, self._views, self._evaluator = validation_loss, views, evaluator
 
@@ -123,7 +123,7 @@ class Detection(Task):
         else:
             found = self.detector.detect(maps, _shape(images), sizes)
             found = self.detector.describe(maps, _shape(images), sizes, found)
-        in_pictures = map(scaled, found, sizes, batch["picture_size"])
+        in_pictures = map(scaled, found, sizes, batch["original_size"])
         rows = stacked(list(in_pictures), self.detector.most)
         return rows | (self._losses(maps, batch) if loses else {})
 
@@ -144,7 +144,7 @@ class Detection(Task):
         found = []
         for number in range(int((prediction["labels"] >= 0).sum())):
             one = {
-                "class": self.facts.classes[int(prediction["labels"][number])],
+                "class": self.dataset_info.classes[int(prediction["labels"][number])],
                 "score": round(float(prediction["scores"][number]), 4),
                 "box": [round(value, 2) for value in prediction["boxes"][number].tolist()],
             }
@@ -152,7 +152,7 @@ class Detection(Task):
                 points = prediction["keypoints"][number].tolist()
                 one["keypoints"] = {
                     name: [round(value, 2) for value in point]
-                    for name, point in zip(self.facts.keypoints, points, strict=True)
+                    for name, point in zip(self.dataset_info.keypoints, points, strict=True)
                 }
             found.append(one)
         return {"things": found}
@@ -174,31 +174,33 @@ class Detection(Task):
         """
         raise ValueError("a detector's boxes say where its predictions come from; there is nothing else to explain")
 
-    def evaluators(self, facts: Facts) -> list[Evaluator]:
+    def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         """The one that the config names, or COCO's; and the losses.
 
         Raises:
             ValueError: the set has no boxes, other classes, keypoints or channels than the training data.
         """
-        if facts.channels != self.facts.channels:
-            raise ValueError(f"its images have {facts.channels} channels, those of training {self.facts.channels}")
-        if not facts.boxes:
+        if dataset_info.channels != self.dataset_info.channels:
+            raise ValueError(
+                f"its images have {dataset_info.channels} channels, those of training {self.dataset_info.channels}"
+            )
+        if not dataset_info.boxes:
             raise ValueError("it has no boxes to compare with")
-        if facts.classes != self.facts.classes:
-            missing = [name for name in self.facts.classes if name not in facts.classes]
-            new = [name for name in facts.classes if name not in self.facts.classes]
+        if dataset_info.classes != self.dataset_info.classes:
+            missing = [name for name in self.dataset_info.classes if name not in dataset_info.classes]
+            new = [name for name in dataset_info.classes if name not in self.dataset_info.classes]
             raise ValueError(
                 f"its classes are not those of the training data (missing: {', '.join(missing) or 'none'}; "
                 f"new: {', '.join(new) or 'none'}; the order counts)"
             )
-        if self.detector.keypoints and facts.keypoints not in ((), self.facts.keypoints):
+        if self.detector.keypoints and dataset_info.keypoints not in ((), self.dataset_info.keypoints):
             raise ValueError(
-                f"its keypoints are {listed(facts.keypoints)}, those of training {listed(self.facts.keypoints)}"
+                f"its keypoints are {listed(dataset_info.keypoints)}, those of training {listed(self.dataset_info.keypoints)}"
             )
         known = replace(
-            facts,
-            masks=facts.masks and self.detector.masks,
-            keypoints=facts.keypoints if self.detector.keypoints else (),
+            dataset_info,
+            masks=dataset_info.masks and self.detector.masks,
+            keypoints=dataset_info.keypoints if self.detector.keypoints else (),
         )
         found = [(self._evaluator or Coco)(known)]
         return [*found, MeanLosses()] if self._validation_loss else found

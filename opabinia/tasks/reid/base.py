@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from opabinia.contracts import (
     Backbone,
     Batch,
+    DataMismatch,
+    DatasetInfo,
     Evaluator,
     EvaluatorPart,
-    Facts,
     LossPart,
     MetricLossPart,
     Predictions,
     Task,
-    Unfit,
 )
 from opabinia.evaluation.retrieval.retrieval_evaluators import Recall, Retrieval
 from opabinia.models.layers import normalize_as
@@ -58,21 +58,21 @@ class Reidentification(Task):
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         backbone: Backbone,
         mean: Sequence[float] | None,
         std: Sequence[float] | None,
         settings: Settings,
     ) -> None:
         super().__init__()
-        if len(facts.classes) < 2:
+        if len(dataset_info.classes) < 2:
             raise ValueError(
-                f"re-identification learns from two identities or more; the training data has {len(facts.classes)}"
+                f"re-identification learns from two identities or more; the training data has {len(dataset_info.classes)}"
             )
-        self.facts = facts
+        self.dataset_info = dataset_info
         # Pairs are drawn from the whole batch: pieces of it would hold few of them, and other ones.
         self.whole_batches = self.compares_classes = bool(settings.metric_losses)
-        self.normalize = normalize_as(backbone.preprocessing, facts.channels, mean, std)
+        self.normalize = normalize_as(backbone.preprocessing, dataset_info.channels, mean, std)
         self.metric_losses = dict(named(settings.metric_losses))
         self._evaluator, self._flip_test = settings.evaluator, settings.flip_test
 
@@ -109,16 +109,18 @@ class Reidentification(Task):
         """``embedding`` (B x D), as it is compared."""
         return {"embedding": self.predict(batch)["embedding"]}
 
-    def evaluators(self, facts: Facts) -> list[Evaluator]:
+    def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         """The one that the config names, or that fits the set. Identities of it need not be those of training.
 
         Raises:
             ValueError: the set's images have another number of channels, or are from cameras that nobody has seen.
         """
-        if facts.channels != self.facts.channels:
-            raise ValueError(f"its images have {facts.channels} channels, those of training {self.facts.channels}")
-        fitting = Retrieval if facts.queries else Recall
-        return [(self._evaluator or fitting)(facts)]
+        if dataset_info.channels != self.dataset_info.channels:
+            raise ValueError(
+                f"its images have {dataset_info.channels} channels, those of training {self.dataset_info.channels}"
+            )
+        fitting = Retrieval if dataset_info.queries else Recall
+        return [(self._evaluator or fitting)(dataset_info)]
 
 
 def named(losses: Iterable[MetricLossPart]) -> Iterable[tuple[str, MetricLossPart]]:
@@ -145,7 +147,7 @@ def identities(batch: Batch) -> Tensor:
     """
     labels: Tensor = batch["label"]
     if labels.is_floating_point():
-        raise Unfit("an image has one identity; take mixup and cutmix out of data.mix")
+        raise DataMismatch("an image has one identity; take mixup and cutmix out of data.mix")
     return labels
 
 

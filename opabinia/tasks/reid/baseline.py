@@ -13,9 +13,9 @@ from opabinia.contracts import (
     Batch,
     Clock,
     Count,
+    DatasetInfo,
     Evaluator,
     EvaluatorPart,
-    Facts,
     Fraction,
     HeadPart,
     Hook,
@@ -66,7 +66,7 @@ class Baseline(Reidentification):
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         /,
         *,
         backbone: BackbonePart,
@@ -88,21 +88,21 @@ class Baseline(Reidentification):
     ) -> None:
         if loss is None and not metric_losses and memory is None:
             raise ValueError("loss and memory are null and metric_losses is empty: nothing is learned")
-        net = backbone(facts.channels)
+        net = backbone(dataset_info.channels)
         if pooling is not None and not net.map_channels:
             raise ValueError(f"pooling: {type(net).__name__} has no feature maps to pool; leave it null")
         pooled = net.map_channels if pooling is not None else net.out_channels
         width = embedding or pooled
-        super().__init__(facts, net, mean, std, Settings(metric_losses, evaluator, flip_test))
+        super().__init__(dataset_info, net, mean, std, Settings(metric_losses, evaluator, flip_test))
         self.whole_batches |= memory is not None
         self.compares_classes |= memory is not None
         self.backbone = net
         self.pooling = None if pooling is None else pooling(net.map_channels)
         self.embedding = reduced(pooled, embedding)
-        self.side = side_embedding(net, facts, side_information)
+        self.side = side_embedding(net, dataset_info, side_information)
         self.neck = make_neck(neck, width)
         self.dropout = nn.Dropout(dropout)
-        self.head = None if loss is None else head(width, len(facts.classes))
+        self.head = None if loss is None else head(width, len(dataset_info.classes))
         self.loss, self.loss_scale, self.metric_feature = loss, loss_scale, metric_feature
         self.memory = None if memory is None else QueueMemory(memory, width)
 
@@ -130,7 +130,7 @@ class Baseline(Reidentification):
         feature = self.neck(self._before_neck(batch))
         return {"embedding": feature} if self.head is None else {"embedding": feature, "logits": self.head(feature)}
 
-    def evaluators(self, facts: Facts) -> list[Evaluator]:
+    def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         """The one that the config names.
 
         Raises:
@@ -138,15 +138,15 @@ class Baseline(Reidentification):
         """
         if self.side is not None:
             for what in ("cameras", "views"):
-                own, theirs = getattr(self.facts, what), getattr(facts, what)
+                own, theirs = getattr(self.dataset_info, what), getattr(dataset_info, what)
                 if theirs > own:
                     raise ValueError(
                         f"its images tell {theirs} {what}, those of training {own}, and side_information has learned "
                         "these only"
                     )
-        return super().evaluators(facts)
+        return super().evaluators(dataset_info)
 
-    def hooks(self, facts: Facts) -> list[Hook]:
+    def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
         """What puts the features of each step into the queue, if there is one."""
         return [] if self.memory is None else [Remember(self.memory)]
 
@@ -197,7 +197,7 @@ class SideEmbedding(nn.Module):
         return self.factor * found
 
 
-def side_embedding(backbone: nn.Module, facts: Facts, factor: float | None) -> SideEmbedding | None:
+def side_embedding(backbone: nn.Module, dataset_info: DatasetInfo, factor: float | None) -> SideEmbedding | None:
     """The vectors that are added to the tokens of ``backbone``.
 
     Raises:
@@ -208,6 +208,6 @@ def side_embedding(backbone: nn.Module, facts: Facts, factor: float | None) -> S
     width = int(getattr(backbone, "token_channels", 0))
     if not width:
         raise ValueError(f"side_information is added to tokens, which {type(backbone).__name__} does not have")
-    if max(facts.cameras, facts.views) < 2:
+    if max(dataset_info.cameras, dataset_info.views) < 2:
         raise ValueError("side_information: the training data tells neither cameras nor views")
-    return SideEmbedding(facts.cameras, facts.views, width, factor)
+    return SideEmbedding(dataset_info.cameras, dataset_info.views, width, factor)

@@ -13,8 +13,8 @@ from opabinia.contracts import (
     Batch,
     Clock,
     Count,
+    DatasetInfo,
     EvaluatorPart,
-    Facts,
     Head,
     HeadPart,
     LossPart,
@@ -61,7 +61,7 @@ class MGN(Reidentification):
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         /,
         *,
         backbone: BackbonePart,
@@ -77,10 +77,10 @@ class MGN(Reidentification):
         mean: list[float] | None = None,
         std: list[float] | None = None,
     ) -> None:
-        net = backbone(facts.channels)
-        super().__init__(facts, net, mean, std, Settings(metric_losses, evaluator, flip_test))
+        net = backbone(dataset_info.channels)
+        super().__init__(dataset_info, net, mean, std, Settings(metric_losses, evaluator, flip_test))
         self.backbone = MultiGranularity(net)
-        width, classes = self.backbone.map_channels, len(facts.classes)
+        width, classes = self.backbone.map_channels, len(dataset_info.classes)
         self.branches = nn.ModuleList(
             Branch(pooling(width), width, embedding, head(embedding, classes)) for _ in range(self.backbone.parts)
         )

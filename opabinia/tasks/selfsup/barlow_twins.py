@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, Batch, Clock, Count, EvaluatorPart, Facts, NonNegative, Positive
+from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, EvaluatorPart, NonNegative, Positive
 from opabinia.evaluation.representation.collapse import spread
 from opabinia.models.losses.redundancy import Normalize, barlow_twins
 from opabinia.models.projectors import mlp
@@ -37,7 +37,7 @@ class BarlowTwins(SelfSupervised):
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         /,
         *,
         backbone: BackbonePart,
@@ -51,7 +51,7 @@ class BarlowTwins(SelfSupervised):
         mean: list[float] | None = None,
         std: list[float] | None = None,
     ) -> None:
-        super().__init__(facts, backbone(facts.channels), mean, std, evaluators)
+        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
         # A bias at the end would vanish with the mean.
         self.projector = mlp([self.backbone.out_channels, *[hidden] * (layers - 1), projection], last_bias=False)
         self._off_diagonal, self._scale, self._normalize = off_diagonal, scale, normalize

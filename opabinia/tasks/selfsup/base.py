@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Backbone, Batch, Evaluator, EvaluatorPart, Facts, Predictions, Task, Unfit
+from opabinia.contracts import Backbone, Batch, DataMismatch, DatasetInfo, Evaluator, EvaluatorPart, Predictions, Task
 from opabinia.evaluation.representation.collapse import Collapse
 from opabinia.evaluation.representation.knn import Knn
 from opabinia.models.layers import normalize_as
@@ -36,16 +36,16 @@ class SelfSupervised(Task):
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         backbone: Backbone,
         mean: Sequence[float] | None,
         std: Sequence[float] | None,
         evaluators: Sequence[EvaluatorPart] | None = None,
     ) -> None:
         super().__init__()
-        self.facts = facts
+        self.dataset_info = dataset_info
         self.backbone = backbone
-        self.normalize = normalize_as(backbone.preprocessing, facts.channels, mean, std)
+        self.normalize = normalize_as(backbone.preprocessing, dataset_info.channels, mean, std)
         self._evaluators = evaluators
 
     @property
@@ -67,9 +67,11 @@ class SelfSupervised(Task):
         views = batch.get("views", ())
         wanted = f"{least} views or more" if count is None else f"{count} views"
         if not views:
-            raise Unfit(f"{type(self).__name__} learns from {wanted} of an image; add views to data.train.transforms")
+            raise DataMismatch(
+                f"{type(self).__name__} learns from {wanted} of an image; add views to data.train.transforms"
+            )
         if (count is not None and len(views) != count) or len(views) < least:
-            raise Unfit(
+            raise DataMismatch(
                 f"{type(self).__name__} learns from {wanted} of an image; data.train.transforms gives {len(views)}"
             )
         self.refuse_few(len(views[0]))
@@ -82,7 +84,7 @@ class SelfSupervised(Task):
             Unfit: a process has fewer than ``least`` images.
         """
         if images < self.least:
-            raise Unfit(
+            raise DataMismatch(
                 f"{type(self).__name__} learns from {self.least} images or more for each process, not {images}; raise "
                 "data.batch_size or train.micro_batch, or leave out the incomplete batch of an epoch with "
                 "data.drop_last"
@@ -95,25 +97,29 @@ class SelfSupervised(Task):
             Unfit: there are views in the place of images.
         """
         if "image" not in batch:
-            raise Unfit(f"{type(self).__name__} is measured by whole images, not by views; leave views to data.train")
+            raise DataMismatch(
+                f"{type(self).__name__} is measured by whole images, not by views; leave views to data.train"
+            )
         return {"embedding": self.trunk(self.normalize(batch["image"])).float()}
 
     def features(self, batch: Batch) -> dict[str, Tensor]:
         """``embedding`` (B x D)."""
         return {"embedding": self.predict(batch)["embedding"]}
 
-    def evaluators(self, facts: Facts) -> list[Evaluator]:
+    def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         """Those that the config names, or that fit the set, and whether embeddings collapse.
 
         Raises:
             ValueError: the set's images have another number of channels.
         """
-        if facts.channels != self.facts.channels:
-            raise ValueError(f"its images have {facts.channels} channels, those of training {self.facts.channels}")
-        labelled = len(facts.classes) > 1 and not facts.multi_label and not facts.boxes
-        labelled &= facts.classes == self.facts.classes
+        if dataset_info.channels != self.dataset_info.channels:
+            raise ValueError(
+                f"its images have {dataset_info.channels} channels, those of training {self.dataset_info.channels}"
+            )
+        labelled = len(dataset_info.classes) > 1 and not dataset_info.multi_label and not dataset_info.boxes
+        labelled &= dataset_info.classes == self.dataset_info.classes
         own = self._evaluators if self._evaluators is not None else [Knn] * labelled
-        return [*(one(facts) for one in own), Collapse(facts)]
+        return [*(one(dataset_info) for one in own), Collapse(dataset_info)]
 
     def initialised(self, names: Collection[str]) -> None:
         """A teacher that got no weights of its own begins as a copy of its student."""

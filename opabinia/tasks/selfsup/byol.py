@@ -5,7 +5,17 @@ from __future__ import annotations
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, Batch, Clock, Count, EvaluatorPart, Facts, Fraction, Hook, SchedulePart
+from opabinia.contracts import (
+    BackbonePart,
+    Batch,
+    Clock,
+    Count,
+    DatasetInfo,
+    EvaluatorPart,
+    Fraction,
+    Hook,
+    SchedulePart,
+)
 from opabinia.evaluation.representation.collapse import spread
 from opabinia.models.losses.regression import cosine_regression
 from opabinia.models.projectors import mlp
@@ -35,7 +45,7 @@ class BYOL(SelfSupervised):
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         /,
         *,
         backbone: BackbonePart,
@@ -47,7 +57,7 @@ class BYOL(SelfSupervised):
         mean: list[float] | None = None,
         std: list[float] | None = None,
     ) -> None:
-        super().__init__(facts, backbone(facts.channels), mean, std, evaluators)
+        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
         self.projector = mlp([self.backbone.out_channels, hidden, projection])
         self.predictor = mlp([projection, hidden, projection])
         self.teacher = Teacher(backbone=self.backbone, projector=self.projector)
@@ -64,6 +74,6 @@ class BYOL(SelfSupervised):
         loss = 2 * (2 + 2 * cosine_regression(predictions, targets))
         return {"loss": loss, "std": spread(projections[0])}
 
-    def hooks(self, facts: Facts) -> list[Hook]:
+    def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
         """The teacher follows after every step."""
         return [Follow(self.teacher, [self.backbone, self.projector], self._momentum, self._schedule)]

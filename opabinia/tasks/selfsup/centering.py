@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from opabinia.contracts import Batch, Fraction, Hook, Run
 from opabinia.models.losses.clustering import assigned, evening
 from opabinia.models.losses.self_distillation import centred, moved_centre
-from opabinia.runtime.processes import mean_of
+from opabinia.runtime.processes import all_reduce_mean
 from opabinia.tasks.selfsup.base import of_all_processes
 
 
@@ -51,7 +51,7 @@ class Centre(nn.Module):
         """Follow what the teacher said in this step, on all processes; what is not finite changes nothing."""
         if isinstance(self._sum, Tensor):
             # Shares of a batch may differ in size, so sums and counts meet, not means.
-            whole, rows = mean_of([self._sum, self._sum.new_full((), self._rows)])
+            whole, rows = all_reduce_mean([self._sum, self._sum.new_full((), self._rows)])
             moved = moved_centre(self.value, whole / rows, self._momentum)
             # A step may be left out because of it, and the next ones are to go on.
             self.value.copy_(torch.where(moved.isfinite().all(), moved, self.value))

@@ -14,14 +14,14 @@ from opabinia.contracts import (
     Batch,
     Clock,
     Count,
+    DataMismatch,
+    DatasetInfo,
     EvaluatorPart,
-    Facts,
     Hook,
     Memory,
     Phase,
     Positive,
     Run,
-    Unfit,
 )
 from opabinia.evaluation.representation.collapse import spread
 from opabinia.models.feature_queue import MemoryBank
@@ -29,7 +29,7 @@ from opabinia.models.losses.clustering import evenness, spherical_kmeans
 from opabinia.models.projectors import mlp
 from opabinia.models.prototypes import cosines
 from opabinia.runtime.collectives import gather_batch
-from opabinia.runtime.processes import copy_from_first, rank
+from opabinia.runtime.processes import broadcast_from_rank_zero, rank
 from opabinia.runtime.seeds import CLUSTER, hash32, seed_model
 from opabinia.tasks.selfsup.base import SelfSupervised, in_few_passes
 from opabinia.tasks.selfsup.update_queue import Remember
@@ -76,7 +76,7 @@ class Clusters(Memory):
         self.centroids.copy_(centroids)
         self.labels.fill_(-1).index_copy_(0, known, labels)
         # Sums of a GPU may differ in their last bits from process to process, and labels with them.
-        copy_from_first([self.centroids, self.labels])
+        broadcast_from_rank_zero([self.centroids, self.labels])
         self.entropy.copy_(evenness(torch.bincount(self.labels[known], minlength=count)))
 
     def forward(self, embeddings: Tensor, indices: Tensor, temperature: float) -> Tensor:
@@ -122,7 +122,7 @@ class DeepCluster(SelfSupervised):
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         /,
         *,
         backbone: BackbonePart,
@@ -136,14 +136,14 @@ class DeepCluster(SelfSupervised):
         mean: list[float] | None = None,
         std: list[float] | None = None,
     ) -> None:
-        super().__init__(facts, backbone(facts.channels), mean, std, evaluators)
+        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
         if not prototypes:
             raise ValueError("prototypes: at least one clustering is needed, such as [3000]")
         width = self.backbone.out_channels
         self.projector = mlp([width, hidden or width, projection])
-        self.heads = nn.ModuleList(Clusters(facts.samples, projection, count) for count in prototypes)
-        self.memories = nn.ModuleList(MemoryBank(facts.samples, projection) for _ in range(assign))
-        self.register_buffer("seen", torch.zeros(facts.samples, dtype=torch.bool))
+        self.heads = nn.ModuleList(Clusters(dataset_info.samples, projection, count) for count in prototypes)
+        self.memories = nn.ModuleList(MemoryBank(dataset_info.samples, projection) for _ in range(assign))
+        self.register_buffer("seen", torch.zeros(dataset_info.samples, dtype=torch.bool))
         self.prototypes, self.assign = prototypes, assign
         self.temperature, self.iterations = temperature, iterations
         self._newest: list[tuple[Tensor, Tensor]] = []
@@ -158,7 +158,7 @@ class DeepCluster(SelfSupervised):
         """
         views = self.views(batch, least=self.assign)
         if "index" not in batch:
-            raise Unfit(
+            raise DataMismatch(
                 "DeepCluster knows images by their numbers, and batches have none; say data.train.source: {name: "
                 "numbered, source: ...}"
             )
@@ -210,12 +210,12 @@ class DeepCluster(SelfSupervised):
             Unfit: so it is.
         """
         if images < max(self.prototypes):
-            raise Unfit(
+            raise DataMismatch(
                 f"task.prototypes: {max(self.prototypes)} clusters cannot be made of {images} images; take a fraction "
                 "of the images"
             )
 
-    def hooks(self, facts: Facts) -> list[Hook]:
+    def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
         """Every epoch begins with clusters of its own; after every step the memory takes the step's embeddings."""
         return [ClusterAnew(self), Remember(self.remember)]
 

@@ -16,13 +16,13 @@ from opabinia.contracts import (
     Batch,
     Clock,
     Count,
+    DataMismatch,
+    DatasetInfo,
     EvaluatorPart,
-    Facts,
     Fraction,
     Hook,
     Positive,
     SchedulePart,
-    Unfit,
 )
 from opabinia.evaluation.representation.collapse import spread
 from opabinia.models.losses.clustering import evenness
@@ -69,7 +69,7 @@ class DINO(SelfSupervised):
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         /,
         *,
         backbone: BackbonePart,
@@ -91,7 +91,7 @@ class DINO(SelfSupervised):
         mean: list[float] | None = None,
         std: list[float] | None = None,
     ) -> None:
-        super().__init__(facts, backbone(facts.channels), mean, std, evaluators)
+        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
         self.head = DinoHead(
             self.backbone.out_channels,
             outputs,
@@ -121,7 +121,7 @@ class DINO(SelfSupervised):
             targets = self.centre(said, warmed(clock, *self.teacher_warmup), batch["id"])
         return {"loss": dino(answers, targets, self.temperature), **signs(said, targets)}
 
-    def hooks(self, facts: Facts) -> list[Hook]:
+    def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
         """The teacher and its centre follow; the last layer waits."""
         return [
             FreezeAtFirst(self.head.last, self.freeze_last_layer),
@@ -150,7 +150,7 @@ def refusals(views: Sequence[Tensor]) -> Iterator[None]:
         yield
     except AssertionError as error:  # how timm's layers refuse a size
         sizes = ", ".join(dict.fromkeys(f"{view.shape[2]} x {view.shape[3]}" for view in views))
-        raise Unfit(
+        raise DataMismatch(
             f"the backbone does not take views of {sizes}: {error} Vision transformers of timm take several sizes with "
             "the backbone's options: {img_size: SIZE, dynamic_img_size: true}, SIZE being that of the large views"
         ) from error

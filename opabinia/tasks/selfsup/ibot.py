@@ -15,14 +15,14 @@ from opabinia.contracts import (
     Batch,
     Clock,
     Count,
+    DataMismatch,
+    DatasetInfo,
     EvaluatorPart,
-    Facts,
     Fraction,
     Hook,
     NonNegative,
     Positive,
     SchedulePart,
-    Unfit,
 )
 from opabinia.models.losses.self_distillation import dino, hidden_patches, koleo
 from opabinia.models.projectors import DinoHead
@@ -85,7 +85,7 @@ class IBot(SelfSupervised):
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         /,
         *,
         backbone: BackbonePart,
@@ -117,7 +117,7 @@ class IBot(SelfSupervised):
         mean: list[float] | None = None,
         std: list[float] | None = None,
     ) -> None:
-        super().__init__(facts, backbone(facts.channels), mean, std, evaluators)
+        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
         channels = self.backbone.token_channels
         if not channels:
             raise ValueError("backbone: ibot hides patches, and this one sees none; take a vision transformer of timm")
@@ -173,7 +173,7 @@ class IBot(SelfSupervised):
             losses["koleo_loss"] = self.weights["koleo"] * torch.stack([koleo(view) for view in everybody]).sum()
         return {**losses, **signs(said, image_targets)}
 
-    def hooks(self, facts: Facts) -> list[Hook]:
+    def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
         """The teacher and its centres follow; the last layers wait."""
         return [
             *(FreezeAtFirst(cast(DinoHead, head).last, self.freeze_last_layer) for head in self.heads.values()),
@@ -204,7 +204,7 @@ class IBot(SelfSupervised):
         """
         masks = batch.get("patch_masks", ())
         if len(masks) < LARGE:
-            raise Unfit(
+            raise DataMismatch(
                 f"IBot learns from {LARGE} views with masks, and {len(masks)} have one; the transforms of the first "
                 f"{LARGE} views in data.train.transforms are to end with block_patches"
             )
@@ -212,7 +212,7 @@ class IBot(SelfSupervised):
             height, width = view.shape[2:]
             down, across = self.backbone.grid((height, width))
             if mask.shape[1] != down * across:
-                raise Unfit(
+                raise DataMismatch(
                     f"a patch_mask of {mask.shape[1]} patches, for views of {height} x {width}, in which the backbone "
                     f"sees {down} x {across}; its transform is to have the patch_size of the backbone, and to stand "
                     "behind those that change the size"

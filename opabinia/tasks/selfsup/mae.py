@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, Batch, Clock, Count, EvaluatorPart, Facts, Unfit
+from opabinia.contracts import BackbonePart, Batch, Clock, Count, DataMismatch, DatasetInfo, EvaluatorPart
 from opabinia.evaluation.representation.collapse import spread
 from opabinia.models.losses.reconstruction import masked_error, patchify, standardised
 from opabinia.models.masked_decoder import MaskedDecoder
@@ -39,7 +39,7 @@ class MAE(SelfSupervised):
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         /,
         *,
         backbone: BackbonePart,
@@ -51,13 +51,13 @@ class MAE(SelfSupervised):
         mean: list[float] | None = None,
         std: list[float] | None = None,
     ) -> None:
-        super().__init__(facts, backbone(facts.channels), mean, std, evaluators)
+        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
         if self.backbone.patch_size is None:
             raise ValueError("backbone: mae hides patches, and this one sees none; take a vision transformer of timm")
         height, width = self.patch_size = self.backbone.patch_size
         self.decoder = MaskedDecoder(
             self.backbone.token_channels,
-            height * width * facts.channels,
+            height * width * dataset_info.channels,
             width=decoder_width,
             depth=decoder_depth,
             heads=decoder_heads,
@@ -82,7 +82,7 @@ class MAE(SelfSupervised):
             Unfit: there are none, or they do not belong together.
         """
         if "image" not in batch or "patch_mask" not in batch:
-            raise Unfit(
+            raise DataMismatch(
                 "MAE learns from whole images with a patch_mask; end data.train.transforms with random_patches, "
                 "without views"
             )
@@ -91,11 +91,15 @@ class MAE(SelfSupervised):
         height, width = images.shape[2:]
         grid = height // self.patch_size[0], width // self.patch_size[1]
         if (grid[0] * self.patch_size[0], grid[1] * self.patch_size[1]) != (height, width):
-            raise Unfit(f"images of {height} x {width} cannot be cut into the backbone's patches of {self._patch}")
+            raise DataMismatch(
+                f"images of {height} x {width} cannot be cut into the backbone's patches of {self._patch}"
+            )
         if grid != self.backbone.grid((height, width)):
-            raise Unfit(f"MAE needs patches side by side, not overlapping ones ({self._patch}); leave out their stride")
+            raise DataMismatch(
+                f"MAE needs patches side by side, not overlapping ones ({self._patch}); leave out their stride"
+            )
         if mask.shape[1] != grid[0] * grid[1]:
-            raise Unfit(
+            raise DataMismatch(
                 f"a patch_mask of {mask.shape[1]} patches, for images of {height} x {width}, where the backbone sees "
                 f"{grid[0]} x {grid[1]}; its transform is to have the patch_size of the backbone, {self._patch}, and "
                 "to stand behind those that change the size"
@@ -118,7 +122,7 @@ class MAE(SelfSupervised):
         if mask.device.type == "cpu" or patches not in self._seen:
             fewest, most = torch.stack(counts.aminmax()).tolist()
             if fewest != most or most in (0, patches):
-                raise Unfit(
+                raise DataMismatch(
                     f"of the {patches} patches of an image {fewest} to {most} are seen; MAE needs as many of every "
                     "image of a batch, some of them seen and some hidden: take random_patches"
                 )

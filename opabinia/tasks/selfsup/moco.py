@@ -14,18 +14,18 @@ from opabinia.contracts import (
     Batch,
     Clock,
     Count,
+    DataMismatch,
+    DatasetInfo,
     EvaluatorPart,
-    Facts,
     Fraction,
     Hook,
     Positive,
-    Unfit,
 )
 from opabinia.evaluation.representation.collapse import spread
 from opabinia.models.feature_queue import VectorQueue
 from opabinia.models.losses.contrastive import info_nce
 from opabinia.models.norms import GhostBatchNorm, SyncBatchNorm
-from opabinia.runtime.collectives import dealt_anew, gather_rows
+from opabinia.runtime.collectives import gather_rows, shuffle_between_ranks
 from opabinia.runtime.processes import world_size
 from opabinia.runtime.seeds import DEALT, hash32
 from opabinia.tasks.selfsup.base import SelfSupervised
@@ -65,7 +65,7 @@ class MoCo(SelfSupervised):
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         /,
         *,
         backbone: BackbonePart,
@@ -78,7 +78,7 @@ class MoCo(SelfSupervised):
         mean: list[float] | None = None,
         std: list[float] | None = None,
     ) -> None:
-        super().__init__(facts, backbone(facts.channels), mean, std, evaluators)
+        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
         width = self.backbone.out_channels
         hidden = hidden or width
         self.projector = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, projection))
@@ -97,7 +97,7 @@ class MoCo(SelfSupervised):
         keys = self._keys(other, clock)
         self._newest = everybody = gather_rows(keys, batch["id"])
         if len(everybody) > len(self.queue.features):
-            raise Unfit(
+            raise DataMismatch(
                 f"queue: MoCo's holds {len(self.queue.features)} vectors, and a batch has {len(everybody)}; a queue is "
                 "to be many times as long as a batch: raise task.queue"
             )
@@ -105,7 +105,7 @@ class MoCo(SelfSupervised):
         loss = info_nce(queries, keys, self.queue.features, self.temperature)
         return {"loss": loss, "std": spread(everybody)}
 
-    def hooks(self, facts: Facts) -> list[Hook]:
+    def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
         """After every step the teacher follows and the queue takes the step's keys."""
         return [Follow(self.teacher, [self.backbone, self.projector], self.momentum), Remember(self._enqueue)]
 
@@ -113,7 +113,7 @@ class MoCo(SelfSupervised):
         """What the teacher makes of the images (B x D)."""
         keys: Tensor
         if self._norms_differ:
-            dealt, back = dealt_anew(images, hash32(DEALT, clock.step))
+            dealt, back = shuffle_between_ranks(images, hash32(DEALT, clock.step))
             keys = back(self.teacher(dealt))
         else:
             keys = self.teacher(images)

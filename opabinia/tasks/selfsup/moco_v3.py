@@ -10,8 +10,8 @@ from opabinia.contracts import (
     Batch,
     Clock,
     Count,
+    DatasetInfo,
     EvaluatorPart,
-    Facts,
     Fraction,
     Hook,
     Positive,
@@ -55,7 +55,7 @@ class MoCoV3(SelfSupervised):
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         /,
         *,
         backbone: BackbonePart,
@@ -70,7 +70,7 @@ class MoCoV3(SelfSupervised):
         mean: list[float] | None = None,
         std: list[float] | None = None,
     ) -> None:
-        super().__init__(facts, backbone(facts.channels), mean, std, evaluators)
+        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
         if freeze_patches is not False:
             self._freeze_patches(required=freeze_patches is True)
         widths = [self.backbone.out_channels, *[hidden] * (layers - 1), projection]
@@ -104,6 +104,6 @@ class MoCoV3(SelfSupervised):
         loss = against_keys(queries[0], keys[1], self.temperature) + against_keys(queries[1], keys[0], self.temperature)
         return {"loss": loss, "std": spread(queries[0])}
 
-    def hooks(self, facts: Facts) -> list[Hook]:
+    def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
         """The teacher follows after every step."""
         return [Follow(self.teacher, [self.backbone, self.projector], self._momentum, self._schedule)]

@@ -8,12 +8,23 @@ import torch
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, Batch, Clock, Count, EvaluatorPart, Facts, Fraction, Hook, Positive, Unfit
+from opabinia.contracts import (
+    BackbonePart,
+    Batch,
+    Clock,
+    Count,
+    DataMismatch,
+    DatasetInfo,
+    EvaluatorPart,
+    Fraction,
+    Hook,
+    Positive,
+)
 from opabinia.evaluation.representation.collapse import spread
 from opabinia.models.feature_queue import MemoryBank
 from opabinia.models.losses.contrastive import info_nce, log_normalizer_of, memory_nce
 from opabinia.runtime.collectives import gather_batch
-from opabinia.runtime.processes import copy_from_first
+from opabinia.runtime.processes import broadcast_from_rank_zero
 from opabinia.tasks.selfsup.base import SelfSupervised, in_few_passes
 from opabinia.tasks.selfsup.update_queue import Remember
 
@@ -50,7 +61,7 @@ class NPID(SelfSupervised):
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         /,
         *,
         backbone: BackbonePart,
@@ -63,9 +74,9 @@ class NPID(SelfSupervised):
         mean: list[float] | None = None,
         std: list[float] | None = None,
     ) -> None:
-        super().__init__(facts, backbone(facts.channels), mean, std, evaluators)
+        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
         self.projector = nn.Linear(self.backbone.out_channels, projection)
-        self.memory = MemoryBank(facts.samples, projection)
+        self.memory = MemoryBank(dataset_info.samples, projection)
         # The first batch estimates it; from then on it stays (section 3.2).
         self.register_buffer("log_normalizer", torch.tensor(torch.nan))
         self.loss, self.negatives = loss, negatives
@@ -80,7 +91,7 @@ class NPID(SelfSupervised):
         """
         views = self.views(batch, least=1)
         if "index" not in batch:
-            raise Unfit(
+            raise DataMismatch(
                 "NPID knows images by their numbers, and batches have none; say data.train.source: {name: numbered, "
                 "source: ...}"
             )
@@ -88,23 +99,23 @@ class NPID(SelfSupervised):
         own = torch.cat(in_few_passes(lambda images: self.projector(self.backbone(images)), views))
         queries, indices = gather_batch(own, batch["index"].repeat(len(views)), batch["id"] * len(views))
         keys = self.memory.vectors[indices]
-        estimate = log_normalizer_of(queries, keys, others, self.facts.samples, self.temperature)
+        estimate = log_normalizer_of(queries, keys, others, self.dataset_info.samples, self.temperature)
         log_normalizer = torch.where(self.log_normalizer.isfinite(), self.log_normalizer, estimate)
         self._newest = indices, queries.detach(), log_normalizer
         if self.loss == "nce":
-            loss = memory_nce(queries, keys, others, log_normalizer, self.facts.samples, self.temperature)
+            loss = memory_nce(queries, keys, others, log_normalizer, self.dataset_info.samples, self.temperature)
         else:
             loss = info_nce(queries, keys, others, self.temperature)
         return {"loss": loss, "std": spread(queries)}
 
-    def hooks(self, facts: Facts) -> list[Hook]:
+    def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
         """After every step the memory takes the step's projections."""
         return [Remember(self._renew)]
 
     def _drawn(self, device: torch.device) -> Tensor:
         """Numbers of the entries to compare with (int64), the same on every process."""
-        drawn = torch.randint(self.facts.samples, (self.negatives,), device=device)
-        copy_from_first([drawn])
+        drawn = torch.randint(self.dataset_info.samples, (self.negatives,), device=device)
+        broadcast_from_rank_zero([drawn])
         return drawn
 
     def _renew(self) -> None:

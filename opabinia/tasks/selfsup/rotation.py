@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, Batch, Clock, EvaluatorPart, Facts, Unfit
+from opabinia.contracts import BackbonePart, Batch, Clock, DataMismatch, DatasetInfo, EvaluatorPart
 from opabinia.evaluation.representation.collapse import spread
 from opabinia.models.losses.cross_entropy import cross_entropy
 from opabinia.tasks.selfsup.base import SelfSupervised, in_few_passes
@@ -33,7 +33,7 @@ class Rotation(SelfSupervised):
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         /,
         *,
         backbone: BackbonePart,
@@ -41,7 +41,7 @@ class Rotation(SelfSupervised):
         mean: list[float] | None = None,
         std: list[float] | None = None,
     ) -> None:
-        super().__init__(facts, backbone(facts.channels), mean, std, evaluators)
+        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
         self.head = self.backbone.make_head(4)
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
@@ -67,7 +67,7 @@ def quarter_turns(images: Sequence[Tensor]) -> list[Tensor]:
     for one in images:
         height, width = one.shape[-2:]
         if height != width:
-            raise Unfit(
+            raise DataMismatch(
                 f"Rotation turns images by a quarter, so they must be square, not {height} x {width}: their shape "
                 "would tell the turn; crop or resize them to a square in data.train.transforms"
             )

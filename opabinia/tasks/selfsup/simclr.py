@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, Batch, Clock, Count, EvaluatorPart, Facts, Positive
+from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, EvaluatorPart, Positive
 from opabinia.evaluation.representation.collapse import spread
 from opabinia.models.losses.contrastive import nt_xent
 from opabinia.models.projectors import mlp
@@ -34,7 +34,7 @@ class SimCLR(SelfSupervised):
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         /,
         *,
         backbone: BackbonePart,
@@ -46,7 +46,7 @@ class SimCLR(SelfSupervised):
         mean: list[float] | None = None,
         std: list[float] | None = None,
     ) -> None:
-        super().__init__(facts, backbone(facts.channels), mean, std, evaluators)
+        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
         width = self.backbone.out_channels
         self.projector = mlp([width, *[hidden or width] * (layers - 1), projection])
         self.temperature = temperature

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, Batch, Clock, Count, EvaluatorPart, Facts
+from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, EvaluatorPart
 from opabinia.evaluation.representation.collapse import spread
 from opabinia.models.losses.regression import cosine_regression
 from opabinia.models.projectors import mlp
@@ -34,7 +34,7 @@ class SimSiam(SelfSupervised):
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         /,
         *,
         backbone: BackbonePart,
@@ -45,7 +45,7 @@ class SimSiam(SelfSupervised):
         mean: list[float] | None = None,
         std: list[float] | None = None,
     ) -> None:
-        super().__init__(facts, backbone(facts.channels), mean, std, evaluators)
+        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
         self.projector = mlp([self.backbone.out_channels, *[projection] * layers], last_norm=True, last_bias=False)
         self.predictor = mlp([projection, hidden, projection])
 

@@ -15,8 +15,8 @@ from opabinia.contracts import (
     Batch,
     Clock,
     Count,
+    DatasetInfo,
     EvaluatorPart,
-    Facts,
     Hook,
     NonNegative,
     Positive,
@@ -88,7 +88,7 @@ class SwAV(SelfSupervised):
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         /,
         *,
         backbone: BackbonePart,
@@ -107,7 +107,7 @@ class SwAV(SelfSupervised):
         mean: list[float] | None = None,
         std: list[float] | None = None,
     ) -> None:
-        super().__init__(facts, backbone(facts.channels), mean, std, evaluators)
+        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
         width = self.backbone.out_channels
         self.projector = mlp([width, hidden or width, projection])
         self.prototypes = Prototypes(projection, prototypes)
@@ -165,7 +165,7 @@ class SwAV(SelfSupervised):
             finite = embeddings.isfinite().all(1, keepdim=True)
             queue.push(torch.where(finite, embeddings, 0))
 
-    def hooks(self, facts: Facts) -> list[Hook]:
+    def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
         """Prototypes rest at first, and keep their length; the queue takes the batch of every step."""
         return [
             FreezeAtFirst(self.prototypes, self._freeze),

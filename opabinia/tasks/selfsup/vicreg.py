@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, Batch, Clock, Count, EvaluatorPart, Facts, NonNegative
+from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, EvaluatorPart, NonNegative
 from opabinia.evaluation.representation.collapse import spread
 from opabinia.models.losses.redundancy import covariance as covariance_of
 from opabinia.models.losses.redundancy import invariance as invariance_of
@@ -39,7 +39,7 @@ class VICReg(SelfSupervised):
 
     def __init__(
         self,
-        facts: Facts,
+        dataset_info: DatasetInfo,
         /,
         *,
         backbone: BackbonePart,
@@ -53,7 +53,7 @@ class VICReg(SelfSupervised):
         mean: list[float] | None = None,
         std: list[float] | None = None,
     ) -> None:
-        super().__init__(facts, backbone(facts.channels), mean, std, evaluators)
+        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
         # A bias at the end would change none of the three losses.
         self.expander = mlp([self.backbone.out_channels, *[hidden] * (layers - 1), projection], last_bias=False)
         self._invariance, self._variance, self._covariance = invariance, variance, covariance

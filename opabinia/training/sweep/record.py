@@ -12,7 +12,7 @@ from typing import Any
 
 from opabinia.config import ConfigError, Problem
 from opabinia.config.errors import listing, nearest, show
-from opabinia.runtime.files import told, write_aside
+from opabinia.runtime.files import disk_errors, write_atomic
 from opabinia.training.sweep.trials import Better, How, Point
 
 
@@ -62,9 +62,9 @@ class Record:
         Raises:
             DiskError: nothing was changed.
         """
-        with told(path):
+        with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        write_aside(path, json.dumps(asdict(self), indent=1) + "\n")
+        write_atomic(path, json.dumps(asdict(self), indent=1) + "\n")
 
     def take_over(self, path: Path) -> None:
         """The runs of an earlier command for the same sweep, which is at ``path`` if there was one.

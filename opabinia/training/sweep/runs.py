@@ -95,7 +95,7 @@ def train_or_go_on(recipe: str, overrides: Sequence[str], *, out: Path, name: st
 
     from opabinia.training import launch
 
-    folder = launch.run_folder(recipe, out, name)
+    folder = launch.run_folder_of(recipe, out, name)
     scores = results_of(folder)
     if scores is not None:
         return scores

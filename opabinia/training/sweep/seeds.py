@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from opabinia.config import ConfigError, Problem
-from opabinia.runtime.files import write_aside
+from opabinia.runtime.files import write_atomic
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -79,5 +79,5 @@ def write_seeds(
         "seeds": list(scores),
         "scores": {name: asdict(one) for name, one in summary.items()},
     }
-    write_aside(path, json.dumps(content, indent=1) + "\n")
+    write_atomic(path, json.dumps(content, indent=1) + "\n")
     return summary

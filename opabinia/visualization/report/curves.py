@@ -68,10 +68,10 @@ _PLAIN = {
 
 def sections_of(runs: Sequence[RunData]) -> list[Section]:
     """Charts by group. Those of scores that training gives too, but no evaluation, are among the others."""
-    scored = {kind_of(name).title for run in runs for name in run.journal.lines if is_score(name)}
+    scored = {kind_of(name).title for run in runs for name in run.metrics_log.lines if is_score(name)}
     found: dict[tuple[str, str], list[tuple[int, str, list[Point]]]] = {}
     for number, run in enumerate(runs):
-        for name, points in run.journal.lines.items():
+        for name, points in run.metrics_log.lines.items():
             group, title, of = kind_of(name)
             if group == SCORES and title not in scored:
                 group = OTHERS
@@ -116,7 +116,7 @@ def _list(value: Any) -> list[Any]:
 
 def _headlines(runs: Sequence[RunData]) -> list[str]:
     """Titles as evaluations tell scores: first the first one of each run; a loss before its parts."""
-    scores = ([kind_of(name).title for name in run.journal.lines if is_score(name)] for run in runs)
+    scores = ([kind_of(name).title for name in run.metrics_log.lines if is_score(name)] for run in runs)
     in_turn = [title for titles in zip_longest(*scores) for title in titles if title is not None]
     return list(dict.fromkeys(["loss", "gradient norm", _PLAIN["lr"], *in_turn, *_PLAIN.values()]))
 

@@ -68,11 +68,11 @@ def read_journal(path: Path) -> Journal:
 
     ``hours`` are summed from the time of steps and evaluations; pauses are not in them.
     """
-    journal, hours, before = Journal(), 0.0, 0.0
-    for row in _rows(path, journal):
+    metrics_log, hours, before = Journal(), 0.0, 0.0
+    for row in _rows(path, metrics_log):
         step, epoch, samples = (number_of(row.get(name)) for name in PLACES)
         if step is None:
-            journal.broken += 1
+            metrics_log.broken += 1
             continue
         hours += _seconds(row, step - before) / 3600
         before = step
@@ -82,12 +82,12 @@ def read_journal(path: Path) -> Journal:
                 continue
             found = number_of(value)
             if found is None:
-                journal.infinite.add(name)
-            journal.lines.setdefault(name, []).append(Point(at, found))
-    return journal
+                metrics_log.infinite.add(name)
+            metrics_log.lines.setdefault(name, []).append(Point(at, found))
+    return metrics_log
 
 
-def _rows(path: Path, journal: Journal) -> Iterator[dict[str, Any]]:
+def _rows(path: Path, metrics_log: Journal) -> Iterator[dict[str, Any]]:
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             for text in file:
@@ -98,7 +98,7 @@ def _rows(path: Path, journal: Journal) -> Iterator[dict[str, Any]]:
                 if isinstance(row, dict):
                     yield row
                 elif text.strip():
-                    journal.broken += 1
+                    metrics_log.broken += 1
     except FileNotFoundError:
         return
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from opabinia import __version__
 from opabinia.config.check import DEFAULT
-from opabinia.runtime.files import told, write_aside
+from opabinia.runtime.files import disk_errors, write_atomic
 from opabinia.visualization.report.blocks import Block, Chart, Gallery, Section, Table
 from opabinia.visualization.report.curves import AXES, batches_of, sections_of
 from opabinia.visualization.report.images import Room, galleries_of, read_index
@@ -67,9 +67,9 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     """
     out = out or default_place(folders)
     content = page_of(folders)
-    with told(out):
+    with disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_aside(out, content)
+        write_atomic(out, content)
     return out
 
 
@@ -84,7 +84,7 @@ def default_place(folders: Sequence[Path]) -> Path:
 
 def page_of(folders: Sequence[Path]) -> str:
     """The page as text: see :func:`write_report`."""
-    refuse_what_is_no_run(folders)
+    check_run_folders(folders)
     room = Room()
     chapters = [_chapter(letter, read_run(one), room) for letter, one in zip(LETTERS, folders, strict=False)]
     runs = [chapter.run for chapter in chapters]
@@ -109,7 +109,7 @@ def page_of(folders: Sequence[Path]) -> str:
     return text
 
 
-def refuse_what_is_no_run(folders: Sequence[Path]) -> None:
+def check_run_folders(folders: Sequence[Path]) -> None:
     """Tell at once what would only come out later.
 
     Raises:
@@ -123,7 +123,7 @@ def refuse_what_is_no_run(folders: Sequence[Path]) -> None:
 
 def _chapter(letter: str, run: RunData, room: Room) -> Chapter:
     index = read_index(run.folder, run.notes)
-    classes = texts_of(run.facts.get("classes"))
+    classes = texts_of(run.dataset_info.get("classes"))
     evaluation = [Section(name, blocks_of(found, classes, run.notes, name)) for name, found in run.details.items()]
     run.notes += texts_of(index.get("missing"))
     galleries = galleries_of(run.folder, index, room, run.notes)
@@ -143,10 +143,10 @@ def _chapter(letter: str, run: RunData, room: Room) -> Chapter:
 
 def data_of(run: RunData, index: dict[str, Any]) -> list[Block]:
     """What is known of the data: facts of the training set, and counts by class where they were taken."""
-    shown = {key: value for key, value in run.facts.items() if value not in (None, False, 0, [], "")}
-    facts = [(key.replace("_", " "), _fact(value)) for key, value in shown.items() if key not in _LONG]
-    facts += [("classes", _fact(len(classes)))] if (classes := texts_of(run.facts.get("classes"))) else []
-    blocks: list[Block] = [Table("Training data", ("what", "value"), facts)] if facts else []
+    shown = {key: value for key, value in run.dataset_info.items() if value not in (None, False, 0, [], "")}
+    dataset_info = [(key.replace("_", " "), _fact(value)) for key, value in shown.items() if key not in _LONG]
+    dataset_info += [("classes", _fact(len(classes)))] if (classes := texts_of(run.dataset_info.get("classes"))) else []
+    blocks: list[Block] = [Table("Training data", ("what", "value"), dataset_info)] if dataset_info else []
     for one in dicts_of(index.get("counts")):
         counts = {str(name): number_of(n) or 0 for name, n in dict_of(one.get("of_class")).items()}
         total = sum(counts.values()) or 1
@@ -165,7 +165,7 @@ _LONG = ("classes", "category_ids", "frequencies", "keypoints")
 
 def about(run: RunData) -> str:
     """The task of a run, and how far it came."""
-    step, epoch, _, hours = run.journal.last
+    step, epoch, _, hours = run.metrics_log.last
     far = f"step {step:,.0f}, epoch {epoch:,.3g}, {_time(hours)}" if step else ""
     return " · ".join(filter(None, (run.task, far, "" if run.finished else "not finished")))
 

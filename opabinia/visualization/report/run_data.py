@@ -52,12 +52,12 @@ class RunData:
     task: str = ""
     config: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
-    journal: Journal = field(default_factory=Journal)
+    metrics_log: Journal = field(default_factory=Journal)
     scores: dict[str, float] = field(default_factory=dict)
     of_best: dict[str, Any] = field(default_factory=dict)
     finished: bool = False
     total_steps: int | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
+    dataset_info: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     details: dict[str, dict[str, Any]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -73,7 +73,7 @@ def read_run(folder: Path) -> RunData:
     refuse_missing(folder)
     run = RunData(folder, "/".join(folder.resolve().parts[-3:]))
     _read_config(run)
-    run.journal = read_journal(folder / "metrics.jsonl")
+    run.metrics_log = read_journal(folder / "metrics.jsonl")
     _read_scores(run)
     _read_state(run)
     _read_log(run)
@@ -114,7 +114,7 @@ def _read_config(run: RunData) -> None:
 def _read_scores(run: RunData) -> None:
     results = dict_of(read_json(run.folder / "results.json", run.notes))
     run.finished = bool(results)
-    run.scores = _numbers(results) or run.journal.newest()
+    run.scores = _numbers(results) or run.metrics_log.newest()
     for path in sorted(run.folder.glob("eval/*/scores.json")):
         found = dict_of(read_json(path, run.notes))
         run.of_best |= {"checkpoint": str(found.get("checkpoint", "")), **_numbers(found)}
@@ -129,7 +129,7 @@ def _read_state(run: RunData) -> None:
     """What the newest checkpoint tells beside weights."""
     states = sorted(run.folder.glob("checkpoints/step-*/state.json"))
     state = dict_of(read_json(states[-1], run.notes)) if states else {}
-    run.facts = dict_of(state.get("facts"))
+    run.dataset_info = dict_of(state.get("facts"))
     total = number_of(state.get("total_steps"))
     run.total_steps = None if total is None else int(total)
     form = number_of(state.get("format"))
@@ -166,13 +166,13 @@ def _read_details(run: RunData) -> None:
 
 
 def _tell_what_is_missing(run: RunData) -> None:
-    journal = run.journal
-    if not journal.lines:
+    metrics_log = run.metrics_log
+    if not metrics_log.lines:
         run.notes.append("nothing was measured yet: metrics.jsonl is missing or empty")
     elif not run.finished:
         of = f" of {run.total_steps}" if run.total_steps else ""
-        run.notes.append(f"the run is not finished: it is at step {journal.last[0]:.0f}{of}")
-    if journal.broken:
-        run.notes.append(f"{journal.broken} lines of metrics.jsonl could not be read and are left out")
-    if journal.infinite:
-        run.notes.append(f"not finite somewhere: {', '.join(sorted(journal.infinite))}")
+        run.notes.append(f"the run is not finished: it is at step {metrics_log.last[0]:.0f}{of}")
+    if metrics_log.broken:
+        run.notes.append(f"{metrics_log.broken} lines of metrics.jsonl could not be read and are left out")
+    if metrics_log.infinite:
+        run.notes.append(f"not finite somewhere: {', '.join(sorted(metrics_log.infinite))}")

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from opabinia.contracts import Source
-from opabinia.data.check import Checkup, check_up
+from opabinia.data.check import DataReport, run_checks
 from opabinia.data.check import findings as kinds
 from opabinia.data.check.findings import Finding
 from opabinia.data.sources import Digits, ImageFolder, Joined, Videos, ViewsOfFilms, coco, market1501
@@ -43,15 +43,15 @@ def read(root: Path, **keys: Any) -> Any:
     return coco(root=root, file=root / "things.json", broken="drop", **keys)
 
 
-def check(source: Source, **keys: Any) -> Checkup:
-    return check_up({"train": source}, **keys)
+def check(source: Source, **keys: Any) -> DataReport:
+    return run_checks({"train": source}, **keys)
 
 
-def wrong(found: Checkup) -> list[Finding]:
+def wrong(found: DataReport) -> list[Finding]:
     return [one for one in found.findings if one.wrong]
 
 
-def told(found: Checkup) -> Mapping[str, list[list[str]]]:
+def told(found: DataReport) -> Mapping[str, list[list[str]]]:
     """By kind the names of each case."""
     return {
         one.kind: [[f"{member.set}:{member.id}" for member in case] for case in one.cases] for one in found.findings
@@ -167,9 +167,9 @@ def test_the_same_picture_in_training_and_validation(tmp_path: Path) -> None:
         f"{kinds.LEAKED}: {kinds.SAME_PIXELS}": [["train:a/1.png", "val:a/turned.png"]],
         f"{kinds.LEAKED}: {kinds.NEARLY}": [["train:a/2.png", "val:a/compressed.jpg"]],
     }
-    found = check_up(sets)
+    found = run_checks(sets)
     assert told(found) == expected and found.wrong == 3
-    assert check_up(sets, workers=2).plain() == found.plain(), "however many read"
+    assert run_checks(sets, workers=2).plain() == found.plain(), "however many read"
 
 
 def test_repeats_in_one_set_may_be_meant_and_labels_may_not_differ(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_sample_of_each_set_can_be_read(tmp_path: Path) -> None:
     sets = {name: ImageFolder(root=tmp_path) for name in ("train", "val")}
     ids = []
     for seed in (0, 0, 1):
-        found = check_up(sets, limit=5, seed=seed)
+        found = run_checks(sets, limit=5, seed=seed)
         held = found.sets["train"]
         assert (held.samples, held.read, held.of_class) == (12, 5, {"a": 6, "b": 6})
         ids.append(told(found)[f"{kinds.LEAKED}: {kinds.SAME_FILE}"])
@@ -222,7 +222,7 @@ def test_joined_sets_are_counted_together() -> None:
 def test_identities(tmp_path: Path) -> None:
     small_data.market1501(tmp_path)
     sets = {"train": market1501(root=tmp_path, cameras=2), "val": market1501(root=tmp_path, split="test", cameras=2)}
-    found = check_up(sets)
+    found = run_checks(sets)
     people = found.sets["train"].people
     assert people is not None and (people.identities, people.pictures, people.queries) == (8, (4, 4, 4), None)
     assert people.of_camera == {"0": 16, "1": 16} and people.one_camera == 0 and found.wrong == 0
@@ -233,7 +233,7 @@ def test_identities(tmp_path: Path) -> None:
     trained = next((tmp_path / "bounding_box_train").glob("0003_c1*"))
     (tmp_path / "bounding_box_test" / "0003_c2s1_000001_00.png").write_bytes(trained.read_bytes())
     sets["val"] = market1501(root=tmp_path, split="test", cameras=2)
-    found = check_up(sets)
+    found = run_checks(sets)
     assert told(found) == {
         f"{kinds.LEAKED}: {kinds.SAME_FILE}": [
             [f"train:bounding_box_train/{trained.name}", "val:bounding_box_test/0003_c2s1_000001_00.png"]
@@ -272,7 +272,7 @@ def test_films(tmp_path: Path) -> None:
     again = write(tmp_path / "val" / "jump" / "again.mp4", 15, size=(32, 40))
     assert again.read_bytes() == (tmp_path / "jump" / "1.mp4").read_bytes()
     train = ViewsOfFilms(source=Videos(root=tmp_path, classes=["jump", "run"]), clips=2, crops=3)
-    found = check_up({"train": train, "val": Videos(root=tmp_path / "val")})
+    found = run_checks({"train": train, "val": Videos(root=tmp_path / "val")})
     assert found.sets["train"].samples == 7 and found.sets["train"].of_class == {"jump": 3, "run": 4}, "not views"
     damaged, unreadable, leaked = found.findings
     assert unreadable.kind == "films that cannot be read" and unreadable.count == 2

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from opabinia.data.check import Checkup, check_up
+from opabinia.data.check import DataReport, run_checks
 from opabinia.data.check.page import page_of, write_page
 from opabinia.data.check.terminal import show
 from opabinia.data.sources import ImageFolder, Videos, coco
@@ -41,16 +41,16 @@ def elements(page: str) -> _Elements:
 
 
 @pytest.fixture
-def odd(tmp_path: Path) -> Checkup:
+def odd(tmp_path: Path) -> DataReport:
     """A picture twice in training, with names of every kind, once in validation, and a text."""
     save(tmp_path / "train" / "<i>a<i>" / ODD, 1)
     save(tmp_path / "train" / "<i>a<i>" / "two words.png", 1)
     save(tmp_path / "train" / "b" / "text.png", 2).write_text("no picture")
     save(tmp_path / "val" / "b" / "1.png", 1)
-    return check_up({name: ImageFolder(root=tmp_path / name) for name in ("train", "val")})
+    return run_checks({name: ImageFolder(root=tmp_path / name) for name in ("train", "val")})
 
 
-def test_it_is_one_file_that_loads_nothing_and_names_stay_text(odd: Checkup, tmp_path: Path) -> None:
+def test_it_is_one_file_that_loads_nothing_and_names_stay_text(odd: DataReport, tmp_path: Path) -> None:
     write_page(odd, tmp_path / "new" / "page.html", "a <recipe>")
     page = (tmp_path / "new" / "page.html").read_text()
     found = elements(page)
@@ -64,7 +64,7 @@ def test_it_is_one_file_that_loads_nothing_and_names_stay_text(odd: Checkup, tmp
     assert "pictures that cannot be read" in page and "text.png cannot be decoded" in page
 
 
-def test_the_terminal_is_not_steered_by_names(odd: Checkup) -> None:
+def test_the_terminal_is_not_steered_by_names(odd: DataReport) -> None:
     console = Console(file=io.StringIO(), width=120, force_terminal=False)
     show(odd, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -79,7 +79,7 @@ def test_boxes_are_drawn_also_where_they_reach_out_of_the_picture(tmp_path: Path
     content["annotations"][1]["bbox"] = [3, 3, 0, -7]
     content["annotations"][2]["bbox"] = [20, 20, 1, 9]
     (tmp_path / "things.json").write_text(json.dumps(content))
-    found = check_up({"train": coco(root=tmp_path, file=tmp_path / "things.json", broken="drop")})
+    found = run_checks({"train": coco(root=tmp_path, file=tmp_path / "things.json", broken="drop")})
     page = page_of(found, "things")
     for kind in (
         "boxes that reach out of the picture",
@@ -94,7 +94,7 @@ def test_boxes_are_drawn_also_where_they_reach_out_of_the_picture(tmp_path: Path
 def test_films_show_their_middle_frame(tmp_path: Path) -> None:
     for name in ("train", "val"):
         write(tmp_path / name / "a" / "1.mp4", 9, size=(64, 96))
-    found = check_up({name: Videos(root=tmp_path / name) for name in ("train", "val")})
+    found = run_checks({name: Videos(root=tmp_path / name) for name in ("train", "val")})
     data = re.findall(r'src="(data:[^"]*)"', page_of(found, "films"))
     assert len(data) == 2 and data[0] == data[1]
 
@@ -102,12 +102,12 @@ def test_films_show_their_middle_frame(tmp_path: Path) -> None:
 def test_many_findings_are_bounded(tmp_path: Path) -> None:
     for number in range(60):
         save(tmp_path / "a" / f"{number}.png", number // 2, size=(40, 30))
-    found = check_up({"train": ImageFolder(root=tmp_path)})
+    found = run_checks({"train": ImageFolder(root=tmp_path)})
     page = page_of(found, "many")
     assert page.count("<figure") == 48 and "the first 24 of 30" in page and "58.png: a = a/59.png: a" in page
 
 
-def test_pictures_that_have_gone_meanwhile_are_listed(odd: Checkup, tmp_path: Path) -> None:
+def test_pictures_that_have_gone_meanwhile_are_listed(odd: DataReport, tmp_path: Path) -> None:
     for path in tmp_path.rglob("*.png"):
         path.unlink()
     page = page_of(odd, "gone")
@@ -120,7 +120,7 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
         save(path, 1)
         path.rename(Path(str(tmp_path / "a") + "/" + name.decode("utf-8", "surrogateescape")))
     (tmp_path / "a" / b"\xff3.png".decode("utf-8", "surrogateescape")).write_bytes(b"no picture")
-    found = check_up({"train": ImageFolder(root=tmp_path)})
+    found = run_checks({"train": ImageFolder(root=tmp_path)})
     write_page(found, tmp_path / "page.html", "names")
     assert r"\xff1.png" in (tmp_path / "page.html").read_text() and json.dumps(found.plain())
     show(found, Console(file=io.TextIOWrapper(io.BytesIO(), encoding="utf-8")))
@@ -129,7 +129,7 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_page_in_a_browser(odd: Checkup, browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
+def test_the_page_in_a_browser(odd: DataReport, browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
     write_page(odd, tmp_path / "page.html", "a <recipe>")
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
     troubles: list[str] = []

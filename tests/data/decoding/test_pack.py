@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Sample, Source, Unfit
+from opabinia.contracts import DataMismatch, Sample, Source
 from opabinia.data.decoding import pack as packing
 from opabinia.data.decoding.pack import pack
-from opabinia.data.decoding.video import FilmFile, FilmInMemory
+from opabinia.data.decoding.video import VideoFile, VideoInMemory
 from opabinia.data.loader import Loader, Reader, training_requests
 from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.data.sampling.permutation import order
@@ -110,7 +110,7 @@ def test_it_is_read_more_quickly(tmp_path: Path) -> None:
         film.read(range(170, 198, 4))
         return time.thread_time() - began
 
-    assert 3 * min(seconds(film) for _ in range(3)) < min(seconds(FilmFile(path)) for _ in range(3))
+    assert 3 * min(seconds(film) for _ in range(3)) < min(seconds(VideoFile(path)) for _ in range(3))
 
 
 def test_frames_are_as_small_as_asked_and_plain_jpegs(root: Path, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ class Gradients:
     def __getitem__(self, index: int) -> Sample:
         rows, columns = torch.meshgrid(torch.arange(16), torch.arange(24), indexing="ij")
         frames = [(8 * rows + 4 * columns + 9 * number + index).to(torch.uint8) for number in range(5 + index)]
-        film = FilmInMemory(torch.stack(frames)[:, None] // 2, fps=7.0 + index)
+        film = VideoInMemory(torch.stack(frames)[:, None] // 2, fps=7.0 + index)
         return {"video": film, "label": index % 2, "directed": index % 2 == 1, "id": f"film {index}"}
 
 
@@ -169,14 +169,14 @@ def test_it_goes_on_where_it_was_stopped(root: Path, tmp_path: Path, caplog: pyt
         (films / film.parent.name / film.name).write_bytes(film.read_bytes())
     (films / "run" / "3.mp4").write_bytes(b"")
     source, packed = Videos(root=films), tmp_path / "packed"
-    with pytest.raises(Unfit, match=r"film 4: .*3\.mp4 is empty: it has 0 bytes"):
+    with pytest.raises(DataMismatch, match=r"film 4: .*3\.mp4 is empty: it has 0 bytes"):
         pack(source, packed)
     done = packed / "00000.tar"
     before = done.stat().st_mtime_ns
     assert not list(packed.glob(".*.tmp"))
     with pytest.raises(ValueError, match=r"packed holds no films\.json: packing has begun there, and not ended"):
         PackedFilms(root=packed)
-    with pytest.raises(Unfit, match="holds a part of other films, or of another size or quality"):
+    with pytest.raises(DataMismatch, match="holds a part of other films, or of another size or quality"):
         pack(source, packed, size=32)
     assert pack(source, packed, skip=True).left_out == 1
     assert "left out: film 4" in caplog.text
@@ -184,9 +184,9 @@ def test_it_goes_on_where_it_was_stopped(root: Path, tmp_path: Path, caplog: pyt
     assert sorted(path.name for path in packed.glob("[!.]*")) == ["00000.tar", "00001.tar", "00002.tar", "films.json"]
     names = [PackedFilms(root=packed).id(index) for index in range(5)]
     assert names == [source.id(index) for index in (0, 1, 2, 3, 5)]
-    with pytest.raises(Unfit, match="holds packed films already"):
+    with pytest.raises(DataMismatch, match="holds packed films already"):
         pack(source, packed)
-    with pytest.raises(Unfit, match="only films can be packed"):
+    with pytest.raises(DataMismatch, match="only films can be packed"):
         pack(Digits(), tmp_path / "digits")
 
 

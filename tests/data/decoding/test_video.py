@@ -10,9 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from opabinia.contracts import Film
+from opabinia.contracts import Video
 from opabinia.data.decoding import video
-from opabinia.data.decoding.video import FilmFile, FilmFolder, FilmInMemory
+from opabinia.data.decoding.video import FilmFolder, VideoFile, VideoInMemory
 from tests.data.videos import decoded, pictures, write, write_sound
 
 UNEVEN = np.cumsum(np.random.default_rng(0).integers(10, 90, 40)).tolist()
@@ -61,15 +61,15 @@ def told(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
 
 
 def read(path: Path, numbers: Sequence[int]) -> Any:
-    return FilmFile(path).read(numbers).permute(0, 2, 3, 1).numpy()
+    return VideoFile(path).read(numbers).permute(0, 2, 3, 1).numpy()
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_frames_are_those_of_a_decoding_from_start_to_end(name: str, tmp_path: Path) -> None:
     path = write(tmp_path / name, 40, **KINDS[name])
     all_frames = decoded(path)
-    film = FilmFile(path)
-    assert isinstance(film, Film)
+    film = VideoFile(path)
+    assert isinstance(film, Video)
     assert (film.frames, film.size) == (len(all_frames), all_frames.shape[1:3])
     seconds = (UNEVEN[-1] - UNEVEN[0] + 40) / 1000 if name.startswith("uneven") else 40 / 25
     assert film.seconds == pytest.approx(seconds, abs=0.05)
@@ -96,7 +96,7 @@ def packets_decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_only_what_is_needed_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "film.mp4", 120, gop=12, b_frames=0)
-    assert FilmFile(path).frames == 120
+    assert VideoFile(path).frames == 120
     seen = packets_decoded(monkeypatch)
     read(path, [62])
     assert len(seen) <= 5, "from the key frame at 60 on, not from the start, and not to the end"
@@ -118,13 +118,13 @@ def test_it_opens_when_asked_and_closes_after(tmp_path: Path, monkeypatch: pytes
     opened = []
     real = video._opened
     monkeypatch.setattr(video, "_opened", lambda path: opened.append(path) or real(path))  # type: ignore[func-returns-value]
-    film = FilmFile(path)
+    film = VideoFile(path)
     assert not opened
     assert film.frames == 20 and film._open is not None
     first = film.read([1, 2])
     assert film._open is None and len(opened) == 1, "what was opened to count serves to read"
     assert torch.equal(film.read([1, 2]), first)
-    again = FilmFile(path)
+    again = VideoFile(path)
     assert again.frames == 20 and len(opened) == 2, "how many frames a file has is known by then"
     with pytest.raises(ValueError, match=r"film\.mp4 has frames 0 to 19; there is no frame 20"):
         film.read([3, 20])
@@ -143,14 +143,14 @@ def test_one_thread_decodes(tmp_path: Path) -> None:
 def test_films_come_upright(angle: int, turns: int, tmp_path: Path) -> None:
     path = write(tmp_path / "film.mp4", 6, rotation=angle)
     stored = decoded(path)[[4, 1]]
-    film = FilmFile(path)
+    film = VideoFile(path)
     assert film.size == ((64, 48) if turns % 2 else (48, 64))
     upright = np.rot90(stored, turns, axes=(1, 2))  # anticlockwise, as FFmpeg counts
     assert np.array_equal(film.read([4, 1]).permute(0, 2, 3, 1).numpy(), upright)
 
 
 def test_films_are_shrunk_while_they_are_decoded(tmp_path: Path) -> None:
-    film = FilmFile(write(tmp_path / "film.mp4", 6, rotation=90))
+    film = VideoFile(write(tmp_path / "film.mp4", 6, rotation=90))
     small = film.read([3, 0], short_side=24)
     assert small.shape == (2, 3, 32, 24)
     large = film.read([3, 0], short_side=100)
@@ -161,10 +161,10 @@ def test_films_are_shrunk_while_they_are_decoded(tmp_path: Path) -> None:
 
 def test_films_may_be_grey(tmp_path: Path) -> None:
     path = write(tmp_path / "film.mp4", 4)
-    grey = FilmFile(path, channels=1).read([2])
+    grey = VideoFile(path, channels=1).read([2])
     assert grey.shape == (1, 1, 48, 64)
     weights = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
-    assert ((FilmFile(path).read([2]) * weights).sum(1) - grey[:, 0]).abs().mean() < 6
+    assert ((VideoFile(path).read([2]) * weights).sum(1) - grey[:, 0]).abs().mean() < 6
 
 
 # --- what is wrong --------------------------------------------------------------------------------------------------
@@ -187,18 +187,18 @@ def test_what_is_no_film_is_told_with_its_name(tmp_path: Path) -> None:
         "strange": "holds pictures of a kind that FFmpeg cannot decode",
     }
     for name, message in expected.items():
-        film = FilmFile(tmp_path / f"{name}.mp4")
+        film = VideoFile(tmp_path / f"{name}.mp4")
         for ask in (lambda film: film.frames, lambda film: film.read([0])):
             with pytest.raises(ValueError, match=rf"{name}\.mp4 {message}"):
                 ask(film)
     with pytest.raises(FileNotFoundError, match=r"gone\.mp4"):
-        _ = FilmFile(tmp_path / "gone.mp4").frames
+        _ = VideoFile(tmp_path / "gone.mp4").frames
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_films_of_a_frame_or_two(count: int, tmp_path: Path) -> None:
     path = write(tmp_path / "film.mp4", count)
-    film = FilmFile(path)
+    film = VideoFile(path)
     assert film.frames == count and film.seconds > 0 and film.fps > 0
     assert np.array_equal(read(path, [count - 1, 0, 0]), decoded(path)[[count - 1, 0, 0]])
 
@@ -214,7 +214,7 @@ def test_a_film_that_is_cut_off_has_the_frames_that_are_there(
     path = write(tmp_path / name, 60, codec=codec, gop=12, format_options=options)
     before = decoded(path)
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * 0.6)])
-    film = FilmFile(path)
+    film = VideoFile(path)
     assert 5 < film.frames < 55
     numbers = list(range(film.frames))
     found = read(path, numbers)
@@ -235,7 +235,7 @@ def test_frames_that_are_broken_are_as_the_one_before(tmp_path: Path, told: Call
     for position, size in entries[36:]:  # from a key frame on
         content[position : position + size] = b"\xff" * size
     path.write_bytes(content)
-    film = FilmFile(path)
+    film = VideoFile(path)
     assert film.frames == 60
     for numbers in ([30, 50, 58], [58], [40, 41]):
         found = film.read(numbers).permute(0, 2, 3, 1).numpy()
@@ -255,7 +255,7 @@ def test_a_film_without_any_good_frame_is_told(tmp_path: Path) -> None:
         content[position : position + size] = b"\xff" * size
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"film\.mp4 (is broken|is no film)"):
-        FilmFile(path).read([3, 12])
+        VideoFile(path).read([3, 12])
 
 
 # --- folders and arrays ---------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def test_a_folder_of_pictures_is_a_film(tmp_path: Path) -> None:
     for number, frame in enumerate(frames):
         Image.fromarray(frame).save(tmp_path / f"{number}.png")
     film = FilmFolder(str(tmp_path), [f"{number}.png" for number in range(5)], fps=10)
-    assert isinstance(film, Film)
+    assert isinstance(film, Video)
     assert (film.frames, film.seconds, film.fps, film.size) == (5, 0.5, 10, (48, 64))
     assert np.array_equal(film.read([4, 0, 4]).permute(0, 2, 3, 1).numpy(), frames[[4, 0, 4]])
     assert film.read([1], short_side=24).shape == (1, 3, 24, 32)
@@ -281,8 +281,8 @@ def test_a_folder_of_pictures_is_a_film(tmp_path: Path) -> None:
 
 def test_an_array_is_a_film() -> None:
     pixels = torch.from_numpy(pictures(5)).permute(0, 3, 1, 2)
-    film = FilmInMemory(pixels, fps=5)
-    assert isinstance(film, Film)
+    film = VideoInMemory(pixels, fps=5)
+    assert isinstance(film, Video)
     assert (film.frames, film.seconds, film.size) == (5, 1.0, (48, 64))
     found = film.read([3, 3])
     assert torch.equal(found, pixels[[3, 3]])

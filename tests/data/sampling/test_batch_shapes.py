@@ -9,14 +9,14 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
-from opabinia.contracts import BatchShape, Course, Sample, Stage
+from opabinia.contracts import BatchShape, RunSpec, Sample, Stage
 from opabinia.data.loader import DataError, Loader, Reader, training_requests
 from opabinia.data.sampling.batch_shapes import multi_scale, multigrid, progressive
 from opabinia.data.sampling.batches import StagedPlan
 from opabinia.data.sampling.permutation import order
 from opabinia.runtime.durations import Duration
 
-KINETICS = Course(240_000, 64, Duration(239, "ep"), world=8)
+KINETICS = RunSpec(240_000, 64, Duration(239, "ep"), world=8)
 
 
 def test_kinetics() -> None:
@@ -32,23 +32,23 @@ def test_kinetics() -> None:
 
 
 def test_norms_of_small_batches_are_taken_over_processes() -> None:
-    course = Course(10_000, 16, Duration(57, "ep"), world=8)
+    course = RunSpec(10_000, 16, Duration(57, "ep"), world=8)
     layout = multigrid(course, size=224, frames=64, milestones=[41, 49])
     assert [(one.splits, one.processes) for one in layout.stages[:4]] == [(2, 1), (1, 1), (1, 2), (1, 4)]
 
 
 def test_pictures() -> None:
-    layout = multigrid(Course(1437, 64, Duration(12, "ep")), size=32, milestones=[9])
+    layout = multigrid(RunSpec(1437, 64, Duration(12, "ep")), size=32, milestones=[9])
     assert [one.shape for one in layout.stages[0].cycle] == [(16, 16), (23, 23), (23, 23)]
     assert [one.shape for one in layout.stages[-1].cycle] == [(16, 16), (23, 23), (32, 32)]
     assert sum(one.epochs for one in layout.stages) == 18
-    one_shape = multigrid(Course(1437, 64, Duration(12, "ep")), size=32, milestones=[], long_cycle=[], short_cycle=[])
+    one_shape = multigrid(RunSpec(1437, 64, Duration(12, "ep")), size=32, milestones=[], long_cycle=[], short_cycle=[])
     assert one_shape.stages == (Stage(12, (BatchShape(64, (32, 32)),), 1.0, 8),)
 
 
 @pytest.mark.parametrize("length", ["5it", "0.5ep", "0ep"])
 def test_the_baseline_has_whole_epochs(length: str) -> None:
-    course = Course(1437, 64, Duration.parse(length))
+    course = RunSpec(1437, 64, Duration.parse(length))
     with pytest.raises(ValueError, match=f"train.length is {length}, and is to be the baseline's in whole epochs"):
         multigrid(course, size=32, milestones=[9])
     layout = multigrid(course, size=32, milestones=[9], epochs=12)
@@ -57,7 +57,7 @@ def test_the_baseline_has_whole_epochs(length: str) -> None:
 
 
 def test_past_the_end_the_last_shape_goes_on() -> None:
-    layout = multigrid(Course(1437, 64, Duration(40, "ep")), size=32, milestones=[9], epochs=12)
+    layout = multigrid(RunSpec(1437, 64, Duration(40, "ep")), size=32, milestones=[9], epochs=12)
     plan = StagedPlan(1437, layout.stages, layout.length)
     last = plan.row(plan.total_steps - 1)
     assert (last.epoch, last.lr_factor) == (39, pytest.approx(0.1))
@@ -65,7 +65,7 @@ def test_past_the_end_the_last_shape_goes_on() -> None:
 
 
 def test_rows_without_epochs() -> None:
-    course = Course(1000, 16, Duration(22, "ep"), world=8)
+    course = RunSpec(1000, 16, Duration(22, "ep"), world=8)
     with pytest.raises(ValueError, match=r"row 7 \(epochs 30 to 30"):
         multigrid(course, size=224, frames=64, milestones=[14, 18])
     layout = multigrid(course, size=224, frames=64, milestones=[14, 18], leave_out_empty=True)
@@ -75,11 +75,11 @@ def test_rows_without_epochs() -> None:
 
 def test_batches_must_divide_over_the_processes() -> None:
     with pytest.raises(ValueError, match=r"row 0 .*its batch of 1024 does not divide over 5 processes"):
-        multigrid(Course(240_000, 64, Duration(239, "ep"), 5), size=224, frames=32, milestones=[94, 154, 196])
+        multigrid(RunSpec(240_000, 64, Duration(239, "ep"), 5), size=224, frames=32, milestones=[94, 154, 196])
 
 
 def test_sizes_in_turn() -> None:
-    layout = multi_scale(Course(10, 4, Duration(2, "ep")), sizes=[32, 24])
+    layout = multi_scale(RunSpec(10, 4, Duration(2, "ep")), sizes=[32, 24])
     plan = StagedPlan(10, layout.stages, layout.length)
     assert [plan.row(step).shape for step in range(plan.total_steps)] == [(32, 32), (24, 24), (32, 32)] * 2
     assert plan.epochs == 2
@@ -87,7 +87,7 @@ def test_sizes_in_turn() -> None:
 
 @pytest.mark.parametrize("length", ["7it", "0.25ep", "0it"])
 def test_growing_pictures_end_with_the_run(length: str) -> None:
-    layout = progressive(Course(10, 4, Duration.parse(length)), start=32, end=64)
+    layout = progressive(RunSpec(10, 4, Duration.parse(length)), start=32, end=64)
     plan = StagedPlan(10, layout.stages, layout.length)
     assert plan.total_steps == Duration.parse(length).steps(3)
     if plan.total_steps:

@@ -62,7 +62,7 @@ def test_boxes_and_labels(root: Path) -> None:
     assert source.sizes.tolist() == [[48, 64]] * 4
     for sample, scene in zip((source[number] for number in range(4)), small_data.scenes(), strict=True):
         learnt = scene.things[:2]  # the third is a crowd
-        assert sample["id"] == f"{scene.name}.png" and sample["picture_size"] == (48, 64)
+        assert sample["id"] == f"{scene.name}.png" and sample["original_size"] == (48, 64)
         assert isinstance(sample["image"], tv_tensors.Image) and sample["image"].shape == (3, 48, 64)
         assert isinstance(sample["boxes"], tv_tensors.BoundingBoxes) and sample["boxes"].dtype == torch.float32
         corners = [[left, top, left + width, top + height] for _, left, top, width, height in learnt]
@@ -77,12 +77,16 @@ def test_truth_is_what_the_file_says(root: Path) -> None:
         content["annotations"][0] |= {"bbox": [-0.75, 1, 20, 10], "area": 123.5}
 
     source = read(root, shift, masks=True, keypoints=True)
-    truth = source[1]["truth"]
-    assert (truth.image_id, truth.size, truth.ids.tolist()) == (11, (48, 64), [100])
-    assert truth.boxes.tolist() == [[-0.75, 1, 20, 10]] and truth.boxes.dtype == np.float64
-    assert truth.areas.tolist() == [123.5] and truth.labels.tolist() == [0] and truth.crowd.tolist() == [False]
+    ground_truth = source[1]["ground_truth"]
+    assert (ground_truth.image_id, ground_truth.size, ground_truth.ids.tolist()) == (11, (48, 64), [100])
+    assert ground_truth.boxes.tolist() == [[-0.75, 1, 20, 10]] and ground_truth.boxes.dtype == np.float64
+    assert (
+        ground_truth.areas.tolist() == [123.5]
+        and ground_truth.labels.tolist() == [0]
+        and ground_truth.crowd.tolist() == [False]
+    )
     assert source[1]["boxes"].tolist() == [[0, 1, 19.25, 11]], "what is trained on is within the picture"
-    crowd = source[3]["truth"]
+    crowd = source[3]["ground_truth"]
     assert crowd.crowd.tolist() == [False, False, True] and len(source[3]["boxes"]) == 2
     assert len(crowd.segments) == 3 and crowd.keypoints.shape == (3, 2, 3)
     assert crowd.segments[1]["size"] == [48, 64] and len(crowd.segments[0][0]) == 8
@@ -112,7 +116,7 @@ def test_masks_are_those_of_pycocotools(root: Path) -> None:
         sample = source[number]
         assert isinstance(sample["masks"], tv_tensors.Mask) and sample["masks"].dtype == torch.uint8
         assert sample["masks"].shape == (len(sample["boxes"]), 48, 64)
-        ids = sample["truth"].ids[~sample["truth"].crowd].tolist()
+        ids = sample["ground_truth"].ids[~sample["ground_truth"].crowd].tolist()
         for mask, annotation in zip(sample["masks"].numpy(), ids, strict=True):
             np.testing.assert_array_equal(mask, reference.annToMask(reference.anns[annotation]))
 
@@ -130,8 +134,8 @@ def test_compressed_runs_are_the_same_as_others(root: Path) -> None:
 
     after = read(root, compress, masks=True)[2]
     assert torch.equal(before["masks"], after["masks"])
-    assert after["masks"][1].sum() == after["truth"].areas[1]
-    assert before["truth"].segments[1] == after["truth"].segments[1]
+    assert after["masks"][1].sum() == after["ground_truth"].areas[1]
+    assert before["ground_truth"].segments[1] == after["ground_truth"].segments[1]
 
 
 def test_keypoints(root: Path) -> None:
@@ -142,7 +146,9 @@ def test_keypoints(root: Path) -> None:
     assert sample["visible"].tolist() == [[0, 0], [2, 1]] and sample["mirror"] == [1, 0]
     (_, left, top, width, _) = list(small_data.scenes())[2].things[1]
     assert sample["keypoints"][1].tolist() == [[left + 0.5, top + 0.5], [left + width - 0.5, top + 0.5]]
-    assert sample["truth"].keypoints[1].tolist() == [[left, top, 2], [left + width - 1, top, 1]], "as in the file"
+    assert sample["ground_truth"].keypoints[1].tolist() == [[left, top, 2], [left + width - 1, top, 1]], (
+        "as in the file"
+    )
 
 
 def test_left_and_right_change_places_in_a_mirror() -> None:
@@ -156,7 +162,7 @@ def test_it_goes_through_a_batch_and_to_a_worker(root: Path) -> None:
     batch = collate([source[number] for number in range(4)], size_multiple=32)
     assert batch["image"].shape == (4, 3, 64, 64) and [len(one) for one in batch["boxes"]] == [0, 1, 2, 2]
     assert [one.shape for one in batch["masks"]] == [(count, 64, 64) for count in (0, 1, 2, 2)]
-    assert [truth.image_id for truth in batch["truth"]] == [10, 11, 12, 13]
+    assert [ground_truth.image_id for ground_truth in batch["ground_truth"]] == [10, 11, 12, 13]
 
 
 def test_the_fingerprint_changes_with_what_is_said(root: Path) -> None:
@@ -172,7 +178,7 @@ def test_classes_are_taken_in_the_given_order(root: Path) -> None:
     source = read(root, classes=["bar", "block"])
     assert source.category_ids == (7, 3) and source[2]["labels"].tolist() == [1, 0]
     bars = read(root, classes=["bar"])
-    assert len(bars) == 4 and [len(bars[number]["truth"].labels) for number in range(4)] == [0, 0, 1, 1]
+    assert len(bars) == 4 and [len(bars[number]["ground_truth"].labels) for number in range(4)] == [0, 0, 1, 1]
     with pytest.raises(ValueError, match=r"things\.json has no class 'bars'; there is bar"):
         read(root, classes=["bars"])
     with pytest.raises(ValueError, match="classes: 'bar' is listed twice"):
@@ -184,7 +190,7 @@ def test_pictures_without_things_are_dropped_when_asked(root: Path) -> None:
         content["annotations"][0]["iscrowd"] = 1
 
     source = read(root, only_a_crowd, empty="drop")
-    assert [source[number]["truth"].image_id for number in range(len(source))] == [12, 13]
+    assert [source[number]["ground_truth"].image_id for number in range(len(source))] == [12, 13]
     assert [source[number]["id"] for number in range(2)] == ["2.png", "3.png"] and len(source.present) == 2
 
 
@@ -223,9 +229,9 @@ def test_lvis(root: Path) -> None:
     file = changed(root, as_lvis)
     source = coco(root=root.parent, file=file)
     assert source.frequencies == ("r", "f") and source[1]["id"] == f"{root.name}/1.png"
-    assert source[2]["truth"].absent == (1,) and source[2]["truth"].not_exhaustive == (0,)
-    assert source[1]["truth"].not_exhaustive == ()
-    assert coco(root=root.parent, file=file, classes=["block"])[2]["truth"].absent == ()
+    assert source[2]["ground_truth"].absent == (1,) and source[2]["ground_truth"].not_exhaustive == (0,)
+    assert source[1]["ground_truth"].not_exhaustive == ()
+    assert coco(root=root.parent, file=file, classes=["block"])[2]["ground_truth"].absent == ()
 
 
 # --- broken things ----------------------------------------------------------------------------------------------------
@@ -330,7 +336,9 @@ def test_clip_and_drop_leave_nothing_broken(root: Path, kind: str, caplog: pytes
         assert len(source) == 4 and len(source.faults) == 1 and source.faults[0].count == 1
         samples = [source[number] for number in range(4)]
         things = 6 if kind in ("picture twice", "file twice", "id twice", "missing picture") else 5
-        assert sum(len(one["truth"].ids) for one in samples) == (6 if broken == "clip" and kind in MENDED else things)
+        assert sum(len(one["ground_truth"].ids) for one in samples) == (
+            6 if broken == "clip" and kind in MENDED else things
+        )
         for sample in samples:
             left, top, right, bottom = sample["boxes"].unbind(1)
             assert (left >= 0).all() and (top >= 0).all() and (right <= 64).all() and (bottom <= 48).all()
@@ -340,7 +348,7 @@ def test_clip_and_drop_leave_nothing_broken(root: Path, kind: str, caplog: pytes
 def test_clip_cuts_boxes_and_outlines_to_the_picture(root: Path) -> None:
     change = annotation(bbox=[50, 5, 20, 6], segmentation=[[50, 5, 70, 5, 70, 11, 50, 11]])
     sample = read(root, change, masks=True, broken="clip")[1]
-    assert sample["boxes"].tolist() == [[50, 5, 64, 11]] and sample["truth"].boxes.tolist() == [[50, 5, 20, 6]]
+    assert sample["boxes"].tolist() == [[50, 5, 64, 11]] and sample["ground_truth"].boxes.tolist() == [[50, 5, 20, 6]]
     assert sample["masks"].sum() == 14 * 6
 
 
@@ -468,7 +476,7 @@ def test_blood_cells(split: str, pictures: int, things: int) -> None:
     samples = [source[number] for number in range(len(source))]
     assert (len(samples), sum(len(sample["boxes"]) for sample in samples)) == (pictures, things)
     for sample in samples:
-        assert sample["image"].shape == (3, 480, 640) and len(sample["truth"].ids) == len(sample["labels"])
+        assert sample["image"].shape == (3, 480, 640) and len(sample["ground_truth"].ids) == len(sample["labels"])
         assert (sample["boxes"][:, 2:] > sample["boxes"][:, :2]).all() and sample["boxes"].max() <= 640
 
 
@@ -482,11 +490,11 @@ def test_free_pictures_of_coco(split: str) -> None:
     assert len(source.classes) == 80 and source.category_ids[:2] == (1, 2) and source.category_ids[-1] == 90
     crowds = 0
     for sample in (source[number] for number in range(len(source))):
-        truth = sample["truth"]
-        crowds += int(truth.crowd.sum())
-        expected = [reference.anns[number] for number in truth.ids.tolist()]
-        np.testing.assert_array_equal(truth.boxes, np.array([one["bbox"] for one in expected]).reshape(-1, 4))
-        np.testing.assert_array_equal(truth.areas, [one["area"] for one in expected])
+        ground_truth = sample["ground_truth"]
+        crowds += int(ground_truth.crowd.sum())
+        expected = [reference.anns[number] for number in ground_truth.ids.tolist()]
+        np.testing.assert_array_equal(ground_truth.boxes, np.array([one["bbox"] for one in expected]).reshape(-1, 4))
+        np.testing.assert_array_equal(ground_truth.areas, [one["area"] for one in expected])
         learnt = [one for one in expected if not one["iscrowd"]]
         for mask, one in zip(sample["masks"].numpy(), learnt, strict=True):
             np.testing.assert_array_equal(mask, reference.annToMask(one))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from opabinia.contracts import Source, Truth
+from opabinia.contracts import GroundTruth, Source
 from opabinia.data.sources.digit_scenes import (
     MIRROR,
     SIDE,
@@ -96,28 +96,30 @@ def test_the_truth_says_the_same_as_the_sample(val: DigitScenes) -> None:
     ids = []
     for index in (0, 3, 399):
         sample = val[index]
-        truth: Truth = sample["truth"]
-        corners = np.concatenate([truth.boxes[:, :2], truth.boxes[:, :2] + truth.boxes[:, 2:]], axis=1)
-        assert np.array_equal(corners, sample["boxes"].numpy()) and truth.image_id == index
-        assert np.array_equal(truth.areas, sample["masks"].sum((1, 2)).numpy()) and not truth.crowd.any()
-        assert np.array_equal(truth.labels, sample["labels"].numpy())
-        assert val.present[index].tolist() == sorted(set(truth.labels.tolist()))
-        assert truth.keypoints is not None and truth.segments is not None
-        assert np.array_equal(truth.keypoints[:, :, :2] + 0.5, sample["keypoints"].numpy())
-        assert np.array_equal(truth.keypoints[:, :, 2], sample["visible"].numpy())
-        for segment, mask in zip(truth.segments, sample["masks"], strict=True):
+        ground_truth: GroundTruth = sample["ground_truth"]
+        corners = np.concatenate(
+            [ground_truth.boxes[:, :2], ground_truth.boxes[:, :2] + ground_truth.boxes[:, 2:]], axis=1
+        )
+        assert np.array_equal(corners, sample["boxes"].numpy()) and ground_truth.image_id == index
+        assert np.array_equal(ground_truth.areas, sample["masks"].sum((1, 2)).numpy()) and not ground_truth.crowd.any()
+        assert np.array_equal(ground_truth.labels, sample["labels"].numpy())
+        assert val.present[index].tolist() == sorted(set(ground_truth.labels.tolist()))
+        assert ground_truth.keypoints is not None and ground_truth.segments is not None
+        assert np.array_equal(ground_truth.keypoints[:, :, :2] + 0.5, sample["keypoints"].numpy())
+        assert np.array_equal(ground_truth.keypoints[:, :, 2], sample["visible"].numpy())
+        for segment, mask in zip(ground_truth.segments, sample["masks"], strict=True):
             values = np.arange(len(segment["counts"])) % 2
             assert np.array_equal(np.repeat(values, segment["counts"]).reshape(SIDE, SIDE).T, mask.numpy())
-        ids += truth.ids.tolist()
+        ids += ground_truth.ids.tolist()
     assert len(set(ids)) == len(ids) and min(ids) == 1
 
 
 def test_masks_and_points_come_only_when_they_are_asked_for() -> None:
     source = DigitScenes(split="val")
     sample = source[-1]
-    assert sample.keys() == {"image", "boxes", "labels", "id", "picture_size", "truth"}
+    assert sample.keys() == {"image", "boxes", "labels", "id", "original_size", "ground_truth"}
     assert (source.has_boxes, source.has_masks, source.keypoints) == (True, False, ())
-    assert sample["truth"].segments is None and sample["truth"].keypoints is None
+    assert sample["ground_truth"].segments is None and sample["ground_truth"].keypoints is None
     assert sample["id"] == "val/000399.png"
     with pytest.raises(IndexError):
         source[400]

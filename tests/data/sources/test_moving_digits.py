@@ -4,7 +4,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.neighbors import KNeighborsClassifier
 
-from opabinia.contracts import Film, Source
+from opabinia.contracts import Source, Video
 from opabinia.data.sources.digits import load_digits, split_digits
 from opabinia.data.sources.moving_digits import MOVES, MovingDigits, load_films, move
 
@@ -23,7 +23,7 @@ def test_every_digit_of_the_split_is_shown_twice(val: MovingDigits) -> None:
     assert np.bincount(val.labels).tolist() == [90] * 8
     assert set(np.bincount(train.labels).tolist()) == {359, 360}
     sample = val[7]
-    assert isinstance(sample["video"], Film)
+    assert isinstance(sample["video"], Video)
     assert (sample["id"], sample["label"]) == ("val/0003_1", val.labels[7])
     assert (sample["video"].frames, sample["video"].size) == (16, (32, 32))
     assert len({val.id(index) for index in range(len(val))}) == len(val)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from opabinia.contracts import Facts, Source
+from opabinia.contracts import DatasetInfo, Source
 from opabinia.data.sources.digits import load_digits, split_digits
 from opabinia.data.sources.placed_digits import SHOTS, SIDE, PlacedDigits, load_pictures, place
 from opabinia.evaluation.representation.knn import Knn
@@ -61,7 +61,7 @@ def test_a_picture_is_the_readers_own(val: PlacedDigits) -> None:
 
 def test_pixels_know_more_than_half_of_them(val: PlacedDigits) -> None:
     """What every method is measured against stands in the documents."""
-    evaluator = Knn(Facts(samples=0, channels=1, classes=PlacedDigits.classes))
+    evaluator = Knn(DatasetInfo(samples=0, channels=1, classes=PlacedDigits.classes))
     for source, take in ((PlacedDigits(), evaluator.learn), (val, evaluator.update)):
         batch = source.batch(np.arange(len(source)))
         take({"embedding": batch["image"].flatten(1).float() / 255}, batch)

@@ -13,7 +13,7 @@ from opabinia.contracts import Source
 from opabinia.data.sampling.samplers import Subset, mixed
 from opabinia.data.settings import Stream
 from opabinia.data.sources import Digits, DigitScenes, DigitViews, ImageFolder, Images, Joined, Synthetic, WithoutLabels
-from opabinia.training.samples import facts_of
+from opabinia.training.samples import read_dataset_info
 
 
 def save(path: Path, value: int = 0) -> None:
@@ -98,9 +98,15 @@ def test_only_the_picture_and_its_name_are_left(make: Any) -> None:
     assert isinstance(source, Source) and len(source) == len(labelled)
     assert source[3].keys() == {"image", "id"}
     assert torch.equal(source[3]["image"], labelled[3]["image"]) and source[3]["id"] == labelled[3]["id"]
-    facts = facts_of(Stream(source=source))
-    assert (facts.classes, facts.boxes, facts.masks, facts.queries, facts.cameras) == ((), False, False, False, 0)
-    assert facts.keypoints == facts.category_ids == () and facts.channels == 1
+    dataset_info = read_dataset_info(Stream(source=source))
+    assert (
+        dataset_info.classes,
+        dataset_info.boxes,
+        dataset_info.masks,
+        dataset_info.queries,
+        dataset_info.cameras,
+    ) == ((), False, False, False, 0)
+    assert dataset_info.keypoints == dataset_info.category_ids == () and dataset_info.channels == 1
     assert not {"labels", "present", "queries", "has_boxes"} & set(dir(source))
 
 

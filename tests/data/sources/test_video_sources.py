@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from opabinia.contracts import Film, Source
-from opabinia.data.decoding.video import FilmFile
+from opabinia.contracts import Source, Video
+from opabinia.data.decoding.video import VideoFile
 from opabinia.data.loader import DataError, Loader, Reader, training_requests
 from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.data.sampling.permutation import order
@@ -40,7 +40,7 @@ def test_class_folders(tmp_path: Path) -> None:
     assert source.labels.tolist() == [0, 0, 1, 1]
     sample = source[3]
     assert (sample["label"], sample["directed"], sample["id"]) == (1, True, "run/deep/a.mp4")
-    assert isinstance(sample["video"], FilmFile) and sample["video"].path == str(tmp_path / "run/deep/a.mp4")
+    assert isinstance(sample["video"], VideoFile) and sample["video"].path == str(tmp_path / "run/deep/a.mp4")
     assert source[0]["directed"] is False
     chosen = Videos(root=tmp_path, classes=["run"])
     assert len(chosen) == 2 and chosen.fingerprint() != source.fingerprint()
@@ -177,7 +177,7 @@ def test_folders_of_frames(tmp_path: Path) -> None:
     assert isinstance(source, Source)
     assert source.labels.tolist() == [1, 0]
     film = source[0]["video"]
-    assert isinstance(film, Film)
+    assert isinstance(film, Video)
     assert (film.frames, film.fps, source[1]["id"]) == (11, 12, "two three")
     assert np.array_equal(film.read([10, 0]).permute(0, 2, 3, 1).numpy(), first[[10, 0]])
     assert np.array_equal(source[1]["video"].read([2]).permute(0, 2, 3, 1).numpy(), second[[2]]), "10 comes after 2"

@@ -50,12 +50,12 @@ def test_boxes_of_voc_count_from_one(devkit: Path) -> None:
     assert source.classes == ("bar", "block") and source.category_ids == (1, 2) and len(source) == 4
     for number, scene in enumerate(small_data.scenes()):
         sample = source[number]
-        assert sample["id"] == f"JPEGImages/{scene.name}.png" == sample["truth"].image_id
+        assert sample["id"] == f"JPEGImages/{scene.name}.png" == sample["ground_truth"].image_id
         assert sample["boxes"].tolist() == corners(scene.things[:2]), "the third is difficult"
         assert sample["labels"].tolist() == [1 - label for label, *_ in scene.things[:2]]
-        assert sample["truth"].crowd.tolist() == [False, False, True][:number]
-        assert sample["truth"].boxes.tolist() == [list(box) for _, *box in scene.things]
-        assert sample["truth"].ids.tolist() == [1, 2, 3][:number]
+        assert sample["ground_truth"].crowd.tolist() == [False, False, True][:number]
+        assert sample["ground_truth"].boxes.tolist() == [list(box) for _, *box in scene.things]
+        assert sample["ground_truth"].ids.tolist() == [1, 2, 3][:number]
 
 
 def test_a_box_of_voc_by_numbers(devkit: Path) -> None:
@@ -66,12 +66,12 @@ def test_a_box_of_voc_by_numbers(devkit: Path) -> None:
         "<ymin>1</ymin><xmax>2</xmax><ymax>2</ymax></bndbox></part></object></annotation>"
     )
     sample = voc(root=devkit)[1]
-    assert sample["boxes"].tolist() == [[0, 10.5, 10, 20]] and sample["truth"].areas.tolist() == [95]
+    assert sample["boxes"].tolist() == [[0, 10.5, 10, 20]] and sample["ground_truth"].areas.tolist() == [95]
 
 
 def test_difficult_objects_are_learnt_when_asked(devkit: Path) -> None:
     sample = voc(root=devkit, difficult="learn")[3]
-    assert len(sample["boxes"]) == 3 and sample["truth"].crowd.tolist() == [False, False, True]
+    assert len(sample["boxes"]) == 3 and sample["ground_truth"].crowd.tolist() == [False, False, True]
     assert voc(root=devkit, difficult="learn", empty="drop", classes=["block"])[1]["boxes"].shape == (1, 4)
 
 
@@ -163,10 +163,10 @@ def test_boxes_and_polygons_of_yolo(export: Path) -> None:
     assert source.classes == ("block", "bar") and source.category_ids == (0, 1) and not source.has_masks
     for number, scene in enumerate(small_data.scenes()):
         sample = source[number]
-        assert sample["id"] == f"images/train/{scene.name}.png" and sample["picture_size"] == (48, 64)
+        assert sample["id"] == f"images/train/{scene.name}.png" and sample["original_size"] == (48, 64)
         assert torch.allclose(sample["boxes"], torch.tensor(corners(scene.things)).float().view(-1, 4), atol=1e-4)
         assert sample["labels"].tolist() == [label for label, *_ in scene.things]
-        assert sample["truth"].ids.tolist() == [1, 2, 3][:number] and not sample["truth"].crowd.any()
+        assert sample["ground_truth"].ids.tolist() == [1, 2, 3][:number] and not sample["ground_truth"].crowd.any()
 
 
 def test_the_same_things_as_in_coco(export: Path, tmp_path: Path) -> None:
@@ -174,8 +174,8 @@ def test_the_same_things_as_in_coco(export: Path, tmp_path: Path) -> None:
     other = coco(root=tmp_path / "coco", file=tmp_path / "coco" / "things.json")
     source = yolo(data=export / "data.yaml")
     for number in range(3):
-        np.testing.assert_allclose(source[number]["truth"].boxes, other[number]["truth"].boxes, atol=1e-9)
-        np.testing.assert_allclose(source[number]["truth"].areas, other[number]["truth"].areas, atol=1e-9)
+        np.testing.assert_allclose(source[number]["ground_truth"].boxes, other[number]["ground_truth"].boxes, atol=1e-9)
+        np.testing.assert_allclose(source[number]["ground_truth"].areas, other[number]["ground_truth"].areas, atol=1e-9)
 
 
 def test_polygons_are_masks_when_asked(export: Path) -> None:
@@ -184,7 +184,7 @@ def test_polygons_are_masks_when_asked(export: Path) -> None:
     source = yolo(data=export / "data.yaml", masks=True, classes=["bar"], broken="drop")
     bar = source[2]
     assert source.has_masks and bar["masks"].shape == (1, 48, 64)
-    assert bar["masks"].sum() == bar["truth"].areas.round()[0]
+    assert bar["masks"].sum() == bar["ground_truth"].areas.round()[0]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_what_is_broken_in_yolo_is_told(export: Path, line: str, message: str) -
     with pytest.raises(ValueError, match=message):
         yolo(data=export / "data.yaml")
     source = yolo(data=export / "data.yaml", broken="drop")
-    assert source[1]["truth"].ids.tolist() == [1] and [fault.count for fault in source.faults] == [1]
+    assert source[1]["ground_truth"].ids.tolist() == [1] and [fault.count for fault in source.faults] == [1]
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ from torchvision.transforms.v2.functional import gaussian_blur
 
 from opabinia.config import Catalog, build, check, compose, live_catalog
 from opabinia.config.registry import Entry, Parameter
-from opabinia.contracts import Batch, Facts, Sample
+from opabinia.contracts import Batch, DatasetInfo, Sample
 from opabinia.data.batch_mixing import random_patch
 from opabinia.data.settings import Data
 from opabinia.data.transforms.augment import Blur, Erase, blurred
 from opabinia.models.layers import Normalize
 from opabinia.runtime.seeds import seed_sample
 
-FACTS = Facts(samples=100, classes=("a", "b"))
+FACTS = DatasetInfo(samples=100, classes=("a", "b"))
 
 
 def sample_of(channels: int = 3, height: int = 96, width: int = 48) -> Sample:

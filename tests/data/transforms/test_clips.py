@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 from opabinia.contracts import Sample
 from opabinia.data.collate import collate
 from opabinia.data.decoding import video
-from opabinia.data.decoding.video import FilmFile, FilmInMemory
+from opabinia.data.decoding.video import VideoFile, VideoInMemory
 from opabinia.data.transforms.clips import Clip, ShortSideJitter, clip_flip, three_crop
 from tests.data.videos import write
 
@@ -22,7 +22,7 @@ from tests.data.videos import write
 def film(count: int, height: int = 8, width: int = 12, fps: float = 30.0) -> Sample:
     """Frame k is of colour k."""
     pixels = torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, height, width)
-    return {"video": FilmInMemory(pixels, fps=fps), "label": 3, "id": "a"}
+    return {"video": VideoInMemory(pixels, fps=fps), "label": 3, "id": "a"}
 
 
 def taken(clip: Clip, sample: Sample) -> list[int]:
@@ -106,7 +106,7 @@ def test_a_film_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     opened = []
     real = video._opened
     monkeypatch.setattr(video, "_opened", lambda path: opened.append(path) or real(path))  # type: ignore[func-returns-value]
-    assert Clip(frames=2, stride=3)({"video": FilmFile(path), "id": "a"})["image"].shape == (2, 3, 48, 64)
+    assert Clip(frames=2, stride=3)({"video": VideoFile(path), "id": "a"})["image"].shape == (2, 3, 48, 64)
     assert len(opened) == 1
 
 

@@ -39,8 +39,8 @@ def picture(height: int, width: int, values: Sequence[int], *, points: bool = Fa
         "labels": torch.tensor(values, dtype=torch.int64),
         "masks": tv_tensors.Mask(masks),
         "id": f"picture {values}",
-        "picture_size": (height, width),
-        "truth": f"of {values}",
+        "original_size": (height, width),
+        "ground_truth": f"of {values}",
     }
     if points:
         middles = (boxes[:, None, :2] + boxes[:, None, 2:]) / 2
@@ -83,7 +83,11 @@ def test_things_of_a_mosaic_are_where_their_pixels_are(masks: bool) -> None:
             whole = sum(float((one["image"] == value).sum()) for one in FOUR)
             assert min(right - left, bottom - top) <= 2 or (right - left) * (bottom - top) <= 0.1 * whole
         found += len(sample["labels"])
-        assert (sample["id"], sample["truth"], sample["picture_size"]) == (four[0]["id"], four[0]["truth"], (48, 64))
+        assert (sample["id"], sample["ground_truth"], sample["original_size"]) == (
+            four[0]["id"],
+            four[0]["ground_truth"],
+            (48, 64),
+        )
     assert found > 80
 
 
@@ -226,7 +230,7 @@ def test_a_probability_of_none_leaves_samples_as_they_are(make: Make) -> None:
     some = [combined(make(probability=0.5), FOUR, seed) is FOUR[0] for seed in range(60)]
     assert 15 < sum(some) < 45
     batch = collate([combined(make(probability=0.5), FOUR, seed) for seed in range(8)], size_multiple=32)
-    assert batch["truth"] == [FOUR[0]["truth"]] * 8
+    assert batch["ground_truth"] == [FOUR[0]["ground_truth"]] * 8
 
 
 @pytest.mark.parametrize("make", ALL)

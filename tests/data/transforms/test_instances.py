@@ -13,7 +13,7 @@ import torch
 from torchvision import tv_tensors
 
 from opabinia.config import register
-from opabinia.contracts import Sample, Transform, Truth
+from opabinia.contracts import GroundTruth, Sample, Transform
 from opabinia.data.collate import OF_THINGS
 from opabinia.data.transforms.augment import lighting
 from opabinia.data.transforms.crops import RandomCrop, RandomIoUCrop, fixed_size_crop
@@ -54,8 +54,8 @@ def sample(boxes: list[list[int]] | None = None, *, channels: int = 3) -> Sample
         "visible": torch.full((len(boxes), 3), 2),
         "mirror": [1, 0, 2],
         "id": "one",
-        "picture_size": whole,
-        "truth": Truth(1, whole, *[nothing[:, 0].astype(int)], nothing, *[nothing[:, 0]] * 3),
+        "original_size": whole,
+        "ground_truth": GroundTruth(1, whole, *[nothing[:, 0].astype(int)], nothing, *[nothing[:, 0]] * 3),
     }
 
 
@@ -116,7 +116,7 @@ def test_things_are_in_order_after(name: str, boxes: list[list[int]]) -> None:
         after = transform(before)
         assert_in_order(after)
         assert after.keys() == before.keys()
-        assert after["truth"] is before["truth"] and after["mirror"] == [1, 0, 2]
+        assert after["ground_truth"] is before["ground_truth"] and after["mirror"] == [1, 0, 2]
         assert after["labels"].tolist() == sorted(after["labels"].tolist())
 
 

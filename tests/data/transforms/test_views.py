@@ -28,7 +28,7 @@ from opabinia.engine.loop.nonfinite import suspects
 from opabinia.engine.loop.prefetch import _moved
 from opabinia.runtime.durations import Duration
 from opabinia.training import dry_run, launch
-from opabinia.training.samples import facts_of
+from opabinia.training.samples import read_dataset_info
 
 LARGE = [v2.RandomResizedCrop(16, scale=(0.3, 1.0)), v2.RandomApply([v2.ColorJitter(0.8, 0.8, 0.8, 0.2)], 0.8), Blur()]
 SMALL = [v2.RandomResizedCrop(8, scale=(0.1, 0.3)), v2.RandomSolarize(128, 0.5)]
@@ -168,10 +168,15 @@ def test_an_image_has_other_views_in_the_next_epoch() -> None:
 
 
 def test_facts_are_those_of_the_first_view() -> None:
-    assert facts_of(Stream(source=PlacedDigits(split="val"), transforms=[VIEWS])).channels == 1
+    assert read_dataset_info(Stream(source=PlacedDigits(split="val"), transforms=[VIEWS])).channels == 1
     colour = Views(views=[View(transforms=[v2.RGB()], count=2)])
-    facts = facts_of(Stream(source=WithoutLabels(source=DigitScenes(split="val")), transforms=[colour]))
-    assert (facts.channels, facts.samples, facts.classes, facts.boxes) == (3, 400, (), False)
+    dataset_info = read_dataset_info(Stream(source=WithoutLabels(source=DigitScenes(split="val")), transforms=[colour]))
+    assert (dataset_info.channels, dataset_info.samples, dataset_info.classes, dataset_info.boxes) == (
+        3,
+        400,
+        (),
+        False,
+    )
 
 
 def test_ten_labels_a_class() -> None:
@@ -221,12 +226,12 @@ def recipe(tmp_path: Path) -> Path:
 
 def problems(recipe: Path, *overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        dry_run.rehearse(launch.parts_of(launch.resolve(str(recipe), list(overrides))).keywords)
+        dry_run.dry_run(launch.parts_of(launch.resolve(str(recipe), list(overrides))).keywords)
     return str(caught.value)
 
 
 def test_a_recipe_with_views_passes_a_rehearsal(recipe: Path) -> None:
-    dry_run.rehearse(launch.parts_of(launch.resolve(str(recipe), [])).keywords)
+    dry_run.dry_run(launch.parts_of(launch.resolve(str(recipe), [])).keywords)
 
 
 WHERE = "data.train.transforms.0.views.0"

@@ -12,17 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opabinia.contracts import Batch, Clock, Facts, Phase, Run, Unfit
+from opabinia.contracts import Batch, Clock, DataMismatch, DatasetInfo, Phase, Run
 from opabinia.models.losses.clustering import evenness
 from opabinia.tasks.selfsup.deepcluster import Clusters, DeepCluster
 from tests.tasks.selfsup.views import at, batch_of, make
 
-FACTS = Facts(samples=48, channels=1)
+FACTS = DatasetInfo(samples=48, channels=1)
 TRAIN = Phase("train", "train")
 
 
 def deepcluster(**keys: Any) -> DeepCluster:
-    return make(DeepCluster, **{"facts": FACTS, "projection": 6, "prototypes": [5, 7], **keys})
+    return make(DeepCluster, **{"dataset_info": FACTS, "projection": 6, "prototypes": [5, 7], **keys})
 
 
 def some(first: int, last: int, views: int = 2, seed: int = 0) -> Batch:
@@ -214,19 +214,19 @@ def test_all_of_it_is_saved_with_the_model() -> None:
     ids=["more assigning views than views", "one image", "no numbers"],
 )
 def test_what_does_not_fit_is_told(keys: dict[str, Any], batch: Batch, message: str) -> None:
-    with pytest.raises(Unfit, match=message):
+    with pytest.raises(DataMismatch, match=message):
         deepcluster(**keys)(batch, Clock())
 
 
 def test_more_clusters_than_images_are_told_before_anything_is_computed() -> None:
     asked: list[tuple[str, int]] = []
-    with pytest.raises(Unfit, match=r"task\.prototypes: 49 clusters cannot be made of 48 images"):
+    with pytest.raises(DataMismatch, match=r"task\.prototypes: 49 clusters cannot be made of 48 images"):
         deepcluster(prototypes=[49]).hooks(FACTS)[0].before_phase(run_at(Clock(), asked), TRAIN)
     assert not asked
 
 
 def test_more_clusters_than_images_that_were_seen_are_told() -> None:
-    with pytest.raises(Unfit, match=r"task\.prototypes: 40 clusters cannot be made of 32 images"):
+    with pytest.raises(DataMismatch, match=r"task\.prototypes: 40 clusters cannot be made of 32 images"):
         deepcluster(prototypes=[40]).hooks(FACTS)[0].before_phase(run_at(Clock(), samples=32), TRAIN)
 
 

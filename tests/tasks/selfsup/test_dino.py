@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from opabinia.contracts import Batch, Clock, Facts, Unfit
+from opabinia.contracts import Batch, Clock, DataMismatch, DatasetInfo
 from opabinia.models.backbones.timm import timm
 from opabinia.models.losses.self_distillation import centred, dino
 from opabinia.models.projectors import DinoHead
@@ -136,9 +136,9 @@ def test_the_teacher_follows_as_in_vissl(at_step: int, momentum: float) -> None:
 
 
 def test_the_teacher_keeps_statistics_of_its_own() -> None:
-    facts = Facts(samples=64, channels=1)
+    dataset_info = DatasetInfo(samples=64, channels=1)
     backbone = partial(timm, model="test_resnet")
-    task = DINO(facts, backbone=backbone, hidden=16, bottleneck=8, outputs=6)
+    task = DINO(dataset_info, backbone=backbone, hidden=16, bottleneck=8, outputs=6)
     assert isinstance(task.teacher, Teacher)
     images = torch.rand(4, 1, 32, 32)
     batch = {"views": (images, images.flip(-1), images[:, :, :24, :24]), "id": list("abcd")}
@@ -242,20 +242,22 @@ def test_it_learns() -> None:
 
 def test_too_few_views_or_images_are_told() -> None:
     batch = batch_of()
-    with pytest.raises(Unfit, match=r"DINO learns from 2 views or more of an image; data.train.transforms gives 1"):
+    with pytest.raises(
+        DataMismatch, match=r"DINO learns from 2 views or more of an image; data.train.transforms gives 1"
+    ):
         small()({**batch, "views": batch["views"][:1]}, Clock())
-    with pytest.raises(Unfit, match="2 images or more for each process, not 1"):
+    with pytest.raises(DataMismatch, match="2 images or more for each process, not 1"):
         small()(batch_of(1), Clock())
 
 
 def vit(**options: Any) -> DINO:
     backbone = partial(timm, model="vit_tiny_patch16_224", options={**OPTIONS, **options})
-    return DINO(Facts(samples=64), backbone=backbone, hidden=32, bottleneck=8, outputs=20)
+    return DINO(DatasetInfo(samples=64), backbone=backbone, hidden=32, bottleneck=8, outputs=20)
 
 
 def test_a_transformer_takes_views_of_several_sizes_or_says_how() -> None:
     images = torch.rand(2, 3, 32, 32)
     batch = {"views": (images, images, images[:, :, :16, :16]), "id": ["a", "b"]}
     assert vit(dynamic_img_size=True)(batch, Clock())["loss"].isfinite()
-    with pytest.raises(Unfit, match=r"views of 32 x 32, 16 x 16: .*dynamic_img_size: true"):
+    with pytest.raises(DataMismatch, match=r"views of 32 x 32, 16 x 16: .*dynamic_img_size: true"):
         vit()(batch, Clock())

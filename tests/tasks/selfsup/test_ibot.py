@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Batch, Clock, Facts, Unfit
+from opabinia.contracts import Batch, Clock, DataMismatch, DatasetInfo
 from opabinia.data.transforms.patch_masks import block_patches
 from opabinia.models.backbones.timm import timm
 from opabinia.models.losses.clustering import sinkhorn
@@ -14,7 +14,7 @@ from opabinia.runtime.durations import Duration
 from opabinia.tasks.selfsup.ibot import IBot
 from tests.tasks.selfsup.views import Small, at
 
-FACTS = Facts(samples=64, channels=3)
+FACTS = DatasetInfo(samples=64, channels=3)
 OPTIONS = {
     **{"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3},
     "dynamic_img_size": True,
@@ -178,18 +178,18 @@ def test_what_has_no_patches_is_refused() -> None:
 def test_views_without_masks_are_told() -> None:
     batch = batch_of()
     for masks in ((), batch["patch_masks"][:1]):
-        with pytest.raises(Unfit, match=f"2 views with masks, and {len(masks)} have one.*block_patches"):
+        with pytest.raises(DataMismatch, match=f"2 views with masks, and {len(masks)} have one.*block_patches"):
             make()({**batch, "patch_masks": masks}, Clock())
 
 
 def test_masks_of_another_grid_are_told() -> None:
     batch = batch_of()
     masks = tuple(torch.zeros(6, 64, dtype=torch.bool) for _ in range(2))
-    with pytest.raises(Unfit, match=r"a patch_mask of 64 patches, for views of 32 x 32, .* 4 x 4"):
+    with pytest.raises(DataMismatch, match=r"a patch_mask of 64 patches, for views of 32 x 32, .* 4 x 4"):
         make()({**batch, "patch_masks": masks}, Clock())
 
 
 def test_one_view_is_told() -> None:
     batch = batch_of()
-    with pytest.raises(Unfit, match="IBot learns from 2 views or more"):
+    with pytest.raises(DataMismatch, match="IBot learns from 2 views or more"):
         make()({**batch, "views": batch["views"][:1]}, Clock())

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Batch, Clock, Facts, Tokens, Unfit
+from opabinia.contracts import Batch, Clock, DataMismatch, DatasetInfo, Tokens
 from opabinia.data.transforms.patch_masks import random_patches
 from opabinia.models.backbones.timm import timm
 from opabinia.models.backbones.vit import vit
@@ -14,7 +14,7 @@ from opabinia.models.masked_decoder import MaskedDecoder
 from opabinia.tasks.selfsup.mae import MAE
 from tests.tasks.selfsup.views import Small
 
-FACTS = Facts(samples=64, channels=3)
+FACTS = DatasetInfo(samples=64, channels=3)
 OPTIONS = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3}
 DECODER: dict[str, Any] = {"decoder_width": 32, "decoder_depth": 1, "decoder_heads": 4}
 
@@ -127,22 +127,24 @@ def test_a_width_that_does_not_go_with_its_heads_is_refused() -> None:
 def test_batches_without_masks_are_told() -> None:
     batch = batch_of()
     del batch["patch_mask"]
-    with pytest.raises(Unfit, match=r"end data.train.transforms with random_patches"):
+    with pytest.raises(DataMismatch, match=r"end data.train.transforms with random_patches"):
         make()(batch, Clock())
-    with pytest.raises(Unfit, match=r"end data.train.transforms with random_patches"):
+    with pytest.raises(DataMismatch, match=r"end data.train.transforms with random_patches"):
         make()({"views": (batch["image"],) * 2, "id": batch["id"]}, Clock())
 
 
 def test_masks_of_another_grid_are_told() -> None:
-    with pytest.raises(Unfit, match=r"a patch_mask of 64 patches, for images of 32 x 32, .* 4 x 4;.* patch_size"):
+    with pytest.raises(
+        DataMismatch, match=r"a patch_mask of 64 patches, for images of 32 x 32, .* 4 x 4;.* patch_size"
+    ):
         make()(batch_of(patch_size=4), Clock())
-    with pytest.raises(Unfit, match="images of 36 x 36 cannot be cut"):
+    with pytest.raises(DataMismatch, match="images of 36 x 36 cannot be cut"):
         make({"dynamic_img_size": True})(batch_of(size=36, patch_size=4), Clock())
 
 
 def test_patches_that_overlap_are_told() -> None:
     backbone = partial(vit, model="test_vit", image_size=(32, 32), stride=8)
-    with pytest.raises(Unfit, match="side by side"):
+    with pytest.raises(DataMismatch, match="side by side"):
         MAE(FACTS, backbone=backbone, **DECODER)(batch_of(patch_size=16), Clock())
 
 
@@ -155,5 +157,5 @@ def test_patches_that_overlap_are_told() -> None:
     ],
 )
 def test_as_many_patches_of_every_image(mask: Tensor, seen: str) -> None:
-    with pytest.raises(Unfit, match=f"of the 16 patches of an image {seen} are seen"):
+    with pytest.raises(DataMismatch, match=f"of the 16 patches of an image {seen} are seen"):
         make()({**batch_of(), "patch_mask": mask}, Clock())

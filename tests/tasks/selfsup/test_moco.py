@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opabinia.contracts import Backbone, Batch, Clock, Unfit
+from opabinia.contracts import Backbone, Batch, Clock, DataMismatch
 from opabinia.models import norms
 from opabinia.models.norms import SyncBatchNorm
 from opabinia.tasks.selfsup import moco
@@ -108,7 +108,7 @@ def test_any_size_from_a_batch_on_will_do(size: int) -> None:
 
 
 def test_a_queue_smaller_than_a_batch_is_told() -> None:
-    with pytest.raises(Unfit, match=r"queue: MoCo's holds 15 vectors, and a batch has 16; .* raise task.queue"):
+    with pytest.raises(DataMismatch, match=r"queue: MoCo's holds 15 vectors, and a batch has 16; .* raise task.queue"):
         small(queue=15)(batch_of(), CLOCK)
 
 
@@ -215,10 +215,12 @@ def test_a_resume_goes_on_as_if_nothing_had_happened() -> None:
 
 @pytest.mark.parametrize("views", [1, 3])
 def test_another_number_of_views_is_told(views: int) -> None:
-    with pytest.raises(Unfit, match=f"MoCo learns from 2 views of an image; data.train.transforms gives {views}"):
+    with pytest.raises(
+        DataMismatch, match=f"MoCo learns from 2 views of an image; data.train.transforms gives {views}"
+    ):
         small()(batch_of(views=views), CLOCK)
 
 
 def test_a_batch_of_one_is_told() -> None:
-    with pytest.raises(Unfit, match="MoCo learns from 2 images or more for each process, not 1; raise"):
+    with pytest.raises(DataMismatch, match="MoCo learns from 2 images or more for each process, not 1; raise"):
         small()(batch_of(images=1), CLOCK)

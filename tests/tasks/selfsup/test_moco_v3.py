@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from opabinia.contracts import Clock, Unfit
+from opabinia.contracts import Clock, DataMismatch
 from opabinia.models.backbones.timm import timm
 from opabinia.tasks.selfsup.moco_v3 import MoCoV3
 from tests.tasks.selfsup.views import FACTS, at, batch_of, make, trained
@@ -128,10 +128,12 @@ def test_a_resume_has_the_teacher_as_it_was() -> None:
 
 @pytest.mark.parametrize("views", [1, 3])
 def test_another_number_of_views_is_told(views: int) -> None:
-    with pytest.raises(Unfit, match=rf"MoCoV3 learns from 2 views of an image; data.train.transforms gives {views}"):
+    with pytest.raises(
+        DataMismatch, match=rf"MoCoV3 learns from 2 views of an image; data.train.transforms gives {views}"
+    ):
         small()(batch_of(views=views), CLOCK)
 
 
 def test_a_batch_of_one_is_told() -> None:
-    with pytest.raises(Unfit, match="MoCoV3 learns from 2 images or more for each process, not 1; raise"):
+    with pytest.raises(DataMismatch, match="MoCoV3 learns from 2 images or more for each process, not 1; raise"):
         small()(batch_of(images=1), CLOCK)

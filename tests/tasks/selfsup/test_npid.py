@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from opabinia.contracts import Batch, Clock, Unfit
+from opabinia.contracts import Batch, Clock, DataMismatch
 from opabinia.models.losses.contrastive import info_nce, log_normalizer_of, memory_nce
 from opabinia.tasks.selfsup.npid import NPID
 from tests.tasks.selfsup.views import FACTS, at, batch_of, make
@@ -145,16 +145,16 @@ def test_a_resume_has_the_memory_as_it_was() -> None:
 
 
 def test_images_without_numbers_are_told() -> None:
-    with pytest.raises(Unfit, match=r"NPID knows images by their numbers, and batches have none; .* numbered"):
+    with pytest.raises(DataMismatch, match=r"NPID knows images by their numbers, and batches have none; .* numbered"):
         small()(batch_of(views=1), CLOCK)
 
 
 def test_a_batch_of_one_is_told() -> None:
-    with pytest.raises(Unfit, match="NPID learns from 2 images or more for each process, not 1; raise"):
+    with pytest.raises(DataMismatch, match="NPID learns from 2 images or more for each process, not 1; raise"):
         small()(numbered(images=1), CLOCK)
 
 
 def test_a_batch_without_views_is_told() -> None:
     batch = numbered()
-    with pytest.raises(Unfit, match="add views to"):
+    with pytest.raises(DataMismatch, match="add views to"):
         small()({"image": batch.pop("views")[0], **batch}, CLOCK)

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opabinia.contracts import Batch, Clock, Unfit
+from opabinia.contracts import Batch, Clock, DataMismatch
 from opabinia.tasks.selfsup.rotation import Rotation, quarter_turns
 from tests.tasks.selfsup.views import batch_of, make
 
@@ -62,5 +62,7 @@ def test_a_single_image_is_enough() -> None:
 
 def test_images_that_are_not_square_are_told() -> None:
     batch = plain()
-    with pytest.raises(Unfit, match=r"must be square, not 10 x 6: .*crop or resize them to a square in data\.train"):
+    with pytest.raises(
+        DataMismatch, match=r"must be square, not 10 x 6: .*crop or resize them to a square in data\.train"
+    ):
         make(Rotation)({**batch, "image": batch["image"][..., 2:8]}, Clock())

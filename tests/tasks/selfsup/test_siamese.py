@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Clock, Facts, Unfit
+from opabinia.contracts import Clock, DataMismatch, DatasetInfo
 from opabinia.evaluation.representation.collapse import Collapse
 from opabinia.evaluation.representation.knn import Knn
 from opabinia.tasks.selfsup.barlow_twins import BarlowTwins
@@ -31,9 +31,9 @@ every = pytest.mark.parametrize("name", METHODS)
 comparing = pytest.mark.parametrize("name", [name for name in METHODS if name != "rotation"])
 
 
-def task_of(name: str, facts: Facts = FACTS, **keys: Any) -> SelfSupervised:
+def task_of(name: str, dataset_info: DatasetInfo = FACTS, **keys: Any) -> SelfSupervised:
     kind, own, _ = METHODS[name]
-    return make(kind, facts, **{**own, **keys})
+    return make(kind, dataset_info, **{**own, **keys})
 
 
 @every
@@ -61,25 +61,25 @@ def test_every_parameter_learns(name: str) -> None:
 def test_too_few_views_are_told(name: str, views: int) -> None:
     batch = batch_of()
     batch["views"] = batch["views"][:views]
-    with pytest.raises(Unfit, match=r"learns from 2 views or more of an image; .*data\.train\.transforms"):
+    with pytest.raises(DataMismatch, match=r"learns from 2 views or more of an image; .*data\.train\.transforms"):
         task_of(name)(batch, Clock())
 
 
 @comparing
 def test_plain_images_are_told(name: str) -> None:
-    with pytest.raises(Unfit, match=r"add views to data\.train\.transforms"):
+    with pytest.raises(DataMismatch, match=r"add views to data\.train\.transforms"):
         task_of(name)({"image": batch_of()["views"][0], "id": batch_of()["id"]}, Clock())
 
 
 @comparing
 def test_a_single_image_is_told(name: str) -> None:
-    with pytest.raises(Unfit, match=r"2 images or more for each process, not 1; raise data\.batch_size"):
+    with pytest.raises(DataMismatch, match=r"2 images or more for each process, not 1; raise data\.batch_size"):
         task_of(name)(batch_of(images=1), Clock())
 
 
 @every
 def test_views_in_the_place_of_measured_images_are_told(name: str) -> None:
-    with pytest.raises(Unfit, match="is measured by whole images, not by views"):
+    with pytest.raises(DataMismatch, match="is measured by whole images, not by views"):
         task_of(name).predict(batch_of())
 
 
@@ -109,5 +109,5 @@ def test_what_is_measured_is_the_backbone(name: str) -> None:
     torch.testing.assert_close(embedding, task.backbone(task.normalize(image)))
     assert task.trunk is task.backbone
     assert [type(one) for one in task.evaluators(FACTS)] == [Collapse]
-    labelled = Facts(samples=4, channels=1, classes=("a", "b"))
+    labelled = DatasetInfo(samples=4, channels=1, classes=("a", "b"))
     assert [type(one) for one in task_of(name, labelled).evaluators(labelled)] == [Knn, Collapse]

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opabinia.contracts import Batch, Clock, Unfit
+from opabinia.contracts import Batch, Clock, DataMismatch
 from opabinia.models.losses.clustering import sinkhorn
 from opabinia.models.prototypes import Prototypes
 from opabinia.runtime.durations import Duration
@@ -98,10 +98,10 @@ def test_prototypes_rest_at_first_and_keep_their_length() -> None:
         before = [head.detach().clone() for head in task.prototypes.heads]
         optimizer.zero_grad()
         task(batch_of(seed=step), Clock(step=step))["loss"].backward()
-        for hook in task.hooks(task.facts):
+        for hook in task.hooks(task.dataset_info):
             hook.after_backward(at(step, 4))
         optimizer.step()
-        for hook in task.hooks(task.facts):
+        for hook in task.hooks(task.dataset_info):
             hook.after_step(at(step + 1, 4))
         rested = [
             torch.allclose(one, other, atol=1e-6) for one, other in zip(before, task.prototypes.heads, strict=True)
@@ -130,7 +130,7 @@ def test_prototypes_are_compared_in_full_precision() -> None:
 
 def step(task: SwAV, batch: Batch, clock: Clock) -> float:
     loss = task(batch, clock)["loss"].item()
-    for hook in task.hooks(task.facts):
+    for hook in task.hooks(task.dataset_info):
         hook.after_step(at(clock.step + 1, 99))
     return loss
 
@@ -188,7 +188,7 @@ def test_a_pass_for_no_step_leaves_the_queue_alone() -> None:
     ids=["one view", "more assigning views than views", "one image"],
 )
 def test_what_does_not_fit_is_told(keys: dict[str, Any], batch: Batch, message: str) -> None:
-    with pytest.raises(Unfit, match=message):
+    with pytest.raises(DataMismatch, match=message):
         swav(**keys)(batch, Clock())
 
 
@@ -206,10 +206,10 @@ def test_it_learns_and_does_not_collapse() -> None:
         values = task(batch_of(32, seed=now), Clock(step=now, samples=32 * now))
         optimizer.zero_grad()
         values["loss"].backward()
-        for hook in task.hooks(task.facts):
+        for hook in task.hooks(task.dataset_info):
             hook.after_backward(at(now, 40))
         optimizer.step()
-        for hook in task.hooks(task.facts):
+        for hook in task.hooks(task.dataset_info):
             hook.after_step(at(now + 1, 40))
         said.append({name: value.item() for name, value in values.items()})
     first, last = ({name: sum(one[name] for one in some) / 5 for name in some[0]} for some in (said[:5], said[-5:]))

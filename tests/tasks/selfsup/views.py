@@ -9,11 +9,11 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from opabinia.contracts import Backbone, Batch, Clock, Facts, Hook, Run, Task
+from opabinia.contracts import Backbone, Batch, Clock, DatasetInfo, Hook, Run, Task
 from opabinia.engine.loop.step import total_loss
 
 T = TypeVar("T", bound=Task)
-FACTS = Facts(samples=64, channels=1)
+FACTS = DatasetInfo(samples=64, channels=1)
 
 
 class Small(Backbone):
@@ -33,10 +33,10 @@ class Small(Backbone):
         return vectors
 
 
-def make(kind: Callable[..., T], facts: Facts = FACTS, **keys: Any) -> T:
+def make(kind: Callable[..., T], dataset_info: DatasetInfo = FACTS, **keys: Any) -> T:
     """A task on a small backbone, with the same weights each time."""
     torch.manual_seed(0)
-    return kind(facts, backbone=Small, mean=[0.5], std=[0.25], **keys)
+    return kind(dataset_info, backbone=Small, mean=[0.5], std=[0.25], **keys)
 
 
 def batch_of(images: int = 16, views: int = 2, seed: int = 1) -> Batch:

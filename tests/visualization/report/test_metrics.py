@@ -21,28 +21,28 @@ def test_values_keep_their_places(tmp_path: Path) -> None:
         {"step": 20, "epoch": 1.0, "samples": 160, "val/top1": 0.5, "time/val": 1800.0},
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    journal = read_journal(path)
-    assert journal.lines["train/loss"] == [Point((10, 0.5, 80, 0.1), 2.0), Point((20, 1.0, 160, 0.1 + 0.2), 1.0)]
-    assert journal.lines["val/top1"][0].at[3] == pytest.approx(0.8)  # the evaluation took half an hour
-    assert journal.newest() == {"val/top1": 0.5}
-    assert journal.last[:3] == (20, 1.0, 160)
+    metrics_log = read_journal(path)
+    assert metrics_log.lines["train/loss"] == [Point((10, 0.5, 80, 0.1), 2.0), Point((20, 1.0, 160, 0.1 + 0.2), 1.0)]
+    assert metrics_log.lines["val/top1"][0].at[3] == pytest.approx(0.8)  # the evaluation took half an hour
+    assert metrics_log.newest() == {"val/top1": 0.5}
+    assert metrics_log.last[:3] == (20, 1.0, 160)
 
 
 def test_half_a_line_is_left_out_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "train/loss": 1.0}\n[1]\n{"train/loss": 3}\n{"step": "x"}\n{"step": 2, "train/lo')
-    journal = read_journal(path)
-    assert len(journal.lines["train/loss"]) == 1
-    assert journal.broken == 4
+    metrics_log = read_journal(path)
+    assert len(metrics_log.lines["train/loss"]) == 1
+    assert metrics_log.broken == 4
 
 
 def test_what_is_not_finite_is_a_gap(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "train/loss": NaN, "sample_ids": ["a"]}\n{"step": 2, "train/loss": Infinity}\n')
-    journal = read_journal(path)
-    assert [point.value for point in journal.lines["train/loss"]] == [None, None]
-    assert journal.infinite == {"train/loss"}
-    assert list(journal.lines) == ["train/loss"]
+    metrics_log = read_journal(path)
+    assert [point.value for point in metrics_log.lines["train/loss"]] == [None, None]
+    assert metrics_log.infinite == {"train/loss"}
+    assert list(metrics_log.lines) == ["train/loss"]
 
 
 def test_no_file_is_an_empty_journal(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def data_of(page: str) -> Any:
 
 
 def test_a_run_is_told(make: Make) -> None:
-    folder = make(state={"format": 1, "total_steps": 20, "facts": {"samples": 80, "classes": ["cat", "dog"]}})
+    folder = make(state={"format": 1, "total_steps": 20, "dataset_info": {"samples": 80, "classes": ["cat", "dog"]}})
     page = page_of([folder])
     text = Elements(page).text
     for words in ("val/top1", "0.7500", "Most confused", "python", "3.11.7", "optimizer.lr", "the loader is slow"):
@@ -147,7 +147,9 @@ def test_nothing_measured_yet(make: Make) -> None:
 
 
 def test_a_run_of_a_newer_version(make: Make) -> None:
-    folder = make(state={"format": 7, "facts": ["?"], "total_steps": "many"}, details={"step": 1, "holograms": {}})
+    folder = make(
+        state={"format": 7, "dataset_info": ["?"], "total_steps": "many"}, details={"step": 1, "holograms": {}}
+    )
     text = Elements(page_of([folder])).text
     assert "a newer version" in text
     assert "0.7500" in text
@@ -173,23 +175,34 @@ def test_damage_never_ends_a_report(make: Make, place: str, content: str) -> Non
     assert "</html>" in page_of([folder])
 
 
-words = st.sampled_from(["class", "classes", "recall", "0.5", "worst", "rows", "pictures", "cmc", "facts", "<b>"])
+words = st.sampled_from(
+    ["class", "classes", "recall", "0.5", "worst", "rows", "pictures", "cmc", "dataset_info", "<b>"]
+)
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | words,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
     max_leaves=8,
 )
-tables = st.dictionaries(st.sampled_from([*MAKERS, "format", "facts", "missing", "groups", "counts"]), anything)
+tables = st.dictionaries(st.sampled_from([*MAKERS, "format", "dataset_info", "missing", "groups", "counts"]), anything)
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(tables=tables, facts=anything, row=st.dictionaries(words, anything, max_size=3))
-def test_nothing_that_is_json_ends_a_report(make: Make, tables: Any, facts: Any, row: Any) -> None:
+@given(tables=tables, dataset_info=anything, row=st.dictionaries(words, anything, max_size=3))
+def test_nothing_that_is_json_ends_a_report(make: Make, tables: Any, dataset_info: Any, row: Any) -> None:
     name = f"run-{next(_numbers)}"
     rows = [{"step": 1, "train/loss": 1.0, **row}]
-    folder = make(name, rows=rows, details=tables, results=facts, state={"facts": facts, "format": facts}, config=row)
+    folder = make(
+        name,
+        rows=rows,
+        details=tables,
+        results=dataset_info,
+        state={"dataset_info": dataset_info, "format": dataset_info},
+        config=row,
+    )
     (folder / "pictures").mkdir()
-    (folder / "pictures" / "index.json").write_text(json.dumps({**tables, "counts": [{"set": 1, "of_class": facts}]}))
+    (folder / "pictures" / "index.json").write_text(
+        json.dumps({**tables, "counts": [{"set": 1, "of_class": dataset_info}]})
+    )
     assert "</html>" in page_of([folder])
 
 

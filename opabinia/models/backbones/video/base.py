@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from timm.models._manipulate import checkpoint_seq
 from torch import Tensor, nn
 
-from opabinia.contracts import Backbone, Unfit
+from opabinia.contracts import Backbone, DataMismatch
 
 Kernel = tuple[int, int, int]
 """Frames, rows, columns: the size of a kernel, or a stride."""
@@ -46,7 +46,7 @@ class ClipBackbone(Backbone):
         if offset is not None:
             raise ValueError(f"offset: {type(self).__name__} has no tokens that it could be added to")
         if images.ndim != 5:
-            raise Unfit(
+            raise DataMismatch(
                 f"{type(self).__name__} takes clips, B x C x T x H x W, not a tensor of {times(images.shape)}; images "
                 "are for other backbones, such as timm's"
             )

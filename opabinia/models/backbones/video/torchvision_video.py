@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchvision import models
 
 from opabinia.config import register
-from opabinia.contracts import Backbone, Preprocessing, Unfit
+from opabinia.contracts import Backbone, DataMismatch, Preprocessing
 from opabinia.models.backbones.video.base import ClipBackbone, pooled, times
 
 Name = Literal["r3d_18", "mc3_18", "r2plus1d_18", "s3d", "mvit_v1_b", "mvit_v2_s", "swin3d_t", "swin3d_s", "swin3d_b"]
@@ -48,13 +48,15 @@ class TorchvisionBackbone(ClipBackbone):
         """
         given = tuple(clips.shape[2:])
         if self.name in ("mvit_v1_b", "mvit_v2_s") and given != MVIT_SIZE:
-            raise Unfit(
+            raise DataMismatch(
                 f"torchvision's {self.name} takes clips of {times(MVIT_SIZE)} only, frames x height x width, not of "
                 f"{times(given)}"
             )
         if self.name == "s3d":
             if any(side < least for side, least in zip(given, S3D_LEAST, strict=True)):
-                raise Unfit(f"torchvision's s3d takes clips of {times(S3D_LEAST)} or more, not of {times(given)}")
+                raise DataMismatch(
+                    f"torchvision's s3d takes clips of {times(S3D_LEAST)} or more, not of {times(given)}"
+                )
             net: Any = self.model
             return pooled(net.features(clips))  # its own pooling wants maps of 2 x 7 x 7, and is the mean of such
         vectors: Tensor = self.model(clips)
