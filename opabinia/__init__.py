@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from opabinia.runtime.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from opabinia.config import adapt as adapt
     from opabinia.config import register as register
     from opabinia.inference.load import load as load
-
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

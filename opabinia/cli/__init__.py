@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from opabinia.cli.options import with_resume_value, without_dashes
+from opabinia.cli.command_line import with_resume_value, without_dashes
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from opabinia import __version__
 from opabinia.cli import (
     benchmark,
     completion,
@@ -26,6 +25,7 @@ from opabinia.cli import (
     sweep,
     train,
 )
+from opabinia.runtime.version import __version__
 
 app = typer.Typer(
     name="opabinia",

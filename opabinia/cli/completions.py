@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from opabinia.cli.options import with_resume_value
+from opabinia.cli.command_line import with_resume_value
 from opabinia.runtime.files import cache_folder, write_atomic
 
 SHELLS = ("bash", "zsh", "fish")

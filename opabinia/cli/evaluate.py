@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from opabinia.cli.errors import report_errors
+from opabinia.cli.options import Overrides
 from opabinia.cli.outcome import AsJson, Quiet, in_json, print_json, words_of
 from opabinia.cli.processes import Endpoint, Nnodes, NodeRank, Nproc, layout, run_in_many
-from opabinia.cli.train import Overrides
 from opabinia.runtime.quiet import quietly
 
 

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import typer
 
 from opabinia.cli.errors import report_errors
+from opabinia.cli.options import Overrides
 from opabinia.cli.predict import Checkpoint
-from opabinia.cli.train import Overrides
 
 
 def export(

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 import typer
 
 from opabinia.cli.errors import report_errors
+from opabinia.cli.options import Overrides
 from opabinia.cli.predict import Checkpoint, Device
 from opabinia.cli.processes import Endpoint, MaxRestarts, Nnodes, NodeRank, Nproc, layout, run_in_many
-from opabinia.cli.train import Overrides
 
 
 def extract(

@@ -1,32 +1,12 @@
-"""What is typed, as a parser can take it."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
-import os
-import re
+from typing import Annotated
 
+import typer
 
-def with_resume_value(arguments: list[str]) -> list[str]:
-    """``--resume`` may stand alone: give it the value "last" then, so that a parser can take a value always."""
-    result = []
-    for place, argument in enumerate(arguments):
-        result.append(argument)
-        if argument == "--resume" and not _names_checkpoint("".join(arguments[place + 1 : place + 2])):
-            result.append("last")
-    return result
-
-
-def _names_checkpoint(word: str) -> bool:
-    """Whether the word behind ``--resume`` is its value, and not a recipe, a run folder, an override or an option."""
-    folder, name = os.path.split(os.path.normpath(word))
-    if word in ("last", "best") or (word and os.path.isfile(os.path.join(word, "state.json"))):
-        return True
-    is_override = re.match(r"(--)?[\w.-]+=", word)  # such as init=runs/a/checkpoints/step-00000500
-    is_run = os.path.isfile(os.path.join(word, "config.yaml"))
-    looks_so = re.fullmatch(r"step-\d+", name) or os.path.basename(folder) == "checkpoints"
-    return bool(looks_so and not is_override and not is_run)
-
-
-def without_dashes(word: str) -> str:
-    """``--optimizer.lr=0.1`` as ``optimizer.lr=0.1``: a dotted path is an override, never an option."""
-    return re.sub(r"^--(?=[A-Za-z_]\w*(\.\w+)+=)", "", word)
+Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A packaged recipe, a YAML file or a run folder.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to the config, such as optimizer.lr=0.1")
+]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from opabinia.cli.errors import report_errors
+from opabinia.cli.options import Recipe
 from opabinia.cli.outcome import AsJson, Quiet, in_json, print_json
-from opabinia.cli.train import Recipe
 from opabinia.runtime.quiet import is_quiet, quietly
 
 if TYPE_CHECKING:

@@ -11,14 +11,10 @@ from typing import Annotated
 import typer
 
 from opabinia.cli.errors import leave, report_errors
+from opabinia.cli.options import Overrides, Recipe
 from opabinia.cli.outcome import AsJson, Quiet, words_of
 from opabinia.cli.processes import Endpoint, MaxRestarts, Nnodes, NodeRank, Nproc, layout, run_in_many
 from opabinia.runtime.quiet import quietly
-
-Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A packaged recipe, a YAML file or a run folder.")]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to the config, such as optimizer.lr=0.1")
-]
 
 
 def train(

@@ -55,6 +55,10 @@ class Catalog:
         """A part, if there is one of that name."""
         return self.entries.get(family, {}).get(name)
 
+    def renamed(self, family: str, name: str) -> Entry | None:
+        """The part that was once called ``name``."""
+        return next((entry for entry in self.entries.get(family, {}).values() if name in entry.aliases), None)
+
     def fills_itself(self, spec: Spec, outer: tuple[str, ...] = ()) -> bool:
         """Whether a section need not be written because all of its own parameters have defaults.
 

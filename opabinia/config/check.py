@@ -11,10 +11,10 @@ from opabinia.config.catalog import Catalog
 from opabinia.config.compose import Tree
 from opabinia.config.errors import ConfigError, Problem, listing, nearest, show
 from opabinia.config.references import dotted
-from opabinia.config.registry import Entry, Parameter
+from opabinia.config.registry import Entry
 from opabinia.config.text import leaves
 from opabinia.config.tree import BROKEN, BadScalar, Node, scalar
-from opabinia.config.types import Spec, describe, parts_in, plain
+from opabinia.config.types import Parameter, Spec, describe, parts_in, plain
 from opabinia.config.validate import accepts, blame, place_parts
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class _Check:
         if path in self.places and (isinstance(value, str) or "name" not in value):
             self.places[*path, "name"] = self.places[path]  # a bare string, or the key, is the name
         entry = self._find(spec["family"], name, path)
-        return {"name": name, **self._arguments(entry, keys, path)} if entry else {}
+        return {"name": entry.name, **self._arguments(entry, keys, path)} if entry else {}
 
     def _find(self, family: str, name: Any, path: Path) -> Entry | None:
         names = self.catalog.names(family)
@@ -127,6 +127,11 @@ class _Check:
                 self._complain((*path, "name"), "expected text", name, allowed=known)
         elif reason := self.catalog.left_out.get(family, {}).get(name):
             self._complain((*path, "name"), f"is left out: {reason}", name)
+        elif name not in names and (entry := self.catalog.renamed(family, name)):
+            self.warnings.append(
+                f"{self._where((*path, 'name'))}: {dotted(path)}: {name!r} is now called {entry.name!r}"
+            )
+            return entry
         elif name not in names and not self.catalog.failed:  # else it may be in the plugin that failed
             guess = nearest(name, names)
             known = _known(family, names, 8 if guess else 60)

@@ -8,14 +8,14 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from opabinia.config.docstrings import documentation
 from opabinia.config.errors import nearest, show
-from opabinia.config.types import Spec, Unsupported, describe, holds_part, parts_in, plain, spec_of
+from opabinia.config.types import Parameter, Spec, Unsupported, describe, holds_part, parts_in, plain, spec_of
 from opabinia.config.validate import converted, field_of, model_of, place_parts
 
 if TYPE_CHECKING:
@@ -23,25 +23,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=Callable[..., Any])
 _KEPT_BY_COMPOSITION = ("base", "vars")
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """One thing a person may decide about a part.
-
-    Attributes:
-        name: the key in a config.
-        spec: what it accepts (see ``types.py``).
-        required: whether it must be written.
-        default: the signature's default as plain data.
-        doc: its description in the docstring's ``Args:``.
-    """
-
-    name: str
-    spec: Spec
-    required: bool = True
-    default: Any = None
-    doc: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +36,7 @@ class Entry:
     runtime: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     doc: str = ""
+    aliases: tuple[str, ...] = ()
 
     @cached_property
     def by_name(self) -> dict[str, Parameter]:
@@ -78,13 +60,19 @@ class Entry:
 
     def to_json(self) -> dict[str, Any]:
         """All but the target, as plain data."""
-        return asdict(Entry(self.family, self.name, None, self.parameters, self.runtime, dict(self.renamed), self.doc))
+        return asdict(
+            Entry(
+                self.family, self.name, None, self.parameters, self.runtime, dict(self.renamed), self.doc, self.aliases
+            )
+        )
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Entry:
         """The inverse of :meth:`to_json`."""
         parameters = tuple(Parameter(**parameter) for parameter in data["parameters"])
-        return cls(**{**data, "parameters": parameters, "runtime": tuple(data["runtime"])})
+        return cls(
+            **{**data, "parameters": parameters, "runtime": tuple(data["runtime"]), "aliases": tuple(data["aliases"])}
+        )
 
 
 class Family:
@@ -98,24 +86,33 @@ class Family:
     def __call__(self, target: T, /) -> T: ...
 
     @overload
-    def __call__(self, /, *, name: str | None = None, renamed: Mapping[str, str] | None = None) -> Callable[[T], T]: ...
+    def __call__(
+        self, /, *, name: str | None = None, renamed: Mapping[str, str] | None = None, aliases: Sequence[str] = ()
+    ) -> Callable[[T], T]: ...
 
     def __call__(
-        self, target: T | None = None, /, *, name: str | None = None, renamed: Mapping[str, str] | None = None
+        self,
+        target: T | None = None,
+        /,
+        *,
+        name: str | None = None,
+        renamed: Mapping[str, str] | None = None,
+        aliases: Sequence[str] = (),
     ) -> T | Callable[[T], T]:
         """Register a callable under ``name`` (its own by default; a class's in snake_case).
 
         Args:
             target: the callable, when used without parentheses.
             name: the name in configs.
-            renamed: old parameter names and what they are called now; old configs go on working.
+            renamed: old parameter names and the present ones; configs with the old ones keep working, with a warning.
+            aliases: old names of the part itself, likewise.
 
         Raises:
             TypeError: the signature is open, untyped or undocumented, or the name is taken.
         """
 
         def add(target: T) -> T:
-            self._register.add(self.name, target, name, renamed or {})
+            self._register.add(self.name, target, name, renamed or {}, aliases)
             return target
 
         return add if target is None else add(target)
@@ -157,7 +154,14 @@ class Register:
             setattr(self, name, Family(self, name))
         self.left_out: dict[str, dict[str, str]] = {name: {} for name in FAMILIES}
 
-    def add(self, family: str, target: Callable[..., Any], name: str | None, renamed: Mapping[str, str]) -> Entry:
+    def add(
+        self,
+        family: str,
+        target: Callable[..., Any],
+        name: str | None,
+        renamed: Mapping[str, str],
+        aliases: Sequence[str] = (),
+    ) -> Entry:
         """Read a signature and enter the part; see :meth:`Family.__call__`."""
         name = name or _default_name(target)
         complain = _Complaint(f"register.{family}: {_origin(target)}")
@@ -166,7 +170,7 @@ class Register:
         taken = self.entries[family].get(name)
         if taken and taken.target is not None and _origin(taken.target) != _origin(target):
             raise complain(f"the name {name!r} is taken by {_origin(taken.target)}; give another name=...")
-        entry = self._read(family, target, name, renamed, complain)
+        entry = dataclasses.replace(self._read(family, target, name, renamed, complain), aliases=tuple(aliases))
         self.entries[family][name] = entry
         return entry
 

@@ -50,6 +50,25 @@ class Part:
     name: str | None = None
 
 
+@dataclass(frozen=True)
+class Parameter:
+    """One thing a person may decide about a part.
+
+    Attributes:
+        name: the key in a config.
+        spec: what it accepts (a type spec, see above).
+        required: whether it must be written.
+        default: the signature's default as plain data.
+        doc: its description in the docstring's ``Args:``.
+    """
+
+    name: str
+    spec: Spec
+    required: bool = True
+    default: Any = None
+    doc: str = ""
+
+
 class Unsupported(TypeError):
     """An annotation that no YAML value can have."""
 

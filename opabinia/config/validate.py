@@ -9,13 +9,11 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
-from opabinia.config.types import Spec, holds_part, member_of
+from opabinia.config.types import Parameter, Spec, holds_part, member_of
 from opabinia.runtime.durations import Duration
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, TypeAdapter
-
-    from opabinia.config.registry import Parameter
 
 PART = "part"
 """In the JSON Schema of a model: the spec of the part that belongs there."""

@@ -13,10 +13,10 @@ from opabinia.config import Part
 from opabinia.contracts.clock import Clock, Schedule, Schedules
 from opabinia.contracts.data import DatasetInfo, Mix, Sampler, Source, Transform
 from opabinia.contracts.detectors import Detector, Neck
+from opabinia.contracts.evaluation import Evaluator
 from opabinia.contracts.models import Backbone, Head, Level
 from opabinia.contracts.plans import BatchSchedule, RunSpec
-from opabinia.contracts.runs import Hook, Logger, ParallelTask, Step, StepOptions
-from opabinia.contracts.tasks import Evaluator, Task
+from opabinia.contracts.training import Hook, Logger, ParallelTask, Step, StepOptions, Task
 
 TaskPart = Annotated[Callable[[DatasetInfo], Task], Part("task")]
 

@@ -1,6 +1,6 @@
 import pytest
 
-from opabinia.cli.options import without_dashes
+from opabinia.cli.command_line import without_dashes
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from opabinia.cli.options import with_resume_value
+from opabinia.cli.command_line import with_resume_value
 
 STEP = "runs/classification/digits/default/checkpoints/step-00000006"
 

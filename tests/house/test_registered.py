@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torchvision import tv_tensors
 
 from opabinia.config import Catalog, ConfigError, build, check, compose, dump, json_schema, live_catalog
-from opabinia.config.registry import Entry, Family, Parameter, Register
+from opabinia.config.registry import Entry, Family, Register
+from opabinia.config.types import Parameter
 from opabinia.contracts import (
     Batch,
     BatchSchedule,

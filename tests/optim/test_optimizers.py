@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from opabinia.config import Catalog, ConfigError, Resolved, build, check, compose, dump, register
-from opabinia.config.registry import Entry, Parameter
+from opabinia.config.registry import Entry
+from opabinia.config.types import Parameter
 from opabinia.engine.checkpointing.checkpoint import load_optimizer_state, load_tensors, optimizer_state, save_tensors
 from opabinia.engine.loop.skip_nonfinite import begin_momentum
 from opabinia.optim.lars import Lars

@@ -12,7 +12,6 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from opabinia import __version__
 from opabinia.contracts import Video
 from opabinia.data.check.checks import DataReport
 from opabinia.data.check.counts import Holding
@@ -21,6 +20,7 @@ from opabinia.data.check.findings import Finding, Member
 from opabinia.data.check.terminal import bars, counts_of
 from opabinia.data.sources.detection_base import Annotated
 from opabinia.runtime.files import disk_errors, write_atomic
+from opabinia.runtime.version import __version__
 from opabinia.visualization.drawing import to_pil
 from opabinia.visualization.report.blocks import Block, Gallery, Picture, PictureRow, Section, Table
 from opabinia.visualization.report.images import Room

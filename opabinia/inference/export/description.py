@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opabinia import __version__
 from opabinia.config import Resolved
 from opabinia.inference.predictor import Predictor
+from opabinia.runtime.version import __version__
 from opabinia.training.run_folder import validation_sets
 
 _RANGES = {torch.uint8: "0 to 255", torch.float32: "0 to 1"}

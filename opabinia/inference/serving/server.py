@@ -11,12 +11,12 @@ from typing import Any
 import uvicorn
 from PIL import Image
 
-from opabinia import __version__
 from opabinia.inference.load import load
 from opabinia.inference.serving.answers import Answers, Neighbours
 from opabinia.inference.serving.app import Service, make_app
 from opabinia.inference.serving.limits import MOST_PICTURES, Limits
 from opabinia.runtime.log import logging_to
+from opabinia.runtime.version import __version__
 from opabinia.training.run_folder import resolve
 
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from opabinia import __version__
 from opabinia.config.check import DEFAULT
 from opabinia.runtime.files import disk_errors, write_atomic
+from opabinia.runtime.version import __version__
 from opabinia.visualization.report.blocks import Block, Chart, Gallery, Section, Table
 from opabinia.visualization.report.curves import AXES, batches_of, sections_of
 from opabinia.visualization.report.images import Room, galleries_of, read_index

@@ -13,7 +13,8 @@ from PIL import Image
 
 from opabinia.config import build, check, compose, live_catalog
 from opabinia.config.catalog import Catalog
-from opabinia.config.registry import Entry, Parameter
+from opabinia.config.registry import Entry
+from opabinia.config.types import Parameter
 from opabinia.data.sources import Digits, ImageFolder, Joined, JoinedIdentities, Synthetic
 from opabinia.data.sources.reid_base import Identities, Listing, Picture
 

@@ -10,7 +10,8 @@ from torchvision import tv_tensors
 from torchvision.transforms.v2.functional import gaussian_blur
 
 from opabinia.config import Catalog, build, check, compose, live_catalog
-from opabinia.config.registry import Entry, Parameter
+from opabinia.config.registry import Entry
+from opabinia.config.types import Parameter
 from opabinia.contracts import Batch, DatasetInfo, Sample
 from opabinia.data.batch_mixing import random_patch
 from opabinia.data.settings import Data

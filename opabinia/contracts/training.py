@@ -1,26 +1,24 @@
-"""The engine: how a step computes, what a run shows, and who watches it."""
+"""Training: the task, the step that updates its weights, and the hooks that observe a run.
+
+Task, Run and Hook refer to each other, so they share a file.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from opabinia.contracts.clock import Clock
-from opabinia.contracts.data import Batch
+from opabinia.contracts.data import Batch, DatasetInfo
+from opabinia.contracts.evaluation import EMBEDDING, Evaluator, Predictions
 from opabinia.contracts.plans import Loader, Row
-from opabinia.contracts.tasks import Task
-
-if TYPE_CHECKING:
-    from opabinia.engine.checkpointing.checkpoint import CheckpointManager
-    from opabinia.engine.loggers.metrics_log import MetricsLogger
-
 
 Scalars = Mapping[str, Tensor | float]
 """Named numbers. Those that are 0-d tensors on the device are read by the host only when the journal writes."""
@@ -83,6 +81,84 @@ class ParallelTask(Protocol):
         ...
 
 
+class MetricsLog(Protocol):
+    """The log of a run's numbers, ``metrics.jsonl``: one JSON object a line, each value once, in the order of steps.
+
+    :class:`opabinia.engine.loggers.metrics_log.MetricsLogger` is the one that a training run has.
+
+    Attributes:
+        newest: the newest line that was written: values by name, such as ``{"step": 100, "train/loss": 0.3}``; None
+            before the first.
+    """
+
+    newest: dict[str, Any] | None
+
+    def add(self, step: int, values: Mapping[str, Tensor | float], ids: Sequence[Any] = ()) -> None:
+        """Add the values of one step. Tensors stay on their device until a line is due.
+
+        Args:
+            step: optimizer steps done, this one included.
+            values: by name.
+            ids: ids of the samples of the step.
+        """
+        ...
+
+    def flush(self, clock: Clock, extra: Mapping[str, Any] | None = None) -> None:
+        """Write the pending values as one line.
+
+        Raises:
+            NonFinite: one of them is infinite or not a number.
+        """
+        ...
+
+    def write(self, clock: Clock, values: Mapping[str, Any]) -> None:
+        """Write a line of its own, such as the scores of an evaluation."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the byte offset of the file and the pending values, as saved in a checkpoint."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Cut the file at the saved offset and take back the pending values."""
+        ...
+
+    def close(self) -> None:
+        """Write what is pending and close the file and the loggers."""
+        ...
+
+
+class CheckpointManager(Protocol):
+    """Saves the checkpoints of a run and knows which is the best.
+
+    :class:`opabinia.engine.checkpointing.checkpoint.CheckpointManager` is the one that a training run has.
+    """
+
+    def save(self) -> Path:
+        """Save the state of the run as it is now and return the folder of the checkpoint."""
+        ...
+
+    def has(self, step: int) -> bool:
+        """Return whether there is a checkpoint of this step."""
+        ...
+
+    def mark_best(self, step: int) -> None:
+        """Keep the checkpoint of this step as the best one."""
+        ...
+
+    def forget_best(self) -> None:
+        """Discard the mark of :meth:`mark_best`."""
+        ...
+
+    def point_to_best(self, step: int) -> None:
+        """Write the pointer file ``best``."""
+        ...
+
+    def check(self) -> None:
+        """Raise the error of a save that failed in the background."""
+        ...
+
+
 class Stop(NamedTuple):
     """Why a run ends early. ``over``: there is nothing to go on with, so it counts as done (an early stop); otherwise
     it can be resumed (a signal, a time limit)."""
@@ -118,7 +194,7 @@ class Run:
     task: Task
     optimizer: torch.optim.Optimizer | None
     loader: Loader | None
-    metrics_log: MetricsLogger
+    metrics_log: MetricsLog
     clock: Clock
     checkpoints: CheckpointManager | None
     evaluate: Callable[[Callable[[str], bool]], dict[str, float]]
@@ -189,3 +265,56 @@ class Logger(Protocol):
     def write(self, line: Mapping[str, Any]) -> None: ...
 
     def close(self) -> None: ...
+
+
+class Task(nn.Module):
+    """Says what a batch means. DDP, FSDP and compile wrap this one object.
+
+    A task is an ``nn.Module`` with the methods below, in this order in every task of the house.
+
+    Attributes:
+        whole_batches: whether its losses compare the samples of a batch with each other, so that a batch cannot go
+            through in pieces.
+        compares_classes: whether they compare samples of a class with others, of which a batch must hold some.
+        least: samples of a process that a step needs at least.
+        size_multiple: images of a batch may differ in size; they are padded at the right and below to the largest of
+            them, rounded up to a multiple of this. None: they may not.
+    """
+
+    whole_batches: bool = False
+    compares_classes: bool = False
+    least: int = 1
+    size_multiple: int | None = None
+
+    def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor] | Tensor | Sequence[Tensor]:
+        """Losses of a batch. ``total_loss`` alone is trained if given, else the sum of every key that contains
+        ``loss``; the rest is only logged. A bare tensor is the loss; a list is summed."""
+        raise NotImplementedError
+
+    def predict(self, batch: Batch) -> Predictions:
+        """Batched predictions, read by evaluators and by the predict command."""
+        raise NotImplementedError
+
+    def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
+        """One sample's prediction (a row of each tensor) as plain values for people: names of classes, not numbers.
+
+        Here the ``embedding`` alone, rounded to six digits; where there is none all tensors.
+        """
+        if EMBEDDING in prediction:
+            return {EMBEDDING: [round(value, 6) for value in prediction[EMBEDDING].tolist()]}
+        return {name: value.tolist() for name, value in prediction.items()}
+
+    def features(self, batch: Batch) -> dict[str, Tensor]:
+        """``embedding`` (B x D): what stands before the head. Other layers are listened to by the names of modules."""
+        raise NotImplementedError
+
+    def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
+        """Fresh evaluators for one evaluation of a data set with these facts."""
+        return []
+
+    def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
+        """Hooks the method itself needs (momentum teachers, prototypes frozen at first)."""
+        return []
+
+    def initialised(self, names: Collection[str]) -> None:
+        """``init`` has filled the tensors of these names; what began as a copy of them is to be one again."""
