@@ -1,5 +1,5 @@
 # Everyday commands; `make help` lists them. The first one that needs it sets up .venv, later ones install nothing.
-# All paths are relative, so the clone may lie anywhere.
+# All paths are relative, so the clone may be anywhere.
 
 # The first of these that is new enough; say `make PYTHON=...` for another.
 PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13; do \
@@ -13,7 +13,7 @@ READY := .venv/ready
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 11
 
-setup: $(READY)  ## install into .venv what pyproject.toml asks for, at the versions of constraints.txt
+setup: $(READY)  ## install the dependencies into .venv, at the versions of constraints.txt
 
 demo: $(READY)  ## train and evaluate all five tasks on handwritten digits; one of them: TASK=classification
 	@$(BIN)/opabinia demo $(TASK)
@@ -29,19 +29,19 @@ lint: $(READY)  ## ruff and mypy, changing nothing
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-format: $(READY)  ## mend what ruff can mend
+format: $(READY)  ## apply ruff's fixes and formatting
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(READY)  ## measure every claim of speed (benchmarks/RESULTS.md)
+bench: $(READY)  ## run all benchmarks (benchmarks/RESULTS.md)
 	@$(BIN)/python benchmarks/all.py
 
-docs: $(READY)  ## the documentation as a site in build/site (takes the extra `docs`)
+docs: $(READY)  ## build the documentation as a site in build/site (installs the extra `docs`)
 	@$(BIN)/python -c "import mkdocs, mkdocstrings" 2>/dev/null || $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # Keeps the versions that still fit; `make lock LOCK=--upgrade` takes the newest.
-lock: $(BIN)/uv  ## write constraints.txt anew from pyproject.toml
+lock: $(BIN)/uv  ## rewrite constraints.txt from pyproject.toml
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras \
 		--no-header --no-annotate --no-emit-index-url $(LOCK) pyproject.toml -o constraints.txt
 

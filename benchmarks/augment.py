@@ -24,17 +24,17 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from opabinia.contracts import Batch, DatasetInfo, Row, Sample, Transform
+from opabinia.contracts import Batch, DatasetInfo, GlobalBatch, Sample, Transform
 from opabinia.data.batch_mixing import mixup
-from opabinia.data.device_transforms.apply import OnDevice, noting
-from opabinia.data.loader import Loader, Reader, Request, training_requests
+from opabinia.data.device_transforms.apply import DeviceTransforms, recording_reader
+from opabinia.data.loader import BatchReader, Loader, Request, training_requests
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.data.sampling.permutation import EachOnce
-from opabinia.data.transforms.augment import Blur, Erase
+from opabinia.data.sampling.permutation import EpochSampler
+from opabinia.data.transforms.augment import RandomErase, RandomGaussianBlur
 from opabinia.data.transforms.crops import RandomResizedCrop
 from opabinia.data.transforms.instances import RandomHorizontalFlip
 from opabinia.data.transforms.views import View, Views
-from opabinia.engine.loop.prefetch import Feeding
+from opabinia.engine.loop.prefetch import DeviceLoader
 from opabinia.runtime.durations import Duration
 
 QUICK = "--quick" in sys.argv
@@ -68,10 +68,12 @@ def jitter() -> Transform:
     return v2.RandomApply([v2.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8)
 
 
-VIEW = View(count=2, transforms=[crop(), RandomHorizontalFlip(), jitter(), v2.RandomGrayscale(0.2), Blur()])
+VIEW = View(
+    count=2, transforms=[crop(), RandomHorizontalFlip(), jitter(), v2.RandomGrayscale(0.2), RandomGaussianBlur()]
+)
 MIX = (partial(mixup, alpha=0.2),)
 CASES: dict[str, tuple[Sequence[Transform], Sequence[Any]]] = {
-    "usual": ((crop(), RandomHorizontalFlip(), jitter(), Erase()), MIX),
+    "usual": ((crop(), RandomHorizontalFlip(), jitter(), RandomErase()), MIX),
     "rand": ((crop(), RandomHorizontalFlip(), v2.RandAugment(2)), MIX),
     "views": ((Views(views=[VIEW]),), ()),
 }
@@ -95,20 +97,20 @@ def images_of(batch: Batch) -> list[Tensor]:
     return list(batch["views"]) if "views" in batch else [batch["image"]]
 
 
-def one_round(reader: Reader, request: Request, row: Row) -> tuple[float, float, float, int, int]:
+def one_round(reader: BatchReader, request: Request, row: GlobalBatch) -> tuple[float, float, float, int, int]:
     in_worker, whole = timed(lambda: reader.batch(request))
-    noted, sent = timed(lambda: noting(reader).batch(request))
+    noted, sent = timed(lambda: recording_reader(reader).batch(request))
     sizes = bytes_of(whole), bytes_of(sent)
-    on_device, finished = timed(lambda: OnDevice(reader)(sent, row))
+    on_device, finished = timed(lambda: DeviceTransforms(reader)(sent, row))
     assert all(map(torch.equal, images_of(whole), images_of(finished))), "both give the same batch"
     return in_worker, noted, on_device, *sizes
 
 
-def brought(reader: Reader, workers: int, *, on_device: bool) -> float:
+def brought(reader: BatchReader, workers: int, *, on_device: bool) -> float:
     """Samples a second, from the third batch on."""
-    requests = training_requests(PLAN, EachOnce(SAMPLES, 0, True).order, 0, 1)
-    loader = Loader(noting(reader) if on_device else reader, requests, workers=workers)
-    batches = Feeding(loader, torch.device("cpu"), OnDevice(reader) if on_device else None).iterate()
+    requests = training_requests(PLAN, EpochSampler(SAMPLES, 0, True).order, 0, 1)
+    loader = Loader(recording_reader(reader) if on_device else reader, requests, num_workers=workers)
+    batches = DeviceLoader(loader, torch.device("cpu"), DeviceTransforms(reader) if on_device else None).iterate()
     for _ in range(2):
         next(batches)
     began = time.perf_counter()
@@ -124,9 +126,9 @@ PLAN = ConstantPlan(SAMPLES, BATCH, Duration(STEPS, "it"))
 def main() -> None:
     torch.set_num_threads(1)
     source = Noise()
-    requests = list(training_requests(PLAN, EachOnce(SAMPLES, 0, True).order, 0, 1)(0))
+    requests = list(training_requests(PLAN, EpochSampler(SAMPLES, 0, True).order, 0, 1)(0))
     for name, (transforms, mixes) in CASES.items():
-        reader = Reader(source, transforms, mixes, DatasetInfo(SAMPLES, 3, classes=source.classes), seed=0)
+        reader = BatchReader(source, transforms, mixes, DatasetInfo(SAMPLES, 3, classes=source.classes), seed=0)
         one_round(reader, requests[0], requests[0].row)
         rounds = [one_round(reader, one, one.row) for one in (requests * ROUNDS)[:ROUNDS]]
         worker, noted, device, whole, sent = map(statistics.median, zip(*rounds, strict=True))

@@ -24,7 +24,7 @@ from PIL import Image
 from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import v2
 
-from opabinia.data.decoding.images import Encoded
+from opabinia.data.decoding.images import EncodedImage
 from opabinia.data.transforms import instances
 from opabinia.data.transforms.crops import RandomResizedCrop
 
@@ -55,7 +55,7 @@ def files(width: int, height: int, quality: int) -> list[bytes]:
 
 
 def opabinia(content: bytes) -> None:
-    MIRROR(CROP.of_encoded({"image": Encoded(content, "picture", 3)}))
+    MIRROR(CROP.of_encoded({"image": EncodedImage(content, "picture", 3)}))
 
 
 def pil(content: bytes) -> None:

@@ -35,7 +35,7 @@ from opabinia.contracts import Video
 from opabinia.data.decoding import video
 from opabinia.data.decoding.pack import pack
 from opabinia.data.decoding.video import VideoFile
-from opabinia.data.sources import PackedFilms, Videos
+from opabinia.data.sources import PackedVideos, Videos
 
 QUICK = "--quick" in sys.argv
 LENGTH, ROUNDS = (90, 1) if QUICK else (300, 3)
@@ -113,7 +113,7 @@ def packed(path: Path, size: int | None) -> tuple[Side, float]:
     root = path.parent.parent
     folder = root.with_name(f"{root.name}_packed_{size}")
     done = pack(Videos(root=root), folder, size=size)
-    source = PackedFilms(root=folder)
+    source = PackedVideos(root=folder)
 
     def side(path: Path, start: int) -> Tensor:
         film: Video = source[0]["video"]

@@ -26,12 +26,12 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.detection import FCOS
 
-from opabinia.contracts import Batch, Clock, Detector, Row, StepOptions
+from opabinia.contracts import Batch, Clock, Detector, GlobalBatch, StepOptions
 from opabinia.data import Stream
 from opabinia.data.collate import collate
 from opabinia.data.sources import DigitScenes
-from opabinia.engine.loop.evaluate import Validation, evaluate
-from opabinia.engine.loop.step import Standard
+from opabinia.engine.loop.evaluate import ValidationSet, evaluate
+from opabinia.engine.loop.step import StandardStep
 from opabinia.models.backbones.timm import timm
 from opabinia.models.detectors.fcos import Fcos
 from opabinia.optim.schedules import constant
@@ -53,20 +53,20 @@ class Maps(nn.Module):
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         detector: Any = self.task.detector
-        return OrderedDict(enumerate(detector.pyramid(self.task.backbone.levels(images))))
+        return OrderedDict(enumerate(detector.pyramid(self.task.backbone.pyramid_features(images))))
 
 
 class InMemory:
     """Batches that are there already, as a loader gives them."""
 
-    passed_over, seconds = 0, 0.0
+    num_skipped, seconds = 0, 0.0
 
     def __init__(self, batches: list[Batch]) -> None:
         self.batches = batches
 
-    def iterate(self, start: int = 0) -> Iterator[tuple[Row, Batch]]:
+    def iterate(self, start: int = 0) -> Iterator[tuple[GlobalBatch, Batch]]:
         for number, batch in enumerate(self.batches):
-            yield Row(number, 0, number * BATCH, len(batch["id"])), batch
+            yield GlobalBatch(number, 0, number * BATCH, len(batch["id"])), batch
 
     def close(self) -> None: ...
 
@@ -114,13 +114,13 @@ def loop_by_hand(model: nn.Module, batches: list[Batch]) -> Callable[[], None]:
 
 
 def loop_of_ours(task: Detection, batches: list[Batch]) -> Callable[[], None]:
-    step = Standard(task, optimizer_of(task), {"lr": constant}, StepOptions(0))
+    step = StandardStep(task, optimizer_of(task), {"lr": constant}, StepOptions(0))
     clock = Clock(total_steps=10_000)
 
     def steps() -> None:
         task.train()
         for number, batch in enumerate(batches):
-            step(batch, Row(number, 0, 0, BATCH), clock, lambda: None)
+            step(batch, GlobalBatch(number, 0, 0, BATCH), clock, lambda: None)
 
     return steps
 
@@ -160,7 +160,7 @@ def evaluation_by_hand(model: nn.Module, batches: list[Batch]) -> float:
 
 
 def evaluation_of_ours(task: Detection, batches: list[Batch], dataset_info: Any) -> float:
-    validation = Validation("val", InMemory(batches), dataset_info)
+    validation = ValidationSet("val", InMemory(batches), dataset_info)
     return evaluate(task, validation, CPU).scores["val/AP"]
 
 

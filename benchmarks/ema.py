@@ -13,7 +13,7 @@ import torch
 from timm.utils import ModelEmaV3
 from torchvision.models import resnet50
 
-from opabinia.optim.ema import Average
+from opabinia.optim.ema import WeightAverage
 
 UPDATES, ROUNDS, MOMENTUM = 10, 21, 0.999
 
@@ -29,7 +29,7 @@ def cpu_time(update: Callable[[], None]) -> float:
 def main() -> None:
     torch.set_num_threads(1)
     net = resnet50()
-    ours, theirs = Average(net), ModelEmaV3(net, decay=MOMENTUM, foreach=True)
+    ours, theirs = WeightAverage(net), ModelEmaV3(net, decay=MOMENTUM, foreach=True)
     sides: dict[str, Callable[[], None]] = {
         "timm ModelEmaV3": lambda: theirs.update(net),
         "opabinia": lambda: ours.update(MOMENTUM),

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from opabinia.contracts import Batch, DatasetInfo, Indices, Sample
-from opabinia.data.loader import Loader, Reader, evaluation_requests
-from opabinia.engine.loop.evaluate import Validation, evaluate
+from opabinia.data.loader import BatchReader, Loader, evaluation_requests
+from opabinia.engine.loop.evaluate import ValidationSet, evaluate
 from opabinia.evaluation.classification.topk import TopK
 from opabinia.models.backbones.timm import timm
 from opabinia.tasks.classification import Classification
@@ -74,12 +74,12 @@ def by_hand(task: Classification, source: Noise) -> dict[str, float]:
 
 def ours(task: Classification, source: Noise, *, top_only: bool = False) -> dict[str, float]:
     dataset_info = DatasetInfo(len(source), 3, classes=source.classes)
-    loader = Loader(Reader(source), evaluation_requests(len(source), BATCH, 0, 1))
+    loader = Loader(BatchReader(source), evaluation_requests(len(source), BATCH, 0, 1))
     if top_only:
         return evaluate(
-            task, Validation("val", loader, dataset_info, evaluators=lambda task, dataset_info: [TopK()]), CPU
+            task, ValidationSet("val", loader, dataset_info, evaluators=lambda task, dataset_info: [TopK()]), CPU
         ).scores
-    return evaluate(task, Validation("val", loader, dataset_info), CPU).scores
+    return evaluate(task, ValidationSet("val", loader, dataset_info), CPU).scores
 
 
 def milliseconds(action: Callable[[], dict[str, float]]) -> tuple[float, dict[str, float]]:

@@ -41,10 +41,10 @@ data:
     - {source: {name: image_folder, root: ROOT/small}, transforms: [], prefix: small}
     - {source: {name: image_folder, root: ROOT/large}, transforms: [], prefix: large}
   batch_size: 32
-  workers: 1
+  num_workers: 1
 optimizer: {name: sgd, lr: 0.1}
 train: {length: 1it, threads: 1}
-writers: []
+loggers: []
 seed: 0
 """
 
@@ -70,12 +70,12 @@ def make_run(root: Path) -> Path:
 def by_hand(run: Path) -> None:
     """What a script does that keeps nothing."""
     from opabinia import load
-    from opabinia.data.loader import Loader, Reader, evaluation_requests
+    from opabinia.data.loader import BatchReader, Loader, evaluation_requests
     from opabinia.data.sources import ImageFolder
 
     predictor = load(run)
     source = ImageFolder(root=run.parents[2] / "large")
-    loader = Loader(Reader(source), evaluation_requests(len(source), 32, 0, 1), workers=1)
+    loader = Loader(BatchReader(source), evaluation_requests(len(source), 32, 0, 1), num_workers=1)
     with torch.inference_mode():
         for _, batch in loader.iterate():
             predictor.task.features(batch)

@@ -43,7 +43,7 @@ from torchvision.models.detection import FasterRCNN
 from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 from torchvision.ops import FrozenBatchNorm2d
 
-from opabinia.config import build, live_catalog
+from opabinia.config import build
 from opabinia.contracts import Batch, Hook, Indices, Run, Sample
 from opabinia.data import Data, Stream
 from opabinia.optim.schedules import cosine
@@ -136,9 +136,8 @@ class Held:
 def ours(task: dict[str, Any], source: Held, optimizer: Callable[..., Any], **how: Any) -> float:
     """Seconds of a step in a whole run, its journal, its hooks and all."""
     watch = Watch()
-    catalog = live_catalog()
     config = resolve("classification/digits", [f"task={task_text(task)}"]).config
-    made = build(config, catalog).keywords["task"]
+    made = build(config).keywords["task"]
     with tempfile.TemporaryDirectory() as folder:
         try:
             train(
@@ -153,7 +152,7 @@ def ours(task: dict[str, Any], source: Held, optimizer: Callable[..., Any], **ho
                 evaluate=Evaluation(every=Duration(0, "ep")),
                 checkpoint=Checkpointing(every=Duration(0, "it")),
                 hooks={"watch": watch},
-                writers=[],
+                loggers=[],
                 seed=0,
             )
         except Over:

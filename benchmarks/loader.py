@@ -35,14 +35,14 @@ from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import v2
 
 from opabinia.contracts import Source
-from opabinia.data.decoding.cache import cached
-from opabinia.data.loader import Loader, Reader, training_requests
+from opabinia.data.decoding.cache import with_cache as cached
+from opabinia.data.loader import BatchReader, Loader, training_requests
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.data.sampling.permutation import order
-from opabinia.data.sources.file_names import Names
+from opabinia.data.sampling.permutation import epoch_order
+from opabinia.data.sources.file_names import FileNames
 from opabinia.data.sources.folder import ImageFolder
 from opabinia.data.transforms.crops import RandomResizedCrop
-from opabinia.data.transforms.instances import RandomHorizontalFlip, Tidied
+from opabinia.data.transforms.instances import DropEmptyObjects, RandomHorizontalFlip
 from opabinia.runtime.durations import Duration
 
 PHOTOGRAPHS = Path(__file__).parents[2] / "shared" / "data" / "clothing_small" / "train"
@@ -69,11 +69,11 @@ class Opabinia:
     """Two epochs of one run."""
 
     def __init__(self, source: Source) -> None:
-        transforms = [Tidied(RandomResizedCrop(size=SIZE)), Tidied(RandomHorizontalFlip(p=0.5))]
+        transforms = [DropEmptyObjects(RandomResizedCrop(size=SIZE)), DropEmptyObjects(RandomHorizontalFlip(p=0.5))]
         self.plan = ConstantPlan(len(source), BATCH, Duration(2, "ep"), drop_last=True)
-        orders = partial(order, 0, n=len(source), shuffle=True)
+        orders = partial(epoch_order, 0, n=len(source), shuffle=True)
         requests = training_requests(self.plan, orders, rank=0, world=1)  # type: ignore[arg-type]
-        self.loader = Loader(Reader(source, transforms, seed=0, reduced=True), requests, workers=WORKERS)
+        self.loader = Loader(BatchReader(source, transforms, seed=0, reduced=True), requests, num_workers=WORKERS)
         self.batches = self.loader.iterate()
 
     def __iter__(self) -> Iterator[object]:
@@ -204,7 +204,7 @@ def taken_by_worker(names: Sequence[bytes]) -> float:
 def compare_memory() -> None:
     names = [b"%04d/picture_%08d.jpg" % (number % 1000, number) for number in range(NAMES)]
     print(f"MB that a forked worker has for itself after an epoch of {NAMES:,} file names")
-    print(f"    {'opabinia':<24} {taken_by_worker(Names(names)):10.0f}")  # type: ignore[arg-type]
+    print(f"    {'opabinia':<24} {taken_by_worker(FileNames(names)):10.0f}")  # type: ignore[arg-type]
     print(f"    {'a list, as torchvision':<24} {taken_by_worker(names):10.0f}")
 
 

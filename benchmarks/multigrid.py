@@ -38,10 +38,10 @@ SIDES = {"baseline": f"{{{SHAPES}, long_cycle: [], short_cycle: []}}", "multigri
 OVERRIDES = [
     "task.backbone.widths=[16, 32, 64]",
     *("data.train.transforms=[{name: clip, frames: 16}]", "data.val.transforms=[{name: clip, frames: 16}]"),
-    *("data.batch_size=8", f"data.sampler={{name: subset, count: {FILMS}}}", "data.workers=0"),
+    *("data.batch_size=8", f"data.sampler={{name: subset, num_samples: {FILMS}}}", "data.num_workers=0"),
     "optimizer={name: sgd, lr: 0.02, momentum: 0.9, nesterov: true, weight_decay: 1.0e-4}",
     "schedule={name: constant, warmup: 2ep}",
-    *("train.length=24ep", "train.threads=1", "writers=[]"),
+    *("train.length=24ep", "train.num_threads=1", "loggers=[]"),
     *("evaluate={every: 0ep, batch_size: 48}", "checkpoint.every=0ep"),
 ]
 
@@ -72,10 +72,10 @@ def trained(side: str, seed: int) -> Trained:
 def saved() -> str:
     """What the multigrid schedule saves by arithmetic."""
     from opabinia.training.run_folder import build_parts, resolve
-    from opabinia.training.schedule_preview import timetable_of
+    from opabinia.training.schedule_preview import schedule_preview
 
-    table = timetable_of(build_parts(resolve(RECIPE, [*OVERRIDES, f"shapes={SIDES['multigrid']}"])).keywords)
-    return f"{table.fewer_steps:.2f} x of steps, {table.cheaper:.2f} x of pixels"
+    table = schedule_preview(build_parts(resolve(RECIPE, [*OVERRIDES, f"shapes={SIDES['multigrid']}"])).keywords)
+    return f"{table.step_ratio:.2f} x of steps, {table.pixel_ratio:.2f} x of pixels"
 
 
 def apart(side: str, seed: int) -> Trained:

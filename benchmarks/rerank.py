@@ -1,10 +1,10 @@
-"""Claim: re-ranking 6,000 features takes a quarter of NumPy's time with products, a tenth without; 93,820 fit in 8 GiB.
+"""Claim: re-ranking 6,000 features takes a quarter of NumPy's time; 93,820 fit in 8 GiB.
 
-Beside us the steps of Zhong's function and of FastReID's evaluator as they are published: dense N x N matrices, a
+The references are Zhong's function and FastReID's evaluator step by step as published: dense N x N matrices, a
 whole sort of every row (Zhong's; FastReID searches for k1), and loops over rows. Both get the same features, of
-identities with about 15 images each, and both have two threads. "Without products" hands Zhong's function and us the
-same distances. The memory is that of MSMT17's size, from features of 256 numbers, to keep the products short: those of
-2,048 take 8 times as long and 0.6 GiB more. Run: ``python benchmarks/rerank.py``, or with names of its parts.
+identities with about 15 images each, and both have two threads. The memory is that of MSMT17's size, from features of
+256 numbers, to keep the products short: those of 2,048 take 8 times as long and 0.6 GiB more.
+Run: ``python benchmarks/rerank.py``, or with names of its parts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from opabinia.evaluation.retrieval.rerank import Reranked, Variant, k_reciprocal, k_reciprocal_from_distances
+from opabinia.evaluation.retrieval.rerank import Reranked, Variant, k_reciprocal
 
 QUERIES, GALLERY, WIDTH = 1_000, 5_000, 2_048
 MSMT_QUERIES, MSMT_GALLERY, MSMT_WIDTH = 11_659, 82_161, 256
@@ -114,23 +114,12 @@ def dense(features: Tensor, steps: Callable[[Matrix, int], Matrix]) -> Matrix:
     return steps(squared_distances(features), QUERIES)
 
 
-def of_distances(given: Tensor) -> Matrix:
-    parts = given[:QUERIES, QUERIES:], given[:QUERIES, :QUERIES], given[QUERIES:, QUERIES:]
-    return k_reciprocal_from_distances(*parts, k1=K1, k2=K2, lambda_value=LAMBDA).distances(0, QUERIES).numpy()
-
-
-def dense_of_distances(given: Tensor) -> Matrix:
-    return zhong(given.numpy() ** 2, QUERIES)
-
-
 def speed() -> None:
     features = identities(QUERIES + GALLERY, WIDTH)
-    given = torch.from_numpy(squared_distances(features)).sqrt()
     print(f"{QUERIES:,} queries, {GALLERY:,} in the gallery, {WIDTH:,} numbers each, k1 {K1}, k2 {K2};")
     print(f"the fastest of {ROUNDS} rounds in turn, until the distances of the queries to the gallery are there")
     compare("zhong, from features", partial(dense, features, zhong), partial(whole, features, "zhong"))
     compare("fastreid, from features", partial(dense, features, evaluator), partial(whole, features, "fastreid"))
-    compare("zhong, from distances", partial(dense_of_distances, given), partial(of_distances, given))
     product = min(timed(lambda: squared_distances(features))[0] for _ in range(ROUNDS))
     print(f"  {'one product of all with all':<25} {product:6.2f} s")
 

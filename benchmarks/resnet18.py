@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torchvision.models import resnet18
 
-from opabinia.engine.loop.step import Standard
+from opabinia.engine.loop.step import StandardStep
 from opabinia.optim.ema import Ema
 
 SAMPLES, BATCH, SIZE, STEPS, EVERY, ROUNDS, LIMIT = 640, 64, 64, 10, 5, 7, 1.0
@@ -65,9 +65,9 @@ def opabinia(fused: bool | None) -> Times:
     return ours(
         *(network, IMAGES, LABELS, BATCH, STEPS),
         optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-4, fused=fused),
-        ema=Ema(momentum=0.999),
+        ema=Ema(decay=0.999),
         log_every=EVERY,
-        step=partial(Standard, clip_norm=LIMIT),
+        step=partial(StandardStep, clip_norm=LIMIT),
     )
 
 

@@ -21,7 +21,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from opabinia.engine.checkpointing.checkpoint import CheckpointManager, Snapshot, optimizer_state, write_checkpoint
+from opabinia.engine.checkpointing.checkpoint import Snapshot, write_checkpoint
+from opabinia.engine.checkpointing.manager import CheckpointManager
+from opabinia.engine.checkpointing.optimizer_state import optimizer_state
 
 ROUNDS, WIDTH, LAYERS, BATCH, ALONE = 7, 5000, 4, 64, 4
 

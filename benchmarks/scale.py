@@ -25,8 +25,8 @@ import numpy as np
 from opabinia.contracts import Clock, Sampler
 from opabinia.data.loader import training_requests
 from opabinia.data.sampling.batches import ConstantPlan, evaluation_rows
-from opabinia.data.sampling.permutation import EachOnce
-from opabinia.data.sampling.shard_order import ByShard
+from opabinia.data.sampling.permutation import EpochSampler
+from opabinia.data.sampling.shard_order import ShardShuffle
 from opabinia.data.sources import Shards
 from opabinia.runtime.durations import Duration
 
@@ -93,12 +93,12 @@ def seek(make: Callable[[], Sampler]) -> None:
 
 def seek_shuffled() -> None:
     print(f"To the middle of epoch 1 of {SAMPLES:,} samples, all shuffled: the batch of process 0 of {WORLD:,}")
-    seek(lambda: EachOnce(SAMPLES, seed=1))
+    seek(lambda: EpochSampler(SAMPLES, seed=1))
 
 
 def seek_by_shard() -> None:
     print(f"\nThe same by_shard, {SHARDS:,} shards of {SAMPLES // SHARDS:,} samples")
-    seek(lambda: ByShard(Sharded(), 1, BATCH))  # type: ignore[arg-type]
+    seek(lambda: ShardShuffle(Sharded(), 1, BATCH))  # type: ignore[arg-type]
 
 
 # --- bookkeeping ------------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def plan() -> None:
     steps = np.random.default_rng(0).integers(0, rows.total_steps, 10_000).tolist()
     line("a row", each(rows.row, steps) * 1e6, "us", f"of {rows.total_steps:,}")
     line("the clock at a step", each(lambda step: Clock.at(rows, step), steps) * 1e6, "us")
-    samplers: dict[str, Sampler] = {"shuffled": EachOnce(SAMPLES, 1), "by_shard": ByShard(Sharded(), 1, BATCH)}  # type: ignore[arg-type]
+    samplers: dict[str, Sampler] = {"shuffled": EpochSampler(SAMPLES, 1), "by_shard": ShardShuffle(Sharded(), 1, BATCH)}  # type: ignore[arg-type]
     for name, sampler in samplers.items():
         requests = iter(training_requests(rows, sampler.order, 0, WORLD)(rows.steps_per_epoch // 2))
         next(requests)

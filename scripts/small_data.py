@@ -1,12 +1,12 @@
-"""Small generated data sets in the layouts of published ones, for tests and golden losses; the same on every machine.
+"""Small generated datasets in the layouts of published ones, for tests and golden losses; the same on every machine.
 
-Those of identities have 8 to train on and 4 others to search, with 4 pictures each, from two cameras in turn. Where
-queries are set apart, the first picture of an identity is one. An identity is a colour in noise.
+Identity datasets have 8 identities to train on and 4 others to test, with 4 images each, from two cameras in turn. If
+there is a query set, the first image of an identity is in it. An identity is a color in noise.
 
-Those of things in boxes have four pictures of 64 x 48 pixels with 0 to 3 coloured rectangles of two classes in them;
-those in COCO's folders 24 for training and 8 for validation, wide and tall, with 0 to 3 of them.
+Detection datasets have four images of 64 x 48 pixels with 0 to 3 colored rectangles of two classes; those in COCO's
+folders 24 for training and 8 for validation, wide and tall, with 0 to 3 rectangles.
 
-Films have 24 frames of 48 x 64 pixels, without loss; the class is whether a bar in noise moves to the left or right.
+Videos have 24 frames of 48 x 64 pixels, lossless; the class is whether a bar in noise moves to the left or right.
 
 Example: ``market1501(Path("data"))`` writes ``data/bounding_box_train/0001_c1s1_000000_00.png`` and 49 others.
 """
@@ -27,12 +27,12 @@ SEARCHED = range(9, 13)
 
 
 class Shot(NamedTuple):
-    """A generated picture.
+    """A generated image.
 
     Attributes:
         identity: 1 to 12.
         camera: 1 or 2.
-        number: of those of its identity, from 0.
+        number: of the image among those of its identity, from 0.
         pixels: uint8, 32 x 16 x 3.
     """
 
@@ -43,23 +43,23 @@ class Shot(NamedTuple):
 
 
 def shots(identities: Iterable[int]) -> Iterator[Shot]:
-    """Four pictures of each identity."""
+    """Yield four images of each identity."""
     for identity in identities:
         generator = np.random.default_rng(identity)
-        colour = generator.integers(0, 160, 3, dtype=np.uint8)
+        color = generator.integers(0, 160, 3, dtype=np.uint8)
         for number in range(4):
             noise = generator.integers(0, 96, (32, 16, 3), dtype=np.uint8)
-            yield Shot(identity, number % 2 + 1, number, noise + colour)
+            yield Shot(identity, number % 2 + 1, number, noise + color)
 
 
 def save(path: Path, shot: Shot) -> None:
-    """As PNG, which has no loss."""
+    """Write an image as PNG, which is lossless."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(shot.pixels).save(path, "PNG")
 
 
 def market1501(root: Path) -> None:
-    """Market-1501, with a distractor (identity 0) and a picture of junk (-1) in the gallery: 50 pictures."""
+    """Market-1501, with a distractor (identity 0) and a junk image (-1) in the gallery: 50 images."""
 
     def save_to(folder: str, shot: Shot, name: str) -> None:
         save(root / folder / f"{name}_c{shot.camera}s1_{shot.number:06d}_00.png", shot)
@@ -73,7 +73,7 @@ def market1501(root: Path) -> None:
 
 
 def msmt17(root: Path) -> None:
-    """MSMT17 in its first version; one picture of each trained identity is for validation."""
+    """MSMT17 in its first version; one image of each training identity is for validation."""
     for folder, identities, kinds in (
         ("train", TRAINED, ("train", "train", "train", "val")),
         ("test", SEARCHED, ("query", "gallery", "gallery", "gallery")),
@@ -84,8 +84,8 @@ def msmt17(root: Path) -> None:
             path = f"{label:04d}/{label:04d}_{shot.number:03d}_{shot.camera:02d}_0303morning_{shot.number:04d}_0.png"
             save(root / folder / path, shot)
             lines[kinds[shot.number]].append(f"{path} {label}\n")
-        for kind, of_kind in lines.items():
-            (root / f"list_{kind}.txt").write_text("".join(of_kind), encoding="utf-8")
+        for kind, listed in lines.items():
+            (root / f"list_{kind}.txt").write_text("".join(listed), encoding="utf-8")
 
 
 def veri(root: Path) -> None:
@@ -108,18 +108,18 @@ def online_products(root: Path) -> None:
 
 
 def cuhk03(root: Path) -> None:
-    """CUHK03 by the new protocol, with the boxes that people drew."""
-    parts: dict[str, list[tuple[str, int, int]]] = {"train": [], "query": [], "gallery": []}
+    """CUHK03 by the new protocol, with labeled boxes."""
+    subsets: dict[str, list[tuple[str, int, int]]] = {"train": [], "query": [], "gallery": []}
     for shot in shots((*TRAINED, *SEARCHED)):
-        part = "train" if shot.identity in TRAINED else "gallery" if shot.number else "query"
+        subset = "train" if shot.identity in TRAINED else "gallery" if shot.number else "query"
         path = f"images_labeled/1_{shot.identity:03d}_{shot.camera}_{shot.number + 1:02d}.png"
         save(root / path, shot)
-        parts[part].append((f"somewhere/else/{path}", shot.identity, shot.camera - 1))
-    (root / "splits_new_labeled.json").write_text(json.dumps([parts]), encoding="utf-8")
+        subsets[subset].append((f"somewhere/else/{path}", shot.identity, shot.camera - 1))
+    (root / "splits_new_labeled.json").write_text(json.dumps([subsets]), encoding="utf-8")
 
 
 def vehicleid(root: Path) -> None:
-    """VehicleID; its smallest test set."""
+    """VehicleID with its smallest test set."""
     (root / "train_test_split").mkdir(parents=True)
     for name, identities in (("train_list", TRAINED), ("test_list_800", SEARCHED)):
         lines = []
@@ -147,58 +147,58 @@ def identities(root: Path) -> None:
     (root / "list.csv").write_text("".join(lines), encoding="utf-8")
 
 
-# --- things in boxes --------------------------------------------------------------------------------------------------
+# --- detection --------------------------------------------------------------------------------------------------------
 
 KINDS = ("block", "bar")
 
 
 class Scene(NamedTuple):
-    """A generated picture with things.
+    """A generated image with objects.
 
     Attributes:
         name: ``0`` to ``3``.
-        things: class number, left, top, width, height of each, in whole pixels.
+        objects: label, left, top, width, height of each, in pixels.
         pixels: uint8, 48 x 64 x 3.
     """
 
     name: str
-    things: list[tuple[int, int, int, int, int]]
+    objects: list[tuple[int, int, int, int, int]]
     pixels: NDArray[np.uint8]
 
 
 def scenes() -> Iterator[Scene]:
-    """Four pictures; the first is empty, the others have one more thing each."""
+    """Yield four images; the first is empty, the others have one more object each."""
     for number in range(4):
         generator = np.random.default_rng(number)
         pixels = generator.integers(0, 60, (48, 64, 3), dtype=np.uint8)
-        things = []
-        for place in range(number):
-            label, width, height = place % 2, int(generator.integers(10, 16)), int(generator.integers(6, 40))
-            left, top = 2 + place * 20, int(generator.integers(0, 48 - height))
+        objects = []
+        for index in range(number):
+            label, width, height = index % 2, int(generator.integers(10, 16)), int(generator.integers(6, 40))
+            left, top = 2 + index * 20, int(generator.integers(0, 48 - height))
             pixels[top : top + height, left : left + width, label] += 180
-            things.append((label, left, top, width, height))
-        yield Scene(f"{number}", things, pixels)
+            objects.append((label, left, top, width, height))
+        yield Scene(f"{number}", objects, pixels)
 
 
 def save_scene(folder: Path, scene: Scene) -> str:
-    """As PNG; returns its name."""
+    """Write a scene as PNG and return its name."""
     folder.mkdir(parents=True, exist_ok=True)
     Image.fromarray(scene.pixels).save(folder / f"{scene.name}.png", "PNG")
     return f"{scene.name}.png"
 
 
 def coco_content(folder: Path) -> dict[str, Any]:
-    """What a COCO file says of the scenes, whose pictures are saved in ``folder``: ids of the categories are 3 and 7,
-    outlines are polygons and (of bars) run lengths, keypoints the upper corners; the last thing is a crowd."""
+    """Write the scenes' images to ``folder`` and return the content of a COCO file: category ids are 3 and 7,
+    segmentations are polygons and (of bars) RLE, keypoints the upper corners; the last object is a crowd."""
     images, annotations = [], []
     for number, scene in enumerate(scenes()):
         name = save_scene(folder, scene)
         images.append({"id": 10 + number, "file_name": name, "width": 64, "height": 48})
-        for label, left, top, width, height in scene.things:
+        for label, left, top, width, height in scene.objects:
             right, bottom = left + width, top + height
             runs = [left * 48 + top, *[height, 48 - height] * width]
             runs[-1] += 48 * (64 - right) - top
-            outline = (
+            segmentation = (
                 {"size": [48, 64], "counts": runs} if label else [[left, top, right, top, right, bottom, left, bottom]]
             )
             annotations.append(
@@ -209,24 +209,24 @@ def coco_content(folder: Path) -> dict[str, Any]:
                     "bbox": [left, top, width, height],
                     "area": width * height,
                     "iscrowd": 0,
-                    "segmentation": outline,
+                    "segmentation": segmentation,
                     "keypoints": [left, top, 2, right - 1, top, 1],
                 }
             )
     annotations[-1]["iscrowd"] = 1
     points = ["left_corner", "right_corner"]
-    categories = [{"id": (7, 3)[one], "name": KINDS[1 - one], "keypoints": points} for one in (0, 1)]
+    categories = [{"id": (7, 3)[i], "name": KINDS[1 - i], "keypoints": points} for i in (0, 1)]
     return {"images": images, "annotations": annotations, "categories": categories}
 
 
 def coco(root: Path) -> None:
-    """COCO: ``things.json`` beside its pictures."""
+    """COCO: ``annotations.json`` beside its images."""
     content = coco_content(root)
-    (root / "things.json").write_text(json.dumps(content), encoding="utf-8")
+    (root / "annotations.json").write_text(json.dumps(content), encoding="utf-8")
 
 
 def coco2017(root: Path) -> None:
-    """COCO's folders: ``train2017``, ``val2017`` and ``annotations`` with instances, keypoints of people, and LVIS."""
+    """COCO's folders: ``train2017``, ``val2017`` and ``annotations`` with instances, person keypoints, and LVIS."""
     _coco_folders(root, {"train2017": range(24), "val2017": range(24, 32)})
     for split in ("train", "val"):
         content = json.loads((root / "annotations" / f"instances_{split}2017.json").read_text("utf-8"))
@@ -235,108 +235,106 @@ def coco2017(root: Path) -> None:
 
 
 def coco_folders(root: Path) -> None:
-    """The same with ``train``, ``val`` and ``test``, and no LVIS."""
+    """COCO's folders with ``train``, ``val`` and ``test``, without LVIS."""
     _coco_folders(root, {"train": range(24), "val": range(24, 32), "test": range(32, 40)})
 
 
 def _coco_folders(root: Path, splits: Mapping[str, Iterable[int]]) -> None:
-    """Every fourth picture is empty, every seventh thing a crowd; outlines are polygons or, of blocks, run lengths."""
+    """Every fourth image is empty, every seventh object a crowd; segmentations are polygons or, of blocks, RLE."""
     (root / "annotations").mkdir(parents=True)
     for split, numbers in splits.items():
         (root / split).mkdir()
-        pictures, things = [], []
+        images, annotations = [], []
         for number in numbers:
-            pixels, found = _crowded(number)
+            pixels, objects = _draw_scene(number)
             name = f"{number:012d}.png"
             Image.fromarray(pixels).save(root / split / name, "PNG")
             height, width = pixels.shape[:2]
             url = f"http://images.cocodataset.org/{split}/{name}"
-            pictures.append({"id": number, "file_name": name, "coco_url": url, "height": height, "width": width})
-            things += found
-        for number, thing in enumerate(things, 1):
-            thing |= {"id": number, "iscrowd": int(number % 7 == 0)}
-        for name, content in _coco_files(pictures, things).items():
+            images.append({"id": number, "file_name": name, "coco_url": url, "height": height, "width": width})
+            annotations += objects
+        for number, annotation in enumerate(annotations, 1):
+            annotation |= {"id": number, "iscrowd": int(number % 7 == 0)}
+        for name, content in _coco_files(images, annotations).items():
             path = root / "annotations" / f"{name}_{split}.json"
             path.write_text(json.dumps(content), encoding="utf-8")
 
 
-def _crowded(number: int) -> tuple[NDArray[np.uint8], list[dict[str, Any]]]:
-    """A picture and the things in it, as COCO's annotations; a third of the pictures are tall."""
+def _draw_scene(number: int) -> tuple[NDArray[np.uint8], list[dict[str, Any]]]:
+    """Return an image and its objects as COCO's annotations; a third of the images are tall."""
     height, width = (64, 48) if number % 3 == 2 else (48, 64)
+    from opabinia.contracts.masks import encode_rle
+
     generator = np.random.default_rng(100 + number)
     pixels = generator.integers(0, 60, (height, width, 3), dtype=np.uint8)
-    things = []
-    for place in range(number % 4):
+    objects = []
+    for index in range(number % 4):
         high, wide = (int(side) for side in generator.integers(10, 24, 2))
         top, left = int(generator.integers(0, height - high)), int(generator.integers(0, width - wide))
-        pixels[top : top + high, left : left + wide, place % 2] += np.uint8(100)
+        pixels[top : top + high, left : left + wide, index % 2] += np.uint8(100)
         mask = np.zeros((height, width), dtype=bool)
         mask[top : top + high, left : left + wide] = True
         right, bottom = left + wide, top + high
-        points = [(left + wide * (one % 4 + 0.5) // 4, top + high * (one + 0.5) // 17, 2) for one in range(17)]
-        person = place % 2 == 0
-        things.append(
+        points = [(left + wide * (i % 4 + 0.5) // 4, top + high * (i + 0.5) // 17, 2) for i in range(17)]
+        person = index % 2 == 0
+        objects.append(
             {
                 "image_id": number,
                 "category_id": 1 if person else 3,
                 "bbox": [left, top, wide, high],
                 "area": wide * high,
-                "segmentation": [[left, top, right, top, right, bottom, left, bottom]] if person else _runs(mask),
+                "segmentation": [[left, top, right, top, right, bottom, left, bottom]] if person else encode_rle(mask),
                 "keypoints": [int(value) for point in points for value in point],
                 "num_keypoints": 17,
             }
         )
-    return pixels, things
+    return pixels, objects
 
 
-def _runs(mask: NDArray[np.bool_]) -> dict[str, Any]:
-    from opabinia.contracts.masks import run_lengths
+def _coco_files(images: list[dict[str, Any]], annotations: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the content of the files, by name without the split."""
+    from opabinia.evaluation.detection.coco import COCO_KEYPOINTS
 
-    return run_lengths(mask)
-
-
-def _coco_files(pictures: list[dict[str, Any]], things: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What the files hold, by name without the split."""
-    from opabinia.evaluation.detection.coco import POINTS
-
-    without = [{key: value for key, value in one.items() if "keypoints" not in key} for one in things]
-    kinds: list[dict[str, Any]] = [{"id": 1, "name": "person"}, {"id": 3, "name": "block"}]
+    instances = [{key: value for key, value in row.items() if "keypoints" not in key} for row in annotations]
+    categories: list[dict[str, Any]] = [{"id": 1, "name": "person"}, {"id": 3, "name": "block"}]
     return {
-        "instances": {"images": pictures, "annotations": without, "categories": kinds},
+        "instances": {"images": images, "annotations": instances, "categories": categories},
         "person_keypoints": {
-            "images": pictures,
-            "annotations": [one for one in things if one["category_id"] == 1],
-            "categories": [{**kinds[0], "keypoints": list(POINTS), "skeleton": []}],
+            "images": images,
+            "annotations": [row for row in annotations if row["category_id"] == 1],
+            "categories": [{**categories[0], "keypoints": list(COCO_KEYPOINTS), "skeleton": []}],
         },
     }
 
 
 def _as_lvis(content: dict[str, Any]) -> dict[str, Any]:
-    """Instances as LVIS tells them: no crowds, how frequent classes are, and what is not in pictures for certain."""
-    there = {number: set[int]() for number in (one["id"] for one in content["images"])}
-    for one in content["annotations"]:
-        there[one["image_id"]].add(one["category_id"])
+    """Return instances in LVIS's format: no crowds, class frequencies, and classes that are known to be absent."""
+    present = {image["id"]: set[int]() for image in content["images"]}
+    for annotation in content["annotations"]:
+        present[annotation["image_id"]].add(annotation["category_id"])
     return {
         "images": [
-            {**one, "not_exhaustive_category_ids": [], "neg_category_ids": sorted({1, 3} - there[one["id"]])}
-            for one in content["images"]
+            {**image, "not_exhaustive_category_ids": [], "neg_category_ids": sorted({1, 3} - present[image["id"]])}
+            for image in content["images"]
         ],
         "annotations": [
-            {key: value for key, value in one.items() if key != "iscrowd"}
-            for one in content["annotations"]
-            if not one["iscrowd"]
+            {key: value for key, value in annotation.items() if key != "iscrowd"}
+            for annotation in content["annotations"]
+            if not annotation["iscrowd"]
         ],
-        "categories": [{**one, "frequency": "f" if one["id"] == 1 else "r"} for one in content["categories"]],
+        "categories": [
+            {**category, "frequency": "f" if category["id"] == 1 else "r"} for category in content["categories"]
+        ],
     }
 
 
 def roboflow(root: Path) -> None:
-    """A COCO export of Roboflow, with its false category 0."""
+    """A COCO export of Roboflow, with its placeholder category 0."""
     for split in ("train", "valid"):
         content = coco_content(root / split)
-        for one in content["categories"]:
-            one["supercategory"] = "things"
-        content["categories"].append({"id": 0, "name": "things", "supercategory": "none"})
+        for category in content["categories"]:
+            category["supercategory"] = "objects"
+        content["categories"].append({"id": 0, "name": "objects", "supercategory": "none"})
         (root / split / "_annotations.coco.json").write_text(json.dumps(content), encoding="utf-8")
 
 
@@ -350,7 +348,7 @@ def voc(root: Path) -> None:
             f"<object><name>{KINDS[label]}</name><difficult>{int(number == 2)}</difficult><bndbox>"
             f"<xmin>{left + 1}</xmin><ymin>{top + 1}</ymin><xmax>{left + width}</xmax><ymax>{top + height}</ymax>"
             "</bndbox></object>"
-            for number, (label, left, top, width, height) in enumerate(scene.things)
+            for number, (label, left, top, width, height) in enumerate(scene.objects)
         ]
         size = "<size><width>64</width><height>48</height><depth>3</depth></size>"
         page = f"<annotation><filename>{name}</filename>{size}{''.join(objects)}</annotation>"
@@ -359,12 +357,12 @@ def voc(root: Path) -> None:
 
 
 def yolo(root: Path) -> None:
-    """YOLO: ``data.yaml``, ``images/train`` and ``labels/train``; bars are polygons. The empty picture has no file."""
+    """YOLO: ``data.yaml``, ``images/train`` and ``labels/train``; bars are polygons. The empty image has no labels."""
     (root / "labels" / "train").mkdir(parents=True)
     for scene in scenes():
         save_scene(root / "images" / "train", scene)
         lines = []
-        for label, left, top, width, height in scene.things:
+        for label, left, top, width, height in scene.objects:
             box = ((left + width / 2) / 64, (top + height / 2) / 48, width / 64, height / 48)
             x, y, right, bottom = left / 64, top / 48, (left + width) / 64, (top + height) / 48
             values = (x, y, right, y, right, bottom, x, bottom) if label else box
@@ -374,36 +372,36 @@ def yolo(root: Path) -> None:
     (root / "data.yaml").write_text("train: images/train\nnames: [block, bar]\n", encoding="utf-8")
 
 
-# --- films ------------------------------------------------------------------------------------------------------------
+# --- videos -----------------------------------------------------------------------------------------------------------
 
-FILMS = {"train": range(8), "val": range(8, 12)}
+VIDEOS = {"train": range(8), "val": range(8, 12)}
 
 
 def kinetics(root: Path) -> None:
-    """Films in a folder for each class."""
-    for split, numbers in FILMS.items():
+    """Videos in a folder per class."""
+    for split, numbers in VIDEOS.items():
         for number in numbers:
-            save_film(root / split / ("left", "right")[number % 2] / f"{number}.mkv", number)
+            save_video(root / split / ("left", "right")[number % 2] / f"{number}.mkv", number)
 
 
-def listed_films(root: Path) -> None:
-    """Lists of films with a label each, as of Something-Something; of Charades it might be several."""
-    for split, numbers in FILMS.items():
+def listed_videos(root: Path) -> None:
+    """Lists of videos with one label each, like Something-Something."""
+    for split, numbers in VIDEOS.items():
         for number in numbers:
-            save_film(root / "videos" / f"{number}.mkv", number)
+            save_video(root / "videos" / f"{number}.mkv", number)
         lines = [f"{number}.mkv {number % 2}\n" for number in numbers]
         (root / f"{split}.txt").write_text("".join(lines), encoding="utf-8")
 
 
-def save_film(path: Path, number: int) -> None:
-    """Write a film; odd ones move to the right."""
+def save_video(path: Path, number: int) -> None:
+    """Write a video; in odd ones the bar moves to the right."""
     import av
 
     path.parent.mkdir(parents=True, exist_ok=True)
     frames = np.random.default_rng(number).integers(0, 96, (24, 48, 64, 3), dtype=np.uint8)
     for time, frame in enumerate(frames):
-        place = (8 * number + (2 if number % 2 else -2) * time) % 64
-        frame[:, place : place + 8] += 128
+        left = (8 * number + (2 if number % 2 else -2) * time) % 64
+        frame[:, left : left + 8] += 128
     with av.open(str(path), "w") as container:
         stream = container.add_stream("ffv1", rate=24)
         stream.height, stream.width, stream.pix_fmt = 48, 64, "yuv420p"

@@ -25,13 +25,13 @@ STEPS = 10
 ON_CPU = (
     "seed=0",
     "train.device=cpu",
-    "train.threads=1",
+    "train.num_threads=1",
     "train.deterministic=true",
     "train.log_every=1",
-    "data.workers=0",
+    "data.num_workers=0",
     "data.val=null",
     "checkpoint.best=null",
-    "writers=[]",
+    "loggers=[]",
 )
 """What makes the losses of one machine the same every time. Length and schedule stay the recipe's own."""
 
@@ -52,7 +52,7 @@ _COCO = (
     *("train.precision=fp32", "vars.pretrained=false", "vars.batch=2", "vars.short=[48, 64]", "vars.test=48"),
     "vars.longest=64",
 )
-_RCNN = (*_COCO, "task.detector.proposals.samples=16", "task.detector.box.samples=16")
+_RCNN = (*_COCO, "task.detector.proposals.batch_size_per_image=16", "task.detector.box.batch_size_per_image=16")
 _FILMS = (
     *("train.precision=fp32", "train.channels_last=false", "train.cudnn_benchmark=false", "data.batch_size=4"),
     *("vars.size=32", "vars.test=32", "vars.short=[32, 40]", "vars.frames=4", "vars.stride=2", "vars.clips=2"),
@@ -175,9 +175,8 @@ def losses(recipe: str) -> str:
     """The losses of the first ten steps, one a line."""
     from opabinia.contracts import Hook, Run, Stop
     from opabinia.runtime.signals import Stopped
-    from opabinia.training.launch import resolve
-    from opabinia.training.run_folder import build_parts
-    from opabinia.training.session import Session
+    from opabinia.training.run_folder import build_parts, resolve
+    from opabinia.training.session import Session, train
 
     class TenSteps(Hook):
         def after_step(self, run: Run) -> None:
@@ -187,10 +186,10 @@ def losses(recipe: str) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         changes = [*smaller(recipe, folder / "data"), *TINY.get(recipe, ())]
-        train = build_parts(resolve(recipe, [*ON_CPU, *changes]))
+        parts = build_parts(resolve(recipe, [*ON_CPU, *changes])).keywords
         (folder / "checkpoints").mkdir()
         with suppress(Stopped):
-            train(Session(folder), hooks={**(train.keywords["hooks"] or {}), "ten steps": TenSteps()})
+            train(Session(folder), **{**parts, "hooks": {**(parts["hooks"] or {}), "ten steps": TenSteps()}})
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return "".join(f"{json.loads(line)['train/loss']:.6g}\n" for line in lines)
 
@@ -232,7 +231,7 @@ def save_idx(root: Path) -> None:
 DATA = {
     **dict.fromkeys((recipe for recipe in SMALLER if "/imagenet/" in recipe), save_pictures),
     **{recipe: small_data.kinetics for recipe in SMALLER if recipe.startswith("video/kinetics/")},
-    **{recipe: small_data.listed_films for recipe in SMALLER if recipe.startswith(("video/some", "video/charades/"))},
+    **{recipe: small_data.listed_videos for recipe in SMALLER if recipe.startswith(("video/some", "video/charades/"))},
     "video/omniglot_strokes": small_data.kinetics,
     "classification/clothing_small": save_pictures,
     "classification/fashion_mnist": save_idx,

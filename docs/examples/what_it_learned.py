@@ -1,9 +1,9 @@
-"""What a run of self-supervision has learned, beside what pixels and its own network at the start know already.
+"""Compare a self-supervised run with raw pixels and with its own network before training.
 
     python docs/examples/what_it_learned.py runs/selfsup/digits_simclr/default
 
-All three go to the same two judges: nearest neighbours and a linear classifier, which learn from the training set and
-are asked about the validation set.
+All three are evaluated by k-nearest neighbors and a linear probe, which learn from the training set and are scored on
+the validation set.
 """
 
 from __future__ import annotations
@@ -17,54 +17,54 @@ from torch import Tensor
 
 import opabinia
 from opabinia.contracts import Batch, DatasetInfo, Source, Task
-from opabinia.data.loader import Loader, Reader, evaluation_requests
+from opabinia.data.loader import BatchReader, Loader, evaluation_requests
 from opabinia.evaluation.representation.knn import Knn
 from opabinia.evaluation.representation.linear_probe import LinearProbe
-from opabinia.training.launch import parts_of
-from opabinia.training.run_folder import resolve
+from opabinia.training.run_folder import build_parts, resolve
 
 Embed = Callable[[Batch], Tensor]
 
 
 def main(run: Path, overrides: Sequence[str] = ()) -> dict[str, dict[str, float]]:
-    """Scores of each of the three; the run's own data are read, with the transforms of its validation set."""
-    parts = parts_of(resolve(run, overrides)).keywords
+    """Return the scores of pixels, the untrained and the trained network on the run's data, with its validation
+    transforms."""
+    parts = build_parts(resolve(run, overrides)).keywords
     validation = parts["data"].validation[0]
     train, val = parts["data"].train.source, validation.source
     dataset_info = DatasetInfo(samples=len(train), channels=train.channels, classes=train.classes)
     torch.manual_seed(0)
     untrained, trained = parts["task"](dataset_info), opabinia.load(run, overrides).task
-    ways = {"pixels": pixels, "untrained": embedded_by(untrained), "trained": embedded_by(trained)}
-    return {name: judged(embed, train, val, validation.transforms, dataset_info) for name, embed in ways.items()}
+    methods = {"pixels": pixels, "untrained": embedded_by(untrained), "trained": embedded_by(trained)}
+    return {name: evaluate(embed, train, val, validation.transforms, dataset_info) for name, embed in methods.items()}
 
 
 def pixels(batch: Batch) -> Tensor:
-    """B x (C * H * W), from 0 to 1."""
+    """Return pixels in 0 to 1 (B x C * H * W)."""
     image: Tensor = batch["image"]
     return image.flatten(1) / 255
 
 
 def embedded_by(task: Task) -> Embed:
-    """What a task makes of images (B x D)."""
+    """Return a function from a batch to the task's embeddings (B x D)."""
     task.eval()
     return lambda batch: task.predict(batch)["embedding"]
 
 
 @torch.inference_mode()
-def judged(
+def evaluate(
     embed: Embed, train: Source, val: Source, transforms: Sequence[object], dataset_info: DatasetInfo
 ) -> dict[str, float]:
-    """The scores of both judges for one way to embed."""
-    judges = [Knn(dataset_info), LinearProbe(dataset_info)]
-    for source, asked in ((train, False), (val, True)):
+    """Return the scores of both evaluators for one kind of embedding."""
+    evaluators = [Knn(dataset_info), LinearProbe(dataset_info)]
+    for source in (train, val):
         requests = evaluation_requests(len(source), 256, rank=0, world=1)
-        for _, batch in Loader(Reader(source, transforms), requests).iterate():
-            found = {"embedding": embed(batch)}
-            for judge in judges:
-                (judge.update if asked else judge.learn)(found, batch)
-    return {name: value for judge in judges for name, value in judge.compute([judge.state()]).items()}
+        for _, batch in Loader(BatchReader(source, transforms), requests).iterate():
+            predictions = {"embedding": embed(batch)}
+            for evaluator in evaluators:
+                (evaluator.learn if source is train else evaluator.update)(predictions, batch)
+    return {name: value for evaluator in evaluators for name, value in evaluator.compute([evaluator.state()]).items()}
 
 
 if __name__ == "__main__":
-    for way, scores in main(Path(sys.argv[1]), sys.argv[2:]).items():
-        print(f"{way:<10}", "  ".join(f"{name} {value:.4f}" for name, value in scores.items()))
+    for name, scores in main(Path(sys.argv[1]), sys.argv[2:]).items():
+        print(f"{name:<10}", "  ".join(f"{metric} {value:.4f}" for metric, value in scores.items()))

@@ -1,4 +1,4 @@
-"""The command line. What a command does not need is not imported: shells wait for completion at every key."""
+"""The command line: one file per command; what a command does is in the packages below. Imports are lazy."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from opabinia.cli.command_line import with_resume_value, without_dashes
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and exit: 0 done, 1 a crash, 2 something given is wrong, 130 or 143 stopped after saving."""
+    """Run a command and exit: 0 success, 1 crash, 2 wrong config, arguments or data, 130 or 143 stopped and saved."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:2] == ["completion", "--line"] and len(given) == 3:
-        from opabinia.cli.completions import from_kept
+        from opabinia.cli.completions import from_cache
 
-        if (found := from_kept(given[2])) is not None:
-            print("\n".join(found))
+        if (candidates := from_cache(given[2])) is not None:
+            print("\n".join(candidates))
             raise SystemExit(0)
     _run(given)
 
 
 def _run(given: Sequence[str]) -> None:
     from opabinia.cli.commands import app
-    from opabinia.runtime.elastic_agent import end_with_agent
-    from opabinia.runtime.signals import end_at_once
+    from opabinia.runtime.elastic_agent import terminate_with_agent
+    from opabinia.runtime.signals import exit_on_signals
 
-    end_at_once()
-    end_with_agent()
-    # Before torch is imported: what its C++ warns of when another process ends, people can neither read nor mend.
+    exit_on_signals()
+    terminate_with_agent()
+    # Before torch is imported: its C++ warnings when another rank ends help nobody.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    # Plug-ins may lie in the folder one works in, as with python -m; at the end, so that they shadow nothing.
+    # Plug-ins may be in the working directory, as with python -m; last, so that they shadow nothing.
     sys.path.append(os.getcwd())
     try:
         app(args=with_resume_value([without_dashes(word) for word in given]))

@@ -1,4 +1,4 @@
-"""What is typed, as a parser can take it."""
+"""Rewriting of the command line before it is parsed."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import re
 
 
 def with_resume_value(arguments: list[str]) -> list[str]:
-    """``--resume`` may stand alone: give it the value "last" then, so that a parser can take a value always."""
+    """Give ``--resume`` the value "last" where it has none, so that the parser can always expect one."""
     result = []
-    for place, argument in enumerate(arguments):
+    for index, argument in enumerate(arguments):
         result.append(argument)
-        if argument == "--resume" and not _names_checkpoint("".join(arguments[place + 1 : place + 2])):
+        if argument == "--resume" and not _names_checkpoint("".join(arguments[index + 1 : index + 2])):
             result.append("last")
     return result
 
 
 def _names_checkpoint(word: str) -> bool:
-    """Whether the word behind ``--resume`` is its value, and not a recipe, a run folder, an override or an option."""
+    """Return whether the word after ``--resume`` is its value, not a recipe, run folder, override or option."""
     folder, name = os.path.split(os.path.normpath(word))
     if word in ("last", "best") or (word and os.path.isfile(os.path.join(word, "state.json"))):
         return True
@@ -28,5 +28,5 @@ def _names_checkpoint(word: str) -> bool:
 
 
 def without_dashes(word: str) -> str:
-    """``--optimizer.lr=0.1`` as ``optimizer.lr=0.1``: a dotted path is an override, never an option."""
+    """Return ``--optimizer.lr=0.1`` as ``optimizer.lr=0.1``: a dotted path is an override, never an option."""
     return re.sub(r"^--(?=[A-Za-z_]\w*(\.\w+)+=)", "", word)

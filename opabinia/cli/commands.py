@@ -1,4 +1,4 @@
-"""The commands together. Heavy imports wait until one needs them: ``--help`` and ``config check`` load no torch."""
+"""The command line program. Heavy imports wait until a command needs them: ``--help`` loads no torch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def options(
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    """One PyTorch training engine for five kinds of vision work."""
+    """Train, evaluate and deploy computer vision models with PyTorch."""
 
 
 app.command("train")(train.train)
@@ -62,8 +62,9 @@ app.command("export")(export.export)
 app.command("serve")(serve.serve)
 app.command("search")(search.search)
 app.command("map")(embedding_map.draw)
-app.command("bench")(benchmark.bench)
+app.command("benchmark")(benchmark.benchmark)
+app.command("bench", hidden=True, deprecated=True)(benchmark.benchmark)
 app.command("demo")(demo.demo)
 app.command("completion")(completion.completion)
-app.add_typer(data.app, name="data", help="Look at data before anything is trained on it.")
-app.add_typer(config.app, name="config", help="Show, check and compare configs; list what there is.")
+app.add_typer(data.app, name="data", help="Check and pack datasets.")
+app.add_typer(config.app, name="config", help="Show, check, compare and import configs; list parts.")

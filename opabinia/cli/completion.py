@@ -1,4 +1,4 @@
-"""``opabinia completion``: what a shell offers when the tabulator key is pressed. Imports no torch."""
+"""``opabinia completion``: shell completion. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from opabinia.cli.completions import candidates, described, keep
+from opabinia.cli.completions import candidates, describe_command, save_commands
 from opabinia.cli.errors import report_errors
 
 Shell = Literal["bash", "zsh", "fish"]
@@ -54,10 +54,10 @@ def completion(
     context: typer.Context,
     shell: Annotated[Shell | None, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")] = None,
     line: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Print what this command line may go on with, instead.")
+        str | None, typer.Option(metavar="TEXT", help="Print the completions of this command line instead.")
     ] = None,
 ) -> None:
-    """Print the script that lets a shell complete commands, recipes, run folders, keys of configs and names of parts.
+    """Print the completion script of a shell: for commands, recipes, run folders, config keys and parts.
 
     eval "$(opabinia completion bash)"
 
@@ -65,8 +65,8 @@ def completion(
     """
     with report_errors():
         if line is not None:
-            program = described(context.find_root().command)
-            keep(program)
+            program = describe_command(context.find_root().command)
+            save_commands(program)
             print("\n".join(candidates(program, line)))
         elif shell is not None:
             print(_SCRIPTS[shell], end="")

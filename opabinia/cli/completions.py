@@ -1,4 +1,4 @@
-"""What a command line may go on with. Shells wait for it, so it imports what a line needs, and no parser."""
+"""Completions of a command line. Shells wait for them, so only what a line needs is imported, and no parser."""
 
 from __future__ import annotations
 
@@ -17,82 +17,82 @@ SHELLS = ("bash", "zsh", "fish")
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 
 Command = Mapping[str, Any]
-"""A command in plain values: its ``commands`` by name, or its ``params``, each with ``names``, ``metavar``, ``choices``
-and ``flag``, which is true of options without a value."""
+"""A command as plain values: its ``commands`` by name, or its ``params``, each with ``names``, ``metavar``, ``choices``
+and ``flag`` (an option without value)."""
 
 
-# --- the commands there are -------------------------------------------------------------------------------------------
+# --- commands -------------------------------------------------------------------------------------------------------
 
 
-def described(command: Any) -> Command:
-    """A command of the parser in plain values."""
+def describe_command(command: Any) -> Command:
+    """Return a command of the parser as plain values."""
     if hasattr(command, "commands"):
-        return {"commands": {name: described(one) for name, one in command.commands.items()}}
-    return {"params": [_parameter(one) for one in command.params]}
+        return {"commands": {name: describe_command(sub) for name, sub in command.commands.items()}}
+    return {"params": [_describe_parameter(param) for param in command.params]}
 
 
-def _parameter(one: Any) -> dict[str, Any]:
-    metavar = str(one.metavar or one.name).split("=")[0].removesuffix("...").upper()
-    choices = _choices(getattr(getattr(one, "type_descriptor", None), "annotation", None))
-    choices = choices or [str(choice) for choice in getattr(getattr(one, "type", None), "choices", ())]
-    return {"names": list(one.opts), "metavar": metavar, "choices": choices, "flag": getattr(one, "is_flag", False)}
+def _describe_parameter(param: Any) -> dict[str, Any]:
+    metavar = str(param.metavar or param.name).split("=")[0].removesuffix("...").upper()
+    choices = _choices(getattr(getattr(param, "type_descriptor", None), "annotation", None))
+    choices = choices or [str(choice) for choice in getattr(getattr(param, "type", None), "choices", ())]
+    return {"names": list(param.opts), "metavar": metavar, "choices": choices, "flag": getattr(param, "is_flag", False)}
 
 
 def _choices(annotation: Any) -> list[str]:
-    """The words that a type consists of. Parameters of newer Typers tell it, older ones have a ``type`` of Click."""
+    """The words of a literal or enum. Newer versions of Typer have it as annotation, older ones as a Click type."""
     if isinstance(annotation, type) and issubclass(annotation, Enum):
-        return [str(one.value) for one in annotation]
+        return [str(member.value) for member in annotation]
     if get_origin(annotation) is Literal:
-        return [str(one) for one in get_args(annotation)]
+        return [str(choice) for choice in get_args(annotation)]
     return [choice for inner in get_args(annotation) for choice in _choices(inner)]
 
 
-def keep(program: Command) -> None:
-    """Keep the commands for :func:`from_kept`. Where nothing can be written, work goes on without."""
+def save_commands(program: Command) -> None:
+    """Cache the commands for :func:`from_cache`. A cache that cannot be written is no error."""
     with suppress(OSError):
         cache_folder().mkdir(parents=True, exist_ok=True)
         write_atomic(cache_folder() / "commands.json", json.dumps({"of": _version(), "program": program}))
 
 
-def from_kept(line: str) -> list[str] | None:
-    """What :func:`candidates` gives; None where commands are not kept, or have changed since, or something is wrong."""
+def from_cache(line: str) -> list[str] | None:
+    """Return :func:`candidates` from the cached commands; None if they are missing, outdated or damaged."""
     try:
-        kept = json.loads((cache_folder() / "commands.json").read_text(encoding="utf-8"))
-        return candidates(kept["program"], line) if kept["of"] == _version() else None
-    except Exception:  # the command itself tells what it is
+        cached = json.loads((cache_folder() / "commands.json").read_text(encoding="utf-8"))
+        return candidates(cached["program"], line) if cached["of"] == _version() else None
+    except Exception:  # the command itself reports it
         return None
 
 
 def _version() -> list[list[Any]]:
-    """Changes when a file of the commands does."""
+    """A value that changes with the files of the commands."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     return [[str(path), path.stat().st_mtime_ns, path.stat().st_size] for path in files]
 
 
-# --- the words --------------------------------------------------------------------------------------------------------
+# --- words -----------------------------------------------------------------------------------------------------------
 
 
 def candidates(program: Command, line: str) -> list[str]:
-    """The words that the last one of a command line may become; those that end in ``=``, ``.`` or ``/`` go on.
+    """Return the completions of the last word of a command line; those that end in ``=``, ``.`` or ``/`` continue.
 
     Args:
-        program: the command that all others belong to, see :func:`described`.
+        program: the root command, see :func:`describe_command`.
         line: as typed so far; a space at its end begins a new word.
     """
-    *words, word = _divided(line)
-    command, words = _found(program, with_resume_value(words[1:]))
+    *words, word = _split(line)
+    command, words = _command_of(program, with_resume_value(words[1:]))
     if "commands" in command:
-        return _starting(word, command["commands"])
-    options = {name: one for one in command["params"] for name in one["names"] if name.startswith("-")}
+        return _matching(word, command["commands"])
+    options = {name: param for param in command["params"] for name in param["names"] if name.startswith("-")}
     if word.startswith("-") and "=" not in word:
-        return _starting(word, (name for name in options if name.startswith("--")))
+        return _matching(word, (name for name in options if name.startswith("--")))
     if words and words[-1] in options and not options[words[-1]]["flag"]:
-        return _starting(word, options[words[-1]]["choices"])
+        return _matching(word, options[words[-1]]["choices"])
     return _positional(command, _arguments(words, options), word)
 
 
-def _divided(line: str) -> list[str]:
-    """The words of a line, an open quotation closed; the last one is what is being typed."""
+def _split(line: str) -> list[str]:
+    """The words of a line, with an open quote closed; the last one is being typed."""
     for closing in ("", "'", '"'):
         try:
             words = shlex.split(line + closing)
@@ -102,8 +102,8 @@ def _divided(line: str) -> list[str]:
     return [*line.split(), ""]
 
 
-def _found(command: Command, words: Sequence[str]) -> tuple[Command, list[str]]:
-    """The command that words lead to, and the words behind it."""
+def _command_of(command: Command, words: Sequence[str]) -> tuple[Command, list[str]]:
+    """The command that the words name, and the words after it."""
     while words and words[0] in command.get("commands", ()):
         command, words = command["commands"][words[0]], words[1:]
     return command, list(words)
@@ -111,38 +111,38 @@ def _found(command: Command, words: Sequence[str]) -> tuple[Command, list[str]]:
 
 def _arguments(words: Sequence[str], options: Mapping[str, Any]) -> list[str]:
     """The words that are neither options nor their values."""
-    before = ["", *words]
+    previous = ["", *words]
     return [
         word
-        for last, word in zip(before, words, strict=False)
+        for last, word in zip(previous, words, strict=False)
         if not word.startswith("-") and (last not in options or options[last]["flag"])
     ]
 
 
 def _positional(command: Command, given: Sequence[str], word: str) -> list[str]:
-    takes = [one for one in command["params"] if not one["names"][0].startswith("-")]
-    if not takes:
+    params = [param for param in command["params"] if not param["names"][0].startswith("-")]
+    if not params:
         return []
-    place = takes[min(len(given), len(takes) - 1)]
-    complete = _BY_METAVAR.get(place["metavar"])
-    return complete(given, word) if complete else _starting(word, place["choices"])
+    param = params[min(len(given), len(params) - 1)]
+    complete = _BY_METAVAR.get(param["metavar"])
+    return complete(given, word) if complete else _matching(word, param["choices"])
 
 
-def _starting(word: str, names: Any) -> list[str]:
+def _matching(word: str, names: Any) -> list[str]:
     return sorted(str(name) for name in names if str(name).startswith(word))
 
 
-# --- what is typed where ----------------------------------------------------------------------------------------------
+# --- positional arguments ---------------------------------------------------------------------------------------------
 
 
 def _recipes(given: Sequence[str], word: str) -> list[str]:
     packaged = (path.relative_to(RECIPES).with_suffix("").as_posix() for path in RECIPES.rglob("*.yaml"))
     files = (path for path in _paths(word) if path.endswith(("/", ".yaml", ".yml")))
-    return [*_starting(word, packaged), *files]
+    return [*_matching(word, packaged), *files]
 
 
 def _runs(given: Sequence[str], word: str) -> list[str]:
-    """Run folders, and folders on the way to them."""
+    """Run folders, and folders that may contain them."""
     return [
         path.removesuffix("/") if Path(path, "config.yaml").is_file() else path
         for path in _paths(word)
@@ -151,7 +151,7 @@ def _runs(given: Sequence[str], word: str) -> list[str]:
 
 
 def _paths(word: str) -> Iterator[str]:
-    """What lies beside a path that is being typed; folders end in a slash, hidden ones wait for their dot."""
+    """Completions of a path; folders end in a slash, hidden files need their dot."""
     folder, _, name = word.rpartition("/")
     base = Path(folder or ("/" if word.startswith("/") else "."))
     if not base.is_dir():
@@ -162,15 +162,15 @@ def _paths(word: str) -> Iterator[str]:
 
 
 def _overrides(given: Sequence[str], word: str) -> list[str]:
-    """Keys of the recipe that stands before, and their values; of a catalog that is not cached yet ``vars`` only."""
+    """Config keys of the recipe before, and their values; without a cached catalog ``vars`` only."""
     from opabinia.config import compose, warm_catalog
     from opabinia.config.compose import variables
     from opabinia.config.keys import completed
 
     recipe = given[0] if given else ""
     if word.startswith("v"):
-        return _starting(word, (f"vars.{name}=" for name in variables(recipe)))
-    tree = compose(recipe, [one for one in given[1:] if "=" in one])
+        return _matching(word, (f"vars.{name}=" for name in variables(recipe)))
+    tree = compose(recipe, [override for override in given[1:] if "=" in override])
     catalog, config = warm_catalog(tree.plugins), tree.root.plain()
     return completed(word, config, catalog) if catalog is not None and isinstance(config, dict) else []
 
@@ -179,14 +179,14 @@ def _families(given: Sequence[str], word: str) -> list[str]:
     from opabinia.config import warm_catalog
 
     catalog = warm_catalog()
-    return _starting(word, catalog.entries) if catalog else []
+    return _matching(word, catalog.entries) if catalog else []
 
 
 def _parts(given: Sequence[str], word: str) -> list[str]:
     from opabinia.config import warm_catalog
 
     catalog = warm_catalog()
-    return _starting(word, catalog.names(given[0])) if catalog and given else []
+    return _matching(word, catalog.names(given[0])) if catalog and given else []
 
 
 _BY_METAVAR: dict[str, Callable[[Sequence[str], str], list[str]]] = {
@@ -197,5 +197,5 @@ _BY_METAVAR: dict[str, Callable[[Sequence[str], str], list[str]]] = {
     "NAME": _parts,
     "A": _recipes,
     "B": _recipes,
-    "SHELL": lambda given, word: _starting(word, SHELLS),
+    "SHELL": lambda given, word: _matching(word, SHELLS),
 }

@@ -1,4 +1,4 @@
-"""``opabinia config``: show, check and compare configs; list what there is. Only ``--build`` imports torch."""
+"""``opabinia config``: show, check, compare and import configs, list parts. Only ``--build`` imports torch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from opabinia.cli.errors import report_errors
+from opabinia.cli.options import Overrides, Recipe
 
 if TYPE_CHECKING:
     from opabinia.config import Catalog, Problem, Resolved
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 
 
-Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A packaged recipe, a YAML file or a run folder.")]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to the config, such as optimizer.lr=0.1")
-]
 Plugins = Annotated[
     list[str] | None, typer.Option("--plugin", help="A module with parts of your own; may be repeated.")
 ]
@@ -32,18 +29,16 @@ Plugins = Annotated[
 def show(
     recipe: Recipe,
     overrides: Overrides = None,
-    origin: Annotated[bool, typer.Option("--origin", help="Say of each value where it comes from.")] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Print where each value comes from.")] = False,
     schedule: Annotated[
-        bool, typer.Option("--schedule", help="Print its batches over time and what they cost, instead.")
+        bool, typer.Option("--schedule", help="Print the batches over time and their cost instead.")
     ] = False,
-    nproc: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Of --schedule: as so many processes would train it.")
-    ] = None,
+    nproc: Annotated[int | None, typer.Option(metavar="N", min=1, help="With --schedule: on so many ranks.")] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Of --schedule: draw it, too, into this file.")
+        Path | None, typer.Option(metavar="FILE.png", help="With --schedule: also draw it to this file.")
     ] = None,
 ) -> None:
-    """Print the complete config: every default filled in, references resolved.
+    """Print the complete config, with all defaults and resolved references.
 
     opabinia config show video/digits --origin
 
@@ -53,9 +48,9 @@ def show(
         from opabinia.config import ConfigError, Problem, dump
 
         if not schedule:
-            _refuse_without_schedule({"--nproc": nproc, "--out": out})
+            _check_needs_schedule({"--nproc": nproc, "--out": out})
         if out is not None and out.suffix.lower() != ".png":
-            raise ConfigError(Problem("command line", "--out", f"{out}: the picture is a FILE.png"))
+            raise ConfigError(Problem("command line", "--out", f"{out}: the image must be a FILE.png"))
         resolved = _resolve(recipe, overrides or [])
         if schedule:
             _show_schedule(recipe, resolved, nproc or 1, out)
@@ -68,29 +63,29 @@ def check(
     recipe: Recipe,
     overrides: Overrides = None,
     build: Annotated[
-        bool, typer.Option("--build", help="Build everything, too, and push one tiny batch through on the CPU.")
+        bool, typer.Option("--build", help="Also build everything and run one tiny batch on the CPU.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the mistakes as a JSON list: place, key, message, value and so on.")
+        bool, typer.Option("--json", help="Print the errors as a JSON list: place, key, message, value and so on.")
     ] = False,
 ) -> None:
-    """Tell all that is wrong with a config at once. Exit status 0: nothing; 2: something."""
+    """Report all errors in a config at once. Exit status 0: none; 2: some."""
     with report_errors():
         from opabinia.config import ConfigError
 
         try:
             resolved = _resolve(recipe, overrides or [])
             if build:
-                _rehearse(resolved)
+                _dry_run(resolved)
         except ConfigError as error:
             if not as_json:
                 raise
-            print(json.dumps([_in_json(problem) for problem in error.problems], indent=1))
+            print(json.dumps([_as_json(problem) for problem in error.problems], indent=1))
             raise SystemExit(2) from None
         print("[]" if as_json else f"{recipe}: no problems")
 
 
-def _in_json(problem: Problem) -> dict[str, str]:
+def _as_json(problem: Problem) -> dict[str, str]:
     return {
         "place": problem.where,
         "key": problem.path,
@@ -102,14 +97,14 @@ def _in_json(problem: Problem) -> dict[str, str]:
 
 
 SCHEMA = "opabinia.schema.json"
-"""The file that recipes look for, beside them or in a folder around."""
+"""The schema file that recipes refer to, in their folder or a parent of it."""
 
 
 @app.command()
 def schema(
     plugin: Plugins = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help=f"Write it there, such as {SCHEMA}, and replace it.")
+        Path | None, typer.Option(metavar="FILE.json", help=f"Write it to this file, such as {SCHEMA}.")
     ] = None,
 ) -> None:
     """Print the JSON Schema of recipes, for completion in editors.
@@ -127,20 +122,20 @@ def schema(
         with disk_errors(out):
             out.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(out, text)
-        print(f"first line of a recipe beside it: {_first_line(out.name)}")
+        print(f"first line of a recipe in the same folder: {_schema_comment(out.name)}")
 
 
-def _first_line(path: str) -> str:
-    """What tells editors which schema a file has."""
+def _schema_comment(path: str) -> str:
+    """The comment that tells editors the schema of a file."""
     return f"# yaml-language-server: $schema={path}"
 
 
 def _with_schema(out: Path, text: str) -> str:
-    """A recipe's text, with the schema as its first line where there is one beside it or in a folder around."""
-    place = out.absolute().parent
-    for number, folder in enumerate([place, *place.parents]):
+    """The text of a recipe, with the schema comment where the folder of ``out`` or a parent of it has a schema."""
+    parent = out.absolute().parent
+    for depth, folder in enumerate([parent, *parent.parents]):
         if (folder / SCHEMA).is_file():
-            return f"{_first_line('../' * number + SCHEMA)}\n{text}"
+            return f"{_schema_comment('../' * depth + SCHEMA)}\n{text}"
     return text
 
 
@@ -150,7 +145,7 @@ def list_parts(
     name: Annotated[str | None, typer.Argument(help="A part of that family.")] = None,
     plugin: Plugins = None,
 ) -> None:
-    """List the families, the parts of a family with their parameters, or all about a part.
+    """List the families, the parts of a family with their parameters, or the details of a part.
 
     opabinia config list transforms
 
@@ -161,14 +156,14 @@ def list_parts(
         if family is None:
             from opabinia.config.compose import packaged_names
 
-            parts = [(one, ", ".join(catalog.names(one))) for one in catalog.entries if catalog.names(one)]
+            parts = [(each, ", ".join(catalog.names(each))) for each in catalog.entries if catalog.names(each)]
             lines = _columns([*parts, ("(recipes)", ", ".join(packaged_names()))])
         elif name is None:
             family = _family(family, catalog.entries)
             lines = [line for _, entry in sorted(catalog.entries[family].items()) for line in _signature(entry)]
         else:
             family = _family(family, catalog.entries)
-            _known(name, catalog.names(family), family)
+            _check_known(name, catalog.names(family), family)
             lines = _details(catalog.entries[family][name])
         print("\n".join(lines))
 
@@ -183,28 +178,33 @@ def import_config(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to it, under its own keys.")
     ] = None,
-    cards: Annotated[
+    gpus: Annotated[
         int | None,
-        typer.Option(min=1, help="Of basecls and PaddleVideo, whose batch is that of a card: on how many (8)."),
+        typer.Option(
+            "--gpus",
+            "--cards",
+            min=1,
+            help="Number of GPUs, for basecls and PaddleVideo, whose batch size is per GPU (8).",
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE.yaml", help="Write the recipe there, not to standard output.")
+        Path | None, typer.Option(metavar="FILE.yaml", help="Write the recipe to this file instead of standard output.")
     ] = None,
 ) -> None:
-    """Print another system's config as a recipe of ours; what has no home here is told. Nothing in it is run.
+    """Convert the config of another system to a recipe, and list what is not converted. Nothing in it is executed.
 
     opabinia config import detectron2 faster_rcnn_R_50_FPN_1x.yaml SOLVER.BASE_LR=0.01 --out faster_rcnn.yaml
 
-    opabinia config import paddlevideo slowfast_multigrid.yaml --cards 8 > slowfast.yaml
+    opabinia config import paddlevideo slowfast_multigrid.yaml --gpus 8 > slowfast.yaml
     """
     with report_errors():
         from opabinia.migration import convert
 
-        recipe = convert(system, file, cards, overrides or [])
+        recipe = convert(system, file, gpus, overrides or [])
         for note in recipe.notes:
             typer.echo(f"note: {note}", err=True)
-        for left in recipe.left():
-            typer.echo(f"not taken over: {left}", err=True)
+        for key in recipe.unconverted():
+            typer.echo(f"not converted: {key}", err=True)
         if out is None:
             print(recipe.text(), end="")
         else:
@@ -212,12 +212,12 @@ def import_config(
 
 
 def _write(out: Path, text: str) -> None:
-    """A new file."""
+    """Write a new recipe file."""
     from opabinia.config import ConfigError, Problem
     from opabinia.runtime.files import disk_errors, write_atomic
 
     if out.suffix not in (".yaml", ".yml") or out.exists():
-        why = "is there already" if out.exists() else "a recipe is a FILE.yaml"
+        why = "exists already" if out.exists() else "a recipe is a FILE.yaml"
         raise ConfigError(Problem("command line", "--out", f"{out}: {why}"))
     with disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -229,18 +229,18 @@ def diff(
     first: Annotated[str, typer.Argument(metavar="A", help="A packaged recipe, a YAML file or a run folder.")],
     second: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
 ) -> None:
-    """Compare two complete configs, defaults included; one line a difference."""
+    """Compare two complete configs, defaults included; one line per difference."""
     with report_errors():
         from opabinia.config import flatten
 
         old, new = (flatten(_resolve(recipe, []).config) for recipe in (first, second))
         for path in dict.fromkeys([*old, *new]):
             if path not in old or path not in new or _differ(old[path], new[path]):
-                print(f"{path}: {_shown(old, path)} -> {_shown(new, path)}")
+                print(f"{path}: {_value_at(old, path)} -> {_value_at(new, path)}")
 
 
 def _resolve(recipe: str, overrides: Sequence[str]) -> Resolved:
-    """The complete config; warnings go to stderr."""
+    """The complete config; warnings are printed to stderr."""
     from opabinia.config import catalog, check, compose
 
     tree = compose(recipe, overrides)
@@ -253,52 +253,53 @@ def _resolve(recipe: str, overrides: Sequence[str]) -> Resolved:
 def _catalog(plugins: Sequence[str]) -> Catalog:
     from opabinia.config import ConfigError, Problem, catalog
 
-    found = catalog(plugins)
-    if found.failed:
-        raise ConfigError(Problem("", name, f"cannot be imported: {why}") for name, why in found.failed.items())
-    return found
+    parts = catalog(plugins)
+    if parts.failed:
+        raise ConfigError(Problem("", name, f"cannot be imported: {why}") for name, why in parts.failed.items())
+    return parts
 
 
-def _rehearse(resolved: Resolved) -> None:
-    from opabinia.config import build, live_catalog
+def _dry_run(resolved: Resolved) -> None:
+    from opabinia.config import build
     from opabinia.training.auto_values import with_values
     from opabinia.training.dry_run import dry_run
 
-    config = with_values(resolved.config, batch_size=32, workers=0, augment_on="workers")
-    catalog = live_catalog(config.get("plugins") or ())
-    dry_run(build(config, catalog, origins=resolved.origins).keywords)
+    config = with_values(resolved.config, batch_size=32, num_workers=0, augment_on="workers")
+    dry_run(build(config, origins=resolved.origins).keywords)
 
 
-def _refuse_without_schedule(options: Mapping[str, object]) -> None:
+def _check_needs_schedule(options: Mapping[str, object]) -> None:
     from opabinia.config import ConfigError, Problem
 
     for name, value in options.items():
         if value is not None:
-            raise ConfigError(Problem("command line", name, "belongs to --schedule: add that, or leave this out"))
+            raise ConfigError(Problem("command line", name, "belongs to --schedule: add it, or remove this option"))
 
 
 def _show_schedule(recipe: str, resolved: Resolved, processes: int, out: Path | None) -> None:
-    """The batches as so many processes would train them."""
-    from opabinia.cli.tables import print_timetable
-    from opabinia.config import build, live_catalog
+    """Print the batches of a run on so many ranks."""
+    from opabinia.cli.tables import print_schedule
+    from opabinia.config import build
     from opabinia.runtime.files import disk_errors
     from opabinia.training.auto_values import replace_auto
-    from opabinia.training.resume_checks import splits_norms
-    from opabinia.training.schedule_preview import drawn, timetable_of
+    from opabinia.training.loaders import splits_norms
+    from opabinia.training.schedule_preview import draw_preview, schedule_preview
     from opabinia.training.world_size_scaling import auto_scale
 
     config, changes = auto_scale(replace_auto(resolved.config), processes)
     for change in changes:
-        typer.echo(f"for {processes} instead of {resolved.config['train']['tuned_for']} processes: {change}", err=True)
-    catalog = live_catalog(config.get("plugins") or ())
-    parts = build(config, catalog, origins=resolved.origins).keywords
-    table = timetable_of(parts, processes)
-    print_timetable(table, norms=splits_norms(table.plan, parts["train"]))
+        typer.echo(
+            f"for world size {processes} instead of {resolved.config['train']['reference_world_size']}: {change}",
+            err=True,
+        )
+    parts = build(config, origins=resolved.origins).keywords
+    table = schedule_preview(parts, processes)
+    print_schedule(table, norms=splits_norms(table.plan, parts["train"].sync_batch_norm))
     if out is not None:
-        picture = drawn(table, parts["schedule"], recipe)
+        image = draw_preview(table, parts["schedule"], recipe)
         with disk_errors(out):
             out.parent.mkdir(parents=True, exist_ok=True)
-            picture.save(out)
+            image.save(out)
 
 
 def _with_origins(resolved: Resolved) -> list[str]:
@@ -315,32 +316,32 @@ def _columns(rows: Iterable[tuple[str, str]]) -> list[str]:
     return [f"{left:<{width}}  {right}".rstrip() for left, right in rows]
 
 
-def _known(name: str, names: Iterable[str], what: str) -> None:
+def _check_known(name: str, names: Iterable[str], kind: str) -> None:
     from opabinia.config import ConfigError, Problem
     from opabinia.config.errors import listing, nearest
 
     names = list(names)
     if name not in names:
-        message = f"there is no {what} {name!r}"
+        message = f"there is no {kind} {name!r}"
         raise ConfigError(Problem("", "", message, "", nearest(name, names), f"there are: {listing(names)}"))
 
 
 def _family(word: str, families: Iterable[str]) -> str:
-    """A family by its name, or by its plural."""
+    """The family of a name or its plural."""
     families = list(families)
-    found = next((one for one in families if word in (one, f"{one}s", f"{one}es")), word)
-    _known(found, families, "family")
-    return found
+    family = next((name for name in families if word in (name, f"{name}s", f"{name}es")), word)
+    _check_known(family, families, "family")
+    return family
 
 
 def _signature(entry: Entry) -> list[str]:
-    """A part in a few lines: name, parameters with their defaults, what it does."""
+    """A part in a few lines: name, description, parameters with their defaults."""
     from opabinia.config.errors import show
     from opabinia.config.types import describe
 
     given = (
-        f"{one.name}: {describe(one.spec)}" + ("" if one.required else f" = {show(one.default)}")
-        for one in entry.parameters
+        f"{param.name}: {describe(param.spec)}" + ("" if param.required else f" = {show(param.default)}")
+        for param in entry.parameters
     )
     wrapped = textwrap.wrap("; ".join(given), 112, initial_indent="    ", subsequent_indent="    ")
     return [f"{entry.name}  {entry.doc}".rstrip(), *wrapped]
@@ -367,7 +368,7 @@ def _differ(old: Any, new: Any) -> bool:
     return type(old) is not type(new) or old != new
 
 
-def _shown(values: dict[str, Any], path: str) -> str:
+def _value_at(values: dict[str, Any], path: str) -> str:
     from opabinia.config.errors import show
 
-    return show(values[path]) if path in values else "(not there)"
+    return show(values[path]) if path in values else "(missing)"

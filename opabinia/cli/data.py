@@ -1,4 +1,4 @@
-"""``opabinia data``: look at data before anything is trained on it."""
+"""``opabinia data``: check datasets before training, and pack videos."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from opabinia.cli.config import Overrides, Recipe
 from opabinia.cli.errors import leave, report_errors
+from opabinia.cli.options import Overrides, Recipe
 
 if TYPE_CHECKING:
     from opabinia.contracts import Source
@@ -24,7 +24,7 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.callback()
 def _group() -> None:
-    """A group also while it has one command."""
+    """Keep the group, whatever the number of its commands."""
 
 
 @app.command()
@@ -32,24 +32,24 @@ def check(
     recipe: Recipe,
     overrides: Overrides = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", help="Write a page with the pictures of what is found.")
+        Path | None, typer.Option(metavar="FILE.html", help="Write an HTML page with the images concerned.")
     ] = None,
     as_json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write everything that is found; - prints it.")
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all findings as JSON; - prints them.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Read so many samples of each set, drawn by --seed.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of that draw.")] = 0,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Read so many samples of each dataset, drawn with --seed.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of --limit.")] = 0,
     near: Annotated[
-        int, typer.Option(min=0, max=12, help="Bits of 64 that may differ in hashes of nearly equal pictures.")
+        int, typer.Option(min=0, max=12, help="Bits of 64 that may differ between hashes of near-duplicate images.")
     ] = 4,
-    workers: Annotated[
-        int | None, typer.Option(min=0, help="Processes that read; as many as there are cores if not given.")
-    ] = None,
+    workers: Annotated[int | None, typer.Option(min=0, help="Loader processes; default: the number of cores.")] = None,
 ) -> None:
-    """Count what the data sets of a recipe hold, and tell what is wrong in them, each by itself and all together.
+    """Check the datasets of a recipe: broken files and annotations, duplicates, leaks between splits, and statistics.
 
-    Every picture is decoded, and of every film the first, the middle and the last frame. What ``broken: error`` would
-    refuse is told, too. Exit status 0: nothing is wrong; 2: something is. Ctrl-C tells what was found so far (130).
+    Every image is decoded, and the first, middle and last frame of every video. Exit status 0: no findings; 2: some.
+    Ctrl-C reports the findings so far (130).
 
     opabinia data check detection/coco_format vars.root=data/bccd --out bccd.html
     """
@@ -57,42 +57,43 @@ def check(
         from rich.console import Console
 
         from opabinia.data.check import run_checks
-        from opabinia.data.check.terminal import show
+        from opabinia.data.check.terminal import print_report
         from opabinia.runtime.resources import cores
 
         sources = _sources(_data(recipe, overrides or [], lenient=True))
         workers = cores() if workers is None else workers
-        with _progress() as tell:
-            found = run_checks(
-                sources, near=near, limit=limit, seed=seed, workers=workers if workers > 1 else 0, tell=tell
+        with _progress() as report_progress:
+            report = run_checks(
+                sources,
+                near=near,
+                limit=limit,
+                seed=seed,
+                workers=workers if workers > 1 else 0,
+                progress=report_progress,
             )
         if as_json is None or str(as_json) != "-":
-            show(found, Console(highlight=False))
-        _write(found, recipe, out, as_json)
-        if found.stopped:
+            print_report(report, Console(highlight=False))
+        _write(report, recipe, out, as_json)
+        if report.stopped:
             raise KeyboardInterrupt
-        if found.wrong:
-            leave(2, f"{recipe}: {found.wrong} {'thing is' if found.wrong == 1 else 'things are'} wrong in the data")
+        if report.error_count:
+            leave(2, f"{recipe}: {report.error_count} {'error' if report.error_count == 1 else 'errors'} in the data")
 
 
 @app.command()
 def pack(
     recipe: Recipe,
-    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    out: Annotated[Path, typer.Option(help="The output folder.")],
     overrides: Overrides = None,
     section: Annotated[str, typer.Option(help="train, or the prefix of a validation set.")] = "train",
-    size: Annotated[
-        int | None, typer.Option(min=1, help="Shrink larger frames to so many pixels at their shorter side.")
-    ] = None,
-    quality: Annotated[int, typer.Option(min=1, max=95, help="Of the JPEGs.")] = 90,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Threads; as many as there are cores if not given.")
-    ] = None,
+    size: Annotated[int | None, typer.Option(min=1, help="Shrink frames to this shorter side in pixels.")] = None,
+    quality: Annotated[int, typer.Option(min=1, max=95, help="JPEG quality.")] = 90,
+    workers: Annotated[int | None, typer.Option(min=1, help="Threads; default: the number of cores.")] = None,
 ) -> None:
-    """Take the films of a recipe apart into JPEGs, which are read more quickly and take more of the disk.
+    """Convert the videos of a recipe to JPEG frames in tar files: faster to read, larger on disk.
 
-    The source packed_films reads them. The same command goes on where it was killed. Films that cannot be read end it,
-    or with data.on_error=skip are left out.
+    The source packed_videos reads them. After an interruption the same command resumes. A video that cannot be read
+    is an error, or is skipped with data.on_error=skip.
 
     opabinia data pack kinetics.yaml --section train --out kinetics/train_256 --size 256
     """
@@ -116,62 +117,61 @@ def pack(
                 workers=workers or os.cpu_count() or 1,
                 skip=data.on_error == "skip",
             )
-        left_out = f", {done.left_out} left out" if done.left_out else ""
-        print(f"{done.films} films, {done.frames} frames, {done.bytes / 1e6:.1f} MB{left_out}")
-        print(f"source: {{name: packed_films, root: {out}}}")
+        skipped = f", {done.skipped} skipped" if done.skipped else ""
+        print(f"{done.videos} videos, {done.frames} frames, {done.bytes / 1e6:.1f} MB{skipped}")
+        print(f"source: {{name: packed_videos, root: {out}}}")
 
 
 def _data(recipe: str, overrides: list[str], *, lenient: bool = False) -> Data:
-    """The data of a recipe; ``lenient``: without what is broken in them."""
-    from opabinia.config import build, live_catalog
+    """The data of a recipe; ``lenient``: without broken annotations."""
+    from opabinia.config import build
     from opabinia.runtime.log import log
     from opabinia.training.auto_values import with_values
     from opabinia.training.run_folder import resolve
 
     resolved = resolve(recipe, overrides)
-    catalog = live_catalog(resolved.config.get("plugins") or ())
-    config = with_values(resolved.config, batch_size=1, workers=0, augment_on="workers")  # which nothing here asks for
+    config = with_values(resolved.config, batch_size=1, num_workers=0, augment_on="workers")  # unused here
     config["data"] = _lenient(config["data"]) if lenient else config["data"]
-    log.disabled = lenient  # the sources warn of what they leave out; here it is told once, and in full
+    log.disabled = lenient  # the sources warn of what they drop; here it is reported once, and completely
     try:
-        data: Data = build(config, catalog, origins=resolved.origins).keywords["data"]
+        data: Data = build(config, origins=resolved.origins).keywords["data"]
     finally:
         log.disabled = False
     return data
 
 
 def _sources(data: Data) -> dict[str, Source]:
-    """The data sets by their name."""
-    return {"train": data.train.source, **{one.prefix: one.source for one in data.validation}}
+    """The datasets by name."""
+    return {"train": data.train.source, **{stream.prefix: stream.source for stream in data.validation}}
 
 
 def _lenient(section: Any) -> Any:
-    """A section in which every source leaves out what is broken."""
+    """A section in which every source drops broken annotations."""
     if isinstance(section, Mapping):
         return {key: "drop" if key == "broken" else _lenient(value) for key, value in section.items()}
-    return [_lenient(one) for one in section] if isinstance(section, list | tuple) else section
+    return [_lenient(item) for item in section] if isinstance(section, list | tuple) else section
 
 
-def _write(found: DataReport, recipe: str, out: Path | None, as_json: Path | None) -> None:
-    """The page and the JSON that are asked for."""
+def _write(report: DataReport, recipe: str, out: Path | None, as_json: Path | None) -> None:
+    """Write the HTML page and the JSON file."""
     from opabinia.data.check.page import write_page
     from opabinia.runtime.files import write_atomic
 
     if as_json is not None:
-        text = json.dumps(found.plain(), indent=1)
+        text = json.dumps(report.to_json(), indent=1)
         if str(as_json) == "-":
             print(text)
         else:
             write_atomic(as_json, text + "\n")
-            typer.echo(f"what was found is in {as_json}", err=True)
+            typer.echo(f"the findings are in {as_json}", err=True)
     if out is not None:
-        write_page(found, out, recipe)
+        write_page(report, out, recipe)
         typer.echo(f"the page is in {out}", err=True)
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal, and nothing elsewhere."""
+    """A progress bar on a terminal, nothing elsewhere."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -17,8 +17,8 @@ from opabinia.cli.errors import leave, report_errors
 from opabinia.cli.report import report
 
 
-class Shown(StrEnum):
-    """What can be shown."""
+class DemoTask(StrEnum):
+    """Tasks of the demo."""
 
     all = "all"
     classification = "classification"
@@ -34,61 +34,61 @@ class Part:
 
     Attributes:
         recipe: what is trained.
-        shorter: what is changed in it, so that all fits in a quarter of an hour.
-        question: what the model learns to answer.
-        score: the one that tells how well.
-        compared: the same score of something that has learned nothing.
+        overrides: changes that make all tasks fit into a quarter of an hour.
+        question: that the model learns to answer.
+        score: name of its metric.
+        baseline: the same metric without training.
     """
 
     recipe: str
-    shorter: tuple[str, ...]
+    overrides: tuple[str, ...]
     question: str
     score: str
-    compared: str
+    baseline: str
 
 
-PARTS: dict[Shown, Part] = {
-    Shown.classification: Part("classification/digits", (), "which digit is it?", "val/top1", "guessing: 0.100"),
-    Shown.reid: Part("reid/digits", (), "which pictures show the same one of 797 digits?", "val/mAP", "pixels: 0.008"),
-    Shown.selfsup: Part(
+PARTS: dict[DemoTask, Part] = {
+    DemoTask.classification: Part("classification/digits", (), "which digit is it?", "val/top1", "guessing: 0.100"),
+    DemoTask.reid: Part("reid/digits", (), "which images show the same one of 797 digits?", "val/mAP", "pixels: 0.008"),
+    DemoTask.selfsup: Part(
         "selfsup/digits_vicreg",
         (),
-        "which pictures are alike, learned without a label?",
+        "which images are similar, learned without labels?",
         "val/knn_top1",
         "pixels: 0.578",
     ),
-    Shown.video: Part(
+    DemoTask.video: Part(
         "video/digits", ("train.length=2ep",), "which way does it move?", "val/top1", "a single frame: 0.140"
     ),
-    Shown.detection: Part(
+    DemoTask.detection: Part(
         "detection/digits", ("train.length=4ep",), "where are the digits, and which are they?", "val/AP", "nothing: 0"
     ),
 }
-"""The quickest first."""
+"""The fastest first."""
 
 
 def demo(
-    task: Annotated[Shown, typer.Argument(help="Which task.")] = Shown.all,
-    out: Annotated[Path, typer.Option(help="Where runs lie.")] = Path("runs"),
-    name: Annotated[str, typer.Option(help="Name of the runs; another one trains all anew.")] = "demo",
+    task: Annotated[DemoTask, typer.Argument(help="The task.")] = DemoTask.all,
+    out: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
+    name: Annotated[str, typer.Option(help="Name of the runs; another name trains again.")] = "demo",
 ) -> None:
-    """Train on the handwritten digits that come along, a run a task; evaluate; end with a report of all of them.
+    """Train all tasks on the embedded handwritten digits, evaluate them, and write a report.
 
-    Stopped by Ctrl-C, the same command goes on from there; what is finished is not trained again.
+    After Ctrl-C the same command resumes; finished runs are not trained again.
     """
     with report_errors():
         from opabinia.training.launch import run_folder_of
-        from opabinia.training.sweep import refuse_other_config
+        from opabinia.training.sweep import check_same_config
 
-        chosen: Mapping[Shown, Part] = PARTS if task is Shown.all else {task: PARTS[task]}
-        folders = {one: run_folder_of(part.recipe, out, name) for one, part in chosen.items()}
-        for one, part in chosen.items():
-            refuse_other_config(folders[one], part.recipe, part.shorter)
-        typer.echo("Ctrl-C saves what was learned; the same command goes on from there")
+        chosen: Mapping[DemoTask, Part] = PARTS if task is DemoTask.all else {task: PARTS[task]}
+        folders = {name_: run_folder_of(part.recipe, out, name) for name_, part in chosen.items()}
+        for key, part in chosen.items():
+            check_same_config(folders[key], part.recipe, part.overrides)
+        typer.echo("Ctrl-C saves a checkpoint; the same command resumes")
         scores = {}
-        for number, one in enumerate(chosen, 1):
-            typer.secho(f"\n{number} of {len(chosen)}, {one}: {chosen[one].question}", bold=True)
-            scores[one] = _scores(chosen[one], folders[one], out, name)
+        for number, key in enumerate(chosen, 1):
+            typer.secho(f"\n{number} of {len(chosen)}, {key}: {chosen[key].question}", bold=True)
+            scores[key] = _scores(chosen[key], folders[key], out, name)
     _print_scores(chosen, scores)
     page = folders[task] / "report.html" if len(chosen) == 1 else out / f"{name}.html"
     report(list(folders.values()), out=page)
@@ -98,38 +98,38 @@ def demo(
 
 
 def _scores(part: Part, folder: Path, out: Path, name: str) -> dict[str, float]:
-    """Train what is not trained yet; evaluate."""
+    """Train unless finished, and evaluate."""
     from opabinia.cli.tables import print_scores
     from opabinia.runtime.signals import Stopped
     from opabinia.training.launch import evaluate
-    from opabinia.training.sweep import clean_up, results_of, train_or_go_on
+    from opabinia.training.sweep import read_results, release_memory, train_or_resume
 
-    if results_of(folder) is not None:
+    if read_results(folder) is not None:
         typer.echo(f"{folder} is finished: nothing to train")
     try:
-        train_or_go_on(part.recipe, part.shorter, out=out, name=name)
+        train_or_resume(part.recipe, part.overrides, out=out, name=name)
     except Stopped as stopped:
-        typer.echo("stopped: the same command goes on from there", err=True)
+        typer.echo("stopped: the same command resumes", err=True)
         leave(stopped.exit_status)
-    clean_up()
+    release_memory()
     scores = evaluate(folder)
     print_scores(str(folder), scores)
     return scores
 
 
-def _print_scores(chosen: Mapping[Shown, Part], scores: Mapping[Shown, Mapping[str, float]]) -> None:
-    """Print what was learned, a row a task."""
+def _print_scores(chosen: Mapping[DemoTask, Part], scores: Mapping[DemoTask, Mapping[str, float]]) -> None:
+    """Print a table of the scores, one row per task."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("task", "score", "value", "to compare")
-    for one, part in chosen.items():
-        table.add_row(one, part.score, f"{scores[one][part.score]:.4f}", part.compared)
+    table = Table("task", "score", "value", "baseline")
+    for key, part in chosen.items():
+        table.add_row(key, part.score, f"{scores[key][part.score]:.4f}", part.baseline)
     Console(highlight=False).print(table)
 
 
-def _print_next_commands(chosen: Mapping[Shown, Part], folders: Mapping[Shown, Path]) -> None:
-    recipe, run = next((part.recipe, folders[one]) for one, part in chosen.items())
+def _print_next_commands(chosen: Mapping[DemoTask, Part], folders: Mapping[DemoTask, Path]) -> None:
+    recipe, run = next((part.recipe, folders[key]) for key, part in chosen.items())
     print("next:")
     print(f"  {shlex.join(['opabinia', 'config', 'show', str(run), '--origin'])}")
     print(f"  opabinia train {recipe} optimizer.lr=0.001 --name slow")

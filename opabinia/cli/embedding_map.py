@@ -8,29 +8,27 @@ from typing import Annotated, Literal
 import typer
 
 from opabinia.cli.errors import report_errors
-from opabinia.cli.predict import Checkpoint, Device
+from opabinia.cli.options import Checkpoint, Device
 
 
 def draw(
-    where: Annotated[
-        Path, typer.Argument(metavar="FEATURES", help="A folder that extract wrote of a set; or a run folder.")
-    ],
-    split: Annotated[str, typer.Option(help="Of a run: train, or the prefix of a validation set.")] = "val",
+    where: Annotated[Path, typer.Argument(metavar="FEATURES", help="A folder written by extract, or a run folder.")],
+    split: Annotated[str, typer.Option(help="Of a run folder: train, or the prefix of a validation set.")] = "val",
     method: Annotated[
         Literal["pca", "tsne", "umap"], typer.Option(help="Principal components, t-SNE or UMAP (where installed).")
     ] = "pca",
-    column: Annotated[
-        str, typer.Option(help="The array that is drawn: features, or the name of a layer.")
-    ] = "features",
-    most: Annotated[int, typer.Option(min=3, help="How many samples, taken at even distances.")] = 5000,
+    column: Annotated[str, typer.Option(help="The array to draw: features, or the name of a layer.")] = "features",
+    max_samples: Annotated[
+        int, typer.Option("--max-samples", "--most", min=3, help="Number of samples, at even distances.")
+    ] = 5000,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.png", help="The picture; beside the features, or in RUN/map/SPLIT, if not given."),
+        typer.Option(metavar="FILE.png", help="The image; default: beside the features, or in RUN/map/SPLIT."),
     ] = None,
     checkpoint: Checkpoint = "best",
     device: Device = None,
 ) -> None:
-    """Draw features of a data set as a map, coloured by class, and some samples with their nearest neighbours.
+    """Draw an embedding map: features projected to the plane, colored by class, with nearest neighbors of some samples.
 
     opabinia map runs/selfsup/digits_simclr/default --method tsne
 
@@ -39,5 +37,11 @@ def draw(
     with report_errors():
         from opabinia.inference.embedding_map import draw_map
 
-        more = {"split": split, "column": column, "most": most, "checkpoint": checkpoint, "device": device}
-        draw_map(where, out, method=method, **more)  # type: ignore[arg-type]
+        options = {
+            "split": split,
+            "column": column,
+            "max_samples": max_samples,
+            "checkpoint": checkpoint,
+            "device": device,
+        }
+        draw_map(where, out, method=method, **options)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""How errors leave the program: a clear message and an exit status, no traceback for what a user can mend."""
+"""Errors of commands: a clear message and an exit status, without traceback where the user can fix the cause."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from opabinia.runtime.elastic_agent import leave_word
-from opabinia.runtime.slurm import told_rank
+from opabinia.runtime.elastic_agent import report_exit_status
+from opabinia.runtime.slurm import launched_rank
 
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """Print what a user can mend and exit: 2 for configs, arguments and data, 1 for a disk or numbers gone wrong.
+    """Print errors that the user can fix and exit: 2 for config, arguments and data, 1 for disk and non-finite values.
 
-    Ctrl-C, where nothing runs yet that would have to be saved, exits with 130 and prints nothing. An error that many
-    processes have alike is told by the first.
+    Ctrl-C before a run has begun exits with 130 and prints nothing. Rank 0 prints the message of an error that all
+    ranks share.
     """
     from opabinia.config import ConfigError
 
@@ -26,37 +26,37 @@ def report_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except Exception as error:
-        # Before the processes have joined they all read the same config; afterwards they have compared.
-        alike = getattr(error, "alike", isinstance(error, ConfigError))
-        silent = alike and told_rank(os.environ) > 0
+        # Before the ranks have joined they all read the same config; afterwards they have compared.
+        on_all_ranks = getattr(error, "on_all_ranks", isinstance(error, ConfigError))
+        silent = on_all_ranks and launched_rank(os.environ) > 0
         if isinstance(error, ConfigError):
             leave(2, "" if silent else "\n".join(str(problem) for problem in error.problems))
-        # Errors whose text says all bring an exit status along; anything else is a crash.
+        # Errors whose text is enough have an exit status; anything else is a crash.
         status = getattr(error, "exit_status", None)
         if isinstance(status, int):
-            leave(status, "" if silent else str(error), final=not getattr(error, "passing", False))
+            leave(status, "" if silent else str(error), final=not getattr(error, "temporary", False))
         if silent:
             raise SystemExit(1) from None
         if _is_lost_connection(error):
-            _tell("another process has gone: the connection to it is lost")
+            _print_error("another rank has ended: the connection to it is lost")
             raise SystemExit(1) from None
         raise
 
 
 def leave(status: int, text: str = "", *, final: bool = True) -> NoReturn:
-    """Exit with ``status``, having told ``text``. An agent makes another attempt unless it is ``final``."""
+    """Print ``text`` and exit with ``status``. The elastic agent restarts this rank unless it is ``final``."""
     if text:
-        _tell(text)
-    raise SystemExit(leave_word(status) if final else status)
+        _print_error(text)
+    raise SystemExit(report_exit_status(status) if final else status)
 
 
-def _tell(text: str) -> None:
-    rank = told_rank(os.environ)
-    place = f"[rank {rank}] " if rank else ""
-    print(f"{place}error: {text}" if "\n" not in text else place + text, file=sys.stderr)
+def _print_error(text: str) -> None:
+    rank = launched_rank(os.environ)
+    prefix = f"[rank {rank}] " if rank else ""
+    print(f"{prefix}error: {text}" if "\n" not in text else prefix + text, file=sys.stderr)
 
 
 def _is_lost_connection(error: Exception) -> bool:
-    """Whether gloo says that another process has ended: that one knows why, this one's traceback does not help."""
+    """Return whether gloo reports that another rank has ended: that rank knows why, a traceback here does not help."""
     text = str(error)
     return isinstance(error, RuntimeError) and "gloo" in text and "onnection" in text

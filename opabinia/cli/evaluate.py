@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from opabinia.cli.errors import report_errors
-from opabinia.cli.options import Overrides
-from opabinia.cli.outcome import AsJson, Quiet, in_json, print_json, words_of
-from opabinia.cli.processes import Endpoint, Nnodes, NodeRank, Nproc, layout, run_in_many
-from opabinia.runtime.quiet import quietly
+from opabinia.cli.options import AsJson, Checkpoint, Endpoint, Nnodes, NodeRank, Nproc, Overrides, Quiet, Run
+from opabinia.cli.outcome import in_json, print_json, words_of
+from opabinia.cli.processes import layout, run_in_many
+from opabinia.runtime.quiet import quiet_terminal
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    run: Run,
     overrides: Overrides = None,
-    checkpoint: Annotated[str, typer.Option(help="best, last, or the path of a checkpoint.")] = "best",
-    measure: Annotated[
+    checkpoint: Checkpoint = "best",
+    evaluator: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A further evaluator, such as linear_probe or knn; may be repeated."),
+        typer.Option(
+            "--evaluator", "--measure", metavar="NAME", help="An additional evaluator, such as knn; may be repeated."
+        ),
     ] = None,
     nproc: Nproc = None,
     nnodes: Nnodes = None,
@@ -29,16 +30,16 @@ def evaluate(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a run's checkpoint on its validation data.
+    """Evaluate a checkpoint of a run on its validation data.
 
     opabinia eval runs/classification/digits/default --checkpoint last
 
     opabinia eval runs/classification/digits/default --nproc 2
 
-    opabinia eval runs/classification/digits/default --measure linear_probe --measure knn
+    opabinia eval runs/classification/digits/default --evaluator linear_probe --evaluator knn
     """
-    with report_errors(), quietly(quiet):
-        overrides = [*(overrides or []), *(f"evaluate.measures.{name}.evaluator={name}" for name in measure or [])]
+    with report_errors(), quiet_terminal(quiet):
+        overrides = [*(overrides or []), *(f"evaluate.evaluators.{name}.evaluator={name}" for name in evaluator or [])]
         many = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts=0)
         if many is not None:
             run_in_many(many, ["eval", str(run), *overrides, "--checkpoint", checkpoint, *words_of(quiet, as_json)])

@@ -8,26 +8,23 @@ from typing import Annotated, Literal
 import typer
 
 from opabinia.cli.errors import report_errors
-from opabinia.cli.options import Overrides
-from opabinia.cli.predict import Checkpoint
+from opabinia.cli.options import Checkpoint, Overrides, Run
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    run: Run,
     overrides: Overrides = None,
     form: Annotated[
         Literal["onnx", "torch", "huggingface"],
-        typer.Option("--format", help="ONNX, torch.export's .pt2, or a folder as the Hugging Face hub has them."),
+        typer.Option("--format", help="ONNX, torch.export (.pt2), or a folder in the layout of the Hugging Face Hub."),
     ] = "onnx",
-    out: Annotated[
-        Path | None, typer.Option(help="What to write; RUN/export/model.onnx, and so on, if not given.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Output path; default: RUN/export/model.onnx or the like.")] = None,
     tolerance: Annotated[
-        float, typer.Option(min=0, help="Largest difference from the original that is allowed.")
+        float, typer.Option(min=0, help="Largest allowed difference from the outputs of the original.")
     ] = 1e-4,
     checkpoint: Checkpoint = "best",
 ) -> None:
-    """Write a run's model for use elsewhere, checked against the original's numbers.
+    """Export the model of a run, and compare the outputs of the exported file with the original.
 
     opabinia export runs/classification/digits/default
 

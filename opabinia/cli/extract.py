@@ -8,26 +8,25 @@ from typing import Annotated, Literal
 import typer
 
 from opabinia.cli.errors import report_errors
-from opabinia.cli.options import Overrides
-from opabinia.cli.predict import Checkpoint, Device
-from opabinia.cli.processes import Endpoint, MaxRestarts, Nnodes, NodeRank, Nproc, layout, run_in_many
+from opabinia.cli.options import Checkpoint, Device, Endpoint, MaxRestarts, Nnodes, NodeRank, Nproc, Overrides, Run
+from opabinia.cli.processes import layout, run_in_many
 
 
 def extract(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    run: Run,
     overrides: Overrides = None,
     split: Annotated[str, typer.Option(metavar="A,B|all", help="train, and the prefixes of validation sets.")] = "val",
     layers: Annotated[
         str,
         typer.Option(
-            metavar="A,B", help="Modules whose outputs to write, trunk, head, embedding; the last if not given."
+            metavar="A,B", help="Modules whose outputs to write, trunk, head or embedding; default: embedding."
         ),
     ] = "",
     out: Annotated[
-        Path | None, typer.Option(help="The folder to write, of several sets OUT/SET; RUN/features/SET if not given.")
+        Path | None, typer.Option(help="Output folder (OUT/SET for several sets); default: RUN/features/SET.")
     ] = None,
     form: Annotated[
-        Literal["npy", "parquet"], typer.Option("--format", help="A file for each column, or one table.")
+        Literal["npy", "parquet"], typer.Option("--format", help="One file per column, or one table.")
     ] = "npy",
     checkpoint: Checkpoint = "best",
     device: Device = None,
@@ -37,9 +36,9 @@ def extract(
     rdzv_endpoint: Endpoint = None,
     max_restarts: MaxRestarts = 3,
 ) -> None:
-    """Write features of a run's data, with labels and ids, as files that NumPy and vector databases read.
+    """Write features of a run's data, with labels and ids, as files for NumPy and vector databases.
 
-    The same command goes on where it was killed.
+    After an interruption the same command resumes.
 
     opabinia extract runs/classification/digits/default --split train,val
 
@@ -50,10 +49,10 @@ def extract(
     with report_errors():
         many = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts)
         if many is not None:
-            given = ["--split", split, "--layers", layers, "--format", form, "--checkpoint", checkpoint]
-            given += ["--out", str(out)] if out is not None else []
-            given += ["--device", device] if device is not None else []
-            run_in_many(many, ["extract", str(run), *(overrides or []), *given])
+            words = ["--split", split, "--layers", layers, "--format", form, "--checkpoint", checkpoint]
+            words += ["--out", str(out)] if out is not None else []
+            words += ["--device", device] if device is not None else []
+            run_in_many(many, ["extract", str(run), *(overrides or []), *words])
         from opabinia.inference.extract import extract as write
 
         write(

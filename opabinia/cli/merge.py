@@ -8,15 +8,16 @@ from typing import Annotated
 import typer
 
 from opabinia.cli.errors import report_errors
+from opabinia.cli.options import Checkpoint, Run
 
 
 def merge(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    run: Run,
     out: Annotated[Path, typer.Option(help="The file to write, such as model.safetensors.")],
-    checkpoint: Annotated[str, typer.Option(help="best, last, or the path of a checkpoint.")] = "best",
-    weights: Annotated[str, typer.Option(help="model, or ema, their average.")] = "model",
+    checkpoint: Checkpoint = "best",
+    weights: Annotated[str, typer.Option(help="model, or ema for their moving average.")] = "model",
 ) -> None:
-    """Write the weights of a checkpoint, which may lie in many files, to one safetensors file.
+    """Write the weights of a checkpoint, sharded or not, to one safetensors file.
 
     opabinia merge runs/classification/digits/default --out digits.safetensors
     """

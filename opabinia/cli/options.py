@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,4 +10,28 @@ import typer
 Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A packaged recipe, a YAML file or a run folder.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to the config, such as optimizer.lr=0.1")
+]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+RunsFolder = Annotated[Path, typer.Option(help="Folder of the runs: OUT/RECIPE/NAME.")]
+
+Checkpoint = Annotated[str, typer.Option(help="best, last, or the path of a checkpoint.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps or auto; default: as in training.")]
+Gallery = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Report the most similar images of this folder for each image.")
+]
+Nearest = Annotated[int, typer.Option(min=1, help="Number of gallery images to report.")]
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings, errors and the final scores only.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout; everything else to stderr.")]
+
+Nproc = Annotated[
+    str | None, typer.Option(metavar="N|auto", help="Ranks (processes) on this machine; auto: one for each GPU.")
+]
+Nnodes = Annotated[int | None, typer.Option(metavar="N", min=1, help="Machines; run the same command on each.")]
+NodeRank = Annotated[int | None, typer.Option(metavar="R", min=0, help="Number of this machine, from 0.")]
+Endpoint = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT|auto", help="Rendezvous of the machines: an address of machine 0.")
+]
+MaxRestarts = Annotated[
+    int, typer.Option(metavar="N", min=0, help="Restarts of crashed ranks, from the last checkpoint.")
 ]

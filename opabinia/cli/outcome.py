@@ -1,4 +1,4 @@
-"""What a command says when it is done: scores as a table or as JSON, and what to do next."""
+"""Results of a finished command: JSON, the best checkpoint, and the next commands."""
 
 from __future__ import annotations
 
@@ -8,38 +8,36 @@ import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+from opabinia.runtime.slurm import launched_rank
 
-from opabinia.runtime.slurm import told_rank
-
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Tell warnings, errors and the final scores only.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout; all else goes to stderr.")]
+if TYPE_CHECKING:
+    from opabinia.contracts import NextCommand
 
 
 def words_of(quiet: bool, as_json: bool) -> list[str]:
-    """The same options as words, for the processes that a command starts."""
+    """Return the same options as words, for the ranks that a command launches."""
     return ["--quiet"] * quiet + ["--json"] * as_json
 
 
 def print_json(values: Any) -> None:
-    """Print plain values to stdout; of many processes the first does."""
-    if not told_rank(os.environ):
+    """Print plain values to stdout; on rank 0 only."""
+    if not launched_rank(os.environ):
         print(json.dumps(values, indent=1))
 
 
 def in_json(scores: Mapping[str, float]) -> dict[str, float | None]:
-    """Scores by name; JSON knows neither infinities nor NaN, so these are null."""
+    """Return scores as JSON values: infinities and NaN, which JSON does not have, are null."""
     return {name: value if math.isfinite(value) else None for name, value in scores.items()}
 
 
 def outcome(folder: Path, scores: Mapping[str, float]) -> dict[str, Any]:
-    """What ``train --json`` prints.
+    """Return what ``train --json`` prints.
 
     Returns:
         ``run``: the folder; ``scores``: after the last step; ``best``: ``checkpoint``, and ``step``, ``metric`` and
-        ``score`` where a score has chosen it, or None; ``report``: the page, or None.
+        ``score`` if a score has selected it, or None; ``report``: the HTML file, or None.
     """
     report = folder / "report.html"
     return {
@@ -51,19 +49,21 @@ def outcome(folder: Path, scores: Mapping[str, float]) -> dict[str, Any]:
 
 
 def best_of(folder: Path) -> dict[str, Any] | None:
-    """The best checkpoint of a run, with the score that chooses it (the first one unless ``checkpoint.best`` says
-    which) as it was measured then; None where there is none."""
+    """Return the best checkpoint of a run with the score that selected it; None if there is none.
+
+    The score is ``checkpoint.best``, or the first score of the evaluation.
+    """
     pointer = folder / "checkpoints" / "best"
     if not pointer.is_file():
         return None
     checkpoint = folder / "checkpoints" / pointer.read_text(encoding="utf-8").strip()
     step = int(checkpoint.name.removeprefix("step-"))
-    metric, score = _measured(folder, step, _config_of(folder)["checkpoint"]["best"])
+    metric, score = _score_at(folder, step, _config_of(folder)["checkpoint"]["best"])
     return {"checkpoint": str(checkpoint), "step": step, "metric": metric, "score": score}
 
 
-def _measured(folder: Path, step: int, metric: str | None) -> tuple[str | None, float | None]:
-    """A score and its value at a step, by the journal; of no name the first one."""
+def _score_at(folder: Path, step: int, metric: str | None) -> tuple[str | None, float | None]:
+    """Read the score ``metric`` (None: the first one) of a step from the metrics log."""
     for text in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         line = json.loads(text)
         if line["step"] == step and "time/step" not in line:
@@ -76,42 +76,37 @@ def _measured(folder: Path, step: int, metric: str | None) -> tuple[str | None, 
 def _config_of(folder: Path) -> dict[str, Any]:
     from opabinia.config import compose
 
-    found: dict[str, Any] = compose(folder).root.plain()
-    return found
+    config: dict[str, Any] = compose(folder).root.plain()
+    return config
 
 
 def print_ending(folder: Path) -> None:
-    """Print the best checkpoint of a run that has ended, and commands that go on with it; the first process does."""
-    if told_rank(os.environ):
+    """Print the best checkpoint of a finished run, and the next commands; on rank 0 only."""
+    if launched_rank(os.environ):
         return
     best = best_of(folder)
     if best is not None:
         score = f" ({best['metric']} {best['score']:.4f})" if isinstance(best["score"], float) else ""
         print(f"best: step {best['step']}{score}, {best['checkpoint']}")
     print("next:")
-    for words in next_commands(folder, str(_config_of(folder)["task"]["name"])):
-        print(f"  {shlex.join(words)}")
+    commands = [(shlex.join(words), purpose) for words, purpose in next_commands(folder)]
+    width = max(len(command) for command, _ in commands)
+    for command, purpose in commands:
+        print(f"  {command:<{width}}  # {purpose}")
 
 
-def next_commands(folder: Path, task: str) -> list[list[str]]:
-    """What one may want to do with a run that has ended, as the words of commands."""
-    run = str(folder)
+def next_commands(folder: Path) -> list[NextCommand]:
+    """Return the commands worth trying with a finished run: those of its task, tensorboard and a longer training."""
+    from opabinia.config import catalog
+    from opabinia.contracts import NextCommand, Task
+
+    config = _config_of(folder)
+    parts = catalog(config.get("plugins") or ())
+    entry = parts.find("task", str(config["task"]["name"]))
+    part = None if entry is None else parts.load(entry)
+    task = part if isinstance(part, type) and issubclass(part, Task) else Task
     return [
-        ["opabinia", "eval", run],
-        *(["opabinia", command, run, *words] for command, *words in _LOOKING.get(task, _WITHOUT_LABELS)),
-        ["opabinia", "report", run],
-        ["tensorboard", "--logdir", run],
-        ["opabinia", "train", run, "--resume", "train.length=LONGER"],
+        *task.next_commands(folder),
+        NextCommand(["tensorboard", "--logdir", str(folder)], "watch the curves"),
+        NextCommand(["opabinia", "train", str(folder), "--resume", "train.length=LONGER"], "train longer"),
     ]
-
-
-_LOOKING: dict[str, list[list[str]]] = {
-    "classification": [["predict", "PICTURES/"]],
-    "detection": [["predict", "PICTURES/"], ["predict", "--split", "val"]],
-    "mgn": [["predict", "QUERIES/", "--gallery", "GALLERY/"]],
-    "reid": [["predict", "QUERIES/", "--gallery", "GALLERY/"]],
-    "video": [["predict", "FILMS/"]],
-}
-"""By task: a command, and what follows the run."""
-_WITHOUT_LABELS = [["eval", "--measure", "linear_probe"], ["map"], ["extract"]]
-"""Of all other tasks."""

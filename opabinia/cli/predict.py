@@ -8,72 +8,69 @@ from typing import Annotated
 import typer
 
 from opabinia.cli.errors import report_errors
-
-Checkpoint = Annotated[str, typer.Option(help="best, last, or the path of a checkpoint.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps or auto; as the run was trained if not given.")]
-Nearest = Annotated[int, typer.Option(min=1, help="How many pictures of the gallery to tell.")]
+from opabinia.cli.options import Checkpoint, Device, Gallery, Nearest, Run
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    pictures: Annotated[
-        list[Path] | None, typer.Argument(metavar="PATH...", help="Pictures or films, and folders of them.")
+    run: Run,
+    paths: Annotated[
+        list[Path] | None, typer.Argument(metavar="PATH...", help="Images or videos, and folders of them.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where all of it goes; RUN/predictions, or RUN/predictions/SET, if not given.")
+        Path | None, typer.Option(help="Output folder; default: RUN/predictions, or RUN/predictions/SET.")
     ] = None,
-    gallery: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Tell which pictures in this folder are most like each.")
-    ] = None,
+    gallery: Gallery = None,
     nearest: Nearest = 10,
     split: Annotated[
         str | None,
-        typer.Option(metavar="SET", help="Of things or films: draw this set of the run's data with what is found."),
+        typer.Option(metavar="SET", help="Predict this validation set and draw it with its ground truth."),
     ] = None,
-    most: Annotated[int, typer.Option(min=1, help="How many pictures of --split.")] = 60,
-    score: Annotated[float, typer.Option(min=0, max=1, help="Score of the things that are drawn.")] = 0.5,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Draw on each picture where the prediction comes from (Grad-CAM).")
-    ] = False,
+    max_images: Annotated[int, typer.Option("--max-images", "--most", min=1, help="Number of images of --split.")] = 60,
+    score: Annotated[float, typer.Option(min=0, max=1, help="Lowest score of the detections that are drawn.")] = 0.5,
+    explain: Annotated[bool, typer.Option("--explain", help="Overlay a Grad-CAM heat map on each image.")] = False,
     checkpoint: Checkpoint = "best",
     device: Device = None,
 ) -> None:
-    """Tell what is on pictures: a table, predictions.jsonl and a sheet of them.
+    """Predict images or videos: a table, predictions.jsonl, and a sheet with the predictions drawn.
 
     opabinia predict runs/classification/digits/default picture.png folder/
 
-    Of a run that learned from films: strips of their frames, and clips with what is said of them.
+    Videos are drawn as strips of frames, and as clips with the predicted class.
 
-    opabinia predict runs/video/digits/default film.mp4 folder/
+    opabinia predict runs/video/digits/default video.mp4 folder/
 
-    With --gallery: what is like them. A sheet for each picture shows it with the nearest of the gallery; where names
-    tell whose they are (0002_c1..., or a folder for each) right ones are framed in green, wrong ones in red, and the
-    same identity on the same camera in grey.
+    With --gallery: image retrieval. A sheet for each query shows the nearest images of the gallery; where file names
+    tell the identity (0002_c1..., or a folder for each), correct ones are framed in green, wrong ones in red, and the
+    same identity on the same camera in gray.
 
     opabinia predict runs/reid/digits/default query/ --gallery gallery/ --explain
 
-    With --split: pictures of the run's own data, what is there beside what was found, the worst first; strips of films,
-    wrong ones framed in red, right ones in green.
+    With --split: images of a validation set, ground truth next to predictions, the worst first; videos as strips,
+    wrong ones framed in red, correct ones in green.
 
     opabinia predict runs/detection/digits/default --split val
     """
     with report_errors():
         from opabinia.config import ConfigError, Problem
-        from opabinia.inference import predict as telling
+        from opabinia.inference import predict as prediction
 
         folder = out or run / "predictions" / (split or "")
-        if (split is None) == (not pictures):
-            raise ConfigError(Problem("command line", "", "give pictures, or --split to take those of the run's data"))
+        if (split is None) == (not paths):
+            raise ConfigError(
+                Problem("command line", "", "give images or videos, or --split for those of the run's data")
+            )
         if split is not None:
             from opabinia.inference.compare import compare
 
-            compare(run, split, folder, most=most, score=score, checkpoint=checkpoint, device=device)
+            compare(run, split, folder, max_images=max_images, min_score=score, checkpoint=checkpoint, device=device)
             return
-        assert pictures is not None
+        assert paths is not None
         if gallery is None:
-            telling.predict(run, pictures, folder, explain=explain, score=score, checkpoint=checkpoint, device=device)
+            prediction.predict(
+                run, paths, folder, explain=explain, min_score=score, checkpoint=checkpoint, device=device
+            )
         else:
-            telling.retrieve(
-                *(run, pictures, gallery, folder),
+            prediction.retrieve(
+                *(run, paths, gallery, folder),
                 nearest=nearest, explain=explain, checkpoint=checkpoint, device=device,
             )  # fmt: skip

@@ -9,70 +9,72 @@ from typing import Annotated
 import typer
 
 from opabinia.cli.errors import report_errors
-from opabinia.cli.predict import Checkpoint, Device
-from opabinia.runtime.slurm import told_rank
+from opabinia.cli.options import Checkpoint, Device
+from opabinia.runtime.slurm import launched_rank
 
 
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.html", help="RUN/report.html, or report.html beside several, if not given."),
+        typer.Option(metavar="FILE.html", help="Default: RUN/report.html, or report.html beside several runs."),
     ] = None,
-    pictures: Annotated[
-        bool, typer.Option(help="Make pictures of the data and of what the model makes of it, where they are missing.")
+    images: Annotated[
+        bool,
+        typer.Option(
+            "--images/--no-images", " /--no-pictures", help="Make images of data and predictions that are missing."
+        ),
     ] = True,
     checkpoint: Checkpoint = "best",
     device: Device = None,
 ) -> None:
-    """Write a report of runs: curves, scores, configs, and pictures of what the models do; one HTML file.
+    """Write an HTML report of runs: curves, scores, configs, and images with predictions.
 
-    The file needs no network and nothing beside it. Pictures are made once for each checkpoint; without the data, or
-    with --no-pictures, the report is of what the run folders hold.
+    It is one file that needs no network. Images are made once for each checkpoint; without the data, or with
+    --no-images, the report shows only what the run folders hold.
 
     opabinia report runs/classification/digits/default
 
     opabinia report runs/classification/digits/slow runs/classification/digits/fast --out both.html
     """
     with report_errors():
-        from opabinia.visualization.report import check_run_folders, default_place, write_report
+        from opabinia.visualization.report import check_run_folders, default_path, write_report
 
         check_run_folders(runs)
-        if pictures:
+        if images:
             for run in runs:
                 _gather(run, checkpoint, device)
-        typer.echo(f"the report is in {write_report(runs, out or default_place(runs))}")
+        typer.echo(f"the report is in {write_report(runs, out or default_path(runs))}")
 
 
 def _gather(run: Path, checkpoint: str, device: str | None) -> None:
-    """Pictures, or a word of why there are none: the rest of the report needs neither model nor memory for it."""
+    """Make the images of a run, or print why there are none: the rest of the report needs no model."""
     from opabinia.config import ConfigError
     from opabinia.inference.report_images import gather
 
     try:
         gather(run, checkpoint=checkpoint, device=device)
     except ConfigError as error:
-        typer.echo(f"no pictures of {run}: {error}", err=True)
+        typer.echo(f"no images of {run}: {error}", err=True)
     except Exception as error:
-        typer.echo(f"no pictures of {run}: {type(error).__name__}: {error}", err=True)
+        typer.echo(f"no images of {run}: {type(error).__name__}: {error}", err=True)
 
 
 def leave_report(run: Path) -> None:
-    """The report of a run that has just ended, of what its folder holds. It never fails the run, and one that was
-    finished before and has its report is left alone."""
-    from opabinia.visualization.report import default_place, write_report
+    """Write the report of a run that has just ended. It never fails the run; an up-to-date report is kept."""
+    from opabinia.visualization.report import default_path, write_report
 
-    if told_rank(os.environ):
+    if launched_rank(os.environ):
         return
     try:
-        path = default_place([run])
+        path = default_path([run])
         if not _is_newer(path, run / "results.json"):
             path = write_report([run])
     except Exception as error:
         typer.echo(f"no report of {run}: {type(error).__name__}: {error}", err=True)
     else:
-        typer.echo(f"the report is in {path}; opabinia report {run} adds pictures")
+        typer.echo(f"the report is in {path}; opabinia report {run} adds images")
 
 
-def _is_newer(one: Path, other: Path) -> bool:
-    return one.exists() and other.exists() and one.stat().st_mtime >= other.stat().st_mtime
+def _is_newer(path: Path, other: Path) -> bool:
+    return path.exists() and other.exists() and path.stat().st_mtime >= other.stat().st_mtime

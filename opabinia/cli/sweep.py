@@ -1,4 +1,4 @@
-"""``opabinia sweep``, and the series of ``opabinia train --seeds``: one recipe, several runs, one table."""
+"""``opabinia sweep`` (hyperparameter search) and ``opabinia train --seeds``: several runs of one recipe, one table."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from opabinia.cli.errors import report_errors
-from opabinia.cli.options import Recipe
-from opabinia.cli.outcome import AsJson, Quiet, in_json, print_json
-from opabinia.runtime.quiet import is_quiet, quietly
+from opabinia.cli.options import AsJson, Quiet, Recipe
+from opabinia.cli.outcome import in_json, print_json
+from opabinia.runtime.quiet import is_quiet, quiet_terminal
 
 if TYPE_CHECKING:
-    from opabinia.training.sweep import How, Point, Record, Space, Tried
+    from opabinia.training.sweep import Record, SearchMethod, SearchSpace, Trial, TrialParams
 
-SHOWN = 6
-"""Scores in the table of a sweep; all of them stand in its file."""
+MAX_SCORES = 6
+"""Scores in the table of a sweep; its file has all of them."""
 
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Changes to the config; what varies has several: optimizer.lr=0.1,0.3"),
+    typer.Argument(
+        metavar="KEY=VALUE", help="Changes to the config; several values to vary a key: optimizer.lr=0.1,0.3"
+    ),
 ]
 Better = Literal["max", "min"]
 
@@ -33,162 +35,169 @@ def sweep(
     recipe: Recipe,
     words: Words = None,
     random: Annotated[
-        int | None, typer.Option("--random", metavar="N", min=1, help="Draw N different points instead of taking all.")
+        int | None, typer.Option("--random", metavar="N", min=1, help="Random search with N different trials.")
     ] = None,
     optuna: Annotated[
-        int | None, typer.Option("--optuna", metavar="N", min=1, help="Let Optuna's TPE choose N points.")
+        int | None, typer.Option("--optuna", metavar="N", min=1, help="N trials chosen by Optuna's TPE sampler.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of --random and --optuna; 0 unless told.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of --random and --optuna (0).")] = None,
     metric: Annotated[
-        str | None, typer.Option(help="Score to sort by; else checkpoint.best, else the first score.")
+        str | None, typer.Option(help="Metric to sort by; default: checkpoint.best, or the first score.")
     ] = None,
     better: Annotated[
-        Better | None, typer.Option(help="Which way it is better; else min for losses and errors, max for the rest.")
+        Better | None, typer.Option(help="Direction of the metric; default: min for losses and errors, max otherwise.")
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the sweep; its runs are NAME-000, NAME-001 ...")] = "sweep",
-    out: Annotated[Path, typer.Option(help="Where runs lie: OUT/RECIPE/NAME-000.")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="Folder of the runs: OUT/RECIPE/NAME-000.")] = Path("runs"),
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a recipe with every combination of values, and show which is best.
+    """Hyperparameter sweep: train a recipe with every combination of values, and rank the runs.
 
-    The same command goes on where it was stopped.
+    After an interruption the same command resumes.
 
     opabinia sweep classification/digits optimizer.lr=0.001,0.004 train.length=2ep,4ep
 
     opabinia sweep classification/digits "optimizer.lr=log(1e-4..1e-1)" --random 10 --seed 1
     """
-    with report_errors(), quietly(quiet):
+    with report_errors(), quiet_terminal(quiet):
         from opabinia.training.sweep import Record, parse_space
 
         how = _how(random, optuna, seed)
         space = parse_space(words or [])
         record = Record(recipe, list(words or []), how, None if how == "grid" else seed or 0)
-        points, usual = _checked(record, space, random or optuna or 0)
+        trials, default_metric = _checked(record, space, random or optuna or 0)
 
         from opabinia.training.launch import run_folder_of
 
         path = run_folder_of(recipe, out, name).parent / f"{name}.json"
-        record.take_over(path)
-        series = _Series(record, space, path, out, metric or usual, better)
-        series.train(points, optuna or len(points))
+        record.load_runs(path)
+        series = _Series(record, space, path, out, metric or default_metric, better)
+        series.train(trials, optuna or len(trials))
         if as_json:
             print_json(series.outcome())
         else:
             series.show()
 
 
-def _how(random: int | None, optuna: int | None, seed: int | None) -> How:
+def _how(random: int | None, optuna: int | None, seed: int | None) -> SearchMethod:
     from opabinia.config import ConfigError, Problem
 
     if random is not None and optuna is not None:
-        raise ConfigError(Problem("command line", "--optuna", "either this or --random"))
+        raise ConfigError(Problem("command line", "--optuna", "cannot be combined with --random"))
     if random is None and optuna is None and seed is not None:
-        message = "is for --random and --optuna: a grid draws nothing (the seed of the runs is an override, seed=1)"
+        message = "is for --random and --optuna: a grid is not random (the seed of the runs is an override, seed=1)"
         raise ConfigError(Problem("command line", "--seed", message))
     return "random" if random is not None else "optuna" if optuna is not None else "grid"
 
 
-def _checked(record: Record, space: Space, count: int) -> tuple[list[Point], str | None]:
-    """The points, as far as they are known before the first run, and the score that the recipe calls the best by.
+def _checked(record: Record, space: SearchSpace, count: int) -> tuple[list[TrialParams], str | None]:
+    """The trials known before the first run, and ``checkpoint.best`` of the recipe.
 
     Raises:
-        ConfigError: with every mistake in any config.
+        ConfigError: with every error in any config.
     """
-    from opabinia.training.sweep import check_all, draw, grid, import_optuna, probes, refuse_too_many
+    from opabinia.training.sweep import (
+        boundary_trials,
+        check_configs,
+        check_count,
+        grid_trials,
+        import_optuna,
+        random_trials,
+    )
 
-    points: list[Point] = []
+    trials: list[TrialParams] = []
     if record.how == "optuna":
         import_optuna()
-        refuse_too_many(space, count, "--optuna")
+        check_count(space, count, "--optuna")
     else:
-        points = grid(space) if record.how == "grid" else draw(space, count, record.seed or 0)
-    resolved = check_all(record.recipe, [space.overrides(point) for point in points or probes(space)])
+        trials = grid_trials(space) if record.how == "grid" else random_trials(space, count, record.seed or 0)
+    resolved = check_configs(record.recipe, [space.overrides(params) for params in trials or boundary_trials(space)])
     best: str | None = resolved[0].config["checkpoint"]["best"]
-    return points, best
+    return trials, best
 
 
 @dataclass
 class _Series:
     record: Record
-    space: Space
+    space: SearchSpace
     path: Path
     out: Path
     metric: str | None
     better: Better | None
 
-    def train(self, points: Sequence[Point], count: int) -> None:
-        """Train what is left to do of ``count`` runs; the record is written after each."""
+    def train(self, trials: Sequence[TrialParams], count: int) -> None:
+        """Train the unfinished ones of ``count`` runs; the record is written after each."""
         for run in self.record.runs:
-            self._refuse_other(run)
-        for point in points[len(self.record.runs) :]:
-            self._refuse_other(self._append(point))
+            self._check_same_config(run)
+        for params in trials[len(self.record.runs) :]:
+            self._check_same_config(self._append(params))
         self._compared_by()
         for number in range(count):
-            run = self.record.runs[number] if number < len(self.record.runs) else self._append(self._proposed())
+            run = self.record.runs[number] if number < len(self.record.runs) else self._append(self._suggest())
             if not run.done:
-                self._refuse_other(run)
-                _tell_progress(f"run {number + 1} of {count}: {run.name} {' '.join(_words(run.changes))}")
+                self._check_same_config(run)
+                _print_progress(f"run {number + 1} of {count}: {run.name} {' '.join(_words(run.changes))}")
                 self._train(run, f"{number + 1} of {count}")
                 self._compared_by()
 
-    def _append(self, point: Point) -> Tried:
-        from opabinia.training.sweep import Tried
+    def _append(self, params: TrialParams) -> Trial:
+        from opabinia.training.sweep import Trial
 
-        self.record.runs.append(Tried(f"{self.path.stem}-{len(self.record.runs):03d}", point))
+        self.record.runs.append(Trial(f"{self.path.stem}-{len(self.record.runs):03d}", params))
         return self.record.runs[-1]
 
-    def _refuse_other(self, run: Tried) -> None:
-        from opabinia.training.sweep import refuse_other_config
+    def _check_same_config(self, run: Trial) -> None:
+        from opabinia.training.sweep import check_same_config
 
         overrides = self.space.overrides(run.changes)
-        refuse_other_config(self.path.parent / run.name, self.record.recipe, overrides)
+        check_same_config(self.path.parent / run.name, self.record.recipe, overrides)
 
-    def _train(self, run: Tried, number: str) -> None:
+    def _train(self, run: Trial, number: str) -> None:
         from opabinia.runtime.signals import Stopped
-        from opabinia.training.sweep import try_run
+        from opabinia.training.sweep import run_trial
 
         self.record.write(self.path)
         try:
-            outcome = try_run(self.record.recipe, self.space.overrides(run.changes), out=self.out, name=run.name)
+            outcome = run_trial(self.record.recipe, self.space.overrides(run.changes), out=self.out, name=run.name)
         except Stopped as stopped:
-            _tell(f"stopped in run {number} ({run.name}): the same command goes on from there")
+            _print_error(f"stopped in run {number} ({run.name}): the same command resumes")
             raise SystemExit(stopped.exit_status) from None
         if isinstance(outcome, str):
             run.failed = outcome
-            _tell(f"{run.name} failed: {outcome}")
+            _print_error(f"{run.name} failed: {outcome}")
         else:
             run.scores = outcome
         self.record.write(self.path)
 
-    def _proposed(self) -> Point:
-        from opabinia.training.sweep import propose, value_of
+    def _suggest(self) -> TrialParams:
+        from opabinia.training.sweep import metric_value, suggest
 
         metric, better = self._compared_by()
-        known = [(run.changes, value_of(run, metric)) for run in self.record.runs]
-        return propose(self.space, known, self.record.seed or 0, better)
+        known = [(run.changes, metric_value(run, metric)) for run in self.record.runs]
+        return suggest(self.space, known, self.record.seed or 0, better)
 
     def _compared_by(self) -> tuple[str | None, Better]:
-        """The score that runs are compared by, None while there are no scores, and which way it is better.
+        """The metric that runs are compared by (None while there are no scores) and its direction.
 
         Raises:
-            ConfigError: there are scores, but not this one.
+            ConfigError: there are scores, but not of this metric.
         """
-        from opabinia.training.sweep import better_way, chosen_metric
+        from opabinia.training.sweep import choose_metric, metric_direction
 
         scores = next((run.scores for run in self.record.runs if run.scores), None)
-        metric = chosen_metric(self.metric, scores) if scores else None
-        return metric, self.better or better_way(metric or "")
+        metric = choose_metric(self.metric, scores) if scores else None
+        return metric, self.better or metric_direction(metric or "")
 
     def show(self) -> None:
-        """Print the table, best first, and how to repeat the best run."""
-        from opabinia.training.sweep import ranked, value_of
+        """Print the table, best first, and the command that repeats the best run."""
+        from opabinia.training.sweep import metric_value, rank_trials
 
         metric, better = self._compared_by()
-        runs = ranked(self.record.runs, metric, better)
+        runs = rank_trials(self.record.runs, metric, better)
         keys = [axis.key for axis in self.space.axes]
         names = list(dict.fromkeys([metric, *(name for run in runs for name in run.scores or {})] if metric else []))
-        shown = names[:SHOWN]
+        shown = names[:MAX_SCORES]
         failed = ["failed"] if any(run.failed is not None for run in runs) else []
         rows = [
             [
@@ -202,19 +211,19 @@ class _Series:
         _print_table(["run", *keys, *shown, *failed], rows)
         if len(names) > len(shown):
             print(f"{len(names) - len(shown)} more scores: {self.path}")
-        if value_of(runs[0], metric) is None:
+        if metric_value(runs[0], metric) is None:
             print(f"{self.path}: no run has a score to compare by")
             raise SystemExit(1)
         print(f"best by {metric} ({better}, after its last step): {self.path.parent / runs[0].name}")
         print(f"again: {self._command(runs[0])}")
 
     def outcome(self) -> dict[str, Any]:
-        """The runs, best first, and what they are compared by."""
-        from opabinia.training.sweep import ranked, value_of
+        """Return the runs, best first, and the metric, as JSON values."""
+        from opabinia.training.sweep import metric_value, rank_trials
 
         metric, better = self._compared_by()
-        runs = ranked(self.record.runs, metric, better)
-        told = [
+        runs = rank_trials(self.record.runs, metric, better)
+        ranked_runs = [
             {
                 "run": str(self.path.parent / run.name),
                 "changes": dict(run.changes),
@@ -223,15 +232,15 @@ class _Series:
             }
             for run in runs
         ]
-        best = told[0]["run"] if value_of(runs[0], metric) is not None else None
-        return {"record": str(self.path), "metric": metric, "better": better, "best": best, "runs": told}
+        best = ranked_runs[0]["run"] if metric_value(runs[0], metric) is not None else None
+        return {"record": str(self.path), "metric": metric, "better": better, "best": best, "runs": ranked_runs}
 
-    def _command(self, run: Tried) -> str:
-        """What trains ``run`` once more, in a folder of its own."""
-        from opabinia.training.sweep import seed_of
+    def _command(self, run: Trial) -> str:
+        """The command that trains ``run`` again, in another folder."""
+        from opabinia.training.sweep import drawn_seed
 
         words = ["opabinia", "train", self.record.recipe, *self.space.overrides(run.changes)]
-        seed = seed_of(self.path.parent / run.name, self.record.recipe, self.space.overrides(run.changes))
+        seed = drawn_seed(self.path.parent / run.name, self.record.recipe, self.space.overrides(run.changes))
         words += [] if seed is None else [f"seed={seed}"]
         words += ["--name", f"{run.name}-again"] + ([] if self.out == Path("runs") else ["--out", str(self.out)])
         return shlex.join(words)
@@ -246,47 +255,47 @@ def train_seeds(
     name: str,
     as_json: bool = False,
 ) -> None:
-    """What ``opabinia train --seeds`` does: a run for each seed, then their scores in one table.
+    """Train one run per seed and print their scores in one table.
 
     Raises:
         ConfigError: a seed or a config is wrong, or a folder holds a run of another config.
     """
     from opabinia.config import ConfigError, Problem
-    from opabinia.training.sweep import check_all, parse_seeds, refuse_other_config, write_seeds
+    from opabinia.training.sweep import check_configs, check_same_config, parse_seeds, write_summary
 
     numbers = parse_seeds(seeds)
     changes = {seed: [*overrides, f"seed={seed}"] for seed in numbers}
     given = [word for word in overrides if word.removeprefix("--").partition("=")[0].strip() == "seed"]
     if given:
-        raise ConfigError(Problem(f"command line: {given[0]}", "", "--seeds gives every run its seed: leave this out"))
-    check_all(recipe, changes.values())
+        raise ConfigError(Problem(f"command line: {given[0]}", "", "--seeds sets the seed of every run: remove this"))
+    check_configs(recipe, changes.values())
 
     from opabinia.runtime.signals import Stopped
     from opabinia.training.launch import run_folder_of
-    from opabinia.training.sweep import clean_up, train_or_go_on
+    from opabinia.training.sweep import release_memory, train_or_resume
 
     folders = {seed: run_folder_of(recipe, out, f"{name}-seed{seed}") for seed in numbers}
     for seed, folder in folders.items():
-        refuse_other_config(folder, recipe, changes[seed])
+        check_same_config(folder, recipe, changes[seed])
     scores = {}
     for number, (seed, folder) in enumerate(folders.items(), 1):
-        _tell_progress(f"run {number} of {len(numbers)}: {folder}")
+        _print_progress(f"run {number} of {len(numbers)}: {folder}")
         try:
-            scores[seed] = train_or_go_on(recipe, changes[seed], out=out, name=folder.name)
+            scores[seed] = train_or_resume(recipe, changes[seed], out=out, name=folder.name)
         except Stopped as stopped:
-            _tell(f"stopped in run {number} of {len(numbers)} (seed {seed}): the same command goes on from there")
+            _print_error(f"stopped in run {number} of {len(numbers)} (seed {seed}): the same command resumes")
             raise SystemExit(stopped.exit_status) from None
         finally:
-            clean_up()
+            release_memory()
     path = folders[numbers[0]].parent / f"{name}-seeds.json"
-    together = write_seeds(path, recipe, overrides, scores)
+    summaries = write_summary(path, recipe, overrides, scores)
     if as_json:
         runs = {str(folder): in_json(scores[seed]) for seed, folder in folders.items()}
-        means = {one: {"mean": found.mean, "std": found.std} for one, found in together.items()}
+        means = {metric: {"mean": summary.mean, "std": summary.std} for metric, summary in summaries.items()}
         return print_json({"record": str(path), "runs": runs, "scores": means})
     rows = [
-        [one, _number(found.mean), _number(found.std), *(_number(found.values.get(seed)) for seed in numbers)]
-        for one, found in together.items()
+        [metric, _number(summary.mean), _number(summary.std), *(_number(summary.values.get(seed)) for seed in numbers)]
+        for metric, summary in summaries.items()
     ]
     _print_table(["score", "mean", "std", *(f"seed {seed}" for seed in numbers)], rows)
     print(f"{path} (after the last step of each run)")
@@ -304,17 +313,17 @@ def _short(text: str, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 4] + " ..."
 
 
-def _tell(text: str) -> None:
+def _print_error(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _tell_progress(text: str) -> None:
+def _print_progress(text: str) -> None:
     if not is_quiet():
-        _tell(text)
+        _print_error(text)
 
 
 def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table to stdout in full, wider than the terminal if it must be: a number cut off is no number."""
+    """Print a table to stdout in full, wider than the terminal if necessary."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -11,22 +11,33 @@ from typing import Annotated
 import typer
 
 from opabinia.cli.errors import leave, report_errors
-from opabinia.cli.options import Overrides, Recipe
-from opabinia.cli.outcome import AsJson, Quiet, words_of
-from opabinia.cli.processes import Endpoint, MaxRestarts, Nnodes, NodeRank, Nproc, layout, run_in_many
-from opabinia.runtime.quiet import quietly
+from opabinia.cli.options import (
+    AsJson,
+    Endpoint,
+    MaxRestarts,
+    Nnodes,
+    NodeRank,
+    Nproc,
+    Overrides,
+    Quiet,
+    Recipe,
+    RunsFolder,
+)
+from opabinia.cli.outcome import words_of
+from opabinia.cli.processes import layout, run_in_many
+from opabinia.runtime.quiet import quiet_terminal
 
 
 def train(
     recipe: Recipe,
     overrides: Overrides = None,
     name: Annotated[str, typer.Option(help="Name of the run.")] = "default",
-    out: Annotated[Path, typer.Option(help="Where runs lie: OUT/RECIPE/NAME.")] = Path("runs"),
+    out: RunsFolder = Path("runs"),
     resume: Annotated[
-        str | None, typer.Option(metavar="[CKPT]", help="Go on from the last (or the given) checkpoint of this run.")
+        str | None, typer.Option(metavar="[CKPT]", help="Resume from the last (or the given) checkpoint of this run.")
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option(metavar="0,1,2", help="One run for each seed, NAME-seed0 ..., and the mean of all.")
+        str | None, typer.Option(metavar="0,1,2", help="One run per seed (NAME-seed0 ...), and the mean of all.")
     ] = None,
     nproc: Nproc = None,
     nnodes: Nnodes = None,
@@ -48,44 +59,47 @@ def train(
 
     opabinia train classification/digits --quiet --json > outcome.json
 
-    Many processes, on one machine and (the same on both, but for the number) on two:
+    Multi-GPU training on one machine, and on two (the same command on both, except for --node-rank):
 
     opabinia train classification/digits --nproc 2
 
     opabinia train classification/digits --nproc auto --nnodes 2 --node-rank 0 --rdzv-endpoint node0:29500
     """
-    with report_errors(), quietly(quiet):
+    with report_errors(), quiet_terminal(quiet):
         many = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts)
         if seeds is not None:
             from opabinia.cli.sweep import train_seeds
 
-            _refuse(
-                "--resume", resume, "leave it out beside --seeds: the same command goes on with what is not finished"
+            _check_unused(
+                "--resume", resume, "remove it: with --seeds the same command resumes the runs that are not finished"
             )
-            _refuse("--nproc", many, "leave it out beside --seeds: a series runs in one process")
+            _check_unused("--nproc", many, "remove it: --seeds trains in one process")
             return train_seeds(recipe, overrides or [], seeds, out=out, name=name, as_json=as_json)
+        resolved = None
         if resume is None:
-            # Mistakes are told at once, from cached signatures, before seconds of imports.
+            # Errors are reported at once, from cached signatures, before seconds of imports.
             from opabinia.config import catalog, check, compose
 
             tree = compose(recipe, overrides or [])
-            check(tree, catalog(tree.plugins))
+            resolved = check(tree, catalog(tree.plugins))
         if many is not None:
-            again = [] if resume is None else ["--resume", resume]
-            told = words_of(quiet, as_json)
-            run_in_many(many, ["train", recipe, *(overrides or []), "--name", name, "--out", str(out), *again, *told])
+            resume_words = [] if resume is None else ["--resume", resume]
+            output = words_of(quiet, as_json)
+            run_in_many(
+                many, ["train", recipe, *(overrides or []), "--name", name, "--out", str(out), *resume_words, *output]
+            )
         from opabinia.runtime.signals import Stopped
         from opabinia.training.launch import train as run
 
         try:
-            folder, scores = run(recipe, overrides or [], out=out, name=name, resume=resume)
+            folder, scores = run(recipe, overrides or [], out=out, name=name, resume=resume, resolved=resolved)
         except Stopped as stopped:
             leave(stopped.exit_status)
-        _end(folder, scores, quiet, as_json)
+        _print_result(folder, scores, quiet, as_json)
 
 
-def _end(folder: Path, scores: dict[str, float], quiet: bool, as_json: bool) -> None:
-    """Say how a run has ended, and what may be done with it."""
+def _print_result(folder: Path, scores: dict[str, float], quiet: bool, as_json: bool) -> None:
+    """Print how a run has ended, and the next commands."""
     from opabinia.cli.outcome import outcome, print_ending, print_json
     from opabinia.cli.report import leave_report
     from opabinia.cli.tables import print_scores
@@ -100,7 +114,7 @@ def _end(folder: Path, scores: dict[str, float], quiet: bool, as_json: bool) -> 
         print_ending(folder)
 
 
-def _refuse(option: str, value: object, message: str) -> None:
+def _check_unused(option: str, value: object, message: str) -> None:
     from opabinia.config import ConfigError, Problem
 
     if value is not None:

@@ -1,4 +1,4 @@
-"""Configs: parts are registered, files are put together, checked against signatures, and built. Imports no torch."""
+"""Configs: register parts, compose files, check them against signatures, build them. Does not import torch."""
 
 from opabinia.config.adapt import adapt as adapt
 from opabinia.config.build import build as build

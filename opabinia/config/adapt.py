@@ -1,4 +1,4 @@
-"""Typed third-party classes as parts: their own signature, closed and narrowed to what YAML can say."""
+"""Adapt typed third-party classes to parts: their own signature, closed and restricted to YAML values."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _LISTS = (list, abc.Sequence, abc.Iterable, abc.Collection, abc.MutableSequence)
 
 
 def adapt(cls: type[Any], runtime: Collection[str] = (), *, family: str = "transform") -> Callable[..., Any]:
-    """A plain callable that makes a ``cls`` and has a closed, typed signature, ready to be registered::
+    """Return a callable that creates a ``cls`` and has a closed, typed signature, so that it can be registered::
 
         register.optimizer(name="sgd")(adapt(torch.optim.SGD, runtime=("params",)))
 
-    What YAML cannot say is narrowed: arms of a union that are tensors, modules, functions or dictionaries keyed by
-    types are dropped; an enum becomes its values, a ``torch.dtype`` its name (both are converted back when called);
-    ``Number`` becomes ``int | float``, a sequence a list; a function, or a list of them, becomes parts of ``family``. A
-    parameter without a type takes that of its default.
+    Types are restricted to YAML values: arms of a union that are tensors, modules, functions or dictionaries keyed by
+    types are dropped; an enum becomes its values, a ``torch.dtype`` its name (both are converted back in the call);
+    ``Number`` becomes ``int | float``, a sequence a list; a function, or a list of functions, becomes parts of
+    ``family``. A parameter without a type gets that of its default.
 
     Args:
         cls: the class.
-        runtime: names of the parameters that are given at run time; they come first and are positional-only.
-        family: the family of the parts that function parameters take.
+        runtime: names of the parameters that are passed at run time; they become the first, positional-only parameters.
+        family: the family of parts for parameters that are functions.
 
     Raises:
-        TypeError: a parameter has no type that YAML could have, or ``runtime`` names none of the parameters.
+        TypeError: the type of a parameter has no YAML values, or ``runtime`` names a parameter that does not exist.
     """
     parameters = inspect.signature(cls).parameters
     if unknown := [name for name in runtime if name not in parameters]:
@@ -45,31 +45,31 @@ def adapt(cls: type[Any], runtime: Collection[str] = (), *, family: str = "trans
     given = [
         inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY, annotation=hints.get(name, Any)) for name in runtime
     ]
-    chosen: list[inspect.Parameter] = []
-    restore: dict[str, Mapping[Any, Any]] = {}
+    adapted: list[inspect.Parameter] = []
+    originals: dict[str, Mapping[Any, Any]] = {}
     for name, parameter in parameters.items():
         if name in runtime:
             continue
         narrow = _Narrow(f"adapt({cls.__name__}): parameter {name!r}", family)
         annotation, default = narrow(hints.get(name, parameter.annotation), parameter), _plain_default(parameter)
-        restore[name] = narrow.originals
-        chosen.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default))
+        originals[name] = narrow.originals
+        adapted.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default))
 
-    signature = inspect.Signature([*given, *chosen], return_annotation=cls)
+    signature = inspect.Signature([*given, *adapted], return_annotation=cls)
 
-    def make(*args: Any, **kwargs: Any) -> Any:
+    def create(*args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(*args, **kwargs).arguments
-        return cls(**{name: _restored(value, restore.get(name, {})) for name, value in arguments.items()})
+        return cls(**{name: _restore(value, originals.get(name, {})) for name, value in arguments.items()})
 
-    make.__signature__ = signature  # type: ignore[attr-defined]
-    make.__name__, make.__qualname__, make.__module__ = cls.__name__, cls.__qualname__, cls.__module__
-    make.__doc__ = cls.__doc__ or f"{cls.__module__}.{cls.__qualname__}, which has no description of its own."
-    make.__adapts__ = cls  # type: ignore[attr-defined]
-    return make
+    create.__signature__ = signature  # type: ignore[attr-defined]
+    create.__name__, create.__qualname__, create.__module__ = cls.__name__, cls.__qualname__, cls.__module__
+    create.__doc__ = cls.__doc__ or f"{cls.__module__}.{cls.__qualname__}, which has no docstring."
+    create.__adapts__ = cls  # type: ignore[attr-defined]
+    return create
 
 
 class _Narrow:
-    """Narrows one parameter's annotation. ``originals`` maps what stands in YAML to what the class wants."""
+    """Restricts one parameter's annotation to YAML values. ``originals`` maps YAML values to the class's own values."""
 
     def __init__(self, what: str, family: str) -> None:
         self.what = what
@@ -78,22 +78,20 @@ class _Narrow:
 
     def __call__(self, annotation: Any, parameter: inspect.Parameter) -> Any:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise TypeError(f"{self.what} leaves the signature open; write a short function around the class instead")
+            raise TypeError(f"{self.what} leaves the signature open; write a short wrapper function instead")
         if annotation is parameter.empty:
-            annotation = type(parameter.default)  # of `empty` itself: refused below
+            annotation = type(parameter.default)  # that of `empty` is rejected below
         try:
             narrowed = self.narrow(annotation)
             if narrowed is None:
-                raise Unsupported(f"no value of type {annotation} can come from YAML")
+                raise Unsupported(f"no YAML value has the type {annotation}")
             spec_of(narrowed)
         except Unsupported as error:
-            raise TypeError(
-                f"{self.what}: {error}; name it in runtime=, or write a short function around the class"
-            ) from None
+            raise TypeError(f"{self.what}: {error}; name it in runtime=, or write a short wrapper function") from None
         return narrowed
 
     def narrow(self, annotation: Any) -> Any:
-        """The annotation as YAML can say it; None where it cannot."""
+        """Return the annotation restricted to YAML values; None if there are none."""
         origin, args = typing.get_origin(annotation), typing.get_args(annotation)
         if origin is Annotated:
             return annotation
@@ -105,8 +103,8 @@ class _Narrow:
             of = self.narrow(args[0]) if args else int | float
             return None if of is None else types.GenericAlias(list, of)
         if origin is tuple:
-            places = [arg if arg is Ellipsis else self.narrow(arg) for arg in args]
-            return None if None in places else types.GenericAlias(tuple, tuple(places))
+            items = [arg if arg is Ellipsis else self.narrow(arg) for arg in args]
+            return None if None in items else types.GenericAlias(tuple, tuple(items))
         if annotation is numbers.Number:
             return int | float
         if _is_torch(annotation, "dtype"):
@@ -122,14 +120,14 @@ class _Narrow:
         return annotation
 
     def _union(self, arms: Sequence[Any]) -> Any:
-        if any(inspect.isclass(arm) and issubclass(arm, Enum) for arm in arms):  # its values are the better schema
+        if any(inspect.isclass(arm) and issubclass(arm, Enum) for arm in arms):  # its values are a better schema
             arms = [arm for arm in arms if arm not in (str, int)]
         narrowed = [self.narrow(arm) for arm in arms]
         kept = [arm for arm in narrowed if arm is not None]
-        alone = [arm for arm in kept if not _is_part(arm) and arm is not type(None)]
-        if alone:  # a function beside plain values is no transform, but a hook for programmers
+        values = [arm for arm in kept if not _is_part(arm) and arm is not type(None)]
+        if values:  # a function beside plain values is not a transform, but an extension point for code
             kept = [arm for arm in kept if not _is_part(arm)]
-        return reduce(or_, kept) if alone or any(map(_is_part, kept)) else None
+        return reduce(or_, kept) if values or any(map(_is_part, kept)) else None
 
     def _enum(self, cls: type[Enum]) -> Any:
         values = [member.value for member in cls]
@@ -143,7 +141,7 @@ def _is_part(annotation: Any) -> bool:
 
 
 def _is_torch(annotation: Any, name: str) -> bool:
-    """Whether a class is, or comes from, torch's ``name``; torch is not imported for it."""
+    """Whether a class is torch's ``name`` or inherits from it, without importing torch."""
     return inspect.isclass(annotation) and any(
         base.__name__ == name and base.__module__.split(".")[0] == "torch" for base in annotation.__mro__
     )
@@ -167,5 +165,5 @@ def _plain_default(parameter: inspect.Parameter) -> Any:
     return plain(default)
 
 
-def _restored(value: Any, originals: Mapping[Any, Any]) -> Any:
+def _restore(value: Any, originals: Mapping[Any, Any]) -> Any:
     return originals.get(value, value) if isinstance(value, str) else value

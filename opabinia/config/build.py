@@ -1,10 +1,10 @@
-"""Build what a complete config describes: parts inside parts first.
+"""Build the parts that a complete config describes, inner parts first.
 
-A part whose parameters are all config is made at once. One that has runtime parameters becomes a :class:`Factory`,
-called later with them. Making a part (a class, or a function that returns one) may fail because of the config:
-ValueError, TypeError and a missing file then become a ConfigError that names the place. Functions of the families
-in ``WORKING`` do their work when they are called, thousands of times, so an error there is an error of the program:
-they are plain partials and keep their tracebacks. So are commands.
+A part whose parameters are all in the config is built at once. One with runtime parameters becomes a :class:`Factory`,
+which is called later with them. If building a part (a class, or a function that returns one) raises a ValueError, a
+TypeError or a missing file, that becomes a ConfigError with the place in the config. Functions of the families in
+``FUNCTION_FAMILIES`` compute when they are called, thousands of times, so an error there is an error of the program:
+they become plain partials and keep their tracebacks. So do commands.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from opabinia.config.catalog import Catalog
+from opabinia.config.catalog import catalog as all_parts
 from opabinia.config.check import DEFAULT
 from opabinia.config.errors import ConfigError, Problem, show
 from opabinia.config.references import dotted
@@ -25,7 +26,7 @@ from opabinia.config.registry import Entry
 from opabinia.config.types import Spec, describe
 from opabinia.config.validate import blame, place_parts
 
-WORKING = ("loss", "metric_loss", "schedule", "transform", "mix", "command")
+FUNCTION_FAMILIES = ("loss", "metric_loss", "schedule", "transform", "mix", "command")
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,7 +35,7 @@ class Factory:
 
     Attributes:
         target: the callable.
-        keywords: what the config gives it.
+        keywords: its arguments from the config.
         name: the part's name.
         path, where: its place in the config.
     """
@@ -46,10 +47,10 @@ class Factory:
     where: str = ""
 
     def __call__(self, *runtime: Any) -> Any:
-        """Make the part.
+        """Build the part.
 
         Raises:
-            ConfigError: its constructor refuses the arguments.
+            ConfigError: its constructor rejects the arguments.
         """
         with errors_at(self.path, self.where):
             return self.target(*runtime, **self.keywords)
@@ -58,37 +59,44 @@ class Factory:
         return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.keywords.items())})"
 
 
+class PartFunction(partial[Any]):
+    """A function with its arguments from the config. Its repr has no memory address, so that logs can be compared."""
+
+    def __repr__(self) -> str:
+        name = getattr(self.func, "__name__", repr(self.func))
+        return f"{name}({', '.join(f'{key}={value!r}' for key, value in self.keywords.items())})"
+
+
 def build(
-    config: Mapping[str, Any], catalog: Catalog, command: str = "train", origins: Mapping[str, str] | None = None
+    config: Mapping[str, Any],
+    catalog: Catalog | None = None,
+    command: str = "train",
+    origins: Mapping[str, str] | None = None,
 ) -> partial[Any]:
-    """The command with all its parts built, to be called with its runtime arguments.
+    """Return the command with all its parts built, to be called with its runtime arguments.
+
+    Only the modules of parts in the config are imported.
 
     Args:
-        config: a complete config, as ``check`` gives it.
-        catalog: a live one (see :func:`live_catalog`).
+        config: a complete config, as ``check`` returns it.
+        catalog: of all parts; None: Opabinia's and those of the config's plugins.
         command: the name of the command.
-        origins: where values come from, for messages.
+        origins: the place of each value, for messages.
 
     Raises:
-        ConfigError: values do not fit, or constructors refuse their arguments; all of them are told.
+        ConfigError: values do not fit, or constructors reject their arguments; all such mistakes are reported.
     """
+    if catalog is None:
+        catalog = all_parts(config.get("plugins") or ())
     entry = catalog.get("command", command)
     if entry is None:
         raise ConfigError(Problem("", "", f"there is no command {command!r}"))
     values = {key: value for key, value in config.items() if key != "plugins" or key in entry.by_name}
     builder = _Builder(catalog, origins or {})
-    made = builder.make(entry, values, ())
+    built = builder.build(entry, values, ())
     if builder.problems:
         raise ConfigError(builder.problems)
-    return made if isinstance(made, partial) else partial(made)
-
-
-class Working(partial[Any]):
-    """A working function with what the config gives it; shown without its place in memory, so that logs compare."""
-
-    def __repr__(self) -> str:
-        name = getattr(self.func, "__name__", repr(self.func))
-        return f"{name}({', '.join(f'{key}={value!r}' for key, value in self.keywords.items())})"
+    return built if isinstance(built, partial) else partial(built)
 
 
 class _Builder:
@@ -97,22 +105,22 @@ class _Builder:
         self.origins = origins
         self.problems: list[Problem] = []
 
-    def make(self, entry: Entry, keys: Mapping[str, Any], path: tuple[Any, ...]) -> Any:
-        """The part, its factory, or a partial of a working function; None where something inside has a problem."""
-        if entry.target is None:
-            raise TypeError("a cached catalog has no callables; build with live_catalog()")
-        told = len(self.problems)
+    def build(self, entry: Entry, keys: Mapping[str, Any], path: tuple[Any, ...]) -> Any:
+        """Return the part, its factory, or a partial of a function; None if something inside has a problem."""
+        target = self.catalog.load(entry)
+        num_problems = len(self.problems)
         arguments = self._arguments(entry, keys, path)
-        if len(self.problems) > told:
+        if len(self.problems) > num_problems:
             return None
         place = (dotted(path), self._where(path))
-        if entry.family == "command" or (entry.runtime and entry.family in WORKING and not _is_class(entry.target)):
-            return Working(entry.target, **arguments)
+        is_class = isinstance(target, type) or hasattr(target, "__adapts__")
+        if entry.family == "command" or (entry.runtime and entry.family in FUNCTION_FAMILIES and not is_class):
+            return PartFunction(target, **arguments)
         if entry.runtime:
-            return Factory(entry.target, arguments, entry.name, *place)
+            return Factory(target, arguments, entry.name, *place)
         try:
             with errors_at(*place):
-                return entry.target(**arguments)
+                return target(**arguments)
         except ConfigError as error:
             self.problems += error.problems
             return None
@@ -128,9 +136,9 @@ class _Builder:
             for name, value in keys.items()
         }
         try:
-            return entry.judged(given)
+            return entry.validate_arguments(given)
         except ValidationError as error:
-            raise ConfigError(self._misfits(entry, error, keys, path)) from None
+            raise ConfigError(self._mismatches(entry, error, keys, path)) from None
 
     def _part(self, spec: Spec, value: Any, path: tuple[Any, ...], key: str | None) -> Any:
         keys = {"name": value} if isinstance(value, str) else dict(value)
@@ -138,11 +146,13 @@ class _Builder:
         entry = self.catalog.get(spec["family"], name)
         if entry is None:
             raise ConfigError(Problem(self._where(path), dotted(path), f"there is no {spec['family']} {name!r}"))
-        return self.make(entry, keys, path)
+        return self.build(entry, keys, path)
 
-    def _misfits(self, entry: Entry, error: Any, keys: Mapping[str, Any], path: tuple[Any, ...]) -> Iterator[Problem]:
-        for finding in error.errors(include_url=False, include_context=False, include_input=False):
-            name, *inside = finding["loc"]
+    def _mismatches(
+        self, entry: Entry, error: Any, keys: Mapping[str, Any], path: tuple[Any, ...]
+    ) -> Iterator[Problem]:
+        for item in error.errors(include_url=False, include_context=False, include_input=False):
+            name, *inside = item["loc"]
             parameter = entry.by_name.get(name)
             message = "unknown key"
             if parameter is not None:
@@ -151,11 +161,11 @@ class _Builder:
             yield Problem(self._where(path), dotted((*path, name)), message, found)
 
     def _where(self, path: tuple[Any, ...]) -> str:
-        """The first place where something of the part at ``path`` is written."""
+        """The first place where a value of the part at ``path`` is written."""
         name = dotted(path)
         places = (place for key, place in self.origins.items() if key == name or key.startswith(f"{name}."))
         written = [place for place in places if place != DEFAULT]
-        # What was given last is the likelier mistake.
+        # An override is the likelier mistake.
         return next((place for place in written if place.startswith("command line")), next(iter(written), ""))
 
 
@@ -166,11 +176,7 @@ def errors_at(path: str, where: str = "") -> Iterator[None]:
         yield
     except (ValueError, TypeError, FileNotFoundError, NotADirectoryError) as error:
         message = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else str(error)
-        if isinstance(error, TypeError) or not message:  # not made for a person to read: say where it comes from
+        if isinstance(error, TypeError) or not message:  # not written for users: add the source line
             frame = traceback.extract_tb(error.__traceback__)[-1]
             message = f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
         raise ConfigError(Problem(where, path, message)) from error
-
-
-def _is_class(target: Callable[..., Any]) -> bool:
-    return isinstance(target, type) or hasattr(target, "__adapts__")

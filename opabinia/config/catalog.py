@@ -1,4 +1,4 @@
-"""All parts there are: from the register, after importing what registers them, or from a cache of their signatures."""
+"""The catalog of all parts: from the register, or from a cache of their signatures that needs no import of them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import json
 import platform
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from opabinia.config.registry import Entry, Register, register
+from opabinia.config.registry import Entry, Register, find_entry, register
 from opabinia.config.types import Spec
 from opabinia.runtime.files import cache_folder, write_atomic
 
@@ -23,7 +25,9 @@ ROOT = "opabinia.training.builtin_parts"  # importing it registers every built-i
 GROUP = "opabinia.parts"
 PACKAGE = Path(__file__).resolve().parent.parent
 LIBRARIES = ("opabinia", "torch", "torchvision", "timm", "pydantic")
-KEPT = 8  # caches of other versions and plugins
+MAX_CACHES = 8  # of other versions and plugins
+
+Entries = Mapping[str, Mapping[str, Entry]]
 
 
 @dataclass(frozen=True)
@@ -31,36 +35,58 @@ class Catalog:
     """Registered parts by family and name.
 
     Attributes:
-        entries: family -> name -> entry. Read from a cache, the entries have no callables: they can be checked
-            against, not built.
+        entries: family -> name -> entry.
         failed: plugins that could not be imported, and why.
-        left_out: family -> name -> why there is no such part.
+        unsupported: family -> name -> the reason why there is no such part.
+        plugins: the plugins that it was made with.
     """
 
-    entries: Mapping[str, Mapping[str, Entry]]
+    entries: Entries
     failed: Mapping[str, str] = field(default_factory=dict)
-    left_out: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    unsupported: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    plugins: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, register: Register, failed: Mapping[str, str] | None = None) -> Catalog:
-        """What is registered now."""
+    def of(cls, register: Register, failed: Mapping[str, str] | None = None, plugins: Sequence[str] = ()) -> Catalog:
+        """Return the catalog of everything that is registered now."""
         entries = {family: dict(entries) for family, entries in register.entries.items()}
-        return cls(entries, failed or {}, {family: dict(names) for family, names in register.left_out.items()})
+        unsupported = {family: dict(names) for family, names in register.unsupported.items()}
+        return cls(entries, failed or {}, unsupported, tuple(plugins))
+
+    @cached_property
+    def old_names(self) -> frozenset[str]:
+        """All old names of parts and parameters."""
+        entries = [entry for entries in self.entries.values() for entry in entries.values()]
+        return frozenset(name for entry in entries for name in (*entry.aliases, *entry.renamed))
 
     def names(self, family: str) -> list[str]:
-        """The names in a family, sorted."""
+        """Return the names in a family, sorted."""
         return sorted(self.entries.get(family, ()))
 
     def get(self, family: str, name: str) -> Entry | None:
-        """A part, if there is one of that name."""
+        """Return the part of this name, if there is one."""
         return self.entries.get(family, {}).get(name)
 
-    def renamed(self, family: str, name: str) -> Entry | None:
-        """The part that was once called ``name``."""
-        return next((entry for entry in self.entries.get(family, {}).values() if name in entry.aliases), None)
+    def find(self, family: str, name: str) -> Entry | None:
+        """Return the part of this name or alias, if there is one."""
+        return find_entry(self.entries.get(family, {}), name)
+
+    def load(self, entry: Entry) -> Callable[..., Any]:
+        """Return the callable of an entry, importing the module that registers it.
+
+        Raises:
+            TypeError: nothing registers it.
+        """
+        target = entry.load()
+        if target is None:
+            live = live_catalog(self.plugins).get(entry.family, entry.name)
+            target = live.target if live else None
+        if target is None:
+            raise TypeError(f"{entry.family} {entry.name!r}: importing {entry.module} does not register it")
+        return target
 
     def fills_itself(self, spec: Spec, outer: tuple[str, ...] = ()) -> bool:
-        """Whether a section need not be written because all of its own parameters have defaults.
+        """Return whether a section may be omitted because all of its own parameters have defaults.
 
         Args:
             spec: of a parameter.
@@ -75,46 +101,61 @@ class Catalog:
 
 
 def live_catalog(plugins: Sequence[str] = ()) -> Catalog:
-    """The catalog with its callables, after importing Opabinia's parts, the entry points and ``plugins``."""
+    """Return the catalog after importing all parts: Opabinia's, those of entry points and of ``plugins``."""
     importlib.import_module(ROOT)
     failed: dict[str, str] = {}
     for name in [*_entry_points(), *plugins]:
         try:
             importlib.import_module(name)
-        except (Exception, SystemExit) as error:  # a plugin may fail in any way; none is to end in a traceback
-            failed[name] = _why(error)
-    return Catalog.of(register, failed)
+        except (Exception, SystemExit) as error:  # a plugin may fail in any way; none may end in a traceback
+            failed[name] = _reason(error)
+    return Catalog.of(register, failed, plugins)
 
 
 def catalog(plugins: Sequence[str] = ()) -> Catalog:
-    """The catalog, from the cache if nothing has changed; then neither torch nor any part is imported. Where the parts
-    are imported already there is nothing to save.
+    """Return the catalog of all parts, from the cache if it is valid; building then imports only the parts it needs.
+
+    Without a valid cache, all parts are imported and the cache is written. Parts that this process has registered
+    itself are always in the catalog.
 
     Args:
-        plugins: modules that register parts of their own.
+        plugins: modules that register additional parts.
     """
     if ROOT in sys.modules:
         return live_catalog(plugins)
-    path = cache_folder() / f"catalog-{_fingerprint(plugins)}.json"
-    cached = _read(path)
-    if cached is None:
-        alone = not any(register.entries.values())  # else it may hold parts that belong to other configs
-        cached = live_catalog(plugins)
-        if alone and not cached.failed:
-            _write(path, cached)
-    return cached
+    path = _cache_path(plugins)
+    cached = _read(path, plugins)
+    if cached is not None:
+        return _overlay(cached, Catalog.of(register))
+    tops = {name.partition(".")[0] for name in (ROOT, *_entry_points(), *plugins)}
+    # Parts that a script has registered, or another config's plugin, do not belong in the cache.
+    is_clean = all(
+        entry.module.partition(".")[0] in tops for entries in register.entries.values() for entry in entries.values()
+    )
+    live = live_catalog(plugins)
+    if is_clean and not live.failed:
+        _write(path, live)
+    return live
 
 
 def warm_catalog(plugins: Sequence[str] = ()) -> Catalog | None:
-    """The catalog if it is cached; None where :func:`catalog` would have to import the parts."""
-    return _read(cache_folder() / f"catalog-{_fingerprint(plugins)}.json")
+    """Return the cached catalog; None if :func:`catalog` would have to import the parts."""
+    return _read(_cache_path(plugins), plugins)
+
+
+def _overlay(cached: Catalog, live: Catalog) -> Catalog:
+    entries = {family: {**entries, **live.entries.get(family, {})} for family, entries in cached.entries.items()}
+    unsupported = {
+        family: {**cached.unsupported.get(family, {}), **names} for family, names in live.unsupported.items()
+    }
+    return Catalog(entries, {}, unsupported, cached.plugins)
 
 
 def _entry_points() -> list[str]:
     return sorted({point.module for point in importlib.metadata.entry_points(group=GROUP)})
 
 
-def _why(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     text = f"{type(error).__name__}: {error}".replace("\n", " ")
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     outside = [frame for frame in frames if Path(frame.filename).parent != Path(__file__).parent]
@@ -124,18 +165,19 @@ def _why(error: BaseException) -> str:
 # --- the cache ------------------------------------------------------------------------------------------------------
 
 
-def _fingerprint(plugins: Sequence[str]) -> str:
-    """Changes when a version, a file of the package or a plugin's file does."""
+def _cache_path(plugins: Sequence[str]) -> Path:
+    """The cache file. Its name changes with a version, a file of the package or a file of a plugin."""
     digest = hashlib.sha256()
     points = _entry_points()
     versions = [f"{library} {_version(library)}" for library in LIBRARIES]
     about = [platform.python_version(), sys.prefix, *versions, *points, "+", *plugins]
     digest.update("\0".join(about).encode("utf-8", "backslashreplace"))
-    for path in [*_files(PACKAGE), *(file for name in [*points, *plugins] for file in _plugin_files(name))]:
+    files = [*_files(PACKAGE), *(file for name in [*points, *plugins] for file in _plugin_files(name))]
+    for path in files:
         digest.update(str(path).encode("utf-8", "backslashreplace"))
         with contextlib.suppress(OSError):
             digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()[:32]
+    return cache_folder() / f"catalog-{digest.hexdigest()[:32]}.json"
 
 
 def _version(library: str) -> str:
@@ -164,34 +206,28 @@ def _plugin_files(name: str) -> Iterator[Path]:
         yield Path(spec.origin)
 
 
-def _read(path: Path) -> Catalog | None:
-    """A cached catalog; None where there is none that can be used."""
+def _read(path: Path, plugins: Sequence[str]) -> Catalog | None:
+    """Read a cached catalog; None if there is no valid one."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        return Catalog(
-            {
-                family: {name: Entry.from_json(entry) for name, entry in entries.items()}
-                for family, entries in data["entries"].items()
-            },
-            left_out=data["left_out"],
-        )
+        entries = {
+            family: {name: Entry.from_json(entry) for name, entry in entries.items()}
+            for family, entries in data["entries"].items()
+        }
+        return Catalog(entries, {}, data["unsupported"], tuple(plugins))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
 def _write(path: Path, catalog: Catalog) -> None:
-    """Keep a catalog. Where nothing can be written, work goes on without."""
+    """Cache a catalog. A folder that cannot be written is not an error."""
     entries = {
         family: {name: entry.to_json() for name, entry in entries.items()}
         for family, entries in catalog.entries.items()
     }
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps({"entries": entries, "left_out": catalog.left_out}))
-        _forget_old(path.parent)
-
-
-def _forget_old(folder: Path) -> None:
-    caches = sorted(folder.glob("catalog-*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in caches[KEPT:]:
-        path.unlink(missing_ok=True)
+        write_atomic(path, json.dumps({"entries": entries, "unsupported": catalog.unsupported}))
+        caches = sorted(path.parent.glob("catalog-*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+        for old in caches[MAX_CACHES:]:
+            old.unlink(missing_ok=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from opabinia.config.catalog import Catalog
 from opabinia.config.compose import Tree
 from opabinia.config.errors import ConfigError, Problem, listing, nearest, show
+from opabinia.config.foreign_keys import translate
+from opabinia.config.merge import deprecated
 from opabinia.config.references import dotted
 from opabinia.config.registry import Entry
 from opabinia.config.text import leaves
@@ -30,8 +32,8 @@ class Resolved:
 
     Attributes:
         config: plain data with every default filled in, ready to be saved or built.
-        origins: where each value comes from, by dotted path.
-        warnings: old names that still work.
+        origins: the place of each value, by dotted path.
+        warnings: deprecated names in it.
     """
 
     config: dict[str, Any]
@@ -40,7 +42,7 @@ class Resolved:
 
 
 def check(tree: Tree, catalog: Catalog, command: str = "train") -> Resolved:
-    """The complete config.
+    """Return the complete config.
 
     Raises:
         ConfigError: with every mistake, those made while composing too.
@@ -49,7 +51,7 @@ def check(tree: Tree, catalog: Catalog, command: str = "train") -> Resolved:
     if entry is None:
         known = listing(catalog.names("command"))
         raise ConfigError(Problem("", "", f"there is no command {command!r}", allowed=f"commands: {known}"))
-    return _Check(tree, catalog).command(entry)
+    return _Check(tree.with_current_names(catalog, command), catalog).command(entry)
 
 
 class _Check:
@@ -57,13 +59,15 @@ class _Check:
         self.tree = tree
         self.catalog = catalog
         self.problems = list(tree.problems)
-        self.warnings: list[str] = []
+        self.warnings = list(tree.warnings)
         self.places = dict(_places(tree.root, ()))
 
     def command(self, entry: Entry) -> Resolved:
         keys = self.tree.root.plain()
         plugins = {} if "plugins" in entry.by_name else {"plugins": keys.pop("plugins", None)}
-        self._check_plugins()
+        for name, reason in self.catalog.failed.items():
+            path = next((path for path, node in self.places.items() if node.value == name), ("plugins",))
+            self._complain(path[:1], f"the plugin {name!r} cannot be imported: {reason}")
         config = self._arguments(entry, keys, ())
         if self.problems:
             raise ConfigError(sorted(self.problems, key=_reading_order))
@@ -71,40 +75,30 @@ class _Check:
         origins = {dotted(path): self._origin(path) for path, _ in leaves(config)}
         return Resolved(config, origins, tuple(self.warnings))
 
-    def _check_plugins(self) -> None:
-        for name, why in self.catalog.failed.items():
-            path = next((path for path, node in self.places.items() if node.value == name), ("plugins",))
-            self._complain(path[:1], f"the plugin {name!r} cannot be imported: {why}")
-
     # --- the walk ---
 
     def _arguments(self, entry: Entry, keys: dict[str, Any], path: Path) -> dict[str, Any]:
-        """What the callable of ``entry`` is to be given: what is written in ``keys``, defaults for the rest."""
+        """The arguments of a part: the values in ``keys``, and defaults for the rest."""
         from pydantic import ValidationError
 
-        keys = self._renamed(entry, keys, path)
-        given = {**self._defaults(entry, keys), **keys}
+        keys = self._rename(entry, keys, path)
+        given = dict(keys)
+        for parameter in entry.parameters:
+            if parameter.name not in keys and (not parameter.required or self.catalog.fills_itself(parameter.spec)):
+                given[parameter.name] = {} if parameter.required else parameter.default
         for parameter in entry.parameters:
             name = parameter.name
             if name in given:
                 value = _with_default_name(parameter, given[name])
                 given[name] = place_parts(parameter.spec, value, (*path, name), self._part)
         try:
-            return {name: plain(value) for name, value in entry.judged(given).items()}
+            return {name: plain(value) for name, value in entry.validate_arguments(given).items()}
         except ValidationError as error:
-            self._tell(entry, error, keys, path)
+            self._report(entry, error, keys, path)
             return {}
 
-    def _defaults(self, entry: Entry, keys: Mapping[str, Any]) -> dict[str, Any]:
-        missing = [parameter for parameter in entry.parameters if parameter.name not in keys]
-        return {
-            parameter.name: {} if parameter.required else parameter.default
-            for parameter in missing
-            if not parameter.required or self.catalog.fills_itself(parameter.spec)
-        }
-
     def _part(self, spec: Spec, value: Any, path: Path, key: str | None) -> dict[str, Any]:
-        """The section of one part, complete."""
+        """The complete section of one part."""
         if spec.get("name"):
             entry = self.catalog.get("section", spec["name"])
             if entry is None:
@@ -120,26 +114,26 @@ class _Check:
     def _find(self, family: str, name: Any, path: Path) -> Entry | None:
         names = self.catalog.names(family)
         known = _known(family, names)
-        if name is None:
-            self._complain((*path, "name"), "missing", allowed=f"it says which {family} this is; {known}")
-        elif not isinstance(name, str):
-            if name is not BROKEN:
+        if not isinstance(name, str):
+            if name is None:
+                self._complain((*path, "name"), "missing", allowed=f"it says which {family} this is; {known}")
+            elif name is not BROKEN:
                 self._complain((*path, "name"), "expected text", name, allowed=known)
-        elif reason := self.catalog.left_out.get(family, {}).get(name):
-            self._complain((*path, "name"), f"is left out: {reason}", name)
-        elif name not in names and (entry := self.catalog.renamed(family, name)):
-            self.warnings.append(
-                f"{self._where((*path, 'name'))}: {dotted(path)}: {name!r} is now called {entry.name!r}"
-            )
-            return entry
-        elif name not in names and not self.catalog.failed:  # else it may be in the plugin that failed
+            return None
+        if reason := self.catalog.unsupported.get(family, {}).get(name):
+            self._complain((*path, "name"), f"is not supported: {reason}", name)
+        entry = self.catalog.find(family, name)
+        if entry is None and not reason and not self.catalog.failed:  # else it may be in the plugin that failed
             guess = nearest(name, names)
             known = _known(family, names, 8 if guess else 60)
             self._complain((*path, "name"), f"there is no {family} of this name", name, guess, known)
-        return self.catalog.get(family, name) if isinstance(name, str) else None
+        if entry is not None and entry.name != name:
+            where = self._where((*path, "name"))
+            self.warnings.append(deprecated(where, f"{dotted((*path, 'name'))}: {name}", entry.name))
+        return entry
 
-    def _renamed(self, entry: Entry, keys: dict[str, Any], path: Path) -> dict[str, Any]:
-        """``keys`` with old names replaced by those of today."""
+    def _rename(self, entry: Entry, keys: dict[str, Any], path: Path) -> dict[str, Any]:
+        """Replace the old keys that are left: of parts whose name is a reference, and beside the current key."""
         renamed: dict[str, Any] = {}
         for key, value in keys.items():
             new = entry.renamed.get(key, key)
@@ -147,46 +141,49 @@ class _Check:
                 self._complain((*path, key), f"is the old name of {new!r}, which is given too", value)
                 continue
             if new != key:
-                self.warnings.append(f"{self._where((*path, key))}: {dotted((*path, key))}: is now called {new!r}")
-                self._move((*path, key), (*path, new))
+                old_path, new_path = (*path, key), (*path, new)
+                self.warnings.append(deprecated(self._where(old_path), dotted(old_path), dotted(new_path)))
+                below = {place: node for place, node in self.places.items() if place[: len(old_path)] == old_path}
+                self.places |= {(*new_path, *place[len(old_path) :]): node for place, node in below.items()}
             renamed[new] = value
         return renamed
 
-    def _move(self, old: Path, new: Path) -> None:
-        inside = {place: node for place, node in self.places.items() if place[: len(old)] == old}
-        self.places |= {(*new, *place[len(old) :]): node for place, node in inside.items()}
-
     # --- problems ---
 
-    def _tell(self, entry: Entry, error: ValidationError, keys: dict[str, Any], path: Path) -> None:
-        """The judge's findings in our words; one problem a place."""
-        told: set[Path] = set()
-        for finding in error.errors(include_url=False, include_context=False, include_input=False):
-            name, *inside = finding["loc"]
+    def _report(self, entry: Entry, error: ValidationError, keys: dict[str, Any], path: Path) -> None:
+        """Turn pydantic's errors into problems, one per place."""
+        reported: set[Path] = set()
+        for item in error.errors(include_url=False, include_context=False, include_input=False):
+            name, *inside = item["loc"]
             parameter = entry.by_name.get(str(name))
             if parameter is None:
                 self._unknown_key(entry, str(name), keys[str(name)], path)
-            elif finding["type"] == "missing" and not inside:
+            elif item["type"] == "missing" and not inside:
                 self._missing(parameter, path)
             else:
-                if finding["type"] == "missing":  # a place of a list that is too short: the list is to blame
+                if item["type"] == "missing":  # an item of a list that is too short: blame the list
                     inside.pop()
                 below, spec = blame(parameter.spec, inside)
                 place = (*path, parameter.name, *below)
-                if place not in told:
-                    told.add(place)
-                    self._misfit(spec, _at(keys.get(parameter.name), below), place)
+                if place not in reported:
+                    reported.add(place)
+                    value: Any = keys.get(parameter.name)
+                    for step in below:
+                        value = value[step]
+                    self._mismatch(spec, value, place)
 
     def _unknown_key(self, entry: Entry, key: str, value: Any, path: Path) -> None:
-        guess = nearest(key, entry.by_name)
+        guess = "" if (translation := translate(key, value)) else nearest(key, entry.by_name)
         own = listing(list(entry.by_name))
         known = f"{entry.name} knows: {own}" if own else f"{entry.name} has no parameters"
         if not guess and (owners := self._owners(entry, key)):
             known += f"; {key!r} belongs to {listing(owners, 5)}"
+        elif translation:
+            known = f"write {translation}; {known}"
         self._complain((*path, key), "unknown key", value, guess, known)
 
     def _owners(self, entry: Entry, key: str) -> list[str]:
-        """What does know a key that ``entry`` does not: parts of the same family, or what stands in this section."""
+        """The owners of a key that ``entry`` does not have: parts of the same family, or sections in this section."""
         if entry.family not in ("section", "command"):
             return [name for name, other in self.catalog.entries[entry.family].items() if key in other.by_name]
         return [
@@ -196,7 +193,7 @@ class _Check:
         ]
 
     def _entries(self, part: Spec) -> list[Entry]:
-        """Every part that a part's spec allows."""
+        """All parts that a part's spec allows."""
         entries = self.catalog.entries.get(part["family"], {})
         return [entry for name, entry in entries.items() if part.get("name", name) == name]
 
@@ -209,14 +206,14 @@ class _Check:
             allowed += f"; {_known(spec['family'], self.catalog.names(spec['family']))}"
         self._complain((*path, parameter.name), "missing", allowed=allowed)
 
-    def _misfit(self, spec: Spec, value: Any, path: Path) -> None:
+    def _mismatch(self, spec: Spec, value: Any, path: Path) -> None:
         if _holds_broken(value):
             return
         guess = nearest(value, _choices(spec)) if isinstance(value, str) else ""
         remark = "without quotes it would fit" if _fits_unquoted(spec, value) else ""
         if spec["kind"] == "part":
             name = spec.get("name")
-            remark = "a section of keys" if name else _known(spec["family"], self.catalog.names(spec["family"]))
+            remark = "a section with keys" if name else _known(spec["family"], self.catalog.names(spec["family"]))
         self._complain(path, f"expected {describe(spec)}", value, guess, remark)
 
     def _complain(self, path: Path, message: str, found: Any = ..., guess: str = "", allowed: str = "") -> None:
@@ -226,7 +223,7 @@ class _Check:
     # --- places ---
 
     def _where(self, path: Path) -> str:
-        """The place of the value at ``path``, or of the nearest section around it."""
+        """The place of the value at ``path``, or of the innermost section around it."""
         while path not in self.places:
             path = path[:-1]
         return self.places[path].where
@@ -237,7 +234,7 @@ class _Check:
 
 
 def _reading_order(problem: Problem) -> tuple[bool, str, int]:
-    """By file and line; the command line comes last."""
+    """Sort key: file and line; the command line comes last."""
     if problem.where.startswith("command line"):
         return True, "", 0
     name, _, line = problem.where.rpartition(":")
@@ -256,7 +253,7 @@ def _places(node: Node, path: Path) -> Iterator[tuple[Path, Node]]:
 
 
 def _with_default_name(parameter: Parameter, value: Any) -> Any:
-    """A section without ``name`` goes to the part that the signature names, if it names one."""
+    """Add the name from the signature's default to a section without one."""
     default = parameter.default
     if isinstance(value, dict) and "name" not in value and isinstance(default, dict) and "name" in default:
         return {**default, **value}
@@ -265,12 +262,6 @@ def _with_default_name(parameter: Parameter, value: Any) -> Any:
 
 def _known(family: str, names: list[str], limit: int = 12) -> str:
     return f"every {family}: {listing(names, limit)}" if names else f"there is no {family} yet"
-
-
-def _at(value: Any, path: Path) -> Any:
-    for step in path:
-        value = value[step]
-    return value
 
 
 def _holds_broken(value: Any) -> bool:

@@ -1,30 +1,34 @@
-"""From a recipe, its bases and overrides to one tree: merged, references resolved, every value with its origin."""
+"""Compose a recipe, its bases and overrides into one tree: merged, references resolved, every value with its origin."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from opabinia.config.catalog import Catalog
 from opabinia.config.errors import Problem, listing, nearest, printable, show
-from opabinia.config.references import dotted, nearest_path, resolve, targets
+from opabinia.config.merge import Merger
+from opabinia.config.references import nearest_path, resolve, targets
 from opabinia.config.tree import BROKEN, MAX_DEPTH, Node, read_file, read_text, shown_path
 
 PACKAGED = Path(__file__).resolve().parent.parent / "recipes"
+Override = tuple[list[str], Node]
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A composed config, before anything is known of parts.
+    """A composed config, not yet checked against the signatures of parts.
 
     Attributes:
         name: the packaged recipe's name, the file's without suffix, or the run folder's.
         root: all values, without ``base`` and ``vars``, references resolved.
-        problems: what is wrong so far; ``check`` tells them with its own.
+        problems: mistakes so far; ``check`` reports them with its own.
         plugins: modules to import before parts are looked up.
         complete: whether every file could be read, so that a missing key is really missing.
+        warnings: about old names, if they have been replaced.
     """
 
     name: str
@@ -32,79 +36,159 @@ class Tree:
     problems: tuple[Problem, ...] = ()
     plugins: tuple[str, ...] = ()
     complete: bool = True
+    warnings: tuple[str, ...] = ()
+    _layers: _Layers | None = field(default=None, repr=False)
+
+    def with_current_names(self, catalog: Catalog, command: str) -> Tree:
+        """Return the config with the current names of keys, merged as if they had been written everywhere."""
+        if self._layers is None or not self._layers.words() & catalog.old_names:
+            return self
+        return self._layers.compose(self.name, Merger(catalog, command))
 
 
 def compose(recipe: str | Path, overrides: Sequence[str] = (), *, recipes: Path | None = None) -> Tree:
-    """Put a config together: the recipe's bases, the recipe, the overrides, then references.
+    """Compose a config from the recipe's bases, the recipe and the overrides, and resolve references.
+
+    A mistake in the config does not raise: the tree keeps the problems, and ``check`` raises them all.
 
     Args:
         recipe: the name of a packaged recipe, a YAML file, or a run folder (its ``config.yaml``).
-        overrides: ``a.b.0.c=VALUE`` with YAML values; broad ones first (``optimizer=sgd`` before ``optimizer.lr=1``).
+        overrides: ``a.b.0.c=VALUE`` with YAML values; broad ones come first (``optimizer=sgd`` before
+            ``optimizer.lr=1``).
         recipes: the folder of the packaged recipes.
-
-    Never raises for a mistake in the config: the tree remembers its problems, and ``check`` raises them all.
     """
     recipes = recipes or PACKAGED
     problems: list[Problem] = []
     path, name = _find_recipe(str(recipe), recipes, problems)
     files = _Files(recipes, problems)
-    root = files.load(path, ()) if path else None
-    complete = root is not None and not files.missing
-    root = root or Node({}, shown_path(path) if path else str(recipe))
+    file = files.load(path, ()) if path else None
     given = [override for text in overrides if (override := _parse_override(text, problems))]
-    for keys, value in sorted(given, key=_breadth):
-        root = _put(root, keys, value, (), problems)
-    root = _finish(root, [*files.read, *(value for _, value in given)], problems)
-    plugins = _plugins(root, problems)
-    return Tree(name, root, tuple(problems), plugins, complete)
+    layers = _Layers(
+        file=file,
+        overrides=sorted(given, key=_breadth),
+        written=[*files.read, *(value for _, value in given)],
+        where=shown_path(path) if path else str(recipe),
+        problems=tuple(problems),
+        complete=file is not None and not files.missing,
+    )
+    return layers.compose(name, Merger())
 
 
 def packaged_names(recipes: Path = PACKAGED) -> list[str]:
-    """The names of all packaged recipes: ``classification/digits`` ..."""
+    """Return the names of all packaged recipes: ``classification/digits`` ..."""
     return sorted(path.relative_to(recipes).with_suffix("").as_posix() for path in recipes.rglob("*.yaml"))
 
 
 def variables(recipe: str | Path, recipes: Path = PACKAGED) -> list[str]:
-    """The names that a recipe and its bases take from ``vars``, given or to be given; none of what cannot be read."""
+    """Return the names of the ``vars`` that a recipe and its bases define or refer to; unreadable files are skipped."""
     files = _Files(recipes, [])
     path, _ = _find_recipe(str(recipe), recipes, [])
-    root = files.load(path, ()) if path else None
-    given = root.value.get("vars") if root is not None and isinstance(root.value, dict) else None
-    named = [str(name) for name, _ in given.children()] if given is not None else []
-    asked = [one.removeprefix("vars.") for node in files.read for one in targets(node) if one.startswith("vars.")]
-    return list(dict.fromkeys([*named, *asked]))
+    file = files.load(path, ()) if path else None
+    root = file.merged(Merger()) if file else None
+    defined = root.value.get("vars") if root else None
+    names = [str(name) for name, _ in defined.children()] if defined is not None else []
+    references = [target for node in files.read for target in targets(node)]
+    names += [target.removeprefix("vars.") for target in references if target.startswith("vars.")]
+    return list(dict.fromkeys(names))
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def _is(path: Path, kind: str) -> bool:
-    """``path.is_file()`` or ``path.is_dir()``, where a name no file system takes is simply neither."""
-    try:
-        return bool(getattr(path, f"is_{kind}")())
-    except (OSError, ValueError):
-        return False
-
-
 def _find_recipe(recipe: str, recipes: Path, problems: list[Problem]) -> tuple[Path | None, str]:
+    # os.path.isfile is False for names that no file system takes, where Path.is_file raises.
     path = Path(recipe)
-    if _is(path / "config.yaml", "file"):
+    if os.path.isfile(path / "config.yaml"):
         return path / "config.yaml", path.absolute().name
     names = packaged_names(recipes)
     if recipe in names:
         return recipes / f"{recipe}.yaml", recipe
-    if _is(path, "file"):
+    if os.path.isfile(path):
         return path, path.stem
     if path.suffix in (".yaml", ".yml"):
         message = "there is no such file"
-    elif _is(path, "dir"):
-        message = "is a folder without a config.yaml, so it is no run"
+    elif os.path.isdir(path):
+        message = "is a folder without a config.yaml, so it is not a run folder"
     else:
         message = "there is no such recipe, file or run folder"
     allowed = f"packaged recipes: {listing(names)}" if names else ""
     guess = next((name for name in names if name.endswith(f"/{recipe}")), "") or nearest(recipe, names)
-    problems.append(Problem(_shortened(recipe), "", message, suggestion=guess, allowed=allowed))
+    problems.append(Problem(_shorten(recipe), "", message, suggestion=guess, allowed=allowed))
     return None, recipe
+
+
+@dataclass(frozen=True)
+class _File:
+    """The tree of a file, without its key ``base``, and the files that it builds on."""
+
+    own: Node
+    bases: tuple[_File, ...]
+
+    def merged(self, merger: Merger) -> Node:
+        root = Node({}, self.own.where)
+        for base in self.bases:
+            root = merger.merge(root, base.merged(merger), merger.top)
+        return merger.merge(root, self.own, merger.top)
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """The parts that a config is composed of.
+
+    Attributes:
+        file: the recipe with its bases; None if it cannot be read.
+        overrides: in the order in which they apply.
+        written: every tree as written, before merging.
+        where: the place of the config as a whole, for messages.
+        problems: mistakes found while reading.
+        complete: see :class:`Tree`.
+    """
+
+    file: _File | None
+    overrides: Sequence[Override]
+    written: Sequence[Node]
+    where: str
+    problems: tuple[Problem, ...]
+    complete: bool
+
+    def compose(self, name: str, merger: Merger) -> Tree:
+        problems = list(self.problems)
+        root = self.file.merged(merger) if self.file else Node({}, self.where)
+        for keys, value in self.overrides:
+            root = merger.put(root, keys, value, merger.top, (), problems)
+        root = merger.modernize(root, merger.top)
+        root = self._resolve_references(root, merger, problems)
+        plugins = _plugins(root, problems)
+        return Tree(name, root, tuple(problems), plugins, self.complete, merger.warnings, self)
+
+    def _resolve_references(self, root: Node, merger: Merger, problems: list[Problem]) -> Node:
+        """Resolve references and remove ``vars``."""
+        try:
+            resolved = resolve(root, problems, merger.current_path)
+            if resolved.extent[1] > MAX_DEPTH:
+                raise RecursionError
+        except RecursionError:
+            problems.append(Problem(root.where, "", f"nested more than {MAX_DEPTH} levels deep"))
+            resolved = Node({}, root.where)
+        if variables := root.value.get("vars"):
+            _check_vars(variables, self.written, problems)
+        return Node({key: node for key, node in resolved.value.items() if key != "vars"}, resolved.where)
+
+    def words(self) -> set[str]:
+        """Return every word that may be a name: keys, and words in texts."""
+        words = {key for keys, _ in self.overrides for key in keys}
+        waiting = list(self.written)
+        while waiting:
+            value = waiting.pop().value
+            if isinstance(value, dict):
+                words.update(value)
+                waiting.extend(value.values())
+            elif isinstance(value, list):
+                waiting.extend(value)
+            elif isinstance(value, str):
+                words.add(value)
+                words.update(key for target in targets(Node(value, "")) for key in target.split("."))
+        return words
 
 
 @dataclass
@@ -114,10 +198,10 @@ class _Files:
     recipes: Path
     problems: list[Problem]
     missing: bool = False
-    read: list[Node] = field(default_factory=list)  # as written, before merging
+    read: list[Node] = field(default_factory=list)  # as written
 
-    def load(self, path: Path, children: tuple[Path, ...]) -> Node | None:
-        """The tree of a file, merged over its bases. ``children`` are the files that lead here."""
+    def load(self, path: Path, children: tuple[Path, ...]) -> _File | None:
+        """Read a file and its bases. ``children`` are the files that lead here."""
         root = read_file(path, self.problems)
         if root is None:
             self.missing = True
@@ -132,34 +216,31 @@ class _Files:
             return None
         self.read.append(root)
         own = Node({key: node for key, node in root.value.items() if key != "base"}, root.where)
-        merged = Node({}, root.where)
-        for base in self._bases(root.value.get("base"), path, (*children, path.absolute())):
-            merged = merge(merged, base)
-        return merge(merged, own)
+        return _File(own, tuple(self._bases(root.value.get("base"), path, (*children, path.absolute()))))
 
-    def _bases(self, node: Node | None, path: Path, children: tuple[Path, ...]) -> Iterable[Node]:
+    def _bases(self, node: Node | None, path: Path, children: tuple[Path, ...]) -> Iterable[_File]:
         if node is None or node.value is None:
             return
         for item in node.value if isinstance(node.value, list) else [node]:
             if not isinstance(item.value, str):
                 self._complain(item, "is a recipe's name or path, or a list of them", show(item.plain()))
-            elif (found := self._find(item, path)) is None:
+            elif (base := self._find(item, path)) is None:
                 pass
-            elif found.absolute() in children:
-                chain = " -> ".join(shown_path(one) for one in (*children, found))
+            elif base.absolute() in children:
+                chain = " -> ".join(map(shown_path, (*children, base)))
                 self._complain(item, f"leads back to itself: {chain}")
-            elif (base := self.load(found, children)) is not None:
-                yield base
+            elif (file := self.load(base, children)) is not None:
+                yield file
 
     def _find(self, item: Node, path: Path) -> Path | None:
-        beside = path.parent / item.value
-        if _is(beside, "file"):
-            return Path(*beside.resolve().parts)
+        sibling = path.parent / item.value
+        if os.path.isfile(sibling):
+            return Path(*sibling.resolve().parts)
         names = packaged_names(self.recipes)
         if item.value in names:
             return self.recipes / f"{item.value}.yaml"
-        near = [one.name for one in path.parent.glob("*.yaml")] + names
-        self._complain(item, "there is no such file beside this one, and no such recipe", show(item.value), near)
+        choices = [file.name for file in path.parent.glob("*.yaml")] + names
+        self._complain(item, "there is no such file beside this one, and no such recipe", show(item.value), choices)
         return None
 
     def _complain(self, node: Node, message: str, found: str = "", choices: Iterable[str] = ()) -> None:
@@ -168,43 +249,11 @@ class _Files:
         self.missing = True
 
 
-# --- merging --------------------------------------------------------------------------------------------------------
-
-
-def merge(base: Node, over: Node) -> Node:
-    """``over`` on top of ``base``: mappings merge, unless ``name`` changes; everything else replaces.
-
-    A bare string counts as ``{name: string}`` where the other side is a mapping.
-    """
-    lower, upper = _as_section(base, over), _as_section(over, base)
-    if not isinstance(lower, dict) or not isinstance(upper, dict) or _renames(lower, upper):
-        return over
-    merged = {key: merge(lower[key], node) if key in lower else node for key, node in upper.items()}
-    return Node({**lower, **merged}, over.where)
-
-
-def _as_section(node: Node, other: Node) -> Any:
-    """A bare string as section, where the other side is one that could be a part."""
-    if isinstance(node.value, str) and isinstance(other.value, dict):
-        return {"name": node}
-    return node.value
-
-
-def _renames(lower: dict[str, Node], upper: dict[str, Node]) -> bool:
-    if "name" not in upper:
-        return False
-    if "name" not in lower:  # a bare string over a mapping of plain values
-        return set(upper) == {"name"}
-    return bool(lower["name"].value != upper["name"].value)
-
-
 # --- overrides ------------------------------------------------------------------------------------------------------
-
-Override = tuple[list[str], Node]
 
 
 def _parse_override(text: str, problems: list[Problem]) -> Override | None:
-    where = f"command line: {_shortened(text)}"
+    where = f"command line: {_shorten(text)}"
     left, equals, right = text.partition("=")
     left = left.removeprefix("--").strip(" ")
     keys = left.split(".")
@@ -224,88 +273,44 @@ def _parse_override(text: str, problems: list[Problem]) -> Override | None:
     return None if value is None else (keys, value)
 
 
-def _shortened(text: str) -> str:
-    """A word of the command line as it is repeated in messages."""
+def _shorten(text: str) -> str:
+    """Shorten a word of the command line for messages."""
     text = printable(text)
     return text if len(text) <= 80 else text[:76] + " ..."
 
 
 def _breadth(override: Override) -> int:
-    """Broad overrides come first: the section and its name, then what stands in it."""
+    """Sort key: first a section and its name, then what is in it."""
     keys, _ = override
     return len(keys) - (keys[-1] == "name")
 
 
-def _put(node: Node | None, keys: list[str], value: Node, path: tuple[str, ...], problems: list[Problem]) -> Node:
-    """``node``, which stands at ``path``, with ``value`` merged in at ``keys`` below it."""
-    if not keys:
-        return merge(node, value) if node else value
-    key, rest = keys[0], keys[1:]
-    if node and node.value is BROKEN:
-        return node
-    if node and isinstance(node.value, list):
-        items = list(node.value)
-        if not re.fullmatch(r"[0-9]{1,6}", key) or int(key) > len(items):
-            last = f"0 to {len(items) - 1}, or {len(items)} to append" if items else "0 to append"
-            message = f"{key!r} is no position of this list"
-            problems.append(Problem(value.where, dotted((*path, key)), message, allowed=f"positions: {last}"))
-            return node
-        old = items[int(key)] if int(key) < len(items) else None
-        items[int(key) : int(key) + 1] = [_put(old, rest, value, (*path, key), problems)]
-        return Node(items, node.where)
-    if key.isdigit() and not (node and isinstance(node.value, dict)):
-        message = "there is no list here that is written out; give all of it"
-        problems.append(Problem(value.where, dotted((*path, key)), message))
-        return node or Node(BROKEN, value.where)
-    old = node.value.get(key) if node and isinstance(node.value, dict) else None
-    over = Node({key: _put(old, rest, value, (*path, key), problems)}, value.where)
-    return merge(node, over) if node else over
+# --- vars and plugins -----------------------------------------------------------------------------------------------
 
 
-# --- the rest -------------------------------------------------------------------------------------------------------
-
-
-def _finish(root: Node, written: list[Node], problems: list[Problem]) -> Node:
-    """References resolved, ``vars`` read and taken away."""
-    try:
-        resolved = resolve(root, problems)
-        if resolved.extent[1] > MAX_DEPTH:
-            raise RecursionError
-    except RecursionError:
-        problems.append(Problem(root.where, "", f"nested more than {MAX_DEPTH} levels deep"))
-        resolved = Node({}, root.where)
-    if variables := root.value.get("vars"):
-        _check_vars(variables, written, problems)
-    return Node({key: node for key, node in resolved.value.items() if key != "vars"}, resolved.where)
-
-
-def _check_vars(variables: Node, written: list[Node], problems: list[Problem]) -> None:
-    """Tell the ``vars`` that no reference in any of the files reads."""
+def _check_vars(variables: Node, written: Iterable[Node], problems: list[Problem]) -> None:
+    """Report the ``vars`` that no reference in any of the files reads."""
     if not isinstance(variables.value, dict):
         if variables.value not in (None, BROKEN):
             found = show(variables.plain())
             problems.append(Problem(variables.where, "vars", "is a mapping of names to values", found))
         return
     read = {target for node in written for target in targets(node)}
-    read |= {problem.suggestion for problem in problems}  # a misspelt reference is told once, where it stands
+    read |= {problem.suggestion for problem in problems}  # a misspelled reference is reported once, at its place
     for name, node in variables.value.items():
         own = f"vars.{name}"
         if not any(target == own or target.startswith(f"{own}.") or target == "vars" for target in read):
             near = nearest_path(own, read)
-            problems.append(
-                Problem(
-                    node.where, own, "nothing reads it", show(node.plain()), allowed=near and f"(${{{near}}} is read)"
-                )
-            )
+            hint = near and f"(${{{near}}} is read)"
+            problems.append(Problem(node.where, own, "nothing reads it", show(node.plain()), allowed=hint))
 
 
 def _plugins(root: Node, problems: list[Problem]) -> tuple[str, ...]:
     node = root.value.get("plugins")
     if node is None or node.value in (None, BROKEN):
         return ()
-    items = node.value if isinstance(node.value, list) else [node]
     names: list[str] = []
-    for item in items:
+    for item in node.value if isinstance(node.value, list) else [node]:
         if isinstance(item.value, str) and re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", item.value):
             names.append(item.value)
         elif item.value is not BROKEN:

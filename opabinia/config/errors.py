@@ -1,4 +1,4 @@
-"""What is wrong with a config, told all at once: problems with their place, and suggestions."""
+"""Config errors: all problems at once, each with its place and suggestions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Problem:
     """One mistake in a config. ``str(problem)`` is one line.
 
     Attributes:
-        where: file and line, or the override it comes from.
+        where: file and line, or the override.
         path: dotted path of the key; may be empty.
-        message: what is wrong.
-        found: the value found, already fit to print (see :func:`show`).
-        suggestion: the nearest valid choice.
-        allowed: what would be valid there.
+        message: the mistake.
+        found: the given value, formatted by :func:`show`.
+        suggestion: the most similar valid choice.
+        allowed: valid choices.
     """
 
     where: str
@@ -40,7 +40,7 @@ class Problem:
 
 
 class ConfigError(Exception):
-    """A config cannot be used. ``problems`` holds every mistake found; the text has one line for each."""
+    """A config is invalid. ``problems`` holds every mistake; the text has one line for each."""
 
     def __init__(self, problems: Problem | Iterable[Problem]) -> None:
         self.problems: tuple[Problem, ...] = (problems,) if isinstance(problems, Problem) else tuple(problems)
@@ -51,12 +51,12 @@ class ConfigError(Exception):
 
 
 def printable(text: str) -> str:
-    """A text with line breaks and all else that cannot be printed on one line escaped."""
-    return text if text.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+    """Escape line breaks and other characters that cannot be printed on one line."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def show(value: Any, limit: int = 60) -> str:
-    """A value as it would stand in a config, on one line and at most ``limit`` characters long."""
+    """Format a value as in a config, on one line of at most ``limit`` characters."""
     if isinstance(value, dict):
         text = "{" + ", ".join(f"{_word(key)}: {show(item, limit)}" for key, item in _first(value.items())) + "}"
     elif isinstance(value, list | tuple):
@@ -79,7 +79,7 @@ def _word(key: Any) -> str:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """The choice most like ``word``, or nothing. Upper and lower case, ``-`` and ``_`` count as the same."""
+    """Return the choice most similar to ``word``, or "". Case, ``-`` and ``_`` do not matter."""
     folded: dict[str, str] = {}
     for choice in choices:
         folded.setdefault(_fold(choice), choice)
@@ -92,6 +92,6 @@ def _fold(word: str) -> str:
 
 
 def listing(names: Sequence[str], limit: int = 40) -> str:
-    """Names with commas between them; only the first ``limit``."""
+    """Join the first ``limit`` names with commas."""
     text = ", ".join(names[:limit])
     return f"{text}, ... ({len(names)} in all)" if len(names) > limit else text

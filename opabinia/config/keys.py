@@ -1,6 +1,6 @@
-"""What may stand in a ``key=value``: keys below a place in a config, and values of a key. For completion in shells.
+"""Shell completion of ``key=value``: the keys below a place in a config, and the values of a key.
 
-Reads the catalog and the composed tree only: no part, no torch and no judge is imported.
+It reads only the catalog and the composed tree: no part, torch or pydantic is imported.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from opabinia.config.registry import Entry
 from opabinia.config.types import Spec
 
 Place = tuple[Spec, Any]
-"""What is accepted somewhere, and the plain value that is there (None: none)."""
+"""A type spec, and the plain value in the config (None if there is none)."""
 
 
 def completed(word: str, config: Mapping[str, Any], catalog: Catalog, command: str = "train") -> list[str]:
-    """All that the beginning of an override may become; keys go on with ``.`` or end with ``=``.
+    """Return all completions of the beginning of an override. Keys end with ``.`` or ``=``.
+
+    Old names are understood, but not offered.
 
     Args:
-        word: what is typed so far, such as ``opt``, ``optimizer.l`` or ``task.backbone=``.
-        config: what the recipe says, as plain data.
-        catalog: of all parts, may be a cached one.
+        word: the text so far, such as ``opt``, ``optimizer.l`` or ``task.backbone=``.
+        config: the recipe as plain data.
+        catalog: of all parts; may be a cached one.
         command: whose parameters are the top level.
 
     Example: ``completed("optimizer.l", ...)`` is ``["optimizer.lr="]``.
@@ -34,13 +36,17 @@ def completed(word: str, config: Mapping[str, Any], catalog: Catalog, command: s
     key, equals, value = word.partition("=")
     *outer, last = key.split(".")
     places = dict(_parameters(entry, config))
+    renamed = entry.renamed
     for name in outer:
-        if name not in places:
+        current = renamed.get(name, name)
+        if current not in places:
             return []
-        places = dict(_inside(*places[name], catalog, name))
+        spec, section = places[current]
+        places, renamed = dict(_inside(spec, section, catalog, current)), _renamed(spec, section, catalog, current)
     if equals:
-        found = list(_values(*places[last], catalog)) if last in places else []
-        return [f"{key}={one}" for one in dict.fromkeys(found) if one.startswith(value)]
+        last = renamed.get(last, last)
+        values = list(_values(*places[last], catalog)) if last in places else []
+        return [f"{key}={item}" for item in dict.fromkeys(values) if item.startswith(value)]
     prefix = "".join(f"{name}." for name in outer)
     return [
         f"{prefix}{name}{end}"
@@ -51,19 +57,26 @@ def completed(word: str, config: Mapping[str, Any], catalog: Catalog, command: s
 
 
 def _parameters(entry: Entry, values: Mapping[str, Any]) -> Iterator[tuple[str, Place]]:
+    old_names = {new: old for old, new in entry.renamed.items()}
     for parameter in entry.parameters:
-        yield parameter.name, (parameter.spec, values.get(parameter.name, parameter.default))
+        value = values.get(parameter.name, values.get(old_names.get(parameter.name, ""), parameter.default))
+        yield parameter.name, (parameter.spec, value)
+
+
+def _entry(part: Spec, value: Any, catalog: Catalog, key: str) -> Entry | None:
+    given = value if isinstance(value, Mapping) else {}
+    name = part.get("name") or (value if isinstance(value, str) else given.get("name", key))
+    return catalog.find("section" if part.get("name") else part["family"], str(name))
 
 
 def _inside(spec: Spec, value: Any, catalog: Catalog, key: str = "") -> Iterator[tuple[str, Place]]:
-    """What lies below a place, by key or position."""
+    """The places below a place, by key or position."""
     kind, given = spec["kind"], value if isinstance(value, Mapping) else {}
     if kind == "union":
         for arm in spec["of"]:
             yield from _inside(arm, value, catalog, key)
     elif kind == "part":
-        name = spec.get("name") or (value if isinstance(value, str) else given.get("name", key))
-        entry = catalog.get("section" if spec.get("name") else spec["family"], str(name))
+        entry = _entry(spec, value, catalog, key)
         yield from _parameters(entry, given) if entry else ()
     elif kind == "dict":
         yield from ((str(name), (spec["of"], item)) for name, item in given.items())
@@ -71,18 +84,25 @@ def _inside(spec: Spec, value: Any, catalog: Catalog, key: str = "") -> Iterator
         yield from ((str(number), (spec["of"], item)) for number, item in enumerate(value))
 
 
+def _renamed(spec: Spec, value: Any, catalog: Catalog, key: str) -> Mapping[str, str]:
+    """Old keys below a place, and the current ones."""
+    arms = spec["of"] if spec["kind"] == "union" else [spec]
+    entries = [_entry(arm, value, catalog, key) for arm in arms if arm["kind"] == "part"]
+    return {old: new for entry in entries if entry for old, new in entry.renamed.items()}
+
+
 def _ends(place: Place, catalog: Catalog, key: str) -> list[str]:
-    """How a key may go on: ``.`` where there is something below it, ``=`` where it may have a value of one word."""
+    """The endings of a key: ``.`` if there is something below it, ``=`` if it may have a value of one word."""
     spec = place[0]
-    below = next(_inside(*place, catalog, key), None) is not None
+    has_inside = next(_inside(*place, catalog, key), None) is not None
     kinds = {arm["kind"] for arm in (spec["of"] if spec["kind"] == "union" else [spec])}
-    only_section = spec["kind"] == "part" and bool(spec.get("name"))
-    single = not kinds <= {"dict"} and not only_section
-    return ["."] * below + ["="] * (single or not below)
+    is_section = spec["kind"] == "part" and bool(spec.get("name"))
+    is_word = not kinds <= {"dict"} and not is_section
+    return ["."] * has_inside + ["="] * (is_word or not has_inside)
 
 
 def _values(spec: Spec, value: Any, catalog: Catalog) -> Iterator[str]:
-    """Words that a key may be set to; of numbers and texts the one that it has now."""
+    """Words that a key may be set to; for numbers and texts its current value."""
     kind = spec["kind"]
     if kind == "union":
         for arm in spec["of"]:
@@ -90,7 +110,7 @@ def _values(spec: Spec, value: Any, catalog: Catalog) -> Iterator[str]:
     elif kind == "part" and not spec.get("name"):
         yield from catalog.names(spec["family"])
     elif kind in ("literal", "enum"):
-        yield from (_word(one) for one in spec["values"])
+        yield from map(_word, spec["values"])
     elif kind == "bool":
         yield from ("true", "false")
     elif kind == "null":

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import re
 import sys
 import types
 import typing
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -16,18 +18,30 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 from opabinia.config.docstrings import documentation
 from opabinia.config.errors import nearest, show
 from opabinia.config.types import Parameter, Spec, Unsupported, describe, holds_part, parts_in, plain, spec_of
-from opabinia.config.validate import converted, field_of, model_of, place_parts
+from opabinia.config.validate import convert, field_of, model_of, place_parts
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
 T = TypeVar("T", bound=Callable[..., Any])
-_KEPT_BY_COMPOSITION = ("base", "vars")
+_RESERVED_KEYS = ("base", "vars")
+_OLD_FAMILIES = {"writer": "logger"}
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """A registered part. Only ``target``, the callable, is lost when a catalog is cached."""
+    """A registered part.
+
+    Attributes:
+        family, name: its place in the register.
+        target: the callable; None if the entry was read from a cache (see :meth:`load`).
+        parameters: those that configs give, in the signature's order.
+        runtime: names of the positional-only parameters, which are given at run time.
+        renamed: old names of parameters, and the current ones.
+        doc: first line of the docstring.
+        aliases: old names of the part.
+        module: the module whose import registers it.
+    """
 
     family: str
     name: str
@@ -37,6 +51,7 @@ class Entry:
     renamed: Mapping[str, str] = field(default_factory=dict)
     doc: str = ""
     aliases: tuple[str, ...] = ()
+    module: str = ""
 
     @cached_property
     def by_name(self) -> dict[str, Parameter]:
@@ -48,8 +63,8 @@ class Entry:
         """The pydantic model of the signature."""
         return model_of(f"{self.family}.{self.name}", self.parameters)
 
-    def judged(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments as the callable takes them, in the signature's order.
+    def validate_arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments as the callable takes them, in the signature's order.
 
         Raises:
             pydantic.ValidationError: a value does not fit, or a key is unknown or missing.
@@ -58,21 +73,29 @@ class Entry:
         names = [parameter.name for parameter in self.parameters]
         return {name: getattr(model, field_of(i)) for i, name in enumerate(names) if name in given}
 
+    def load(self) -> Callable[..., Any] | None:
+        """Return the callable, importing the module that registers it; None if that does not register it."""
+        if self.target is not None:
+            return self.target
+        importlib.import_module(self.module)
+        entry = register.entries[self.family].get(self.name)
+        return entry.target if entry else None
+
     def to_json(self) -> dict[str, Any]:
-        """All but the target, as plain data."""
-        return asdict(
-            Entry(
-                self.family, self.name, None, self.parameters, self.runtime, dict(self.renamed), self.doc, self.aliases
-            )
-        )
+        """Return everything but the target as plain data."""
+        return asdict(dataclasses.replace(self, target=None, renamed=dict(self.renamed)))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Entry:
-        """The inverse of :meth:`to_json`."""
+        """Return the entry that :meth:`to_json` was called on, without its target."""
         parameters = tuple(Parameter(**parameter) for parameter in data["parameters"])
-        return cls(
-            **{**data, "parameters": parameters, "runtime": tuple(data["runtime"]), "aliases": tuple(data["aliases"])}
-        )
+        tuples = {name: tuple(data[name]) for name in ("runtime", "aliases")}
+        return cls(**{**data, **tuples, "parameters": parameters})
+
+
+def find_entry(entries: Mapping[str, Entry], name: str) -> Entry | None:
+    """Return the part of this name or alias."""
+    return entries.get(name) or next((entry for entry in entries.values() if name in entry.aliases), None)
 
 
 class Family:
@@ -104,11 +127,11 @@ class Family:
         Args:
             target: the callable, when used without parentheses.
             name: the name in configs.
-            renamed: old parameter names and the present ones; configs with the old ones keep working, with a warning.
+            renamed: old parameter names and the current ones; configs with the old ones keep working, with a warning.
             aliases: old names of the part itself, likewise.
 
         Raises:
-            TypeError: the signature is open, untyped or undocumented, or the name is taken.
+            TypeError: the signature is open, untyped or undocumented, or a name is taken.
         """
 
         def add(target: T) -> T:
@@ -117,13 +140,18 @@ class Family:
 
         return add if target is None else add(target)
 
-    def leave_out(self, name: str, reason: str) -> None:
-        """Tell whoever asks for ``name`` in a config why there is no such part, and what to do instead."""
-        self._register.left_out[self.name][name] = reason
+    def mark_unsupported(self, name: str, reason: str) -> None:
+        """Let a config that asks for ``name`` fail with ``reason``: why there is no such part, and the alternative."""
+        self._register.unsupported[self.name][name] = reason
 
 
 class Register:
-    """All families. ``section`` is a nested group of keys without a name, ``command`` the top level of a config."""
+    """All families. ``section`` is a nested group of keys without a name, ``command`` the top level of a config.
+
+    Attributes:
+        entries: the parts by family and name.
+        unsupported: by family and name, the reason why there is no such part.
+    """
 
     task: Family
     step: Family
@@ -144,7 +172,7 @@ class Register:
     sampler: Family
     evaluator: Family
     hook: Family
-    writer: Family
+    logger: Family
     section: Family
     command: Family
 
@@ -152,7 +180,13 @@ class Register:
         self.entries: dict[str, dict[str, Entry]] = {name: {} for name in FAMILIES}
         for name in FAMILIES:
             setattr(self, name, Family(self, name))
-        self.left_out: dict[str, dict[str, str]] = {name: {} for name in FAMILIES}
+        self.unsupported: dict[str, dict[str, str]] = {name: {} for name in FAMILIES}
+
+    @property
+    def writer(self) -> Family:
+        """The old name of the family ``logger``."""
+        warnings.warn("register.writer is deprecated: use register.logger", DeprecationWarning, stacklevel=2)
+        return self.logger
 
     def add(
         self,
@@ -166,11 +200,14 @@ class Register:
         name = name or _default_name(target)
         complain = _Complaint(f"register.{family}: {_origin(target)}")
         if not re.fullmatch(r"[A-Za-z_][\w.-]*", name):
-            raise complain(f"{name!r} is no name a config could use; give name=...")
-        taken = self.entries[family].get(name)
-        if taken and taken.target is not None and _origin(taken.target) != _origin(target):
-            raise complain(f"the name {name!r} is taken by {_origin(taken.target)}; give another name=...")
-        entry = dataclasses.replace(self._read(family, target, name, renamed, complain), aliases=tuple(aliases))
+            raise complain(f"{name!r} is not a name that a config could use; give name=...")
+        for word in (name, *aliases):
+            taken = find_entry(self.entries[family], word)
+            if taken and taken.target is not None and _origin(taken.target) != _origin(target):
+                raise complain(f"the name {word!r} is taken by {_origin(taken.target)}; give another name=...")
+        entry = dataclasses.replace(
+            self._read(family, target, name, renamed, complain), aliases=tuple(aliases), module=_importing_module()
+        )
         self.entries[family][name] = entry
         return entry
 
@@ -183,7 +220,7 @@ class Register:
         runtime: list[str] = []
         parameters: list[Parameter] = []
         for parameter in _signature(target).parameters.values():
-            self._refuse_open(parameter, complain)
+            _check_closed(parameter, complain)
             if parameter.kind is parameter.POSITIONAL_ONLY:
                 runtime.append(parameter.name)
             else:
@@ -196,17 +233,6 @@ class Register:
                 raise complain(f"renamed={{{old!r}: {new!r}}}: {old!r} is still a parameter")
         return Entry(family, name, target, tuple(parameters), tuple(runtime), dict(renamed), doc)
 
-    @staticmethod
-    def _refuse_open(parameter: inspect.Parameter, complain: _Complaint) -> None:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**"
-            raise complain(
-                f"{stars}{parameter.name} leaves the signature open; name every parameter, or take one "
-                f"`options: dict[str, Any]`"
-            )
-        if parameter.annotation is parameter.empty:
-            raise complain(f"parameter {parameter.name!r} has no type; annotate it")
-
     def _parameter(
         self,
         family: str,
@@ -217,9 +243,9 @@ class Register:
     ) -> Parameter:
         name = parameter.name
         if name == "name" and family not in ("section", "command"):
-            raise complain("a parameter cannot be called 'name': that key names the part; call it otherwise")
-        if family == "command" and name in _KEPT_BY_COMPOSITION:
-            raise complain(f"a parameter cannot be called {name!r}: that key is read while files are put together")
+            raise complain("a parameter cannot be called 'name': that key names the part; rename it")
+        if family == "command" and name in _RESERVED_KEYS:
+            raise complain(f"a parameter cannot be called {name!r}: that key is read while files are composed")
         spec = self._spec(target, parameter, complain)
         doc = described.get(name, "")
         if parameter.default is parameter.empty:
@@ -241,6 +267,7 @@ class Register:
                 f'time, or annotate it with a part: Annotated[..., Part("family")]'
             ) from None
         for part in parts_in(spec):
+            part["family"] = _OLD_FAMILIES.get(part["family"], part["family"])
             if part["family"] not in FAMILIES:
                 hint = nearest(part["family"], FAMILIES)
                 raise complain(
@@ -253,11 +280,11 @@ class Register:
         return spec
 
     def _section_of(self, annotation: Any) -> str | None:
-        found = (entry.name for entry in self.entries["section"].values() if entry.target is annotation)
-        return next(found, None)
+        names = (entry.name for entry in self.entries["section"].values() if entry.target is annotation)
+        return next(names, None)
 
     def _default(self, spec: Spec, name: str, value: Any, complain: _Complaint) -> Any:
-        """The default as plain data; a registered callable stands for the part of that name."""
+        """Return the default as plain data; a registered callable stands for the part of that name."""
         if callable(value) and holds_part(spec):
             return self._part_default(spec, name, value, complain)
         if isinstance(value, list | tuple) and value and holds_part(spec):
@@ -269,13 +296,13 @@ class Register:
         from pydantic import ValidationError
 
         try:
-            default = plain(converted(spec, place_parts(spec, plain(value), (), refuse)))
+            default = plain(convert(spec, place_parts(spec, plain(value), (), refuse)))
         except ValidationError:
             raise complain(
                 f"the default of parameter {name!r}, {show(plain(value))}, is not {describe(spec)}"
             ) from None
-        if _leftover(default):
-            raise complain(f"the default of parameter {name!r} holds what cannot be written in YAML")
+        if not _is_yaml(default):
+            raise complain(f"the default of parameter {name!r} holds a value that cannot be written in YAML")
         return default
 
     def _part_default(self, spec: Spec, name: str, value: Any, complain: _Complaint) -> dict[str, str]:
@@ -283,12 +310,14 @@ class Register:
         entry = next((e for f in families for e in self.entries[f].values() if e.target is value), None)
         if entry is None:
             known = " or ".join(families)
-            raise complain(f"the default of parameter {name!r}, {_origin(value)}, is no {known} yet; register it first")
+            raise complain(
+                f"the default of parameter {name!r}, {_origin(value)}, is not a registered {known}; register it first"
+            )
         return {} if entry.family == "section" else {"name": entry.name}
 
 
 class _Complaint:
-    """Makes the TypeErrors of one registration."""
+    """Creates the TypeErrors of one registration."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -301,13 +330,30 @@ FAMILIES: tuple[str, ...] = tuple(Register.__annotations__)
 register = Register()
 
 
-def _leftover(value: Any) -> bool:
-    """Whether something in a default could not be written in YAML (an object in a dict[str, Any])."""
-    if isinstance(value, dict):
-        return any(_leftover(item) for item in value.values())
-    if isinstance(value, list):
-        return any(_leftover(item) for item in value)
-    return not isinstance(value, str | int | float | bool | None)
+def _check_closed(parameter: inspect.Parameter, complain: _Complaint) -> None:
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**"
+        raise complain(
+            f"{stars}{parameter.name} leaves the signature open; name every parameter, or take one "
+            f"`options: dict[str, Any]`"
+        )
+    if parameter.annotation is parameter.empty:
+        raise complain(f"parameter {parameter.name!r} has no type; annotate it")
+
+
+def _importing_module() -> str:
+    """The module whose import led here: the innermost one whose top-level code is running."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    return str(frame.f_globals["__name__"]) if frame else ""
+
+
+def _is_yaml(value: Any) -> bool:
+    """Whether a default can be written in YAML, unlike an object in a dict[str, Any]."""
+    if isinstance(value, dict | list):
+        return all(map(_is_yaml, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, str | int | float | bool | None)
 
 
 def _default_name(target: Callable[..., Any]) -> str:
@@ -327,11 +373,11 @@ def _signature(target: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(target)
     except ValueError:
-        raise TypeError(f"{_origin(target)} has no signature that Python could read; wrap it in a function") from None
+        raise TypeError(f"{_origin(target)} has no readable signature; wrap it in a function") from None
 
 
 def _resolve(target: Callable[..., Any], name: str, annotation: Any) -> Any:
-    """An annotation with its strings evaluated where they were written."""
+    """Evaluate an annotation that is a string, in the module where it was written."""
     if not isinstance(annotation, str):
         return annotation
     holder = types.SimpleNamespace(__annotations__={"it": annotation})

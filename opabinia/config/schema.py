@@ -1,4 +1,4 @@
-"""The JSON Schema of recipes, from the same pydantic models that judge them. For completion and hints in editors."""
+"""The JSON Schema of recipes, from the pydantic models that validate them, for completion and hints in editors."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Schema = dict[str, Any]
 REFERENCE: Schema = {"type": "string", "pattern": r"\$\{.*\}", "description": "a reference"}
 TEXTS: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 COMPOSITION: dict[str, Schema] = {
-    "base": {**TEXTS, "description": "a recipe, or several, that this one builds on"},
-    "vars": {"type": "object", "description": "names for ${vars.name}"},
-    "plugins": {"type": "array", "items": {"type": "string"}, "description": "modules with parts of your own"},
+    "base": {**TEXTS, "description": "one or several recipes that this one builds on"},
+    "vars": {"type": "object", "description": "values of ${vars.name}"},
+    "plugins": {"type": "array", "items": {"type": "string"}, "description": "modules that register additional parts"},
 }
 
 
 def json_schema(catalog: Catalog, command: str = "train") -> Schema:
-    """The schema of a recipe for ``command``.
+    """Return the schema of a recipe for ``command``.
 
-    It describes files as people write them: a recipe with a ``base`` may leave out anything, ``${...}`` may stand for
-    any value, a bare string for a part. ``opabinia config check`` is the judge of what they add up to.
+    It describes files as people write them: a recipe with a ``base`` may omit anything, ``${...}`` may stand for any
+    value, a bare string for a part. Only ``opabinia config check`` validates the composed config.
 
     Raises:
         ConfigError: there is no such command.
@@ -52,7 +52,7 @@ def json_schema(catalog: Catalog, command: str = "train") -> Schema:
 
 
 def _definitions(catalog: Catalog, top: Entry) -> dict[str, Schema]:
-    """One definition a part that ``top`` can reach, and one a family."""
+    """One definition for each part that ``top`` can reach, and one for each family."""
     definitions: dict[str, Schema] = {"reference": REFERENCE}
     waiting = [top]
     while waiting:
@@ -61,12 +61,14 @@ def _definitions(catalog: Catalog, top: Entry) -> dict[str, Schema]:
             family, name = spec["family"], spec.get("name")
             if not name and family not in definitions:
                 names = catalog.names(family)
-                references = [{"$ref": f"#/$defs/{family}.{one}"} for one in names]
-                definitions[family] = {"anyOf": [{"enum": names}, *references]}
-            for one in [name] if name else catalog.names(family):
-                entry = catalog.get(family, one)
-                if entry is not None and f"{family}.{one}" not in definitions:
-                    definitions[f"{family}.{one}"] = _object(entry)
+                references = [{"$ref": f"#/$defs/{family}.{part}"} for part in names]
+                aliases = sorted(alias for entry in catalog.entries.get(family, {}).values() for alias in entry.aliases)
+                deprecated = [{"enum": aliases, "deprecated": True}] if aliases else []
+                definitions[family] = {"anyOf": [{"enum": names}, *deprecated, *references]}
+            for part in [name] if name else catalog.names(family):
+                entry = catalog.get(family, part)
+                if entry is not None and f"{family}.{part}" not in definitions:
+                    definitions[f"{family}.{part}"] = _object(entry)
                     waiting.append(entry)
     return dict(sorted(definitions.items()))
 
@@ -79,20 +81,23 @@ def _object(entry: Entry) -> Schema:
     """The schema of one part's section."""
     model = entry.model.model_json_schema(by_alias=True)
     properties = {name: _property(schema) for name, schema in model.get("properties", {}).items()}
+    for old, new in entry.renamed.items():
+        properties[old] = {**properties[new], "description": f"deprecated: use {new}", "deprecated": True}
     if entry.family not in ("section", "command"):
-        properties = {"name": {"const": entry.name, "description": entry.doc}, **properties}
+        names = {"enum": [entry.name, *entry.aliases]} if entry.aliases else {"const": entry.name}
+        properties = {"name": {**names, "description": entry.doc}, **properties}
     return {"type": "object", "description": entry.doc, "properties": properties, "additionalProperties": False}
 
 
 def _property(schema: Schema) -> Schema:
-    """A parameter's schema, or a reference; description and default stay where editors look for them."""
+    """A parameter's schema or a reference; description and default stay at the top, where editors look for them."""
     about: Schema = {key: schema[key] for key in ("description", "default") if key in schema}
     value = {key: item for key, item in schema.items() if key not in ("title", "description", "default")}
     return {"anyOf": [_relaxed(value), {"$ref": "#/$defs/reference"}], **about}
 
 
 def _relaxed(schema: Schema) -> Schema:
-    """References as items of lists, and null to take an entry of a dictionary of parts away."""
+    """Allow references as items of lists, and null to remove an entry of a dictionary of parts."""
     if PART in schema:
         return {"$ref": f"#/$defs/{_definition(schema[PART])}"}
     schema = dict(schema)

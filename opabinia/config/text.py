@@ -1,4 +1,4 @@
-"""Complete configs as text: YAML that loads back to the same, and flat lines that are easy to compare."""
+"""Complete configs as text: YAML that loads back to the same config, and flat dictionaries for comparison."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opabinia.config.types import plain
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Every scalar and every empty section or list, with its path."""
+    """Yield every scalar and every empty section or list, with its path."""
     if not isinstance(value, dict | list) or not value:
         yield path, value
         return
@@ -22,17 +22,17 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, 
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config as ``{"data.train.transforms.0.size": 64, ...}``."""
+    """Return a config as ``{"data.train.transforms.0.size": 64, ...}``."""
     return {dotted(path): value for path, value in leaves(plain(dict(config))) if path}
 
 
 def dump(config: Mapping[str, Any]) -> str:
-    """A config as YAML that :func:`compose` reads back to the same."""
-    return dump_with_references(_escaped(plain(dict(config))))
+    """Return a config as YAML that :func:`compose` reads back to the same config."""
+    return dump_with_references(_escape(plain(dict(config))))
 
 
 def dump_with_references(config: Mapping[str, Any]) -> str:
-    """A config as YAML in which ``${...}`` goes on being a reference."""
+    """Return a config as YAML in which ``${...}`` stays a reference."""
     return yaml.dump(
         config,
         Dumper=_Dumper,
@@ -44,18 +44,18 @@ def dump_with_references(config: Mapping[str, Any]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what our reader, which follows YAML 1.2, would not take for text."""
+    """Quotes texts that our YAML 1.2 reader would read as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
-def _escaped(value: Any) -> Any:
-    """Plain data with every ``${`` in a value written so that it is no reference."""
+def _escape(value: Any) -> Any:
+    """Escape every ``${`` in a value, so that it is not a reference."""
     if isinstance(value, dict):
-        return {key: _escaped(item) for key, item in value.items()}
+        return {key: _escape(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_escaped(item) for item in value]
+        return [_escape(item) for item in value]
     return value.replace("${", "$${") if isinstance(value, str) else value
 
 

@@ -1,4 +1,4 @@
-"""YAML files as trees of nodes that know their line. What is wrong with a file becomes a problem, never a traceback.
+"""Read YAML files as trees of nodes that know their line. Mistakes in a file become problems, not exceptions.
 
 Scalars follow YAML 1.2's core schema: ``1e-3`` is a number, ``on`` and ``yes`` are text, there are no dates.
 """
@@ -28,7 +28,7 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\
 
 
 class _Broken:
-    """Stands for a value that could not be read. It has been complained about: nothing else is said of it."""
+    """Stands for a value that could not be read. Its problem is already reported, so later checks ignore it."""
 
     def __repr__(self) -> str:
         return "?"
@@ -39,12 +39,12 @@ BROKEN = _Broken()
 
 @dataclass(frozen=True)
 class Node:
-    """A value and where it is written.
+    """A value and its place.
 
     Attributes:
         value: a scalar, a dictionary of nodes, a list of nodes, or ``BROKEN``.
-        where: "file.yaml:12", or the override it comes from.
-        via: the reference that brought it here, such as ``${env:HOME}``.
+        where: "file.yaml:12", or the override.
+        via: the reference that it was resolved from, such as ``${env:HOME}``.
     """
 
     value: Any
@@ -52,20 +52,20 @@ class Node:
     via: str = ""
 
     def children(self) -> Iterator[tuple[Any, Node]]:
-        """Keys or positions, with the nodes there."""
+        """Yield keys or positions with their nodes."""
         if isinstance(self.value, dict):
             yield from self.value.items()
         elif isinstance(self.value, list):
             yield from enumerate(self.value)
 
     def plain(self) -> Any:
-        """The value without its places."""
+        """Return the value as plain data."""
         if isinstance(self.value, dict):
             return {key: node.plain() for key, node in self.value.items()}
         return [node.plain() for node in self.value] if isinstance(self.value, list) else self.value
 
     def child(self, key: str) -> tuple[Any, Node]:
-        """The key or position that ``key`` names, with the node there.
+        """Return the key or position that ``key`` names, with its node.
 
         Raises:
             LookupError: there is none.
@@ -78,20 +78,20 @@ class Node:
 
     @cached_property
     def extent(self) -> tuple[int, int]:
-        """The number of nodes, and how deep they nest."""
+        """The number of nodes and the nesting depth."""
         inside = [node.extent for _, node in self.children()]
         return 1 + sum(size for size, _ in inside), 1 + max((depth for _, depth in inside), default=0)
 
 
 class BadScalar(ValueError):
-    """A scalar that looks like a number but is none that we take."""
+    """A scalar that looks like a number but is not accepted."""
 
 
 def scalar(text: str) -> Any:
-    """The value of a plain (unquoted) scalar.
+    """Return the value of a plain (unquoted) scalar.
 
     Raises:
-        BadScalar: a number of absurd length.
+        BadScalar: a number with too many digits.
     """
     if text in _CONSTANTS:
         return _CONSTANTS[text]
@@ -105,7 +105,7 @@ def scalar(text: str) -> Any:
 
 
 def shown_path(path: Path) -> str:
-    """A path as it stands in messages: relative to the working directory when inside it."""
+    """Return a path for messages: relative to the working directory if inside it."""
     try:
         return str(path.absolute().relative_to(Path.cwd()))
     except (ValueError, OSError):
@@ -113,19 +113,19 @@ def shown_path(path: Path) -> str:
 
 
 def read_file(path: Path, problems: list[Problem]) -> Node | None:
-    """The tree of a YAML file; None, and a problem, where it cannot be read."""
+    """Return the tree of a YAML file; None, with a problem, if it cannot be read."""
     where, text = shown_path(path), text_of(path, problems)
     return None if text is None else read_text(text, problems, lambda line: f"{where}:{line}")
 
 
 def text_of(path: Path, problems: list[Problem]) -> str | None:
-    """What stands in a file; None, and a problem, where it is no text that a person has written."""
+    """Return the text of a file; None, with a problem, if it is not a text file of reasonable size."""
     where = shown_path(path)
     try:
         if path.is_dir():
             raise OSError(0, "is a folder, not a file")
         if path.exists() and path.stat().st_size > MAX_BYTES:
-            raise OSError(0, f"is larger than {MAX_BYTES // 1_000_000} MB; that is no recipe")
+            raise OSError(0, f"is larger than {MAX_BYTES // 1_000_000} MB, too large for a recipe")
         data = path.read_bytes()
     except FileNotFoundError:
         problems.append(Problem(where, "", "there is no such file"))
@@ -142,12 +142,12 @@ def text_of(path: Path, problems: list[Problem]) -> str | None:
 
 
 def read_text(text: str, problems: list[Problem], where: Callable[[int], str]) -> Node | None:
-    """The tree of a YAML text; None, and a problem, where it cannot be read.
+    """Return the tree of a YAML text; None, with a problem, if it cannot be read.
 
     Args:
         text: one YAML document.
-        problems: new ones are added here.
-        where: tells the place of a line, given its number from 1 on.
+        problems: new ones are appended.
+        where: returns the place of a line, given its number (from 1).
     """
     try:
         return _Reader(text, problems, where).document()
@@ -160,7 +160,7 @@ def read_text(text: str, problems: list[Problem], where: Callable[[int], str]) -
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
         problems.append(Problem(where(line), "", _syntax(error, "".join(text.splitlines()[line - 1 : line]))))
-    except (ValueError, OverflowError) as error:  # an escape or a version that PyYAML itself stumbles over
+    except (ValueError, OverflowError) as error:  # an escape or a version that PyYAML cannot handle
         problems.append(Problem(where(1), "", f"not valid YAML: {error}"))
     return None
 
@@ -178,7 +178,7 @@ def _syntax(error: yaml.MarkedYAMLError, line: str) -> str:
 
 
 class _Stop(Exception):
-    """Reading cannot go on."""
+    """Reading must stop."""
 
     def __init__(self, message: str, line: int) -> None:
         super().__init__(message)
@@ -186,7 +186,7 @@ class _Stop(Exception):
 
 
 class _Reader:
-    """Turns PyYAML's events into nodes. Events come one by one, so limits stop a bomb before it goes off."""
+    """Turns PyYAML's events into nodes. Events are read one by one, so that limits apply before a YAML bomb expands."""
 
     def __init__(self, text: str, problems: list[Problem], where: Callable[[int], str]) -> None:
         self.events: Iterator[Any] = yaml.parse(text, Loader=yaml.SafeLoader)
@@ -205,7 +205,7 @@ class _Reader:
         self._next()  # the end of the document
         after = self._next()
         if not isinstance(after, yaml.StreamEndEvent):
-            raise _Stop("a second document; a recipe is one", after.start_mark.line + 1)
+            raise _Stop("a second document; a recipe has one", after.start_mark.line + 1)
         return node
 
     def _next(self) -> Any:
@@ -227,7 +227,7 @@ class _Reader:
         else:
             node = Node(self._mapping(depth), self.where(line))
         if event.tag is not None:
-            self._complain(line, f"the tag {show(event.tag)} is not allowed; nothing in a recipe needs one")
+            self._complain(line, f"the tag {show(event.tag)} is not allowed in a recipe")
             node = Node(BROKEN, node.where)
         if event.anchor:
             self.anchors[event.anchor] = node
@@ -236,7 +236,7 @@ class _Reader:
     def _count(self, nodes: int, line: int) -> None:
         self.count += nodes
         if self.count > MAX_NODES:
-            raise _Stop(f"more than {MAX_NODES} values; that is no recipe", line)
+            raise _Stop(f"more than {MAX_NODES} values, too many for a recipe", line)
 
     def _alias(self, event: Any, line: int) -> Node:
         if event.anchor not in self.anchors:
@@ -252,7 +252,7 @@ class _Reader:
     def _scalar(self, event: Any, line: int) -> Node:
         text: str = event.value
         if any("\ud800" <= character <= "\udfff" for character in text):
-            self._complain(line, f"{show(text)} is not text that could be printed")
+            self._complain(line, f"{show(text)} is not printable text")
             return Node(BROKEN, self.where(line))
         try:
             return Node(scalar(text) if event.implicit[0] else text, self.where(line))
@@ -278,7 +278,7 @@ class _Reader:
                     quoted = f"; put it in quotes: '{show(key)}'" if not isinstance(key, dict | list) else ""
                     self._complain(line, f"the key {show(_plain(key))} is not text{quoted}")
             elif key in items:
-                self._complain(line, f"the key {show(key)} is already there, in line {lines[key]}")
+                self._complain(line, f"the key {show(key)} is already given in line {lines[key]}")
             else:
                 # a problem with a section points at its key
                 items[key], lines[key] = Node(value.value, self.where(line)), line

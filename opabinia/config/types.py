@@ -1,6 +1,6 @@
-"""From annotations to type specs: small JSON-able descriptions of what a parameter accepts.
+"""Type specs: JSON-serializable descriptions of the values that a parameter accepts, made from annotations.
 
-A spec is a dictionary with a ``kind``; all of it survives JSON, so a cached catalog needs no import of the parts:
+A spec is a dictionary with a ``kind``; because it is JSON, a cached catalog needs no import of the parts:
 
     int, float          ge gt le lt multiple_of; float: finite (False lets inf and nan in)
     bool, null, any, path
@@ -8,8 +8,8 @@ A spec is a dictionary with a ``kind``; all of it survives JSON, so a cached cat
     literal             values
     enum                values, class ("module:qualname")
     duration            units
-    list                of (spec), min max (length), tuple (True: given to the callable as a tuple)
-    tuple               of (one spec a place)
+    list                of (spec), min max (length), tuple (True: passed to the callable as a tuple)
+    tuple               of (one spec per item)
     dict                of (spec of the values; keys are text)
     union               of (specs)
     part                family, name (sections only)
@@ -52,12 +52,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One thing a person may decide about a part.
+    """A parameter of a part that configs may set.
 
     Attributes:
         name: the key in a config.
-        spec: what it accepts (a type spec, see above).
-        required: whether it must be written.
+        spec: the type spec of its values (see above).
+        required: whether it must be given.
         default: the signature's default as plain data.
         doc: its description in the docstring's ``Args:``.
     """
@@ -70,18 +70,18 @@ class Parameter:
 
 
 class Unsupported(TypeError):
-    """An annotation that no YAML value can have."""
+    """An annotation without YAML values."""
 
 
 def spec_of(annotation: Any, section_of: Callable[[Any], str | None] = lambda _: None) -> Spec:
-    """The spec of an annotation.
+    """Return the spec of an annotation.
 
     Args:
         annotation: a type, with ``Annotated`` metadata or not.
-        section_of: gives the name of a class that is registered as section.
+        section_of: returns the name of a class that is registered as a section.
 
     Raises:
-        Unsupported: no YAML value can have this type, or a constraint is not known.
+        Unsupported: no YAML value has this type, or a constraint is unknown.
     """
     annotation = getattr(annotation, "__value__", annotation)  # `type X = ...`
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
@@ -93,7 +93,7 @@ def spec_of(annotation: Any, section_of: Callable[[Any], str | None] = lambda _:
         return _literal(args)
     if origin in (list, Sequence) or annotation in (list, Sequence):
         if not args:
-            raise Unsupported("a list must say of what: list[int], list[str], ...")
+            raise Unsupported("a list needs the type of its items: list[int], list[str], ...")
         return {"kind": "list", "of": spec_of(args[0], section_of)}
     if origin is tuple or annotation is tuple:
         return _tuple(args, section_of)
@@ -110,7 +110,7 @@ def spec_of(annotation: Any, section_of: Callable[[Any], str | None] = lambda _:
     if name := section_of(annotation):
         return {"kind": "part", "family": "section", "name": name}
     if annotation is Any:
-        raise Unsupported("Any says nothing; only an honest dict[str, Any] of options may use it")
+        raise Unsupported("Any is not allowed, except in a dict[str, Any] of options")
     raise Unsupported(f"{_named(annotation)} cannot come from YAML")
 
 
@@ -140,16 +140,16 @@ def _constrain(spec: Spec, item: Any) -> Spec:
         return _narrow(spec, _NUMBERS, bounds, item)
     if getattr(item, "allow_inf_nan", False):  # pydantic.AllowInfNan, not imported here
         return _narrow(spec, ("float",), {"finite": False}, item)
-    return spec  # a remark for people
+    return spec  # metadata that is not a constraint
 
 
 def _narrow(spec: Spec, kinds: tuple[str, ...], bounds: Spec, item: Any) -> Spec:
-    """``spec`` with ``bounds`` on every arm of one of ``kinds``."""
+    """Add ``bounds`` to every arm of one of ``kinds``."""
     if spec["kind"] in kinds and bounds:
         return {**spec, **bounds}
     if spec["kind"] == "union" and bounds and any(arm["kind"] in kinds for arm in spec["of"]):
         return _union([{**arm, **bounds} if arm["kind"] in kinds else arm for arm in spec["of"]])
-    raise Unsupported(f"the constraint {item!r} is not known for {describe(spec)}")
+    raise Unsupported(f"the constraint {item!r} does not apply to {describe(spec)}")
 
 
 def _union(arms: list[Spec]) -> Spec:
@@ -170,7 +170,7 @@ def _literal(values: tuple[Any, ...]) -> Spec:
 
 def _tuple(args: tuple[Any, ...], section_of: Callable[[Any], str | None]) -> Spec:
     if not args:
-        raise Unsupported("a tuple must say of what: tuple[int, int], tuple[float, ...], ...")
+        raise Unsupported("a tuple needs the types of its items: tuple[int, int], tuple[float, ...], ...")
     if args[-1] is Ellipsis:
         return {"kind": "list", "of": spec_of(args[0], section_of), "tuple": True}
     return {"kind": "tuple", "of": [spec_of(arg, section_of) for arg in args]}
@@ -178,7 +178,7 @@ def _tuple(args: tuple[Any, ...], section_of: Callable[[Any], str | None]) -> Sp
 
 def _dict(args: tuple[Any, ...], section_of: Callable[[Any], str | None]) -> Spec:
     if not args or args[0] is not str:
-        raise Unsupported("the keys of a dictionary are text: dict[str, ...]")
+        raise Unsupported("the keys of a dictionary must be text: dict[str, ...]")
     return {"kind": "dict", "of": {"kind": "any"} if args[1] is Any else spec_of(args[1], section_of)}
 
 
@@ -190,16 +190,16 @@ def _enum(cls: type[Enum]) -> Spec:
 
 
 def member_of(path: str, value: Any) -> Any:
-    """The member of an enum spec's ``class``; the plain value where its module is not loaded (a cached check)."""
+    """Return the member of an enum spec's ``class``; the plain value if its module is not imported (a cached check)."""
     module, _, qualname = path.partition(":")
-    found: Any = sys.modules.get(module)
+    cls: Any = sys.modules.get(module)
     for name in qualname.split("."):
-        found = getattr(found, name, None)
-    return found(value) if found else value
+        cls = getattr(cls, name, None)
+    return cls(value) if cls else value
 
 
 def parts_in(spec: Spec) -> list[Spec]:
-    """The specs of all parts in a spec."""
+    """Return the specs of all parts in a spec."""
     if spec["kind"] == "part":
         return [spec]
     inside = spec.get("of", [])
@@ -207,12 +207,12 @@ def parts_in(spec: Spec) -> list[Spec]:
 
 
 def holds_part(spec: Spec) -> bool:
-    """Whether a value of this spec is, or may contain, a part."""
+    """Return whether a value of this spec is, or may contain, a part."""
     return bool(parts_in(spec))
 
 
 def plain(value: Any) -> Any:
-    """A value as plain YAML data: tuples become lists; paths, durations and enum members what one would write."""
+    """Return a value as plain YAML data: tuples become lists; paths, durations and enum members their written form."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, dict):
@@ -223,7 +223,7 @@ def plain(value: Any) -> Any:
 
 
 def describe(spec: Spec, many: bool = False) -> str:
-    """What a spec accepts, for people: "a number >= 0", "an integer or a list of integers"."""
+    """Describe the values of a spec for users: "a number >= 0", "an integer or a list of integers"."""
     kind = spec["kind"]
     if kind == "union":
         return _describe_union(spec["of"], many)
@@ -247,7 +247,7 @@ def describe(spec: Spec, many: bool = False) -> str:
 
 
 def _describe_scalar(spec: Spec, many: bool) -> str:
-    one, several = {
+    singular, plural = {
         "int": ("an integer", "integers"),
         "float": ("a number", "numbers"),
         "bool": ("true or false", "true or false"),
@@ -259,13 +259,13 @@ def _describe_scalar(spec: Spec, many: bool) -> str:
     symbols = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
     bounds = " and ".join(f"{symbol} {spec[bound]}" for bound, symbol in symbols.items() if bound in spec)
     multiple = f", a multiple of {spec['multiple_of']}" if "multiple_of" in spec else ""
-    return (several if many else one) + (f" {bounds}" if bounds else "") + multiple + _length(spec)
+    return (plural if many else singular) + (f" {bounds}" if bounds else "") + multiple + _length(spec)
 
 
 def _describe_union(arms: list[Spec], many: bool) -> str:
     integer, number = {"kind": "int"}, {"kind": "float"}
     for narrow, wide in ((integer, number), ({"kind": "list", "of": integer}, {"kind": "list", "of": number})):
-        if wide in arms:  # "an integer or a number" says no more than "a number"
+        if wide in arms:  # "an integer or a number" is just "a number"
             arms = [arm for arm in arms if arm != narrow]
     return _either([describe(arm, many) for arm in arms])
 
@@ -274,22 +274,22 @@ def _either(texts: list[str]) -> str:
     return texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + " or " + texts[-1]
 
 
-def _describe_tuple(places: list[Spec], many: bool) -> str:
-    texts = [describe(place) for place in places]
+def _describe_tuple(items: list[Spec], many: bool) -> str:
+    texts = [describe(item) for item in items]
     if len(set(texts)) == 1:
-        inside = f"{len(places)} {describe(places[0], many=len(places) > 1).removeprefix('an ').removeprefix('a ')}"
+        inside = f"{len(items)} {describe(items[0], many=len(items) > 1).removeprefix('an ').removeprefix('a ')}"
     else:
         inside = ", ".join(texts)
     return f"{'lists' if many else 'a list'} of {inside}"
 
 
 def _length(spec: Spec) -> str:
-    least, most = spec.get("min"), spec.get("max")
-    if least is not None and most is not None:
-        return f" (length {least})" if least == most else f" (length {least} to {most})"
-    if least == 1:
+    low, high = spec.get("min"), spec.get("max")
+    if low is not None and high is not None:
+        return f" (length {low})" if low == high else f" (length {low} to {high})"
+    if low == 1:
         return " (not empty)"
-    return f" (length >= {least})" if least is not None else f" (length <= {most})" if most is not None else ""
+    return f" (length >= {low})" if low is not None else f" (length <= {high})" if high is not None else ""
 
 
 def _yaml(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""From type specs to pydantic: the judge of values. pydantic is imported when the first value is judged."""
+"""Validation of values against type specs, with pydantic, which is imported when the first value is validated."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
     from pydantic import BaseModel, TypeAdapter
 
 PART = "part"
-"""In the JSON Schema of a model: the spec of the part that belongs there."""
+"""Key in the JSON Schema of a model: the spec of the part at this place."""
 
 Visit = Callable[[Spec, Any, tuple[Any, ...], str | None], Any]
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A part whose own section has been walked; what the judge accepts where a part belongs."""
+    """A part whose own section has been visited; the model accepts it in place of a part."""
 
     value: Any
 
 
 def place_parts(spec: Spec, value: Any, path: tuple[Any, ...], visit: Visit, key: str | None = None) -> Any:
-    """``value`` with every part in it replaced by ``Placed(visit(spec, value, path, key))``.
+    """Return ``value`` with every part in it replaced by ``Placed(visit(spec, value, path, key))``.
 
     Args:
-        spec: what is accepted at ``path``.
-        value: plain data; whatever does not fit is left for the judge to refuse.
+        spec: type spec at ``path``.
+        value: plain data; values that do not fit are kept, for validation to reject.
         path: keys and positions that lead here.
-        visit: walks one part's section.
-        key: the key in a dictionary of parts: the part's name where none is written.
+        visit: processes one part's section.
+        key: the key in a dictionary of parts: the part's name if it has none.
     """
     kind = spec["kind"]
     if kind == "union":
@@ -48,19 +48,19 @@ def place_parts(spec: Spec, value: Any, path: tuple[Any, ...], visit: Visit, key
     if not holds_part(spec):
         return value
     if kind == "dict" and isinstance(value, dict):
-        # null takes an inherited entry away
+        # null removes an inherited entry
         kept = {name: item for name, item in value.items() if item is not None or accepts(spec["of"], None)}
         return {name: place_parts(spec["of"], item, (*path, name), visit, name) for name, item in kept.items()}
     if kind in ("list", "tuple") and isinstance(value, list | tuple):
         specs = spec["of"] if kind == "tuple" else [spec["of"]] * len(value)
         pairs = enumerate(zip(specs, value, strict=False))
-        placed = [place_parts(one, item, (*path, i), visit) for i, (one, item) in pairs]
+        placed = [place_parts(item_spec, item, (*path, i), visit) for i, (item_spec, item) in pairs]
         return placed + list(value[len(specs) :])
     return value
 
 
 def _arm(spec: Spec, value: Any) -> Spec | None:
-    """The arm of a union that a value with parts in it belongs to."""
+    """The arm of a union that fits a value with parts in it."""
     plain_arms = [arm for arm in spec["of"] if not holds_part(arm)]
     if any(accepts(arm, value) for arm in plain_arms):
         return None
@@ -72,18 +72,18 @@ def _arm(spec: Spec, value: Any) -> Spec | None:
 
 
 def accepts(spec: Spec, value: Any) -> bool:
-    """Whether plain data fits a spec (a part must be :class:`Placed`)."""
+    """Return whether plain data fits a spec (a part must be :class:`Placed`)."""
     from pydantic import ValidationError
 
     try:
-        converted(spec, value)
+        convert(spec, value)
     except ValidationError:
         return False
     return True
 
 
-def converted(spec: Spec, value: Any) -> Any:
-    """Plain data as what the callable takes.
+def convert(spec: Spec, value: Any) -> Any:
+    """Convert plain data to the value that the callable takes.
 
     Raises:
         pydantic.ValidationError: the value does not fit.
@@ -99,7 +99,7 @@ def _adapter(spec: str) -> TypeAdapter[Any]:
 
 
 def model_of(name: str, parameters: Iterable[Parameter]) -> type[BaseModel]:
-    """The pydantic model of a signature: strict values, no other keys. Fields go by their alias."""
+    """Return the pydantic model of a signature: strict values, no other keys. Fields are named by alias."""
     from pydantic import ConfigDict, Field, create_model
 
     fields: dict[str, Any] = {}
@@ -111,14 +111,37 @@ def model_of(name: str, parameters: Iterable[Parameter]) -> type[BaseModel]:
 
 
 def field_of(position: int) -> str:
-    """The model's field for the parameter at ``position``; the parameter's own name could clash with BaseModel's."""
+    """Return the field name of the parameter at ``position``; its own name could clash with BaseModel's."""
     return f"p{position}"
 
 
 def pydantic_type(spec: Spec) -> Any:
-    """The annotation by which pydantic judges a spec, and turns plain data into what the callable takes."""
-    from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
+    """Return the annotation with which pydantic validates a spec and converts plain data."""
+    from pydantic import PlainValidator, WithJsonSchema
 
+    match spec["kind"]:
+        case "list":
+            item: Any = pydantic_type(spec["of"])
+            if spec.get("tuple"):
+                return Annotated[tuple[item, ...], _field(strict=False), _lengths(spec)]
+            return Annotated[list[item], _lengths(spec)]
+        case "tuple":
+            items: Any = tuple(map(pydantic_type, spec["of"]))
+            return Annotated[tuple[items], _field(strict=False)]
+        case "dict":
+            value: Any = pydantic_type(spec["of"])
+            return Annotated[dict[str, value], _lengths(spec)]
+        case "union":
+            return Union[tuple(map(pydantic_type, spec["of"]))]  # noqa: UP007 (arms are known at run time only)
+        case "part":
+            return Annotated[Any, PlainValidator(_placed), WithJsonSchema({PART: spec})]
+    return _scalar_type(spec)
+
+
+def _scalar_type(spec: Spec) -> Any:
+    from pydantic import AfterValidator, WithJsonSchema
+
+    bounds = {key: spec[key] for key in ("ge", "gt", "le", "lt", "multiple_of") if key in spec}
     match spec["kind"]:
         case "null":
             return None
@@ -127,14 +150,13 @@ def pydantic_type(spec: Spec) -> Any:
         case "bool":
             return bool
         case "int":
-            return Annotated[int, Field(**_only(spec, "ge", "gt", "le", "lt", "multiple_of"))]
+            return Annotated[int, _field(**bounds)]
         case "float":
-            bounds = _only(spec, "ge", "gt", "le", "lt", "multiple_of")
-            return Annotated[float, Field(**bounds, allow_inf_nan=not spec.get("finite", True))]
+            return Annotated[float, _field(**bounds, allow_inf_nan=not spec.get("finite", True))]
         case "str":
             return Annotated[str, _lengths(spec)]
         case "path":
-            return Annotated[str, Field(pattern=r"^[^\x00]+$"), AfterValidator(_path)]
+            return Annotated[str, _field(pattern=r"^[^\x00]+$"), AfterValidator(_path)]
         case "literal":
             return Literal[tuple(spec["values"])]
         case "enum":
@@ -143,21 +165,6 @@ def pydantic_type(spec: Spec) -> Any:
             pattern = rf"^\d+(\.\d+)?\s*({'|'.join(spec['units'])})$"
             parse = partial(Duration.parse, allowed=tuple(spec["units"]))
             return Annotated[str, AfterValidator(parse), WithJsonSchema({"type": "string", "pattern": pattern})]
-        case "list":
-            item: Any = pydantic_type(spec["of"])
-            if spec.get("tuple"):
-                return Annotated[tuple[item, ...], Field(strict=False), _lengths(spec)]
-            return Annotated[list[item], _lengths(spec)]
-        case "tuple":
-            items: Any = tuple(map(pydantic_type, spec["of"]))
-            return Annotated[tuple[items], Field(strict=False)]
-        case "dict":
-            value: Any = pydantic_type(spec["of"])
-            return Annotated[dict[str, value], _lengths(spec)]
-        case "union":
-            return Union[tuple(map(pydantic_type, spec["of"]))]  # noqa: UP007 (arms are known at run time only)
-        case "part":
-            return Annotated[Any, PlainValidator(_placed), WithJsonSchema({PART: spec})]
     raise AssertionError(spec)
 
 
@@ -171,18 +178,18 @@ def _placed(value: Any) -> Any:
     return value.value
 
 
-def _only(spec: Spec, *keys: str) -> dict[str, Any]:
-    return {key: spec[key] for key in keys if key in spec}
+def _field(**constraints: Any) -> Any:
+    from pydantic import Field
+
+    return Field(**constraints)
 
 
 def _lengths(spec: Spec) -> Any:
-    from pydantic import Field
-
-    return Field(min_length=spec.get("min"), max_length=spec.get("max"))
+    return _field(min_length=spec.get("min"), max_length=spec.get("max"))
 
 
 def blame(spec: Spec, location: Sequence[Any]) -> tuple[tuple[Any, ...], Spec]:
-    """Where in a value the judge found a mistake, and what is accepted there; as deep as there is no doubt."""
+    """Return the place of a validation error in a value and the spec there; only as deep as it is unambiguous."""
     if not location:
         return (), spec
     kind, step = spec["kind"], location[0]

@@ -1,8 +1,8 @@
-"""The nouns the engine knows. Read this first.
+"""Contracts between the packages: data types, protocols and base classes. Read this first.
 
-``engine``, ``data`` and ``tasks`` never import each other: they meet here and are joined in ``run``. Best read in
-this order: ``data``, ``plans``, ``clock``, ``tasks``, ``runs``, ``models``, ``detectors``; ``ranges`` and ``parts`` are
-what signatures are written with.
+``engine``, ``data`` and ``tasks`` never import each other; they meet here and are combined in ``training``. Best read
+in this order: ``data``, ``sources``, ``plans``, ``clock``, ``evaluation``, ``training``, ``models``, ``detectors``.
+``ranges`` and ``parts`` are types for signatures.
 
 Shapes in this package: B samples of a batch, C channels, H height, W width, K classes, D features.
 """
@@ -11,7 +11,7 @@ from opabinia.contracts.clock import Clock as Clock
 from opabinia.contracts.clock import Schedule as Schedule
 from opabinia.contracts.clock import Schedules as Schedules
 from opabinia.contracts.data import Batch as Batch
-from opabinia.contracts.data import Combination as Combination
+from opabinia.contracts.data import CombiningTransform as CombiningTransform
 from opabinia.contracts.data import DataMismatch as DataMismatch
 from opabinia.contracts.data import DatasetInfo as DatasetInfo
 from opabinia.contracts.data import GroundTruth as GroundTruth
@@ -19,7 +19,6 @@ from opabinia.contracts.data import Indices as Indices
 from opabinia.contracts.data import Mix as Mix
 from opabinia.contracts.data import Sample as Sample
 from opabinia.contracts.data import Sampler as Sampler
-from opabinia.contracts.data import Source as Source
 from opabinia.contracts.data import Transform as Transform
 from opabinia.contracts.data import Video as Video
 from opabinia.contracts.detectors import Detections as Detections
@@ -27,16 +26,26 @@ from opabinia.contracts.detectors import Detector as Detector
 from opabinia.contracts.detectors import Neck as Neck
 from opabinia.contracts.detectors import Sizes as Sizes
 from opabinia.contracts.detectors import Target as Target
+from opabinia.contracts.drawing import Comparison as Comparison
+from opabinia.contracts.drawing import DrawOptions as DrawOptions
+from opabinia.contracts.drawing import Panel as Panel
 from opabinia.contracts.evaluation import EMBEDDING as EMBEDDING
+from opabinia.contracts.evaluation import DetailsEvaluator as DetailsEvaluator
+from opabinia.contracts.evaluation import DeviceEvaluator as DeviceEvaluator
 from opabinia.contracts.evaluation import Evaluator as Evaluator
+from opabinia.contracts.evaluation import FilesEvaluator as FilesEvaluator
+from opabinia.contracts.evaluation import LayersEvaluator as LayersEvaluator
+from opabinia.contracts.evaluation import LearningEvaluator as LearningEvaluator
 from opabinia.contracts.evaluation import Predictions as Predictions
+from opabinia.contracts.export import ExportModule as ExportModule
+from opabinia.contracts.export import relative_difference as relative_difference
 from opabinia.contracts.models import Backbone as Backbone
 from opabinia.contracts.models import Head as Head
 from opabinia.contracts.models import Level as Level
 from opabinia.contracts.models import Memory as Memory
 from opabinia.contracts.models import Preprocessing as Preprocessing
 from opabinia.contracts.models import Tokens as Tokens
-from opabinia.contracts.models import buffers_beside_memories as buffers_beside_memories
+from opabinia.contracts.models import non_memory_buffers as non_memory_buffers
 from opabinia.contracts.parts import BackbonePart as BackbonePart
 from opabinia.contracts.parts import DetectorPart as DetectorPart
 from opabinia.contracts.parts import EvaluatorPart as EvaluatorPart
@@ -59,20 +68,38 @@ from opabinia.contracts.parts import TaskPart as TaskPart
 from opabinia.contracts.parts import TransformPart as TransformPart
 from opabinia.contracts.plans import BatchSchedule as BatchSchedule
 from opabinia.contracts.plans import BatchShape as BatchShape
+from opabinia.contracts.plans import GlobalBatch as GlobalBatch
 from opabinia.contracts.plans import Loader as Loader
 from opabinia.contracts.plans import Plan as Plan
-from opabinia.contracts.plans import Row as Row
 from opabinia.contracts.plans import RunSpec as RunSpec
 from opabinia.contracts.plans import Stage as Stage
+from opabinia.contracts.plans import UniformPlan as UniformPlan
 from opabinia.contracts.ranges import Count as Count
 from opabinia.contracts.ranges import Fraction as Fraction
 from opabinia.contracts.ranges import NonNegative as NonNegative
 from opabinia.contracts.ranges import NormOrder as NormOrder
 from opabinia.contracts.ranges import Positive as Positive
+from opabinia.contracts.sources import BatchSource as BatchSource
+from opabinia.contracts.sources import CameraSource as CameraSource
+from opabinia.contracts.sources import ConcatenatedSource as ConcatenatedSource
+from opabinia.contracts.sources import DetectionSource as DetectionSource
+from opabinia.contracts.sources import EncodedSource as EncodedSource
+from opabinia.contracts.sources import FingerprintedSource as FingerprintedSource
+from opabinia.contracts.sources import IdentitySource as IdentitySource
+from opabinia.contracts.sources import ImageClassesSource as ImageClassesSource
+from opabinia.contracts.sources import LabeledSource as LabeledSource
+from opabinia.contracts.sources import MultiLabelSource as MultiLabelSource
+from opabinia.contracts.sources import NamedSource as NamedSource
+from opabinia.contracts.sources import QuerySource as QuerySource
+from opabinia.contracts.sources import ShardedSource as ShardedSource
+from opabinia.contracts.sources import SizedSource as SizedSource
+from opabinia.contracts.sources import Source as Source
+from opabinia.contracts.sources import ViewpointSource as ViewpointSource
 from opabinia.contracts.training import CheckpointManager as CheckpointManager
 from opabinia.contracts.training import Hook as Hook
 from opabinia.contracts.training import Logger as Logger
 from opabinia.contracts.training import MetricsLog as MetricsLog
+from opabinia.contracts.training import NextCommand as NextCommand
 from opabinia.contracts.training import ParallelTask as ParallelTask
 from opabinia.contracts.training import Phase as Phase
 from opabinia.contracts.training import Run as Run

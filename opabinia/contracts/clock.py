@@ -1,4 +1,4 @@
-"""Time: where a run stands, and what changes with it."""
+"""The clock: the progress of a run, and schedules that depend on it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from opabinia.contracts.plans import Plan, Row
+from opabinia.contracts.plans import GlobalBatch, Plan, UniformPlan
 from opabinia.runtime.durations import Duration
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Where the run stands. Everything that changes over time is a function of it.
+    """The progress of a run. Everything that changes over time is a function of it.
 
     Attributes:
         step: optimizer steps done.
         epoch: whole epochs done (0 during the first).
-        epoch_step: steps done in the present epoch; 0 right after the last step of an epoch.
+        epoch_step: steps done in the current epoch; 0 right after the last step of an epoch.
         samples: training samples seen.
         total_steps: length of the whole run.
-        steps_per_epoch: steps of the present epoch.
-        starts: step of the first batch of an epoch, where epochs differ in length; None where they do not.
+        steps_per_epoch: steps of the current epoch.
+        starts: returns the step of the first batch of an epoch; None if all epochs have the same length.
     """
 
     step: int = 0
@@ -34,66 +34,66 @@ class Clock:
 
     @classmethod
     def at(cls, plan: Plan, step: int) -> Clock:
-        """The clock after ``step`` optimizer steps of ``plan``."""
+        """Return the clock after ``step`` optimizer steps of ``plan``."""
         epoch = 0
         if step:
             last = plan.row(step - 1).epoch
             epoch = last + (plan.epoch_start(last + 1) == step)
         start = plan.epoch_start(epoch)
-        present = min(epoch, max(0, plan.epochs - 1))
-        length = plan.epoch_start(present + 1) - plan.epoch_start(present) if plan.epochs else 1
-        starts = None if getattr(plan, "steps_per_epoch", None) else plan.epoch_start
+        current = min(epoch, max(0, plan.epochs - 1))
+        length = plan.epoch_start(current + 1) - plan.epoch_start(current) if plan.epochs else 1
+        starts = None if isinstance(plan, UniformPlan) else plan.epoch_start
         return cls(step, epoch, step - start, plan.samples_before(step), plan.total_steps, length, starts)
 
-    def following(self, plan: Plan, row: Row) -> Clock:
-        """The clock one step later, ``row`` being the batch of that step; as :meth:`at`, and quicker."""
+    def following(self, plan: Plan, row: GlobalBatch) -> Clock:
+        """Return the clock one step later, like :meth:`at` but faster. ``row`` is the batch of that step."""
         if self.epoch_step + 1 >= self.steps_per_epoch:
             return Clock.at(plan, self.step + 1)
-        clock = object.__new__(Clock)  # once a step, and a frozen dataclass takes its time to fill in what changes
+        clock = object.__new__(Clock)  # called every step; __init__ of a frozen dataclass is slow
         samples = self.samples + row.count
         clock.__dict__.update(self.__dict__, step=self.step + 1, epoch_step=self.epoch_step + 1, samples=samples)
         return clock
 
     @property
     def progress(self) -> float:
-        """From 0 (nothing done) to 1 (all done)."""
+        """The completed fraction of the run, from 0 to 1."""
         return self.step / self.total_steps if self.total_steps else 1.0
 
     @property
     def epochs_done(self) -> float:
-        """Epochs done, with the present one as a fraction: 2.5 in the middle of the third."""
+        """Epochs done, the current one as a fraction: 2.5 in the middle of the third."""
         return self.epoch + self.epoch_step / self.steps_per_epoch
 
     @property
     def phase_ended(self) -> bool:
-        """Whether the newest step was the last of its epoch or of the run."""
+        """Whether the last step ended its epoch or the run."""
         return self.step > 0 and (self.epoch_step == 0 or self.step >= self.total_steps)
 
     def steps(self, duration: Duration) -> int:
-        """Length of ``duration`` in optimizer steps, from the run's start: where epochs differ, 3ep are the first
-        three."""
+        """Return ``duration`` in optimizer steps from the start of the run; if epochs differ in length, 3ep are the
+        first three."""
         if self.starts is not None and duration.unit == "ep":
-            return duration.steps_along(self.starts)
+            return duration.steps_from(self.starts)
         return duration.steps(self.steps_per_epoch)
 
     def epochs_at(self, step: int) -> float:
-        """Epochs done after ``step`` steps of the run, with the one that is not over as a fraction."""
+        """Return the epochs done after ``step`` steps of the run, the unfinished one as a fraction."""
         if self.starts is None:
             return step / self.steps_per_epoch
-        behind = 1
-        while self.starts(behind) <= step:
-            behind *= 2
-        epoch = bisect_right(range(behind), step, key=self.starts) - 1
+        upper = 1
+        while self.starts(upper) <= step:
+            upper *= 2
+        epoch = bisect_right(range(upper), step, key=self.starts) - 1
         start = self.starts(epoch)
         return epoch + (step - start) / (self.starts(epoch + 1) - start)
 
     def length_of(self, epoch: int) -> int:
-        """Steps of an epoch, numbered from 0."""
+        """Return the number of steps of an epoch, numbered from 0."""
         return self.steps_per_epoch if self.starts is None else self.starts(epoch + 1) - self.starts(epoch)
 
 
 Schedule = Callable[[Clock], float]
-"""A pure function of the clock. Its value multiplies what it is a schedule of: the optimizer's ``lr``, say."""
+"""A pure function of the clock. Its value multiplies an option of the optimizer, such as ``lr``."""
 
 Schedules = Mapping[str, Schedule]
-"""By the option of the optimizer's groups that they change: ``lr``, ``weight_decay``, ``momentum``."""
+"""Schedules by the option of the optimizer's parameter groups that they change: ``lr``, ``weight_decay`` ..."""

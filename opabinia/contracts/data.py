@@ -1,4 +1,4 @@
-"""Data: samples and batches, what is known of a whole data set, and who gives and changes samples."""
+"""Samples, batches, dataset info, and the contracts of transforms and samplers."""
 
 from __future__ import annotations
 
@@ -11,52 +11,63 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Sample = dict[str, Any]
-"""One item: ``image`` (uint8, C x H x W, a ``tv_tensors.Image``), ``label`` (int; of multi-label data float32, K, of 0
-and 1), ``id`` (str, unique in its source). Of identities also ``camera`` and ``view`` (int, from 0; where they are
-known) and, in data that is searched, ``query`` (bool): whether it is looked for, or lies in the gallery.
+"""One sample.
 
-Of N things with boxes, in the pixels of ``image``: ``boxes`` (a ``tv_tensors.BoundingBoxes``: float32, N x 4: left,
-top, right, bottom) and ``labels`` (int64, N) in place of ``label``; where they are known ``masks`` (a
-``tv_tensors.Mask``: uint8 of 0 and 1, N x H x W) and ``keypoints`` (a ``tv_tensors.KeyPoints``: float32, N x P x 2)
-with ``visible`` (int64, N x P: 0 unknown, 1 hidden, 2 seen) and ``mirror`` (a list of P: which point is this one in a
-mirror). ``original_size`` (height, width) is that of the picture as it was read, and ``ground_truth`` (:class:`GroundTruth`) what
-evaluations compare with. Things that nobody is to learn (crowds) are in ``ground_truth`` only.
+All: ``image`` (uint8, C x H x W, a ``tv_tensors.Image``), ``id`` (str, unique in its source).
 
-Of films ``video`` (a :class:`Video`, of which nothing is decoded yet) stands in place of ``image``, until the transform
-``clip`` makes ``image`` of it: T x C x H x W, a ``tv_tensors.Video``. ``directed`` (bool) tells whether a mirror image
-would be of another class, ``shape`` ((frames, height, width) or None) which size the batch is to have, and ``view``
-((i, n), (j, m)) that it is clip i of n over time and crop j of m in space: the ``id`` is then that of the film."""
+Classification: ``label`` (int; float32 of 0 and 1, K, of multi-label data). Identities also have ``camera`` and
+``view`` (int, from 0; if known) and, in retrieval data, ``query`` (bool): True for a query, False for the gallery.
+
+Detection, for N objects, in pixels of ``image``: ``boxes`` (a ``tv_tensors.BoundingBoxes``: float32, N x 4: left, top,
+right, bottom), ``labels`` (int64, N) instead of ``label``; if annotated ``masks`` (a ``tv_tensors.Mask``: uint8 of 0
+and 1, N x H x W) and ``keypoints`` (a ``tv_tensors.KeyPoints``: float32, N x P x 2) with ``visibility`` (int64, N x P:
+0 unknown, 1 hidden, 2 visible) and ``flip_pairs`` (list of P: the index of each keypoint's counterpart in a mirrored
+image). ``original_size`` is the (height, width) of the image as read, ``ground_truth`` (:class:`GroundTruth`) what
+evaluators compare with. Objects that must not be trained on (crowds) are in ``ground_truth`` only.
+
+Other dense labels: a ``tv_tensors.Mask`` of H x W (a map), such as ``mask``, a segmentation map of class labels with
+255 for pixels without a label.
+
+The type of a value decides what is transformed and collated with the image: ``tv_tensors.BoundingBoxes``, ``KeyPoints``
+and ``Mask`` of N x H x W have a row for each object, a ``Mask`` of H x W is a map. Other tensors with a row for each
+object, and other ignore values, are declared by :func:`opabinia.data.register_sample_key`.
+
+Video: ``video`` (a :class:`Video`, not decoded yet) instead of ``image``, until the transform ``clip`` replaces it by
+``image`` (T x C x H x W, a ``tv_tensors.Video``). ``flip_changes_label`` (bool) is True if a mirrored clip would belong
+to another class, ``shape`` ((frames, height, width) or None) the size that the batch needs, ``view`` ((i, n), (j, m))
+says that this is clip i of n over time and crop j of m in space; the ``id`` is then the video's."""
 
 Batch = dict[str, Any]
-"""Collated samples; a list has an entry for each of B, a tuple V tensors of B rows, one for each view.
+"""Collated samples. A list has B entries; a tuple has V tensors with B rows each, one per view.
 
-``image`` (uint8, or float in 0 to 1, B x C x H x W), ``label`` (int64, B; float, B x K, of multi-label data and after
-mixing), ``id`` (list of B), ``index`` (int64, B: which samples they are, of a ``numbered`` source). Where views were
-made of an image, ``views`` (tuple of V, B x C x h x w each) stands in its place, with ``patch_masks`` (tuple, bool,
-B x N each: the hidden patches of the first views) where they were drawn. Of things with boxes, lists of B: ``boxes``,
-``labels`` and the like as in a sample, plain tensors, ``image_sizes`` ((height, width) of each image within the batch,
-at its upper left) and ``original_size``. Of clips ``image`` is B x T x C x H x W."""
+``image`` (uint8, or float in 0 to 1, B x C x H x W; clips: B x T x C x H x W), ``label`` (int64, B; float, B x K, of
+multi-label data and after mixing), ``id`` (list of B), ``index`` (int64, B: the index of each sample, of an ``indexed``
+source). With multi-view transforms ``views`` (tuple of V, B x C x h x w each) replaces ``image``, and ``patch_masks``
+(tuple, bool, B x N each) marks the masked patches of the first views, if drawn. Detection data has lists of B:
+``boxes``, ``labels`` and so on as in a sample, as plain tensors, ``image_sizes`` ((height, width) of each image within
+the padded batch, at its upper left corner) and ``original_size``. Maps are stacked (B x H x W); where images differ in
+size (``Task.size_multiple``) they are padded like the images, with their ignore value."""
 
 Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What the data tells to the parts that are built on it, so that nobody writes it into a config.
+    """Facts about a dataset that parts are built with, so that no config repeats them.
 
     Attributes:
         samples: number of training samples.
-        channels: channels of an image (1 grey, 3 colour).
-        classes: class names; the index is the label. Empty when there are none.
+        channels: channels of an image (1 gray, 3 color).
+        classes: class names; the index is the label. Empty if there are none.
         multi_label: whether a sample may belong to several classes, or to none.
-        cameras: how many cameras the images are from; 0 when nobody tells.
-        views: from how many sides things are seen; 0 when nobody tells.
-        queries: whether some images are set apart, to be looked for among the others.
-        boxes: whether samples tell where things are, and not only what they are.
-        masks: whether they tell the pixels of things, too.
-        keypoints: names of the points of a thing; empty when there are none.
-        category_ids: the number of each class in the file that things come from; results are written with it.
-        frequencies: of each class ``r``, ``c`` or ``f``: rare, common, frequent (LVIS); empty when nobody tells.
+        cameras: number of cameras; 0 if unknown.
+        views: number of viewpoints; 0 if unknown.
+        queries: whether the dataset is split into queries and gallery.
+        boxes: whether samples have bounding boxes.
+        masks: whether they have instance masks.
+        keypoints: names of an object's keypoints; empty if there are none.
+        category_ids: the id of each class in the annotation file; results are written with it.
+        frequencies: ``r``, ``c`` or ``f`` (rare, common, frequent) for each class (LVIS); empty if unknown.
     """
 
     samples: int
@@ -75,21 +86,21 @@ class DatasetInfo:
 
 @dataclass(frozen=True, eq=False)
 class GroundTruth:
-    """What a file says of the N things in a picture, in the picture's own pixels: what evaluations compare with.
+    """Annotations of the N objects in an image, in pixels of the original image, as evaluators need them.
 
     Attributes:
-        image_id: the picture's number or name in the file.
-        size: height and width of the picture.
-        ids: numbers of the annotations in the file (int64, N).
+        image_id: the image's id or name in the annotation file.
+        size: height and width of the original image.
+        ids: ids of the annotations in the file (int64, N).
         boxes: left, top, width, height (float64, N x 4).
-        labels: class numbers (int64, N).
+        labels: class labels (int64, N).
         areas: in pixels (float64, N).
-        crowd: whether it stands for many things that are not told apart (bool, N).
-        segments: for each thing polygons (lists of x, y, x, y ...) or run lengths ({"size": [height, width], "counts":
-            ...}), as in COCO; None where nobody tells them.
+        crowd: whether the annotation stands for several objects (bool, N).
+        segments: for each object polygons (lists of x, y, x, y ...) or run-length encoding ({"size": [height, width],
+            "counts": ...}), as in COCO; None if there are none.
         keypoints: x, y, visibility (float64, N x P x 3).
-        absent: classes that are known not to be in the picture (LVIS).
-        not_exhaustive: classes of which not all things are told (LVIS).
+        absent: classes that are known not to be in the image (LVIS).
+        not_exhaustive: classes of which not all objects are annotated (LVIS).
     """
 
     image_id: int | str
@@ -107,122 +118,96 @@ class GroundTruth:
 
 @runtime_checkable
 class Video(Protocol):
-    """Moving pictures that are decoded when they are asked for, and only those that are.
+    """A video whose frames are decoded on request, and only those.
 
-    Frames are numbered in the order in which they are shown. Of films with a variable rate equal steps in number are no
-    equal steps in time. What is opened is closed after ``read``.
+    Frames are numbered in display order. In a video with a variable frame rate equal steps in number are not equal
+    steps in time. ``read`` closes every file that it opens.
 
     Attributes:
-        path: what messages name.
+        path: the name that messages use.
     """
 
     path: str
 
     @property
     def frames(self) -> int:
-        """How many there are, as far as its file tells without being decoded; at least 1."""
+        """Number of frames according to the container, without decoding; at least 1."""
         ...
 
     @property
     def seconds(self) -> float:
-        """How long it lasts."""
+        """Duration in seconds."""
         ...
 
     @property
     def fps(self) -> float:
-        """Frames a second, on average."""
+        """Average number of frames per second."""
         ...
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width as it is shown: after its rotation flag."""
+        """Height and width as displayed, with the rotation flag applied."""
         ...
 
     def read(self, indices: Sequence[int], short_side: int | None = None) -> Tensor:
-        """Frames by number (uint8, T x C x H x W), in the order asked for; the same one may be asked for several times.
+        """Decode frames by number (uint8, T x C x H x W), in the given order; a number may occur several times.
 
-        Frames that are broken are as the last good one before them, and it is told once.
+        A broken frame is replaced by the last good one before it, with one warning.
 
         Args:
             indices: from 0 to ``frames`` - 1.
-            short_side: shrink larger frames until their shorter side has so many pixels.
+            short_side: downscale larger frames to this length of the shorter side, in pixels.
 
         Raises:
-            OSError: the file is not there, or must not be read.
-            ValueError: it is no film, none of it can be decoded, or there is no such frame. The text names the file.
+            OSError: the file is missing or not readable.
+            ValueError: it is not a video, nothing can be decoded, or a frame number is out of range. The text names
+                the file.
         """
         ...
 
 
 class DataMismatch(ValueError):
-    """What the data holds does not fit a part, as it turns out on the way; the text says all a person needs."""
+    """The data does not fit a part of the config, found out at run time; the text is complete for users."""
 
     exit_status = 2
 
 
-@runtime_checkable
-class Source(Protocol):
-    """Samples by index. Reading one must not depend on any other having been read.
-
-    What a source may have beside these is used where it is there: ``labels`` (int64, N; float32, N x K, of 0 and 1
-    when ``multi_label`` is True) for samplers that balance, ``batch(indices)`` to hand over a whole batch at once,
-    ``encoded(index)``, a sample without boxes or masks whose picture is not decoded yet
-    (:class:`opabinia.data.decoding.images.Encoded`),
-    ``fingerprint()``, a text that changes with the samples and their order, ``shards`` (int64), how many of the samples
-    lie beside each other in each file, for the sampler that reads file by file; of identities ``cameras`` and ``views``
-    (int64, N, from 0) and ``queries`` (bool, N); of pictures with boxes ``has_boxes`` and ``has_masks`` (bool),
-    ``keypoints``, ``category_ids`` and ``frequencies`` as in :class:`DatasetInfo`, ``sizes`` (int64, N x 2: height, width),
-    ``present``, the classes in each picture (N arrays of int64, each class once), for samplers, and ``id(index)``, the
-    ``id`` of a sample without its picture.
-    """
-
-    @property
-    def channels(self) -> int: ...
-
-    @property
-    def classes(self) -> Sequence[str]: ...
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> Sample: ...
-
-
 Transform = Callable[[Sample], Sample]
-"""A change to one sample. Random numbers may come from torch's, Python's or NumPy's global generator:
-all three are seeded for each sample from (seed, epoch, position)."""
+"""A change to one sample. Random numbers may come from the global generator of torch, Python or NumPy: all three are
+seeded for each sample from (seed, epoch, position)."""
 
 
 @runtime_checkable
-class Combination(Protocol):
-    """A transform that makes one sample of several (a mosaic). Only training has such.
+class CombiningTransform(Protocol):
+    """A transform that combines several samples into one, such as mosaic. For training only.
 
-    The others come from the source like the sample itself, changed by the transforms before this one, and depend on
-    (seed, epoch, position) alone, so no batch, process or worker has a say in them.
+    The additional samples come from the same source, after the transforms before this one, and depend on (seed, epoch,
+    position) alone, not on the batch, process or worker.
     """
 
     def __call__(self, sample: Sample) -> Sample:
-        """Refuses: there are no others.
+        """Raise: without additional samples there is nothing to combine.
 
         Raises:
-            ValueError: always; the text says where it belongs.
+            ValueError: always; the text says where the transform belongs.
         """
         ...
 
     def combine(self, sample: Sample, another: Callable[[], Sample]) -> Sample:
-        """The sample with as many others as it takes; each call of ``another`` gives the next one, and draws nothing
-        from the generators."""
+        """Return the combined sample. Each call of ``another`` returns the next additional sample and draws nothing
+        from the random generators."""
         ...
 
 
 class Sampler(Protocol):
-    """Which samples make up an epoch, and in which order: a pure function of (seed, epoch, position)."""
+    """The samples of an epoch and their order: a pure function of (seed, epoch, position)."""
 
     def __len__(self) -> int:
-        """Positions in an epoch."""
+        """Number of positions in an epoch."""
         ...
 
     def order(self, epoch: int) -> Callable[[Indices], Indices]:
-        """From positions of this epoch (int64, any shape) to indices of the source, of the same shape."""
+        """Return a function from positions of this epoch (int64, any shape) to indices of the source (same shape)."""
         ...
 
 

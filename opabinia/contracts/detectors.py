@@ -1,4 +1,4 @@
-"""Detectors: what finds things in the feature maps of a backbone."""
+"""Detectors and the necks that feed them."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from opabinia.contracts.models import Level
 
 
 class Neck(nn.Module):
-    """Feature maps of a backbone to those that a detector looks at, all with the same channels.
+    """Maps a backbone's multi-scale feature maps to those of a detector, all with the same number of channels.
 
     Attributes:
-        out_levels: what it gives, from fine to coarse.
+        out_levels: its output levels, from fine to coarse.
     """
 
     out_levels: tuple[Level, ...]
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """Maps (B x M x h x w) of the backbone, from fine to coarse, to those of ``out_levels``."""
+        """Return the feature maps of ``out_levels``, given those of the backbone (B x M x h x w), from fine to
+        coarse."""
         raise NotImplementedError
 
 
 class Target(NamedTuple):
-    """What is to be found in one image, in its pixels.
+    """The annotated objects of one image, in its pixels.
 
     Attributes:
         boxes: left, top, right, bottom (float32, N x 4), of positive width and height; N may be 0.
-        labels: class numbers from 0 (int64, N).
-        masks: uint8 of 0 and 1, N x H x W of the padded batch; None where they are not known.
-        keypoints: x, y, visibility (float32, N x P x 3); visibility above 0 is trained. None where they are not known.
+        labels: class labels from 0 (int64, N).
+        masks: uint8 of 0 and 1, N x H x W of the padded batch; None if unknown.
+        keypoints: x, y, visibility (float32, N x P x 3); those with visibility above 0 are trained. None if unknown.
     """
 
     boxes: Tensor
@@ -41,14 +42,14 @@ class Target(NamedTuple):
 
 
 class Detections(NamedTuple):
-    """What was found in one image, in its pixels, best first.
+    """The D detections of one image, in its pixels, best first.
 
     Attributes:
-        boxes: D x 4, left, top, right, bottom.
-        scores: D, from 0 to 1.
-        labels: class numbers from 0 (int64, D).
-        masks: D x S x S, see :data:`Predictions`; None where the detector gives none.
-        keypoints: D x P x 3: x, y, score; None where the detector gives none.
+        boxes: left, top, right, bottom (D x 4).
+        scores: from 0 to 1 (D).
+        labels: class labels from 0 (int64, D).
+        masks: D x S x S, see :data:`Predictions`; None if the detector predicts none.
+        keypoints: x, y, score (D x P x 3); None if the detector predicts none.
     """
 
     boxes: Tensor
@@ -63,46 +64,46 @@ Sizes = Sequence[tuple[int, int]]
 
 
 class Detector(nn.Module):
-    """Feature maps of a backbone to things in their boxes. What it does never depends on ``self.training``, apart from
-    layers such as dropout and batch norm.
+    """Detects objects in the feature maps of a backbone. It does not depend on ``self.training``, apart from layers
+    such as dropout and batch norm.
 
     Attributes:
-        size_multiple: padded images have sides that are multiples of this.
-        most: D, how many things it finds in an image at most.
-        masks: whether it tells the pixels of things.
-        keypoints: whether it tells their points.
+        size_multiple: the sides of padded images are multiples of this.
+        max_detections: maximum number of detections per image.
+        masks: whether it predicts instance masks.
+        keypoints: whether it predicts keypoints.
     """
 
     size_multiple: int = 32
-    most: int = 100
+    max_detections: int = 100
     masks: bool = False
     keypoints: bool = False
 
     def pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """What the methods below look at, made once for a batch of the backbone's maps (from fine to coarse)."""
+        """Return the feature maps that the methods below take, given those of the backbone (from fine to coarse)."""
         return list(maps)
 
     def losses(
         self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, targets: Sequence[Target]
     ) -> dict[str, Tensor]:
-        """Losses (their names contain "loss") and other numbers to log, all 0-d. Every parameter takes part in every
-        step, also when no image has anything in it.
+        """Return losses (their names contain "loss") and other numbers to log, all 0-d. Every parameter takes part in
+        every step, even if no image has an object.
 
         Args:
             maps: see :meth:`pyramid`.
             shape: height and width of the padded batch.
             sizes: of the images within it.
-            targets: one for each image.
+            targets: one per image.
         """
         raise NotImplementedError
 
     def detect(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes) -> list[Detections]:
-        """Things in each image: boxes, scores and labels, after suppression, at most ``most``. No masks, no keypoints:
-        see :meth:`describe`."""
+        """Return the detections of each image after non-maximum suppression, at most ``max_detections``, without masks
+        and keypoints: see :meth:`describe`."""
         raise NotImplementedError
 
     def describe(
-        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, found: Sequence[Detections]
+        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, detections: Sequence[Detections]
     ) -> list[Detections]:
-        """Adds masks and keypoints to what was found, where the detector knows such."""
-        return list(found)
+        """Return the detections with masks and keypoints, if the detector predicts them."""
+        return list(detections)

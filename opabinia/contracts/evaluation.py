@@ -1,58 +1,104 @@
-"""Evaluation: predictions of a batch, and the evaluators that accumulate over them."""
+"""Predictions of a batch, and the evaluators that accumulate over them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from opabinia.contracts.data import Batch
+from opabinia.contracts.optional import OptionalMeta
 
 Predictions = Mapping[str, Tensor]
-"""What a model says of a batch, one row a sample in every tensor: ``logits`` (B x K), ``embedding`` (B x D) ...
+"""A model's output for a batch, one row per sample in every tensor: ``logits`` (B x K), ``embedding`` (B x D) ...
 
-Of things found in pictures, at most D a picture, best first, in the pixels of the picture as it was read: ``boxes``
-(B x D x 4: left, top, right, bottom), ``scores`` (B x D), ``labels`` (int64, B x D; -1 where there are fewer),
-``masks`` (B x D x S x S: the chance that a pixel belongs to the thing, the box being stretched to S x S), ``keypoints``
-(B x D x P x 3: x, y, score); and losses of the batch, where its truth is known, as ``losses/<name>`` (B times the same
-number)."""
+Detectors give at most D detections per image, best first, in pixels of the original image: ``boxes`` (B x D x 4: left,
+top, right, bottom), ``scores`` (B x D), ``labels`` (int64, B x D; -1 pads images with fewer detections), ``masks``
+(B x D x S x S: the probability that a pixel belongs to the object, with the box stretched to S x S), ``keypoints``
+(B x D x P x 3: x, y, score). Losses of the batch, if its ground truth is known, are ``losses/<name>`` (the same
+number B times)."""
 
 EMBEDDING = "embedding"
-"""What a task itself calls its features; every other layer is a module of it."""
+"""The name of a task's features; every other layer name is the name of a module."""
 
 
 class Evaluator(Protocol):
-    """Accumulates over the batches of one evaluation; the result is the same on any number of processes.
+    """Accumulates over the batches of one evaluation. The result is the same for any number of processes.
 
-    Example: ``update`` counts correct samples, ``gather`` brings the counts of all processes together in the
-    order of positions, ``compute`` divides.
+    Example: ``update`` counts correct samples, ``gather`` collects the counts of all processes in the order of
+    positions, ``compute`` divides.
 
-    Two more methods are used where they are there, called after ``compute`` with the same states: ``details(states)``
-    gives tables by name that are too long for the journal (``eval/<set>/details.json``), ``files(states)`` plain values
-    by the name of a file that is written beside it; this one is asked of the first process only.
-
-    One that compares with the training data (a classifier by nearest neighbours) has ``learn(predictions, batch)``,
-    too: like ``update``, for the samples of the training data, read as those of this set are, all of them before
-    ``update`` sees the first.
+    An evaluator may also be a :class:`DetailsEvaluator`, :class:`FilesEvaluator`, :class:`LearningEvaluator`,
+    :class:`LayersEvaluator` or :class:`DeviceEvaluator`.
 
     Attributes:
-        better: the scores it gives and which way is better ("max" or "min"); the first one is its headline.
-        layers: where it is there: names of modules of the task; what they give of each sample (B x D, maps and tokens
-            averaged over their places) is in ``predictions`` as ``layers/<name>``. The name ``embedding`` asks for what
-            the task's ``features`` gives, which is there as ``embedding``.
-        device: where it is there: set to that of the task before the first batch. Predictions and batches themselves
-            are on the host, so that a batch is judged while the next one goes through the model.
+        better: the scores that it computes and the better direction of each ("max" or "min"); the first one is its
+            headline score.
     """
 
     better: dict[str, str]
 
-    def update(self, predictions: Predictions, batch: Batch) -> None: ...
+    def update(self, predictions: Predictions, batch: Batch) -> None:
+        """Add a batch. Predictions and batch are on the host, so that the GPU can go on with the next batch."""
+        ...
 
     def state(self) -> Any:
-        """What this process has seen, plain and small enough to be sent to the others."""
+        """Return what this process has accumulated, picklable and small enough for an all-gather."""
         ...
 
     def compute(self, states: Sequence[Any]) -> dict[str, float]:
-        """Scores from the states of all processes, as fractions of 1. An empty data set gives no scores."""
+        """Return the scores, as fractions of 1, from the states of all processes. An empty dataset has no scores."""
         ...
+
+
+@runtime_checkable
+class DetailsEvaluator(Evaluator, Protocol, metaclass=OptionalMeta):
+    """An evaluator with tables that are too long for the metrics log."""
+
+    def details(self, states: Sequence[Any]) -> dict[str, Any]:
+        """Return tables by name, for ``eval/<set>/details.json``. Called after ``compute`` with the same states."""
+        ...
+
+
+@runtime_checkable
+class FilesEvaluator(Evaluator, Protocol, metaclass=OptionalMeta):
+    """An evaluator that writes files of its own beside ``details.json``."""
+
+    def files(self, states: Sequence[Any]) -> dict[str, Any]:
+        """Return JSON-serializable values by file name. Called after ``compute``, on rank 0 only."""
+        ...
+
+
+@runtime_checkable
+class LearningEvaluator(Evaluator, Protocol, metaclass=OptionalMeta):
+    """An evaluator that compares with the training data, such as a nearest-neighbor classifier."""
+
+    def learn(self, predictions: Predictions, batch: Batch) -> None:
+        """Add a batch of training data, read like the evaluated data. All come before the first ``update``."""
+        ...
+
+
+@runtime_checkable
+class LayersEvaluator(Evaluator, Protocol, metaclass=OptionalMeta):
+    """An evaluator that reads outputs of named modules.
+
+    Attributes:
+        layers: names of modules of the task. Their outputs (B x D; feature maps and tokens averaged over positions) are
+            ``predictions["layers/<name>"]``. The name ``embedding`` stands for the task's ``features``, in
+            ``predictions["embedding"]``.
+    """
+
+    layers: Sequence[str]
+
+
+@runtime_checkable
+class DeviceEvaluator(Evaluator, Protocol, metaclass=OptionalMeta):
+    """An evaluator that computes on the task's device.
+
+    Attributes:
+        device: set to the task's device before the first batch.
+    """
+
+    device: torch.device

@@ -1,4 +1,5 @@
-"""The pixels of things: polygons, and COCO's run lengths (column by column, in turn pixels outside and inside)."""
+"""Instance masks as polygons and as COCO run-length encoding (RLE): column by column, alternately pixels outside and
+inside."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def run_lengths(mask: NDArray[np.bool_]) -> dict[str, Any]:
-    """A mask (H x W) as uncompressed run lengths.
+def encode_rle(mask: NDArray[np.bool_]) -> dict[str, Any]:
+    """Return a mask (H x W) as uncompressed RLE.
 
     Example: [[False, True], [False, True]] is {"size": [2, 2], "counts": [2, 2]}.
     """
@@ -20,16 +21,16 @@ def run_lengths(mask: NDArray[np.bool_]) -> dict[str, Any]:
     return {"size": list(mask.shape), "counts": [end - start for start, end in pairwise(ends)]}
 
 
-def compressed(segment: Any, size: tuple[int, int]) -> str:
-    """The compressed run lengths (pycocotools' ``annToRLE``) of a thing.
+def compress_rle(segment: Any, size: tuple[int, int]) -> str:
+    """Return the compressed RLE of an object (pycocotools' ``annToRLE``).
 
     Args:
-        segment: polygons (lists of x, y, x, y ...), or run lengths of either kind ({"size": [height, width],
-            "counts": ...}); compressed ones are given back as they are.
-        size: height and width of the picture.
+        segment: polygons (lists of x, y, x, y ...), or RLE of either kind ({"size": [height, width], "counts": ...});
+            a compressed one is returned unchanged.
+        size: height and width of the image.
 
     Raises:
-        ValueError: run lengths that are none.
+        ValueError: invalid RLE.
     """
     from faster_coco_eval.core import mask
 
@@ -38,20 +39,24 @@ def compressed(segment: Any, size: tuple[int, int]) -> str:
         try:
             counts = mask.segmToRle(segment, size[1], size[0])["counts"]
         except RuntimeError as error:
-            raise ValueError(f"no run lengths: {error}") from error
+            raise ValueError(f"invalid run-length encoding: {error}") from error
     return counts if isinstance(counts, str) else counts.decode("ascii")
 
 
-def decoded(segment: Any, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """The pixels (uint8 of 0 and 1, height x width; pycocotools' ``annToMask``) of what :func:`compressed` takes.
+def decode_rle(segment: Any, size: tuple[int, int]) -> NDArray[np.uint8]:
+    """Return the pixels (uint8 of 0 and 1, height x width; pycocotools' ``annToMask``) of a segment.
+
+    Args:
+        segment: see :func:`compress_rle`.
+        size: height and width of the image.
 
     Raises:
-        ValueError: run lengths that are none, or of another size.
+        ValueError: invalid RLE, or one of another size.
     """
     from faster_coco_eval.core import mask
 
     try:
-        pixels: NDArray[np.uint8] = mask.decode({"size": list(size), "counts": compressed(segment, size)})
+        pixels: NDArray[np.uint8] = mask.decode({"size": list(size), "counts": compress_rle(segment, size)})
     except RuntimeError as error:
         raise ValueError(f"{error}") from error
     return pixels

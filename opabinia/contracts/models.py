@@ -1,4 +1,4 @@
-"""Models: backbones, and the heads behind them."""
+"""Backbones and heads."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What the images were like that a model's weights were trained on.
+    """The image preprocessing that pretrained weights expect.
 
     Attributes:
-        mean, std: of the images in 0..1, one number a channel.
+        mean, std: of images in 0 to 1, one number per channel.
         size: height and width.
-        interpolation: how they were resized: ``bicubic``, ``bilinear`` ...
-        crop: side of the centre crop as a fraction of the resized image, in evaluation.
+        interpolation: of resizing: ``bicubic``, ``bilinear`` ...
+        crop: side of the center crop as a fraction of the resized image, in evaluation.
     """
 
     mean: tuple[float, ...]
@@ -28,15 +28,16 @@ class Preprocessing:
 
 
 class Memory(nn.Module):
-    """What a method keeps of earlier batches in its buffers; only hooks write it, and only what is finite.
+    """Buffers that hold data of earlier batches, such as a queue or a memory bank. Only hooks write to it, and only
+    finite values.
 
-    It is the same on every process, and saved with the model. It is no statistic and may be large: nobody averages it,
-    and it stays as it is where a step is left out.
+    It is the same on every rank and saved with the model. It is not a running statistic and may be large: it is not
+    averaged over ranks or steps, and it does not change in a skipped step.
     """
 
 
-def buffers_beside_memories(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The buffers of a model by their names, without those of a :class:`Memory`."""
+def non_memory_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the buffers of a model with their names, except those of a :class:`Memory`."""
     for path, module in model.named_modules():
         if not isinstance(module, Memory):
             for name, buffer in module.named_buffers(recurse=False):
@@ -44,18 +45,18 @@ def buffers_beside_memories(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 class Level(NamedTuple):
-    """What is known of feature maps: their channels, and the pixels of an image from one place to the next."""
+    """A level of feature maps: its channels, and its stride in pixels of the image."""
 
     channels: int
     stride: int
 
 
 class Tokens(NamedTuple):
-    """What a vision transformer makes of images, behind its last norm.
+    """The output tokens of a vision transformer, after its last norm.
 
     Attributes:
-        first: the class token (B x T); of a transformer without one the mean of the patches.
-        patches: B x N x T, row by row; of those that were kept, if not all were.
+        first: the class token (B x T), or the mean of the patch tokens if there is none.
+        patches: patch tokens, row by row (B x N x T); only the kept ones, if some were dropped.
     """
 
     first: Tensor
@@ -63,16 +64,16 @@ class Tokens(NamedTuple):
 
 
 class Backbone(nn.Module):
-    """Images (B x C x H x W) to one vector each (B x D). A head asks it for D, not a config.
+    """Maps images (B x C x H x W) to one feature vector each (B x D).
 
     Attributes:
-        out_channels: D.
-        map_channels: M, of the feature maps before pooling; 0 when it has none to give.
-        token_channels: T, of the tokens that ``offset`` is added to; 0 when it has none.
-        patch_size: height and width of the patches that the tokens are of; None when it has none.
-        preprocessing: what its weights were trained on; None when they were drawn.
-        trained_classes: how many classes the classifier that came with its weights tells apart; 0 without such a one.
-        clips: whether it takes clips (B x C x T x H x W, T frames) in the place of images, and gives a vector each.
+        out_channels: D; heads read it here, not in a config.
+        map_channels: M, channels of the feature maps before pooling; 0 if there are none.
+        token_channels: T, channels of the tokens to which ``offset`` is added; 0 if there are none.
+        patch_size: height and width of a token's patch; None without patches.
+        preprocessing: expected by its pretrained weights; None without such weights.
+        trained_classes: number of classes of the classifier that came with its weights; 0 without one.
+        clips: whether it takes clips (B x C x T x H x W, T frames) instead of images.
     """
 
     clips: bool = False
@@ -84,99 +85,98 @@ class Backbone(nn.Module):
     trained_classes: int = 0
 
     def forward(self, images: Tensor, offset: Tensor | None = None) -> Tensor:
-        """B x C x H x W to B x D.
+        """Return feature vectors (B x D).
 
         Args:
             images: B x C x H x W.
-            offset: B x T, added to every token after the position embedding: what is known of an image beside its
-                pixels, such as its camera.
+            offset: B x T, added to every token after the position embedding, such as an embedding of the camera.
         """
         raise NotImplementedError
 
-    def maps(self, images: Tensor, offset: Tensor | None = None) -> Tensor:
-        """B x C x H x W to feature maps (B x M x h x w), which are what is pooled in :meth:`forward`.
+    def feature_maps(self, images: Tensor, offset: Tensor | None = None) -> Tensor:
+        """Return the feature maps (B x M x h x w) that :meth:`forward` pools.
 
         Raises:
-            ValueError: this backbone has none to give.
+            ValueError: this backbone has none.
         """
-        raise ValueError(f"{type(self).__name__} gives no feature maps")
+        raise ValueError(f"{type(self).__name__} has no feature maps")
 
-    def use_levels(self) -> list[Level]:
-        """From now on :meth:`levels` is what is asked for: take off what only the pooled vector needs.
+    def enable_multi_scale(self) -> list[Level]:
+        """Prepare for :meth:`pyramid_features`: remove the layers that only the pooled vector needs.
 
         Returns:
-            what it gives there, from fine to coarse, strides of 4 and more.
+            the levels that it will return, from fine to coarse, with strides of at least 4.
 
         Raises:
-            ValueError: this backbone has no maps of several sizes to give.
+            ValueError: this backbone has no multi-scale feature maps.
         """
-        raise ValueError(f"{type(self).__name__} gives no feature maps of several sizes")
+        raise ValueError(f"{type(self).__name__} has no multi-scale feature maps")
 
-    def levels(self, images: Tensor) -> list[Tensor]:
-        """B x C x H x W to feature maps (B x M x h x w, channels first) as :meth:`use_levels` told."""
+    def pyramid_features(self, images: Tensor) -> list[Tensor]:
+        """Return the feature maps (B x M x h x w each, channels first) of the levels of :meth:`enable_multi_scale`."""
         raise NotImplementedError
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Patches down and across of an image of this height and width.
+        """Return the number of patches along the height and the width of an image.
 
         Raises:
-            ValueError: this backbone sees no patches.
+            ValueError: this backbone has no patches.
         """
-        raise ValueError(f"{type(self).__name__} sees no patches; take a vision transformer")
+        raise ValueError(f"{type(self).__name__} has no patches; use a vision transformer")
 
     def tokens(self, images: Tensor, hidden: tuple[Tensor, Tensor] | None = None, kept: Tensor | None = None) -> Tokens:
-        """B x C x H x W to tokens.
+        """Return the output tokens.
 
         Args:
             images: B x C x H x W.
-            hidden: which patches are hidden (bool, B x N), and what stands in their place (T) before the position
-                embedding is added (Bao et al. 2022, BEiT).
-            kept: numbers of the patches that are seen at all (int64, B x M); the others are left out behind the
-                position embedding (He et al. 2022, MAE).
+            hidden: mask of the patches to replace (bool, B x N), and the mask token (T) that replaces them before the
+                position embedding is added (Bao et al. 2022, BEiT).
+            kept: indices of the patches to keep (int64, B x M); the others are dropped after the position embedding
+                (He et al. 2022, MAE).
 
         Raises:
             ValueError: this backbone has no tokens.
         """
-        raise ValueError(f"{type(self).__name__} has no tokens; take a vision transformer")
+        raise ValueError(f"{type(self).__name__} has no tokens; use a vision transformer")
 
     def freeze_stages(self, count: int) -> None:
-        """From now on the stem and the first ``count - 1`` stages learn nothing, their norms neither (detectron2's
-        FREEZE_AT: 1 is the stem, 2 with the first stage, which is its default).
+        """Freeze the stem and the first ``count - 1`` stages, including their norms (detectron2's FREEZE_AT: 1 is the
+        stem, 2 adds the first stage).
 
         Raises:
             ValueError: it has fewer stages.
         """
-        raise ValueError(f"{type(self).__name__} does not tell its stages")
+        raise ValueError(f"{type(self).__name__} has no known stages")
 
     def make_head(self, classes: int) -> nn.Module:
-        """A classifier of its vectors (B x D to B x K): a linear layer, unless the backbone has one of its own."""
+        """Return a classifier of its vectors (B x D to B x K): a linear layer, or the backbone's own classifier."""
         return nn.Linear(self.out_channels, classes)
 
     def depths(self) -> dict[str, int]:
-        """Depth of each parameter by its name, from 0 (the stem) on; for layer-wise learning rates.
+        """Return the depth of each parameter by name, starting at 0 (the stem), for layer-wise learning rates.
 
         Raises:
-            ValueError: this backbone does not tell.
+            ValueError: the depths are not known for this backbone.
         """
-        raise ValueError(f"{type(self).__name__} does not tell the depth of its layers")
+        raise ValueError(f"the depths of the layers of {type(self).__name__} are not known")
 
     def checkpoint_activations(self) -> None:
-        """From now on compute activations again in the backward pass instead of keeping them.
+        """Enable activation checkpointing: recompute activations in the backward pass instead of storing them.
 
         Raises:
-            ValueError: this backbone cannot.
+            ValueError: this backbone does not support it.
         """
-        raise ValueError(f"{type(self).__name__} cannot compute its activations again")
+        raise ValueError(f"{type(self).__name__} does not support activation checkpointing")
 
 
 class Head(nn.Module):
     """A classifier: features (B x D) to logits (B x K)."""
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits (B x K)."""
+        """Return logits (B x K)."""
         raise NotImplementedError
 
     def with_margin(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Logits to be trained, from those of :meth:`forward`: a margin stands between the right class (int64, B) and
-        the others. Here there is none."""
+        """Return the logits for the loss, with a margin between the true class (``labels``, int64, B) and the others;
+        by default there is none."""
         return logits

@@ -1,4 +1,4 @@
-"""Parts as parameters: the families of a config, and what each is called with."""
+"""Types of parameters that are parts: the families of a config, with the runtime arguments of each."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from opabinia.config import Part
 from opabinia.contracts.clock import Clock, Schedule, Schedules
-from opabinia.contracts.data import DatasetInfo, Mix, Sampler, Source, Transform
+from opabinia.contracts.data import DatasetInfo, Mix, Sampler, Transform
 from opabinia.contracts.detectors import Detector, Neck
 from opabinia.contracts.evaluation import Evaluator
 from opabinia.contracts.models import Backbone, Head, Level
 from opabinia.contracts.plans import BatchSchedule, RunSpec
+from opabinia.contracts.sources import Source
 from opabinia.contracts.training import Hook, Logger, ParallelTask, Step, StepOptions, Task
 
 TaskPart = Annotated[Callable[[DatasetInfo], Task], Part("task")]
@@ -23,26 +24,26 @@ TaskPart = Annotated[Callable[[DatasetInfo], Task], Part("task")]
 StepPart = Annotated[Callable[[Task | ParallelTask, torch.optim.Optimizer, Schedules, StepOptions], Step], Part("step")]
 
 ParallelPart = Annotated[Callable[[Sequence[Task], torch.device], ParallelTask], Part("parallel")]
-"""Spreads models over processes, in place, and returns what trains the first of them."""
+"""Distributes models over ranks, in place, and returns the parallel version of the first one."""
 
 BackbonePart = Annotated[Callable[[int], Backbone], Part("backbone")]
 
 PoolingPart = Annotated[Callable[[int], nn.Module], Part("pooling")]
-"""Built with M: feature maps (B x M x h x w) to one vector each (B x M)."""
+"""Built with M; maps feature maps (B x M x h x w) to vectors (B x M)."""
 
 HeadPart = Annotated[Callable[[int, int], Head], Part("head")]
-"""Built with the width of the features and the number of classes."""
+"""Built with the number of features and the number of classes."""
 
 NeckPart = Annotated[Callable[[Sequence[Level]], Neck], Part("neck")]
-"""Built with what the backbone gives."""
+"""Built with the levels of the backbone."""
 
 DetectorPart = Annotated[Callable[[Sequence[Level], DatasetInfo], Detector], Part("detector")]
-"""Built with what the backbone gives, and the training data's facts."""
+"""Built with the levels of the neck and the dataset info of the training data."""
 
 LossPart = Annotated[Callable[[Tensor, Tensor], Tensor], Part("loss")]
 
 MetricLossPart = Annotated[Callable[[Tensor, Tensor], Tensor], Part("metric_loss")]
-"""Of features (B x D) of the batch of all processes and their labels (B): how far alike are from unlike."""
+"""A loss of features (B x D) and labels (B) of the batch of all ranks."""
 
 EvaluatorPart = Annotated[Callable[[DatasetInfo], Evaluator], Part("evaluator")]
 
@@ -57,11 +58,11 @@ TransformPart = Annotated[Transform, Part("transform")]
 MixPart = Annotated[Mix, Part("mix")]
 
 SamplerPart = Annotated[Callable[[Source, int, int], Sampler], Part("sampler")]
-"""Built with the source, the seed of the run and the size of a batch over all processes."""
+"""Built with the source, the seed of the run and the global batch size."""
 
 ShapesPart = Annotated[Callable[[RunSpec], BatchSchedule], Part("shapes")]
-"""From what a run knows of itself to all its batches: how many samples of which size, epoch by epoch."""
+"""Plans the batch sizes and shapes of a run, epoch by epoch."""
 
 HookPart = Annotated[Hook, Part("hook")]
 
-LoggerPart = Annotated[Callable[[Path, Clock], Logger], Part("writer")]
+LoggerPart = Annotated[Callable[[Path, Clock], Logger], Part("logger")]

@@ -1,4 +1,4 @@
-"""Plans: all batches of a run, known before it begins, and who reads them."""
+"""Plans: all global batches of a run, known before training, and the loader that reads them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from opabinia.contracts.data import Batch
+from opabinia.contracts.optional import OptionalMeta
 from opabinia.runtime.durations import Duration
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One global batch of a plan: what every process must know to take its slice.
+class GlobalBatch:
+    """One global batch of a plan (a row of the plan): all that a rank must know to take its share.
 
     Attributes:
         step: optimizer steps done before it.
         epoch: epochs done before it.
         first: position of its first sample in the epoch.
-        count: samples over all processes.
-        shape: size the batch is to have, (height, width) of pictures, (frames, height, width) of clips, or None to
-            leave it to the transforms.
-        lr_factor: multiplies the learning rate while this row is trained.
+        count: samples over all ranks.
+        shape: required size, (height, width) of images or (frames, height, width) of clips; None leaves it to the
+            transforms.
+        lr_factor: multiplies the learning rate for this batch.
     """
 
     step: int
@@ -32,24 +33,24 @@ class Row:
     lr_factor: float = 1.0
 
     def share(self, rank: int, world: int) -> range:
-        """The samples, numbered within the batch, that are for process ``rank`` of ``world``.
+        """Return the samples of one rank, numbered within the batch.
 
-        Shares are contiguous, in the order of ranks, and differ in size by at most one. Of a batch with fewer samples
-        than there are processes each takes all: an empty forward pass has no mean, and the mean over processes is the
-        same.
+        Shares are contiguous, in the order of ranks, and differ in size by at most one. If the batch has fewer samples
+        than there are ranks, every rank takes all of them: an empty forward pass has no mean, and the mean over ranks
+        stays the same.
         """
         if self.count < world:
             return range(self.count)
         return range(rank * self.count // world, (rank + 1) * self.count // world)
 
-    def seen(self, world: int) -> int:
-        """Samples in the shares of all processes together."""
+    def num_processed(self, world: int) -> int:
+        """Return the number of samples in the shares of all ranks together."""
         return self.count if self.count >= world else self.count * world
 
 
 @runtime_checkable
 class Plan(Protocol):
-    """All global batches of a run, known before training: a pure function from step to row."""
+    """All global batches of a run: a pure function from step to batch."""
 
     @property
     def total_steps(self) -> int: ...
@@ -57,28 +58,36 @@ class Plan(Protocol):
     @property
     def epochs(self) -> int: ...
 
-    def row(self, step: int) -> Row: ...
+    def row(self, step: int) -> GlobalBatch: ...
 
     def epoch_start(self, epoch: int) -> int:
-        """Step of the first batch of ``epoch``, for 0 to ``epochs``; the end of the last one may lie beyond
-        ``total_steps`` when the run ends within it."""
+        """Return the step of the first batch of ``epoch``, for 0 to ``epochs``. The end of the last epoch may be beyond
+        ``total_steps`` if the run ends within it."""
         ...
 
     def samples_before(self, step: int) -> int:
-        """Samples in the batches before ``step``."""
+        """Return the number of samples in the batches before ``step``."""
         ...
+
+
+@runtime_checkable
+class UniformPlan(Plan, Protocol, metaclass=OptionalMeta):
+    """A plan whose epochs all have the same number of steps."""
+
+    @property
+    def steps_per_epoch(self) -> int: ...
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What a run knows of itself when its batches are laid out (``shapes``).
+    """The facts about a run from which its batches are planned (family ``shapes``).
 
     Attributes:
         samples: positions in an epoch.
-        batch_size: samples of one step over all processes, as the config says.
-        length: of the run, likewise.
-        world: number of processes.
-        drop_last: leave out the incomplete batch at the end of each epoch.
+        batch_size: samples of one step over all ranks, from the config.
+        length: of the run, from the config.
+        world: number of ranks.
+        drop_last: drop the incomplete batch at the end of each epoch.
     """
 
     samples: int
@@ -89,7 +98,7 @@ class RunSpec:
 
 
 class BatchShape(NamedTuple):
-    """A batch over all processes: how many samples, and their size as in :class:`Row`."""
+    """The number of samples in a global batch, and their size as in :class:`GlobalBatch`."""
 
     samples: int
     shape: tuple[int, ...] | None = None
@@ -97,14 +106,14 @@ class BatchShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Stage:
-    """Some epochs with the same batches.
+    """Consecutive epochs with the same batches.
 
     Attributes:
-        epochs: how many, from 1 on.
-        cycle: batches that are taken in turn, each epoch beginning with the first.
+        epochs: how many, at least 1.
+        cycle: batch shapes that are taken in turn; each epoch begins with the first.
         lr_factor: multiplies the learning rate.
-        splits: into how many parts batch norms split a process's share of the batch, if they can.
-        processes: over how many processes they take their statistics, if they can.
+        splits: number of parts into which batch norms split a rank's share, if they can.
+        processes: number of ranks over which batch norms take their statistics, if they can.
     """
 
     epochs: int
@@ -116,12 +125,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """All batches of a run, as a part of the family ``shapes`` lays them out.
+    """The batch shapes of a whole run, returned by a part of the family ``shapes``.
 
     Attributes:
-        stages: one after the other; past their end the last one goes on.
-        length: of the run, which may end before they do, or behind.
-        baseline: length of the run that this is to take the place of; None: that of the config.
+        stages: one after the other; the last one continues to the end of the run.
+        length: of the run, which may end before or after the stages.
+        baseline: length of the run that this one replaces, for comparison; None: the length in the config.
     """
 
     stages: tuple[Stage, ...]
@@ -130,19 +139,19 @@ class BatchSchedule:
 
 
 class Loader(Protocol):
-    """Batches of this process in order, from any row on.
+    """Batches of this rank in order, from any step on.
 
     Attributes:
-        passed_over: samples that could not be read so far.
-        seconds: that reading the newest batch took, in whichever process; as long as none has been, 0.
+        num_skipped: unreadable samples so far.
+        seconds: time that reading the newest batch took, in whichever worker process; 0 before the first.
     """
 
     @property
-    def passed_over(self) -> int: ...
+    def num_skipped(self) -> int: ...
 
     @property
     def seconds(self) -> float: ...
 
-    def iterate(self, start: int = 0) -> Iterator[tuple[Row, Batch]]: ...
+    def iterate(self, start: int = 0) -> Iterator[tuple[GlobalBatch, Batch]]: ...
 
     def close(self) -> None: ...

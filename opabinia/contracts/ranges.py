@@ -1,4 +1,4 @@
-"""Numbers with a range."""
+"""Number types with a range, for signatures of parts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Positive = Annotated[float, Gt(0)]
 Count = Annotated[int, Ge(1)]
 
 
-class _InfinityToo:
-    """Lets ``.inf`` in where YAML says a number."""
+class _AllowInfinity:
+    """Allows ``.inf`` as a number in YAML."""
 
     allow_inf_nan = True
 
 
-NormOrder = Annotated[float, Ge(1), _InfinityToo()]
+NormOrder = Annotated[float, Ge(1), _AllowInfinity()]
 """p of a p-norm: 1, 2, infinity."""

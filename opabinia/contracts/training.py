@@ -1,4 +1,4 @@
-"""Training: the task, the step that updates its weights, and the hooks that observe a run.
+"""The task, the step that updates its weights, and the hooks that observe a run.
 
 Task, Run and Hook refer to each other, so they share a file.
 """
@@ -10,30 +10,36 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from opabinia.contracts.clock import Clock
-from opabinia.contracts.data import Batch, DatasetInfo
+from opabinia.contracts.data import Batch, DatasetInfo, Sample
+from opabinia.contracts.drawing import Comparison, DrawOptions, Panel
 from opabinia.contracts.evaluation import EMBEDDING, Evaluator, Predictions
-from opabinia.contracts.plans import Loader, Row
+from opabinia.contracts.export import ExportModule
+from opabinia.contracts.optional import OptionalMeta
+from opabinia.contracts.plans import GlobalBatch, Loader
+from opabinia.runtime.files import disk_errors
 
 Scalars = Mapping[str, Tensor | float]
-"""Named numbers. Those that are 0-d tensors on the device are read by the host only when the journal writes."""
+"""Named numbers. 0-d tensors stay on the device until the metrics log writes them."""
 
 
 @dataclass(frozen=True)
 class StepOptions:
-    """How a step computes.
+    """Numerical options of a training step.
 
     Attributes:
-        seed: of the run; what a model draws comes from (seed, step, micro-batch, rank).
+        seed: of the run; random numbers of the model come from (seed, step, micro-batch, rank).
         precision: of forward passes (autocast); weights and their updates are in full precision.
-        micro_batch: samples of one process in one forward pass; larger batches are split. None: no limit.
-        check_losses: look at every loss before it changes the weights, even if that means waiting for the device.
-        skip_non_finite: leave an update out whose losses or gradients are not finite; otherwise that is an error.
+        micro_batch: samples of one process in one forward pass; larger batches use gradient accumulation. None: no
+            limit.
+        check_losses: check every loss before it changes the weights, even though that waits for the device.
+        skip_non_finite: skip an update whose losses or gradients are not finite; otherwise that is an error.
     """
 
     seed: int
@@ -44,31 +50,32 @@ class StepOptions:
 
 
 class Step(Protocol):
-    """How gradients become an update. Owns the optimizer; one call is one optimizer step.
+    """Turns gradients into an update. It owns the optimizer; one call is one optimizer step.
 
-    It is built with the task, or with what runs the task on many processes and is called like it (:class:`ParallelTask`).
-    On many processes gradients become their mean, so a process weights the mean over its samples by
-    ``len(samples) * world / row.seen(world)``, and what it returns likewise: the journal takes the mean over processes.
+    A step is built with the task, or with the :class:`ParallelTask` around it. With several processes gradients are
+    averaged over them, so each process weights the mean over its samples by ``len(samples) * world /
+    row.num_processed(world)``; returned scalars likewise, because the metrics log averages them over processes.
 
-    ``after_backward`` is to be called once, when all gradients of the step are there and before they are used.
-    The scalars returned stay on the device. The learning rate it used stands in the optimizer's first group.
+    ``after_backward`` must be called once, when all gradients of the step are there and before they are used. Returned
+    scalars stay on the device. The learning rate that was used is in the optimizer's first group.
     """
 
     optimizer: torch.optim.Optimizer
 
-    def __call__(self, batch: Batch, row: Row, clock: Clock, after_backward: Callable[[], None]) -> Scalars: ...
+    def __call__(self, batch: Batch, row: GlobalBatch, clock: Clock, after_backward: Callable[[], None]) -> Scalars: ...
 
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-class ParallelTask(Protocol):
-    """A task that learns on many processes: called like the task, with gradients that become the mean over processes.
+@runtime_checkable
+class ParallelTask(Protocol, metaclass=OptionalMeta):
+    """A task that is trained by several processes: called like the task, with gradients averaged over processes.
 
     Attributes:
         module: the task itself.
-        sharded: whether a process holds a part of each parameter only; then a forward pass takes all of them.
+        sharded: whether a process holds only a shard of each parameter; then every forward pass needs all processes.
     """
 
     module: Task
@@ -77,18 +84,19 @@ class ParallelTask(Protocol):
     def __call__(self, batch: Batch, clock: Clock) -> Any: ...
 
     def no_sync(self) -> AbstractContextManager[Any]:
-        """Forward and backward passes inside it only add up gradients; those of the next one outside are exchanged."""
+        """Return a context manager inside which gradients only accumulate; they are all-reduced in the first backward
+        pass outside."""
         ...
 
 
 class MetricsLog(Protocol):
-    """The log of a run's numbers, ``metrics.jsonl``: one JSON object a line, each value once, in the order of steps.
+    """The metrics log of a run, ``metrics.jsonl``: one JSON object per line, each value once, in the order of steps.
 
     :class:`opabinia.engine.loggers.metrics_log.MetricsLogger` is the one that a training run has.
 
     Attributes:
-        newest: the newest line that was written: values by name, such as ``{"step": 100, "train/loss": 0.3}``; None
-            before the first.
+        newest: the last line written: values by name, such as ``{"step": 100, "train/loss": 0.3}``; None before the
+            first.
     """
 
     newest: dict[str, Any] | None
@@ -107,12 +115,12 @@ class MetricsLog(Protocol):
         """Write the pending values as one line.
 
         Raises:
-            NonFinite: one of them is infinite or not a number.
+            NonFiniteError: one of them is infinite or not a number.
         """
         ...
 
     def write(self, clock: Clock, values: Mapping[str, Any]) -> None:
-        """Write a line of its own, such as the scores of an evaluation."""
+        """Write a separate line, such as the scores of an evaluation."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -120,7 +128,7 @@ class MetricsLog(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Cut the file at the saved offset and take back the pending values."""
+        """Truncate the file to the saved offset and restore the pending values."""
         ...
 
     def close(self) -> None:
@@ -131,11 +139,11 @@ class MetricsLog(Protocol):
 class CheckpointManager(Protocol):
     """Saves the checkpoints of a run and knows which is the best.
 
-    :class:`opabinia.engine.checkpointing.checkpoint.CheckpointManager` is the one that a training run has.
+    :class:`opabinia.engine.checkpointing.manager.CheckpointManager` is the one that a training run has.
     """
 
     def save(self) -> Path:
-        """Save the state of the run as it is now and return the folder of the checkpoint."""
+        """Save the current state of the run and return the folder of the checkpoint."""
         ...
 
     def has(self, step: int) -> bool:
@@ -160,35 +168,40 @@ class CheckpointManager(Protocol):
 
 
 class Stop(NamedTuple):
-    """Why a run ends early. ``over``: there is nothing to go on with, so it counts as done (an early stop); otherwise
-    it can be resumed (a signal, a time limit)."""
+    """A request to end a run early.
+
+    Attributes:
+        reason: for the log.
+        final: whether the run counts as done (early stopping). Otherwise it can be resumed (a signal, a time limit).
+    """
 
     reason: str
-    over: bool = False
+    final: bool = False
 
 
 @dataclass
 class Run:
-    """What a hook may see and use: fourteen named things, and not the trainer.
+    """The state that hooks may read and use.
 
     Attributes:
-        task: the model being trained, as the user built it (not a wrapper).
-        optimizer: its optimizer.
+        task: the model being trained, unwrapped.
+        optimizer: its optimizer; None in an evaluation-only run.
         loader: the training loader; None in an evaluation-only run.
-        journal: takes numbers in; writes them out.
-        clock: where the run stands. Inside ``before_step`` and ``after_backward`` the step is not yet counted.
+        metrics_log: receives numbers and writes them.
+        clock: the progress of the run. In ``before_step`` and ``after_backward`` the step is not counted yet.
         checkpoints: saves and finds checkpoints; None in an evaluation-only run.
-        evaluate: runs one evaluation phase for each validation set whose name it is told to take, and returns the
-            scores.
+        evaluate: evaluates the validation sets whose names the given function accepts, and returns the scores.
         scores: the newest scores by name (``val/top1``).
         folder: the run folder.
-        stop: set to end the run after this step, saved; the first reason stays. On many processes that is a wish, until
-            all have agreed on it at the end of the step or the evaluation; one process may set it alone.
+        stop: set it to end the run after this step, with a checkpoint; the first reason is kept. With several processes
+            it is a request until all have agreed on it at the end of the step or the evaluation; one process alone may
+            set it.
         models: every model that is evaluated: ``task``, and an average of its weights if there is one.
-        batches: some batches of this process on its device, read anew: of ``train`` or of the validation set with this
-            name, that many over all processes. Empty in an evaluation-only run.
-        began: when this start of the run began, in seconds of ``time.monotonic``; a rollback does not begin anew.
-        offered: the scores that evaluations of this run give, and which way each is better; empty where nobody told.
+        batches: reads batches of this process again, on its device: ``batches(name, count)`` gives ``count`` batches,
+            over all processes, of ``train`` or a validation set. Empty in an evaluation-only run.
+        available_scores: the scores that evaluations of this run compute, and the better direction of each; empty if
+            unknown.
+        start_time: the start time of this process, in seconds of ``time.monotonic``; a rollback does not reset it.
     """
 
     task: Task
@@ -203,32 +216,32 @@ class Run:
     stop: Stop | None = None
     models: Sequence[Task] = ()
     batches: Callable[[str, int], Iterable[Batch]] = lambda name, count: ()
-    offered: Mapping[str, str] = field(default_factory=dict)
-    began: float = field(default_factory=time.monotonic)
+    available_scores: Mapping[str, str] = field(default_factory=dict)
+    start_time: float = field(default_factory=time.monotonic)
 
 
 class Phase(NamedTuple):
-    """One training epoch (``kind`` "train") or one evaluation pass ("evaluate", with the ``name`` of the set)."""
+    """One training epoch (``kind`` "train") or one evaluation ("evaluate", with the ``name`` of the set)."""
 
     kind: str
     name: str
 
 
 class Hook:
-    """Watches a run at seven named moments. Override what you need::
+    """Observes a run at seven moments. Override the methods that you need::
 
-        start                                  everything is built, a checkpoint is loaded if there is one
+        start                                  everything is built; a checkpoint, if any, is loaded
         for each phase:
-            before_phase                       a training epoch or an evaluation pass begins
+            before_phase                       a training epoch or an evaluation begins
                 for each batch of a training phase:
                     before_step
-                    after_backward             gradients are there, not yet used
+                    after_backward             gradients are computed, not yet used
                     after_step                 the update is done and counted
             after_phase
-        finish                                 always, with how it ended: "done", "stopped" or the exception
+        finish                                 always, with the outcome: "done", "stopped" or the exception
 
-    Changes to a batch are data flow (transforms, mix), not events. What ``state_dict`` returns must be JSON
-    and is saved under the hook's key in the config; what is large goes through ``tensors``.
+    Batches are changed by transforms and mix, not by hooks. ``state_dict`` must return JSON-serializable values, which
+    are saved under the hook's key in the config; tensors go through ``tensors``.
     """
 
     def start(self, run: Run) -> None: ...
@@ -251,70 +264,227 @@ class Hook:
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors to be saved in every checkpoint, in a file named after the hook's key."""
+        """Return tensors to save in every checkpoint, in a file named after the hook's key."""
         return {}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take back what :meth:`tensors` gave, as it was saved."""
+        """Restore the tensors that :meth:`tensors` returned."""
 
 
 class Logger(Protocol):
-    """Takes a finished line of the journal somewhere: terminal, TensorBoard. Built with the run folder and the clock
-    at its start (the first step of a new run, a later one after a resume)."""
+    """Writes each line of the metrics log somewhere: terminal, TensorBoard. Built with the run folder and the clock at
+    the start (step 0 of a new run, a later one after a resume)."""
 
     def write(self, line: Mapping[str, Any]) -> None: ...
 
     def close(self) -> None: ...
 
 
-class Task(nn.Module):
-    """Says what a batch means. DDP, FSDP and compile wrap this one object.
-
-    A task is an ``nn.Module`` with the methods below, in this order in every task of the house.
+class NextCommand(NamedTuple):
+    """A command worth trying with a finished run.
 
     Attributes:
-        whole_batches: whether its losses compare the samples of a batch with each other, so that a batch cannot go
-            through in pieces.
-        compares_classes: whether they compare samples of a class with others, of which a batch must hold some.
-        least: samples of a process that a step needs at least.
-        size_multiple: images of a batch may differ in size; they are padded at the right and below to the largest of
-            them, rounded up to a multiple of this. None: they may not.
+        words: the command line, such as ``["opabinia", "report", "runs/a"]``.
+        purpose: what it is for, in a few words.
     """
 
-    whole_batches: bool = False
-    compares_classes: bool = False
-    least: int = 1
+    words: Sequence[str]
+    purpose: str
+
+
+class Task(nn.Module):
+    """Define what a batch means: losses, predictions, evaluators. DDP, FSDP and compile wrap this one object.
+
+    A task is an ``nn.Module`` with the methods below, in this order in every built-in task. Required are ``forward``
+    and ``predict``; from ``trunk`` on the methods serve inference commands and have defaults that fit most tasks.
+
+    Attributes:
+        requires_full_batch: losses compare the samples of a batch with each other, so a batch cannot be split into
+            micro-batches.
+        compares_samples_of_class: losses compare samples of a class with those of others, so a batch must hold both.
+        min_samples_per_rank: smallest number of samples per process that a step can train on.
+        size_multiple: images of a batch may differ in size; they are padded at the right and bottom to the largest of
+            them, rounded up to a multiple of this. None: all images have the same size.
+        takes_video: samples are videos, of which transforms make clips; the inference commands then take video files.
+        drawings_folder: name of the folder of drawn predictions, see :meth:`save_drawing`.
+        predicts_embedding_only: ``predict`` returns the vectors of ``trunk``; heads take part in training only.
+    """
+
+    requires_full_batch: bool = False
+    compares_samples_of_class: bool = False
+    min_samples_per_rank: int = 1
     size_multiple: int | None = None
+    takes_video: bool = False
+    drawings_folder: str = "images"
+    predicts_embedding_only: bool = False
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor] | Tensor | Sequence[Tensor]:
-        """Losses of a batch. ``total_loss`` alone is trained if given, else the sum of every key that contains
-        ``loss``; the rest is only logged. A bare tensor is the loss; a list is summed."""
+        """Return the losses of a batch.
+
+        ``total_loss`` alone is trained if given, otherwise the sum of all values whose key contains ``loss``; other
+        values are only logged. A bare tensor is the loss; the tensors of a list are summed.
+        """
         raise NotImplementedError
 
     def predict(self, batch: Batch) -> Predictions:
-        """Batched predictions, read by evaluators and by the predict command."""
+        """Return batched predictions, for evaluators and the predict command."""
         raise NotImplementedError
 
     def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
-        """One sample's prediction (a row of each tensor) as plain values for people: names of classes, not numbers.
+        """Return the prediction of one sample (a row of each tensor) as JSON values: class names, not class numbers.
 
-        Here the ``embedding`` alone, rounded to six digits; where there is none all tensors.
+        The default is the ``embedding`` alone, rounded to six digits, or all tensors if there is none.
         """
         if EMBEDDING in prediction:
             return {EMBEDDING: [round(value, 6) for value in prediction[EMBEDDING].tolist()]}
         return {name: value.tolist() for name, value in prediction.items()}
 
     def features(self, batch: Batch) -> dict[str, Tensor]:
-        """``embedding`` (B x D): what stands before the head. Other layers are listened to by the names of modules."""
+        """Return ``embedding`` (B x D), the input of the head. Outputs of other layers are captured by module name."""
         raise NotImplementedError
 
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
-        """Fresh evaluators for one evaluation of a data set with these facts."""
+        """Return new evaluators for one evaluation of a dataset."""
         return []
 
     def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
-        """Hooks the method itself needs (momentum teachers, prototypes frozen at first)."""
+        """Return the hooks that the method itself needs, such as the update of a momentum teacher."""
         return []
 
-    def initialised(self, names: Collection[str]) -> None:
-        """``init`` has filled the tensors of these names; what began as a copy of them is to be one again."""
+    def weights_loaded(self, names: Collection[str]) -> None:
+        """Called after pretrained weights have been loaded into the tensors ``names``: re-synchronize tensors that
+        started as copies of them (EMA or momentum teachers)."""
+
+    @property
+    def trunk(self) -> nn.Module | None:
+        """The network whose vectors are evaluated, extracted and handed to other runs; by default ``backbone``."""
+        return self._modules.get("trunk") or self._modules.get("backbone")
+
+    def caption(self, readable: Mapping[str, Any], *, min_score: float = 0.5) -> list[str]:
+        """Return short lines that describe a readable prediction; by default its values by name.
+
+        Args:
+            readable: see :meth:`readable`.
+            min_score: detections with a lower score are ignored.
+        """
+        lines = []
+        for name, value in readable.items():
+            is_long = isinstance(value, list) and len(value) > 5
+            lines.append(f"{name}: {f'{len(value)} values' if is_long else value}")
+        return lines
+
+    def ground_truth_caption(self, sample: Sample, classes: Sequence[str]) -> list[str]:
+        """Return short lines that describe the ground truth of a sample; by default its class, classes or value.
+
+        Args:
+            sample: as the source gives it, before transforms.
+            classes: class names of the source.
+        """
+        if "label" not in sample:
+            return []
+        label = torch.as_tensor(sample["label"])
+        if label.ndim == 1 and len(label) == len(classes):
+            return [classes[number] for number in label.nonzero().flatten().tolist()] or ["no class"]
+        if not label.ndim and not label.is_floating_point() and 0 <= int(label) < len(classes):
+            return [classes[int(label)]]
+        return [f"label: {label.tolist()}"]
+
+    def draw(
+        self, sample: Sample, prediction: Mapping[str, Tensor], options: DrawOptions = DrawOptions()
+    ) -> Image.Image | None:
+        """Return the image with the prediction drawn on it; None (the default): the caption says all.
+
+        Args:
+            sample: as it was read, before transforms: ``image`` (uint8, C x H x W); of a video ``video`` and
+                ``frames``, the numbers of the frames in each view.
+            prediction: a row of each tensor, on the CPU.
+            options: see :class:`DrawOptions`.
+        """
+        return None
+
+    def draw_ground_truth(
+        self, sample: Sample, classes: Sequence[str], options: DrawOptions = DrawOptions()
+    ) -> Image.Image | None:
+        """Return the image with the ground truth of a sample drawn on it; None (the default): there is nothing to draw.
+
+        Args:
+            sample: as the source gives it, before transforms.
+            classes: class names of the source.
+            options: see :class:`DrawOptions`.
+        """
+        return None
+
+    def compare(
+        self,
+        sample: Sample,
+        prediction: Mapping[str, Tensor],
+        classes: Sequence[str],
+        options: DrawOptions = DrawOptions(),
+    ) -> Comparison | None:
+        """Return ground truth and prediction of a sample, drawn side by side; None where there is nothing to draw.
+
+        Args:
+            sample: see :meth:`draw`, with the ground truth of the source.
+            prediction: see :meth:`draw`.
+            classes: class names of the source.
+            options: see :class:`DrawOptions`.
+        """
+        annotated, drawn = self.draw_ground_truth(sample, classes, options), self.draw(sample, prediction, options)
+        if annotated is None or drawn is None:
+            return None
+        readable = self.readable(prediction)
+        predicted = ", ".join(self.caption(readable, min_score=options.min_score)) or "nothing"
+        truth = ", ".join(self.ground_truth_caption(sample, classes)) or "nothing"
+        panels = (Panel(annotated, f"ground truth: {truth}"), Panel(drawn, f"predicted: {predicted}"))
+        return Comparison(panels, f"ground truth: {truth}; predicted: {predicted}")
+
+    def save_drawing(
+        self,
+        folder: Path,
+        name: str,
+        sample: Sample,
+        prediction: Mapping[str, Tensor],
+        options: DrawOptions = DrawOptions(),
+    ) -> Image.Image | None:
+        """Write the drawn prediction as ``NAME.png`` in ``drawings_folder``, if there is one, and return it.
+
+        Args:
+            folder: written by the predict command.
+            name: of the files, without suffix.
+            sample, prediction, options: see :meth:`draw`.
+
+        Raises:
+            DiskError: a file cannot be written.
+        """
+        drawn = self.draw(sample, prediction, options)
+        if drawn is not None:
+            path = folder / self.drawings_folder / f"{name}.png"
+            with disk_errors(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                drawn.save(path)
+        return drawn
+
+    def explain(self, batch: Batch) -> Tensor | None:
+        """Return a heatmap (B x H x W, 0 to 1) of the evidence for each prediction; None (the default): Grad-CAM."""
+        return None
+
+    def export_module(self) -> ExportModule:
+        """Return the function of tensors that is exported; by default ``predict`` of images of one size."""
+        return ExportModule(self)
+
+    @classmethod
+    def next_commands(cls, run: Path) -> list[NextCommand]:
+        """Return the commands worth trying with a finished run.
+
+        Args:
+            run: the run folder.
+        """
+        commands = [
+            NextCommand(["opabinia", "eval", str(run)], "evaluate the best checkpoint"),
+            NextCommand(["opabinia", "predict", str(run), "IMAGES/"], "predict images and draw the results"),
+            NextCommand(["opabinia", "report", str(run)], "write a page with curves and images"),
+            NextCommand(["opabinia", "export", str(run)], "write the model as ONNX"),
+        ]
+        if cls.features is not Task.features:
+            commands.append(NextCommand(["opabinia", "extract", str(run)], "write embeddings as NumPy files"))
+        return commands

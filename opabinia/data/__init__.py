@@ -1,11 +1,12 @@
-"""Data: order (epoch to positions), batches (positions to rows), sources, transforms, collate, mix, and the loader.
+"""Sources, sampling, decoding, transforms and the loader: everything between files and batches.
 
-A sample is a pure function of (seed, epoch, position), and a batch is global: what is read does not depend on the
-number of workers or processes, nor on where the run was stopped before.
+A sample is a pure function of (seed, epoch, position), and the plan of batches is global: batches do not depend on the
+number of workers, and with resuming or another number of processes each step still trains on the same samples.
 """
 
 from opabinia.data.loader import DataError as DataError
 from opabinia.data.loader import Loader as Loader
+from opabinia.data.sample_keys import register_sample_key as register_sample_key
 from opabinia.data.settings import Data as Data
 from opabinia.data.settings import Stream as Stream
 from opabinia.data.settings import ValidationStream as ValidationStream

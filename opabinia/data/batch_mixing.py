@@ -1,4 +1,4 @@
-"""Changes to a whole batch. They work on what one process holds, so pairs never straddle two processes' slices."""
+"""Augmentations of a whole batch. They mix the samples of one process, never those of two processes."""
 
 from __future__ import annotations
 
@@ -20,53 +20,55 @@ Per = Literal["batch", "pair", "sample"]
 
 @register.mix
 def mixup(batch: Batch, dataset_info: DatasetInfo, /, *, alpha: NonNegative = 0.2, per: Per = "batch") -> Batch:
-    """Blend each image, and its label, with that of another sample of the batch.
+    """Blend each image, and its label, with those of another sample of the batch.
 
     Images become float32 in 0 to 1, labels float32, B x K. Zhang et al., mixup: Beyond Empirical Risk Minimization,
     ICLR 2018.
 
     Args:
-        alpha: the weight is drawn from Beta(alpha, alpha): 0 leaves images as they are, 1 draws it evenly, 0.1 to 0.4
-            are usual on ImageNet.
-        per: one weight for the ``batch``; for each ``pair`` of the first with the last sample, the second with the last
+        alpha: the weight is drawn from Beta(alpha, alpha): 0 does not mix, 1 draws it uniformly, 0.1 to 0.4 are usual
+            on ImageNet.
+        per: one weight for the ``batch``; for each ``pair`` of the first and the last sample, the second and the last
             but one ...; or for each ``sample``.
 
     Raises:
-        ValueError: the data has no classes, or views in the place of images.
+        ValueError: the samples have no class labels, or views instead of images.
     """
     images = _images(batch)
-    weights = _weights(len(images), alpha, per)
-    partners = _partners(len(images), per)
-    return _labelled(batch, dataset_info, blend(float_images(images), partners, weights), partners, weights, "mixup")
+    labels = _soft_labels(batch, dataset_info, "mixup")
+    weights = _draw_weights(len(images), alpha, per)
+    partners = _draw_partners(len(images), per)
+    blended = blend(float_images(images), partners, weights)
+    return {**batch, "image": blended, "label": blend(labels, partners, weights)}
 
 
 @register.mix
 def cutmix(batch: Batch, dataset_info: DatasetInfo, /, *, alpha: NonNegative = 1.0, per: Per = "batch") -> Batch:
-    """Put a rectangle of another sample's image into each image; labels are mixed by its area.
+    """Paste a rectangle of another sample's image into each image; labels are mixed by its area.
 
-    Images stay what they are, labels become float32, B x K. The rectangle lies anywhere and is cut off at the edges;
-    the label's weight is that of what is left of it. Yun et al., CutMix, ICCV 2019.
+    Images keep their type, labels become float32, B x K. The rectangle lies anywhere and is clipped at the edges; the
+    label's weight is the area that is left of it. Yun et al., CutMix, ICCV 2019.
 
     Args:
-        alpha: the area's share is 1 - a weight drawn from Beta(alpha, alpha); 0 leaves images as they are.
+        alpha: the rectangle's share of the image is 1 - a weight drawn from Beta(alpha, alpha); 0 does not mix.
         per: as in mixup.
 
     Raises:
-        ValueError: the data has no classes, or views in the place of images.
+        ValueError: the samples have no class labels, or views instead of images.
     """
     images = _images(batch)
+    labels = _soft_labels(batch, dataset_info, "cutmix")
     height, width = images.shape[-2:]
     count = len(images)
-    weights = _weights(count, alpha, per)
-    boxes = _boxes(weights, height, width, per)
-    partners = _partners(count, per)
+    boxes = _draw_boxes(_draw_weights(count, alpha, per), height, width, per)
+    partners = _draw_partners(count, per)
     rows, columns = torch.arange(height, device=images.device), torch.arange(width, device=images.device)
-    top, left, bottom, right = _beside(torch.from_numpy(boxes), images)[:, :, None]
+    top, left, bottom, right = _to_device_of(images, torch.from_numpy(boxes))[:, :, None]
     inside = ((rows >= top) & (rows < bottom))[:, :, None] & ((columns >= left) & (columns < right))[:, None, :]
     inside = inside.view(count, *[1] * (images.ndim - 3), height, width)
-    kept = 1 - (boxes[2] - boxes[0]) * (boxes[3] - boxes[1]) / (height * width)
-    others = images[_beside(partners, images)]
-    return _labelled(batch, dataset_info, torch.where(inside, others, images), partners, kept, "cutmix")
+    weights = 1 - (boxes[2] - boxes[0]) * (boxes[3] - boxes[1]) / (height * width)
+    mixed = torch.where(inside, images[_to_device_of(images, partners)], images)
+    return {**batch, "image": mixed, "label": blend(labels, partners, weights)}
 
 
 @register.mix
@@ -80,33 +82,33 @@ def random_patch(
     ratio: Annotated[float, Interval(gt=0, le=1)] = 0.1,
     flip: Fraction = 0.5,
 ) -> Batch:
-    """Paste a rectangle of another picture of the batch into an image: an occlusion by what there is in the data.
+    """Paste a rectangle of another image of the batch into an image: an occlusion by the data itself.
 
-    Labels stay. Zhou et al., Omni-Scale Feature Learning, ICCV 2019, and FastReID draw the rectangle from a pool of
-    50,000 that a worker has seen so far; here it comes from the batch alone, which so depends on nothing that was read
-    before it. The defaults are FastReID's.
+    Labels are unchanged. Zhou et al., Omni-Scale Feature Learning, ICCV 2019, and FastReID draw the rectangle from a
+    pool of the last 50,000 that a worker has seen; here it comes from the batch alone, so that batches depend on
+    nothing that was read before. The defaults are FastReID's.
 
     Args:
-        probability: how often an image gets one.
-        area: least and largest share of the picture that the rectangle takes.
-        ratio: least height of the rectangle over its width; the largest is 1 / ratio. It is drawn evenly between both,
-            so that most rectangles are tall.
-        flip: how often the rectangle is mirrored.
+        probability: of pasting, for each image.
+        area: minimum and maximum share of the image that the rectangle covers.
+        ratio: minimum height of the rectangle over its width; the maximum is 1 / ratio. It is drawn uniformly between
+            both, so that most rectangles are tall.
+        flip: probability of mirroring the rectangle.
 
     Raises:
-        ValueError: the least area is above the largest, or there are views in the place of images.
+        ValueError: the minimum area is above the maximum, or there are views instead of images.
     """
     if area[0] > area[1]:
-        raise ValueError(f"area: [{area[0]}, {area[1]}] begins above its end; write [{area[1]}, {area[0]}]")
+        raise ValueError(f"area: the minimum of {list(area)} is above the maximum; write [{area[1]}, {area[0]}]")
     images = _images(batch)
     count = len(images)
     patched = images.clone()
     for number in np.flatnonzero(np.random.random(count) < probability) if count > 1 else ():
         other = (number + np.random.randint(1, count)) % count
-        size = _patch_size(images.shape[-2], images.shape[-1], area, ratio)
+        size = _draw_patch_size(images.shape[-2], images.shape[-1], area, ratio)
         if size is not None:
-            patch = _random_place(images[other], *size)
-            _random_place(patched[number], *size).copy_(patch.flip(-1) if np.random.random() < flip else patch)
+            patch = _random_crop(images[other], *size)
+            _random_crop(patched[number], *size).copy_(patch.flip(-1) if np.random.random() < flip else patch)
     return {**batch, "image": patched}
 
 
@@ -120,21 +122,21 @@ def one_of(
     weights: list[NonNegative] | None = None,
     probability: Fraction = 1.0,
 ) -> Batch:
-    """One of several changes, drawn anew for each batch: mixup or cutmix, say.
+    """Apply one of several mixes, drawn for each batch: mixup or cutmix, for example.
 
     Args:
         mixes: to choose from.
-        weights: how often each is chosen, relative to the others; null chooses all as often.
-        probability: how often there is any change at all.
+        weights: probability of each, relative to the others; null chooses all equally often.
+        probability: of applying any.
 
     Raises:
-        ValueError: not as many weights as mixes, or none above 0.
+        ValueError: the number of weights is not that of the mixes, or none is above 0.
 
     Example: ``{name: one_of, mixes: [{name: mixup, alpha: 0.8}, cutmix], probability: 0.9}``
     """
     shares = weights or [1.0] * len(mixes)
     if len(shares) != len(mixes) or not sum(shares):
-        raise ValueError(f"weights: {len(mixes)} mixes need as many weights, not all 0; there are {shares}")
+        raise ValueError(f"weights: {len(mixes)} mixes need as many weights, not all 0, instead of {shares}")
     if np.random.random() >= probability:
         return batch
     ends = np.cumsum(shares) / np.sum(shares)
@@ -144,16 +146,24 @@ def one_of(
 
 def _images(batch: Batch) -> Tensor:
     if "views" in batch:
-        raise ValueError("views stand in the place of the images that are mixed; leave out data.mix")
+        raise ValueError("the batch has views instead of images, which cannot be mixed; remove data.mix")
     images: Tensor = batch["image"]
     return images
+
+
+def _soft_labels(batch: Batch, dataset_info: DatasetInfo, name: str) -> Tensor:
+    if "label" not in batch or not dataset_info.classes:
+        raise ValueError(
+            f"{name} mixes the class labels of images, and this data has no 'label'; remove it from data.mix"
+        )
+    return soft_labels(batch["label"], len(dataset_info.classes))
 
 
 # --- drawing ----------------------------------------------------------------------------------------------------------
 
 
-def _weights(count: int, alpha: float, per: Per) -> NDArray[np.float64]:
-    """Each sample's own weight (B)."""
+def _draw_weights(count: int, alpha: float, per: Per) -> NDArray[np.float64]:
+    """Return the weight of each sample itself (B)."""
     if not alpha:
         return np.ones(count)
     if per == "batch":
@@ -164,29 +174,30 @@ def _weights(count: int, alpha: float, per: Per) -> NDArray[np.float64]:
     return np.concatenate([half, half[: count // 2][::-1]])
 
 
-def _partners(count: int, per: Per) -> Tensor:
-    """With whom each sample is mixed (int64, B); of pairs in an odd batch the middle one with itself."""
+def _draw_partners(count: int, per: Per) -> Tensor:
+    """Return the row that each sample is mixed with (int64, B); with pairs, the middle one of an odd batch with
+    itself."""
     return torch.arange(count - 1, -1, -1) if per == "pair" else torch.randperm(count)
 
 
-def _boxes(weights: NDArray[np.float64], height: int, width: int, per: Per) -> NDArray[np.int64]:
-    """Top, left, bottom and right of each sample's rectangle (4 x B)."""
+def _draw_boxes(weights: NDArray[np.float64], height: int, width: int, per: Per) -> NDArray[np.int64]:
+    """Return top, left, bottom and right of each sample's rectangle (4 x B)."""
     count = len(weights)
     drawn = {"batch": 1, "pair": (count + 1) // 2, "sample": count}[per]
-    centres = np.random.random((2, drawn))
+    centers = np.random.random((2, drawn))
     if per == "batch":
-        centres = np.repeat(centres, count, axis=1)
+        centers = np.repeat(centers, count, axis=1)
     elif per == "pair":
-        centres = np.concatenate([centres, centres[:, : count // 2][:, ::-1]], axis=1)
+        centers = np.concatenate([centers, centers[:, : count // 2][:, ::-1]], axis=1)
     halves = np.sqrt(1 - weights) / 2
     sizes = np.array([[height], [width]])
-    low = np.clip(np.round((centres - halves) * sizes), 0, sizes)
-    high = np.clip(np.round((centres + halves) * sizes), 0, sizes)
+    low = np.clip(np.round((centers - halves) * sizes), 0, sizes)
+    high = np.clip(np.round((centers + halves) * sizes), 0, sizes)
     return np.concatenate([low, high]).astype(np.int64)
 
 
-def _patch_size(height: int, width: int, area: tuple[float, float], ratio: float) -> tuple[int, int] | None:
-    """Height and width of a rectangle that is smaller than the picture both ways; None if none of 100 is."""
+def _draw_patch_size(height: int, width: int, area: tuple[float, float], ratio: float) -> tuple[int, int] | None:
+    """Return height and width of a rectangle that is smaller than the image both ways; None if 100 attempts fail."""
     for _ in range(100):
         pixels = np.random.uniform(*area) * height * width
         shape = np.random.uniform(ratio, 1 / ratio)
@@ -196,8 +207,8 @@ def _patch_size(height: int, width: int, area: tuple[float, float], ratio: float
     return None
 
 
-def _random_place(image: Tensor, height: int, width: int) -> Tensor:
-    """A view of a rectangle anywhere in the image."""
+def _random_crop(image: Tensor, height: int, width: int) -> Tensor:
+    """Return a rectangle at a random position, which shares memory with the image."""
     top = np.random.randint(image.shape[-2] - height + 1)
     left = np.random.randint(image.shape[-1] - width + 1)
     return image[..., top : top + height, left : left + width]
@@ -206,37 +217,26 @@ def _random_place(image: Tensor, height: int, width: int) -> Tensor:
 # --- mixing -----------------------------------------------------------------------------------------------------------
 
 
-def _labelled(
-    batch: Batch, dataset_info: DatasetInfo, images: Tensor, partners: Tensor, weights: NDArray[np.float64], who: str
-) -> Batch:
-    if not dataset_info.classes:
-        raise ValueError(f"{who} blends labels, and this data has no classes")
-    return {
-        **batch,
-        "image": images,
-        "label": blend(soft_labels(batch["label"], len(dataset_info.classes)), partners, weights),
-    }
-
-
 def blend(values: Tensor, partners: Tensor, weights: Sequence[float] | NDArray[np.float64]) -> Tensor:
-    """Of each row of ``values`` (B x ..., float) its weight (B), the rest of the row that ``partners`` (B) names."""
-    others = values[_beside(partners, values)]
+    """Return weights (B) times the rows of ``values`` (B x ..., float) plus the rest times the rows ``partners``
+    (B)."""
+    others = values[_to_device_of(values, partners)]
     if len(set(weights)) == 1:
         return values.lerp(others, 1 - float(weights[0]))
     rest = 1 - torch.as_tensor(np.asarray(weights), dtype=values.dtype).view(-1, *[1] * (values.ndim - 1))
-    return values.lerp(others, _beside(rest, values))
+    return values.lerp(others, _to_device_of(values, rest))
 
 
-def _beside(drawn: Tensor, values: Tensor) -> Tensor:
-    """What was drawn on the host, where ``values`` are; nobody waits for it."""
+def _to_device_of(values: Tensor, drawn: Tensor) -> Tensor:
+    """Copy random numbers from the host to the device of ``values``, without waiting for it."""
     return drawn.to(values.device, non_blocking=True)
 
 
 def float_images(images: Tensor) -> Tensor:
-    """Images as float32 in 0 to 1, the range that tasks expect of float images."""
+    """Return images as float32 in 0 to 1, the range that tasks expect of float images."""
     return images.float() / 255 if images.dtype == torch.uint8 else images.float()
 
 
 def soft_labels(labels: Tensor, classes: int) -> Tensor:
-    """Labels (int64, B) as float32, B x K; labels that are B x K already stay as they are."""
+    """Return labels (int64, B) as float32, B x K; labels that are B x K already are unchanged."""
     return labels if labels.is_floating_point() else one_hot(labels, classes).float()

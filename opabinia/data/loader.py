@@ -1,9 +1,17 @@
 """Batches of this process, read ahead by worker processes, from any step on.
 
-The loader is handed *requests*: which row of the plan, and which samples of it are this process's. Training and
-evaluation differ only by them. One iterator runs over all remaining requests of the whole run, so prefetching does not
-drain at the end of an epoch and starting anywhere is index arithmetic. Whatever is drawn while a sample is made comes
-from (seed, epoch, position), whatever mixing draws from (seed, step, rank): batches do not depend on the workers.
+How a batch is made:
+
+1. The plan says which positions of an epoch form the batch of a step; a *request* holds this process's share of them
+   and the indices of these samples in the source (``training_requests``, ``evaluation_requests``).
+2. A :class:`BatchReader` turns a request into a batch: read, transform, collate, resize, mix. It is a pure function of
+   seed and request. Before each sample the global generators of torch, NumPy and Python are seeded from (seed, epoch,
+   position), before mixing from (seed, step, rank). So a batch does not depend on the number of workers, on which
+   worker reads it, or on the step at which the run was resumed.
+3. A :class:`Loader` runs the reader in worker processes by torch's ``DataLoader`` and returns batches in order.
+
+One iterator runs over all remaining requests of the whole run: workers are not restarted between epochs and prefetching
+does not drain at their end. To resume, the requests begin at another step; nothing is skipped by reading it.
 """
 
 from __future__ import annotations
@@ -29,13 +37,26 @@ import torch
 from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from opabinia.contracts import Batch, Combination, DatasetInfo, Indices, Mix, Plan, Row, Sample, Source, Transform
-from opabinia.data.collate import collate, is_of_clips, resized
-from opabinia.data.decoding.images import LazyImage, opened
+from opabinia.contracts import (
+    Batch,
+    BatchSource,
+    CombiningTransform,
+    DatasetInfo,
+    EncodedSource,
+    GlobalBatch,
+    Indices,
+    Mix,
+    Plan,
+    Sample,
+    Source,
+    Transform,
+)
+from opabinia.data.collate import collate, is_clip_shape, resize_batch
+from opabinia.data.decoding.images import LazyImage, read_encoded
 from opabinia.data.sampling.batches import evaluation_rows
 from opabinia.data.sampling.permutation import Order
 from opabinia.runtime.log import log
-from opabinia.runtime.seeds import ANOTHER, MIX, REPLACEMENT, SAMPLE, generators_kept, hash32, seed_sample
+from opabinia.runtime.seeds import ANOTHER, MIX, REPLACEMENT, SAMPLE, hash32, preserve_generators, seed_sample
 
 
 class DataError(ValueError):
@@ -51,7 +72,7 @@ class DataError(ValueError):
 
 
 class Request(NamedTuple):
-    """The samples of one batch that are for this process.
+    """The samples of one batch that this process reads.
 
     Attributes:
         row: the global batch.
@@ -59,50 +80,50 @@ class Request(NamedTuple):
         indices: of the same samples in the source (int64, B).
     """
 
-    row: Row
+    row: GlobalBatch
     positions: Indices
     indices: Indices
 
 
 Requests = Callable[[int], Iterable[Request]]
-"""All requests from a step on."""
+"""Returns all requests from a step on."""
+
+_LOOKUP_SIZE = 4096
 
 
 def training_requests(plan: Plan, orders: Callable[[int], Order], rank: int, world: int) -> Requests:
-    """This process's slice of every batch of ``plan``; ``orders`` gives the order of an epoch."""
+    """Return this process's share of every batch of ``plan``; ``orders`` returns the order of an epoch."""
 
     def requests(start: int) -> Iterator[Request]:
         rows = map(plan.row, range(start, plan.total_steps))
-        for epoch, of_epoch in groupby(rows, attrgetter("epoch")):
+        for epoch, epoch_rows in groupby(rows, attrgetter("epoch")):
             order = orders(epoch)
-            while some := _some(of_epoch):
-                # Looking up many positions at once takes hardly longer than a few.
-                positions = [row.first + _array(row.share(rank, world)) for row in some]
+            while chunk := _next_rows(epoch_rows):
+                # Looking up thousands of positions takes hardly longer than looking up one.
+                positions = [row.first + _array(row.share(rank, world)) for row in chunk]
                 indices, first = order(np.concatenate(positions)), 0
-                for row, own in zip(some, positions, strict=True):
+                for row, own in zip(chunk, positions, strict=True):
                     yield Request(row, own, indices[first : first + len(own)])
                     first += len(own)
 
     return requests
 
 
-def _some(rows: Iterator[Row]) -> list[Row]:
-    """The next rows, about ``_LOOKED_UP`` samples."""
-    some: list[Row] = []
+def _next_rows(rows: Iterator[GlobalBatch]) -> list[GlobalBatch]:
+    """Take the next rows with about ``_LOOKUP_SIZE`` samples together."""
+    chunk: list[GlobalBatch] = []
     samples = 0
     for row in rows:
-        some.append(row)
+        chunk.append(row)
         samples += row.count
-        if samples >= _LOOKED_UP:
+        if samples >= _LOOKUP_SIZE:
             break
-    return some
-
-
-_LOOKED_UP = 4096
+    return chunk
 
 
 def evaluation_requests(samples: int, batch_size: int, rank: int, world: int) -> Requests:
-    """Whole batches in turn, in the order of the source: one pass, each sample seen by exactly one process."""
+    """Return whole batches in the order of the source: one pass, in which each sample is read by exactly one
+    process."""
 
     def requests(start: int) -> Iterator[Request]:
         for row in evaluation_rows(samples, batch_size, rank, world):
@@ -120,242 +141,240 @@ def _array(numbers: range) -> Indices:
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
-class Read(NamedTuple):
-    """What a worker sends: a batch and its row, what was wrong with samples that had to be passed over, and how many
-    seconds it took.
+class LoadedBatch(NamedTuple):
+    """A batch as a worker sends it.
 
-    The batch is None when none of its samples could be read.
+    Attributes:
+        row: the global batch.
+        batch: None if none of its samples could be read.
+        skipped: error messages of samples that were skipped or replaced.
+        seconds: duration of reading.
     """
 
-    row: Row
+    row: GlobalBatch
     batch: Batch | None
-    passed_over: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
     seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class _Failure:
-    """What a worker sends in place of a batch."""
+    """Sent by a worker instead of a batch: exceptions do not survive the way to the main process unchanged."""
 
     message: str
     traceback: str
 
 
-_NO_FACTS = DatasetInfo(samples=0)
+_NO_DATASET_INFO = DatasetInfo(samples=0)
+_MAX_REPLACEMENTS = 20
 
 
 @dataclass(frozen=True)
-class Reader(Dataset[Read | _Failure]):
-    """Makes the batch of a request: read, transform, collate, mix. A pure function of seed and request.
+class BatchReader(Dataset[LoadedBatch | _Failure]):
+    """Read the batch of a request: read, transform, collate, resize, mix. A pure function of seed and request.
 
-    A source that hands over whole batches does so when there are no transforms.
+    If there are no transforms, a source that returns whole batches (:class:`BatchSource`) is asked for these.
 
     Attributes:
-        source: where samples come from.
-        transforms: changes to a sample, in order.
-        mixes: changes to the collated batch, in order.
-        facts: of the training data, for the mixes.
+        source: of the samples.
+        transforms: applied to each sample, in order.
+        mixes: applied to the collated batch, in order.
+        dataset_info: of the training data, for the mixes.
         seed: of the run.
         rank: of this process, so that processes mix differently.
-        on_error: what is done about a sample that cannot be made: ``raise`` ends the run; ``replace`` takes another
-            one of the same label if there is one, chosen by seed, epoch, position and attempt; ``leave_out`` makes the
-            batch smaller.
+        on_error: for a sample that cannot be made: ``raise`` ends the run; ``replace`` takes another one, of the same
+            label if there is one, chosen by seed, epoch, position and attempt; ``skip`` makes the batch smaller.
         size_multiple: images may differ in size (:func:`opabinia.data.collate.collate`).
-        reduced: let the first transform decode of a picture what it takes, and no finer than it is resized to; where it
-            and the source know how.
+        reduced: let the first transform decode only the crop that it takes, at the lowest sufficient resolution, if it
+            and the source support this.
     """
 
     source: Source
     transforms: Sequence[Transform] = ()
     mixes: Sequence[Mix] = ()
-    dataset_info: DatasetInfo = _NO_FACTS
+    dataset_info: DatasetInfo = _NO_DATASET_INFO
     seed: int = 0
     rank: int = 0
-    on_error: Literal["raise", "replace", "leave_out"] = "raise"
+    on_error: Literal["raise", "replace", "skip"] = "raise"
     size_multiple: int | None = None
     reduced: bool = False
 
-    def __getitem__(self, request: Request) -> Read | _Failure:
-        began = time.perf_counter()
-        if self._hands_over and not self.mixes and request.row.shape is None:
-            # Nothing is drawn, nothing is computed. What goes wrong is found out below.
+    def __getitem__(self, request: Request) -> LoadedBatch | _Failure:
+        start = time.perf_counter()
+        if self._batch_source and not self.mixes and request.row.shape is None:
+            # Nothing is drawn and nothing computed, so the generators need no care. An error is reproduced below.
             with suppress(Exception):
-                batch = self.source.batch(request.indices)  # type: ignore[attr-defined]
-                return Read(request.row, batch, (), time.perf_counter() - began)
+                batch = self._batch_source.batch(request.indices)
+                return LoadedBatch(request.row, batch, (), time.perf_counter() - start)
         try:
-            with generators_kept(), _one_thread():
-                return self.read(request)._replace(seconds=time.perf_counter() - began)
+            with preserve_generators(), _one_thread():
+                return self.read(request)._replace(seconds=time.perf_counter() - start)
         except DataError as error:
             return _Failure(str(error), traceback.format_exc())
 
     @cached_property
-    def _hands_over(self) -> bool:
-        return not self.transforms and hasattr(self.source, "batch")
+    def _batch_source(self) -> BatchSource | None:
+        return self.source if not self.transforms and isinstance(self.source, BatchSource) else None
 
     def batch(self, request: Request) -> Batch:
-        """The batch of this request, of whose samples none may be passed over without replacement.
-
-        Draws from the global generators; disturbs them.
+        """Return the batch of a request with at least one readable sample. Seeds and uses the global generators.
 
         Raises:
-            DataError: a sample could not be read or transformed, or the samples do not make a batch.
+            DataError: a sample could not be read or transformed, or the samples do not form a batch.
         """
         batch = self.read(request).batch
         if batch is None:
             raise DataError(f"step {request.row.step}: none of its samples can be read")
         return batch
 
-    def read(self, request: Request) -> Read:
-        """As :meth:`batch`, with what was passed over; no batch if none of its samples can be read."""
-        batch, passed_over = self._collated(request)
-        return Read(request.row, batch and self.finished(batch, request.row), tuple(passed_over))
+    def read(self, request: Request) -> LoadedBatch:
+        """Return the batch of a request with the messages of skipped samples."""
+        batch, skipped = self._collate(request)
+        return LoadedBatch(request.row, batch and self.finish(batch, request.row), tuple(skipped))
 
-    def finished(self, batch: Batch, row: Row) -> Batch:
-        """A collated batch in the size of its row, and mixed. Draws from the global generators.
+    def finish(self, batch: Batch, row: GlobalBatch) -> Batch:
+        """Resize a collated batch to the shape of its row, and mix it. Seeds and uses the global generators.
 
         Raises:
             DataError: it cannot be resized or mixed.
         """
         if row.shape is not None:
-            with _told(f"step {row.step}", resized):
-                batch = resized(batch, row.shape)
+            with _errors_in(f"step {row.step}", resize_batch):
+                batch = resize_batch(batch, row.shape)
         if self.mixes:
             seed_sample(hash32(MIX, self.seed, row.step, self.rank))
             for mix in self.mixes:
-                with _told(f"step {row.step}", mix):
+                with _errors_in(f"step {row.step}", mix):
                     batch = mix(batch, self.dataset_info)
         return batch
 
-    def _collated(self, request: Request) -> tuple[Batch | None, list[str]]:
+    def _collate(self, request: Request) -> tuple[Batch | None, list[str]]:
         row = request.row
-        if self._hands_over:
-            try:
-                with _told(f"step {row.step}", self.source):
-                    return self.source.batch(request.indices), []  # type: ignore[attr-defined]
-            except DataError:
-                pass  # one by one it comes out which sample it was
-        passed_over: list[str] = []
+        if self._batch_source:
+            with suppress(Exception):  # read one by one, the samples show which of them is at fault
+                return self._batch_source.batch(request.indices), []
+        skipped: list[str] = []
         samples = []
         for position, index in zip(request.positions.tolist(), request.indices.tolist(), strict=True):
-            sample = self._sample_or_another(row, position, index, passed_over)
+            sample = self._sample(row, position, index, skipped)
             if sample is not None:
                 samples.append(sample)
         if not samples:
-            return None, passed_over
-        with _told(f"step {row.step}", collate):
-            return collate(samples, self.size_multiple), passed_over
+            return None, skipped
+        with _errors_in(f"step {row.step}", collate):
+            return collate(samples, self.size_multiple), skipped
 
-    def _sample_or_another(self, row: Row, position: int, index: int, passed_over: list[str]) -> Sample | None:
-        shape = row.shape if row.shape is not None and is_of_clips(row.shape) else None
+    def _sample(self, row: GlobalBatch, position: int, index: int, skipped: list[str]) -> Sample | None:
+        """Return a transformed sample, or its replacement, or None if it is skipped; append errors to ``skipped``."""
+        shape = row.shape if row.shape is not None and is_clip_shape(row.shape) else None
+        key = hash32(SAMPLE, self.seed, row.epoch, position)
         tried = [index]
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(_MAX_REPLACEMENTS):
             try:
-                return self._sample(row.epoch, position, index, shape)
+                return self._transformed_sample(index, key, self.transforms, shape)
             except DataError as error:
                 if self.on_error == "raise":
                     raise
-                passed_over.append(str(error))
-                if self.on_error == "leave_out":
+                skipped.append(str(error))
+                if self.on_error == "skip":
                     return None
-                index = self._another(tried, hash32(REPLACEMENT, self.seed, row.epoch, position, attempt))
+                index = self._replacement(tried, hash32(REPLACEMENT, self.seed, row.epoch, position, attempt))
                 tried.append(index)
-        raise DataError(f"{_ATTEMPTS} samples in a row could not be read; the last: {passed_over[-1]}")
+        raise DataError(f"{_MAX_REPLACEMENTS} samples in a row could not be read; the last: {skipped[-1]}")
 
-    def _another(self, tried: list[int], draw: int) -> int:
-        """In place of the first of those tried: one of the same label, for samplers count on it; else any."""
+    def _replacement(self, tried: list[int], draw: int) -> int:
+        """Return another index than those tried: of the first one's label, since samplers rely on it; else any."""
         labels = np.asarray(getattr(self.source, "labels", ()))
         if labels.ndim == 1 and labels.size:
-            alike = np.setdiff1d(np.flatnonzero(labels == labels[tried[0]]), tried)
-            if alike.size:
-                return int(alike[draw % alike.size])
+            same_label = np.setdiff1d(np.flatnonzero(labels == labels[tried[0]]), tried)
+            if same_label.size:
+                return int(same_label[draw % same_label.size])
         return draw % len(self.source)
 
-    def _sample(self, epoch: int, position: int, index: int, shape: tuple[int, ...] | None) -> Sample:
-        return self._changed(index, hash32(SAMPLE, self.seed, epoch, position), self.transforms, shape)
-
-    def _changed(
-        self, index: int, key: int, transforms: Sequence[Transform], shape: tuple[int, ...] | None = None
+    def _transformed_sample(
+        self, index: int, key: int, transforms: Sequence[Transform], shape: tuple[int, ...] | None
     ) -> Sample:
-        """A sample of the source after ``transforms``; what they draw comes from ``key``. Of clips they are told the
-        ``shape`` that is wanted, as decoding more than that would be in vain."""
-        if transforms:  # sources draw nothing
+        """Read a sample and apply ``transforms``, whose random numbers come from ``key``.
+
+        Transforms of clips see the wanted ``shape`` in the sample, so that they decode no frames in vain.
+        """
+        if transforms:  # sources draw no random numbers
             seed_sample(key)
         part: object = self.source
         sample: Sample | None = None
-        try:  # not a context for each part: these take as long as a small transform
-            sample = _checked(self._taken(index))
+        try:  # one handler for all parts: a context manager for each takes as long as a small transform
+            sample = _check_sample(self._read_source(index))
             if shape is not None:
                 sample = {**sample, "shape": shape}
             for number, part in enumerate(transforms):
                 if isinstance(sample.get("image"), LazyImage):
-                    sample = _checked(part.of_encoded(sample))  # type: ignore[attr-defined]
+                    sample = _check_sample(part.of_encoded(sample))  # type: ignore[attr-defined]
                 elif id(part) in self._combinations:
-                    others = self._others(key, transforms[:number], shape)
-                    sample = _checked(part.combine(sample, others))  # type: ignore[attr-defined]
+                    others = self._other_samples(key, transforms[:number], shape)
+                    sample = _check_sample(part.combine(sample, others))  # type: ignore[attr-defined]
                 else:
-                    sample = _checked(part(sample))
+                    sample = _check_sample(part(sample))
         except Exception as error:
             name = "" if sample is None else f" ({sample.get('id', 'without id')})"
-            raise _failed(f"sample {index}{name}", part, error) from error
+            raise _data_error(f"sample {index}{name}", part, error) from error
         if shape is not None:
             sample.pop("shape", None)
         return sample
 
     @cached_property
     def _combinations(self) -> frozenset[int]:
-        """Which transforms are Combinations; asking them takes 15 us each time."""
-        return frozenset(id(one) for one in self.transforms if isinstance(one, Combination))
+        """Ids of the transforms that are combinations; ``isinstance`` of a protocol takes 15 us."""
+        return frozenset(id(transform) for transform in self.transforms if isinstance(transform, CombiningTransform))
 
     @cached_property
-    def _taken(self) -> Callable[[int], Sample]:
-        """The samples of the source by index; with pictures not decoded yet where the first transform does that."""
-        knows = bool(self.transforms) and getattr(self.transforms[0], "of_encoded", None) is not None
-        taken = getattr(self.source, "encoded", None) if self.reduced and knows else None
-        return self.source.__getitem__ if taken is None else lambda index: opened(taken(index))
+    def _read_source(self) -> Callable[[int], Sample]:
+        """Returns a sample by index; with its image still encoded if the first transform decodes it."""
+        decodes = bool(self.transforms) and getattr(self.transforms[0], "of_encoded", None) is not None
+        if self.reduced and decodes and isinstance(self.source, EncodedSource):
+            encoded = self.source.encoded
+            return lambda index: read_encoded(encoded(index))
+        return self.source.__getitem__
 
-    def _others(self, key: int, transforms: Sequence[Transform], shape: tuple[int, ...] | None) -> Callable[[], Sample]:
-        """Further samples for one that is combined with others: each call gives the next."""
+    def _other_samples(
+        self, key: int, transforms: Sequence[Transform], shape: tuple[int, ...] | None
+    ) -> Callable[[], Sample]:
+        """Return a function whose calls give the additional samples for a combination, one after the other."""
         keys = (hash32(ANOTHER, key, len(transforms), number) for number in count())
 
         def another() -> Sample:
-            own = next(keys)
-            with generators_kept():
-                return self._changed(own % len(self.source), own, transforms, shape)
+            own_key = next(keys)
+            with preserve_generators():
+                return self._transformed_sample(own_key % len(self.source), own_key, transforms, shape)
 
         return another
 
 
-_ATTEMPTS = 20
-
-
-def _checked(sample: Any) -> Sample:
+def _check_sample(sample: Any) -> Sample:
     if not isinstance(sample, dict):
-        raise TypeError(f"gives a {type(sample).__name__} where a sample, a dict, is expected")
+        raise TypeError(f"returned a {type(sample).__name__}, not a sample (dict)")
     return sample
 
 
 @contextmanager
-def _told(what: str, part: object) -> Iterator[None]:
-    """Turn whatever goes wrong inside into a DataError that says with what and where."""
+def _errors_in(location: str, part: object) -> Iterator[None]:
+    """Turn any error inside into a DataError with its location and the name of the part."""
     try:
         yield
     except Exception as error:
-        raise _failed(what, part, error) from error
+        raise _data_error(location, part, error) from error
 
 
-def _failed(what: str, part: object, error: Exception) -> DataError:
-    return DataError(f"{what}, {_name(part)}: {type(error).__name__}: {error}")
-
-
-def _name(part: object) -> str:
-    if isinstance(part, partial):
-        return _name(part.func)
-    return getattr(part, "__name__", None) or type(part).__name__
+def _data_error(location: str, part: object, error: Exception) -> DataError:
+    while isinstance(part, partial):
+        part = part.func
+    name = getattr(part, "__name__", None) or type(part).__name__
+    return DataError(f"{location}, {name}: {type(error).__name__}: {error}")
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """As in a worker: with more threads sums (a mean in ColorJitter) have other last bits. Costs under 1 us."""
+    """Use one thread, as in a worker: with more threads sums (a mean in ColorJitter) have other last bits. Costs less
+    than 1 us."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -370,98 +389,107 @@ def _one_thread() -> Iterator[None]:
 class Loader:
     """Batches of this process in order (:class:`opabinia.contracts.Loader`).
 
-    Workers start at the first batch, serve all later passes and end with :meth:`close`, at the latest when this process
-    exits or (after some seconds) is killed. They ignore SIGTERM and Ctrl-C: the main process decides.
+    Workers are forked when the first batch is asked for, serve all later iterations, and end with :meth:`close`, at the
+    latest when this process exits. If this process is killed, they notice within a few seconds and exit. They ignore
+    SIGTERM, SIGINT and SIGUSR1: the main process decides when to stop. Each worker reads whole batches, in turn, and
+    holds up to ``prefetch`` finished ones. If a worker dies, iterating raises a RuntimeError with its process id and
+    signal; nothing is retried.
 
     Args:
-        reader: makes a batch.
-        requests: which batches, from a step on.
-        workers: processes that read; 0 reads in this one, with the same result.
-        prefetch: batches each worker reads ahead.
-        pin_memory: workers hand tensors out in pinned memory, for copies to a GPU that nobody waits for.
+        reader: reads a batch.
+        requests: the batches, from a step on.
+        num_workers: worker processes; 0 reads in this process, with the same result.
+        prefetch: batches that each worker reads ahead.
+        pin_memory: return tensors in pinned memory, for asynchronous copies to a GPU.
 
     Attributes:
-        passed_over: samples that could not be read so far.
-        seconds: that reading the newest batch took, in a worker.
+        num_skipped: samples that could not be read so far.
+        seconds: duration of reading the newest batch, in a worker.
 
     Example::
 
-        requests = training_requests(plan, partial(order, seed, n=len(source), shuffle=True), rank=0, world=1)
-        loader = Loader(Reader(source, transforms, seed=seed), requests, workers=2)
+        requests = training_requests(plan, partial(epoch_order, seed, n=len(source), shuffle=True), rank=0, world=1)
+        loader = Loader(BatchReader(source, transforms, seed=seed), requests, num_workers=2)
         for row, batch in loader.iterate(start=plan.epoch_start(3)):
             ...
         loader.close()
     """
 
     def __init__(
-        self, reader: Reader, requests: Requests, *, workers: int = 0, prefetch: int = 2, pin_memory: bool = False
+        self,
+        reader: BatchReader,
+        requests: Requests,
+        *,
+        num_workers: int = 0,
+        prefetch: int = 2,
+        pin_memory: bool = False,
     ) -> None:
-        self.passed_over, self.seconds = 0, 0.0
-        self._named: set[str] = set()
-        self._reader, self._requests = reader, _FromStart(requests)
-        self._turn = 0
-        self._workers: DataLoader[Read | _Failure] | None = None
-        if workers:
+        self.num_skipped, self.seconds = 0, 0.0
+        self._logged: set[str] = set()
+        self._reader, self._requests = reader, _RequestSampler(requests)
+        self._iteration = 0
+        self._workers: DataLoader[LoadedBatch | _Failure] | None = None
+        if num_workers:
             self._workers = DataLoader(
                 reader,
-                batch_size=None,  # what the sampler gives is one whole request
+                batch_size=None,  # the sampler yields the request of a whole batch
                 sampler=self._requests,
-                collate_fn=_as_it_is,
-                num_workers=workers,
+                collate_fn=_identity,
+                num_workers=num_workers,
                 prefetch_factor=prefetch,
                 persistent_workers=True,
-                worker_init_fn=partial(_start_worker, os.getpid()),
+                worker_init_fn=partial(_init_worker, os.getpid()),
                 pin_memory=pin_memory,
-                generator=torch.Generator(),  # without its own it draws from the global one
+                generator=torch.Generator(),  # without its own it would draw from the global one
             )
-            _open.add(self)
+            _open_loaders.add(self)
 
-    def iterate(self, start: int = 0) -> Iterator[tuple[Row, Batch]]:
-        """Rows and batches from step ``start`` on. A second iteration ends the one before.
+    def iterate(self, start: int = 0) -> Iterator[tuple[GlobalBatch, Batch]]:
+        """Yield rows and batches from step ``start`` on. A second iteration ends the first.
 
         Raises:
             DataError: a sample could not be made.
-            RuntimeError: a worker died, or this iteration goes on after a later one began.
+            RuntimeError: a worker died, or this iteration continues after a later one began.
         """
-        self._turn += 1
-        turn = self._turn
+        self._iteration += 1
+        iteration = self._iteration
         self._requests.start = start
         for result in self._results():
             if isinstance(result, _Failure):
                 error = DataError(result.message)
                 error.add_note(result.traceback)
                 raise error
-            if result.passed_over:
-                self._tell(result.passed_over)
+            self._count_skipped(result.skipped)
             self.seconds = result.seconds
             if result.batch is not None:
                 yield result.row, result.batch
-            if turn != self._turn:
+            if iteration != self._iteration:
                 raise RuntimeError("a later iterate() of this loader has begun and ended this one")
 
-    def _results(self) -> Iterator[Read | _Failure]:
+    def _results(self) -> Iterator[LoadedBatch | _Failure]:
         if self._workers is None:
             return map(self._reader.__getitem__, self._requests)
-        with _signals_held():
+        with _blocked_signals():
+            # Starts the workers; later it only restarts the requests, and drops what was read ahead.
             results = iter(self._workers)
-        return _received(results)
+        return _receive(results)
 
-    def _tell(self, passed_over: Sequence[str]) -> None:
-        """Count them, and name the first ones, each once: it comes again in every epoch, and in all views of a film."""
-        for message in passed_over:
-            self.passed_over += 1
-            name = _PLACE.sub("", message)
-            if name in self._named or len(self._named) > _TOLD:
+    def _count_skipped(self, messages: Sequence[str]) -> None:
+        """Count skipped samples and log the first ones, each once: it recurs in every epoch and view of a video."""
+        for message in messages:
+            self.num_skipped += 1
+            name = _SAMPLE_INDEX.sub("", message)
+            if name in self._logged or len(self._logged) > _MAX_LOGGED:
                 continue
-            self._named.add(name)
-            if len(self._named) <= _TOLD:
-                log.warning("passed over: %s", message)
+            self._logged.add(name)
+            if len(self._logged) <= _MAX_LOGGED:
+                log.warning("skipped: %s", message)
             else:
-                log.warning("more samples are passed over; they are counted, but not named any more")
+                log.warning("more samples are skipped; they are counted, but no longer logged")
 
     def close(self) -> None:
-        """End the workers. Iterating later starts new ones."""
-        self._turn += 1
+        """End the workers. A later iteration starts new ones."""
+        self._iteration += 1
         if self._workers is None:
             return
         results: Any = self._workers._iterator
@@ -471,42 +499,44 @@ class Loader:
         try:
             if all(worker.is_alive() for worker in results._workers):
                 results._shutdown_workers()
-        except RuntimeError:  # a worker has died meanwhile: torch tells it wherever it finds the main process
+        except RuntimeError:  # a worker has just died: torch's signal handler raises wherever the main process is
             log.debug("a loader worker died while its loader was closed")
         finally:
-            # A worker that was killed may hold a lock for which torch's own clean-up would wait for ever.
+            # A worker that was killed may hold a lock that torch's own shutdown would wait for indefinitely.
             if not results._shutdown:
                 results._shutdown = True
                 _remove_worker_pids(id(results))
                 results._worker_pids_set = False
             for worker in results._workers:
-                if worker.is_alive():  # busy for long; it ignores SIGTERM, and Python would wait for it at exit
+                if worker.is_alive():  # still busy; it ignores SIGTERM, and Python would wait for it at exit
                     worker.kill()
 
 
-def _received(results: Any) -> Iterator[Read | _Failure]:
-    """What workers hand over. One that dies is told as torch tells it, however torch came to know of it."""
+def _receive(results: Any) -> Iterator[LoadedBatch | _Failure]:
+    """Yield the results of the workers. Re-raise a worker's death as torch's standard RuntimeError, however torch
+    noticed it: by a signal, a closed pipe or a timeout."""
     try:
         yield from results
     except (ConnectionError, EOFError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "exited unexpectedly" not in str(error):
             raise
-        gone = wait([worker.sentinel for worker in results._workers], timeout=2)  # its pipe may be closed before
-        dead = [worker for worker in results._workers if worker.sentinel in gone]
+        # A pipe may be closed before its worker has exited.
+        exited = wait([worker.sentinel for worker in results._workers], timeout=2)
+        dead = [worker for worker in results._workers if worker.sentinel in exited]
         for worker in dead:
-            worker.join()  # the sentinel tells it a moment before the exit status can be asked for
-        which = ", ".join(str(worker.pid) for worker in dead) or "unknown"
-        how = signal.strsignal(-dead[0].exitcode) if dead and dead[0].exitcode < 0 else "unknown"
-        raise RuntimeError(f"DataLoader worker (pid {which}) is killed by signal: {how}") from error
+            worker.join()  # the sentinel is ready a moment before the exit code
+        pids = ", ".join(str(worker.pid) for worker in dead) or "unknown"
+        cause = signal.strsignal(-dead[0].exitcode) if dead and dead[0].exitcode < 0 else "unknown"
+        raise RuntimeError(f"DataLoader worker (pid {pids}) is killed by signal: {cause}") from error
 
 
-_TOLD = 10
-_PLACE = re.compile(r"^sample \d+ (?=\((?!without id\)))")
-"""Which place in its source a sample with an id has."""
+_MAX_LOGGED = 10
+_SAMPLE_INDEX = re.compile(r"^sample \d+ (?=\((?!without id\)))")
+"""The index in the source, in messages about samples that have an id."""
 
 
-class _FromStart(Sampler[Request]):
-    """Requests from ``start`` on, each time the DataLoader begins anew."""
+class _RequestSampler(Sampler[Request]):
+    """Requests from ``start`` on, whenever the DataLoader starts an iteration."""
 
     def __init__(self, requests: Requests) -> None:
         self._requests = requests
@@ -516,7 +546,7 @@ class _FromStart(Sampler[Request]):
         return iter(self._requests(self.start))
 
 
-def _as_it_is(result: Any) -> Any:
+def _identity(result: Any) -> Any:
     return result
 
 
@@ -524,8 +554,8 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 @contextmanager
-def _signals_held() -> Iterator[None]:
-    """Hold stop signals back while workers start, so that none finds one that does not ignore them yet."""
+def _blocked_signals() -> Iterator[None]:
+    """Block stop signals while workers start, so that none arrives at a worker that does not ignore them yet."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     try:
         yield
@@ -533,19 +563,20 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start_worker(main: int, number: int) -> None:
-    if os.getppid() != main:
-        os._exit(1)  # torch watches the parent from here on, and would watch whoever has adopted the worker
+def _init_worker(main_pid: int, worker: int) -> None:
+    if os.getppid() != main_pid:
+        os._exit(1)  # the main process is dead already; torch would watch the process that adopted this worker
     for stop_signal in _STOP_SIGNALS:
         signal.signal(stop_signal, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
 
 
-_open: WeakSet[Loader] = WeakSet()
+_open_loaders: WeakSet[Loader] = WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
-    """Run before torch and multiprocessing, whose own clean-up would wait for ever for workers without SIGTERM."""
-    for loader in list(_open):
+    """Close all loaders at exit. This runs before the cleanup of torch and multiprocessing, which would wait
+    indefinitely for workers that ignore SIGTERM."""
+    for loader in list(_open_loaders):
         loader.close()

@@ -1,1 +1,1 @@
-"""Evaluators: accumulators over predictions. They know no model and no loader."""
+"""Evaluators: metrics of classifiers, detectors, retrieval, and frozen features, equal on any number of processes."""

@@ -1,4 +1,4 @@
-"""What the map command does: embeddings as points in the plane, and what lies beside some of them."""
+"""The work of ``opabinia map``: draw embeddings in two dimensions, and nearest neighbors of some samples."""
 
 from __future__ import annotations
 
@@ -21,28 +21,30 @@ from opabinia.config import ConfigError, Problem
 from opabinia.contracts import Source
 from opabinia.data.loader import DataError
 from opabinia.evaluation.retrieval.whitening import whitening
-from opabinia.inference.extract import ABOUT, ALL, extract, only
+from opabinia.inference.extract import ABOUT, extract
+from opabinia.inference.splits import ALL, open_split
 from opabinia.runtime.files import disk_errors
 from opabinia.runtime.log import log, logging_to
-from opabinia.training.run_folder import build_parts, holds_run, resolve
-from opabinia.visualization.drawing import MARKS, scatter, sheet, stack_vertically, to_pil
-from opabinia.visualization.video_strips import picture_of
+from opabinia.training.run_folder import holds_run, resolve
+from opabinia.visualization.drawing import MAX_MARKED_CLASSES, contact_sheet, scatter_plot, stack_vertically, to_pil
+from opabinia.visualization.video_strips import representative_image
 
 Method = Literal["pca", "tsne", "umap"]
+METHOD_NAMES: dict[Method, str] = {"pca": "principal components", "tsne": "t-SNE", "umap": "UMAP"}
 
-SAMPLES, NEIGHBOURS, SIZE = 10, 9, 94
-"""Of the sheet: how many samples, how many neighbours of each, and the side of a picture in pixels."""
+SAMPLES, NEIGHBORS, SIZE = 10, 9, 94
+"""Rows and neighbors per row of the sheet below the map, and side of an image in pixels."""
 
 
-class Embedded(NamedTuple):
-    """Embeddings of some samples of a data set.
+class EmbeddingSet(NamedTuple):
+    """Embeddings of some samples of a dataset.
 
     Attributes:
-        features: of length 1, float32, N x D.
-        labels: class numbers, N; -1 where a sample has no class, or several.
-        numbers: of the samples in what was extracted, N.
-        total: how many samples that are.
-        about: what the extract command says of them.
+        features: normalized to length 1, float32, N x D.
+        labels: class numbers, N; -1 without a class, or with several.
+        numbers: indices of the samples among those extracted, N.
+        total: number of extracted samples.
+        about: ``about.json`` of the extract command.
     """
 
     features: Tensor
@@ -59,178 +61,176 @@ def draw_map(
     split: str = "val",
     method: Method = "pca",
     column: str = "features",
-    most: int = 5000,
+    max_samples: int = 5000,
     checkpoint: str = "best",
     device: str | None = None,
 ) -> Path:
-    """Draw embeddings in two dimensions, marked by class, and below it some samples with their nearest neighbours by
+    """Draw embeddings in two dimensions, marked by class, and below some samples with their nearest neighbors by
     cosine: those of the same class framed green, the others red.
 
     Args:
-        where: what ``opabinia extract`` wrote of a data set; or a run folder, whose embeddings are extracted into
-            ``map/SPLIT`` in it first, where they are not there yet.
-        out: the picture to write; ``map-METHOD.png`` beside the features when not given.
+        where: a folder of ``opabinia extract``; or a run folder, whose embeddings are first extracted into its
+            ``map/SPLIT``, unless they are up to date.
+        out: the image to write; None: ``map-METHOD.png`` beside the features.
         split: of a run: ``train``, or the prefix of a validation set.
         method: principal components; or t-SNE (van der Maaten and Hinton 2008) or UMAP (McInnes et al. 2018), which
-            keep neighbours together and say nothing about distances further apart.
-        column: the array that is drawn, as it is called in the folder.
-        most: how many samples, taken at even distances; the neighbours are among these.
+            preserve neighborhoods but not larger distances.
+        column: the array that is drawn, by its name in the folder.
+        max_samples: maximum number of samples, at even distances; neighbors are among these.
         checkpoint: of a run, see :func:`opabinia.load`.
         device: likewise.
 
     Raises:
-        ConfigError: there are no such features, run or set, or a library is missing.
+        ConfigError: there are no such features, run or split, or a library is missing.
         DataError: there are too few samples.
-    """
-    refuse_missing_library(method)
-    folder = where
-    if holds_run(where):
-        if split == ALL:
-            raise ConfigError(Problem("command line", "--split", "a map is of one set: train, or a validation set"))
-        # In a folder of its own: what a person has extracted, other layers perhaps, stays as it is.
-        (folder,) = extract(where, where / "map" / split, splits=[split], checkpoint=checkpoint, device=device)
-    found = read(folder, column, most)
-    source = source_of(found)
-    names = getattr(source, "classes", ()) or [str(number) for number in range(int(found.labels.max()) + 1)]
-    out = out or folder / f"map-{method}.png"
-    picture = drawn(found, names, method)
-    if source is not None:
-        with logging_to(None):
-            picture = with_neighbours(picture, found, source, names)
-    with disk_errors(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        picture.save(out)
-    Console(highlight=False).print(f"a map of {len(found.numbers)} samples is in {out}", soft_wrap=True)
-    return out
-
-
-def refuse_missing_library(method: Method) -> None:
-    """Tell at once what would only come out at the end.
-
-    Raises:
-        ConfigError: the method needs a library that is not there.
     """
     if method == "umap" and find_spec("umap") is None:
         raise ConfigError(Problem("command line", "--method", "umap needs umap-learn: pip install umap-learn"))
+    folder = where
+    if holds_run(where):
+        if split == ALL:
+            raise ConfigError(Problem("command line", "--split", "a map shows one set: train, or a validation set"))
+        # A separate folder, so that extracted features of the user, perhaps of other layers, are not replaced.
+        (folder,) = extract(where, where / "map" / split, splits=[split], checkpoint=checkpoint, device=device)
+    embeddings = read_embeddings(folder, column, max_samples)
+    source = find_source(embeddings)
+    names = getattr(source, "classes", ()) or [str(number) for number in range(int(embeddings.labels.max()) + 1)]
+    out = out or folder / f"map-{method}.png"
+    image = draw_scatter(embeddings, names, method)
+    if source is not None:
+        with logging_to(None):
+            image = add_neighbors(image, embeddings, source, names)
+    with disk_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        image.save(out)
+    Console(highlight=False).print(f"a map of {len(embeddings.numbers)} samples is in {out}", soft_wrap=True)
+    return out
 
 
-def read(folder: Path, column: str, most: int) -> Embedded:
-    """Some samples of what was extracted.
+def read_embeddings(folder: Path, column: str, max_samples: int) -> EmbeddingSet:
+    """Read extracted features of some samples.
 
     Raises:
-        ConfigError: nothing was extracted there, or no such column.
+        ConfigError: the folder has no features, or no such column.
         DataError: there are fewer than three samples.
     """
     if not (folder / ABOUT).is_file():
-        raise ConfigError(Problem("command line", "", f"{folder} holds neither a run nor features (no {ABOUT} in it)"))
+        raise ConfigError(
+            Problem("command line", "", f"{folder} is neither a run nor a folder of features (no {ABOUT})")
+        )
     path = folder / f"{column}.npy"
     if not path.is_file():
-        there = ", ".join(sorted(one.stem for one in folder.glob("*.npy"))) or "none"
-        raise ConfigError(Problem("command line", "--column", f"there is no {path}; arrays there: {there}"))
+        arrays = ", ".join(sorted(file.stem for file in folder.glob("*.npy"))) or "none"
+        raise ConfigError(Problem("command line", "--column", f"there is no {path}; arrays there: {arrays}"))
     rows = np.load(path, mmap_mode="r")
     if len(rows) < 3:
-        raise DataError(f"{path} has {len(rows)} samples; a map wants three or more")
-    numbers = np.arange(len(rows))[:: -(-len(rows) // most)]
+        raise DataError(f"{path} has {len(rows)} samples; a map needs three or more")
+    numbers = np.arange(len(rows))[:: -(-len(rows) // max_samples)]
     features = torch.from_numpy(rows[numbers].reshape(len(numbers), -1).astype(np.float32))
-    told_labels = folder / "labels.npy"
-    labels = np.load(told_labels, mmap_mode="r")[numbers] if told_labels.is_file() else np.zeros((0, 0))
+    labels_file = folder / "labels.npy"
+    labels = np.load(labels_file, mmap_mode="r")[numbers] if labels_file.is_file() else np.zeros((0, 0))
     if labels.ndim != 1:
         labels = np.full(len(numbers), -1)
     about = json.loads((folder / ABOUT).read_text("utf-8"))
-    return Embedded(F.normalize(features, dim=1), labels.astype(np.int64), numbers, len(rows), about)
+    return EmbeddingSet(F.normalize(features, dim=1), labels.astype(np.int64), numbers, len(rows), about)
 
 
-def source_of(found: Embedded) -> Source | None:
-    """Where the samples are from; None, with a word in the log, where that cannot be told any more."""
-    run = Path(found.about.get("run", ""))
-    why = f"{run} is no run any more"
+def find_source(embeddings: EmbeddingSet) -> Source | None:
+    """Open the source of the samples; None, with a warning, if it no longer exists or has changed."""
+    run = Path(embeddings.about.get("run", ""))
+    reason = f"{run} is not a run any more"
     if holds_run(run):
         try:
-            resolved = only(resolve(run), str(found.about.get("split", "val")))
-            source: Source = build_parts(resolved).keywords["data"].validation[0].source
+            source = open_split(resolve(run), str(embeddings.about.get("split", "val")))
         except ConfigError as error:
-            why = str(error)
+            reason = str(error)
         else:
-            if len(source) == found.total:
+            if len(source) == embeddings.total:
                 return source
-            why = f"the data of {run} has {len(source)} samples, but features are of {found.total}"
-    log.warning("no names and no pictures: %s", why)
+            reason = f"the data of {run} has {len(source)} samples, but the features are of {embeddings.total}"
+    log.warning("the map has no class names and no images: %s", reason)
     return None
 
 
 # --- the map --------------------------------------------------------------------------------------------------------
 
 
-def drawn(found: Embedded, names: Sequence[str], method: Method) -> Image.Image:
-    """The map with its legend. Of more classes than there are marks those with most samples have one."""
-    counts = np.bincount(found.labels[found.labels >= 0], minlength=len(names))
-    shown = np.sort(np.argsort(-counts, kind="stable")[:MARKS])
-    place = {int(number): at for at, number in enumerate(shown)}
-    classes = [place.get(label, -1) for label in found.labels.tolist()]
-    count = f"{len(found.numbers):,}" + (f" of {found.total:,}" if len(found.numbers) < found.total else "")
-    title = f"{found.about.get('split', 'features')}: {count} samples, {NAMES[method]}"
-    return scatter(plane(found.features, method), classes, [names[number] for number in shown], title=title)
+def draw_scatter(embeddings: EmbeddingSet, names: Sequence[str], method: Method) -> Image.Image:
+    """Draw the map with its legend. If there are more classes than marks, the largest classes have one."""
+    counts = np.bincount(embeddings.labels[embeddings.labels >= 0], minlength=len(names))
+    marked = np.sort(np.argsort(-counts, kind="stable")[:MAX_MARKED_CLASSES])
+    marks = {int(label): mark for mark, label in enumerate(marked)}
+    classes = [marks.get(label, -1) for label in embeddings.labels.tolist()]
+    shown, total = len(embeddings.numbers), embeddings.total
+    count = f"{shown:,}" + (f" of {total:,}" if shown < total else "")
+    title = f"{embeddings.about.get('split', 'features')}: {count} samples, {METHOD_NAMES[method]}"
+    points = project_to_plane(embeddings.features, method)
+    return scatter_plot(points, classes, [names[label] for label in marked], title=title)
 
 
-NAMES: dict[Method, str] = {"pca": "principal components", "tsne": "t-SNE", "umap": "UMAP"}
-
-
-def plane(features: Tensor, method: Method) -> NDArray[np.floating[Any]]:
-    """Places in the plane (N x 2) of vectors of length 1 (N x D); the same on every call.
+def project_to_plane(features: Tensor, method: Method) -> NDArray[np.floating[Any]]:
+    """Return points in the plane (N x 2) for vectors of length 1 (N x D); deterministic.
 
     Raises:
-        Unfit: all vectors are the same.
+        DataMismatch: all vectors are the same.
     """
-    learned = whitening(features, 2)
-    along = (features - learned.mean) @ F.normalize(learned.directions, dim=1).T
-    flat = F.pad(along, (0, 2 - along.shape[1])).numpy()  # what collapses may vary along one line only
+    fitted = whitening(features, 2)
+    projected = (features - fitted.mean) @ F.normalize(fitted.directions, dim=1).T
+    principal = F.pad(projected, (0, 2 - projected.shape[1])).numpy()  # collapsed features may vary along one line only
     if method == "pca":
-        return flat
+        return principal
+    points: NDArray[np.floating[Any]]
     if method == "tsne":
         from sklearn.manifold import TSNE
 
-        start = 1e-4 * flat / flat[:, 0].std()  # as small as scikit-learn's own
-        wide = min(30.0, (len(features) - 1) / 3)
-        places: NDArray[np.floating[Any]]
-        places = TSNE(2, perplexity=wide, init=start, random_state=0).fit_transform(features.numpy())
-        return places
+        start = 1e-4 * principal / principal[:, 0].std()  # the scale of scikit-learn's own initialization
+        perplexity = min(30.0, (len(features) - 1) / 3)
+        points = TSNE(2, perplexity=perplexity, init=start, random_state=0).fit_transform(features.numpy())
+        return points
     umap = import_module("umap")
-    near = min(15, len(features) - 1)
-    places = umap.UMAP(n_neighbors=near, metric="cosine", random_state=0).fit_transform(features.numpy())
-    return places
+    neighbors = min(15, len(features) - 1)
+    points = umap.UMAP(n_neighbors=neighbors, metric="cosine", random_state=0).fit_transform(features.numpy())
+    return points
 
 
-# --- neighbours -----------------------------------------------------------------------------------------------------
+# --- neighbors ------------------------------------------------------------------------------------------------------
 
 
-def with_neighbours(above: Image.Image, found: Embedded, source: Source, names: Sequence[str]) -> Image.Image:
-    """The map, and below it a row for each of some samples: itself, and its nearest neighbours."""
-    asked = chosen(found.labels)
-    similar = found.features[torch.from_numpy(asked)] @ found.features.T
-    similar[torch.arange(len(asked)), torch.from_numpy(asked)] = -torch.inf
-    values, places = similar.topk(min(NEIGHBOURS, len(found.numbers) - 1), dim=1)
-    pictures: list[Image.Image] = []
+def nearest_neighbors(embeddings: EmbeddingSet, queries: NDArray[np.int64], count: int) -> tuple[Tensor, Tensor]:
+    """Return cosines and indices of the nearest others for each of Q queries (both Q x count, or fewer)."""
+    rows = torch.from_numpy(queries)
+    similarities = embeddings.features[rows] @ embeddings.features.T
+    similarities[torch.arange(len(rows)), rows] = -torch.inf
+    cosines, indices = similarities.topk(min(count, len(embeddings.numbers) - 1), dim=1)
+    return cosines, indices
+
+
+def add_neighbors(scatter: Image.Image, embeddings: EmbeddingSet, source: Source, names: Sequence[str]) -> Image.Image:
+    """Return the map with a row below for each of some samples: the sample and its nearest neighbors."""
+    queries = choose_queries(embeddings.labels)
+    cosines, indices = nearest_neighbors(embeddings, queries, NEIGHBORS)
+    images: list[Image.Image] = []
     captions: list[str] = []
     frames: list[str | None] = []
-    for query, row, cosines in zip(asked.tolist(), places.tolist(), values.tolist(), strict=True):
-        pictures += [to_pil(picture_of(source[int(found.numbers[place])])) for place in (query, *row)]
-        labels = found.labels[[query, *row]].tolist()
+    for query, row, similarities in zip(queries.tolist(), indices.tolist(), cosines.tolist(), strict=True):
+        images += [to_pil(representative_image(source[int(embeddings.numbers[index])])) for index in (query, *row)]
+        labels = embeddings.labels[[query, *row]].tolist()
         words = [names[label] if label >= 0 else "" for label in labels]
-        captions += [words[0], *(f"{word}\n{cosine:.2f}" for cosine, word in zip(cosines, words[1:], strict=True))]
-        frames += [None, *_verdicts(labels[0], labels[1:])]
-    rows = sheet(pictures, captions, columns=1 + places.shape[1], size=SIZE, frames=frames)
-    title = "some samples (left) and their nearest neighbours, with the cosine"
-    return stack_vertically([above, rows], ["", title])
+        captions += [words[0], *(f"{word}\n{cosine:.2f}" for cosine, word in zip(similarities, words[1:], strict=True))]
+        frames += [None, *label_verdicts(labels[0], labels[1:])]
+    rows = contact_sheet(images, captions, columns=1 + indices.shape[1], size=SIZE, frames=frames)
+    title = "some samples (left) and their nearest neighbors, with the cosine"
+    return stack_vertically([scatter, rows], ["", title])
 
 
-def chosen(labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Samples to be shown, by number: one of each of some classes, at even distances; of samples without classes some
-    at even distances."""
+def choose_queries(labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return indices of samples to show: one of each of some classes, or without classes some at even distances."""
     firsts = np.unique(labels, return_index=True)[1]
     numbers = firsts if len(firsts) > 1 else np.arange(len(labels))
     count = min(SAMPLES, len(numbers))
     return numbers[np.arange(count) * len(numbers) // count]
 
 
-def _verdicts(label: int, others: Iterable[int]) -> list[str | None]:
+def label_verdicts(label: int, others: Iterable[int]) -> list[str | None]:
+    """Return ``right`` or ``wrong`` for each other label; None without a class."""
     return [None if label < 0 else "right" if other == label else "wrong" for other in others]

@@ -1,4 +1,4 @@
-"""Arrays that grow on the disk: a row for each sample, as NumPy and vector databases read them."""
+"""Feature files that are written row by row: NumPy arrays and Parquet tables."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from opabinia.contracts import DataMismatch
 
 IDS = "ids"
 
+_ROW_GROUP = 8192
+"""Rows of a Parquet row group."""
+_MAX_PENDING_BYTES = 2**27
 
-class Piece(NamedTuple):
-    """Some samples.
+
+class FeatureRows(NamedTuple):
+    """Features of some samples.
 
     Attributes:
-        columns: arrays with a row for each sample, by name.
+        columns: arrays with a row per sample, by name.
         ids: of the samples.
     """
 
@@ -28,51 +32,48 @@ class Piece(NamedTuple):
     ids: list[str]
 
 
-class Writer(Protocol):
-    """Takes samples in pieces."""
+class FeatureWriter(Protocol):
+    """Writes rows as they come."""
 
-    def append(self, piece: Piece) -> None: ...
+    def append(self, rows: FeatureRows) -> None: ...
 
     def close(self) -> None: ...
 
 
 class NpyFiles:
-    """A file for each column, as ``np.load`` reads them, also mapped (``mmap_mode="r"``); ids as a JSON list."""
+    """One file per column for ``np.load``, memory-mapped too (``mmap_mode="r"``); ids are a JSON list."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._columns: dict[str, _NpyFile] = {}
         self._ids = (folder / f"{IDS}.json").open("w", encoding="utf-8")
-        self._before = "[\n"
+        self._separator = "[\n"
 
-    def append(self, piece: Piece) -> None:
+    def append(self, rows: FeatureRows) -> None:
         """Write further rows.
 
         Raises:
-            Unfit: they have another length than those before.
+            DataMismatch: their shape or type differs from those before.
         """
-        for name, values in piece.columns.items():
+        for name, values in rows.columns.items():
             if name not in self._columns:
                 self._columns[name] = _NpyFile(self._folder / f"{name}.npy", values)
-            _refuse_other_rows(name, self._columns[name].like, values)
+            _check_same_rows(name, self._columns[name].like, values)
             self._columns[name].append(values)
-        for one in piece.ids:
-            self._ids.write(self._before + json.dumps(one))
-            self._before = ",\n"
+        for sample_id in rows.ids:
+            self._ids.write(self._separator + json.dumps(sample_id))
+            self._separator = ",\n"
 
     def close(self) -> None:
-        """Write what is known at the end only: how many rows there are."""
-        self._ids.write("\n]\n" if self._before != "[\n" else "[]\n")
+        """Write the number of rows into the headers and close the files."""
+        self._ids.write("\n]\n" if self._separator != "[\n" else "[]\n")
         self._ids.close()
         for column in self._columns.values():
             column.close()
 
 
 class _NpyFile:
-    """An array of which nobody knows yet how many rows it will have.
-
-    NumPy leaves room in the header for the first number of the shape to grow.
-    """
+    """An array file with a number of rows that is known only at the end; NumPy reserves room for it in the header."""
 
     def __init__(self, path: Path, like: NDArray[Any]) -> None:
         self.like = like[:0].copy()
@@ -93,53 +94,53 @@ class _NpyFile:
         self._file.close()
 
 
-def _refuse_other_rows(name: str, before: NDArray[Any], values: NDArray[Any]) -> None:
+def _check_same_rows(name: str, before: NDArray[Any], values: NDArray[Any]) -> None:
     if (values.shape[1:], values.dtype) != (before.shape[1:], before.dtype):
         raise DataMismatch(
-            f"{name}: {_row(values)} for some samples, {_row(before)} for others; where images differ in size take "
-            "a layer whose output does not depend on it"
+            f"{name}: {_describe_row(values)} for some samples, {_describe_row(before)} for others; if images differ "
+            "in size, take a layer whose output does not depend on it"
         )
 
 
-def _row(values: NDArray[Any]) -> str:
+def _describe_row(values: NDArray[Any]) -> str:
     return f"{' x '.join(map(str, values.shape[1:])) or 'one'} {values.dtype}"
 
 
-def read_pieces(folder: Path, rows: int = 256) -> Iterator[Piece]:
-    """What :class:`NpyFiles` has written, some rows at a time; the whole is never in memory."""
+def read_rows(folder: Path, rows: int = 256) -> Iterator[FeatureRows]:
+    """Yield the rows that :class:`NpyFiles` has written, some at a time; they are never all in memory."""
     ids = json.loads((folder / f"{IDS}.json").read_text(encoding="utf-8"))
     if not ids:
         return
     columns = {path.stem: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))}
     for first in range(0, len(ids), rows):
         part = slice(first, first + rows)
-        yield Piece({name: values[part] for name, values in columns.items()}, ids[part])
+        yield FeatureRows({name: values[part] for name, values in columns.items()}, ids[part])
 
 
 class Parquet:
-    """One table; columns of several numbers a row are lists of fixed length."""
+    """One table; columns with several numbers per row are lists of fixed length."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "features.parquet"
         self._file: Any = None
-        self._waiting: list[Piece] = []
+        self._pending: list[FeatureRows] = []
 
-    def append(self, piece: Piece) -> None:
-        """Write further rows, sooner or later.
+    def append(self, rows: FeatureRows) -> None:
+        """Write further rows, or keep them until there are enough for a row group.
 
         Raises:
-            Unfit: they have another length than those before.
+            DataMismatch: their shape or type differs from those before.
         """
-        for name, values in piece.columns.items() if self._waiting else ():
-            _refuse_other_rows(name, self._waiting[0].columns[name], values)
-        self._waiting.append(piece)
-        held = sum(values.nbytes for one in self._waiting for values in one.columns.values())
-        if sum(len(one.ids) for one in self._waiting) >= _ROW_GROUP or held >= _HELD:
+        for name, values in rows.columns.items() if self._pending else ():
+            _check_same_rows(name, self._pending[0].columns[name], values)
+        self._pending.append(rows)
+        size = sum(values.nbytes for pending in self._pending for values in pending.columns.values())
+        if sum(len(pending.ids) for pending in self._pending) >= _ROW_GROUP or size >= _MAX_PENDING_BYTES:
             self._flush()
 
     def close(self) -> None:
-        """Write what waits."""
-        if self._waiting:
+        """Write pending rows and close the file."""
+        if self._pending:
             self._flush()
         if self._file is not None:
             self._file.close()
@@ -148,26 +149,22 @@ class Parquet:
         import pyarrow
         from pyarrow import parquet
 
-        ids = [_valid(one) for piece in self._waiting for one in piece.ids]
-        names = self._waiting[0].columns
-        columns = {name: np.concatenate([piece.columns[name] for piece in self._waiting]) for name in names}
-        table = pyarrow.table({IDS: ids, **{name: _column(values) for name, values in columns.items()}})
+        # File names need not be valid UTF-8: such bytes are escaped, as in the file of ids.
+        ids = [
+            sample_id.encode("utf-8", "backslashreplace").decode("utf-8")
+            for rows in self._pending
+            for sample_id in rows.ids
+        ]
+        names = self._pending[0].columns
+        columns = {name: np.concatenate([rows.columns[name] for rows in self._pending]) for name in names}
+        table = pyarrow.table({IDS: ids, **{name: _arrow_column(values) for name, values in columns.items()}})
         if self._file is None:
             self._file = parquet.ParquetWriter(self._path, table.schema)
         self._file.write_table(table)
-        self._waiting = []
+        self._pending = []
 
 
-_ROW_GROUP = 8192
-_HELD = 2**27  # bytes that wait at most
-
-
-def _valid(text: str) -> str:
-    """Names of files need not be valid UTF-8: such bytes are written as escapes, as in the file of ids."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _column(values: NDArray[Any]) -> Any:
+def _arrow_column(values: NDArray[Any]) -> Any:
     import pyarrow
 
     if values.ndim == 1:

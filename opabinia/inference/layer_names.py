@@ -1,4 +1,4 @@
-"""Layers by the names that people give them, and what they say of a batch."""
+"""Layers by the names that users give them, and their outputs for a batch."""
 
 from __future__ import annotations
 
@@ -9,79 +9,74 @@ from torch import Tensor, nn
 from opabinia.config import ConfigError, Problem
 from opabinia.config.errors import listing
 from opabinia.contracts import EMBEDDING, Batch, DataMismatch, Task
-from opabinia.engine.loop.layer_outputs import flattened, with_layers
-from opabinia.models.capture import near
+from opabinia.engine.loop.layer_outputs import flatten_outputs, predict_with_layers
+from opabinia.models.capture import nearest_names
 
 TRUNK, HEAD = "trunk", "head"
 
+_HEADS = ("head", "projector", "expander", "heads.images")
+"""Names that tasks give to the module behind their trunk."""
 
-def modules_meant(task: Task, names: Sequence[str]) -> dict[str, str]:
-    """Full names of modules by what a person calls them.
 
-    ``trunk`` is the backbone, of momentum methods the one that is measured; ``head`` the head, projector or
-    expander beside it. Other names are those of modules, or the end of one: that of a single module in the trunk, or of
-    a single module.
+def resolve_layer_names(task: Task, names: Sequence[str]) -> dict[str, str]:
+    """Return full module names for the names that users give.
+
+    ``trunk`` is the backbone, of momentum methods the one that is evaluated; ``head`` the head, projector or expander
+    beside it. Other names are those of modules, or the unambiguous end of one, first within the trunk, then anywhere.
 
     Raises:
         ConfigError: there is no such module, or there are several.
 
     Example::
 
-        modules_meant(task, ["trunk", "layer3"])    # {"trunk": "backbone", "layer3": "backbone.model.layer3"}
+        resolve_layer_names(task, ["trunk", "layer3"])    # {"trunk": "backbone", "layer3": "backbone.model.layer3"}
     """
     modules, trunk = _modules(task)
-    meant = {name: _meant(name, modules, trunk) for name in names}
-    problems = [_unclear(name, found, modules) for name, found in meant.items() if len(found) != 1]
+    candidates = {name: _candidates(name, modules, trunk) for name in names}
+    problems = [_problem(name, matches, modules) for name, matches in candidates.items() if len(matches) != 1]
     if problems:
         raise ConfigError(problems)
-    return {name: found[0] for name, found in meant.items()}
+    return {name: matches[0] for name, matches in candidates.items()}
 
 
 def _modules(task: Task) -> tuple[dict[str, nn.Module], str]:
-    """Modules by their full names, and the name of the trunk."""
+    """Return modules by their full names, and the name of the trunk."""
     modules = {name: module for name, module in task.named_modules(remove_duplicate=False) if name}
-    measured = getattr(task, TRUNK, None) or getattr(task, "backbone", None)
-    return modules, next((name for name, module in modules.items() if module is measured), "")
+    trunk = task.trunk
+    return modules, next((name for name, module in modules.items() if module is trunk), "")
 
 
-def _meant(name: str, modules: Mapping[str, nn.Module], trunk: str) -> list[str]:
+def _candidates(name: str, modules: Mapping[str, nn.Module], trunk: str) -> list[str]:
     if name == TRUNK and trunk:
         return [trunk]
     if name == HEAD:
-        beside = trunk.rpartition(".")[0] + "." if "." in trunk else ""
-        return [f"{beside}{one}" for one in _HEADS if f"{beside}{one}" in modules][:1]
+        parent = trunk.rpartition(".")[0] + "." if "." in trunk else ""
+        return [f"{parent}{head}" for head in _HEADS if f"{parent}{head}" in modules][:1]
     if name in modules:
         return [name]
-    ending = {id(module): one for one, module in modules.items() if one.endswith(f".{name}")}
-    inside = [one for one in ending.values() if one.startswith(f"{trunk}.")]
-    return inside or list(ending.values())
+    matches = {id(module): full for full, module in modules.items() if full.endswith(f".{name}")}
+    in_trunk = [full for full in matches.values() if full.startswith(f"{trunk}.")]
+    return in_trunk or list(matches.values())
 
 
-_HEADS = ("head", "projector", "expander", "heads.images")
-"""What tasks call what stands behind their trunk."""
-
-
-def _unclear(name: str, found: Sequence[str], modules: Mapping[str, nn.Module]) -> Problem:
-    if found:
-        message, known = f"{name!r} is the end of several names", f"say which: {listing(found, 5)}"
+def _problem(name: str, matches: Sequence[str], modules: Mapping[str, nn.Module]) -> Problem:
+    if matches:
+        message, allowed = f"{name!r} is the end of several names", f"give one of: {listing(matches, 5)}"
     else:
-        message, known = f"there is no layer {name!r}", f"near: {_near(name, modules)}"
-    return Problem("command line", "--layers", message, allowed=known)
+        similar = nearest_names(name, modules)
+        if similar == "none":
+            ends = {full.rpartition(".")[2] for full in modules} | {TRUNK, HEAD, EMBEDDING}
+            similar = nearest_names(name, sorted(ends))
+        message, allowed = f"there is no layer {name!r}", f"similar: {similar}"
+    return Problem("command line", "--layers", message, allowed=allowed)
 
 
-def _near(name: str, modules: Mapping[str, nn.Module]) -> str:
-    whole = near(name, modules)
-    ends = {one.rpartition(".")[2] for one in modules} | {TRUNK, HEAD, EMBEDDING}
-    return near(name, sorted(ends)) if whole == "none" else whole
-
-
-class Layers:
-    """Features of a batch (B x D each), in columns.
+class LayerFeatures:
+    """Features of a batch (B x D each), by column.
 
     Args:
         task: the trained model.
-        columns: what a person calls the layer of each (:func:`modules_meant`), or ``embedding``, which is what the task
-            itself calls so.
+        columns: layer of each column (see :func:`resolve_layer_names`), or ``embedding``, that of the task itself.
 
     Attributes:
         modules: the full name of the layer of each column.
@@ -92,35 +87,35 @@ class Layers:
 
     def __init__(self, task: Task, columns: Mapping[str, str]) -> None:
         self._task = task
-        inner = modules_meant(task, [name for name in columns.values() if name != EMBEDDING])
-        self.modules = {column: inner.get(name, EMBEDDING) for column, name in columns.items()}
-        # What learns without labels predicts with the trunk alone: nobody has asked its head.
+        resolved = resolve_layer_names(task, [name for name in columns.values() if name != EMBEDDING])
+        self.modules = {column: resolved.get(name, EMBEDDING) for column, name in columns.items()}
+        # A self-supervised task predicts with its trunk only, so its head is called here.
         modules, self._trunk = _modules(task)
-        heads = _meant(HEAD, modules, self._trunk) if hasattr(task, TRUNK) else []
-        self._head = next((name for name in heads if name in inner.values()), "")
-        self._heard = sorted({*inner.values(), self._trunk if self._head else ""} - {self._head, ""})
+        heads = _candidates(HEAD, modules, self._trunk) if task.predicts_embedding_only else []
+        self._head = next((name for name in heads if name in resolved.values()), "")
+        self._captured = sorted({*resolved.values(), self._trunk if self._head else ""} - {self._head, ""})
 
     def __call__(self, batch: Batch) -> dict[str, Tensor]:
-        """Features by column.
+        """Return features by column.
 
         Raises:
-            Unfit: the task makes no use of a layer, or it does not give a row for each sample.
+            DataMismatch: the task does not use a layer, or its output has no row for each sample.
         """
-        found: dict[str, Tensor] = {}
+        features: dict[str, Tensor] = {}
         predictions: Mapping[str, Tensor] = {}
-        if self._heard:
-            predictions, given = with_layers(self._task, batch, self._heard)
-            found = {name: flattened(tensors) for name, tensors in given.items()}
+        if self._captured:
+            predictions, outputs = predict_with_layers(self._task, batch, self._captured)
+            features = {name: flatten_outputs(tensors) for name, tensors in outputs.items()}
             if self._head:
-                found[self._head] = self._task.get_submodule(self._head)(given[self._trunk][0]).flatten(1)
+                head = self._task.get_submodule(self._head)
+                features[self._head] = head(outputs[self._trunk][0]).flatten(1)
         if EMBEDDING in self.modules.values():
-            found[EMBEDDING] = predictions[EMBEDDING] if EMBEDDING in predictions else self._embedding(batch)
-        return {column: found[module] for column, module in self.modules.items()}
+            features[EMBEDDING] = predictions[EMBEDDING] if EMBEDDING in predictions else self._embedding(batch)
+        return {column: features[module] for column, module in self.modules.items()}
 
     def _embedding(self, batch: Batch) -> Tensor:
         try:
             return self._task.features(batch)[EMBEDDING].flatten(1)
         except NotImplementedError as error:
-            raise DataMismatch(
-                f"{type(self._task).__name__} has no embedding; name its layers with --layers"
-            ) from error
+            task = type(self._task).__name__
+            raise DataMismatch(f"{task} has no embedding; name its layers with --layers") from error

@@ -1,9 +1,10 @@
-"""A trained task that takes pictures: what :func:`opabinia.load` gives."""
+"""The predictor: a trained task that takes images or videos, returned by :func:`opabinia.load`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, overload
 
@@ -18,67 +19,51 @@ from torchvision import tv_tensors
 from opabinia.contracts import Batch, DatasetInfo, Predictions, Sample, Task, Transform, Video
 from opabinia.data.collate import collate
 from opabinia.data.decoding.images import read_image
-from opabinia.data.decoding.video import VideoFile, VideoInMemory
 from opabinia.data.loader import DataError
-from opabinia.data.transforms.clips import Clip
 from opabinia.engine.loop.prefetch import to_device
-from opabinia.inference.gradcam import heat, last_maps
 from opabinia.runtime.device import autocast
-from opabinia.runtime.seeds import generators_kept
-from opabinia.visualization.video_strips import Noted
+from opabinia.runtime.seeds import preserve_generators
 
 Order = Literal["RGB", "BGR"]
 
-Picture = str | os.PathLike[str] | Image.Image | NDArray[np.uint8] | Tensor | Video
-"""A path, a PIL image, an array (uint8, H x W x 3 in the order red, green, blue, or H x W grey), or a tensor (uint8, or
-float in 0 to 1; C x H x W, red, green, blue). Of a task that learns from clips it is a film: a path, or an array or a
-tensor of frames, which has their number ahead (T x ...)."""
+ImageInput = str | os.PathLike[str] | Image.Image | NDArray[np.uint8] | Tensor | Video
+"""A path, a PIL image, an array (uint8, H x W x 3 in RGB order, or H x W gray), or a tensor (uint8, or float in 0 to 1;
+C x H x W, RGB or gray). For a task that takes videos: a path, or an array or tensor of frames (T x ...)."""
 
 View = tuple[tuple[int, int], tuple[int, int]]
 """Clip i of n over time and crop j of m in space: ((i, n), (j, m))."""
 
 
-class Prediction(Mapping[str, Tensor]):
-    """What the model says of one picture: its tensors by name (on the CPU), and the same to be read by people.
+class Prediction(dict[str, Tensor]):
+    """The prediction for one image: its tensors by name (on the CPU), and the same as readable values.
 
     Attributes:
-        readable: plain values, such as ``{"top": [{"class": "cat", "probability": 0.98}, ...]}``.
+        readable: JSON values, such as ``{"top": [{"class": "cat", "probability": 0.98}, ...]}``.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], readable: dict[str, Any]) -> None:
-        self._tensors, self.readable = dict(tensors), readable
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
+        super().__init__(tensors)
+        self.readable = readable
 
     def __repr__(self) -> str:
         return f"Prediction({self.readable})"
 
 
 class Predictor:
-    """Pictures in, predictions out, through the same transforms that the validation data goes through.
+    """Predict images with the transforms of the validation data.
 
-    A task that learns from clips takes films in the place of pictures, and sees each in as many views as the validation
-    data has of it.
+    A task that learns from clips takes videos instead of images, and sees each in as many views as the validation data
+    has of it.
 
     Args:
         task: the trained model.
         transforms: of the validation data.
-        facts: of the training data.
-        channels: of pictures as they are read, before the transforms: 1 grey, 3 colour.
+        dataset_info: of the training data.
+        channels: of images as they are read, before the transforms: 1 gray, 3 color.
         device: where the model computes.
         precision: of its forward passes.
-        batch_size: pictures in one forward pass.
-        views: how many clips and crops of a film are seen; None: what the transforms make of it.
-
-    Attributes:
-        films: whether it takes films.
+        batch_size: images in one forward pass.
+        views: number of clips and crops of a video; None: one view, as the transforms give it.
 
     Example::
 
@@ -103,12 +88,11 @@ class Predictor:
         self.device = torch.device(device)
         self.task = task.eval().to(self.device)
         self.transforms, self.dataset_info, self.channels = list(transforms), dataset_info, channels
-        self.films = any(isinstance(one, Clip) for one in self.transforms)
         clips, crops = views or (0, 0)
         self._views: list[View | None] = [((i, clips), (j, crops)) for i in range(clips) for j in range(crops)]
         self._views = self._views or [None]
         self.precision, self.batch_size = precision, max(1, batch_size // len(self._views))
-        self._embedding_from: Callable[[Batch], Predictions] = self.task.predict
+        self._embedding_method: Callable[[Batch], Predictions] = self.task.predict
         self._explained_layer = ""
 
     @property
@@ -116,220 +100,272 @@ class Predictor:
         """Class names in the order of the logits."""
         return self.dataset_info.classes
 
-    @overload
-    def __call__(self, pictures: Picture, *, order: Order = "RGB") -> Prediction: ...
+    @property
+    def takes_video(self) -> bool:
+        """Whether inputs are videos."""
+        return self.task.takes_video
+
+    @property
+    def films(self) -> bool:
+        """Deprecated name of :attr:`takes_video`."""
+        warnings.warn("Predictor.films is now Predictor.takes_video", DeprecationWarning, stacklevel=2)
+        return self.takes_video
 
     @overload
-    def __call__(self, pictures: list[Picture] | tuple[Picture, ...], *, order: Order = "RGB") -> list[Prediction]: ...
+    def __call__(self, images: ImageInput, *, order: Order = "RGB") -> Prediction: ...
+
+    @overload
+    def __call__(
+        self, images: list[ImageInput] | tuple[ImageInput, ...], *, order: Order = "RGB"
+    ) -> list[Prediction]: ...
 
     def __call__(
-        self, pictures: Picture | list[Picture] | tuple[Picture, ...], *, order: Order = "RGB"
+        self, images: ImageInput | list[ImageInput] | tuple[ImageInput, ...], *, order: Order = "RGB"
     ) -> Prediction | list[Prediction]:
-        """Predictions for a list of pictures in its order, or for a single one.
+        """Return predictions for a list of images in its order, or for a single image.
 
         Args:
-            pictures: of any size, each.
-            order: of the colours in arrays and tensors: OpenCV reads pictures as ``BGR``. Files and PIL images know
-                theirs.
+            images: of any size each.
+            order: of the colors in arrays and tensors: OpenCV reads images as ``BGR``. Files and PIL images have their
+                own.
 
         Raises:
-            ValueError: something is no picture, or of a form that is not understood; the text says which.
+            ValueError: an input is not an image, or of an unknown form; the text says which.
             OSError: a file cannot be read.
         """
-        if isinstance(pictures, list | tuple):
-            found: list[Prediction] = []
-            for start in range(0, len(pictures), self.batch_size):
-                some = pictures[start : start + self.batch_size]
-                found += self.batch([self.sample(picture, order=order) for picture in some])
-            return found
-        return self.batch([self.sample(pictures, order=order)])[0]
+        if isinstance(images, list | tuple):
+            predictions: list[Prediction] = []
+            for start in range(0, len(images), self.batch_size):
+                batch = images[start : start + self.batch_size]
+                predictions += self.batch([self.sample(image, order=order) for image in batch])
+            return predictions
+        return self.batch([self.sample(images, order=order)])[0]
 
-    def sample(self, picture: Picture, *, order: Order = "RGB") -> Sample:
-        """The picture as the model is to see it; of a film also ``frames``: the numbers of those in each view."""
-        if self.films:
-            return self._views_of(Noted(film_of(picture, self.channels, order)))
-        image = image_of(picture, self.channels, order)
-        size = tuple(image.shape[-2:])
-        sample: Sample = {"image": tv_tensors.Image(image), "id": name_of(picture), "original_size": size}
-        with generators_kept():
-            for transform in self.transforms:
-                sample = transform(sample)
+    def read(self, image: ImageInput, *, order: Order = "RGB") -> Sample:
+        """Read an image, or open a video, as a sample before the transforms.
+
+        Raises:
+            ValueError, OSError: see :meth:`__call__`.
+        """
+        if self.takes_video:
+            video = video_from(image, self.channels, order)
+            return {"video": video, "id": video.path}
+        pixels = image_from(image, self.channels, order)
+        size = tuple(pixels.shape[-2:])
+        name = os.fspath(image) if isinstance(image, str | os.PathLike) else ""
+        return {"image": tv_tensors.Image(pixels), "id": name, "original_size": size}
+
+    def transform(self, sample: Sample) -> Sample:
+        """Apply the transforms to a sample of :meth:`read`; that of a video also gets ``frames``, the frame numbers of
+        each view, and ``image`` is T x C x H x W, with several views V x T x C x H x W.
+
+        Raises:
+            ValueError, OSError: a video cannot be read.
+        """
+        if self.takes_video:
+            return self._transform_views(sample)
+        with preserve_generators():
+            return self._transformed(dict(sample))
+
+    def sample(self, image: ImageInput, *, order: Order = "RGB") -> Sample:
+        """Return the image as the model sees it: :meth:`read`, then :meth:`transform`.
+
+        Raises:
+            ValueError, OSError: see :meth:`__call__`.
+        """
+        return self.transform(self.read(image, order=order))
+
+    def _transformed(self, sample: Sample) -> Sample:
+        for transform in self.transforms:
+            sample = transform(sample)
         return sample
 
-    def _views_of(self, film: Noted) -> Sample:
-        """All views of a film: ``image`` is T x C x H x W, or of several views V x T x C x H x W."""
-        images: list[Tensor] = []
-        with generators_kept():
-            for view in self._views:
-                sample: Sample = {"video": film, "id": film.path} | ({"view": view} if view else {})
-                for transform in self.transforms:
-                    sample = transform(sample)
-                images.append(sample["image"].as_subclass(Tensor))
+    def _transform_views(self, sample: Sample) -> Sample:
+        from opabinia.visualization.video_strips import RecordingVideo
+
+        video = RecordingVideo(sample["video"])
+        with preserve_generators():
+            views = [
+                self._transformed({"video": video, "id": video.path} | ({"view": view} if view else {}))
+                for view in self._views
+            ]
+        images = [view["image"].as_subclass(Tensor) for view in views]
         image = images[0] if len(images) == 1 else torch.stack(images)
-        return {"image": image, "id": film.path, "frames": film.asked}
+        return {"image": image, "id": video.path, "frames": video.requests}
 
     def batch(self, samples: Sequence[Sample]) -> list[Prediction]:
-        """Predictions for transformed samples. Images of one size go through the model together: padding, which would
-        be others' doing, has no say in what is predicted."""
-        found: dict[int, Prediction] = {}
-        for numbers in _alike(samples):
+        """Return predictions for transformed samples. Only images of one size share a forward pass, so that padding
+        does not affect predictions."""
+        predictions: dict[int, Prediction] = {}
+        for indices in _group_by_size(samples):
             with torch.no_grad(), autocast(self.device, self.precision):
-                rows = self.task.predict(self._batch([samples[number] for number in numbers]))
-            on_host = {name: (one.float() if one.is_floating_point() else one).cpu() for name, one in rows.items()}
-            for place, number in enumerate(numbers):
-                tensors = {name: value[place] for name, value in on_host.items()}
-                found[number] = Prediction(tensors, self.task.readable(tensors))
-        return [found[number] for number in range(len(samples))]
+                outputs = self.task.predict(self._collate([samples[index] for index in indices]))
+            on_cpu = {
+                name: (value.float() if value.is_floating_point() else value).cpu() for name, value in outputs.items()
+            }
+            for row, index in enumerate(indices):
+                tensors = {name: value[row] for name, value in on_cpu.items()}
+                predictions[index] = Prediction(tensors, self.task.readable(tensors))
+        return [predictions[index] for index in range(len(samples))]
 
-    def _batch(self, samples: Sequence[Sample]) -> Batch:
+    def _collate(self, samples: Sequence[Sample]) -> Batch:
         return to_device(collate(samples, self.task.size_multiple), self.device)
 
     def embeddings(self, samples: Sequence[Sample]) -> Tensor:
-        """What transformed samples are compared by (float32, B x D, on the CPU): the embedding that the task predicts,
-        or its features where it predicts none, at length 1. The product of two is their cosine similarity.
+        """Return the embeddings of transformed samples (float32, B x D, on the CPU), normalized to length 1: those that
+        the task predicts, or else its features. The dot product of two is their cosine similarity.
 
         Raises:
-            DataError: some are no finite numbers.
+            DataError: an embedding is not finite.
         """
-        groups = _alike(samples)
+        groups = _group_by_size(samples)
         with torch.no_grad(), autocast(self.device, self.precision):
-            each = [self._embedding(self._batch([samples[number] for number in numbers])) for numbers in groups]
-        rows = torch.cat(each).float()[torch.tensor([number for numbers in groups for number in numbers]).argsort()]
-        whole = rows.isfinite().all(1).tolist()
-        if not all(whole):
-            names = ", ".join(str(sample["id"]) for sample, right in zip(samples, whole, strict=True) if not right)
+            parts = [self._embed(self._collate([samples[index] for index in indices])) for indices in groups]
+        order = torch.tensor([index for indices in groups for index in indices]).argsort()
+        embeddings = torch.cat(parts).float()[order]
+        finite = embeddings.isfinite().all(1).tolist()
+        if not all(finite):
+            names = ", ".join(str(sample["id"]) for sample, valid in zip(samples, finite, strict=True) if not valid)
             raise DataError(f"the model's embedding is not finite for {names}")
-        return normalize(rows, dim=1).cpu()
+        return normalize(embeddings, dim=1).cpu()
 
-    def _embedding(self, batch: Batch) -> Tensor:
-        found = self._embedding_from(batch)
-        if "embedding" not in found:
-            self._embedding_from = self.task.features
-            found = self.task.features(batch)
-        return found["embedding"]
+    def _embed(self, batch: Batch) -> Tensor:
+        outputs = self._embedding_method(batch)
+        if "embedding" not in outputs:
+            self._embedding_method = self.task.features
+            outputs = self.task.features(batch)
+        return outputs["embedding"]
 
     def explain(self, samples: Sequence[Sample], toward: Tensor | None = None) -> Tensor:
-        """Where in transformed samples the prediction comes from (float, B x H x W in 0 to 1, on the CPU): Grad-CAM.
+        """Return heatmaps of the evidence for the predictions (float, B x H x W in 0 to 1, on the CPU): Grad-CAM, or
+        those of the task's own ``explain``.
 
-        A task that has a method ``explain`` (batch to B x H x W) is asked itself. Otherwise what is explained is the
-        length of a predicted embedding, or else the likeliest class's logit.
+        Grad-CAM explains the length of a predicted embedding, or else the logit of the most probable class.
 
         Args:
-            samples: of the same size.
-            toward: B x D; what is explained is the similarity of the embeddings to these.
+            samples: transformed, of the same size.
+            toward: B x D; explain the similarity of the embeddings to these instead.
 
         Raises:
-            ValueError: there is nothing to explain by: several views of a picture, no logits, embeddings that all have
-                length 1, no maps in the model.
+            ValueError: the prediction cannot be explained: several views, no logits, embeddings that all have length 1,
+                no feature maps in the model.
         """
-        batch = self._batch(samples)
-        explain: Callable[[Batch], Tensor] | None = getattr(self.task, "explain", None)
-        if explain is not None:
-            return explain(batch).float().cpu()
+        from opabinia.inference.gradcam import grad_cam_heatmap, last_feature_map_layer
+
+        batch = self._collate(samples)
+        heatmaps = self.task.explain(batch)
+        if heatmaps is not None:
+            return heatmaps.float().cpu()
         image = batch["image"]
         if image.ndim != 4:
-            others = "films" if self.films else "several views of each"
-            raise ValueError(f"only pictures that the model sees as a whole can be explained, not {others}")
-        goal = None if toward is None else toward.to(self.device)
+            inputs = "videos" if self.takes_video else "several views of an image"
+            raise ValueError(f"only images that the model sees as a whole can be explained, not {inputs}")
+        target = None if toward is None else toward.to(self.device)
         size = (image.shape[2], image.shape[3])
         if not self._explained_layer:
-            # One picture tells; as floats it can have a gradient even where all parameters are frozen.
-            small = image[:1] if image.is_floating_point() else image[:1] / 255
-            first = {**{key: value[:1] for key, value in batch.items()}, "image": small.requires_grad_()}
-            score = partial(self._score, first, goal if goal is None else goal[:1])
-            self._explained_layer = last_maps(self.task, score, size)
-        return heat(self.task, self._explained_layer, partial(self._score, batch, goal), size).cpu()
+            # One image is enough; as floats it can have a gradient even if all parameters are frozen.
+            pixels = image[:1] if image.is_floating_point() else image[:1] / 255
+            first = {**{key: value[:1] for key, value in batch.items()}, "image": pixels.requires_grad_()}
+            score = partial(self._score, first, target if target is None else target[:1])
+            self._explained_layer = last_feature_map_layer(self.task, score, size)
+        return grad_cam_heatmap(self.task, self._explained_layer, partial(self._score, batch, target), size).cpu()
 
     def _score(self, batch: Batch, toward: Tensor | None) -> Tensor:
-        """What is explained: one number a picture (B)."""
+        """Return the number that is explained for each image (B)."""
         if toward is not None:
-            similarity: Tensor = cosine_similarity(self._embedding(batch), toward)
+            similarity: Tensor = cosine_similarity(self._embed(batch), toward)
             return similarity
-        found = self.task.predict(batch)
-        if "embedding" not in found and "logits" in found:
-            highest: Tensor = found["logits"].amax(1)
+        outputs = self.task.predict(batch)
+        if "embedding" not in outputs and "logits" in outputs:
+            highest: Tensor = outputs["logits"].amax(1)
             return highest
-        embedding = found["embedding"] if "embedding" in found else self._embedding(batch)
+        embedding = outputs["embedding"] if "embedding" in outputs else self._embed(batch)
         lengths: Tensor = torch.linalg.vector_norm(embedding, dim=1)
         if torch.allclose(lengths, torch.ones_like(lengths), atol=1e-4):
-            raise ValueError("embeddings of length 1 are explained by what they are near to: give a gallery")
+            raise ValueError("embeddings of length 1 are explained by their similarity to others: give a gallery")
         return lengths
 
 
-def _alike(samples: Sequence[Sample]) -> list[list[int]]:
-    """Numbers of the samples whose images have the same size, together."""
+def _group_by_size(samples: Sequence[Sample]) -> list[list[int]]:
+    """Return lists of indices of samples whose images have the same size."""
     groups: dict[tuple[int, ...], list[int]] = {}
-    for number, sample in enumerate(samples):
-        groups.setdefault(tuple(sample["image"].shape), []).append(number)
+    for index, sample in enumerate(samples):
+        groups.setdefault(tuple(sample["image"].shape), []).append(index)
     return list(groups.values())
 
 
-def name_of(picture: Picture) -> str:
-    """The path of a file; nothing for pictures that come from memory."""
-    return os.fspath(picture) if isinstance(picture, str | os.PathLike) else ""
-
-
-def film_of(film: Picture, channels: Literal[1, 3], order: Order = "RGB") -> Video:
-    """A film; ``order`` is that of colours in arrays and tensors.
+def video_from(video: ImageInput, channels: Literal[1, 3], order: Order = "RGB") -> Video:
+    """Return the video of a path, an array or a tensor; ``order`` is the color order of arrays and tensors.
 
     Raises:
-        ValueError: it is none, or of a form that is not understood.
+        ValueError: it is not a video, or of an unknown form.
     """
-    if isinstance(film, str | os.PathLike):
-        return VideoFile(film, channels)
-    if isinstance(film, Video):
-        return film
-    if isinstance(film, np.ndarray | Tensor) and film.ndim == 4 and len(film):
-        frames = torch.stack([image_of(frame, channels, order) for frame in film])
+    from opabinia.data.decoding.frames import VideoInMemory
+    from opabinia.data.decoding.video import VideoFile
+
+    if isinstance(video, str | os.PathLike):
+        return VideoFile(video, channels)
+    if isinstance(video, Video):
+        return video
+    if isinstance(video, np.ndarray | Tensor) and video.ndim == 4 and len(video):
+        frames = torch.stack([image_from(frame, channels, order) for frame in video])
         return VideoInMemory((frames * 255).round().to(torch.uint8) if frames.is_floating_point() else frames)
-    shape = f" {tuple(film.shape)}" if isinstance(film, np.ndarray | Tensor) else ""
+    shape = f" {tuple(video.shape)}" if isinstance(video, np.ndarray | Tensor) else ""
     raise ValueError(
-        f"a film is a path, an array (T x H x W x 3) or a tensor (T x C x H x W), not a {type(film).__name__}{shape}"
+        f"a video is a path, an array (T x H x W x 3) or a tensor (T x C x H x W), not a {type(video).__name__}{shape}"
     )
 
 
-def image_of(picture: Picture, channels: Literal[1, 3], order: Order = "RGB") -> Tensor:
-    """A picture as uint8 (float tensors stay float), C x H x W; ``order`` is that of colours in arrays and tensors.
+def image_from(image: ImageInput, channels: Literal[1, 3], order: Order = "RGB") -> Tensor:
+    """Return an image as uint8 (float tensors stay float), C x H x W; ``order`` is that of colors in arrays, tensors.
 
     Raises:
-        ValueError: it is none, or of a form that is not understood, or there is no such order.
+        ValueError: it is not an image, or of an unknown form, or the order is unknown.
         OSError: a file cannot be read.
     """
     if order not in ("RGB", "BGR"):
-        raise ValueError(f"the order of colours is RGB or BGR, not {order!r}")
-    if isinstance(picture, str | os.PathLike):
-        return read_image(picture, channels)
-    if isinstance(picture, Image.Image):
-        return _from_pil(picture, channels)
-    if isinstance(picture, np.ndarray):
-        array = picture.squeeze(2) if picture.ndim == 3 and picture.shape[2] == 1 else picture
-        if array.dtype != np.uint8 or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)):
-            raise ValueError(f"an array is uint8, H x W or H x W x 3, not {picture.dtype} {picture.shape}")
-        if not array.size:
-            raise ValueError(f"an array has pixels, not {picture.shape}")
-        if order == "BGR" and array.ndim == 3:
-            array = array[:, :, ::-1]
-        return _from_pil(Image.fromarray(np.ascontiguousarray(array)), channels)
-    if isinstance(picture, Tensor):
-        if picture.ndim != 3 or picture.shape[0] not in (1, 3):
-            raise ValueError(f"a tensor is C x H x W of 1 or 3 channels, not {tuple(picture.shape)}")
-        if not picture.is_floating_point() and picture.dtype != torch.uint8:
-            raise ValueError(f"a tensor is uint8, or float in 0 to 1, not {picture.dtype}")
-        if not picture.numel():
-            raise ValueError(f"a tensor has pixels, not {tuple(picture.shape)}")
-        image = picture.detach().cpu()
-        if order == "BGR" and len(image) == 3:
-            image = image.flip(0)
-        if len(image) == channels:
-            return image
-        if channels == 3:
-            return image.expand(3, -1, -1)
-        weights = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
-        grey: Tensor = (image.float() * weights).sum(0, keepdim=True)
-        return grey if image.is_floating_point() else grey.round().to(torch.uint8)
-    raise ValueError(f"a picture is a path, a PIL image, an array or a tensor, not a {type(picture).__name__}")
+        raise ValueError(f"the color order is RGB or BGR, not {order!r}")
+    if isinstance(image, str | os.PathLike):
+        return read_image(image, channels)
+    if isinstance(image, Image.Image):
+        return _from_pil(image, channels)
+    if isinstance(image, np.ndarray):
+        return _from_array(image, channels, order)
+    if isinstance(image, Tensor):
+        return _from_tensor(image, channels, order)
+    raise ValueError(f"an image is a path, a PIL image, an array or a tensor, not a {type(image).__name__}")
 
 
-def _from_pil(picture: Image.Image, channels: Literal[1, 3]) -> Tensor:
-    upright = ImageOps.exif_transpose(picture).convert("RGB" if channels == 3 else "L")
+def _from_array(image: NDArray[Any], channels: Literal[1, 3], order: Order) -> Tensor:
+    array = image.squeeze(2) if image.ndim == 3 and image.shape[2] == 1 else image
+    if array.dtype != np.uint8 or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)):
+        raise ValueError(f"an array is uint8, H x W or H x W x 3, not {image.dtype} {image.shape}")
+    if not array.size:
+        raise ValueError(f"an array has pixels, not {image.shape}")
+    if order == "BGR" and array.ndim == 3:
+        array = array[:, :, ::-1]
+    return _from_pil(Image.fromarray(np.ascontiguousarray(array)), channels)
+
+
+def _from_tensor(image: Tensor, channels: Literal[1, 3], order: Order) -> Tensor:
+    if image.ndim != 3 or image.shape[0] not in (1, 3):
+        raise ValueError(f"a tensor is C x H x W of 1 or 3 channels, not {tuple(image.shape)}")
+    if not image.is_floating_point() and image.dtype != torch.uint8:
+        raise ValueError(f"a tensor is uint8, or float in 0 to 1, not {image.dtype}")
+    if not image.numel():
+        raise ValueError(f"a tensor has pixels, not {tuple(image.shape)}")
+    pixels = image.detach().cpu()
+    if order == "BGR" and len(pixels) == 3:
+        pixels = pixels.flip(0)
+    if len(pixels) == channels:
+        return pixels
+    if channels == 3:
+        return pixels.expand(3, -1, -1)
+    weights = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
+    gray: Tensor = (pixels.float() * weights).sum(0, keepdim=True)
+    return gray if pixels.is_floating_point() else gray.round().to(torch.uint8)
+
+
+def _from_pil(image: Image.Image, channels: Literal[1, 3]) -> Tensor:
+    upright = ImageOps.exif_transpose(image).convert("RGB" if channels == 3 else "L")
     return torch.from_numpy(np.array(upright).reshape(upright.height, upright.width, channels)).permute(2, 0, 1)

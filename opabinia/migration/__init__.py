@@ -1,4 +1,4 @@
-"""Configs of other systems as configs of ours. Nothing in a foreign file is run, and nothing is downloaded."""
+"""Conversion of other systems' configs to recipes. Their files are parsed, not executed; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from opabinia.migration.recipe import Recipe
 
 System = Literal["basecls", "detectron2", "fastreid", "paddlevideo", "vissl"]
 
-OF_ONE_CARD: dict[str, int] = {"basecls": 8, "paddlevideo": 8}
-"""Systems whose batch is that of a card, and how many there are, where nobody says so."""
+DEFAULT_GPUS: dict[str, int] = {"basecls": 8, "paddlevideo": 8}
+"""Systems whose configs give the batch size per GPU, with the number of GPUs that is assumed by default."""
 
 
-def convert(system: System, file: Path, cards: int | None = None, overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe from a foreign config.
+def convert(system: System, file: Path, gpus: int | None = None, overrides: Sequence[str] = ()) -> Recipe:
+    """Convert the config of another system to a recipe.
 
     Args:
-        system: whose it is.
-        file: its file.
-        cards: on how many it was trained; only for systems whose configs do not tell.
-        overrides: changes, written as on that system's command line, with ``=``.
+        system: the system that the config belongs to.
+        file: the config file.
+        gpus: number of GPUs of the original training; only for systems in :data:`DEFAULT_GPUS`.
+        overrides: changes to the config, as on that system's command line, written with ``=``.
 
     Raises:
-        ConfigError: it cannot be read or taken over.
+        ConfigError: the config cannot be read or converted.
 
     Example::
 
@@ -34,10 +34,10 @@ def convert(system: System, file: Path, cards: int | None = None, overrides: Seq
         print(recipe.text())
     """
     module: Any = import_module(f"{__name__}.{system}")
-    if system not in OF_ONE_CARD and cards is not None:
-        raise ConfigError(Problem("command line", "--cards", f"configs of {system} tell the batch of all cards"))
-    arguments = (cards or OF_ONE_CARD[system],) if system in OF_ONE_CARD else ()
+    if system not in DEFAULT_GPUS and gpus is not None:
+        raise ConfigError(Problem("command line", "--gpus", f"configs of {system} contain the total batch size"))
+    arguments = (gpus or DEFAULT_GPUS[system],) if system in DEFAULT_GPUS else ()
     try:
         return module.convert(file, *arguments, overrides)  # type: ignore[no-any-return]
-    except ValueError as error:  # of something that is made of several keys
+    except ValueError as error:  # in a value that is computed from several keys
         raise ConfigError(Problem(str(file), "", str(error))) from error

@@ -1,6 +1,6 @@
-"""detectron2's configs of detectors on feature pyramids as configs of ours.
+"""Conversion of detectron2's configs of detectors with feature pyramids.
 
-Where a config says nothing, detectron2's default is written into the recipe, not ours: :data:`DEFAULTS`.
+For keys that a config does not set, the recipe gets detectron2's defaults (:data:`DEFAULTS`), not Opabinia's.
 """
 
 from __future__ import annotations
@@ -12,123 +12,141 @@ from typing import Any
 
 from opabinia.config.errors import ConfigError, Problem, show
 from opabinia.migration import yacs
-from opabinia.migration.foreign_config import Foreign, leaves
-from opabinia.migration.recipe import Recipe, Reference, Table, duration, first, lasting, one_of, pixels
-from opabinia.migration.tables.detectron2 import BACKBONES, DEFAULTS, LOSSES, METRICS, NORMS, REASONS, RESNETS, UNUSUAL
+from opabinia.migration.foreign_config import ForeignConfig, leaves
+from opabinia.migration.recipe import (
+    Recipe,
+    Reference,
+    Table,
+    convert_pixel_stats,
+    duration,
+    duration_in,
+    first_item,
+    lookup,
+)
+from opabinia.migration.tables.detectron2 import (
+    BACKBONES,
+    DEFAULTS,
+    LOSSES,
+    METRICS,
+    NORMS,
+    REASONS,
+    RESNETS,
+    UNSUPPORTED_VALUES,
+)
 
 _LEVELS = 5
 
 
 def convert(file: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe from a config of detectron2.
+    """Convert a config of detectron2.
 
     Args:
-        file: its YAML.
-        overrides: ``SOLVER.BASE_LR=0.01``.
+        file: the YAML file.
+        overrides: changes such as ``SOLVER.BASE_LR=0.01``.
 
     Raises:
-        ConfigError: it cannot be read, is of a network that is not here, or has values that cannot be taken over.
+        ConfigError: the config cannot be read, or its model or a value is not supported.
     """
     if file.suffix == ".py":
-        raise ConfigError(Problem(str(file), "", f"is code, which is not run here; {LAZY}"))
+        raise ConfigError(Problem(str(file), "", f"is Python code, which is not executed; {LAZY}"))
     tree = yacs.read(file, overrides)
-    recipe = Recipe(Foreign("detectron2", str(file), dict(leaves(tree)), DEFAULTS, REASONS))
+    recipe = Recipe(ForeignConfig("detectron2", str(file), dict(leaves(tree)), DEFAULTS, REASONS))
     if any(path.endswith("._target_") for path, _ in leaves(tree)):
-        raise ConfigError(Problem(str(file), "model", "is of the kind of LazyConfig, with parts of detectron2's code"))
+        raise ConfigError(Problem(str(file), "model", "is a LazyConfig, which refers to detectron2's code"))
     dense = _architecture(recipe)
-    pixels(
+    convert_pixel_stats(
         recipe,
         *("INPUT.FORMAT", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD"),
-        weights="init turns the first convolution of weights of detectron2, init.colours says otherwise",
+        weights="init reverses the input channels of detectron2's weights; init.channel_order overrides this",
     )
     _backbone(recipe, dense)
     if dense:
-        recipe.take("MODEL.ANCHOR_GENERATOR.OFFSET", "task.detector.offset")
-        recipe.take_all("MODEL.RETINANET", "task.detector", RETINANET)
-        recipe.take("TEST.DETECTIONS_PER_IMAGE", "task.detector.most")
+        recipe.convert("MODEL.ANCHOR_GENERATOR.OFFSET", "task.detector.offset")
+        recipe.convert_section("MODEL.RETINANET", "task.detector", RETINANET)
+        recipe.convert("TEST.DETECTIONS_PER_IMAGE", "task.detector.max_detections")
     else:
         _regions(recipe)
-    _sizes(recipe, dense)
+    _anchors(recipe, dense)
     _data(recipe)
     _training(recipe)
     _evaluation(recipe)
-    _unusual(recipe)
+    _unsupported_values(recipe)
     recipe.finish()
     return recipe
 
 
 LAZY = (
-    "its parts are Python objects. Recipes for common ones are packaged (opabinia config list); detectron2 itself "
-    "writes a run's config as YAML (LazyConfig.save), which tells its numbers to a person"
+    "its parts are Python objects. Recipes of common models are packaged (opabinia config list); detectron2 "
+    "writes a run's config as readable YAML with LazyConfig.save"
 )
 
 
-# --- the network ------------------------------------------------------------------------------------------------------
+# --- model ------------------------------------------------------------------------------------------------------------
 
 
 def _architecture(recipe: Recipe) -> bool:
-    """The detector and its neck; whether it is RetinaNet."""
+    """Convert the detector's type and its neck; return whether it is RetinaNet."""
     foreign = recipe.foreign
     name, neck = foreign("MODEL.META_ARCHITECTURE"), foreign("MODEL.BACKBONE.NAME")
     if name not in ("GeneralizedRCNN", "RetinaNet"):
         raise foreign.problem(
-            "MODEL.META_ARCHITECTURE", f"{show(name)} is not here", "GeneralizedRCNN and RetinaNet are"
+            "MODEL.META_ARCHITECTURE", f"{show(name)} is not supported", "supported: GeneralizedRCNN, RetinaNet"
         )
     if neck not in BACKBONES:
         raise foreign.problem(
             "MODEL.BACKBONE.NAME",
-            f"{show(neck)} is not here, and heads without a pyramid (C4, DC5) are not",
-            f"taken over: {', '.join(BACKBONES)}",
+            f"{show(neck)} is not supported, nor are heads without a feature pyramid (C4, DC5)",
+            f"supported: {', '.join(BACKBONES)}",
         )
     dense: bool = name == "RetinaNet"
     recipe.put("task.name", "detection")
     recipe.put("task.backbone", {})
-    detector = "retinanet" if dense else _regional(recipe)
+    detector = "retinanet" if dense else _rcnn_name(recipe)
     recipe.put("task.detector.name", detector, "MODEL.META_ARCHITECTURE")
     recipe.put("task.detector.neck.name", BACKBONES[neck], "MODEL.BACKBONE.NAME")
-    recipe.take("MODEL.FPN.OUT_CHANNELS", "task.detector.neck.channels")
-    recipe.take("MODEL.FPN.NORM", "task.detector.neck.norm", one_of(NORMS))
+    recipe.convert("MODEL.FPN.OUT_CHANNELS", "task.detector.neck.channels")
+    recipe.convert("MODEL.FPN.NORM", "task.detector.neck.norm", lookup(NORMS))
     return dense
 
 
-def _regional(recipe: Recipe) -> str:
-    """The R-CNN."""
+def _rcnn_name(recipe: Recipe) -> str:
+    """Return the name of the R-CNN variant."""
     foreign = recipe.foreign
     masks, keypoints = foreign("MODEL.MASK_ON"), foreign("MODEL.KEYPOINT_ON")
     heads = foreign("MODEL.ROI_HEADS.NAME")
     if masks and keypoints:
-        raise foreign.problem("MODEL.KEYPOINT_ON", "masks and keypoints in one detector are not here")
+        raise foreign.problem("MODEL.KEYPOINT_ON", "masks and keypoints in one detector are not supported")
     if heads == "CascadeROIHeads":
         if keypoints:
-            raise foreign.problem("MODEL.KEYPOINT_ON", "a cascade with keypoints is not here")
+            raise foreign.problem("MODEL.KEYPOINT_ON", "a cascade with keypoints is not supported")
         return "cascade_rcnn"
     if heads != "StandardROIHeads":
-        known = "StandardROIHeads and CascadeROIHeads are"
-        raise foreign.problem("MODEL.ROI_HEADS.NAME", f"{show(heads)} is not here", known)
+        supported = "supported: StandardROIHeads, CascadeROIHeads"
+        raise foreign.problem("MODEL.ROI_HEADS.NAME", f"{show(heads)} is not supported", supported)
     return "mask_rcnn" if masks else "keypoint_rcnn" if keypoints else "faster_rcnn"
 
 
 def _backbone(recipe: Recipe, dense: bool) -> None:
     foreign = recipe.foreign
-    kind = [foreign(f"MODEL.RESNETS.{name}") for name in ("DEPTH", "NUM_GROUPS", "WIDTH_PER_GROUP")]
-    sources = ("MODEL.RESNETS.DEPTH", "MODEL.RESNETS.NUM_GROUPS", "MODEL.RESNETS.WIDTH_PER_GROUP")
-    if tuple(kind) not in RESNETS:
-        known = ", ".join(sorted(set(RESNETS.values())))
-        raise foreign.problem("MODEL.RESNETS.DEPTH", f"no ResNet here has depth, groups and width {show(kind)}", known)
-    model, norm = RESNETS[kind[0], kind[1], kind[2]], foreign("MODEL.RESNETS.NORM")
-    plain = model.startswith("resnet")
-    backbone: dict[str, Any] = {"name": "resnet" if plain else "timm", "model": model}
-    if plain:
+    size_keys = ("MODEL.RESNETS.DEPTH", "MODEL.RESNETS.NUM_GROUPS", "MODEL.RESNETS.WIDTH_PER_GROUP")
+    size = tuple(foreign(key) for key in size_keys)
+    if size not in RESNETS:
+        message = f"no supported ResNet has depth, groups and width {show(list(size))}"
+        raise foreign.problem(size_keys[0], message, f"supported: {', '.join(sorted(set(RESNETS.values())))}")
+    model, norm = RESNETS[size], foreign("MODEL.RESNETS.NORM")
+    is_resnet = model.startswith("resnet")  # and not a ResNeXt
+    backbone: dict[str, Any] = {"name": "resnet" if is_resnet else "timm", "model": model}
+    if is_resnet:
         backbone |= {"last_stride": 2, "stride_in_1x1": foreign("MODEL.RESNETS.STRIDE_IN_1X1")}
     elif foreign("MODEL.RESNETS.STRIDE_IN_1X1"):
-        recipe.leave("MODEL.RESNETS.STRIDE_IN_1X1", "ResNeXts stride in their 3 x 3 convolutions here")
-    if norm == "GN" and plain:
+        recipe.skip("MODEL.RESNETS.STRIDE_IN_1X1", "ResNeXts have the stride in their 3 x 3 convolutions")
+    if norm == "GN" and is_resnet:
         backbone["norm"] = "group"
-    recipe.put("task.backbone", backbone, *sources, "MODEL.RESNETS.STRIDE_IN_1X1", "MODEL.RESNETS.NORM")
-    recipe.take("MODEL.BACKBONE.FREEZE_AT", "task.freeze_stages")
+    recipe.put("task.backbone", backbone, *size_keys, "MODEL.RESNETS.STRIDE_IN_1X1", "MODEL.RESNETS.NORM")
+    recipe.convert("MODEL.BACKBONE.FREEZE_AT", "task.freeze_stages")
     recipe.put("task.freeze_norms", norm == "FrozenBN", "MODEL.RESNETS.NORM")
-    if norm not in ("FrozenBN", "BN", "SyncBN", "nnSyncBN") and not (norm == "GN" and plain):
-        recipe.leave("MODEL.RESNETS.NORM", "not with this backbone; batch norms are in its place")
+    if norm not in ("FrozenBN", "BN", "SyncBN", "nnSyncBN") and not (norm == "GN" and is_resnet):
+        recipe.skip("MODEL.RESNETS.NORM", "this backbone only has batch norms")
     _weights(recipe)
 
 
@@ -138,103 +156,103 @@ def _weights(recipe: Recipe) -> None:
         file = recipe.variable("weights", name if "://" in weights else weights, "MODEL.WEIGHTS")
         recipe.put("init.weights", file)
         if "://" in weights:
-            recipe.note(f"nothing is downloaded: fetch {weights}, and say in vars.weights where it is")
+            recipe.note(f"weights are not downloaded: fetch {weights}, and set vars.weights to the file")
 
 
 def _regions(recipe: Recipe) -> None:
-    """Of an R-CNN."""
+    """Convert proposals, pooling and heads of an R-CNN."""
     foreign = recipe.foreign
     cascade = foreign("MODEL.ROI_HEADS.NAME") == "CascadeROIHeads"
-    recipe.take_all("MODEL.RPN", "task.detector.proposals", PROPOSALS)
-    recipe.take("MODEL.PROPOSAL_GENERATOR.MIN_SIZE", "task.detector.proposals.smallest")
-    recipe.take_all("MODEL.ROI_BOX_HEAD", "task.detector.pooling", POOLING)
-    recipe.take_all("MODEL", "task.detector.box", {**BOX, **(FIRST_OF_CASCADE if cascade else {})})
-    recipe.take("TEST.DETECTIONS_PER_IMAGE", "task.detector.box.most")
+    recipe.convert_section("MODEL.RPN", "task.detector.proposals", PROPOSALS)
+    recipe.convert("MODEL.PROPOSAL_GENERATOR.MIN_SIZE", "task.detector.proposals.min_size")
+    recipe.convert_section("MODEL.ROI_BOX_HEAD", "task.detector.pooling", POOLING)
+    recipe.convert_section("MODEL", "task.detector.box", {**BOX, **(FIRST_CASCADE_STAGE if cascade else {})})
+    recipe.convert("TEST.DETECTIONS_PER_IMAGE", "task.detector.box.max_detections")
     if cascade:
-        recipe.take_all("MODEL.ROI_BOX_CASCADE_HEAD", "task.detector", LATER_OF_CASCADE)
+        recipe.convert_section("MODEL.ROI_BOX_CASCADE_HEAD", "task.detector", LATER_CASCADE_STAGES)
     if foreign("MODEL.MASK_ON"):
-        recipe.take_all("MODEL.ROI_MASK_HEAD", "task.detector.mask", MASK)
+        recipe.convert_section("MODEL.ROI_MASK_HEAD", "task.detector.mask", MASK)
     if foreign("MODEL.KEYPOINT_ON"):
-        recipe.take_all("MODEL.ROI_KEYPOINT_HEAD", "task.detector.keypoint", KEYPOINT)
+        recipe.convert_section("MODEL.ROI_KEYPOINT_HEAD", "task.detector.keypoint", KEYPOINT)
 
 
-def _second(values: Any) -> Any:
+def _second_item(values: Any) -> Any:
     if len(values) != 2:
-        raise ValueError(f"{show(values)}: two numbers are needed")
+        raise ValueError(f"{show(values)}: expected two numbers")
     return values[1]
 
 
-def _all_the_same(values: Any) -> Any:
-    if not values or any(one != values[0] for one in values):
-        raise ValueError(f"{show(values)}: all layers have the same width here")
+def _common_value(values: Any) -> Any:
+    if not values or any(value != values[0] for value in values):
+        raise ValueError(f"{show(values)}: expected one value for all layers")
     return values[0]
 
 
 PROPOSALS: Table = {
-    "background": ("IOU_THRESHOLDS", first),
-    "foreground": ("IOU_THRESHOLDS", _second),
-    "samples": "BATCH_SIZE_PER_IMAGE",
-    "positive": "POSITIVE_FRACTION",
-    "loss": ("BBOX_REG_LOSS_TYPE", one_of(LOSSES)),
-    "beta": "SMOOTH_L1_BETA",
-    "before_training": "PRE_NMS_TOPK_TRAIN",
-    "before": "PRE_NMS_TOPK_TEST",
-    "after_training": "POST_NMS_TOPK_TRAIN",
-    "after": "POST_NMS_TOPK_TEST",
-    "nms": "NMS_THRESH",
-    "convolutions": ("CONV_DIMS", len),
+    "background_iou": ("IOU_THRESHOLDS", first_item),
+    "foreground_iou": ("IOU_THRESHOLDS", _second_item),
+    "batch_size_per_image": "BATCH_SIZE_PER_IMAGE",
+    "positive_fraction": "POSITIVE_FRACTION",
+    "box_loss": ("BBOX_REG_LOSS_TYPE", lookup(LOSSES)),
+    "smooth_l1_beta": "SMOOTH_L1_BETA",
+    "pre_nms_topk_train": "PRE_NMS_TOPK_TRAIN",
+    "pre_nms_topk_test": "PRE_NMS_TOPK_TEST",
+    "post_nms_topk_train": "POST_NMS_TOPK_TRAIN",
+    "post_nms_topk_test": "POST_NMS_TOPK_TEST",
+    "nms_threshold": "NMS_THRESH",
+    "num_convs": ("CONV_DIMS", len),
 }
 POOLING: Table = {
-    "samples": "POOLER_SAMPLING_RATIO",
-    "aligned": ("POOLER_TYPE", one_of({"ROIAlignV2": True, "ROIAlign": False})),
+    "sampling_ratio": "POOLER_SAMPLING_RATIO",
+    "aligned": ("POOLER_TYPE", lookup({"ROIAlignV2": True, "ROIAlign": False})),
 }
 BOX: Table = {
     "resolution": "ROI_BOX_HEAD.POOLER_RESOLUTION",
-    "convolutions": "ROI_BOX_HEAD.NUM_CONV",
-    "norm": ("ROI_BOX_HEAD.NORM", one_of(NORMS)),
-    "layers": "ROI_BOX_HEAD.NUM_FC",
-    "width": "ROI_BOX_HEAD.FC_DIM",
+    "num_convs": "ROI_BOX_HEAD.NUM_CONV",
+    "norm": ("ROI_BOX_HEAD.NORM", lookup(NORMS)),
+    "num_fc": "ROI_BOX_HEAD.NUM_FC",
+    "fc_dim": "ROI_BOX_HEAD.FC_DIM",
     "class_agnostic": "ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG",
-    "samples": "ROI_HEADS.BATCH_SIZE_PER_IMAGE",
-    "positive": "ROI_HEADS.POSITIVE_FRACTION",
-    "foreground": ("ROI_HEADS.IOU_THRESHOLDS", first),
-    "weights": "ROI_BOX_HEAD.BBOX_REG_WEIGHTS",
-    "loss": ("ROI_BOX_HEAD.BBOX_REG_LOSS_TYPE", one_of(LOSSES)),
-    "beta": "ROI_BOX_HEAD.SMOOTH_L1_BETA",
-    "threshold": "ROI_HEADS.SCORE_THRESH_TEST",
-    "nms": "ROI_HEADS.NMS_THRESH_TEST",
+    "batch_size_per_image": "ROI_HEADS.BATCH_SIZE_PER_IMAGE",
+    "positive_fraction": "ROI_HEADS.POSITIVE_FRACTION",
+    "foreground_iou": ("ROI_HEADS.IOU_THRESHOLDS", first_item),
+    "bbox_reg_weights": "ROI_BOX_HEAD.BBOX_REG_WEIGHTS",
+    "box_loss": ("ROI_BOX_HEAD.BBOX_REG_LOSS_TYPE", lookup(LOSSES)),
+    "smooth_l1_beta": "ROI_BOX_HEAD.SMOOTH_L1_BETA",
+    "score_threshold": "ROI_HEADS.SCORE_THRESH_TEST",
+    "nms_threshold": "ROI_HEADS.NMS_THRESH_TEST",
 }
-FIRST_OF_CASCADE: Table = {
-    "foreground": ("ROI_BOX_CASCADE_HEAD.IOUS", first),
-    "weights": ("ROI_BOX_CASCADE_HEAD.BBOX_REG_WEIGHTS", first),
+FIRST_CASCADE_STAGE: Table = {
+    "foreground_iou": ("ROI_BOX_CASCADE_HEAD.IOUS", first_item),
+    "bbox_reg_weights": ("ROI_BOX_CASCADE_HEAD.BBOX_REG_WEIGHTS", first_item),
 }
-LATER_OF_CASCADE: Table = {
-    "later_overlaps": ("IOUS", lambda values: values[1:]),
-    "later_weights": ("BBOX_REG_WEIGHTS", lambda values: values[1:]),
+LATER_CASCADE_STAGES: Table = {
+    "later_ious": ("IOUS", lambda values: values[1:]),
+    "later_bbox_reg_weights": ("BBOX_REG_WEIGHTS", lambda values: values[1:]),
 }
 MASK: Table = {
     "resolution": "POOLER_RESOLUTION",
-    "convolutions": "NUM_CONV",
+    "num_convs": "NUM_CONV",
     "channels": "CONV_DIM",
-    "norm": ("NORM", one_of(NORMS)),
+    "norm": ("NORM", lookup(NORMS)),
 }
 KEYPOINT: Table = {
     "resolution": "POOLER_RESOLUTION",
-    "convolutions": ("CONV_DIMS", len),
-    "channels": ("CONV_DIMS", _all_the_same),
+    "num_convs": ("CONV_DIMS", len),
+    "channels": ("CONV_DIMS", _common_value),
 }
 RETINANET: Table = {
-    "norm": ("NORM", one_of({"": "none", "GN": "group"})),
-    "prior": "PRIOR_PROB",
-    "background": ("IOU_THRESHOLDS", first),
-    "foreground": ("IOU_THRESHOLDS", _second),
+    "norm": ("NORM", lookup({"": "none", "GN": "group"})),
+    "prior_probability": "PRIOR_PROB",
+    "background_iou": ("IOU_THRESHOLDS", first_item),
+    "foreground_iou": ("IOU_THRESHOLDS", _second_item),
     "alpha": "FOCAL_LOSS_ALPHA",
     "gamma": "FOCAL_LOSS_GAMMA",
-    "loss": ("BBOX_REG_LOSS_TYPE", one_of(LOSSES)),
-    "beta": "SMOOTH_L1_LOSS_BETA",
-    "threshold": "SCORE_THRESH_TEST",
-    "nms": "NMS_THRESH_TEST",
-    "candidates": "TOPK_CANDIDATES_TEST",
+    "box_loss": ("BBOX_REG_LOSS_TYPE", lookup(LOSSES)),
+    "smooth_l1_beta": "SMOOTH_L1_LOSS_BETA",
+    "score_threshold": "SCORE_THRESH_TEST",
+    "nms_threshold": "NMS_THRESH_TEST",
+    "pre_nms_topk": "TOPK_CANDIDATES_TEST",
 }
 SOLVER: Table = {
     "lr": "BASE_LR",
@@ -244,32 +262,35 @@ SOLVER: Table = {
 }
 
 
-def _sizes(recipe: Recipe, dense: bool) -> None:
-    """Anchors."""
-    ours = "task.detector" if dense else "task.detector.proposals"
-    theirs = "MODEL.ANCHOR_GENERATOR"
+def _anchors(recipe: Recipe, dense: bool) -> None:
+    section = "task.detector" if dense else "task.detector.proposals"
+    source_section = "MODEL.ANCHOR_GENERATOR"
     if dense:
-        recipe.take(f"{theirs}.SIZES", f"{ours}.scales", lambda levels: len(first(levels)))
-        recipe.take(f"{theirs}.SIZES", f"{ours}.anchor_sizes", _octaves)
+        recipe.convert(
+            f"{source_section}.SIZES", f"{section}.scales_per_octave", lambda levels: len(first_item(levels))
+        )
+        recipe.convert(f"{source_section}.SIZES", f"{section}.anchor_sizes", _octaves)
     else:
-        recipe.take(f"{theirs}.SIZES", f"{ours}.anchor_sizes", _one_each)
-    recipe.take(f"{theirs}.ASPECT_RATIOS", f"{ours}.ratios", lambda levels: _all_the_same(levels))
+        recipe.convert(f"{source_section}.SIZES", f"{section}.anchor_sizes", _sizes_of_levels)
+    recipe.convert(f"{source_section}.ASPECT_RATIOS", f"{section}.aspect_ratios", _common_value)
 
 
-def _one_each(levels: Any) -> list[Any]:
+def _sizes_of_levels(levels: Any) -> list[Any]:
     if len(levels) != _LEVELS or any(not isinstance(sizes, list) or len(sizes) != 1 for sizes in levels):
-        raise ValueError(f"{show(levels)}: one size for each of the {_LEVELS} maps is needed")
+        raise ValueError(f"{show(levels)}: expected one size for each of the {_LEVELS} feature maps")
     return [sizes[0] for sizes in levels]
 
 
 def _octaves(levels: Any) -> list[Any]:
-    """The first size of each map, where the others divide the octave above it."""
+    """Return the smallest size of each feature map; its other sizes must divide the octave above it evenly."""
     for sizes in levels:
         steps = len(sizes)
         expected = [sizes[0] * 2 ** (number / steps) for number in range(steps)]
-        wrong = any(abs(size - right) > 1e-3 * right for size, right in zip(sizes, expected, strict=True))
+        wrong = any(abs(size - target) > 1e-3 * target for size, target in zip(sizes, expected, strict=True))
         if not sizes or len(levels) != _LEVELS or wrong:
-            raise ValueError(f"{show(levels)}: for each of {_LEVELS} maps sizes that divide an octave are needed")
+            raise ValueError(
+                f"{show(levels)}: expected sizes that divide an octave, for each of {_LEVELS} feature maps"
+            )
     return [sizes[0] for sizes in levels]
 
 
@@ -278,64 +299,62 @@ def _octaves(levels: Any) -> list[Any]:
 
 def _data(recipe: Recipe) -> None:
     foreign = recipe.foreign
-    training = [_source(recipe, name, "train") for name in foreign("DATASETS.TRAIN")]
-    tests = [_source(recipe, name, "val") for name in foreign("DATASETS.TEST")]
-    if not training:
-        training = [_own(recipe, "train")]
-    if not tests:
-        tests = [_own(recipe, "val")]
+    train_sources = [_source(recipe, name, "train") for name in foreign("DATASETS.TRAIN")]
+    val_sources = [_source(recipe, name, "val") for name in foreign("DATASETS.TEST")]
+    train_sources = train_sources or [_custom_source(recipe, "train")]
+    val_sources = val_sources or [_custom_source(recipe, "val")]
     if foreign("DATALOADER.FILTER_EMPTY_ANNOTATIONS"):
-        training = [{**source, "empty": "drop"} for source in training]
+        train_sources = [{**source, "empty": "drop"} for source in train_sources]
     if foreign("MODEL.KEYPOINT_ON"):
-        least = foreign("MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE")
-        training = [{**source, "min_keypoints": least} for source in training]
-    source = training[0] if len(training) == 1 else {"name": "joined", "sources": training}
+        min_keypoints = foreign("MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE")
+        train_sources = [{**source, "min_keypoints": min_keypoints} for source in train_sources]
+    source = train_sources[0] if len(train_sources) == 1 else {"name": "concat", "sources": train_sources}
     recipe.put("data.train.source", source, "DATASETS.TRAIN", "DATALOADER.FILTER_EMPTY_ANNOTATIONS")
     recipe.put("data.train.transforms", _augmentations(recipe), "INPUT.MIN_SIZE_TRAIN", "INPUT.RANDOM_FLIP")
-    looking = _resized(recipe, "TEST")
-    sets = [{"source": source, "transforms": looking} for source in tests]
-    if len(sets) > 1:
-        sets = [{"prefix": f"val{number}", **one} for number, one in enumerate(sets)]
-    recipe.put("data.val", sets[0] if len(sets) == 1 else sets, "DATASETS.TEST", "INPUT.MIN_SIZE_TEST")
+    val_transforms = _resize(recipe, "TEST")
+    val_sets = [{"source": source, "transforms": val_transforms} for source in val_sources]
+    if len(val_sets) > 1:
+        val_sets = [{"prefix": f"val{number}", **val_set} for number, val_set in enumerate(val_sets)]
+    recipe.put("data.val", val_sets[0] if len(val_sets) == 1 else val_sets, "DATASETS.TEST", "INPUT.MIN_SIZE_TEST")
     _sampler(recipe)
-    recipe.take("SOLVER.IMS_PER_BATCH", "data.batch_size")
-    recipe.take("DATALOADER.NUM_WORKERS", "data.workers")
+    recipe.convert("SOLVER.IMS_PER_BATCH", "data.batch_size")
+    recipe.convert("DATALOADER.NUM_WORKERS", "data.num_workers")
 
 
 def _source(recipe: Recipe, name: Any, split: str) -> dict[str, Any]:
-    """A set that detectron2 knows by name; one of which nothing is known but the name is to be filled in."""
-    found = re.fullmatch(r"(keypoints_)?coco_(2014|2017)_(train|val|valminusminival|minival)(_100)?", str(name))
-    if found:
-        points, year, part, few = found.groups()
-        pictures = part if part in ("train", "val") else "val"
-        file = f"{'person_keypoints' if points else 'instances'}_{part}{year}{few or ''}.json"
+    """Convert a dataset that detectron2 registers itself; for others, add variables that the user fills in."""
+    match = re.fullmatch(r"(keypoints_)?coco_(2014|2017)_(train|val|valminusminival|minival)(_100)?", str(name))
+    if match:
+        keypoints, year, subset, suffix = match.groups()
+        folder = subset if subset in ("train", "val") else "val"
+        file = f"{'person_keypoints' if keypoints else 'instances'}_{subset}{year}{suffix or ''}.json"
         root = recipe.variable("root", "path/to/coco")
-        return _coco(recipe, Reference(f"{root}/{pictures}{year}"), Reference(f"{root}/annotations/{file}"))
-    if found := re.fullmatch(r"lvis_(v0\.5|v1)_(train|val)", str(name)):
-        root, lists = recipe.variable("root", "path/to/coco"), recipe.variable("lvis", "path/to/lvis")
-        pictures = root if found[1] == "v1" else Reference(f"{root}/{found[2]}2017")
+        return _coco(recipe, Reference(f"{root}/{folder}{year}"), Reference(f"{root}/annotations/{file}"))
+    if match := re.fullmatch(r"lvis_(v0\.5|v1)_(train|val)", str(name)):
+        root, annotations = recipe.variable("root", "path/to/coco"), recipe.variable("lvis", "path/to/lvis")
+        images = root if match[1] == "v1" else Reference(f"{root}/{match[2]}2017")
         recipe.put("task.evaluator", "lvis")
-        return _coco(recipe, pictures, Reference(f"{lists}/lvis_{found[1]}_{found[2]}.json"))
-    if found := re.fullmatch(r"voc_(2007|2012)_(train|val|trainval|test)", str(name)):
-        folder = recipe.variable(f"voc{found[1]}", f"path/to/VOC{found[1]}")
-        recipe.put("task.evaluator", {"name": "voc", "year": int(found[1])})
-        return {"name": "voc", "root": folder, "split": found[2]}
-    recipe.note(f"what {show(name)} is stands in code: say in vars where its pictures and its file are")
-    return _own(recipe, split)
+        return _coco(recipe, images, Reference(f"{annotations}/lvis_{match[1]}_{match[2]}.json"))
+    if match := re.fullmatch(r"voc_(2007|2012)_(train|val|trainval|test)", str(name)):
+        folder = recipe.variable(f"voc{match[1]}", f"path/to/VOC{match[1]}")
+        recipe.put("task.evaluator", {"name": "voc", "year": int(match[1])})
+        return {"name": "voc", "root": folder, "split": match[2]}
+    recipe.note(f"the dataset {show(name)} is registered in code: set its image folder and annotation file in vars")
+    return _custom_source(recipe, split)
 
 
-def _own(recipe: Recipe, split: str) -> dict[str, Any]:
-    pictures = recipe.variable(f"{split}_pictures", f"path/to/{split}")
-    return _coco(recipe, pictures, recipe.variable(f"{split}_file", f"path/to/instances_{split}.json"))
+def _custom_source(recipe: Recipe, split: str) -> dict[str, Any]:
+    images = recipe.variable(f"{split}_images", f"path/to/{split}")
+    return _coco(recipe, images, recipe.variable(f"{split}_file", f"path/to/instances_{split}.json"))
 
 
 def _coco(recipe: Recipe, root: Reference, file: Reference) -> dict[str, Any]:
-    kinds = {"masks": recipe.foreign("MODEL.MASK_ON"), "keypoints": recipe.foreign("MODEL.KEYPOINT_ON")}
+    annotations = {"masks": recipe.foreign("MODEL.MASK_ON"), "keypoints": recipe.foreign("MODEL.KEYPOINT_ON")}
     return {
         "name": "coco",
         "root": root,
         "file": file,
-        **{kind: True for kind, on in kinds.items() if on},
+        **{kind: True for kind, enabled in annotations.items() if enabled},
         "broken": "clip",
     }
 
@@ -345,39 +364,42 @@ def _augmentations(recipe: Recipe) -> list[dict[str, Any]]:
     steps = []
     if foreign("INPUT.CROP.ENABLED"):
         steps.append({"name": "random_crop", "kind": foreign("INPUT.CROP.TYPE"), "size": foreign("INPUT.CROP.SIZE")})
-    steps += _resized(recipe, "TRAIN")
+    steps += _resize(recipe, "TRAIN")
     flip = foreign("INPUT.RANDOM_FLIP")
     flips = {"horizontal": "RandomHorizontalFlip", "vertical": "RandomVerticalFlip", "none": None}
     if flip not in flips:
-        raise foreign.problem("INPUT.RANDOM_FLIP", f"{show(flip)} is no way to flip", ", ".join(flips))
+        raise foreign.problem("INPUT.RANDOM_FLIP", f"{show(flip)} is not supported", f"supported: {', '.join(flips)}")
     return steps + ([{"name": flips[flip]}] if flips[flip] else [])
 
 
-def _resized(recipe: Recipe, split: str) -> list[dict[str, Any]]:
+def _resize(recipe: Recipe, split: str) -> list[dict[str, Any]]:
     foreign = recipe.foreign
     short, longest = foreign(f"INPUT.MIN_SIZE_{split}"), foreign(f"INPUT.MAX_SIZE_{split}")
     if not short:
         return []
-    step = {"name": "resize_shortest", "short": short[0] if isinstance(short, list) and len(short) == 1 else short}
+    step = {
+        "name": "resize_shortest_edge",
+        "short_edge_length": short[0] if isinstance(short, list) and len(short) == 1 else short,
+    }
     if split == "TRAIN" and foreign("INPUT.MIN_SIZE_TRAIN_SAMPLING") != "choice":
         step["sampling"] = foreign("INPUT.MIN_SIZE_TRAIN_SAMPLING")
-    return [{**step, "longest": longest}]
+    return [{**step, "max_size": longest}]
 
 
 def _sampler(recipe: Recipe) -> None:
     foreign = recipe.foreign
-    name, inner = foreign("DATALOADER.SAMPLER_TRAIN"), None
+    name, sampler = foreign("DATALOADER.SAMPLER_TRAIN"), None
     if name == "RepeatFactorTrainingSampler":
-        threshold, root = foreign("DATALOADER.REPEAT_THRESHOLD"), foreign("DATALOADER.REPEAT_SQRT")
-        inner = {"name": "repeat_factor", "threshold": threshold, "sqrt": root}
+        threshold, sqrt = foreign("DATALOADER.REPEAT_THRESHOLD"), foreign("DATALOADER.REPEAT_SQRT")
+        sampler = {"name": "repeat_factor", "threshold": threshold, "sqrt": sqrt}
     elif name == "RandomSubsetTrainingSampler":
-        inner = {"name": "subset", "share": foreign("DATALOADER.RANDOM_SUBSET_RATIO")}
+        sampler = {"name": "subset", "fraction": foreign("DATALOADER.RANDOM_SUBSET_RATIO")}
     elif name != "TrainingSampler":
-        recipe.leave("DATALOADER.SAMPLER_TRAIN", "see opabinia config list sampler")
+        recipe.skip("DATALOADER.SAMPLER_TRAIN", "see opabinia config list sampler")
     if foreign("DATALOADER.ASPECT_RATIO_GROUPING"):
-        inner = {"name": "wide_or_tall", **({"sampler": inner} if inner else {})}
-    if inner:
-        recipe.put("data.sampler", inner, "DATALOADER.ASPECT_RATIO_GROUPING", "DATALOADER.SAMPLER_TRAIN")
+        sampler = {"name": "aspect_ratio_batches", **({"sampler": sampler} if sampler else {})}
+    if sampler:
+        recipe.put("data.sampler", sampler, "DATALOADER.ASPECT_RATIO_GROUPING", "DATALOADER.SAMPLER_TRAIN")
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -386,9 +408,9 @@ def _sampler(recipe: Recipe) -> None:
 def _training(recipe: Recipe) -> None:
     foreign = recipe.foreign
     recipe.put("optimizer.name", "sgd")
-    recipe.take_all("SOLVER", "optimizer", SOLVER)
-    recipe.take("SOLVER.MAX_ITER", "train.length", lasting("it"))
-    recipe.take("SOLVER.CHECKPOINT_PERIOD", "checkpoint.every", lasting("it"))
+    recipe.convert_section("SOLVER", "optimizer", SOLVER)
+    recipe.convert("SOLVER.MAX_ITER", "train.length", duration_in("it"))
+    recipe.convert("SOLVER.CHECKPOINT_PERIOD", "checkpoint.every", duration_in("it"))
     _groups(recipe)
     _schedule(recipe)
     if foreign("SOLVER.AMP.ENABLED"):
@@ -397,20 +419,20 @@ def _training(recipe: Recipe) -> None:
         recipe.put("train.sync_batch_norm", True, "MODEL.RESNETS.NORM", "MODEL.FPN.NORM")
     if foreign("CUDNN_BENCHMARK"):
         recipe.put("train.cudnn_benchmark", True, "CUDNN_BENCHMARK")
-    if cards := foreign("SOLVER.REFERENCE_WORLD_SIZE"):
-        recipe.put("train.tuned_for", cards, "SOLVER.REFERENCE_WORLD_SIZE")
-    if clipped := clipping(recipe):
-        recipe.put("train.step", clipped, "SOLVER.CLIP_GRADIENTS.CLIP_TYPE", "SOLVER.CLIP_GRADIENTS.CLIP_VALUE")
+    if world_size := foreign("SOLVER.REFERENCE_WORLD_SIZE"):
+        recipe.put("train.reference_world_size", world_size, "SOLVER.REFERENCE_WORLD_SIZE")
+    if step := clipping(recipe):
+        recipe.put("train.step", step, "SOLVER.CLIP_GRADIENTS.CLIP_TYPE", "SOLVER.CLIP_GRADIENTS.CLIP_VALUE")
     if foreign("SEED") >= 0:
         recipe.put("seed", foreign("SEED"), "SEED")
 
 
 def _groups(recipe: Recipe) -> None:
-    """Norms have a weight decay of their own, where there are norms that learn; biases, where it is said."""
+    """Convert weight decay and learning rates of norms, unless all norms are frozen, and of biases."""
     foreign = recipe.foreign
-    learns = foreign("MODEL.RESNETS.NORM") != "FrozenBN" or bool(foreign("MODEL.FPN.NORM"))
+    has_trained_norms = foreign("MODEL.RESNETS.NORM") != "FrozenBN" or bool(foreign("MODEL.FPN.NORM"))
     rules: list[dict[str, Any]] = []
-    if learns and foreign("SOLVER.WEIGHT_DECAY_NORM") != foreign("SOLVER.WEIGHT_DECAY"):
+    if has_trained_norms and foreign("SOLVER.WEIGHT_DECAY_NORM") != foreign("SOLVER.WEIGHT_DECAY"):
         rules.append({"kind": "norm", "weight_decay": foreign("SOLVER.WEIGHT_DECAY_NORM")})
     factor, decay = foreign("SOLVER.BIAS_LR_FACTOR"), foreign("SOLVER.WEIGHT_DECAY_BIAS")
     if factor != 1 or decay is not None:
@@ -418,7 +440,7 @@ def _groups(recipe: Recipe) -> None:
         rules.append(bias if decay is None else {**bias, "weight_decay": decay})
     if rules:
         recipe.put(
-            "groups.rules", rules, "SOLVER.WEIGHT_DECAY_NORM", "SOLVER.BIAS_LR_FACTOR", "SOLVER.WEIGHT_DECAY_BIAS"
+            "param_groups.rules", rules, "SOLVER.WEIGHT_DECAY_NORM", "SOLVER.BIAS_LR_FACTOR", "SOLVER.WEIGHT_DECAY_BIAS"
         )
 
 
@@ -430,76 +452,77 @@ def _schedule(recipe: Recipe) -> None:
         end = foreign("SOLVER.MAX_ITER")
         steps = [duration(step, "it") for step in foreign("SOLVER.STEPS") if step < end]
         recipe.put("schedule", {"name": "multi_step", "milestones": steps}, "SOLVER.STEPS")
-        recipe.take("SOLVER.GAMMA", "schedule.gamma")
+        recipe.convert("SOLVER.GAMMA", "schedule.gamma")
         if len(steps) < len(foreign("SOLVER.STEPS")):
-            recipe.note("SOLVER.STEPS: what comes when the training is over is left out")
+            recipe.note("SOLVER.STEPS: milestones after the end of the training are dropped")
     elif name == "WarmupCosineLR":
-        end = recipe.share("SOLVER.BASE_LR_END", "SOLVER.BASE_LR")
+        end = recipe.ratio("SOLVER.BASE_LR_END", "SOLVER.BASE_LR")
         recipe.put("schedule", {"name": "cosine", "end": end}, "SOLVER.LR_SCHEDULER_NAME", "SOLVER.BASE_LR_END")
     else:
-        known = "WarmupMultiStepLR and WarmupCosineLR are"
-        raise foreign.problem("SOLVER.LR_SCHEDULER_NAME", f"{show(name)} is not taken over", known)
+        supported = "supported: WarmupMultiStepLR, WarmupCosineLR"
+        raise foreign.problem("SOLVER.LR_SCHEDULER_NAME", f"{show(name)} is not supported", supported)
     recipe.put("schedule.warmup", duration(warmup, "it"), "SOLVER.WARMUP_ITERS")
     recipe.put("schedule.warmup_factor", factor, "SOLVER.WARMUP_FACTOR")
-    modes = {"linear": "linear", "constant": "constant"}
-    recipe.take("SOLVER.WARMUP_METHOD", "schedule.warmup_mode", one_of(modes))
+    recipe.convert("SOLVER.WARMUP_METHOD", "schedule.warmup_mode", lookup({"linear": "linear", "constant": "constant"}))
     if not foreign("SOLVER.RESCALE_INTERVAL"):
-        recipe.put("schedule.rule", "sliced", "SOLVER.RESCALE_INTERVAL")
+        recipe.put("schedule.warmup_rule", "sliced", "SOLVER.RESCALE_INTERVAL")
 
 
 def clipping(recipe: Recipe) -> dict[str, Any]:
-    """The step that clips gradients; nothing where they are not. FastReID's keys are the same."""
+    """Return a ``train.step`` with gradient clipping; empty if it is disabled. FastReID has the same keys."""
     foreign = recipe.foreign
     section = "SOLVER.CLIP_GRADIENTS"
     if not foreign(f"{section}.ENABLED"):
         return {}
-    kind, most, power = (foreign(f"{section}.{name}") for name in ("CLIP_TYPE", "CLIP_VALUE", "NORM_TYPE"))
+    kind, limit, norm_type = (foreign(f"{section}.{name}") for name in ("CLIP_TYPE", "CLIP_VALUE", "NORM_TYPE"))
     if kind == "value":
-        return {"name": "standard", "clip_min": -most, "clip_max": most}
-    ours = {"norm": "clip_each", "full_model": "clip_norm"}
-    if kind not in ours:
-        raise foreign.problem(f"{section}.CLIP_TYPE", f"{show(kind)} is not here", "value, norm and full_model are")
-    return {"name": "standard", ours[kind]: most, "clip_norm_type": power}
+        return {"name": "standard", "clip_min": -limit, "clip_max": limit}
+    clip_keys = {"norm": "clip_each", "full_model": "clip_norm"}
+    if kind not in clip_keys:
+        raise foreign.problem(
+            f"{section}.CLIP_TYPE", f"{show(kind)} is not supported", "supported: value, norm, full_model"
+        )
+    return {"name": "standard", clip_keys[kind]: limit, "clip_norm_type": norm_type}
 
 
 def _evaluation(recipe: Recipe) -> None:
     foreign = recipe.foreign
-    recipe.take("TEST.EVAL_PERIOD", "evaluate.every", lasting("it"))
+    recipe.convert("TEST.EVAL_PERIOD", "evaluate.every", duration_in("it"))
     if sigmas := foreign("TEST.KEYPOINT_OKS_SIGMAS"):
         recipe.put("task.evaluator", {"name": "coco", "sigmas": sigmas}, "TEST.KEYPOINT_OKS_SIGMAS")
     if foreign("TEST.AUG.ENABLED"):
-        usual = foreign("INPUT.MIN_SIZE_TEST") or 800
-        scales = [round(size / usual, 4) for size in foreign("TEST.AUG.MIN_SIZES")]
+        base_size = foreign("INPUT.MIN_SIZE_TEST") or 800
+        scales = [round(size / base_size, 4) for size in foreign("TEST.AUG.MIN_SIZES")]
         views = {"scales": scales, "flip": foreign("TEST.AUG.FLIP")}
-        recipe.put("task.views", views, "TEST.AUG.MIN_SIZES", "INPUT.MIN_SIZE_TEST")
+        recipe.put("task.test_time_augmentation", views, "TEST.AUG.MIN_SIZES", "INPUT.MIN_SIZE_TEST")
     if foreign("TEST.PRECISE_BN.ENABLED"):
         every = foreign("TEST.EVAL_PERIOD") or foreign("SOLVER.MAX_ITER")
         hook = {"every": duration(every, "it"), "batches": foreign("TEST.PRECISE_BN.NUM_ITER")}
-        recipe.put("hooks.precise_norm", hook, "TEST.PRECISE_BN.NUM_ITER", "TEST.EVAL_PERIOD")
+        recipe.put("hooks.precise_bn", hook, "TEST.PRECISE_BN.NUM_ITER", "TEST.EVAL_PERIOD")
     if expected := foreign("TEST.EXPECTED_RESULTS"):
-        recipe.put("hooks.expected.scores", _expected(recipe, expected), "TEST.EXPECTED_RESULTS")
+        recipe.put("hooks.expected_scores.scores", _expected(recipe, expected), "TEST.EXPECTED_RESULTS")
 
 
 def _expected(recipe: Recipe, results: list[Any]) -> dict[str, list[float]]:
-    """Scores in hundredths here, in percent there."""
+    """Convert expected scores and their tolerances from percent to fractions."""
     scores = {}
-    for one in results:
-        match one:
+    for result in results:
+        match result:
             case [
                 ("bbox" | "segm" | "keypoints") as kind,
                 str(metric),
                 int() | float() as score,
-                int() | float() as most,
+                int() | float() as tolerance,
             ]:
-                scores[f"val/{METRICS[kind]}{metric}"] = [round(score / 100, 6), round(most / 100, 6)]
+                scores[f"val/{METRICS[kind]}{metric}"] = [round(score / 100, 6), round(tolerance / 100, 6)]
             case _:
-                message = f"{show(one)}: [task, metric, score, tolerance] is needed"
+                message = f"{show(result)}: expected [task, metric, score, tolerance]"
                 raise recipe.foreign.problem("TEST.EXPECTED_RESULTS", message)
     return scores
 
 
-def _unusual(recipe: Recipe) -> None:
-    for path, why in UNUSUAL.items():
+def _unsupported_values(recipe: Recipe) -> None:
+    for path, why in UNSUPPORTED_VALUES.items():
         if path in recipe.foreign and recipe.foreign(path) != DEFAULTS[path]:
-            recipe.leave(path, why)
-            recipe.note(f"{path}: what is written there is not done here: {why}")
+            recipe.skip(path, why)
+            recipe.note(f"{path} is not supported: {why}")

@@ -1,4 +1,4 @@
-"""A foreign config: what was written, where, what holds where nothing was written, and what nobody has asked for."""
+"""The config of another system: its values, their positions in files, its defaults, and the keys not yet read."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from opabinia.config.errors import ConfigError, Problem, show
 from opabinia.config.tree import Node
 
 
-class Written(NamedTuple):
-    """A value, and where it is written.
+class SourceValue(NamedTuple):
+    """A value and its position in a file.
 
     Attributes:
         value: a scalar or a list.
-        where: "Base-RCNN-FPN.yaml:29".
+        where: the position, such as "Base-RCNN-FPN.yaml:29".
     """
 
     value: Any
     where: str
 
 
-class Left(NamedTuple):
-    """A key that was written and is not taken over.
+class UnconvertedKey(NamedTuple):
+    """A key of the config that has no counterpart in the recipe.
 
     Attributes:
         path: the key.
-        value: what was written.
-        where: the place.
+        value: its value.
+        where: its position.
         why: the reason.
     """
 
@@ -40,22 +40,22 @@ class Left(NamedTuple):
         return f"{self.path} = {show(self.value, 200)} ({self.where}): {self.why}"
 
 
-class Foreign:
-    """Values by dotted path. What is asked for is remembered, so that the rest can be told.
+class ForeignConfig:
+    """Values by dotted path. Keys that are read are recorded, so that the others can be reported.
 
     Args:
-        system: its name, for people.
-        file: the config's name, for messages about keys that are not there.
-        written: what its files say.
-        defaults: what the system takes where nothing is written; their types are what values are checked against.
-        reasons: why keys, or whole sections, have no home here, by path.
+        system: name of the system, for messages.
+        file: name of the config file, for messages about missing keys.
+        written: the values in the files.
+        defaults: the system's defaults; values must have the types of their defaults.
+        reasons: why keys or whole sections are not converted, by path.
     """
 
     def __init__(
         self,
         system: str,
         file: str,
-        written: Mapping[str, Written],
+        written: Mapping[str, SourceValue],
         defaults: Mapping[str, Any],
         reasons: Mapping[str, str],
     ) -> None:
@@ -64,69 +64,70 @@ class Foreign:
         self._written = dict(written)
         self._defaults = defaults
         self._reasons = reasons
-        self._asked: set[str] = set()
+        self._read: set[str] = set()
 
     def __call__(self, path: str, default: Any = None) -> Any:
-        """The value at a path; the system's default, or the one given, where nothing is written.
+        """Return the value at a path; if the files do not set it, the system's default, or else ``default``.
 
         Raises:
-            ConfigError: it is of another type than the system's default.
+            ConfigError: the value has another type than the system's default.
         """
-        self._asked.add(path)
+        self._read.add(path)
         default = self._defaults.get(path, default)
         if path not in self._written:
             return default
         value, where = self._written[path]
-        if needed := _mismatch(value, default):
-            raise ConfigError(Problem(where, path, f"{needed} is needed, and there is {show(value)}"))
+        if expected := _expected_type(value, default):
+            raise ConfigError(Problem(where, path, f"expected {expected}, got {show(value)}"))
         return value
 
     def __contains__(self, path: str) -> bool:
-        """Whether such a key is written, be it null, or such a section."""
-        return any(one == path or one.startswith(f"{path}.") for one in self._written)
+        """Return whether the files contain this key (null included) or section."""
+        return any(key == path or key.startswith(f"{path}.") for key in self._written)
 
     def number(self, path: str) -> Any:
-        """The number at a path.
+        """Return the number at a path.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: the value is missing or is not a number.
         """
         value = self(path)
-        if _mismatch(value, 0.0):
-            raise self.problem(path, f"a number is needed, and there is {show(value)}")
+        if _expected_type(value, 0.0):
+            raise self.problem(path, f"expected a number, got {show(value)}")
         return value
 
     def keys(self, section: str) -> list[str]:
-        """What is written below a section, as full paths."""
+        """Return the full paths of all keys in the files below a section."""
         return [path for path in self._written if path.startswith(f"{section}.")]
 
     def where(self, path: str) -> str:
-        """The place of a key, or whose default it is."""
+        """Return the position of a key, or "default of SYSTEM"."""
         return self._written[path].where if path in self._written else f"default of {self.system}"
 
     def problem(self, path: str, message: str, allowed: str = "") -> ConfigError:
-        """What is wrong with a value, to be raised."""
+        """Return the error to raise for an invalid value."""
         where = self._written[path].where if path in self._written else self.file
         return ConfigError(Problem(where, path, message, allowed=allowed))
 
-    def left(self) -> list[Left]:
-        """Keys that are written and that nobody has asked for."""
+    def unread(self) -> list[UnconvertedKey]:
+        """Return the keys in the files that have not been read."""
         return [
-            Left(path, value, where, self._why(path))
+            UnconvertedKey(path, value, where, self._reason(path))
             for path, (value, where) in self._written.items()
-            if path not in self._asked
+            if path not in self._read
         ]
 
-    def _why(self, path: str) -> str:
+    def _reason(self, path: str) -> str:
+        """Return the reason given for the key or the innermost section around it."""
         parts = path.split(".")
         for length in range(len(parts), 0, -1):
             if reason := self._reasons.get(".".join(parts[:length])):
                 return reason
-        return "does nothing in this config" if path in self._defaults else "nothing here answers to it"
+        return "has no effect in this config" if path in self._defaults else "no equivalent"
 
 
-def _mismatch(value: Any, default: Any) -> str:
-    """What is needed in place of a value that is of another type than the default; nothing if it is not."""
+def _expected_type(value: Any, default: Any) -> str:
+    """Describe the type of ``default`` if ``value`` does not have it; else return an empty string."""
     if default is None:
         return ""
     if isinstance(default, bool):
@@ -134,40 +135,42 @@ def _mismatch(value: Any, default: Any) -> str:
     if isinstance(default, int | float):
         return "" if isinstance(value, int | float) and not isinstance(value, bool) else "a number"
     if isinstance(default, list):
-        wrong = not isinstance(value, list) or (default and any(_mismatch(item, default[0]) for item in value))
-        return f"a list such as {show(default)}" if wrong else ""
+        valid = isinstance(value, list) and not (default and any(_expected_type(item, default[0]) for item in value))
+        return "" if valid else f"a list such as {show(default)}"
     if isinstance(default, dict):
         return "" if isinstance(value, dict) else "a mapping"
     return "" if isinstance(value, str) else "text"
 
 
-def leaves(node: Node, path: str = "") -> Iterator[tuple[str, Written]]:
-    """Every value of a tree with its path; lists are values, and an empty section has none."""
+def leaves(node: Node, path: str = "") -> Iterator[tuple[str, SourceValue]]:
+    """Yield every value of a tree with its path. A list is one value; an empty section yields nothing."""
     if not isinstance(node.value, dict):
-        yield path, Written(node.plain(), node.where)
+        yield path, SourceValue(node.plain(), node.where)
         return
-    for key, inner in node.value.items():
-        yield from leaves(inner, f"{path}.{key}".lstrip("."))
+    for key, child in node.value.items():
+        yield from leaves(child, f"{path}.{key}".lstrip("."))
 
 
-def overlaid(base: Node, over: Node) -> Node:
-    """``over`` on top of ``base``: mappings merge, everything else replaces."""
-    if not isinstance(base.value, dict) or not isinstance(over.value, dict):
-        return over
-    merged = {key: overlaid(base.value[key], node) if key in base.value else node for key, node in over.value.items()}
-    return Node({**base.value, **merged}, over.where)
+def merge_trees(base: Node, override: Node) -> Node:
+    """Return ``base`` updated with ``override``: mappings are merged, other values replaced."""
+    if not isinstance(base.value, dict) or not isinstance(override.value, dict):
+        return override
+    merged = {
+        key: merge_trees(base.value[key], node) if key in base.value else node for key, node in override.value.items()
+    }
+    return Node({**base.value, **merged}, override.where)
 
 
-def put(node: Node | None, keys: list[str], value: Node) -> Node:
-    """A tree with a value in it, at the end of the keys."""
+def set_value(node: Node | None, keys: list[str], value: Node) -> Node:
+    """Return a tree with the value at the path ``keys``."""
     if not keys:
         return value
-    inside = node.value if node is not None and isinstance(node.value, dict) else {}
-    return Node({**inside, keys[0]: put(inside.get(keys[0]), keys[1:], value)}, value.where)
+    children = node.value if node is not None and isinstance(node.value, dict) else {}
+    return Node({**children, keys[0]: set_value(children.get(keys[0]), keys[1:], value)}, value.where)
 
 
-def planted(value: Any, where: str) -> Node:
-    """A plain value as a tree, all of it from one place."""
+def as_node(value: Any, where: str) -> Node:
+    """Return a plain value as a tree whose nodes all have the position ``where``."""
     if isinstance(value, dict):
-        return Node({key: planted(inner, where) for key, inner in value.items()}, where)
-    return Node([planted(inner, where) for inner in value] if isinstance(value, list) else value, where)
+        return Node({key: as_node(child, where) for key, child in value.items()}, where)
+    return Node([as_node(child, where) for child in value] if isinstance(value, list) else value, where)

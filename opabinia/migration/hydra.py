@@ -1,4 +1,4 @@
-"""Configs of Hydra (VISSL) as trees: ``defaults`` lists, ``${...}``, groups and values added on the command line."""
+"""Readers of Hydra configs (VISSL): ``defaults`` lists, ``${...}``, and groups and values from the command line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from opabinia.config.errors import ConfigError, Problem, show
 from opabinia.config.tree import BROKEN, Node, read_file, read_text, shown_path
-from opabinia.migration.foreign_config import overlaid, put
+from opabinia.migration.foreign_config import merge_trees, set_value
 
 MAX_FILES = 30
 
@@ -16,35 +16,35 @@ _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
 def read(file: Path, overrides: Sequence[str] = ()) -> Node:
-    """The tree of a file with what its ``defaults`` name and what is added to it.
+    """Read a file with its ``defaults`` and overrides.
 
     Args:
-        file: its YAML.
-        overrides: as behind Hydra's command: ``config.OPTIMIZER.num_epochs=100`` sets a value (``+`` before it, too),
-            ``+config/pretrain/simclr/models=resnext101`` lays the file of that name over all before it.
+        file: the YAML file.
+        overrides: changes as in Hydra: ``config.OPTIMIZER.num_epochs=100`` sets a value (a leading ``+`` is allowed),
+            ``+config/pretrain/simclr/models=resnext101`` merges a file over everything before it.
 
     Raises:
-        ConfigError: a file cannot be read, is not there or leads back to itself.
+        ConfigError: a file cannot be read, is missing or includes itself.
     """
     problems: list[Problem] = []
     files = _Files(problems)
     tree = files.load(file, ())
     for text in overrides:
-        tree = _with(tree, text, file, files, problems)
+        tree = _apply_override(tree, text, file, files, problems)
     if problems:
         raise ConfigError(problems)
-    return _resolved(tree, tree)
+    return _resolve_references(tree, tree)
 
 
 class _Files:
-    """Reads files with those that their ``defaults`` name."""
+    """Reads files and their ``defaults``."""
 
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = problems
         self._count = 0
 
     def load(self, file: Path, children: tuple[Path, ...]) -> Node:
-        """``children`` are the files that lead here."""
+        """Read a file; ``children`` are the files that include it."""
         where = shown_path(file)
         self._count += 1
         if self._count > MAX_FILES:
@@ -53,42 +53,42 @@ class _Files:
         if tree is None or tree.value is None or tree.value is BROKEN:
             return Node({}, where)
         if not isinstance(tree.value, dict):
-            self.problems.append(Problem(where, "", "is no mapping of keys to values", show(tree.plain())))
+            self.problems.append(Problem(where, "", "is not a mapping of keys to values", show(tree.plain())))
             return Node({}, where)
         own = Node({key: node for key, node in tree.value.items() if key not in ("defaults", "hydra")}, where)
         listed = tree.value.get("defaults")
         if listed is None:
             return own
-        merged, took_own = Node({}, where), False
+        merged, has_self = Node({}, where), False
         for entry in listed.value if isinstance(listed.value, list) else [listed]:
             if entry.value == "_self_":
-                merged, took_own = overlaid(merged, own), True
+                merged, has_self = merge_trees(merged, own), True
             else:
-                merged = overlaid(merged, self._named(entry, file, (*children, file.resolve())))
-        return merged if took_own else overlaid(merged, own)
+                merged = merge_trees(merged, self._load_default(entry, file, (*children, file.resolve())))
+        return merged if has_self else merge_trees(merged, own)
 
-    def _named(self, entry: Node, file: Path, children: tuple[Path, ...]) -> Node:
+    def _load_default(self, entry: Node, file: Path, children: tuple[Path, ...]) -> Node:
         name, optional = _name(entry)
         if not name:
-            self._complain(entry, f"{show(entry.plain())} names no file")
+            self._add_problem(entry, f"{show(entry.plain())} does not name a file")
             return Node({}, entry.where)
-        found = next(candidates(file, name), None)
-        if found is None:
+        path = next(candidates(file, name), None)
+        if path is None:
             if not optional:
-                self._complain(entry, f"there is no file {name}.yaml beside this one, nor in a folder above it")
+                self._add_problem(entry, f"no file {name}.yaml in this file's folder or a folder above it")
             return Node({}, entry.where)
-        if found in children:
-            chain = " -> ".join(shown_path(one) for one in (*children, found))
-            self._complain(entry, f"leads back to itself: {chain}")
+        if path in children:
+            chain = " -> ".join(shown_path(child) for child in (*children, path))
+            self._add_problem(entry, f"includes itself: {chain}")
             return Node({}, entry.where)
-        return self.load(found, children)
+        return self.load(path, children)
 
-    def _complain(self, node: Node, message: str) -> None:
+    def _add_problem(self, node: Node, message: str) -> None:
         self.problems.append(Problem(node.where, "defaults", message))
 
 
 def _name(entry: Node) -> tuple[str, bool]:
-    """What an entry of ``defaults`` names, as a path without suffix, and whether it may be missing."""
+    """Return the path without suffix that an entry of ``defaults`` names, and whether the file may be missing."""
     optional = False
     if isinstance(entry.value, dict) and len(entry.value) == 1:
         [(group, option)] = entry.value.items()
@@ -104,51 +104,49 @@ def _name(entry: Node) -> tuple[str, bool]:
 
 
 def candidates(file: Path, name: str) -> Iterator[Path]:
-    """Files of a name, beside a file and in the folders above it, the nearest first."""
+    """Yield files of a name in the folder of ``file`` and the folders above it, the nearest first."""
     folders = list(file.absolute().parents)
     for folder in folders:
         try:
-            found = (folder / f"{name.lstrip('/')}.yaml").resolve()
-            if found.is_file():
-                yield found
+            path = (folder / f"{name.lstrip('/')}.yaml").resolve()
+            if path.is_file():
+                yield path
         except (OSError, RuntimeError, ValueError):
             continue
 
 
-def _with(tree: Node, text: str, file: Path, files: _Files, problems: list[Problem]) -> Node:
-    """With what a word of the command line says."""
+def _apply_override(tree: Node, text: str, file: Path, files: _Files, problems: list[Problem]) -> Node:
+    """Return the tree changed by an override."""
     where = f"command line: {text[:80]}"
-    left, equals, value = text.partition("=")
-    key = left.lstrip("+")
-    if not equals or not key or left.startswith("~"):
-        problems.append(Problem(where, "", "a change is written config.KEY=VALUE or +config/FOLDER=FILE"))
+    target, equals, value = text.partition("=")
+    key = target.lstrip("+")
+    if not equals or not key or target.startswith("~"):
+        problems.append(Problem(where, "", "a change is written as config.KEY=VALUE or +config/FOLDER=FILE"))
         return tree
     if "/" in key:
-        found = next(candidates(file, f"{key}/{value.removesuffix('.yaml')}"), None)
-        if found is None:
-            problems.append(
-                Problem(where, "", f"there is no file {key}/{value}.yaml in a folder above {shown_path(file)}")
-            )
+        path = next(candidates(file, f"{key}/{value.removesuffix('.yaml')}"), None)
+        if path is None:
+            problems.append(Problem(where, "", f"no file {key}/{value}.yaml in a folder above {shown_path(file)}"))
             return tree
-        return overlaid(tree, files.load(found, ()))
+        return merge_trees(tree, files.load(path, ()))
     node = read_text(value, problems, lambda _line: where)
-    return tree if node is None else put(tree, key.split("."), node)
+    return tree if node is None else set_value(tree, key.split("."), node)
 
 
-def _resolved(node: Node, root: Node, depth: int = 0) -> Node:
-    """With texts that are a reference to another value as that value; others stay what they are."""
+def _resolve_references(node: Node, root: Node, depth: int = 0) -> Node:
+    """Replace texts that consist of one reference by the referenced values; keep other texts."""
     if isinstance(node.value, dict):
-        return Node({key: _resolved(inner, root, depth) for key, inner in node.value.items()}, node.where)
+        return Node({key: _resolve_references(child, root, depth) for key, child in node.value.items()}, node.where)
     if isinstance(node.value, list):
-        return Node([_resolved(inner, root, depth) for inner in node.value], node.where)
-    found = _REFERENCE.fullmatch(node.value) if isinstance(node.value, str) else None
-    if not found:
+        return Node([_resolve_references(child, root, depth) for child in node.value], node.where)
+    match = _REFERENCE.fullmatch(node.value) if isinstance(node.value, str) else None
+    if not match:
         return node
     target = root
-    for key in found[1].split("."):
+    for key in match[1].split("."):
         if not isinstance(target.value, dict) or key not in target.value:
             return node
         target = target.value[key]
     if depth > 10 or isinstance(target.value, dict | list):
-        raise ConfigError(Problem(node.where, "", f"{show(node.value)} leads to no single value"))
-    return Node(_resolved(target, root, depth + 1).value, node.where)
+        raise ConfigError(Problem(node.where, "", f"{show(node.value)} does not refer to a single value"))
+    return Node(_resolve_references(target, root, depth + 1).value, node.where)

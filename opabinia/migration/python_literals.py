@@ -1,4 +1,7 @@
-"""Python files of configs, read without running them: literals, ``dict(...)`` and arithmetic; all else is told."""
+"""Reader of Python configs that parses literals, ``dict(...)`` and arithmetic without executing code.
+
+Other expressions are reported.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,22 @@ from typing import Any, NamedTuple
 
 from opabinia.config.errors import ConfigError, Problem
 from opabinia.config.tree import Node, shown_path, text_of
-from opabinia.migration.foreign_config import overlaid, planted
+from opabinia.migration.foreign_config import as_node, merge_trees
 
 MAX_DEPTH = 40
 
 
 class Name(str):
-    """A name of something in code, such as ``NORM_TYPES``, in the place of what it stands for."""
+    """An identifier in the code, such as ``NORM_TYPES``, as a placeholder for its value."""
 
 
 class Config(NamedTuple):
-    """What a file says.
+    """A parsed config.
 
     Attributes:
         tree: the values.
-        base: the name of the class, from elsewhere, that has the rest; empty if there is none.
-        code: what is no literal, as "file.py:12: the expression".
+        base: name of the base class that the file imports; empty if there is none.
+        code: expressions that are not literals, as "file.py:12: the expression".
     """
 
     tree: Node
@@ -34,40 +37,40 @@ class Config(NamedTuple):
     code: list[str]
 
 
-def read(file: Path, made: str = "Cfg") -> Config:
-    """The config that a class of a file has: the dictionaries that it and its parents pass on, one over the other.
+def read(file: Path, class_name: str = "Cfg") -> Config:
+    """Read the config of a class: the merged dictionaries that it and its base classes pass to their base classes.
 
     Args:
-        file: Python's text.
-        made: the class; the last one of the file, where there is none of that name.
+        file: the Python file.
+        class_name: the class; if it is missing, the last class of the file is read.
 
     Raises:
-        ConfigError: it cannot be read, is no Python, or has no class.
+        ConfigError: the file cannot be read, is not valid Python, or has no class.
     """
     where = shown_path(file)
-    module = _parsed(file, where)
-    classes = {one.name: one for one in module.body if isinstance(one, ast.ClassDef)}
+    module = _parse(file, where)
+    classes = {node.name: node for node in module.body if isinstance(node, ast.ClassDef)}
     if not classes:
-        raise ConfigError(Problem(where, "", "has no class, so it is no config of basecls"))
+        raise ConfigError(Problem(where, "", "has no class, so it is not a config of basecls"))
     values = {
-        target.id: one.value
-        for one in module.body
-        if isinstance(one, ast.Assign)
-        for target in one.targets
+        target.id: node.value
+        for node in module.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
         if isinstance(target, ast.Name)
     }
     reader = _Reader(where)
-    tree, name, seen = Node({}, where), made if made in classes else list(classes)[-1], set[str]()
+    tree, name, seen = Node({}, where), class_name if class_name in classes else list(classes)[-1], set[str]()
     while name in classes and name not in seen:
         seen.add(name)
-        passed = _passed(classes[name])
-        own = reader.node(values[passed], 1) if passed in values else Node({}, where)
-        tree = overlaid(own, tree)
+        argument = _init_argument(classes[name])
+        own = reader.node(values[argument], 1) if argument in values else Node({}, where)
+        tree = merge_trees(own, tree)
         name = next((base.id for base in classes[name].bases if isinstance(base, ast.Name)), "")
     return Config(tree, name if name not in classes else "", reader.code)
 
 
-def _parsed(file: Path, where: str) -> ast.Module:
+def _parse(file: Path, where: str) -> ast.Module:
     problems: list[Problem] = []
     text = text_of(file, problems)
     if text is None:
@@ -75,14 +78,14 @@ def _parsed(file: Path, where: str) -> ast.Module:
     try:
         return ast.parse(text)
     except SyntaxError as error:
-        raise ConfigError(Problem(f"{where}:{error.lineno or 1}", "", f"is no Python: {error.msg}")) from error
+        raise ConfigError(Problem(f"{where}:{error.lineno or 1}", "", f"is not valid Python: {error.msg}")) from error
     except (ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(Problem(where, "", f"cannot be read as Python: {error}")) from error
 
 
-def _passed(made: ast.ClassDef) -> str:
-    """The name of the dictionary that a class hands to its parent: ``super().__init__(_cfg)``."""
-    for node in ast.walk(made):
+def _init_argument(class_node: ast.ClassDef) -> str:
+    """Return the name of the dictionary that a class passes to its base class: ``super().__init__(_cfg)``."""
+    for node in ast.walk(class_node):
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
@@ -103,14 +106,14 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 class _Reader:
-    """Turns expressions into nodes."""
+    """Converts expressions to nodes."""
 
     def __init__(self, where: str) -> None:
         self.code: list[str] = []
         self._where = where
 
     def node(self, expression: ast.expr, depth: int) -> Node:
-        """A dictionary as a mapping; all else as a value."""
+        """Convert a dictionary to a mapping and other expressions to values."""
         where = f"{self._where}:{expression.lineno}"
         if depth > MAX_DEPTH:
             raise ConfigError(Problem(where, "", f"nested more than {MAX_DEPTH} levels deep"))
@@ -119,27 +122,29 @@ class _Reader:
             nodes = {key: self.node(value, depth + 1) for key, value in items.items()}
             return Node({key: node for key, node in nodes.items() if node.value is not Ellipsis}, where)
         try:
-            return planted(self._value(expression, depth), where)
+            return as_node(self._value(expression, depth), where)
         except (ValueError, TypeError, ZeroDivisionError, OverflowError):
             self.code.append(f"{where}: {ast.unparse(expression)[:100]}")
             return Node(..., where)
 
     def _items(self, expression: ast.expr) -> dict[str, ast.expr] | None:
-        """Keys and values of ``{...}`` and ``dict(...)``."""
+        """Return the keys and values of ``{...}`` and ``dict(...)``; None for other expressions."""
         if isinstance(expression, ast.Dict):
             keys = [key.value if isinstance(key, ast.Constant) else None for key in expression.keys]
             if all(isinstance(key, str) for key in keys):
                 return {str(key): value for key, value in zip(keys, expression.values, strict=True)}
         match expression:
-            case ast.Call(func=ast.Name(id="dict"), args=[], keywords=keywords) if all(one.arg for one in keywords):
-                return {str(one.arg): one.value for one in keywords}
+            case ast.Call(func=ast.Name(id="dict"), args=[], keywords=keywords) if all(
+                keyword.arg for keyword in keywords
+            ):
+                return {str(keyword.arg): keyword.value for keyword in keywords}
         return None
 
     def _value(self, expression: ast.expr, depth: int) -> Any:
-        """A number, text, list or name.
+        """Evaluate a number, text, list or name.
 
         Raises:
-            ValueError: it is none of these.
+            ValueError: the expression is none of these.
         """
         if depth > MAX_DEPTH:
             raise ValueError("nested too deep")
@@ -156,10 +161,10 @@ class _Reader:
                 return _OPERATORS[type(op)](self._number(left, depth), self._number(right, depth))
             case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value="inf" | "-inf" as text)], keywords=[]):
                 return float(text)
-        raise ValueError("no literal")
+        raise ValueError("not a literal")
 
     def _number(self, expression: ast.expr, depth: int) -> int | float:
         value = self._value(expression, depth + 1)
         if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-            raise ValueError("no number")
+            raise ValueError("not a number")
         return value

@@ -1,4 +1,4 @@
-"""A config of ours that is made from a foreign one, with the origin of every value, as text."""
+"""A recipe that is converted from another system's config, with the origin of every value, and its YAML text."""
 
 from __future__ import annotations
 
@@ -7,222 +7,224 @@ from typing import Any
 
 from opabinia.config.errors import ConfigError, Problem, printable, show
 from opabinia.config.text import dump_with_references
-from opabinia.migration.foreign_config import Foreign, Left
+from opabinia.migration.foreign_config import ForeignConfig, UnconvertedKey
 
 SECTIONS = (
-    *("vars", "init", "task", "distill", "data", "shapes", "optimizer", "groups", "schedule", "schedules"),
+    *("vars", "init", "task", "distill", "data", "shapes", "optimizer", "param_groups", "schedule", "schedules"),
     *("train", "ema", "evaluate", "checkpoint", "hooks", "seed"),
 )
-"""The order of a recipe."""
+"""The order of sections in a recipe."""
 
 
 class Reference(str):
-    """A text with ``${...}`` in it that is one of ours. In all others it is text."""
+    """Text with a ``${...}`` reference of Opabinia. In all other texts ``${`` is escaped."""
 
 
-Convert = Callable[[Any], Any]
-"""What becomes of a foreign value; a ValueError tells what would be right."""
+Converter = Callable[[Any], Any]
+"""Converts a value of the other system; raises ValueError with the allowed values."""
 
-Table = Mapping[str, str | tuple[str, Convert]]
-"""By keys of ours the foreign ones; with what becomes of the value, where it does not stay what it is."""
+Table = Mapping[str, str | tuple[str, Converter]]
+"""Source keys by recipe keys, each with a converter if the value changes."""
 
 
 class Recipe:
-    """A config of ours in the making.
+    """A recipe under construction.
 
     Args:
-        foreign: the config that it is made from.
+        foreign: the config that is converted.
     """
 
-    def __init__(self, foreign: Foreign) -> None:
+    def __init__(self, foreign: ForeignConfig) -> None:
         self.foreign = foreign
         self.config: dict[str, Any] = {}
         self.notes: list[str] = []
         self._origins: dict[str, tuple[str, ...]] = {}
-        self._left: list[Left] = []
+        self._skipped: list[UnconvertedKey] = []
         self._problems: list[Problem] = []
 
-    def put(self, ours: str, value: Any, *theirs: str) -> None:
-        """Set a key.
+    def put(self, key: str, value: Any, *source_keys: str) -> None:
+        """Set a key of the recipe.
 
         Args:
-            ours: where, as a dotted path.
-            value: what.
-            theirs: the foreign keys that it comes from.
+            key: dotted path in the recipe.
+            value: its value.
+            source_keys: keys of the other config that the value is computed from.
         """
-        *sections, last = ours.split(".")
+        *sections, last = key.split(".")
         section = self.config
         for name in sections:
             section = section.setdefault(name, {})
         section[last] = value
-        if theirs:
-            self._origins[ours] = theirs
+        if source_keys:
+            self._origins[key] = source_keys
 
-    def take(self, theirs: str, ours: str, convert: Convert = lambda value: value) -> None:
-        """Set a key to what a foreign one becomes. What it cannot become is told with all other problems."""
+    def convert(self, source_key: str, key: str, converter: Converter = lambda value: value) -> None:
+        """Set a key to a converted value. Errors are collected and raised together by :meth:`finish`."""
         try:
-            self.put(ours, convert(self.foreign(theirs)), theirs)
+            self.put(key, converter(self.foreign(source_key)), source_key)
         except ValueError as error:
-            self._problems += self.foreign.problem(theirs, str(error)).problems
+            self._problems += self.foreign.problem(source_key, str(error)).problems
         except ConfigError as error:
             self._problems += error.problems
 
-    def take_all(self, theirs: str, ours: str, table: Table) -> None:
-        """Set the keys of a section to what those of a foreign one become."""
+    def convert_section(self, source_section: str, section: str, table: Table) -> None:
+        """Set all keys of a section that are in the table."""
         for key, source in table.items():
-            foreign, *convert = (source,) if isinstance(source, str) else source
-            self.take(f"{theirs}.{foreign}", f"{ours}.{key}", *convert)
+            source_key, *converter = (source,) if isinstance(source, str) else source
+            self.convert(f"{source_section}.{source_key}", f"{section}.{key}", *converter)
 
-    def share(self, part: str, whole: str) -> float:
-        """One number as a share of another, both by their foreign keys.
+    def ratio(self, numerator: str, denominator: str) -> float:
+        """Return the ratio of the numbers at two source keys, with six significant digits.
 
         Raises:
-            ConfigError: the other one is 0.
+            ConfigError: the denominator is 0.
         """
-        if not (divisor := self.foreign.number(whole)):
-            raise self.foreign.problem(whole, "must not be 0")
-        return float(f"{self.foreign.number(part) / divisor:.6g}")
+        if not (divisor := self.foreign.number(denominator)):
+            raise self.foreign.problem(denominator, "must not be 0")
+        return float(f"{self.foreign.number(numerator) / divisor:.6g}")
 
-    def variable(self, name: str, value: Any, *theirs: str) -> Reference:
-        """A value that a person fills in, and what stands for it elsewhere."""
-        self.put(f"vars.{name}", value, *theirs)
+    def variable(self, name: str, value: Any, *source_keys: str) -> Reference:
+        """Add a variable that the user fills in; return the reference to it."""
+        self.put(f"vars.{name}", value, *source_keys)
         return Reference(f"${{vars.{name}}}")
 
     def note(self, text: str) -> None:
-        """Tell a person something, once."""
+        """Add a note for the user, unless it exists already."""
         if text not in self.notes:
             self.notes.append(text)
 
-    def leave(self, theirs: str, why: str) -> None:
-        """A key that is not taken over, though it was looked at; nothing if it is not written."""
-        value = self.foreign(theirs)
-        if theirs in self.foreign:
-            self._left.append(Left(theirs, value, self.foreign.where(theirs), why))
+    def skip(self, source_key: str, why: str) -> None:
+        """Report a key as not converted although it was read. Does nothing if the files do not set it."""
+        value = self.foreign(source_key)
+        if source_key in self.foreign:
+            self.skip_part(source_key, value, why)
 
-    def leave_part(self, theirs: str, part: Any, why: str) -> None:
-        """A part of a key that is not taken over, such as an entry of a list."""
-        self._left.append(Left(theirs, part, self.foreign.where(theirs), why))
+    def skip_part(self, source_key: str, part: Any, why: str) -> None:
+        """Report a part of a value, such as an entry of a list, as not converted."""
+        self._skipped.append(UnconvertedKey(source_key, part, self.foreign.where(source_key), why))
 
-    def left(self) -> list[Left]:
-        """All keys that are written and not taken over."""
-        return [*self._left, *self.foreign.left()]
+    def unconverted(self) -> list[UnconvertedKey]:
+        """Return all keys in the files that are not converted."""
+        return [*self._skipped, *self.foreign.unread()]
 
     def finish(self) -> None:
-        """Nothing more will come.
+        """Complete the conversion.
 
         Raises:
-            ConfigError: values could not be taken over.
+            ConfigError: with all values that could not be converted.
         """
         if self._problems:
             raise ConfigError(dict.fromkeys(self._problems))
 
     def text(self) -> str:
-        """YAML: what a person is to know, the recipe, where its values come from and what was left out."""
+        """Return YAML: notes, the recipe, the origins of its values and the keys that are not converted."""
         ordered = {name: self.config[name] for name in SECTIONS if name in self.config}
-        listed = [f"{ours} = {self._told(theirs)}" for ours, theirs in self._origins.items()]
+        origins = [f"  {key} = {self._origin(source_keys)}" for key, source_keys in self._origins.items()]
         parts = [
             _comment([f"From {self.foreign.file}, a config of {self.foreign.system}.", *self.notes]),
-            dump_with_references(_escaped(ordered)).rstrip(),
-            _comment(["Where values come from:", *(f"  {one}" for one in listed)]),
+            dump_with_references(_escape_references(ordered)).rstrip(),
+            _comment(["Origins of the values:", *origins]),
         ]
-        if left := self.left():
-            parts.append(_comment(["Not taken over:", *(f"  {one}" for one in left)]))
+        if unconverted := self.unconverted():
+            parts.append(_comment(["Not converted:", *(f"  {key}" for key in unconverted)]))
         return "\n\n".join(parts) + "\n"
 
-    def _told(self, theirs: tuple[str, ...]) -> str:
-        return ", ".join(f"{one} {show(self.foreign(one), 100)} ({self.foreign.where(one)})" for one in theirs)
+    def _origin(self, source_keys: tuple[str, ...]) -> str:
+        return ", ".join(f"{key} {show(self.foreign(key), 100)} ({self.foreign.where(key)})" for key in source_keys)
 
 
 def _comment(lines: Sequence[str]) -> str:
     return "\n".join(f"# {printable(line)}" for line in lines)
 
 
-def _escaped(value: Any) -> Any:
-    """With every text that is no reference of ours as text, whatever stands in it."""
+def _escape_references(value: Any) -> Any:
+    """Escape ``${`` in all texts except :class:`Reference`."""
     if isinstance(value, dict):
-        return {key: _escaped(item) for key, item in value.items()}
+        return {key: _escape_references(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_escaped(item) for item in value]
+        return [_escape_references(item) for item in value]
     if isinstance(value, Reference):
         return str(value)
     return value.replace("${", "$${") if isinstance(value, str) else value
 
 
-# --- what values become -----------------------------------------------------------------------------------------------
+# --- converters -------------------------------------------------------------------------------------------------------
 
 
-def one_of(choices: Mapping[Any, Any]) -> Callable[[Any], Any]:
-    """Another word for it; a ValueError lists what there is."""
+def lookup(choices: Mapping[Any, Any]) -> Converter:
+    """Return a converter that looks values up in a mapping; its ValueError lists the supported ones."""
 
     def convert(value: Any) -> Any:
         if isinstance(value, list | dict) or value not in choices:
-            known = ", ".join(show(choice) for choice in choices)
-            raise ValueError(f"{show(value)} is not known here; known are: {known}")
+            supported = ", ".join(show(choice) for choice in choices)
+            raise ValueError(f"{show(value)} is not supported; supported: {supported}")
         return choices[value]
 
     return convert
 
 
-def lasting(unit: str) -> Callable[[Any], str]:
-    """A number of ``ep`` or ``it`` as a duration."""
+def duration_in(unit: str) -> Callable[[Any], str]:
+    """Return a converter of numbers to durations in epochs (``ep``) or steps (``it``)."""
     return lambda value: duration(value, unit)
 
 
 def duration(value: Any, unit: str) -> str:
-    """``duration(90000, "it") == "90000it"``, ``duration(7.5, "ep") == "7.5ep"``.
+    """Format a duration: ``duration(90000, "it") == "90000it"``, ``duration(7.5, "ep") == "7.5ep"``.
 
     Raises:
-        ValueError: it is no length.
+        ValueError: the value is negative or too large, or a number of steps is not whole.
     """
     if not 0 <= value < 1e12:
-        raise ValueError(f"{show(value)} is no length; 0 or more is")
+        raise ValueError(f"{show(value)} is not a duration; expected 0 or more")
     number = round(float(value), 6)
-    whole = f"{number:.6f}".rstrip("0").rstrip(".")
-    if unit == "it" and "." in whole:
-        raise ValueError(f"{show(value)} is no number of steps; a whole one is")
-    return f"{whole}{unit}"
+    text = f"{number:.6f}".rstrip("0").rstrip(".")
+    if unit == "it" and "." in text:
+        raise ValueError(f"{show(value)} is not a number of steps; expected a whole number")
+    return f"{text}{unit}"
 
 
-def first(value: Any) -> Any:
-    """The first of a list.
+def first_item(value: Any) -> Any:
+    """Return the first item of a list.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the value is not a list or is empty.
     """
     if not isinstance(value, list) or not value:
-        raise ValueError(f"{show(value)} has no first entry; a list with one is needed")
+        raise ValueError(f"{show(value)} has no first item; expected a list with at least one")
     return value[0]
 
 
-def of_one(values: Any) -> list[float]:
-    """Values of pixels in 0..255 as those of pixels in 0..1.
+def to_unit_range(values: Any) -> list[float]:
+    """Scale pixel values from 0..255 to 0..1.
 
     Raises:
-        ValueError: they are no numbers.
+        ValueError: the value is not a list of numbers.
     """
-    if not isinstance(values, list) or any(isinstance(one, bool) or not isinstance(one, int | float) for one in values):
-        raise ValueError(f"{show(values)}: a list of numbers is needed")
-    return [round(one / 255, 8) for one in values]
+    if not isinstance(values, list) or any(
+        isinstance(value, bool) or not isinstance(value, int | float) for value in values
+    ):
+        raise ValueError(f"{show(values)}: expected a list of numbers")
+    return [round(value / 255, 8) for value in values]
 
 
-def pixels(recipe: Recipe, order: str, mean: str, std: str, weights: str) -> None:
-    """Mean and deviation of pixels in 0..255, in whichever order their colours are, as those of RGB in 0..1.
+def convert_pixel_stats(recipe: Recipe, order_key: str, mean_key: str, std_key: str, weights: str) -> None:
+    """Convert mean and standard deviation of pixels in 0..255, in BGR or RGB order, to RGB in 0..1.
 
     Args:
-        recipe: whose task gets them.
-        order: the foreign key that says BGR or RGB.
-        mean: that of the means.
-        std: that of the deviations.
-        weights: what becomes of weights that know BGR, for people.
+        recipe: the recipe whose ``task.mean`` and ``task.std`` are set.
+        order_key: source key of the channel order.
+        mean_key: source key of the means.
+        std_key: source key of the standard deviations.
+        weights: note for the user about weights that were trained on BGR images.
 
     Raises:
-        ConfigError: it is another order.
+        ConfigError: the channel order is neither BGR nor RGB.
     """
-    colours = recipe.foreign(order)
-    if colours not in ("BGR", "RGB"):
-        raise recipe.foreign.problem(order, f"{show(colours)} is not here", "BGR and RGB are")
-    turn = -1 if colours == "BGR" else 1
-    for theirs, ours in ((mean, "task.mean"), (std, "task.std")):
-        recipe.take(theirs, ours, lambda values: of_one(values)[::turn])
-    if colours == "BGR":
-        recipe.note(f"pictures are RGB here, so task.mean and task.std are turned; {weights}")
+    order = recipe.foreign(order_key)
+    if order not in ("BGR", "RGB"):
+        raise recipe.foreign.problem(order_key, f"{show(order)} is not supported", "supported: BGR, RGB")
+    step = -1 if order == "BGR" else 1
+    for source_key, key in ((mean_key, "task.mean"), (std_key, "task.std")):
+        recipe.convert(source_key, key, lambda values: to_unit_range(values)[::step])
+    if order == "BGR":
+        recipe.note(f"images are RGB in Opabinia, so task.mean and task.std are reversed; {weights}")

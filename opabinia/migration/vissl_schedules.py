@@ -1,4 +1,4 @@
-"""VISSL's schedules of the learning rate as ours."""
+"""Conversion of VISSL's learning rate schedules."""
 
 from __future__ import annotations
 
@@ -11,91 +11,93 @@ from opabinia.migration.tables.vissl import LR
 
 
 class Curve(NamedTuple):
-    """A schedule of ours, and the value that it multiplies."""
+    """A schedule and the peak value that it multiplies."""
 
     peak: float
     schedule: dict[str, Any]
 
 
 def learning_rate(recipe: Recipe, scaled: bool) -> Curve:
-    """The learning rate's."""
+    """Convert the learning rate schedule."""
     foreign = recipe.foreign
     keys = ("name", "values", "milestones", "start_value", "end_value", "value")
-    unit = by(foreign(f"{LR}.update_interval"))
+    unit = interval(foreign(f"{LR}.update_interval"))
     if foreign(f"{LR}.name") != "composite":
         section = {"name": foreign(f"{LR}.name")}
-        section |= {key: foreign(f"{LR}.{key}") for key in _needed(section["name"])}
+        section |= {key: foreign(f"{LR}.{key}") for key in _required_keys(section["name"])}
         curve = _curve(recipe, section)
-        return curve._replace(schedule={**curve.schedule, "by": unit})
+        return curve._replace(schedule={**curve.schedule, "interval": unit})
     parts = foreign(f"{LR}.schedulers")
     if len(parts) != 2 or any(not isinstance(part, dict) for part in parts) or parts[0].get("name") != "linear":
-        raise foreign.problem(f"{LR}.schedulers", "a line and one more schedule are taken over, nothing else")
-    usual = {key: foreign(f"{LR}.{key}") for key in keys if key != "name"}
-    return _warm(recipe, {**usual, **parts[0]}, {**usual, **parts[1]}, scaled, unit)
+        raise foreign.problem(f"{LR}.schedulers", "only a linear schedule followed by one other is supported")
+    defaults = {key: foreign(f"{LR}.{key}") for key in keys if key != "name"}
+    return _with_warmup(recipe, {**defaults, **parts[0]}, {**defaults, **parts[1]}, scaled, unit)
 
 
-def _needed(name: str) -> tuple[str, ...]:
+def _required_keys(name: str) -> tuple[str, ...]:
     return {"multistep": ("values", "milestones"), "step": ("values",), "constant": ("value",)}.get(
         name, ("start_value", "end_value")
     )
 
 
-def by(interval: Any) -> str:
-    """What a schedule goes by, from ``update_interval``."""
-    return "step" if interval == "step" else "epoch"
+def interval(update_interval: Any) -> str:
+    """Return a schedule's ``interval`` for VISSL's ``update_interval``."""
+    return "step" if update_interval == "step" else "epoch"
 
 
-def _warm(recipe: Recipe, line: Mapping[str, Any], rest: Mapping[str, Any], scaled: bool, unit: str) -> Curve:
-    """A line, which is the warm-up, and what comes behind it."""
+def _with_warmup(
+    recipe: Recipe, warmup_section: Mapping[str, Any], main_section: Mapping[str, Any], scaled: bool, unit: str
+) -> Curve:
+    """Convert a linear warm-up followed by another schedule."""
     foreign = recipe.foreign
     shares, scaling = foreign(f"{LR}.lengths"), foreign(f"{LR}.interval_scaling")
-    if len(shares) != 2 or not all(isinstance(one, float | int) and 0 < one < 1 for one in shares):
-        raise foreign.problem(f"{LR}.lengths", f"{show(shares)}: two shares of the training are needed")
+    if len(shares) != 2 or not all(isinstance(share, float | int) and 0 < share < 1 for share in shares):
+        raise foreign.problem(f"{LR}.lengths", f"{show(shares)}: expected two fractions of the training")
     nodes = foreign("DISTRIBUTED.NUM_NODES")
     if scaled and nodes == 1:
-        recipe.note("VISSL leaves out the warm-up on one machine, so it is left out here")
-        curve = _curve(recipe, rest)
-        return curve._replace(schedule={**curve.schedule, "by": unit})
+        recipe.note("VISSL skips the warm-up on a single machine, so the recipe has none")
+        curve = _curve(recipe, main_section)
+        return curve._replace(schedule={**curve.schedule, "interval": unit})
     fixed = scaling[1:2] != ["rescaled"]
-    curve = _curve(recipe, rest, None if fixed else (shares[0], shares[1]))
-    factor = ratio(1, nodes) if scaled else ratio(_of(recipe, line, "start_value"), curve.peak)
+    curve = _curve(recipe, main_section, None if fixed else (shares[0], shares[1]))
+    factor = ratio(1, nodes) if scaled else ratio(_number(recipe, warmup_section, "start_value"), curve.peak)
     if scaled:
-        recipe.note("VISSL begins the warm-up with the learning rate of one machine, whatever start_value says")
+        recipe.note("VISSL starts the warm-up at the learning rate of one machine, whatever start_value is")
     epochs = foreign.number("OPTIMIZER.num_epochs")
     if fixed and curve.schedule["name"] != "multi_step":
-        steep = round(factor + (1 - factor) / shares[0], 6)
-        rising = {"name": "linear", "start": factor, "end": steep}
+        end = round(factor + (1 - factor) / shares[0], 6)
+        rising = {"name": "linear", "start": factor, "end": end}
         recipe.note(
-            "schedule: the cosine is one of the whole training, of which the warm-up hides the first part, as in VISSL"
+            "schedule: the cosine spans the whole training, and the warm-up replaces its first part, as in VISSL"
         )
-        both = {"name": "composite", "schedules": [rising, curve.schedule], "shares": shares, "time": "whole"}
-        return Curve(curve.peak, {**both, "by": unit})
+        combined = {"name": "composite", "schedules": [rising, curve.schedule], "shares": shares, "time": "whole"}
+        return Curve(curve.peak, {**combined, "interval": unit})
     warmup = {"warmup": duration(shares[0] * epochs, "ep"), "warmup_factor": factor}
-    rule = {"rule": "sliced"} if curve.schedule["name"] == "multi_step" else {}
-    return Curve(curve.peak, {**curve.schedule, **warmup, **rule, "by": unit})
+    rule = {"warmup_rule": "sliced"} if curve.schedule["name"] == "multi_step" else {}
+    return Curve(curve.peak, {**curve.schedule, **warmup, **rule, "interval": unit})
 
 
-def _curve(recipe: Recipe, section: Mapping[str, Any], own: tuple[float, float] | None = None) -> Curve:
-    """One schedule.
+def _curve(recipe: Recipe, section: Mapping[str, Any], span: tuple[float, float] | None = None) -> Curve:
+    """Convert a single schedule.
 
     Args:
-        recipe: what it is for.
-        section: its keys.
-        own: the share of the training before it and its own, if it has a time of its own.
+        recipe: the recipe.
+        section: the schedule's keys.
+        span: start and length of the schedule as fractions of the training; None: the whole training.
     """
     name = section.get("name")
     if name in ("cosine", "linear"):
-        start, end = _of(recipe, section, "start_value"), _of(recipe, section, "end_value")
+        start, end = _number(recipe, section, "start_value"), _number(recipe, section, "end_value")
         return Curve(start, {"name": name, "end": ratio(end, start)})
     if name == "constant":
-        return Curve(_of(recipe, section, "value"), {"name": "constant"})
+        return Curve(_number(recipe, section, "value"), {"name": "constant"})
     if name in ("multistep", "step"):
-        return _stepped(recipe, section, own or (0.0, 1.0))
-    known = "cosine, multistep, step, constant and linear are"
-    raise recipe.foreign.problem(f"{LR}.name", f"{show(name)} is not taken over", known)
+        return _stepped(recipe, section, span or (0.0, 1.0))
+    supported = "supported: cosine, multistep, step, constant, linear"
+    raise recipe.foreign.problem(f"{LR}.name", f"{show(name)} is not supported", supported)
 
 
-def _stepped(recipe: Recipe, section: Mapping[str, Any], own: tuple[float, float]) -> Curve:
+def _stepped(recipe: Recipe, section: Mapping[str, Any], span: tuple[float, float]) -> Curve:
     foreign = recipe.foreign
     epochs = foreign.number("OPTIMIZER.num_epochs")
     values = section.get("values") or []
@@ -103,30 +105,36 @@ def _stepped(recipe: Recipe, section: Mapping[str, Any], own: tuple[float, float
     if section["name"] == "step":
         milestones = [epochs * number / len(values) for number in range(1, len(values))]
     numbers = [*values, *milestones]
-    if len(values) != len(milestones) + 1 or any(not isinstance(one, int | float) for one in numbers) or not values[0]:
-        message = f"{show(values)} and {show(milestones)}: numbers are needed, one value more than milestones"
+    if (
+        len(values) != len(milestones) + 1
+        or any(not isinstance(number, int | float) for number in numbers)
+        or not values[0]
+    ):
+        message = f"{show(values)} and {show(milestones)}: expected numbers, one value more than milestones"
         raise foreign.problem(f"{LR}.values", message)
-    times = [duration(own[0] * epochs + own[1] * one, "ep") for one in milestones]
+    times = [duration(span[0] * epochs + span[1] * milestone, "ep") for milestone in milestones]
     gamma = ratio(values[1], values[0]) if len(values) > 1 else 1.0
     if any(abs(value - values[0] * gamma**power) > 1e-6 * values[0] for power, value in enumerate(values)):
         factors = [ratio(value, values[0]) for value in values]
-        return Curve(values[0], {"name": "piecewise", "times": ["0ep", *times], "values": factors, "shape": "steps"})
+        return Curve(
+            values[0], {"name": "piecewise", "times": ["0ep", *times], "values": factors, "interpolation": "steps"}
+        )
     return Curve(values[0], {"name": "multi_step", "milestones": times, "gamma": gamma})
 
 
-def _of(recipe: Recipe, section: Mapping[str, Any], key: str) -> float:
+def _number(recipe: Recipe, section: Mapping[str, Any], key: str) -> float:
     value = section.get(key)
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise recipe.foreign.problem(f"{LR}.{key}", f"a number is needed, and there is {show(value)}")
+        raise recipe.foreign.problem(f"{LR}.{key}", f"expected a number, got {show(value)}")
     return value
 
 
-def ratio(part: float, whole: float) -> float:
-    """A number as a share of the one that a schedule begins with.
+def ratio(value: float, first: float) -> float:
+    """Return the ratio of a value to a schedule's first value, with six significant digits.
 
     Raises:
-        ConfigError: that is 0.
+        ConfigError: the first value is 0.
     """
-    if not whole:
-        raise ConfigError(Problem("", LR, "a schedule that begins with 0 is not taken over"))
-    return float(f"{part / whole:.6g}")
+    if not first:
+        raise ConfigError(Problem("", LR, "a schedule that starts at 0 is not supported"))
+    return float(f"{value / first:.6g}")

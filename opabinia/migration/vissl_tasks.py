@@ -1,11 +1,11 @@
-"""VISSL's losses and heads as tasks of ours."""
+"""Conversion of VISSL's losses and heads to tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from opabinia.migration.recipe import Recipe, Table, duration, lasting, one_of
+from opabinia.migration.recipe import Recipe, Table, duration, duration_in, lookup
 from opabinia.migration.tables.vissl import STAGES
 
 TABLES: dict[str, Table] = {
@@ -16,7 +16,7 @@ TABLES: dict[str, Table] = {
         "epsilon": "epsilon",
         "iterations": "num_iters",
         "assign": ("crops_for_assign", len),
-        "hard": ("temp_hard_assignment_iters", lasting("it")),
+        "hard": ("temp_hard_assignment_iters", duration_in("it")),
     },
     "deepcluster": {
         "temperature": "temperature",
@@ -28,42 +28,42 @@ TABLES: dict[str, Table] = {
         "momentum": "momentum",
         "temperature": "student_temp",
         "teacher_temperature": "teacher_temp_max",
-        "first_teacher_temperature": "teacher_temp_min",
-        "teacher_warmup": ("teacher_temp_warmup_iters", lasting("it")),
-        "centre_momentum": "ema_center",
+        "warmup_teacher_temperature": "teacher_temp_min",
+        "teacher_warmup": ("teacher_temp_warmup_iters", duration_in("it")),
+        "center_momentum": "ema_center",
     },
     "barlow_twins": {"off_diagonal": "lambda_", "scale": "scale_loss"},
     "npid": {
-        "loss": ("loss_type", one_of({"nce": "nce", "cross_entropy": "info_nce"})),
+        "loss": ("loss_type", lookup({"nce": "nce", "cross_entropy": "info_nce"})),
         "negatives": "negative_sampling_params.num_negatives",
         "temperature": "temperature",
         "momentum": "memory_params.momentum",
     },
 }
-"""What becomes of the keys of a loss, by the task that has it."""
+"""Conversion tables of the loss sections, by task."""
 
 
 def _task(recipe: Recipe, name: str) -> None:
-    """A task, with what its loss says."""
+    """Set the task and convert the keys of its loss."""
     recipe.put("task.name", name, "LOSS.name")
-    recipe.take_all(f"LOSS.{recipe.foreign('LOSS.name')}", "task", TABLES[name])
+    recipe.convert_section(f"LOSS.{recipe.foreign('LOSS.name')}", "task", TABLES[name])
 
 
 def simclr(recipe: Recipe) -> None:
-    """SimCLR."""
+    """Convert SimCLR."""
     _task(recipe, "simclr")
     _projector(recipe, "hidden", "projection", "layers")
 
 
 def moco(recipe: Recipe) -> None:
-    """MoCo."""
+    """Convert MoCo."""
     _task(recipe, "moco")
     _projector(recipe, "hidden", "projection")
-    recipe.note("VISSL shuffles samples over cards before the teacher's norms; here they are seen as they come")
+    recipe.note("VISSL shuffles samples over GPUs before the teacher's batch norms; Opabinia does not")
 
 
 def swav(recipe: Recipe) -> None:
-    """SwAV."""
+    """Convert SwAV."""
     foreign, queue = recipe.foreign, "LOSS.swav_loss.queue"
     _task(recipe, "swav")
     if head := _heads(recipe, "swav_head"):
@@ -72,18 +72,18 @@ def swav(recipe: Recipe) -> None:
             recipe.put("task.prototypes", clusters, "MODEL.HEAD.PARAMS")
     if length := foreign(f"{queue}.queue_length"):
         recipe.put("task.queue.length", length, f"{queue}.queue_length")
-        recipe.take(f"{queue}.start_iter", "task.queue.start", lasting("it"))
+        recipe.convert(f"{queue}.start_iter", "task.queue.start", duration_in("it"))
     _frozen(recipe, "task.freeze")
 
 
 def deepcluster(recipe: Recipe) -> None:
-    """DeepCluster v2."""
+    """Convert DeepCluster v2."""
     _task(recipe, "deepcluster")
     _projector(recipe, "hidden", "projection")
 
 
 def dino(recipe: Recipe) -> None:
-    """DINO."""
+    """Convert DINO."""
     _task(recipe, "dino")
     if head := _heads(recipe, "dino_head"):
         source = "MODEL.HEAD.PARAMS"
@@ -96,43 +96,43 @@ def dino(recipe: Recipe) -> None:
 
 
 def barlow_twins(recipe: Recipe) -> None:
-    """Barlow Twins."""
+    """Convert Barlow Twins."""
     _task(recipe, "barlow_twins")
     recipe.put("task.normalize", "joint")
-    recipe.note("task.normalize: joint is VISSL's way, per_view the paper's")
+    recipe.note("task.normalize: joint is VISSL's method, per_view the paper's")
     _projector(recipe, "hidden", "projection", "layers")
 
 
 def npid(recipe: Recipe) -> None:
-    """NPID."""
+    """Convert NPID."""
     _task(recipe, "npid")
     _projector(recipe, "", "projection")
 
 
 def rotation(recipe: Recipe) -> None:
-    """By how much a picture is turned."""
+    """Convert rotation prediction."""
     recipe.put("task.name", "rotation", "LOSS.name", "DATA.TRAIN.TRANSFORMS")
     recipe.note(
-        "all four turns of an image are in a batch here, VISSL turns each once: a quarter of the batch and of the "
-        "epochs shows as many pictures"
+        "a batch contains all four rotations of every image, in VISSL one: a quarter of the batch size and of the "
+        "epochs processes as many images"
     )
     recipe.foreign("MODEL.HEAD.PARAMS")
 
 
 def classification(recipe: Recipe) -> None:
-    """With labels: a classifier, or a probe of features that are frozen."""
+    """Convert supervised classification, or a linear probe of frozen features."""
     foreign = recipe.foreign
-    several = foreign("LOSS.name") == "bce_logits_multiple_output_single_target"
+    multi_output = foreign("LOSS.name") == "bce_logits_multiple_output_single_target"
     recipe.put("task.name", "classification", "LOSS.name")
-    smoothing = 0.0 if several else foreign("LOSS.cross_entropy_multiple_output_single_target.label_smoothing")
+    smoothing = 0.0 if multi_output else foreign("LOSS.cross_entropy_multiple_output_single_target.label_smoothing")
     loss = (
         {"name": "binary_cross_entropy", "sum_classes": True}
-        if several
+        if multi_output
         else {"name": "cross_entropy", "label_smoothing": smoothing}
     )
     recipe.put("task.loss", loss, "LOSS.name")
     foreign("MODEL.HEAD.PARAMS")
-    recipe.note("the classifier is one linear layer behind the backbone, whatever MODEL.HEAD.PARAMS says")
+    recipe.note("the classifier is one linear layer after the backbone, whatever MODEL.HEAD.PARAMS is")
     if foreign("MODEL.FEATURE_EVAL_SETTINGS.EVAL_MODE_ON") and foreign("MODEL.FEATURE_EVAL_SETTINGS.FREEZE_TRUNK_ONLY"):
         hook = {"name": "freeze", "pattern": "^backbone"}
         recipe.put("hooks.freeze", hook, "MODEL.FEATURE_EVAL_SETTINGS.FREEZE_TRUNK_ONLY")
@@ -140,35 +140,33 @@ def classification(recipe: Recipe) -> None:
 
 
 def _layers(recipe: Recipe) -> None:
-    """Several layers of a network are judged by a measure."""
+    """Convert linear probes of several layers to an evaluator."""
     path = "MODEL.FEATURE_EVAL_SETTINGS.LINEAR_EVAL_FEAT_POOL_OPS_MAP"
-    named = [str(one[0]) for one in recipe.foreign(path) if isinstance(one, list) and one]
+    named = [str(entry[0]) for entry in recipe.foreign(path) if isinstance(entry, list) and entry]
     layers = [STAGES[name] for name in named if name in STAGES]
     if len(named) < 2:
         return
     recipe.put(
-        "evaluate.measures.layers", {"evaluator": {"name": "linear_probe", "layers": layers}, "every": "0ep"}, path
+        "evaluate.evaluators.layers", {"evaluator": {"name": "linear_probe", "layers": layers}, "every": "0ep"}, path
     )
-    recipe.note(
-        "features of several layers are judged at the end, by the measure linear_probe, averaged over their places"
-    )
+    recipe.note("features of several layers are evaluated at the end by linear_probe, averaged over their positions")
     for name in named:
         if name not in STAGES:
-            recipe.leave_part(path, name, "no layer here answers to it")
+            recipe.skip_part(path, name, "no equivalent layer")
 
 
 def _heads(recipe: Recipe, kind: str) -> list[Mapping[str, Any]]:
-    """The keys of all parts of the head, if all are of a kind; else it is left out."""
+    """Return the keys of all parts of the head if all are of this kind; else report the head as not converted."""
     parts = recipe.foreign("MODEL.HEAD.PARAMS")
-    keys = [one[1] for one in parts if isinstance(one, list) and len(one) == 2 and one[0] == kind]
-    if not keys or len(keys) != len(parts) or not all(isinstance(one, dict) for one in keys):
-        recipe.leave("MODEL.HEAD.PARAMS", f"no row of {kind}; the task has its own head")
+    keys = [part[1] for part in parts if isinstance(part, list) and len(part) == 2 and part[0] == kind]
+    if not keys or len(keys) != len(parts) or not all(isinstance(part, dict) for part in keys):
+        recipe.skip("MODEL.HEAD.PARAMS", f"not a sequence of {kind}; the task has its own head")
         return []
     return keys
 
 
 def _projector(recipe: Recipe, hidden: str, projection: str, layers: str = "") -> None:
-    """Rows of ``mlp`` as the widths of a task's projector."""
+    """Convert a sequence of ``mlp`` to the widths of the task's projector."""
     widths: list[Any] = []
     for keys in _heads(recipe, "mlp"):
         dims = keys.get("dims")
@@ -186,21 +184,21 @@ def _dimensions(recipe: Recipe, widths: Any, hidden: str, projection: str, layer
     if layers:
         recipe.put(f"task.{layers}", len(widths) - 1, source)
     if len(set(widths[1:-1])) > 1 or (not layers and len(widths) > 3) or (not hidden and len(widths) > 2):
-        recipe.leave(source, "layers of other number or widths than the task has")
+        recipe.skip(source, "the task's head has another number or other widths of layers")
 
 
-def _frozen(recipe: Recipe, ours: str) -> None:
-    """How long prototypes keep still; other parameters are left out."""
+def _frozen(recipe: Recipe, key: str) -> None:
+    """Convert the time for which prototypes are frozen; report other parameters as not converted."""
     path = "MODEL.TEMP_FROZEN_PARAMS_ITER_MAP"
     steps = []
-    for one in recipe.foreign(path):
-        match one:
+    for entry in recipe.foreign(path):
+        match entry:
             case [str(name), int(count)] if "prototypes" in name:
                 steps.append(count)
             case _:
-                recipe.leave_part(path, one, "see the hook freeze")
+                recipe.skip_part(path, entry, "see the hook freeze")
     if steps:
-        recipe.put(ours, duration(max(steps), "it"), path)
+        recipe.put(key, duration(max(steps), "it"), path)
 
 
 METHODS: dict[str, Callable[[Recipe], None]] = {
@@ -216,4 +214,4 @@ METHODS: dict[str, Callable[[Recipe], None]] = {
     "CrossEntropyLoss": classification,
     "bce_logits_multiple_output_single_target": classification,
 }
-"""By ``LOSS.name``."""
+"""Conversion functions by ``LOSS.name``."""

@@ -1,4 +1,4 @@
-"""VISSL's lists of transforms as ours: what is done to every view of an image, and where they begin."""
+"""Conversion of VISSL's lists of transforms to views of an image and their transforms."""
 
 from __future__ import annotations
 
@@ -8,71 +8,71 @@ from typing import Any, NamedTuple
 from opabinia.config.errors import show
 
 Step = dict[str, Any]
-Made = list[Step]
+Steps = list[Step]
 
 INTERPOLATIONS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-"""By Pillow's numbers."""
+"""Interpolation modes by Pillow's numbers."""
 
 
 class Views(NamedTuple):
-    """What a list of transforms says.
+    """A converted list of transforms.
 
     Attributes:
-        steps: transforms of ours.
-        number: views of an image; 0 where the image itself goes on.
-        mean: of the pixels, if it says so.
-        std: their deviation, likewise.
-        turned: whether images are turned, to be asked by how much.
-        left: names of transforms that are not here.
+        steps: Opabinia's transforms.
+        num_views: number of views of an image; 0 without views.
+        mean: mean of the pixels, if the list normalizes them.
+        std: their standard deviation, likewise.
+        rotated: whether images are rotated for rotation prediction.
+        unsupported: names of transforms that are not supported.
     """
 
-    steps: Made
-    number: int
+    steps: Steps
+    num_views: int
     mean: list[float] | None
     std: list[float] | None
-    turned: bool
-    left: list[str]
+    rotated: bool
+    unsupported: list[str]
 
 
 def read(transforms: list[Any]) -> Views:
-    """What a list of transforms says.
+    """Convert a list of transforms.
 
     Raises:
-        ValueError: an entry is no transform, or has values that cannot be taken over.
+        ValueError: an entry is not a transform, or has a value that is not supported.
     """
-    before: Made = []
-    views: list[Made] = []
-    normal: Mapping[str, Any] = {}
-    turned, left = False, []
-    for one in transforms:
-        if not isinstance(one, dict) or not isinstance(one.get("name"), str):
-            raise ValueError(f"{show(one)} is no transform: {{name: ..., ...}} is needed")
-        name = one["name"]
+    common: Steps = []
+    views: list[Steps] = []
+    normalize: Mapping[str, Any] = {}
+    rotated, unsupported = False, []
+    for transform in transforms:
+        if not isinstance(transform, dict) or not isinstance(transform.get("name"), str):
+            raise ValueError(f"{show(transform)} is not a transform: expected {{name: ..., ...}}")
+        name = transform["name"]
         if name in ("ImgReplicatePil", "ImgPilToMultiCrop"):
-            views = _begun(one)
+            views = _start_views(transform)
         elif name == "ImgPilMultiCropRandomApply":
-            left += _for_some(one, views)
+            unsupported += _apply_per_view(transform, views)
         elif name == "ImgRotatePil":
-            turned = True
+            rotated = True
         elif name == "Normalize":
-            normal = one
-        elif name in PARTS:
-            for view in views or [before]:
-                view += PARTS[name](one)
+            normalize = transform
+        elif name in CONVERTERS:
+            for view in views or [common]:
+                view += CONVERTERS[name](transform)
         elif name != "ToTensor":
-            left.append(name)
-    steps = [*before, {"name": "views", "views": _grouped(views)}] if views else before
-    return Views(steps, len(views), normal.get("mean"), normal.get("std"), turned, left)
+            unsupported.append(name)
+    steps = [*common, {"name": "views", "views": _group_views(views)}] if views else common
+    return Views(steps, len(views), normalize.get("mean"), normalize.get("std"), rotated, unsupported)
 
 
-def _begun(one: Mapping[str, Any]) -> list[Made]:
-    """The beginnings of views."""
-    if one["name"] == "ImgReplicatePil":
-        return [[] for _ in range(_count(one.get("num_times", 2)))]
-    sizes, counts, scales = (one.get(key) for key in ("size_crops", "num_crops", "crop_scales"))
+def _start_views(transform: Mapping[str, Any]) -> list[Steps]:
+    """Return the first transforms of every view."""
+    if transform["name"] == "ImgReplicatePil":
+        return [[] for _ in range(_count(transform.get("num_times", 2)))]
+    sizes, counts, scales = (transform.get(key) for key in ("size_crops", "num_crops", "crop_scales"))
     lists = [sizes, counts, scales]
     if any(not isinstance(values, list) or len(values) != len(sizes or []) for values in lists):
-        raise ValueError(f"{show(one)}: size_crops, num_crops and crop_scales are lists of one length")
+        raise ValueError(f"{show(transform)}: size_crops, num_crops and crop_scales must be lists of the same length")
     assert isinstance(sizes, list) and isinstance(counts, list) and isinstance(scales, list)
     return [
         [{"name": "RandomResizedCrop", "size": size, "scale": scale}]
@@ -83,40 +83,40 @@ def _begun(one: Mapping[str, Any]) -> list[Made]:
 
 def _count(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 100:
-        raise ValueError(f"{show(value)}: a number of views from 1 to 100 is needed")
+        raise ValueError(f"{show(value)}: expected a number of views from 1 to 100")
     return value
 
 
-def _for_some(one: Mapping[str, Any], views: list[Made]) -> list[str]:
-    """Transforms with a probability for each view; names of those that are not here."""
-    chances, inner = one.get("prob"), one.get("transforms")
-    if not isinstance(chances, list) or len(chances) != len(views) or not isinstance(inner, list):
-        raise ValueError(f"{show(one)}: prob is a list with an entry for each of the {len(views)} views")
-    left = []
+def _apply_per_view(transform: Mapping[str, Any], views: list[Steps]) -> list[str]:
+    """Add transforms with a probability for each view; return the names of unsupported ones."""
+    probabilities, inner = transform.get("prob"), transform.get("transforms")
+    if not isinstance(probabilities, list) or len(probabilities) != len(views) or not isinstance(inner, list):
+        raise ValueError(f"{show(transform)}: prob must be a list with an entry for each of the {len(views)} views")
+    unsupported = []
     for step in inner:
         name = step.get("name") if isinstance(step, dict) else None
-        if name not in PARTS:
-            left.append(str(name))
+        if name not in CONVERTERS:
+            unsupported.append(str(name))
             continue
-        for view, chance in zip(views, chances, strict=True):
-            view += _sometimes(PARTS[name](step), chance)
-    return left
+        for view, probability in zip(views, probabilities, strict=True):
+            view += _with_probability(CONVERTERS[name](step), probability)
+    return unsupported
 
 
-def _sometimes(steps: Made, chance: float) -> Made:
-    """Steps with a probability; one that has a probability of its own, which is 1, gets it."""
-    if chance <= 0:
+def _with_probability(steps: Steps, probability: float) -> Steps:
+    """Apply transforms with a probability: by the transform's own parameter if that is 1, else by RandomApply."""
+    if probability <= 0:
         return []
-    if chance >= 1:
+    if probability >= 1:
         return steps
-    own = {"blur": "probability", "RandomSolarize": "p"}.get(steps[0]["name"], "")
-    if len(steps) == 1 and own and steps[0][own] == 1:
-        return [{**steps[0], own: chance}]
-    return [{"name": "RandomApply", "p": chance, "transforms": steps}]
+    parameter = {"random_gaussian_blur": "probability", "RandomSolarize": "p"}.get(steps[0]["name"], "")
+    if len(steps) == 1 and parameter and steps[0][parameter] == 1:
+        return [{**steps[0], parameter: probability}]
+    return [{"name": "RandomApply", "p": probability, "transforms": steps}]
 
 
-def _grouped(views: list[Made]) -> list[dict[str, Any]]:
-    """Like ones together."""
+def _group_views(views: list[Steps]) -> list[dict[str, Any]]:
+    """Group consecutive views with the same transforms."""
     groups: list[dict[str, Any]] = []
     for view in views:
         if groups and groups[-1]["transforms"] == view:
@@ -129,58 +129,64 @@ def _grouped(views: list[Made]) -> list[dict[str, Any]]:
 # --- single transforms ------------------------------------------------------------------------------------------------
 
 
-def _taken(name: str, *keys: str) -> Callable[[Mapping[str, Any]], Made]:
-    """One that has the same keys here."""
-    return lambda one: [{"name": name, **{key: one[key] for key in keys if key in one}}]
+def _same_keys(name: str, *keys: str) -> Callable[[Mapping[str, Any]], Steps]:
+    """Return a converter of a transform whose keys have the same names in torchvision."""
+    return lambda transform: [{"name": name, **{key: transform[key] for key in keys if key in transform}}]
 
 
-def _resized(name: str, *keys: str) -> Callable[[Mapping[str, Any]], Made]:
-    """One with a number for the interpolation."""
+def _resize(name: str, *keys: str) -> Callable[[Mapping[str, Any]], Steps]:
+    """Return a converter of a transform whose interpolation is transform of Pillow's numbers."""
 
-    def made(one: Mapping[str, Any]) -> Made:
-        [step] = _taken(name, "size", *keys)(one)
-        if "interpolation" in one:
-            number = one["interpolation"]
+    def convert(transform: Mapping[str, Any]) -> Steps:
+        [step] = _same_keys(name, "size", *keys)(transform)
+        if "interpolation" in transform:
+            number = transform["interpolation"]
             if isinstance(number, list | dict) or number not in INTERPOLATIONS:
-                raise ValueError(f"interpolation: {show(number)} is not known here; known are {list(INTERPOLATIONS)}")
+                raise ValueError(f"interpolation: {show(number)} is not supported; known are {list(INTERPOLATIONS)}")
             step["interpolation"] = INTERPOLATIONS[number]
         return [step]
 
-    return made
+    return convert
 
 
-def _distorted(one: Mapping[str, Any]) -> Made:
-    """SimCLR's colours: jitter with 0.8, grey with 0.2."""
-    strength = one.get("strength", 1.0)
+def _color_distortion(transform: Mapping[str, Any]) -> Steps:
+    """Convert SimCLR's color distortion: jitter with probability 0.8, grayscale with 0.2."""
+    strength = transform.get("strength", 1.0)
     if not isinstance(strength, int | float):
-        raise ValueError(f"strength: {show(strength)}: a number is needed")
+        raise ValueError(f"strength: expected a number, got {show(strength)}")
     amounts = {key: round(0.8 * strength, 6) for key in ("brightness", "contrast", "saturation")}
     jitter = {"name": "ColorJitter", **amounts, "hue": round(0.2 * strength, 6)}
     return [{"name": "RandomApply", "p": 0.8, "transforms": [jitter]}, {"name": "RandomGrayscale", "p": 0.2}]
 
 
-def _blurred(one: Mapping[str, Any]) -> Made:
-    sigma = [one.get("radius_min", 0.1), one.get("radius_max", 2.0)]
-    return [{"name": "blur", "probability": one.get("p", 0.5), "sigma": sigma}]
+def _blur(transform: Mapping[str, Any]) -> Steps:
+    sigma = [transform.get("radius_min", 0.1), transform.get("radius_max", 2.0)]
+    return [{"name": "random_gaussian_blur", "probability": transform.get("p", 0.5), "sigma": sigma}]
 
 
-def _random(one: Mapping[str, Any]) -> Made:
-    magnitude, layers, std = one.get("magnitude", 9), one.get("num_layers", 2), one.get("magnitude_std", 0)
-    increasing = "-inc1" if one.get("increasing_severity") else ""
+def _rand_augment(transform: Mapping[str, Any]) -> Steps:
+    magnitude, layers, std = (
+        transform.get("magnitude", 9),
+        transform.get("num_layers", 2),
+        transform.get("magnitude_std", 0),
+    )
+    increasing = "-inc1" if transform.get("increasing_severity") else ""
     return [{"name": "timm_policy", "policy": f"rand-m{magnitude}-n{layers}-mstd{std}{increasing}"}]
 
 
-PARTS: dict[str, Callable[[Mapping[str, Any]], Made]] = {
-    "RandomResizedCrop": _resized("RandomResizedCrop", "scale", "ratio"),
-    "Resize": _resized("Resize"),
-    "CenterCrop": _taken("CenterCrop", "size"),
-    "RandomCrop": _taken("RandomCrop", "size", "padding"),
-    "RandomHorizontalFlip": _taken("RandomHorizontalFlip", "p"),
-    "RandomGrayscale": _taken("RandomGrayscale", "p"),
-    "ColorJitter": _taken("ColorJitter", "brightness", "contrast", "saturation", "hue"),
-    "ImgPilColorDistortion": _distorted,
-    "ImgPilGaussianBlur": _blurred,
-    "ImgPilRandomSolarize": lambda one: [{"name": "RandomSolarize", "threshold": 128, "p": one.get("p", 0.5)}],
-    "RandAugment": _random,
+CONVERTERS: dict[str, Callable[[Mapping[str, Any]], Steps]] = {
+    "RandomResizedCrop": _resize("RandomResizedCrop", "scale", "ratio"),
+    "Resize": _resize("Resize"),
+    "CenterCrop": _same_keys("CenterCrop", "size"),
+    "RandomCrop": _same_keys("RandomCrop", "size", "padding"),
+    "RandomHorizontalFlip": _same_keys("RandomHorizontalFlip", "p"),
+    "RandomGrayscale": _same_keys("RandomGrayscale", "p"),
+    "ColorJitter": _same_keys("ColorJitter", "brightness", "contrast", "saturation", "hue"),
+    "ImgPilColorDistortion": _color_distortion,
+    "ImgPilGaussianBlur": _blur,
+    "ImgPilRandomSolarize": lambda transform: [
+        {"name": "RandomSolarize", "threshold": 128, "p": transform.get("p", 0.5)}
+    ],
+    "RandAugment": _rand_augment,
 }
-"""Transforms that are here, under VISSL's names."""
+"""Converters of the supported transforms, by VISSL's names."""

@@ -1,4 +1,4 @@
-"""Looking into a model without changing it: outputs and gradients of its layers, kernels, Grad-CAM."""
+"""Inspect a model without changing it: outputs and gradients of its layers, convolution kernels, Grad-CAM."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from torchvision.utils import make_grid
 from opabinia.contracts import ParallelTask
 
 Edit = Callable[[str, Any], Any]
-"""From the name of a layer and its output to the output that is to be used in its place."""
+"""Map the name and the output of a layer to the output that replaces it."""
 
 EditGradient = Callable[[str, Tensor], Tensor]
-"""From the name of a layer and the gradient of its output to the gradient that is to be used in its place."""
+"""Map the name of a layer and the gradient of its output to the gradient that replaces it."""
 
 # --- outputs and gradients ------------------------------------------------------------------------------------------
 
 
 class _Value:
-    """One tensor of an output, and what comes back to it."""
+    """One tensor of an output, and its gradient."""
 
     def __init__(self, tensor: Tensor, copy: bool) -> None:
         self.gradient: Tensor | None = None
@@ -36,8 +36,8 @@ class _Value:
     def tensor(self) -> Tensor:
         if _version(self._tensor) != self._version:
             raise RuntimeError(
-                "the layer after it has changed this output in place (an activation often does); "
-                "capture(..., copy=True) keeps it as it was"
+                "the next layer changed this output in place (activations often do); "
+                "capture(..., copy=True) keeps a copy of it"
             )
         return self._tensor
 
@@ -49,26 +49,26 @@ class Call:
     """One forward pass of a layer."""
 
     def __init__(self, values: Any) -> None:
-        self._values = values  # the output with a _Value in the place of each tensor
+        self._values = values  # the output with each tensor replaced by a _Value
 
     @property
     def output(self) -> Any:
-        """What the layer gave, detached and on its device: a tensor, or tensors in the layer's own structure.
+        """The output of the layer, detached and on its device: a tensor, or tensors in the layer's own structure.
 
         Raises:
-            RuntimeError: a later layer has changed it in place.
+            RuntimeError: a later layer changed it in place.
         """
-        return _mapped(self._values, _Value, _Value.tensor)
+        return _map_structure(self._values, _Value, _Value.tensor)
 
     @property
     def gradient(self) -> Any:
-        """dL/d(output), in the same structure; None where no backward pass has come by. Several backward passes through
-        the same graph add up, as they do in ``Tensor.grad``."""
-        return _mapped(self._values, _Value, lambda value: value.gradient)
+        """dL/d(output) in the same structure; None where no backward pass reached the output. Several backward passes
+        through one graph are summed, as in ``Tensor.grad``."""
+        return _map_structure(self._values, _Value, lambda value: value.gradient)
 
 
 class Layer:
-    """What a layer did.
+    """The captured forward passes of a layer.
 
     Attributes:
         name: relative to the task.
@@ -81,41 +81,25 @@ class Layer:
 
     @property
     def output(self) -> Any:
-        """What its newest forward pass gave; see :class:`Call`.
+        """The output of the latest forward pass; see :class:`Call`.
 
         Raises:
-            LookupError: there was none.
+            LookupError: the layer was not called.
         """
-        return self._newest.output
+        return self._latest.output
 
     @property
     def gradient(self) -> Any:
         """The gradient of that output; see :class:`Call`."""
-        return self._newest.gradient
+        return self._latest.gradient
 
     @property
-    def _newest(self) -> Call:
+    def _latest(self) -> Call:
         if not self.calls:
             raise LookupError(
-                f"{self.name!r} was not called: the model takes another way, calls a method of it, or was compiled"
+                f"{self.name!r} was not called: the model skips it, calls one of its methods, or was compiled"
             )
         return self.calls[-1]
-
-
-class Seen(Mapping[str, Layer]):
-    """Layers by name."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._layers = {name: Layer(name) for name in names}
-
-    def __getitem__(self, name: str) -> Layer:
-        return self._layers[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._layers)
-
-    def __len__(self) -> int:
-        return len(self._layers)
 
 
 @contextmanager
@@ -126,159 +110,161 @@ def capture(
     edit: Edit | None = None,
     edit_gradient: EditGradient | None = None,
     copy: bool = False,
-) -> Iterator[Seen]:
-    """Outputs and gradients of named layers, while the block lasts.
+) -> Iterator[Mapping[str, Layer]]:
+    """Capture outputs and gradients of named layers inside a ``with`` block.
 
-    The model stays as it is: what listens are hooks of torch, which are gone after the block, however it ended. The
-    backward pass belongs into the block. Outputs are not copied, so this takes memory only for what autograd would have
-    let go, and nothing waits for the device.
+    The model stays unchanged: torch's hooks do the work and are removed after the block, however it ends. Run the
+    backward pass inside the block. Outputs are not copied, so this only takes the memory that autograd would have
+    freed, and nothing waits for the device.
 
-    On many processes each sees its own samples; gradients are those of its own loss, before any exchange. A layer that
-    is computed again in the backward pass (activation checkpointing, not its reentrant form) is seen once.
+    With several processes each one captures its own samples; gradients are those of its own loss, before any
+    all-reduce. A layer that is recomputed in the backward pass (activation checkpointing, non-reentrant) is captured
+    once.
 
     Args:
-        model: the task, or what wraps it: DDP, ``torch.compile``, a ``parallel`` part.
+        model: the task, or its wrapper: DDP, ``torch.compile``, a ``parallel`` part.
         layers: names of modules, relative to the task: ``backbone.model.layer3``.
-        edit: ``edit(name, output)`` gives what the model goes on with, and what is seen.
-        edit_gradient: ``edit_gradient(name, gradient)`` gives the gradient to go on with, and that is seen; called for
-            each tensor of an output.
-        copy: copy outputs, for layers whose output the next one changes in place.
+        edit: ``edit(name, output)`` returns the output that the model continues with, which is also captured.
+        edit_gradient: ``edit_gradient(name, gradient)`` returns the gradient to continue with, which is also
+            captured; called for each tensor of an output.
+        copy: copy outputs, for layers whose output the next layer changes in place.
+
+    Yields:
+        the layers by name.
 
     Raises:
-        ValueError: the model has no such layer; near names are told.
+        ValueError: the model has no such layer; the message lists similar names.
 
     Example::
 
-        with capture(task, ["backbone", "head"]) as seen:
+        with capture(task, ["backbone", "head"]) as captured:
             task(batch, clock)["loss"].backward()
-        seen["backbone"].output        # B x D
-        seen["backbone"].gradient      # B x D
-        len(seen["head"].calls)        # 1
+        captured["backbone"].output        # B x D
+        captured["backbone"].gradient      # B x D
+        len(captured["head"].calls)        # 1
     """
-    modules = _found(_inner(model), layers)
-    seen = Seen(modules)
+    modules = _find_layers(_unwrap(model), layers)
+    captured = {name: Layer(name) for name in modules}
     handles: list[RemovableHandle] = []
 
-    def listen(name: str, module: nn.Module, arguments: Any, output: Any) -> Any:
+    def on_forward(name: str, module: nn.Module, arguments: Any, output: Any) -> Any:
         if edit is not None:
-            output = _given(edit(name, output), name, "edit")
-        # A layer that is computed again must compute the same, but has been seen.
+            output = _check_edit(edit(name, output), name, "edit")
+        # A recomputation in the backward pass must get the same edit, but was captured before.
         if torch._C._current_graph_task_id() == -1:
-            seen[name].calls.append(Call(_mapped(output, Tensor, partial(watch, name))))
+            captured[name].calls.append(Call(_map_structure(output, Tensor, partial(track, name))))
         return output
 
-    def watch(name: str, tensor: Tensor) -> _Value:
+    def track(name: str, tensor: Tensor) -> _Value:
         value = _Value(tensor, copy)
         if tensor.requires_grad:
-            handles.append(tensor.register_hook(partial(come_back, name, value)))  # type: ignore[no-untyped-call]
+            handles.append(tensor.register_hook(partial(on_backward, name, value)))  # type: ignore[no-untyped-call]
         return value
 
-    def come_back(name: str, value: _Value, gradient: Tensor) -> Tensor:
+    def on_backward(name: str, value: _Value, gradient: Tensor) -> Tensor:
         if edit_gradient is not None:
-            gradient = _given(edit_gradient(name, gradient), name, "edit_gradient")
+            gradient = _check_edit(edit_gradient(name, gradient), name, "edit_gradient")
         value.add(gradient)
         return gradient
 
     try:
         for name, module in modules.items():
-            handles.append(module.register_forward_hook(partial(listen, name)))
-        yield seen
+            handles.append(module.register_forward_hook(partial(on_forward, name)))
+        yield captured
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _given(value: Any, name: str, edit: str) -> Any:
+def _check_edit(value: Any, name: str, edit: str) -> Any:
     if value is None:
-        raise TypeError(f"{edit} gave nothing back for {name!r}")
+        raise TypeError(f"{edit} returned None for {name!r}")
     return value
 
 
-def _inner(model: nn.Module | ParallelTask) -> nn.Module:
-    """The task inside what wraps it: a wrapper has it as its only child."""
+def _unwrap(model: nn.Module | ParallelTask) -> nn.Module:
+    """Return the task inside its wrappers, each of which has it as its only child."""
     inner = model if isinstance(model, nn.Module) else model.module
     while (children := dict(inner.named_children())).keys() in ({"module"}, {"_orig_mod"}):
         (inner,) = children.values()
     return inner
 
 
-def _found(model: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
+def _find_layers(model: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
     modules = dict(model.named_modules(remove_duplicate=False))
     missing = [name for name in names if name not in modules]
     if missing:
-        raise ValueError("; ".join(f"there is no layer {name!r}; near: {near(name, modules)}" for name in missing))
+        raise ValueError(
+            "; ".join(f"there is no layer {name!r}; near: {nearest_names(name, modules)}" for name in missing)
+        )
     return {name: modules[name] for name in names}
 
 
-def near(name: str, known: Iterable[str]) -> str:
-    """Names that may have been meant, for messages."""
-    known = [one for one in known if one]
-    ending = [one for one in known if one.endswith(f".{name}")]
-    near = ending[:3] or difflib.get_close_matches(name, known, n=3)
-    return ", ".join(near) or "none"
+def nearest_names(name: str, known: Iterable[str]) -> str:
+    """List up to three known names that the user may have meant, for messages."""
+    names = [candidate for candidate in known if candidate]
+    ending = [candidate for candidate in names if candidate.endswith(f".{name}")]
+    return ", ".join(ending[:3] or difflib.get_close_matches(name, names, n=3)) or "none"
 
 
 def _version(tensor: Tensor) -> int:
-    """How often it was changed in place; of inference tensors nobody counts."""
+    """Return how often a tensor was changed in place; torch does not count this for inference tensors."""
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """``value`` with everything in it that is a ``kind`` changed; tuples, lists and dicts are gone through."""
+def _map_structure(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
+    """Apply ``function`` to each ``kind`` in ``value``, through tuples, lists and dicts."""
     if isinstance(value, kind):
-        return change(value)
+        return function(value)
     if isinstance(value, Mapping):
-        return {key: _mapped(item, kind, change) for key, item in value.items()}
+        return {key: _map_structure(item, kind, function) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_mapped(item, kind, change) for item in value))
+        return type(value)(*(_map_structure(item, kind, function) for item in value))
     if isinstance(value, tuple | list):
-        return type(value)(_mapped(item, kind, change) for item in value)
+        return type(value)(_map_structure(item, kind, function) for item in value)
     return value
 
 
-# --- pictures -------------------------------------------------------------------------------------------------------
+# --- images ---------------------------------------------------------------------------------------------------------
 
 
-def kernels(model: nn.Module, layer: str | None = None, *, zoom: int = 8, columns: int = 8) -> Tensor:
-    """The kernels of a convolution as one picture (float in 0 to 1, 3 x H x W), each stretched from black to white.
+def kernel_grid(model: nn.Module, layer: str | None = None, *, zoom: int = 8, columns: int = 8) -> Tensor:
+    """Draw the kernels of a convolution as one image (float in 0 to 1, 3 x H x W), each stretched from black to white.
 
-    Kernels of one or three input channels are drawn in grey or colour, side by side. Of others every kernel has a row,
-    with its input channels side by side in grey.
+    Kernels of one or three input channels are drawn in gray or color, side by side. Kernels of other convolutions get
+    a row each, with their input channels side by side in gray.
 
     Args:
         model: with whole parameters, not a sharded one.
         layer: the name of an ``nn.Conv2d``; None takes the first.
-        zoom: pixels for each weight, and between kernels.
-        columns: kernels in a row.
+        zoom: pixels per weight, and between kernels.
+        columns: kernels per row.
 
     Raises:
         ValueError: there is no such convolution.
 
     Example::
 
-        to_pil(kernels(task)).save("kernels.png")
+        to_pil(kernel_grid(task)).save("kernels.png")
     """
-    weight = _convolution(_inner(model), layer).weight.detach().float().cpu()
+    net = _unwrap(model)
+    modules = net.modules() if layer is None else _find_layers(net, [layer]).values()
+    convolution = next((module for module in modules if isinstance(module, nn.Conv2d)), None)
+    if convolution is None:
+        raise ValueError("this model has no convolution" if layer is None else f"{layer!r} is not a convolution")
+    weight = convolution.weight.detach().float().cpu()
     if weight.shape[1] not in (1, 3):
         columns, weight = weight.shape[1], weight.flatten(0, 1).unsqueeze(1)
-    large = interpolate(weight, scale_factor=zoom, mode="nearest")
-    picture: Tensor = make_grid(large, nrow=columns, padding=zoom, normalize=True, scale_each=True, pad_value=0.5)
-    return picture
-
-
-def _convolution(model: nn.Module, layer: str | None) -> nn.Conv2d:
-    modules = model.modules() if layer is None else _found(model, [layer]).values()
-    found = next((module for module in modules if isinstance(module, nn.Conv2d)), None)
-    if found is None:
-        raise ValueError("this model has no convolution" if layer is None else f"{layer!r} is no convolution")
-    return found
+    enlarged = interpolate(weight, scale_factor=zoom, mode="nearest")
+    image: Tensor = make_grid(enlarged, nrow=columns, padding=zoom, normalize=True, scale_each=True, pad_value=0.5)
+    return image
 
 
 def grad_cam(activations: Tensor, gradients: Tensor, size: tuple[int, int]) -> Tensor:
-    """Where a score comes from: Grad-CAM (Selvaraju et al. 2017, equations 1 and 2).
+    """Compute Grad-CAM heat maps: the image regions that raise a score (Selvaraju et al. 2017, equations 1 and 2).
 
-    A channel counts as much as its gradient on the mean over the map; what speaks against the score is cut off. Each
-    map is enlarged bilinearly and divided by its maximum; one on which nothing speaks for the score is 0 everywhere.
+    Channels are weighted by their mean gradient, and negative evidence is set to 0. Each heat map is enlarged
+    bilinearly and divided by its maximum; one without positive evidence is 0 everywhere.
 
     Args:
         activations: feature maps (B x C x h x w).
@@ -289,13 +275,13 @@ def grad_cam(activations: Tensor, gradients: Tensor, size: tuple[int, int]) -> T
         B x H x W in 0 to 1.
 
     Raises:
-        ValueError: the shapes do not fit.
+        ValueError: the shapes differ or are not B x C x h x w.
     """
     if activations.ndim != 4 or activations.shape != gradients.shape:
         shapes = f"{tuple(activations.shape)} and {tuple(gradients.shape)}"
-        raise ValueError(f"activations and gradients are B x C x h x w, both alike, not {shapes}")
+        raise ValueError(f"activations and gradients must both be B x C x h x w, not {shapes}")
     weights = gradients.float().mean((2, 3), keepdim=True)
-    maps = (weights * activations.float()).sum(1, keepdim=True).relu()
-    large = interpolate(maps, size=size, mode="bilinear", align_corners=False).squeeze(1)
-    highest = large.amax((1, 2), keepdim=True)
-    return large / highest.where(highest > 0, 1)
+    heat = (weights * activations.float()).sum(1, keepdim=True).relu()
+    heat = interpolate(heat, size=size, mode="bilinear", align_corners=False).squeeze(1)
+    highest = heat.amax((1, 2), keepdim=True)
+    return heat / highest.where(highest > 0, 1)

@@ -1,6 +1,6 @@
-"""Heads: classifiers of features (B x D) to logits (B x K), some with a margin that is there in training only.
+"""Classification heads: features (B x D) to logits (B x K), some with a margin in training.
 
-The rules of the margins are pure functions of cosines. A label below 0 stands for none of the K classes.
+The margin rules are pure functions of cosines. A negative label stands for none of the K classes.
 """
 
 from __future__ import annotations
@@ -18,95 +18,90 @@ from opabinia.config import register
 from opabinia.contracts import Fraction, Head, NonNegative, Positive
 
 Margin = Callable[[Tensor, Tensor], Tensor]
-"""From cosines (B x K) and labels (B) to the logits to be trained."""
+"""Map cosines (B x K) and labels (B) to the logits of the training loss."""
 
-# --- rules ----------------------------------------------------------------------------------------------------------
+# --- margins --------------------------------------------------------------------------------------------------------
 
 
 def cosface_logits(cosines: Tensor, labels: Tensor, *, scale: float, margin: float) -> Tensor:
-    """``scale * (cos - margin)`` for the right class, ``scale * cos`` for the others (Wang et al. 2018, CosFace).
+    """``scale * (cos - margin)`` for the true class, ``scale * cos`` for the others (Wang et al. 2018, CosFace).
 
     Args:
         cosines: B x K.
         labels: int64, B.
 
-    Example: cosine 0.9 of the right class with scale 30 and margin 0.35: 16.5.
+    Example: cosine 0.9 of the true class with scale 30 and margin 0.35: 16.5.
     """
-    right, column = _right(cosines, labels)
-    return scale * _replaced(cosines, labels, column, right - margin)
+    target, column = _target_cosines(cosines, labels)
+    return scale * _replace_targets(cosines, labels, column, target - margin)
 
 
 def arcface_logits(
-    cosines: Tensor,
-    labels: Tensor,
-    *,
-    scale: float,
-    margin: float,
-    beyond: Literal["line", "cosine"] = "line",
+    cosines: Tensor, labels: Tensor, *, scale: float, margin: float, beyond_pi: Literal["line", "cosine"] = "line"
 ) -> Tensor:
-    """``scale * cos(angle + margin)`` for the right class, ``scale * cos`` for the others (Deng et al. 2019, ArcFace).
+    """``scale * cos(angle + margin)`` for the true class, ``scale * cos`` for the others (Deng et al. 2019, ArcFace).
 
-    It is computed without the angle, whose gradient is infinite at cosines of 1 and -1; there that of the cosine is
-    ``cos(margin)``. Cosines that rounding took out of -1..1 count as the nearest end.
+    The angle itself, whose gradient is infinite at cosines of 1 and -1, is not computed; there the derivative with
+    respect to the cosine is ``cos(margin)``. Cosines outside of -1..1, from rounding, are clamped.
 
     Args:
         cosines: B x K.
         labels: int64, B.
         margin: in radians.
-        beyond: where angle + margin exceeds pi. ``line``: the cosine goes on, moved to where the curve ends at -1, so
-            that a smaller angle always gives a larger logit. ``cosine``: the plain formula, by which the logit rises
-            again as the angle grows (FastReID).
+        beyond_pi: rule where angle + margin exceeds pi. ``line``: the cosine, shifted to continue where the curve ends
+            at -1, so that a smaller angle always gives a larger logit. ``cosine``: the plain formula, with which the
+            logit rises again as the angle grows (FastReID).
 
-    Example: cosine 0.9 of the right class with scale 30 and margin 0.5: 17.4254.
+    Example: cosine 0.9 of the true class with scale 30 and margin 0.5: 17.4254.
     """
-    right, column = _right(cosines, labels)
-    right = right.clamp(-1, 1)
-    squared = 1 - right * right
-    # The root has no gradient at 0; the inner choice keeps its infinity out of the backward pass.
-    inside = squared > 0
-    sines = torch.where(inside, torch.where(inside, squared, 1).sqrt(), 0)
-    moved = right * math.cos(margin) - sines * math.sin(margin)
-    if beyond == "line":
-        last = -math.cos(margin)
-        moved = torch.where(right > last, moved, right - last - 1)
-    return scale * _replaced(cosines, labels, column, moved)
+    target, column = _target_cosines(cosines, labels)
+    target = target.clamp(-1, 1)
+    squared = 1 - target * target
+    # The root has no gradient at 0; the inner `where` keeps its infinity out of the backward pass.
+    positive = squared > 0
+    sines = torch.where(positive, torch.where(positive, squared, 1).sqrt(), 0)
+    shifted = target * math.cos(margin) - sines * math.sin(margin)
+    if beyond_pi == "line":
+        limit = -math.cos(margin)
+        shifted = torch.where(target > limit, shifted, target - limit - 1)
+    return scale * _replace_targets(cosines, labels, column, shifted)
 
 
 def circle_logits(cosines: Tensor, labels: Tensor, *, scale: float, margin: float) -> Tensor:
     """Logits of the circle loss with class-level labels (Sun et al. 2020, section 3.2).
 
-    For the right class ``scale * a * (cos - (1 - margin))`` with ``a = max(0, 1 + margin - cos)``; for the others
+    For the true class ``scale * a * (cos - (1 - margin))`` with ``a = max(0, 1 + margin - cos)``; for the others
     ``scale * a * (cos - margin)`` with ``a = max(0, cos + margin)``. No gradient flows through a.
 
     Args:
         cosines: B x K.
         labels: int64, B.
 
-    Example: cosine 0.9 of the right class with scale 64 and margin 0.35: 7.2.
+    Example: cosine 0.9 of the true class with scale 64 and margin 0.35: 7.2.
     """
-    right, column = _right(cosines, labels)
-    wrong = (cosines.detach() + margin).clamp(min=0) * (cosines - margin)
-    right = (1 + margin - right.detach()).clamp(min=0) * (right - (1 - margin))
-    return scale * _replaced(wrong, labels, column, right)
+    target, column = _target_cosines(cosines, labels)
+    others = (cosines.detach() + margin).clamp(min=0) * (cosines - margin)
+    target = (1 + margin - target.detach()).clamp(min=0) * (target - (1 - margin))
+    return scale * _replace_targets(others, labels, column, target)
 
 
-def _right(cosines: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The cosines of the right classes (B x 1) and where they stand; of a label below 0 those of class 0."""
+def _target_cosines(cosines: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cosines of the true classes (B x 1) and their columns; class 0 for negative labels."""
     column = labels.clamp(min=0)[:, None]
     return cosines.gather(1, column), column
 
 
-def _replaced(logits: Tensor, labels: Tensor, column: Tensor, right: Tensor) -> Tensor:
-    """``logits`` with those of the right classes (B x 1) put in; rows of a label below 0 stay as they are."""
-    right = torch.where(labels[:, None] < 0, logits.gather(1, column), right)
-    return logits.scatter(1, column, right)
+def _replace_targets(logits: Tensor, labels: Tensor, column: Tensor, target: Tensor) -> Tensor:
+    """Replace the logits of the true classes by ``target`` (B x 1); rows with a negative label stay unchanged."""
+    target = torch.where(labels[:, None] < 0, logits.gather(1, column), target)
+    return logits.scatter(1, column, target)
 
 
 # --- layers ---------------------------------------------------------------------------------------------------------
 
 
 class LinearHead(Head):
-    """Products of the features with a vector for each class.
+    """Scaled dot products of the features with one vector per class.
 
     Args:
         features: D.
@@ -116,7 +111,7 @@ class LinearHead(Head):
 
     def __init__(self, features: int, classes: int, scale: float) -> None:
         super().__init__()
-        self.weight = _drawn(features, classes)
+        self.weight = _init_weight(features, classes)
         self.scale = scale
 
     def forward(self, features: Tensor) -> Tensor:
@@ -125,22 +120,22 @@ class LinearHead(Head):
 
     def extra_repr(self) -> str:
         """Shape and scale."""
-        return _shown(self.weight, self.scale)
+        return _describe(self.weight, self.scale)
 
 
 class CosineHead(Head):
-    """Cosines of the features with a vector for each class, scaled; computed in float32.
+    """Scaled cosines of the features with one vector per class, computed in float32.
 
     Args:
         features: D.
         classes: K.
         scale: multiplies the cosines.
-        margin: the rule for logits to be trained; it scales them itself.
+        margin: maps cosines to training logits; it includes the scale.
     """
 
     def __init__(self, features: int, classes: int, scale: float, margin: Margin) -> None:
         super().__init__()
-        self.weight = _drawn(features, classes)
+        self.weight = _init_weight(features, classes)
         self.scale = scale
         self.margin = margin
 
@@ -151,20 +146,20 @@ class CosineHead(Head):
             return self.scale * cosines
 
     def with_margin(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Logits to be trained (B x K), from those of :meth:`forward` and the labels (int64, B)."""
+        """Training logits (B x K), from the output of :meth:`forward` and labels (int64, B)."""
         return self.margin(logits / self.scale, labels)
 
     def extra_repr(self) -> str:
-        """Shape, scale and rule."""
-        return f"{_shown(self.weight, self.scale)}, margin={self.margin}"
+        """Shape, scale and margin."""
+        return f"{_describe(self.weight, self.scale)}, margin={self.margin}"
 
 
-def _drawn(features: int, classes: int) -> nn.Parameter:
-    """Weights from N(0, 0.01^2), as FastReID's."""
+def _init_weight(features: int, classes: int) -> nn.Parameter:
+    """Draw weights from N(0, 0.01^2), as FastReID does."""
     return nn.Parameter(torch.empty(classes, features).normal_(std=0.01))
 
 
-def _shown(weight: Tensor, scale: float) -> str:
+def _describe(weight: Tensor, scale: float) -> str:
     classes, features = weight.shape
     return f"features={features}, classes={classes}, scale={scale:g}"
 
@@ -174,7 +169,7 @@ def _shown(weight: Tensor, scale: float) -> str:
 
 @register.head
 def linear(features: int, classes: int, /, *, scale: Positive = 1.0) -> Head:
-    """A linear layer without bias (Luo et al. 2019, section 3.5).
+    """Linear classifier without bias (Luo et al. 2019, section 3.5).
 
     Args:
         features: D.
@@ -186,19 +181,19 @@ def linear(features: int, classes: int, /, *, scale: Positive = 1.0) -> Head:
 
 @register.head
 def cosface(features: int, classes: int, /, *, scale: Positive = 64.0, margin: NonNegative = 0.35) -> Head:
-    """Cosines, of which that of the right class has to be larger than the others by a margin (Wang et al. 2018,
-    CosFace, section 3; with margin 0 a scaled cosine classifier).
+    """Cosine classifier with a margin on the cosine of the true class (Wang et al. 2018, CosFace, section 3; with
+    margin 0 a scaled cosine classifier).
 
     Args:
         features: D.
         classes: K.
         scale: multiplies the cosines (the paper's s, section 4.1).
-        margin: what is taken from the cosine of the right class (section 4.2).
+        margin: subtracted from the cosine of the true class (section 4.2).
     """
     return CosineHead(features, classes, scale, partial(cosface_logits, scale=scale, margin=margin))
 
 
-@register.head
+@register.head(renamed={"beyond": "beyond_pi"})
 def arcface(
     features: int,
     classes: int,
@@ -206,36 +201,38 @@ def arcface(
     *,
     scale: Positive = 64.0,
     margin: NonNegative = 0.5,
-    beyond: Literal["line", "cosine"] = "line",
+    beyond_pi: Literal["line", "cosine"] = "line",
 ) -> Head:
-    """Cosines, where a margin is added to the angle of the right class (Deng et al. 2019, ArcFace, section 2.1).
+    """Cosine classifier with an additive margin on the angle of the true class (Deng et al. 2019, ArcFace, section
+    2.1).
 
     Args:
         features: D.
         classes: K.
         scale: multiplies the cosines.
         margin: in radians, at most pi.
-        beyond: where angle and margin together exceed pi. ``line``: the logit goes on falling, in a line; ``cosine``:
-            it rises again, as in FastReID.
+        beyond_pi: rule where angle + margin exceeds pi. ``line``: the logit keeps falling, linearly in the cosine;
+            ``cosine``: it rises again, as in FastReID.
 
     Raises:
         ValueError: the margin is above pi.
     """
     if margin > math.pi:
         raise ValueError(f"margin: it is an angle in radians, 0 to 3.14159, not {margin:g}")
-    rule = partial(arcface_logits, scale=scale, margin=margin, beyond=beyond)
+    rule = partial(arcface_logits, scale=scale, margin=margin, beyond_pi=beyond_pi)
     return CosineHead(features, classes, scale, rule)
 
 
 @register.head
 def circle(features: int, classes: int, /, *, scale: Positive = 256.0, margin: Fraction = 0.25) -> Head:
-    """Cosines, each weighted by how far it is from where it should be (Sun et al. 2020, Circle Loss, section 3.2).
+    """Cosine classifier that weights each cosine by its distance from the optimum (Sun et al. 2020, Circle Loss,
+    section 3.2).
 
     Args:
         features: D.
         classes: K.
-        scale: multiplies the weighted cosines. The paper's numbers are those of its face recognition; FastReID's
-            recipes for people take 64 and a margin of 0.35.
-        margin: how far from 0 and 1 cosines are allowed to be.
+        scale: multiplies the weighted cosines. The defaults are the paper's for face recognition; FastReID's recipes
+            for people use 64 and a margin of 0.35.
+        margin: relaxation: cosines should be above 1 - margin (true class) and below margin (others).
     """
     return CosineHead(features, classes, scale, partial(circle_logits, scale=scale, margin=margin))

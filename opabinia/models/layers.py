@@ -1,4 +1,4 @@
-"""Small layers shared by tasks."""
+"""Layers shared by tasks: image normalization, and the batch norm neck of re-identification."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from torch import Tensor, nn
 
 from opabinia.contracts import Preprocessing
 
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
 
 class Normalize(nn.Module):
-    """Normalise images once, on their device: uint8 is brought to 0..1 first, then ``(x - mean) / std``.
+    """Normalize images on their device: scale uint8 to 0..1, then ``(x - mean) / std``.
 
     Args:
-        mean, std: per channel, for images in 0..1; one number stands for all channels.
+        mean, std: per channel, for images in 0..1; a single number applies to all channels.
         channels: channels of the images.
 
     Raises:
-        ValueError: another number of values than channels, or a std of 0.
+        ValueError: the number of values is neither 1 nor ``channels``, or a std is not positive.
     """
 
     mean: Tensor
@@ -33,34 +35,44 @@ class Normalize(nn.Module):
                 )
         if min(std) <= 0:
             raise ValueError(f"std: every value must be above 0, not {list(std)}")
-        # Not saved with the weights: they are config, and a resumed run must obey the config.
+        # Not saved with the weights: these values are config, and a resumed run must obey its config.
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """B x C x H x W, uint8 or float in 0..1, to float of mean 0 and deviation 1."""
+        """B x C x H x W, uint8 or float in 0..1, to float of about zero mean and unit variance."""
         if images.dtype == torch.uint8:
             images = images.to(self.mean.dtype) / 255
         return (images - self.mean) / self.std
 
 
-def normalize_as(
-    known: Preprocessing | None, channels: int, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+def build_normalization(
+    preprocessing: Preprocessing | None,
+    channels: int,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
 ) -> Normalize:
-    """Normalises by what a person says; of what nobody says, by what the weights of a backbone were trained with, or
-    else by ImageNet's numbers, for colour, and 0.5."""
-    other_mean, other_std = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]) if channels == 3 else ([0.5], [0.5])
-    return Normalize(
-        mean or (known.mean if known else other_mean), std or (known.std if known else other_std), channels
-    )
+    """Build the :class:`Normalize` of a task.
+
+    Args:
+        preprocessing: of the backbone's pretrained weights; None without such.
+        channels: channels of the images.
+        mean, std: the task's options, for images in 0..1: one number per channel, or one for all. None takes the values
+            that the backbone was pretrained with; without those, ImageNet's for color images and 0.5 for others.
+    """
+    if preprocessing is not None:
+        default_mean, default_std = preprocessing.mean, preprocessing.std
+    else:
+        default_mean, default_std = (IMAGENET_MEAN, IMAGENET_STD) if channels == 3 else ((0.5,), (0.5,))
+    return Normalize(mean or default_mean, std or default_std, channels)
 
 
 class BNNeck(nn.BatchNorm1d):
-    """Batch norm without a shift between features and classifier (Luo et al. 2019, section 3.5), so that features are
-    spread around the origin. The shift stays in the weights, as 0, and is not trained.
+    """Batch norm without a trainable bias between features and classifier (Luo et al. 2019, section 3.5), so that
+    features are distributed around the origin. The bias stays in the state dict, as 0.
 
     Args:
-        features: width of the vectors.
+        features: length of the vectors.
     """
 
     def __init__(self, features: int) -> None:

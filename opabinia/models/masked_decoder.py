@@ -1,4 +1,4 @@
-"""What stands behind a vision transformer that sees only some patches of an image."""
+"""The decoder of masked autoencoders."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from opabinia.contracts import Tokens
 
 
 class MaskedDecoder(nn.Module):
-    """A narrow transformer that tells all patches of an image from the tokens of those that were seen (He et al. 2022,
-    MAE, section 3).
+    """A narrow transformer that reconstructs all patches of an image from the tokens of the visible ones (He et al.
+    2022, MAE, section 3).
 
-    Hidden patches begin as one learned token; all get fixed sine-cosine positions on the grid, of any size.
+    Masked patches begin as one learned token; all get fixed sine-cosine position embeddings on the grid, of any size.
 
     Args:
         token_channels: T, of the tokens.
-        outputs: P, numbers told of a patch.
+        outputs: P, values predicted per patch.
         width: of its own tokens, a multiple of 4 and of ``heads``.
-        depth: blocks.
+        depth: number of blocks.
         heads: of the attention.
 
     Raises:
-        ValueError: the width is no such multiple.
+        ValueError: the width is not such a multiple.
     """
 
     def __init__(self, token_channels: int, outputs: int, *, width: int = 512, depth: int = 8, heads: int = 16) -> None:
@@ -44,17 +44,17 @@ class MaskedDecoder(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def forward(self, tokens: Tokens, kept: Tensor, grid: tuple[int, int]) -> Tensor:
-        """All patches (B x N x P), row by row.
+        """Reconstruct all patches (B x N x P), row by row.
 
         Args:
-            tokens: the first one and those of the M patches that were seen.
-            kept: their numbers (int64, B x M).
-            grid: patches of the image down and across, N in all.
+            tokens: the class token and those of the M visible patches.
+            kept: indices of the visible patches (int64, B x M).
+            grid: rows and columns of patches, N in all.
         """
-        first, seen = self.embed(tokens.first), self.embed(tokens.patches)
-        width = seen.shape[-1]
-        patches = self.hidden.to(seen.dtype).expand(len(seen), grid[0] * grid[1], width)
-        patches = patches.scatter(1, kept[:, :, None].expand(-1, -1, width), seen)
-        patches = patches + build_sincos2d_pos_embed(list(grid), width, device=seen.device, dtype=seen.dtype)
-        answers: Tensor = self.tell(self.norm(self.blocks(torch.cat([first[:, None], patches], 1)))[:, 1:])
-        return answers
+        first, visible = self.embed(tokens.first), self.embed(tokens.patches)
+        width = visible.shape[-1]
+        patches = self.hidden.to(visible.dtype).expand(len(visible), grid[0] * grid[1], width)
+        patches = patches.scatter(1, kept[:, :, None].expand(-1, -1, width), visible)
+        patches = patches + build_sincos2d_pos_embed(list(grid), width, device=visible.device, dtype=visible.dtype)
+        predicted: Tensor = self.tell(self.norm(self.blocks(torch.cat([first[:, None], patches], 1)))[:, 1:])
+        return predicted

@@ -1,4 +1,4 @@
-"""Necks: the maps of a backbone to a pyramid of maps that a detector looks at, all with the same channels."""
+"""Necks: feature maps of a backbone to a feature pyramid with equal channels on all levels."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _GROUPS = 32
 
 
 class Pyramid(Neck):
-    """torchvision's feature pyramid, whose weights keep the names they have there (``fpn.inner_blocks.0.0.weight``).
+    """torchvision's feature pyramid; the weights keep torchvision's names (``fpn.inner_blocks.0.0.weight``).
 
-    A coarser map is brought to the size of the next finer one, so images of any size will do.
+    Coarser maps are resized to the size of the next finer one, so images can have any size.
 
     Args:
-        levels: what the backbone gives. Those that end it are taken, one for each stride.
-        strides: of the maps that are taken.
-        channels: of what it gives.
-        norm: behind each of its convolutions, which have no bias then.
-        extra: what makes the two coarser maps, or the one.
+        levels: the backbone's levels. The last ones are used, one for each stride.
+        strides: of the levels that are used.
+        channels: of the output.
+        norm: after each of its convolutions, which then have no bias.
+        extra: makes the coarser levels.
         extra_strides: of these.
 
     Raises:
-        ValueError: the backbone has no such maps, or the channels cannot be divided into groups.
+        ValueError: the backbone has no such levels, or the channels are not divisible into groups.
     """
 
     def __init__(
@@ -53,161 +53,152 @@ class Pyramid(Neck):
         extra_strides: Sequence[int],
     ) -> None:
         super().__init__()
-        taken = levels[-len(strides) :]
-        if [level.stride for level in taken] != list(strides):
+        inputs = levels[-len(strides) :]
+        if [level.stride for level in inputs] != list(strides):
             raise ValueError(
-                f"a feature pyramid begins with maps of strides {_listed(strides)}, and the backbone gives "
-                f"{_listed([level.stride for level in levels])}; {_remedy(levels)}"
+                f"a feature pyramid needs feature maps of strides {_join(strides)}, and the backbone gives "
+                f"{_join([level.stride for level in levels])}; {_remedy(levels)}"
             )
-        self._taken = len(taken)
-        self.fpn = FeaturePyramidNetwork([level.channels for level in taken], channels, extra, norm_of(norm, channels))
+        self._num_inputs = len(inputs)
+        in_channels = [level.channels for level in inputs]
+        self.fpn = FeaturePyramidNetwork(in_channels, channels, extra, norm_factory(norm, channels))
         self.out_levels = tuple(Level(channels, stride) for stride in (*strides, *extra_strides))
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """Maps of the backbone, from fine to coarse, to those of the pyramid."""
-        named = OrderedDict((str(number), one) for number, one in enumerate(maps[-self._taken :]))
+        """Feature maps of the backbone, from fine to coarse, to those of the pyramid."""
+        named = OrderedDict((str(index), level) for index, level in enumerate(maps[-self._num_inputs :]))
         return list(self.fpn(named).values())
 
 
-def _listed(strides: Sequence[int]) -> str:
+def _join(strides: Sequence[int]) -> str:
     return ", ".join(map(str, strides))
 
 
 def _remedy(levels: Sequence[Level]) -> str:
     if levels[-1].stride != 16:
-        return "take a backbone that has them (ResNet, ConvNeXt, Swin)"
+        return "use a backbone that has them (ResNet, ConvNeXt, Swin)"
     if len(levels) == 1:
         return "the neck simple_pyramid makes them from one map of stride 16"
-    return "last_stride: 2 of a ResNet gives them; the neck simple_pyramid makes them from a last map of stride 16"
+    return "a ResNet gives them with last_stride: 2; the neck simple_pyramid makes them from a last map of stride 16"
 
 
-def norm_of(norm: Norm, channels: int) -> Callable[..., nn.Module] | None:
-    """What makes a norm of so many channels; None for none.
+def norm_factory(norm: Norm, channels: int) -> Callable[[int], nn.Module] | None:
+    """Return the constructor of a norm layer that takes the channels; None for no norm.
 
     Raises:
-        ValueError: the channels cannot be divided into 32 groups.
+        ValueError: the channels are not divisible into 32 groups.
     """
     if norm == "group" and channels % _GROUPS:
-        raise ValueError(f"channels: with norm: group a multiple of its {_GROUPS} groups, not {channels}")
+        raise ValueError(f"norm: group has {_GROUPS} groups, which do not divide the {channels} channels")
     return {"none": None, "batch": nn.BatchNorm2d, "group": partial(GroupNorm, _GROUPS)}[norm]
 
 
 @register.neck
 def fpn(levels: Sequence[Level], /, *, channels: Count = 256, norm: Norm = "none") -> Neck:
-    """The feature pyramid of R-CNNs: P2 to P5 of strides 4 to 32, and P6, which is every second place of P5 (Lin et al.
-    2017, section 3; section 4.1, footnote, for P6).
+    """Feature pyramid of R-CNNs: P2 to P5 of strides 4 to 32, and P6, every second position of P5 (Lin et al. 2017,
+    section 3; section 4.1, footnote, for P6).
 
     Args:
-        levels: what the backbone gives; it ends with strides 4, 8, 16, 32.
-        channels: of each map; the paper's.
-        norm: behind each convolution; ``group`` has 32 groups. The paper has none.
+        levels: the backbone's levels, ending with strides 4, 8, 16, 32.
+        channels: of each level; the default is the paper's.
+        norm: after each convolution; ``group`` has 32 groups. The paper has none.
 
     Raises:
-        ValueError: the backbone has no such maps, or channels cannot be divided into groups.
+        ValueError: the backbone has no such levels, or channels are not divisible into groups.
     """
     return Pyramid(levels, (4, 8, 16, 32), channels, norm, LastLevelMaxPool(), (64,))
 
 
 @register.neck
 def fpn_p3_p7(levels: Sequence[Level], /, *, channels: Count = 256, norm: Norm = "none") -> Neck:
-    """The feature pyramid of RetinaNet: P3 to P5 of strides 8 to 32, P6 and P7 by convolutions with stride 2, the first
-    of them on the backbone's last map (Lin et al. 2017, Focal loss, section 4, footnote 2).
+    """Feature pyramid of RetinaNet: P3 to P5 of strides 8 to 32, P6 and P7 by convolutions with stride 2, the first of
+    them on the backbone's last feature map (Lin et al. 2017, Focal loss, section 4, footnote 2).
 
     Args:
-        levels: what the backbone gives; it ends with strides 8, 16, 32.
-        channels: of each map; the paper's.
-        norm: behind each convolution but the last two; ``group`` has 32 groups. The paper has none.
+        levels: the backbone's levels, ending with strides 8, 16, 32.
+        channels: of each level; the default is the paper's.
+        norm: after each convolution but the last two; ``group`` has 32 groups. The paper has none.
 
     Raises:
-        ValueError: the backbone has no such maps, or channels cannot be divided into groups.
+        ValueError: the backbone has no such levels, or channels are not divisible into groups.
     """
     extra = LastLevelP6P7(levels[-1].channels, channels)
-    extra.use_P5 = False  # torchvision takes P5 where the numbers of channels happen to be equal
+    extra.use_P5 = False  # torchvision uses P5 if the numbers of channels happen to be equal
     return Pyramid(levels, (8, 16, 32), channels, norm, extra, (64, 128))
 
 
 @register.neck
 def fpn_p3_p7_from_p5(levels: Sequence[Level], /, *, channels: Count = 256, norm: Norm = "none") -> Neck:
-    """:func:`fpn_p3_p7` with P6 made from P5, as FCOS has it (Tian et al. 2019, section 3.2), and torchvision's first
-    RetinaNet.
+    """Feature pyramid like ``fpn_p3_p7``, but with P6 made from P5, as in FCOS (Tian et al. 2019, section 3.2) and in
+    torchvision's first RetinaNet.
 
     Args:
-        levels: what the backbone gives; it ends with strides 8, 16, 32.
-        channels: of each map; the paper's.
-        norm: behind each convolution but the last two; ``group`` has 32 groups. The paper has none.
+        levels: the backbone's levels, ending with strides 8, 16, 32.
+        channels: of each level; the default is the paper's.
+        norm: after each convolution but the last two; ``group`` has 32 groups. The paper has none.
 
     Raises:
-        ValueError: the backbone has no such maps, or channels cannot be divided into groups.
+        ValueError: the backbone has no such levels, or channels are not divisible into groups.
     """
     return Pyramid(levels, (8, 16, 32), channels, norm, LastLevelP6P7(channels, channels), (64, 128))
 
 
+@register.neck
 class SimplePyramid(Neck):
-    """See :func:`simple_pyramid`.
+    """Feature pyramid from the single feature map of a plain vision transformer (Li et al. 2022, ViTDet, section 3):
+    finer levels by transposed convolutions, coarser ones by max pooling, with layer norm after all convolutions.
 
     Args:
-        channels_in: of the map of stride 16.
-        channels: of what it gives.
-        strides: of what it gives, each the double of the one before, from 4, 8 or 16 on.
+        levels: the backbone's levels; the last has stride 16.
+        channels: of each level; the default is the paper's.
+        strides: of the output, each twice the one before, from 4, 8 or 16 to at least 32. The paper has 4 to 32, and 64
+            for the region proposals; detectors made for ``fpn_p3_p7`` need ``[8, 16, 32, 64, 128]``.
+
+    Raises:
+        ValueError: the backbone's last level has another stride, or the strides are not as above.
     """
 
-    def __init__(self, channels_in: int, channels: int, strides: Sequence[int]) -> None:
+    def __init__(
+        self,
+        levels: Sequence[Level],
+        /,
+        *,
+        channels: Count = 256,
+        strides: tuple[Literal[4, 8, 16, 32, 64, 128], ...] = (4, 8, 16, 32, 64),
+    ) -> None:
+        if levels[-1].stride != 16:
+            raise ValueError(
+                "simple_pyramid needs a last feature map of stride 16, and the backbone gives "
+                f"{_join([level.stride for level in levels])}; for strides 4 to 32 use the neck fpn, and for a vision "
+                "transformer patches of 16 (options: {patch_size: 16})"
+            )
+        if strides[:1] not in ((4,), (8,), (16,)) or strides[-1] < 32 or any(2 * a != b for a, b in pairwise(strides)):
+            raise ValueError(
+                f"strides: each is twice the one before, from 4, 8 or 16 to at least 32, not {_join(strides)}"
+            )
         super().__init__()
-        made = [stride for stride in strides if stride <= 32]
-        self.stages = nn.ModuleList(_stage(channels_in, channels, stride) for stride in made)
-        self._halved = len(strides) - len(made)
+        staged = [stride for stride in strides if stride <= 32]
+        self.stages = nn.ModuleList(_stage(levels[-1].channels, channels, stride) for stride in staged)
+        self._num_pooled = len(strides) - len(staged)
         self.out_levels = tuple(Level(channels, stride) for stride in strides)
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """Maps of the backbone, of which the last is taken, to those of the pyramid."""
+        """Feature maps of the backbone, of which the last is used, to those of the pyramid."""
         pyramid = [stage(maps[-1]) for stage in self.stages]
-        for _ in range(self._halved):
+        for _ in range(self._num_pooled):
             pyramid.append(F.max_pool2d(pyramid[-1], kernel_size=1, stride=2))
         return pyramid
 
 
-def _stage(channels_in: int, channels: int, stride: int) -> nn.Sequential:
-    """From a map of stride 16 to one of another stride, up to 32."""
-    width = channels_in
-    scaled: list[nn.Module] = [nn.MaxPool2d(2)] if stride == 32 else []
+def _stage(in_channels: int, channels: int, stride: int) -> nn.Sequential:
+    """Map a feature map of stride 16 to one of another stride, up to 32."""
+    width = in_channels
+    scale: list[nn.Module] = [nn.MaxPool2d(2)] if stride == 32 else []
     while stride < 16:
-        if scaled:
-            scaled += [LayerNorm2d(width), nn.GELU()]
-        scaled.append(nn.ConvTranspose2d(width, width // 2, 2, stride=2))
+        if scale:
+            scale += [LayerNorm2d(width), nn.GELU()]
+        scale.append(nn.ConvTranspose2d(width, width // 2, 2, stride=2))
         width, stride = width // 2, stride * 2
     lateral = nn.Sequential(nn.Conv2d(width, channels, 1, bias=False), LayerNorm2d(channels))
     output = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1, bias=False), LayerNorm2d(channels))
-    return nn.Sequential(*scaled, lateral, output)
-
-
-@register.neck
-def simple_pyramid(
-    levels: Sequence[Level],
-    /,
-    *,
-    channels: Count = 256,
-    strides: tuple[Literal[4, 8, 16, 32, 64, 128], ...] = (4, 8, 16, 32, 64),
-) -> Neck:
-    """A pyramid from the one map of a plain vision transformer (Li et al. 2022, ViTDet, section 3): finer ones by
-    transposed convolutions, coarser ones by max pooling, layer norms behind all convolutions.
-
-    Args:
-        levels: what the backbone gives; the last of stride 16.
-        channels: of each map; the paper's.
-        strides: of what it gives, each the double of the one before, from 4, 8 or 16 to at least 32. The paper has 4 to
-            32, and 64 for the region proposals; what is made for :func:`fpn_p3_p7` wants ``[8, 16, 32, 64, 128]``.
-
-    Raises:
-        ValueError: the last map of the backbone has another stride, or the strides do not go together.
-    """
-    if levels[-1].stride != 16:
-        strides_there = _listed([level.stride for level in levels])
-        raise ValueError(
-            f"simple_pyramid begins with a last map of stride 16, and the backbone gives {strides_there}; for strides "
-            "4 to 32 take the neck fpn, and for a vision transformer patches of 16 (options: {patch_size: 16})"
-        )
-    if strides[:1] not in ((4,), (8,), (16,)) or strides[-1] < 32 or any(2 * a != b for a, b in pairwise(strides)):
-        raise ValueError(
-            f"strides: each is the double of the one before, from 4, 8 or 16 to at least 32, not {_listed(strides)}"
-        )
-    return SimplePyramid(levels[-1].channels, channels, strides)
+    return nn.Sequential(*scale, lateral, output)

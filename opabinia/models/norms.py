@@ -1,4 +1,4 @@
-"""Norms in the place of batch norms: over all processes, over parts of a batch, frozen, over groups of channels."""
+"""Replacements for batch norm: synchronized over processes, over parts of a batch, frozen, and group norm."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from opabinia.runtime.processes import world_size
 
 Norm = TypeVar("Norm", bound=_NormBase)
-Successor = TypeVar("Successor", bound=nn.Module)
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Mean and variance of a channel over the batches of all processes, each value counting once, however many each
-    process has. For CPUs: torch's works on GPUs only."""
+    """Synchronized batch norm for CPUs: statistics over the batches of all processes, each value with the same weight
+    however large a process's batch is. (torch's works on GPUs only.)"""
 
     def _check_input_dim(self, input: Tensor) -> None: ...
 
@@ -29,103 +29,103 @@ class SyncBatchNorm(_BatchNorm):
         if not self.training or world_size() == 1:
             output: Tensor = super().forward(input)
             return output
-        return _over_processes(self, input, None)
+        return _normalize_synchronized(self, input, None)
 
 
-def _over_processes(norm: _BatchNorm, input: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """``norm`` in training, with the statistics of the batches of all processes of a group; None: of all there are."""
-    values = input.float()  # as torch's: statistics of half precision are none
-    mean, variance, count = _moments(values, group)
+def _normalize_synchronized(norm: _BatchNorm, input: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """Run ``norm`` in training mode with the statistics of all processes of a group (None: of all processes)."""
+    values = input.float()  # as in torch: statistics need single precision
+    mean, variance, count = _global_statistics(values, group)
     if norm.track_running_stats and norm.running_mean is not None and norm.running_var is not None:
-        share = _share_of_newest(norm)
-        norm.running_mean.lerp_(mean, share)
-        norm.running_var.lerp_(variance * (count / (count - 1).clamp(min=1)), share)
-    normalised: Tensor = _Normalise.apply(values, mean, torch.rsqrt(variance + norm.eps), count, group)
+        momentum = _count_batch(norm)
+        norm.running_mean.lerp_(mean, momentum)
+        norm.running_var.lerp_(variance * (count / (count - 1).clamp(min=1)), momentum)
+    normalized: Tensor = _Normalize.apply(values, mean, torch.rsqrt(variance + norm.eps), count, group)
     if norm.weight is not None:
-        normalised = normalised * _by_channel(norm.weight, input) + _by_channel(norm.bias, input)
-    return normalised.to(input.dtype)
+        normalized = normalized * _per_channel(norm.weight, input) + _per_channel(norm.bias, input)
+    return normalized.to(input.dtype)
 
 
-def _share_of_newest(norm: _BatchNorm) -> float:
-    """How much the statistics of a batch count in the running ones, this batch being counted."""
+def _count_batch(norm: _BatchNorm) -> float:
+    """Count a batch and return the weight of its statistics in the running ones."""
     assert norm.num_batches_tracked is not None
     norm.num_batches_tracked.add_(1)
     return 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
 
 
-def _by_channel(values: Tensor, like: Tensor) -> Tensor:
+def _per_channel(values: Tensor, like: Tensor) -> Tensor:
     return values.view(1, -1, *[1] * (like.ndim - 2))
 
 
-def _moments(input: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance (biased) of each channel over the processes of a group, and of how many values."""
+def _global_statistics(input: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return mean and variance (biased) of each channel over the processes of a group, and the number of values."""
     values = input.detach().transpose(0, 1).flatten(1)
-    values = values if values.is_cuda else values.double()  # which GPUs are slow at
+    values = values if values.is_cuda else values.double()  # double precision is slow on GPUs
     count, channels = values.shape[1], values.shape[0]
     own = torch.zeros(2 * channels + 1, dtype=torch.float64, device=values.device)
     own[-1].fill_(count)
     if count:
         variance, mean = torch.var_mean(values, dim=1, correction=0)
         own[:channels], own[channels:-1] = mean, variance
-    found = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(found, own, group=group)
-    means, variances, counts = torch.split(torch.stack(found), [channels, channels, 1], dim=1)
+    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, own, group=group)
+    means, variances, counts = torch.split(torch.stack(gathered), [channels, channels, 1], dim=1)
     share = counts / counts.sum()
     mean = (means * share).sum(0)
     variance = ((variances + (means - mean) ** 2) * share).sum(0)
     return mean.to(input.dtype), variance.to(input.dtype), counts.sum().to(input.dtype)
 
 
-class _Normalise(torch.autograd.Function):
-    """(x - mean) / deviation, mean and deviation being functions of the x of all processes of a group (Ioffe and
-    Szegedy 2015, section 3)."""
+class _Normalize(torch.autograd.Function):
+    """(x - mean) / deviation, where mean and deviation depend on the x of all processes of a group (Ioffe and Szegedy
+    2015, section 3)."""
 
     @staticmethod
     def forward(
         ctx: Any, input: Tensor, mean: Tensor, inverse: Tensor, count: Tensor, group: dist.ProcessGroup | None
     ) -> Tensor:
-        normalised = (input - _by_channel(mean, input)) * _by_channel(inverse, input)
-        ctx.save_for_backward(normalised, inverse, count)
+        normalized = (input - _per_channel(mean, input)) * _per_channel(inverse, input)
+        ctx.save_for_backward(normalized, inverse, count)
         ctx.group = group
-        return normalised
+        return normalized
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        normalised, inverse, count = ctx.saved_tensors
+        normalized, inverse, count = ctx.saved_tensors
         gradient = gradients[0]
-        over = [dim for dim in range(gradient.ndim) if dim != 1]
-        sums = torch.stack([gradient.sum(over), (gradient * normalised).sum(over)])
+        dims = [dim for dim in range(gradient.ndim) if dim != 1]
+        sums = torch.stack([gradient.sum(dims), (gradient * normalized).sum(dims)])
         dist.all_reduce(sums, group=ctx.group)
-        of_mean, of_deviation = (_by_channel(part / count, gradient) for part in sums)
-        found = _by_channel(inverse, gradient) * (gradient - of_mean - normalised * of_deviation)
-        return found, None, None, None, None
+        of_mean, of_deviation = (_per_channel(part / count, gradient) for part in sums)
+        result = _per_channel(inverse, gradient) * (gradient - of_mean - normalized * of_deviation)
+        return result, None, None, None, None
 
 
 class GhostBatchNorm(_BatchNorm):
-    """Normalises each part of the batch of a process by itself (Hoffer et al. 2017, section 4); or the batches of some
-    processes together.
+    """Normalizes each part of a process's batch separately (Hoffer et al. 2017, section 4), or the batches of a group
+    of processes jointly.
 
-    Sample i is in part i mod ``splits``, so that parts differ by one sample at most. There are fewer parts where one
-    would have a single value. The running statistics are one set, and move towards their mean over parts: names and
-    shapes in a checkpoint are those of a batch norm, for any number of parts.
+    Sample i belongs to part i mod ``splits``, so that the sizes of parts differ by at most one sample. There are fewer
+    parts where one would have a single value. There is one set of running statistics, which moves towards the mean over
+    the parts: names and shapes in a checkpoint are those of a batch norm, for any number of parts.
 
     The sub-batch norm of multigrid training (Wu et al. 2020, section 3.4; SlowFast's ``SubBatchNorm3d``) keeps running
-    statistics of every part and joins them for evaluation: the mean of the means; the mean of the variances plus the
-    variance of the (running) means. What comes of one set instead, of momentum a, after t steps of k parts:
+    statistics of every part and merges them for evaluation: the mean of the means; the mean of the variances plus the
+    variance of the (running) means. Compared with it, one set with momentum a, after t steps of k parts, gives:
 
-    - outputs in training, the mean and the mean of the variances are the same: they are linear in the statistics of the
-      parts;
-    - the variance of the running means is no function of one set: it depends on which parts lay apart in which
-      direction in each step. With ``spread`` each step adds a^2 (1 + (1 - a)^(2t - 1)) / (2 - a) times the variance of
-      this step's means. That is the same after one step, where all parts began alike, and after more of them its
-      expectation, where parts of one step have nothing to do with those of another. It tends to a / (2 - a) of the
-      variance of means, a nineteenth at 0.1.
+    - the same outputs in training, the same mean and the same mean of the variances: these are linear in the statistics
+      of the parts;
+    - an estimate of the variance of the running means, which is not a function of one set: it depends on the direction
+      in which the means of the parts differ in each step. With ``spread``, each step adds
+      a^2 (1 + (1 - a)^(2t - 1)) / (2 - a) times the variance of this step's means. This is exact after one step, where
+      all parts started alike, and later the expectation if the parts of different steps are independent. It tends to
+      a / (2 - a) of the variance of means, a nineteenth at 0.1.
 
     Attributes:
-        splits: how many parts; it may change at any time.
-        spread: the running variance counts how far the means of parts lie apart, too, as above. Without it (as in
-            FastReID) it is what a batch norm would have that sees the parts as batches.
-        group: processes whose batches have their statistics together, and no parts; None: this process has its own.
+        splits: number of parts; it may change at any time.
+        spread: add the variance between the means of the parts to the running variance, as above. Without it (as in
+            FastReID) the running variance is that of a batch norm that sees the parts as batches.
+        group: processes that share their statistics and have no parts; None: this process has its own.
     """
 
     splits: int = 1
@@ -137,48 +137,49 @@ class GhostBatchNorm(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """B x C x ... of any size."""
         if self.training and self.group is not None:
-            return _over_processes(self, input, self.group)
-        least = 1 if math.prod(input.shape[2:]) > 1 else 2
-        splits = min(self.splits, len(input) // least)
+            return _normalize_synchronized(self, input, self.group)
+        min_size = 1 if math.prod(input.shape[2:]) > 1 else 2
+        splits = min(self.splits, len(input) // min_size)
         if not self.training or splits < 2 or self.running_mean is None or self.running_var is None:
             whole: Tensor = super().forward(input)
             return whole
-        share = _share_of_newest(self)
+        momentum = _count_batch(self)
         means, variances = self.running_mean.repeat(splits, 1), self.running_var.repeat(splits, 1)
         if len(input) % splits:
             output = torch.empty_like(input)
             for part in range(splits):
-                own = means[part], variances[part], self.weight, self.bias
-                output[part::splits] = F.batch_norm(input[part::splits], *own, True, share, self.eps)
+                statistics = means[part], variances[part], self.weight, self.bias
+                output[part::splits] = F.batch_norm(input[part::splits], *statistics, True, momentum, self.eps)
         else:
-            output = self._in_one_pass(input, means, variances, share)
+            output = self._forward_even_parts(input, means, variances, momentum)
         self.running_mean.copy_(means.mean(0))
         self.running_var.copy_(variances.mean(0))
-        if self.spread and share:  # the running means moved by ``share`` times what the parts' own means differ in
-            self.running_var.add_(self._share_of_spread() * (means / share).var(0, correction=0))
+        if self.spread and momentum:  # the running means moved by ``momentum`` times the difference of the parts' means
+            self.running_var.add_(self._spread_weight() * (means / momentum).var(0, correction=0))
         return output
 
-    def _share_of_spread(self) -> Tensor:
-        """How much the variance of this batch's means counts in the running variance; on the device, unread."""
+    def _spread_weight(self) -> Tensor:
+        """Return the weight of the variance of this batch's means in the running variance, without a device sync."""
         assert self.num_batches_tracked is not None and self.running_var is not None
         steps = self.num_batches_tracked.to(self.running_var.dtype)
-        if self.momentum is None:  # a mean over all steps: what the first one adds stays as 1 / t, which is enough
+        if self.momentum is None:  # a mean over all steps: the first step's contribution decays as 1 / t, as it should
             return (steps == 1).to(steps.dtype)
         return self.momentum**2 / (2 - self.momentum) * (1 + (1 - self.momentum) ** (2 * steps - 1))
 
-    def _in_one_pass(self, input: Tensor, means: Tensor, variances: Tensor, share: float) -> Tensor:
-        """Parts of one size: channel c of part i goes as channel i * C + c of a batch of fewer samples."""
+    def _forward_even_parts(self, input: Tensor, means: Tensor, variances: Tensor, momentum: float) -> Tensor:
+        """Normalize parts of equal size in one call: channel c of part i becomes channel i * C + c of a smaller
+        batch."""
         splits = len(means)
-        joined = input.reshape(-1, means.numel(), *input.shape[2:])
+        stacked = input.reshape(-1, means.numel(), *input.shape[2:])
         weight, bias = (self.weight.repeat(splits), self.bias.repeat(splits)) if self.affine else (None, None)
-        own = means.view(-1), variances.view(-1), weight, bias
-        output = F.batch_norm(joined, *own, True, share, self.eps).view(input.shape)
-        return output if input.is_contiguous() else torch.empty_like(input).copy_(output)  # as channels last as it was
+        statistics = means.view(-1), variances.view(-1), weight, bias
+        output = F.batch_norm(stacked, *statistics, True, momentum, self.eps).view(input.shape)
+        return output if input.is_contiguous() else torch.empty_like(input).copy_(output)  # keep channels last
 
 
 class FrozenBatchNorm(_NormBase):
-    """Normalises by the statistics and weights it has, and learns nothing; what synchronises or measures batch norms
-    passes it over."""
+    """Normalizes by fixed statistics and weights. It is not a ``_BatchNorm``, so that synchronization and precise batch
+    norm skip it."""
 
     def forward(self, input: Tensor) -> Tensor:
         """B x C x ... of any size."""
@@ -186,7 +187,7 @@ class FrozenBatchNorm(_NormBase):
 
 
 class GroupNorm(nn.GroupNorm):
-    """torch's; a group of a single value gives the bias in a batch of one, too, which torch refuses there only."""
+    """torch's group norm; a group of a single value gives the bias also in a batch of one, where torch refuses."""
 
     def forward(self, input: Tensor) -> Tensor:
         """B x C x ... of any size."""
@@ -197,7 +198,7 @@ class GroupNorm(nn.GroupNorm):
 
 
 class _WithAct(nn.Module):
-    """A norm with the dropout and the activation that timm keeps within some of its norms."""
+    """A norm with the dropout and the activation that some of timm's norms include."""
 
     drop: nn.Module
     act: nn.Module
@@ -224,111 +225,109 @@ class GroupNormAct(_WithAct, GroupNorm):
     """See :class:`GroupNorm` and :class:`_WithAct`."""
 
 
-# --- in place of batch norms ----------------------------------------------------------------------------------------
+# --- conversion of models -------------------------------------------------------------------------------------------
 
 
-def synchronise(model: nn.Module) -> None:
-    """Put a synchronised norm in the place of every batch norm within a model, with its parameters and statistics."""
+def convert_sync_batch_norm(model: nn.Module) -> None:
+    """Replace every batch norm within a model by a synchronized one with its parameters and statistics."""
     plain: type[_BatchNorm] = SyncBatchNorm
     with_act: type[_BatchNorm] = SyncBatchNormAct
     if next(model.parameters()).is_cuda:
         from timm.layers.norm_act import SyncBatchNormAct as OnGpu
 
         plain, with_act = nn.SyncBatchNorm, OnGpu
-    _replace(model, lambda norm: _successor(norm, plain, with_act))
+    _replace(model, lambda norm: _convert(norm, plain, with_act))
 
 
-def ghost(model: nn.Module, splits: int) -> None:
-    """Put a norm over parts of the batch in the place of every batch norm within a model, with its parameters and
-    statistics.
+def convert_ghost_batch_norm(model: nn.Module, splits: int) -> None:
+    """Replace every batch norm within a model by a :class:`GhostBatchNorm` with its parameters and statistics.
 
     Args:
-        splits: how many parts a process makes of its batch.
+        splits: number of parts of a process's batch.
     """
 
-    def made(norm: _BatchNorm) -> nn.Module:
-        other = _successor(norm, GhostBatchNorm, GhostBatchNormAct)
-        other.splits = splits
-        return other
+    def convert(norm: _BatchNorm) -> nn.Module:
+        ghost = _convert(norm, GhostBatchNorm, GhostBatchNormAct)
+        ghost.splits = splits
+        return ghost
 
-    _replace(model, made)
+    _replace(model, convert)
 
 
-def split_norms(model: nn.Module, splits: int, group: dist.ProcessGroup | None = None) -> int:
-    """Have every batch norm within a model normalise ``splits`` parts of the batch by themselves from now on, or the
-    batches of some processes together: the sub-batch norm of multigrid training (Wu et al. 2020, section 3.4); see
+def split_batch_norms(model: nn.Module, splits: int, group: dist.ProcessGroup | None = None) -> int:
+    """Let every batch norm within a model normalize ``splits`` parts of the batch separately, or the batches of a group
+    of processes jointly: the sub-batch norm of multigrid training (Wu et al. 2020, section 3.4); see
     :class:`GhostBatchNorm`.
 
-    The first call puts other norms in the place of batch norms, so it comes before anything holds on to them (an
-    average, several processes, compilation); 1 will do for ``splits`` then. Later calls only set the number. Parameters
-    and statistics are the same ones throughout, by names and shapes, so that optimizers, averages and checkpoints know
-    nothing of it, and weights go into the model without such norms and come back. Synchronised and frozen norms stay.
+    The first call replaces the batch norms, so make it before anything refers to them (EMA, DDP, compilation);
+    ``splits`` can be 1 then. Later calls only set the number. Parameters and statistics keep their names, shapes and
+    identity, so that optimizers, EMA and checkpoints are not affected. Synchronized and frozen norms stay.
 
     Args:
-        splits: how many parts a process makes of its batch: at least 1.
-        group: processes that take their statistics together; ``splits`` is 1 then. None: each takes its own.
+        splits: number of parts of a process's batch: at least 1.
+        group: processes that share their statistics, with ``splits`` 1. None: each process has its own.
 
     Returns:
-        how many norms have it.
+        the number of norms that were set.
 
     Raises:
-        ValueError: there are to be no parts, or parts over several processes.
+        ValueError: ``splits`` is below 1, or above 1 together with a group.
 
-    Example: a batch of 64 clips a process where the norms were made for 8 has ``split_norms(model, 8)``.
+    Example: a batch of 64 clips per process where the norms were made for 8 has ``split_batch_norms(model, 8)``.
     """
     if splits < 1:
-        raise ValueError(f"splits: a batch has at least 1 part, not {splits}")
+        raise ValueError(f"splits: must be at least 1, not {splits}")
     if splits > 1 and group is not None:
-        raise ValueError(f"splits: batches of several processes together have 1 part, not {splits}")
-    ghost(model, splits)
+        raise ValueError(f"splits: must be 1 when several processes share their statistics, not {splits}")
+    convert_ghost_batch_norm(model, splits)
     norms = [module for module in model.modules() if isinstance(module, GhostBatchNorm)]
     for norm in norms:
         norm.splits, norm.spread, norm.group = splits, True, group
     return len(norms)
 
 
-def freeze(model: nn.Module) -> None:
-    """Put a norm that learns nothing in the place of every batch norm within a model, with its parameters, which are
-    no longer trained, and its statistics."""
-    _replace(model, lambda norm: _successor(norm, FrozenBatchNorm, FrozenBatchNormAct).requires_grad_(False))
+def freeze_batch_norms(model: nn.Module) -> None:
+    """Replace every batch norm within a model by a :class:`FrozenBatchNorm` with its statistics and its parameters,
+    which are no longer trained."""
+    _replace(model, lambda norm: _convert(norm, FrozenBatchNorm, FrozenBatchNormAct).requires_grad_(False))
 
 
-def group(model: nn.Module, groups: int = 32) -> None:
-    """Put a group norm in the place of every batch norm within a model, with its parameters (Wu and He 2018).
+def convert_group_norm(model: nn.Module, groups: int = 32) -> None:
+    """Replace every batch norm within a model by a group norm with its parameters (Wu and He 2018).
 
     Args:
-        groups: of the channels of a norm; 32 in the paper, section 4.
+        groups: number of channel groups; 32 in the paper, section 4.
 
     Raises:
-        ValueError: channels cannot be divided into as many groups.
+        ValueError: the channels are not divisible by ``groups``.
     """
 
-    def made(norm: _BatchNorm) -> nn.Module:
+    def convert(norm: _BatchNorm) -> nn.Module:
         kind = GroupNormAct if hasattr(norm, "act") else GroupNorm
-        return _moved(norm, kind(groups, norm.num_features, norm.eps, norm.affine))
+        return _copy_attributes(norm, kind(groups, norm.num_features, norm.eps, norm.affine))
 
-    _replace(model, made)
+    _replace(model, convert)
 
 
-def _replace(model: nn.Module, made: Callable[[_BatchNorm], nn.Module]) -> None:
-    """Put what is made of them in the place of all batch norms that are neither synchronised nor of parts."""
+def _replace(model: nn.Module, convert: Callable[[_BatchNorm], nn.Module]) -> None:
+    """Replace all batch norms that are neither synchronized nor ghost batch norms."""
     others = (SyncBatchNorm, nn.SyncBatchNorm, GhostBatchNorm)
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, _BatchNorm) and not isinstance(child, others):
-                setattr(module, name, made(child))
+                setattr(module, name, convert(child))
 
 
-def _successor(norm: _BatchNorm, plain: type[Norm], with_act: type[Norm]) -> Norm:
-    """One of these kinds with all that ``norm`` has."""
+def _convert(norm: _BatchNorm, plain: type[Norm], with_act: type[Norm]) -> Norm:
+    """Make a norm of one of these classes with the parameters, statistics and options of ``norm``."""
     kind = with_act if hasattr(norm, "act") else plain
-    other = kind(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
-    return _moved(norm, other, "running_mean", "running_var", "num_batches_tracked")
+    converted = kind(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+    return _copy_attributes(norm, converted, "running_mean", "running_var", "num_batches_tracked")
 
 
-def _moved(norm: _BatchNorm, other: Successor, *statistics: str) -> Successor:
-    """``other`` with parameters, activation and mode of ``norm``, and these statistics."""
+def _copy_attributes(norm: _BatchNorm, converted: AnyModule, *statistics: str) -> AnyModule:
+    """Share parameters, activation, mode and the named statistics of ``norm`` with its replacement."""
     for name in ("weight", "bias", "drop", "act", *statistics):
         if hasattr(norm, name):
-            setattr(other, name, getattr(norm, name))
-    return other.train(norm.training)
+            setattr(converted, name, getattr(norm, name))
+    return converted.train(norm.training)

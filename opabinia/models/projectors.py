@@ -1,9 +1,9 @@
-"""Networks between a backbone's vectors and what self-supervised losses compare."""
+"""Projection heads of self-supervised methods, between the backbone and the loss."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 
 def mlp(widths: Sequence[int], *, last_norm: bool = False, last_bias: bool = True) -> nn.Sequential:
-    """Linear layers with batch norm and ReLU between them.
+    """Build an MLP with batch norm and ReLU between its linear layers.
 
     Args:
-        widths: of the input, of each layer in between, and of the output.
-        last_norm: whether a batch norm without weights ends it (MoCo v3, SimSiam).
+        widths: of the input, of each hidden layer, and of the output.
+        last_norm: end with a batch norm without weights (MoCo v3, SimSiam).
         last_bias: whether the last linear layer has a bias.
     """
     layers: list[nn.Module] = []
@@ -29,12 +29,12 @@ def mlp(widths: Sequence[int], *, last_norm: bool = False, last_bias: bool = Tru
 
 
 class UnitRows(nn.Module):
-    """A linear layer without bias whose rows have a length of their own: cosines with K directions, times that length.
+    """A weight-normalized linear layer without bias: dot products with K unit vectors, each times a length.
 
     Args:
         width: D, of the vectors.
         outputs: K.
-        learn_length: whether the lengths are learned; else they stay 1.
+        learn_length: learn the lengths; otherwise they stay 1.
     """
 
     def __init__(self, width: int, outputs: int, *, learn_length: bool = False) -> None:
@@ -45,26 +45,26 @@ class UnitRows(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tensor:
         """... x D to ... x K."""
-        answers = F.linear(vectors, F.normalize(self.direction, dim=1))
-        return answers if self.length is None else answers * self.length
+        logits = F.linear(vectors, F.normalize(self.direction, dim=1))
+        return logits if self.length is None else logits * self.length
 
 
 class DinoHead(nn.Module):
-    """Vectors or tokens (... x D) to logits (... x K): an MLP with GELU between its layers and a narrow end, whose
-    normalised outputs are compared with K directions (Caron et al. 2021, DINO, section 3.1 and appendix C).
+    """Projection head of DINO: vectors or tokens (... x D) to logits (... x K) by an MLP with GELU and a bottleneck,
+    whose normalized output is compared with K prototypes (Caron et al. 2021, DINO, section 3.1 and appendix C).
 
     Args:
         width: D.
         outputs: K.
         hidden: width of the MLP's hidden layers.
-        bottleneck: width of its end.
+        bottleneck: width of its output.
         layers: of the MLP.
-        norm_last_layer: keep the directions at length 1; without it their lengths are learned, which does better in
-            large vision transformers that do not diverge.
-        norm: a batch norm behind each hidden layer (the authors' ``use_bn_in_head``).
+        norm_last_layer: keep the prototypes at length 1; otherwise their lengths are learned, which is better for large
+            vision transformers if training does not diverge.
+        norm: a batch norm after each hidden layer (the authors' ``use_bn_in_head``).
 
     Attributes:
-        last: the directions.
+        last: the prototypes.
     """
 
     def __init__(
@@ -87,13 +87,22 @@ class DinoHead(nn.Module):
                 self.mlp.extend([nn.BatchNorm1d(after), nn.GELU()] if norm else [nn.GELU()])
         for layer in self.mlp:
             if isinstance(layer, nn.Linear):
-                # The paper's 0.02 at its widths. In narrow layers vectors would all but vanish before they are
-                # normalised, and gradients explode.
+                # The paper's 0.02 at its widths. In narrow layers vectors would nearly vanish before they are
+                # normalized, and gradients explode.
                 nn.init.trunc_normal_(layer.weight, std=0.02 * max(1.0, math.sqrt(384 / layer.in_features)))
                 nn.init.zeros_(layer.bias)
         self.last = UnitRows(bottleneck, outputs, learn_length=not norm_last_layer)
 
     def forward(self, vectors: Tensor) -> Tensor:
         """... x D to ... x K."""
-        answers: Tensor = self.last(F.normalize(self.mlp(vectors), dim=-1))
-        return answers
+        logits: Tensor = self.last(F.normalize(self.mlp(vectors), dim=-1))
+        return logits
+
+
+PROJECTOR = "distill_projector"
+"""Prefix of the layers that are trained and saved beside the student and are useless without its teachers."""
+
+
+def without_projectors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a distilled task that the task has without teachers."""
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(PROJECTOR)}

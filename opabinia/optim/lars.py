@@ -1,4 +1,4 @@
-"""LARS: a rate for each tensor, so that its update is a share of its own length."""
+"""LARS: layer-wise adaptive rate scaling."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from opabinia.contracts import Fraction, NonNegative, Positive
 Tensors = tuple[Tensor, ...] | list[Tensor]
 
 
-@register.optimizer
+@register.optimizer(renamed={"trust": "trust_coefficient"})
 class Lars(torch.optim.Optimizer):
     """SGD with layer-wise adaptive rates (You et al. 2017).
 
-    Each tensor's gradient, weight decay added, is scaled by ``trust * |weights| / |gradient|``; tensors without length,
-    and those that are not adapted, by 1. By default as in VISSL; basecls' rule is
-    ``{trust: 1, adapt: direction, exclude_1d: false}``.
+    Each tensor's gradient, with weight decay, is scaled by ``trust_coefficient * |weights| / |gradient|``; tensors of
+    norm 0, and those that are not adapted, by 1. The defaults are those of VISSL; basecls' rule is
+    ``{trust_coefficient: 1, adapt: direction, exclude_1d: false}``.
 
     Args:
         lr: the learning rate.
-        momentum: share of the gathered direction that is kept.
-        weight_decay: added to the gradient, times the weights.
-        trust: length of an update at rate 1, as a share of the weights' length.
-        nesterov: look ahead by one momentum step.
-        adapt: what is scaled: the ``gradient`` before momentum, or the ``direction`` that momentum makes of it.
-        exclude_1d: plain SGD for vectors and single numbers (biases, norms).
-        always_adapt: scale directions without weight decay, too; gradients always are.
+        momentum: fraction of the momentum buffer that is kept.
+        weight_decay: times the weights, added to the gradient.
+        trust_coefficient: norm of an update at learning rate 1, relative to the norm of the weights.
+        nesterov: Nesterov momentum.
+        adapt: scale the ``gradient`` before momentum, or the ``direction`` after it.
+        exclude_1d: plain SGD for vectors and scalars (biases, norms).
+        always_adapt: scale directions without weight decay, too; gradients are always scaled.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Lars(torch.optim.Optimizer):
         lr: NonNegative = 0.1,
         momentum: Fraction = 0.9,
         weight_decay: NonNegative = 0.0,
-        trust: Positive = 0.001,
+        trust_coefficient: Positive = 0.001,
         nesterov: bool = False,
         adapt: Literal["gradient", "direction"] = "gradient",
         exclude_1d: bool = True,
@@ -50,10 +50,18 @@ class Lars(torch.optim.Optimizer):
         super().__init__(
             params,
             {
-                **{"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust, "nesterov": nesterov},
-                **{"adapt": adapt, "exclude_1d": exclude_1d, "always_adapt": always_adapt},
+                **{"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov},
+                **{"trust_coefficient": trust_coefficient, "adapt": adapt},
+                **{"exclude_1d": exclude_1d, "always_adapt": always_adapt},
             },
         )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a state, also of a checkpoint with the old name of ``trust_coefficient``."""
+        super().__setstate__(state)
+        for group in self.param_groups:
+            if "trust" in group:
+                group["trust_coefficient"] = group.pop("trust")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -67,30 +75,30 @@ class Lars(torch.optim.Optimizer):
         by_direction = group["adapt"] == "direction"
         decayed = torch._foreach_add(gradients, weights, alpha=group["weight_decay"])
         if not by_direction:
-            torch._foreach_mul_(decayed, self._trust(group, weights, decayed))
+            torch._foreach_mul_(decayed, self._trust_ratios(group, weights, decayed))
         direction = self._with_momentum(group, weights, decayed)
         if by_direction:
-            direction = torch._foreach_mul(direction, self._trust(group, weights, direction))
+            direction = torch._foreach_mul(direction, self._trust_ratios(group, weights, direction))
         torch._foreach_add_(weights, direction, alpha=-group["lr"])
 
     def _with_momentum(self, group: dict[str, Any], weights: Tensors, gradients: Tensors) -> Tensors:
         if not group["momentum"]:
             return gradients
-        gathered = []
+        buffers = []
         for weight, gradient in zip(weights, gradients, strict=True):
             state = self.state[weight]
             if "momentum_buffer" not in state:
                 state["momentum_buffer"] = torch.zeros_like(gradient)
-            gathered.append(state["momentum_buffer"])
-        torch._foreach_mul_(gathered, group["momentum"])
-        torch._foreach_add_(gathered, gradients)
-        return torch._foreach_add(gradients, gathered, alpha=group["momentum"]) if group["nesterov"] else gathered
+            buffers.append(state["momentum_buffer"])
+        torch._foreach_mul_(buffers, group["momentum"])
+        torch._foreach_add_(buffers, gradients)
+        return torch._foreach_add(gradients, buffers, alpha=group["momentum"]) if group["nesterov"] else buffers
 
-    def _trust(self, group: dict[str, Any], weights: Tensors, directions: Tensors) -> Any:
-        """The factor of each tensor, as 0-d tensors: nobody waits for the device."""
-        of_weights, of_directions = (torch.stack(torch._foreach_norm(tensors)) for tensors in (weights, directions))
-        ratio = group["trust"] * of_weights / of_directions
-        plain = (of_weights == 0) | (of_directions == 0)
+    def _trust_ratios(self, group: dict[str, Any], weights: Tensors, directions: Tensors) -> Any:
+        """The factor of each tensor, as 0-d tensors, so that the host does not wait for the device."""
+        weight_norms, direction_norms = (torch.stack(torch._foreach_norm(each)) for each in (weights, directions))
+        ratio = group["trust_coefficient"] * weight_norms / direction_norms
+        plain = (weight_norms == 0) | (direction_norms == 0)
         if group["adapt"] == "direction" and not group["weight_decay"] and not group["always_adapt"]:
             plain = torch.ones_like(plain)
         factors = torch.where(plain, torch.ones_like(ratio), ratio).unbind()

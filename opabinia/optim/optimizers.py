@@ -1,4 +1,4 @@
-"""Optimizers of torch and timm as they are: names, parameters and defaults are their own."""
+"""Optimizers of torch and timm, with their own names, parameters and defaults."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from opabinia.config import adapt, register
 
-# LBFGS needs a closure that runs the model again, SparseAdam sparse gradients: neither fits one update per step.
+# LBFGS needs a closure that reruns the model, SparseAdam sparse gradients: neither works with one update per step.
 NAMES = (
     *("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax"),
     *("NAdam", "RAdam", "RMSprop", "Rprop", "SGD"),
 )
 
-OF_TIMM = (
+TIMM_NAMES = (
     "AdafactorBigVision",
     "Adan",
     "Adopt",
@@ -28,31 +28,31 @@ OF_TIMM = (
     "RMSpropTF",
     "SGDW",
 )
-"""Those of timm that torch does not have, and Muon, which takes vectors, too, in timm."""
+"""Optimizers that torch does not have, and Muon, which in timm also accepts vectors."""
 
 for _name in NAMES:
     register.optimizer(name=_name.lower())(adapt(getattr(optim, _name), runtime=("params",)))
 
-for _name in OF_TIMM:
+for _name in TIMM_NAMES:
     register.optimizer(name=_name.lower())(adapt(getattr(timm.optim, _name), runtime=("params",)))
 
 
 def fuse(optimizer: optim.Optimizer) -> None:
-    """Let torch's SGD, Adam and AdamW go through memory once an update, where the config leaves ``fused`` and
-    ``foreach`` open: on a CPU each parameter otherwise takes several passes of its own. Last bits differ.
+    """Use the fused kernels of torch's SGD, Adam and AdamW if the config sets neither ``fused`` nor ``foreach``: on a
+    CPU an update then takes one pass over memory instead of several per parameter. The last bits of results differ.
 
-    Not with parameters that are spread over processes, whose fused kernels torch 2.15 does not have for SGD.
+    Sharded parameters are excluded: torch 2.15 has no fused SGD kernels for them.
     """
     if not isinstance(optimizer, optim.SGD | optim.Adam):
         return
     groups = optimizer.param_groups
-    left_open = all(group["fused"] is None and group["foreach"] is None for group in groups)
+    is_open = all(group["fused"] is None and group["foreach"] is None for group in groups)
     excluded = any(group["differentiable"] or group.get("dampening") for group in groups)
     parameters = [parameter for group in groups for parameter in group["params"]]
-    if left_open and not excluded and all(map(_can_be_fused, parameters)):
+    if is_open and not excluded and all(map(_can_be_fused, parameters)):
         for group in groups:
             group["fused"] = True
-        optimizer._step_supports_amp_scaling = True  # as the constructor says of fused ones
+        optimizer._step_supports_amp_scaling = True  # as the constructor sets it for fused optimizers
 
 
 def _can_be_fused(parameter: Tensor) -> bool:

@@ -1,8 +1,8 @@
 """Schedules: pure functions of the clock, evaluated before every step.
 
-The value multiplies what it is a schedule of: the optimizer's ``lr`` (key ``schedule``), its ``weight_decay`` or
-``momentum`` (key ``schedules``), a temperature. Each curve below is a function of where it stands between its beginning
-and its end; :func:`timed` registers it together with the keys that all of them share: warm-up, delay, and the rules of
+The value multiplies an option: the optimizer's ``lr`` (key ``schedule``), its ``weight_decay`` or ``momentum`` (key
+``schedules``), a temperature. Each curve below is a function of its progress between begin and end;
+:func:`register_curve` registers it together with the parameters that all curves share: warm-up, delay, and the rules of
 other systems for both.
 """
 
@@ -26,13 +26,13 @@ NONE = Duration(0, "it")
 
 
 class Span(NamedTuple):
-    """Where a curve stands.
+    """The progress of a curve.
 
     Attributes:
         step: steps of the run.
-        begin: the step at which the curve began.
+        begin: the step at which the curve begins.
         length: steps from there to its end.
-        clock: the run's, for durations.
+        clock: of the run, for durations.
     """
 
     step: int
@@ -47,26 +47,27 @@ class Span(NamedTuple):
 
     @property
     def progress(self) -> float:
-        """From 0 to 1."""
+        """The completed fraction, 0 to 1."""
         return min(1.0, self.done / max(1, self.length))
 
 
 # --- timing -----------------------------------------------------------------------------------------------------------
 
 _SHARED = """
-        warmup: length of the warm-up, from the run's start; the curve begins where it ends.
-        warmup_factor: what the value is multiplied by at the first step.
-        warmup_mode: how the factor rises to 1: along a line, as a power, or at once when the warm-up is over.
-        delay: until then, from the run's start, the curve's first value is held.
-        by: the value changes with every step, or with every epoch.
-        reach_end: the last step (with ``by: epoch`` the last epoch) has the end's value already; without it the end is
-            where one step more would be.
-        rule: ``after``: as said above. ``whole`` (basecls): the curve runs over the whole run, multiplied by the
-            warm-up. ``sliced`` (detectron2): the same curve, but the warm-up is a line from ``warmup_factor`` times the
-            curve's first value to the curve's value at the warm-up's end. ``fastreid``: warm-up by step, then the curve
-            by epoch, counted as FastReID's scheduler does: the first epoch after the warm-up has its second value
-            already, the first after the delay still the first.
+        warmup: length of the warm-up, from the start of the run; the curve begins at its end.
+        warmup_factor: multiplies the value at the first step.
+        warmup_mode: the rise of the factor to 1: ``linear``, ``exponential``, or ``constant`` until the warm-up ends.
+        delay: until then, from the start of the run, the curve keeps its first value.
+        interval: the value changes with every ``step`` or every ``epoch``.
+        reach_end: reach the end value at the last step (with ``interval: epoch`` in the last epoch); otherwise it would
+            be reached one step later.
+        warmup_rule: ``after``: the curve begins after the warm-up. ``whole`` (basecls): the curve covers the whole run,
+            multiplied by the warm-up. ``sliced`` (detectron2): likewise, but the warm-up is a line from
+            ``warmup_factor`` times the curve's first value to the curve's value at the end of the warm-up.
+            ``fastreid``: warm-up by step, then the curve by epoch, counted as FastReID's scheduler does: the first
+            epoch after the warm-up already has the second value, the first one after the delay still the first.
 """
+_RENAMED = {"by": "interval", "rule": "warmup_rule"}
 
 
 def _shared(
@@ -75,14 +76,22 @@ def _shared(
     warmup_factor: Fraction = 0.001,
     warmup_mode: Literal["linear", "constant", "exponential"] = "linear",
     delay: Duration = NONE,
-    by: Literal["step", "epoch"] = "step",
+    interval: Literal["step", "epoch"] = "step",
     reach_end: bool = False,
-    rule: Literal["after", "whole", "sliced", "fastreid"] = "after",
+    warmup_rule: Literal["after", "whole", "sliced", "fastreid"] = "after",
 ) -> None: ...
 
 
-def timed(curve: Callable[..., float]) -> Callable[..., float]:
-    """Register a curve as a schedule; its own keys come first, then those that all schedules share."""
+def register_curve(**renamed: str) -> Callable[[Callable[..., float]], Callable[..., float]]:
+    """Register a curve as a schedule; its own parameters come first, then those that all schedules share.
+
+    Args:
+        renamed: old names of its parameters, and the current ones.
+    """
+    return lambda curve: _register(curve, renamed)
+
+
+def _register(curve: Callable[..., float], renamed: dict[str, str]) -> Callable[..., float]:
     shared = inspect.signature(_shared).parameters
     own = inspect.signature(curve).parameters
     keys = [parameter for name, parameter in own.items() if name != "span"]
@@ -91,7 +100,7 @@ def timed(curve: Callable[..., float]) -> Callable[..., float]:
     @wraps(curve)
     def schedule(clock: Clock, /, **given: Any) -> float:
         timing = {name: given.pop(name, default) for name, default in defaults.items()}
-        if timing == defaults:  # as below, and quicker
+        if timing == defaults:  # the same as below, but faster
             return curve(Span(clock.step, 0, clock.total_steps, clock), **given)
         return _value(lambda span: curve(span, **given), clock, **timing)
 
@@ -100,10 +109,10 @@ def timed(curve: Callable[..., float]) -> Callable[..., float]:
     ordered = [first, *(p.replace(annotation=hints[p.name]) for p in [*keys, *shared.values()])]
     schedule.__dict__["__signature__"] = inspect.Signature(ordered, return_annotation=float)
     schedule.__annotations__ = {p.name: p.annotation for p in ordered} | {"return": float}
-    del schedule.__wrapped__  # or its signature would be read
+    del schedule.__wrapped__  # otherwise its signature would be used
     text = curve.__doc__ or ""
     schedule.__doc__ = text.rstrip() + ("" if "Args:" in text else "\n\n    Args:") + _SHARED
-    return register.schedule(schedule)
+    return register.schedule(renamed=_RENAMED | renamed)(schedule)
 
 
 def _value(
@@ -114,50 +123,51 @@ def _value(
     warmup_factor: float,
     warmup_mode: str,
     delay: Duration,
-    by: str,
+    interval: str,
     reach_end: bool,
-    rule: str,
+    warmup_rule: str,
 ) -> float:
     warm_steps = clock.steps(warmup) if warmup.value else 0
     delay_steps = clock.steps(delay) if delay.value else 0
-    if rule == "fastreid":
-        return _warm(clock.step, warm_steps, warmup_factor, warmup_mode) * curve(
-            _span_of_fastreid(clock, warm_steps, delay_steps)
-        )
-    at = replace(clock, step=clock.step - clock.epoch_step, epoch_step=0) if by == "epoch" else clock
-    begin = max(warm_steps, delay_steps) if rule == "after" else delay_steps
+    if warmup_rule == "fastreid":
+        span = _fastreid_span(clock, warm_steps, delay_steps)
+        return _warmup_multiplier(clock.step, warm_steps, warmup_factor, warmup_mode) * curve(span)
+    at = replace(clock, step=clock.step - clock.epoch_step, epoch_step=0) if interval == "epoch" else clock
+    begin = max(warm_steps, delay_steps) if warmup_rule == "after" else delay_steps
     length = clock.total_steps - begin
     if reach_end:
-        length -= clock.length_of(math.ceil(clock.epochs_at(clock.total_steps)) - 1) if by == "epoch" else 1
+        length -= clock.length_of(math.ceil(clock.epochs_at(clock.total_steps)) - 1) if interval == "epoch" else 1
 
     step = at.step
     if step >= warm_steps:
         return curve(Span(step, begin, length, at))
-    if rule == "sliced" and warmup_mode == "linear":
+    if warmup_rule == "sliced" and warmup_mode == "linear":
         first = warmup_factor * curve(Span(0, begin, length, at))
         return first + (curve(Span(warm_steps, begin, length, at)) - first) * step / warm_steps
-    return _warm(step, warm_steps, warmup_factor, warmup_mode) * curve(Span(step, begin, length, at))
+    return _warmup_multiplier(step, warm_steps, warmup_factor, warmup_mode) * curve(Span(step, begin, length, at))
 
 
-def _warm(step: int, length: int, factor: float, mode: str) -> float:
-    """The warm-up's multiplier: ``factor`` at the first step, 1 from the end of the warm-up on."""
+def _warmup_multiplier(step: int, length: int, factor: float, mode: str) -> float:
+    """The multiplier of the warm-up: ``factor`` at the first step, 1 after the warm-up."""
     if step >= length:
         return 1.0
     if mode == "constant":
         return factor
-    share = step / length
-    return factor ** (1 - share) if mode == "exponential" else factor + (1 - factor) * share
+    progress = step / length
+    return factor ** (1 - progress) if mode == "exponential" else factor + (1 - factor) * progress
 
 
-def _span_of_fastreid(clock: Clock, warm_steps: int, delay_steps: int) -> Span:
-    """In whole epochs. Its scheduler steps at the end of an epoch: from that on in which the warm-up ends, but not yet
-    at the end of the delay.
+def _fastreid_span(clock: Clock, warm_steps: int, delay_steps: int) -> Span:
+    """The span in whole epochs. FastReID's scheduler steps at the end of an epoch: first in the epoch in which the
+    warm-up ends, but not yet at the end of the delay.
 
     Raises:
         ValueError: epochs differ in length.
     """
     if clock.starts is not None:
-        raise ValueError("rule: fastreid counts in epochs of one length, and shapes make some longer than others")
+        raise ValueError(
+            "warmup_rule: fastreid needs epochs of equal length, and data.shapes makes some longer than others"
+        )
     per_epoch = max(1, clock.steps_per_epoch)
     warm, delay = (math.ceil(steps / per_epoch) for steps in (warm_steps, delay_steps))
     stepped = max(0, clock.epoch + 1 - max(warm, delay + 1))
@@ -165,67 +175,65 @@ def _span_of_fastreid(clock: Clock, warm_steps: int, delay_steps: int) -> Span:
     return Span(stepped * per_epoch, 0, max(1, epochs - max(warm, delay)) * per_epoch, clock)
 
 
-Shape = Literal["cosine", "linear"]
-
 # --- curves -----------------------------------------------------------------------------------------------------------
 
 
-@timed
+@register_curve()
 def constant(span: Span, *, value: NonNegative = 1.0) -> float:
-    """Always the same, after an optional warm-up.
+    """A constant value, after an optional warm-up.
 
     Args:
-        value: it.
+        value: the constant.
     """
     return value
 
 
-@timed
+@register_curve()
 def cosine(span: Span, *, start: NonNegative = 1.0, end: NonNegative = 0.0) -> float:
-    """Half a cosine (Loshchilov and Hutter 2017, no restarts), after an optional warm-up.
+    """Cosine annealing (Loshchilov and Hutter 2017, without restarts), after an optional warm-up.
 
     Args:
-        start: the value at the beginning of the curve.
-        end: the value at the run's end.
+        start: the first value of the curve.
+        end: the value at the end of the run.
     """
     return end + (start - end) * (1 + math.cos(math.pi * span.progress)) / 2
 
 
-@timed
+@register_curve(longer="cycle_mult", lower="cycle_decay", wave="wave_type")
 def cosine_restarts(
     span: Span,
     *,
     cycle: Duration,
-    longer: Positive = 1.0,
-    lower: Fraction = 1.0,
+    cycle_mult: Positive = 1.0,
+    cycle_decay: Fraction = 1.0,
     end: NonNegative = 0.0,
-    wave: Literal["half", "full"] = "half",
-    peaks: Literal["lower", "cosine"] = "lower",
+    wave_type: Literal["half", "full"] = "half",
+    peaks: Literal["decay", "cosine", "lower"] = "decay",
 ) -> float:
-    """Half cosines that begin anew (SGDR, Loshchilov and Hutter 2017), after an optional warm-up.
+    """Cosine annealing with warm restarts (SGDR, Loshchilov and Hutter 2017), after an optional warm-up.
 
     Args:
-        cycle: length of the first one.
-        longer: each cycle is so many times as long as the one before.
-        lower: each cycle's first value is so many times that of the one before.
+        cycle: length of the first cycle.
+        cycle_mult: the length of each cycle is multiplied by this.
+        cycle_decay: the first value of each cycle is multiplied by this.
         end: the value at the end of each cycle.
-        wave: each cycle falls from its first value (``half``), or cycles fall and rise in turn (``full``).
-        peaks: the highest values are given by ``lower``, or lie on a half cosine over the whole curve; both are
-            VISSL's.
+        wave_type: every cycle falls (``half``), or cycles alternately fall and rise (``full``); VISSL's.
+        peaks: the first values follow ``cycle_decay`` (``decay``; old name ``lower``), or a half cosine over the whole
+            curve (``cosine``); VISSL's.
     """
-    done, whole, first = _measured(span, cycle)
+    done, whole, first = _in_one_unit(span, cycle)
     length, begin, number = float(first), 0.0, 0
     while done >= begin + length:
-        begin, length, number = begin + length, max(min(1.0, first), length * longer), number + 1
-    rising, turn = wave == "full" and number % 2 == 1, (number + 1) // 2 if wave == "full" else number
-    share, peak = (done - begin) / length, lower**turn
+        begin, length, number = begin + length, max(min(1.0, first), length * cycle_mult), number + 1
+    rising, turn = wave_type == "full" and number % 2 == 1, (number + 1) // 2 if wave_type == "full" else number
+    fraction, peak = (done - begin) / length, cycle_decay**turn
     if peaks == "cosine":
-        at = (begin + length if rising else begin) / max(min(1, first), whole)
-        peak = _between(1.0, end, at, "cosine")
-    return _between(peak, end, 1 - share if rising else share, "cosine")
+        position = (begin + length if rising else begin) / max(min(1, first), whole)
+        peak = _between(1.0, end, position, "cosine")
+    return _between(peak, end, 1 - fraction if rising else fraction, "cosine")
 
 
-@timed
+@register_curve()
 def composite(
     span: Span,
     *,
@@ -239,177 +247,182 @@ def composite(
 
     Args:
         schedules: in this order.
-        shares: how much of the curve each of them has; they add up to 1.
-        time: each schedule runs from its beginning to its end in its share (``own``), or over the whole curve, of which
-            its share is seen (``whole``).
+        shares: fraction of the curve that each of them covers; they add up to 1.
+        time: each schedule runs from begin to end within its share (``own``), or runs over the whole curve and is used
+            in its share (``whole``).
     """
     if len(schedules) != len(shares) or abs(sum(shares) - 1) > 1e-3:
         raise ValueError(f"{len(shares)} shares for {len(schedules)} schedules, or shares that do not add up to 1")
     starts = [round(sum(shares[:number]) * span.length) for number in range(len(shares))]
     number = bisect_right(starts, span.done) - 1
     if time == "whole":
-        return schedules[number](_later(span, 0, span.length))
+        return schedules[number](_shifted_clock(span, 0, span.length))
     stop = [*starts, span.length][number + 1]
-    return schedules[number](_later(span, starts[number], stop - starts[number]))
+    return schedules[number](_shifted_clock(span, starts[number], stop - starts[number]))
 
 
-def _later(span: Span, wait: int, length: int) -> Clock:
-    """The clock of a schedule that begins so many steps behind the curve, as its durations do."""
+def _shifted_clock(span: Span, wait: int, length: int) -> Clock:
+    """The clock of a schedule that begins ``wait`` steps after the curve; its durations count from there."""
     offset = span.begin + wait
-    own = replace(span.clock, step=span.done - wait, total_steps=length)
-    if (of_run := own.starts) is None or not offset:
-        return own
-    begin = own.epochs_at(offset)
-    return replace(own, starts=lambda count: Duration(begin + count, "ep").steps_along(of_run) - offset)
+    clock = replace(span.clock, step=span.done - wait, total_steps=length)
+    if (starts := clock.starts) is None or not offset:
+        return clock
+    begin = clock.epochs_at(offset)
+    return replace(clock, starts=lambda count: Duration(begin + count, "ep").steps_from(starts) - offset)
 
 
-@timed
+@register_curve()
 def linear(span: Span, *, start: NonNegative = 1.0, end: NonNegative = 0.0) -> float:
     """A line, after an optional warm-up.
 
     Args:
-        start: the value at the beginning of the line.
-        end: the value at the run's end.
+        start: the first value of the line.
+        end: the value at the end of the run.
     """
     return start + (end - start) * span.progress
 
 
-@timed
+@register_curve()
 def polynomial(span: Span, *, power: Positive = 0.9, end: NonNegative = 0.0) -> float:
     """``(1 - progress) ** power`` (as in DeepLab), after an optional warm-up.
 
     Args:
         power: 1 is a line.
-        end: the value at the run's end.
+        end: the value at the end of the run.
     """
     return float(end + (1 - end) * (1 - span.progress) ** power)
 
 
-@timed
+@register_curve()
 def exponential(
     span: Span, *, gamma: Positive | None = None, every: Duration = Duration(1, "ep"), end: Positive = 0.01
 ) -> float:
-    """Falls by the same factor in equal times, after an optional warm-up.
+    """Exponential decay, after an optional warm-up.
 
     Args:
-        gamma: the factor for each ``every``; null chooses the one that leads to ``end`` at the run's end.
-        every: the time in which the value is multiplied by ``gamma``, continuously.
-        end: the value at the run's end, when ``gamma`` is not given.
+        gamma: factor per ``every``; null: the factor that gives ``end`` at the end of the run.
+        every: period in which the value is multiplied by ``gamma``, continuously.
+        end: the value at the end of the run if ``gamma`` is null.
     """
     if gamma is None:
         return float(end**span.progress)
-    done, _, unit = _measured(span, every)
-    return float(gamma ** (done / unit))
+    done, _, period = _in_one_unit(span, every)
+    return float(gamma ** (done / period))
 
 
-@timed
+@register_curve()
 def step(span: Span, *, every: Duration, gamma: Positive = 0.1) -> float:
-    """Times ``gamma`` after each ``every``, after an optional warm-up.
+    """Step decay: multiply by ``gamma`` after every period, after an optional warm-up.
 
     Args:
-        every: the time between two drops, such as ``30ep``, counted from the run's start.
-        gamma: the factor at each drop.
+        every: period, such as ``30ep``, counted from the start of the run.
+        gamma: factor of each drop.
     """
-    done, _, unit = _measured(span._replace(begin=0), every)
-    return float(gamma ** ((done + 1e-9) // unit))  # 0.9 epochs are three times 0.3
+    done, _, period = _in_one_unit(span._replace(begin=0), every)
+    return float(gamma ** ((done + 1e-9) // period))  # 0.9 epochs are three times 0.3
 
 
-@timed
+@register_curve()
 def multi_step(span: Span, *, milestones: list[Duration], gamma: Positive = 0.1) -> float:
-    """Times ``gamma`` at each milestone, after an optional warm-up.
+    """Multiply by ``gamma`` at each milestone, after an optional warm-up.
 
     Args:
-        milestones: when the value drops, counted from the run's start (with ``rule: fastreid`` from the end of warm-up
-            and delay), such as ``[30ep, 60ep, 90ep]``; one at or after the run's end never acts.
-        gamma: the factor at each milestone.
+        milestones: times of the drops, such as ``[30ep, 60ep, 90ep]``, counted from the start of the run (with
+            ``warmup_rule: fastreid`` from the end of warm-up and delay). Those after the run have no effect.
+        gamma: factor at each milestone.
     """
     passed = bisect_right(sorted(span.clock.steps(milestone) for milestone in milestones), span.step)
     return float(gamma**passed)
 
 
-@timed
+@register_curve(rise="pct_start", first="start", shape="anneal_strategy")
 def one_cycle(
-    span: Span, *, rise: Fraction = 0.3, first: NonNegative = 0.04, end: NonNegative = 4e-6, shape: Shape = "cosine"
+    span: Span,
+    *,
+    pct_start: Fraction = 0.3,
+    start: NonNegative = 0.04,
+    end: NonNegative = 4e-6,
+    anneal_strategy: Literal["cosine", "linear"] = "cosine",
 ) -> float:
-    """Up to 1 and down again (Smith and Topin 2018, as torch's OneCycleLR).
+    """Rise to 1 and fall again (Smith and Topin 2018, as torch's OneCycleLR).
 
     Args:
-        rise: share of the curve in which it rises.
-        first: the value at the beginning.
-        end: the value at the run's end.
-        shape: of both slopes.
+        pct_start: fraction of the curve in which it rises, 0 to 1.
+        start: the first value; the inverse of torch's ``div_factor``.
+        end: the value at the end of the run.
+        anneal_strategy: shape of both slopes.
     """
-    if span.progress < rise:
-        return _between(first, 1.0, span.progress / rise, shape)
-    return _between(1.0, end, (span.progress - rise) / max(1e-12, 1 - rise), shape)
+    if span.progress < pct_start:
+        return _between(start, 1.0, span.progress / pct_start, anneal_strategy)
+    return _between(1.0, end, (span.progress - pct_start) / max(1e-12, 1 - pct_start), anneal_strategy)
 
 
-@timed
+@register_curve(shape="interpolation")
 def piecewise(
     span: Span,
     *,
     times: Annotated[list[Duration], MinLen(1)],
     values: Annotated[list[NonNegative], MinLen(1)],
-    shape: Literal["steps", "linear", "cosine"] = "linear",
+    interpolation: Literal["steps", "linear", "cosine"] = "linear",
 ) -> float:
-    """Through given values at given times; before the first and behind the last it stays what it is there.
+    """Interpolate given values at given times; before the first and after the last time the value is constant.
 
     Example: ``{name: piecewise, times: [0it, 5ep, 20ep], values: [0.1, 1, 0]}``
 
     Args:
-        times: counted from the run's start, ascending.
-        values: at these times, as many.
-        shape: how it goes from one to the next; with ``steps`` each value holds until the next.
+        times: ascending, counted from the start of the run.
+        values: one for each time.
+        interpolation: between two times; with ``steps`` each value holds until the next time.
     """
     steps = [span.clock.steps(time) for time in times]
     if len(times) != len(values) or steps != sorted(steps):
         raise ValueError(f"{len(times)} times for {len(values)} values, or times that do not ascend")
-    at = bisect_right(steps, span.step) - 1
-    if at < 0 or at + 1 >= len(steps) or shape == "steps":
-        return values[max(0, at)]
-    share = (span.step - steps[at]) / max(1, steps[at + 1] - steps[at])
-    return _between(values[at], values[at + 1], share, shape)
+    index = bisect_right(steps, span.step) - 1
+    if index < 0 or index + 1 >= len(steps) or interpolation == "steps":
+        return values[max(0, index)]
+    fraction = (span.step - steps[index]) / max(1, steps[index + 1] - steps[index])
+    return _between(values[index], values[index + 1], fraction, interpolation)
 
 
-@timed
-def inverse_sqrt(span: Span, *, flat: Duration = NONE) -> float:
-    """``1 / sqrt(time)`` (Vaswani et al. 2017), after the warm-up with which it is used.
+@register_curve(flat="timescale")
+def inverse_sqrt(span: Span, *, timescale: Duration = NONE) -> float:
+    """``1 / sqrt(time / timescale)`` (Vaswani et al. 2017), to be used with a warm-up.
 
     Args:
-        flat: the time that counts as 1; until then the value is 1. 0it takes the length of the warm-up, or one epoch.
+        timescale: until then the value is 1. 0it takes the length of the warm-up, or one epoch.
     """
-    unit = span.clock.steps(flat) or span.begin or span.clock.length_of(0)
-    return 1 / math.sqrt(max(1.0, (span.begin + span.done) / unit))
+    steps = span.clock.steps(timescale) or span.begin or span.clock.length_of(0)
+    return 1 / math.sqrt(max(1.0, (span.begin + span.done) / steps))
 
 
-def _measured(span: Span, unit: Duration) -> tuple[float, float, float]:
-    """What is done of a curve, its whole length, and a duration, in one measure: steps, or epochs where they differ in
-    length and the duration is told in them."""
+def _in_one_unit(span: Span, duration: Duration) -> tuple[float, float, float]:
+    """The completed part of a curve, its length, and a duration, all in steps; in epochs if these differ in length and
+    the duration is in epochs."""
     clock = span.clock
-    if clock.starts is None or unit.unit != "ep":
-        return span.done, span.length, max(1, clock.steps(unit))
+    if clock.starts is None or duration.unit != "ep":
+        return span.done, span.length, max(1, clock.steps(duration))
     begin = clock.epochs_at(span.begin)
     done = clock.epochs_at(max(span.step, span.begin)) - begin
-    one_step = 1 / clock.length_of(0)  # about: nothing is shorter
-    return done, clock.epochs_at(span.begin + span.length) - begin, max(unit.value, one_step)
+    one_step = 1 / clock.length_of(0)  # about: the shortest possible duration
+    return done, clock.epochs_at(span.begin + span.length) - begin, max(duration.value, one_step)
 
 
-def _between(first: float, last: float, share: float, shape: str) -> float:
-    share = min(1.0, share)
+def _between(first: float, last: float, fraction: float, shape: str) -> float:
+    fraction = min(1.0, fraction)
     if shape == "cosine":
-        share = (1 - math.cos(math.pi * share)) / 2
-    return first + (last - first) * share
+        fraction = (1 - math.cos(math.pi * fraction)) / 2
+    return first + (last - first) * fraction
 
 
 # --- scaling ----------------------------------------------------------------------------------------------------------
 
 
-def scaled(rate: float, batch_size: int, per: int, rule: Literal["linear", "sqrt"] = "linear") -> float:
-    """A learning rate that was found for batches of ``per`` samples, for batches of ``batch_size``.
+def scale_lr(lr: float, batch_size: int, base_batch_size: int, rule: Literal["linear", "sqrt"] = "linear") -> float:
+    """Scale a learning rate that was tuned for ``base_batch_size`` to ``batch_size``.
 
     Goyal et al. 2017 (linear); Krizhevsky 2014 (square root). Lengths and periods in epochs need no scaling.
 
-    Example: ``scaled(0.1, 1024, 256)`` is 0.4, by square root 0.2.
+    Example: ``scale_lr(0.1, 1024, 256)`` is 0.4, by square root 0.2.
     """
-    ratio = batch_size / per
-    return rate * (ratio if rule == "linear" else math.sqrt(ratio))
+    ratio = batch_size / base_batch_size
+    return lr * (ratio if rule == "linear" else math.sqrt(ratio))

@@ -1,1 +1,1 @@
-"""Ground floor: processes, devices, seeds, files, durations and the log. Knows nothing of training."""
+"""The lowest layer: processes, devices, seeds, files, durations and the log. It knows nothing of training."""

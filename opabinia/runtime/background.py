@@ -1,9 +1,9 @@
-"""Work that a program does beside its main loop, in a thread that a fork never meets.
+"""Background work in a thread, safe with forks.
 
 A forked process has the memory of this one, but only the thread that forked: a lock that another thread held at that
-moment (of the log, of a library) stays locked in it for good. So a fork, such as that of a loader's workers, waits
-until all work in the background is done. Workers that are not forked (``spawn``, ``forkserver``) would not need this,
-but whatever reads samples would have to be picklable then; and workers start so seldom that the wait costs nothing.
+moment (of the log, of a library) stays locked in it forever. So a fork, such as that of the loader's workers, waits
+until all background work is done. Workers that are not forked (``spawn``, ``forkserver``) would not need this, but then
+everything that reads samples would have to be picklable; workers start so rarely that the wait costs nothing.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-_at_work: set[threading.Thread] = set()
-_changes = threading.Condition()  # of that set, and of jobs and errors; held while this process forks
+_active: set[threading.Thread] = set()
+_changes = threading.Condition()  # guards that set, jobs and errors; held while this process forks
 
 
 def _before_fork() -> None:
     _changes.acquire()
-    _changes.wait_for(lambda: _at_work <= {threading.current_thread()})
+    _changes.wait_for(lambda: _active <= {threading.current_thread()})
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_changes.release, after_in_child=_changes.release)
 
 
 class Background:
-    """Does jobs one after the other in a thread of its own, which is there only while there are any.
+    """Runs jobs one after the other in a thread that exists only while there are jobs.
 
-    Nobody waits for the thread when the program ends: what must be done is waited for before.
+    The program does not wait for the thread when it ends: call :meth:`wait` for jobs that must be done.
 
     Args:
         name: of the thread, for debuggers.
@@ -37,7 +37,7 @@ class Background:
     Example::
 
         background = Background("checkpoints")
-        background.do(write)
+        background.submit(write)
         ...
         background.wait()
     """
@@ -48,18 +48,18 @@ class Background:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def do(self, job: Callable[[], object]) -> None:
-        """Have a job done when those before it are; return at once."""
+    def submit(self, job: Callable[[], object]) -> None:
+        """Run a job after those before it; return at once."""
         with _changes:
             self._jobs.append(job)
             if self._thread is None:
                 # A daemon: a second signal, which stops at once, must not wait for a disk.
                 self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                _at_work.add(self._thread)
+                _active.add(self._thread)
                 self._thread.start()
 
     def check(self) -> None:
-        """Raise the first error of a job that nobody has been told yet; waits for nothing."""
+        """Raise the first error of a job that has not been raised yet; do not wait."""
         if self._error is not None:
             with _changes:
                 error, self._error = self._error, None
@@ -72,12 +72,12 @@ class Background:
         self.check()
 
     def _work(self) -> None:
-        # Signals are the main thread's: where it holds them back they must not get in here.
+        # Signals belong to the main thread; where it blocks them they must not arrive here.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while job := self._next():
             try:
                 job()
-            except BaseException as error:  # whatever it is, who waits is to be told
+            except BaseException as error:  # any error is raised by check()
                 with _changes:
                     self._error = self._error or error
 
@@ -85,7 +85,7 @@ class Background:
         with _changes:
             if self._jobs:
                 return self._jobs.popleft()
-            _at_work.remove(threading.current_thread())
+            _active.remove(threading.current_thread())
             self._thread = None
             _changes.notify_all()
             return None

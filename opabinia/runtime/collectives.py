@@ -1,4 +1,4 @@
-"""Tensors of all processes in one, as if they had been computed here: gradients find their way back."""
+"""Differentiable collectives: gather tensors of all ranks so that gradients flow back to the rank they come from."""
 
 from __future__ import annotations
 
@@ -10,62 +10,60 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from opabinia.runtime.processes import all_reduce_mean, meeting_place, rank, world_size
+from opabinia.runtime.processes import all_reduce_mean, collective_device, rank, world_size
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def gather_with_gradient(tensor: Tensor) -> Tensor:
-    """Rows of all processes, in the order of ranks, on every process; on one process the tensor itself.
+    """Return the rows of all ranks, in the order of ranks, on every rank; with one process the tensor itself.
 
-    The gradient of a process's rows is the sum over processes of the gradients of what was gathered. So a loss that
-    every process computes of it, each with a weight of ``n * world / (sum of all n)`` for its n samples, has after
-    the mean over processes (DDP) the gradient that one process would have.
+    The gradient of a rank's rows is the sum over ranks of the gradients of the gathered tensor. So a loss of it that
+    every rank computes with a weight of ``n * world / (sum of all n)`` for its n samples has, after the mean over ranks
+    (DDP), the gradient that a single process would have.
 
     Args:
-        tensor: n x ...; n may differ from process to process, the rest may not.
+        tensor: n x ...; n may differ between ranks, the rest may not.
     """
     if world_size() == 1:
         return tensor
     counts, _ = _counts(tensor, ())
-    return _gathered(tensor, counts)
+    return _gather(tensor, counts)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def gather_batch(features: Tensor, labels: Tensor, ids: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Features, through which gradients flow, and labels of the batch of all processes, each sample once.
+    """Return features (with gradients) and labels of the global batch, each sample once.
 
-    Of a batch with fewer samples than there are processes each has all (``contracts.Row.share``): then those of the
-    first count. Every process gets the same numbers to the last bit.
+    If a batch has fewer samples than there are ranks, every rank has all of them (``contracts.GlobalBatch.share``):
+    then those of rank 0 are returned. Results are bitwise identical on all ranks.
 
     Args:
-        features: n x D, of this process.
+        features: n x D, of this rank.
         labels: n.
-        ids: of the samples, by which copies of a batch are known.
+        ids: of the samples, by which copies of a batch are recognized.
     """
-    everybody, everybodys = _each_once((features, labels), ids)
-    return everybody, everybodys
+    all_features, all_labels = _gather_unique((features, labels), ids)
+    return all_features, all_labels
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def gather_rows(rows: Tensor, ids: Sequence[str]) -> Tensor:
-    """As :func:`gather_batch`, of rows alone (n x ...)."""
-    (everybody,) = _each_once((rows,), ids)
-    return everybody
+    """Return the rows (n x ...) of the global batch, each sample once; see :func:`gather_batch`."""
+    (all_rows,) = _gather_unique((rows,), ids)
+    return all_rows
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def shuffle_between_ranks(rows: Tensor, seed: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Rows of all processes in a random order, as many to each process as it gave.
-
-    No gradients flow.
+    """Shuffle rows between all ranks; every rank gets as many as it gave. No gradients flow.
 
     Args:
-        rows: n x ..., of this process.
-        seed: of the order; the same on every process.
+        rows: n x ..., of this rank.
+        seed: of the order; the same on every rank.
 
     Returns:
-        The rows that fell to this process, and a function that takes what was made of them (n x ...) and gives what
-        every process's own rows became, in their order.
+        The shuffled rows of this rank, and a function that takes their outputs (n x ...) and returns the outputs of
+        this rank's own rows, in their original order.
     """
     counts = [len(rows)] if world_size() == 1 else _counts(rows, ())[0]
     order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(seed))
@@ -73,27 +71,28 @@ def shuffle_between_ranks(rows: Tensor, seed: int) -> tuple[Tensor, Callable[[Te
     first = sum(counts[: rank()])
     own = slice(first, first + len(rows))
 
-    def everybodys(given: Tensor) -> Tensor:
-        return given if len(counts) == 1 else _gathered(given, counts)
+    def gather_all(tensor: Tensor) -> Tensor:
+        return tensor if len(counts) == 1 else _gather(tensor, counts)
 
-    def back(made: Tensor) -> Tensor:
-        return everybodys(made.detach())[order.argsort()[own]]
+    def unshuffle(outputs: Tensor) -> Tensor:
+        return gather_all(outputs.detach())[order.argsort()[own]]
 
-    return everybodys(rows.detach())[order[own]], back
+    return gather_all(rows.detach())[order[own]], unshuffle
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def per_sample(total: Tensor, samples: int) -> Tensor:
-    """A sum over the samples of this process, divided by their number: that of the batch of all processes, where it is
-    learned from; else of this process's batch, because then each has as many batches as fall to it.
+def mean_over_samples(total: Tensor, samples: int) -> Tensor:
+    """Divide a sum over the samples of this rank by their number.
 
-    A loss that is divided by it counts as on one process. Nobody waits for the device, and no gradient flows.
+    With gradients enabled, sum and number are those of the global batch, so that a loss divided by the result counts as
+    in a single process; otherwise those of this rank, because in evaluation ranks have different numbers of batches.
+    The host does not wait for the device, and no gradient flows.
 
     Args:
-        total: a number, on the device (0-d).
-        samples: how many; at least 1.
+        total: the sum, on the device (0-d).
+        samples: their number, at least 1.
 
-    Example: 6 in 3 samples here and 2 in 1 sample there are 2 in each.
+    Example: 6 in 3 samples on one rank and 2 in 1 sample on the other are 2 on both.
     """
     both = torch.stack([total.detach().double(), total.new_full((), samples, dtype=torch.float64)])
     if torch.is_grad_enabled():
@@ -101,32 +100,32 @@ def per_sample(total: Tensor, samples: int) -> Tensor:
     return (both[0] / both[1]).float()
 
 
-def _each_once(tensors: Sequence[Tensor], ids: Sequence[str]) -> Sequence[Tensor]:
-    """Rows of all processes, each sample once, of tensors that have a row for each of ``ids``."""
+def _gather_unique(tensors: Sequence[Tensor], ids: Sequence[str]) -> Sequence[Tensor]:
+    """Gather tensors that have a row for each of ``ids``, each sample once."""
     if world_size() == 1:
         return tensors
-    counts, copies = _counts(tensors[0], ids)
-    everything = [_gathered(one, counts) for one in tensors]
-    return [one[: counts[0]] for one in everything] if copies else everything
+    counts, are_copies = _counts(tensors[0], ids)
+    gathered = [_gather(tensor, counts) for tensor in tensors]
+    return [tensor[: counts[0]] for tensor in gathered] if are_copies else gathered
 
 
 def _counts(tensor: Tensor, ids: Iterable[str]) -> tuple[list[int], bool]:
-    """How many rows each process has, and whether all have the same few samples.
+    """The number of rows of each rank, and whether all ranks have the same few samples.
 
-    Numbers meet on the host where there is a backend for it, so that nobody waits for the device.
+    They are exchanged on the host if there is a backend for it, so that nothing waits for the device.
     """
     world = world_size()
     digest = blake2b("\0".join(ids).encode(), digest_size=7).digest()
-    own = torch.tensor([len(tensor), int.from_bytes(digest)], device=meeting_place())
-    everybody = own.new_empty(world, 2)
-    dist.all_gather(list(everybody), own)
-    rows: list[list[int]] = everybody.tolist()
+    own = torch.tensor([len(tensor), int.from_bytes(digest)], device=collective_device())
+    gathered = own.new_empty(world, 2)
+    dist.all_gather(list(gathered), own)
+    rows: list[list[int]] = gathered.tolist()
     return [count for count, _ in rows], all(row == rows[0] for row in rows) and rows[0][0] < world
 
 
-def _gathered(tensor: Tensor, counts: list[int]) -> Tensor:
-    whole: Tensor = _Gather.apply(tensor, counts)
-    return whole
+def _gather(tensor: Tensor, counts: list[int]) -> Tensor:
+    gathered: Tensor = _Gather.apply(tensor, counts)
+    return gathered
 
 
 class _Gather(torch.autograd.Function):
@@ -136,13 +135,13 @@ class _Gather(torch.autograd.Function):
         ctx.own = slice(first, first + len(tensor))
         padded = tensor.new_zeros(max(counts), *tensor.shape[1:])
         padded[: len(tensor)] = tensor
-        everybody = [torch.empty_like(padded) for _ in counts]
-        dist.all_gather(everybody, padded)
-        return torch.cat([rows[:count] for rows, count in zip(everybody, counts, strict=True)])
+        gathered = [torch.empty_like(padded) for _ in counts]
+        dist.all_gather(gathered, padded)
+        return torch.cat([rows[:count] for rows, count in zip(gathered, counts, strict=True)])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        # Added up in full precision; as a copy, because others may hold this gradient, too.
+        # Summed in full precision; as a copy, because others may hold this gradient, too.
         whole = gradient.to(torch.promote_types(gradient.dtype, torch.float32), copy=True).contiguous()
         dist.all_reduce(whole)
         return whole[ctx.own].to(gradient.dtype), None

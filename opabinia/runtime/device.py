@@ -1,4 +1,4 @@
-"""The device of this process, and what makes its arithmetic repeatable."""
+"""The device of this process, and the settings that make its arithmetic reproducible."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from opabinia.runtime.processes import local_rank
 
 
 def choose_device(name: str) -> torch.device:
-    """The device for ``auto``, ``cpu``, ``cuda`` or ``mps``; CUDA devices are those of the local rank.
+    """Return the device for ``auto``, ``cpu``, ``cuda`` (the GPU of the local rank) or ``mps``.
 
     Raises:
         ValueError: this machine or this torch build has no such device.
@@ -22,7 +22,7 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cpu")
     if name == "mps":
         if not torch.backends.mps.is_available():
-            raise ValueError("'mps' is not available: that is Apple's GPUs; use 'cpu' or 'auto'")
+            raise ValueError("'mps' (Apple GPUs) is not available; use 'cpu' or 'auto'")
         return torch.device("mps")
     if not torch.cuda.is_available():
         reason = "no GPU or driver was found" if torch.version.cuda else "this torch build has no CUDA"
@@ -35,10 +35,10 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def set_arithmetic(*, deterministic: bool, cudnn_benchmark: bool, threads: int | None) -> int:
-    """Fix what the result of the same operation may depend on; return the number of CPU threads.
+def configure_backends(*, deterministic: bool, cudnn_benchmark: bool, threads: int | None) -> int:
+    """Set determinism, cuDNN's benchmark mode and the number of CPU threads; return that number.
 
-    ``deterministic`` makes torch refuse operations that have no repeatable form.
+    With ``deterministic`` torch raises for operations that have no deterministic implementation.
     """
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -54,5 +54,5 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """Forward passes in ``bf16`` or ``fp16`` where that is safe; ``fp32`` changes nothing."""
+    """Return torch's autocast for ``bf16`` or ``fp16`` (mixed precision); ``fp32`` changes nothing."""
     return torch.autocast(device.type, _AUTOCAST[precision]) if precision in _AUTOCAST else nullcontext()

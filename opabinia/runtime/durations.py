@@ -1,4 +1,4 @@
-"""Lengths and periods that carry their unit: ``12ep`` (epochs), ``5000it`` (optimizer steps), ``1.5h`` (hours)."""
+"""Durations with a unit: ``12ep`` (epochs), ``5000it`` (optimizer steps), ``1.5h`` (hours)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*(ep|it|h)")
 
 @dataclass(frozen=True)
 class Units:
-    """Annotation that says which units a parameter accepts: ``Annotated[Duration, Units("ep", "it", "h")]``.
+    """Annotation with the units that a parameter accepts: ``Annotated[Duration, Units("ep", "it", "h")]``.
 
-    A bare ``Duration`` accepts epochs and iterations only: hours depend on the machine, so nothing that
-    shapes the learning may be given in them.
+    A bare ``Duration`` accepts epochs and iterations only: hours depend on the machine, so nothing that affects the
+    training result may be given in them.
     """
 
     allowed: tuple[str, ...]
@@ -28,7 +28,7 @@ class Units:
 
 @dataclass(frozen=True)
 class Duration:
-    """A length with its unit. ``Duration.parse("12ep") == Duration(12, "ep")``.
+    """A duration with its unit. ``Duration.parse("12ep") == Duration(12, "ep")``.
 
     Epochs and hours may be fractions (``0.5ep``); iterations are whole numbers.
     """
@@ -38,11 +38,11 @@ class Duration:
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
-            raise ValueError(f"unit {self.unit!r} is unknown; use one of {', '.join(UNITS)}")
+            raise ValueError(f"unknown unit {self.unit!r}; use one of {', '.join(UNITS)}")
         if not math.isfinite(self.value) or self.value < 0:
-            raise ValueError(f"a duration is a finite number from 0 on, not {self.value}")
+            raise ValueError(f"a duration must be finite and at least 0, not {self.value}")
         if self.unit == "it" and self.value != int(self.value):
-            raise ValueError(f"iterations are whole numbers, not {self.value}")
+            raise ValueError(f"iterations must be a whole number, not {self.value}")
 
     @classmethod
     def parse(cls, text: str, allowed: tuple[str, ...] = ("ep", "it")) -> Duration:
@@ -58,7 +58,7 @@ class Duration:
         return cls(float(match[1]), match[2])
 
     def steps(self, steps_per_epoch: int) -> int:
-        """The number of optimizer steps, rounded to the nearest; never 0 for a duration above 0.
+        """Return the nearest number of optimizer steps; at least 1 for a duration above 0.
 
         Raises:
             ValueError: the duration is in hours.
@@ -68,13 +68,13 @@ class Duration:
         exact = self.value * (steps_per_epoch if self.unit == "ep" else 1)
         return max(1, round(exact)) if self.value > 0 else 0
 
-    def steps_along(self, starts: Callable[[int], int]) -> int:
-        """As :meth:`steps`, of epochs that differ in length, from the first one on.
+    def steps_from(self, starts: Callable[[int], int]) -> int:
+        """Return the number of steps, like :meth:`steps`, from the first epoch on if epochs differ in length.
 
         Args:
-            starts: steps before an epoch.
+            starts: returns the number of steps before an epoch.
 
-        Example: of epochs of 3, 3, 6, 6 ... steps ``2ep`` are 6 steps, ``2.5ep`` 9.
+        Example: with epochs of 3, 3, 6, 6 ... steps ``2ep`` are 6 steps, ``2.5ep`` 9.
         """
         if self.unit != "ep":
             return self.steps(1)
@@ -88,8 +88,8 @@ class Duration:
         return f"{number}{self.unit}"
 
 
-def clock_time(seconds: float) -> str:
-    """Seconds for people, such as ``0:42`` or ``2:05:00``."""
+def format_seconds(seconds: float) -> str:
+    """Return seconds as ``0:42`` or ``2:05:00``."""
     minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,7 +1,7 @@
-"""What an agent and its workers have to say to each other; :mod:`opabinia.training.elastic` is the agent itself.
+"""Communication between the elastic agent (:mod:`opabinia.training.elastic`) and its workers.
 
-A worker tells the agent with which status it would leave on its own: torch starts again whatever leaves with another
-than 0, and some errors no restart can mend.
+A worker reports to the agent the exit status that it would have on its own: torch restarts every worker that exits with
+another status than 0, but a restart does not help against some errors.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from opabinia.runtime.signals import StopSignal, status_of
+from opabinia.runtime.signals import StopSignal, exit_status_of
 
-STATUS = "OPABINIA_STATUS_FOLDER"
-"""Environment variable: the folder where each worker of our agent says with which status it leaves."""
+STATUS_FOLDER = "OPABINIA_STATUS_FOLDER"
+"""Environment variable: the folder where each worker of our agent writes its exit status."""
 
-STOPPED = (130, 143)
+STOPPED_STATUSES = (130, 143)
 
 
-class CannotLaunch(Exception):
-    """The agents do not find each other, or have lost each other."""
+class LaunchError(Exception):
+    """The agents cannot reach each other."""
 
     exit_status = 2
 
 
 @dataclass(frozen=True)
 class ProcessLayout:
-    """Which processes there are.
+    """The processes of a multi-GPU or multi-node run.
 
     Attributes:
-        nproc: on each machine; None: one for each GPU, one without GPUs.
-        nnodes: machines.
-        node_rank: number of this machine; the agent of machine 0 is the one that the others look for.
-        host, port: where it is; port 0 takes a free one.
-        max_restarts: times that all workers are started again after one has crashed.
+        nproc: processes per machine; None: one per GPU, one without GPUs.
+        nnodes: number of machines.
+        node_rank: number of this machine; the agents of the others connect to that of machine 0.
+        host, port: address of machine 0; port 0 takes a free one.
+        max_restarts: number of restarts of all workers after one has crashed.
     """
 
     nproc: int | None
@@ -51,73 +51,73 @@ class ProcessLayout:
 # --- in a worker ----------------------------------------------------------------------------------------------------
 
 
-def leave_word(status: int) -> int:
-    """Tell our agent, if there is one, the status of this command; return the one with which the process leaves.
+def report_exit_status(status: int) -> int:
+    """Report the exit status of this command to our agent, if there is one; return the status to exit with.
 
-    A worker that was asked to stop and has saved leaves with 0, so that no agent starts it again.
+    A worker that was asked to stop and has saved exits with 0, so that no agent restarts it.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return status
-    folder = os.environ.get(STATUS)
+    folder = os.environ.get(STATUS_FOLDER)
     if folder is not None:
         with suppress(OSError):
             Path(folder, os.environ["RANK"]).write_text(str(status), encoding="utf-8")
-    return 0 if status in STOPPED else status
+    return 0 if status in STOPPED_STATUSES else status
 
 
 _PR_SET_PDEATHSIG = 1
 
 
-def end_with_agent() -> None:
-    """Ask for a SIGTERM when the agent, the parent of this process, dies: nobody else would stop it (Linux only)."""
+def terminate_with_agent() -> None:
+    """Request a SIGTERM for this process when its parent, the agent, dies; nothing else would stop it (Linux only)."""
     if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
         return
     agent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
     if os.getppid() != agent:
-        os._exit(status_of(signal.SIGTERM))
+        os._exit(exit_status_of(signal.SIGTERM))
 
 
 def launch_id() -> str | None:
-    """What tells this launch from all others; None without an agent. A restart has the same.
+    """Return an id of this launch, the same after a restart; None without an agent.
 
-    The agent's process is part of it: torchrun calls every launch "none" unless it is told otherwise.
+    The agent's process is part of it, because torchrun's default id is "none" for every launch.
     """
     run = os.environ.get("TORCHELASTIC_RUN_ID")
     if run is None:
         return None
-    began = ""
+    start_time = ""
     with suppress(OSError):  # only Linux has this
-        began = Path(f"/proc/{os.getppid()}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[19]
-    return f"{run} {os.uname().nodename} {os.getppid()} {began}".strip()
+        start_time = Path(f"/proc/{os.getppid()}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[19]
+    return f"{run} {os.uname().nodename} {os.getppid()} {start_time}".strip()
 
 
 def is_restart() -> bool:
-    """Whether an agent has started this process in place of one that crashed."""
+    """Return whether an agent has started this process to replace one that crashed."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 # --- the agent ------------------------------------------------------------------------------------------------------
 
 
-class Passing(StopSignal):
-    """Signals to an agent: the first is passed on to the workers, a later one kills them.
+class SignalForwarder(StopSignal):
+    """Signals to an agent: the first is forwarded to the workers, a later one kills them.
 
     Attributes:
         idle: there are no workers; the first signal ends the agent.
-        hurry: workers are to be killed.
+        kill_workers: whether a second signal has arrived.
     """
 
     idle = True
-    hurry = False
+    kill_workers = False
 
-    def first(self) -> None:
-        self.end_if_idle()
+    def on_first(self) -> None:
+        self.exit_if_idle()
 
-    def again(self, signum: int) -> None:
-        self.hurry = True
+    def on_later(self, signum: int) -> None:
+        self.kill_workers = True
 
-    def end_if_idle(self) -> None:
-        """End the agent if it was asked to stop and nobody is there who would have to save."""
+    def exit_if_idle(self) -> None:
+        """End the agent if it was asked to stop and there is no worker that must save."""
         if self.idle and self.signum is not None:
             raise SystemExit(self.exit_status)

@@ -1,4 +1,4 @@
-"""What a run should remember of where it ran."""
+"""The environment of a run: library versions, machine, git state."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ LIBRARIES = ("opabinia", "torch", "torchvision", "timm", "numpy", "safetensors",
 
 
 def library_versions() -> dict[str, str]:
-    """Versions of what decides the numbers."""
-    found = {"python": platform.python_version()}
+    """Return the versions of Python and of the libraries that affect results."""
+    versions = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            versions[name] = "not installed"
+    return versions
 
 
 def _git(*arguments: str) -> str | None:
@@ -36,7 +36,7 @@ def _git(*arguments: str) -> str | None:
 
 
 def describe_environment(device: torch.device, threads: int) -> str:
-    """Versions, machine, device and git state of the working folder, one a line."""
+    """Return versions, machine, device and git state of the working folder, one per line."""
     lines = {**library_versions(), "platform": platform.platform(), "cpus": str(os.cpu_count())}
     lines["threads"] = str(threads)
     lines["device"] = f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: written aside, flushed to the disk, renamed into place."""
+"""Atomic writes: files are written under a temporary name, flushed to disk and renamed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 class DiskError(OSError):
-    """Something could not be written. The text names the file, the reason and what is still whole."""
+    """A file or folder could not be written. The text names it and the reason."""
 
     exit_status = 1
 
@@ -29,7 +29,7 @@ _REASONS = {
 
 @contextmanager
 def disk_errors(path: Path, consequence: str = "") -> Iterator[None]:
-    """Turn an ``OSError`` while ``path`` is written into one clear :class:`DiskError`."""
+    """Turn an ``OSError`` while writing ``path`` into a :class:`DiskError` with a clear message."""
     try:
         yield
     except DiskError:
@@ -40,7 +40,7 @@ def disk_errors(path: Path, consequence: str = "") -> Iterator[None]:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Make the file or folder survive a power cut."""
+    """Flush a file or folder to disk, so that it survives a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -49,63 +49,63 @@ def flush_to_disk(path: Path) -> None:
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write ``content`` to ``path`` so that a reader sees the old content or the new, never a part.
+    """Write ``content`` to ``path`` so that a reader sees either the old content or the new one.
 
     Raises:
-        DiskError: nothing was changed.
+        DiskError: it failed; the old content is unchanged.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with disk_errors(path):
         try:
-            with aside.open("wb") as file:
+            with temporary.open("wb") as file:
                 file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
-            aside.replace(path)
+            temporary.replace(path)
         except BaseException:
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
         flush_to_disk(path.parent)
 
 
 @contextmanager
 def temporary_folder(path: Path) -> Iterator[Path]:
-    """A new folder to be filled; it becomes ``path``, replacing what is there, when the block ends well."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    """Yield a new empty folder that replaces ``path`` when the block ends without an error."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
     try:
-        yield aside
-        rename_into_place(aside, path)
+        yield temporary
+        replace_folder(temporary, path)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
-def rename_into_place(aside: Path, path: Path) -> None:
-    """Let the folder ``aside``, safely on the disk, become ``path`` and replace what is there."""
-    for file in [*aside.rglob("*"), aside]:
+def replace_folder(temporary: Path, path: Path) -> None:
+    """Flush the folder ``temporary`` to disk and rename it to ``path``, replacing what is there."""
+    for file in [*temporary.rglob("*"), temporary]:
         flush_to_disk(file)
     if path.exists():
         old = path.with_name(f".{path.name}.{os.getpid()}.old")
         path.rename(old)
-        aside.rename(path)
+        temporary.rename(path)
         shutil.rmtree(old, ignore_errors=True)
     else:
-        aside.rename(path)
+        temporary.rename(path)
     flush_to_disk(path.parent)
 
 
-_LEFT = re.compile(r"\.(.+)\.\d+\.(tmp|old)")
+_LEFTOVER = re.compile(r"\.(.+)\.\d+\.(tmp|old)")
 
 
-def mend(folder: Path) -> None:
-    """Clear away what :func:`write_atomic` and :func:`temporary_folder` left in ``folder`` when they were killed.
+def remove_leftovers(folder: Path) -> None:
+    """Remove temporary files that :func:`write_atomic` and :func:`temporary_folder` left when they were killed.
 
-    A folder that was just being replaced and has no successor yet gets its name back. Only for who is the only writer.
+    A folder that was being replaced gets its name back if the new one is missing. Call it only as the only writer.
     """
     for path in folder.glob(".*"):
-        match = _LEFT.fullmatch(path.name)
+        match = _LEFTOVER.fullmatch(path.name)
         if match is None:
             continue
         if match[2] == "old" and not (folder / match[1]).exists():
@@ -116,35 +116,35 @@ def mend(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-class InUse(Exception):
-    """Another process is writing there."""
+class FolderInUse(Exception):
+    """Another process is writing to the folder."""
 
     exit_status = 2
 
 
 @contextmanager
 def exclusive_lock(folder: Path) -> Iterator[None]:
-    """Make sure that nobody else writes to ``folder`` meanwhile; the lock ends with the process, killed or not.
+    """Lock ``folder`` against other writers; the lock ends with the process, even if that is killed.
 
     Raises:
-        InUse: somebody does.
+        FolderInUse: another process holds the lock.
     """
     with disk_errors(folder):
         lock = (folder / ".lock").open("w")
     with lock:
         try:
-            # Not flock: forked workers inherit that one, and hold it for seconds after the main process was killed.
+            # Not flock: forked workers inherit it and hold it for seconds after the main process was killed.
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError) as error:
-            raise InUse(f"{folder}: another process is writing this run") from error
-        except OSError as error:  # some network file systems know no locks
+            raise FolderInUse(f"{folder}: another process is writing this run") from error
+        except OSError as error:  # some network file systems have no locks
             logging.getLogger("opabinia").warning(
-                "%s cannot be locked (%s): let no second process write there", folder, error.strerror
+                "%s cannot be locked (%s): no second process may write there", folder, error.strerror
             )
         yield
 
 
 def cache_folder() -> Path:
-    """``$XDG_CACHE_HOME/opabinia`` or ``~/.cache/opabinia``."""
+    """Return ``$XDG_CACHE_HOME/opabinia`` or ``~/.cache/opabinia``."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "opabinia"

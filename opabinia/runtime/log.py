@@ -1,4 +1,4 @@
-"""The log: ``train.log`` for each process, the terminal for the first only."""
+"""The log: ``train.log`` for each rank, the terminal for rank 0 only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("opabinia")
 
 @contextmanager
 def logging_to(folder: Path | None, *, terminal: bool = True) -> Iterator[None]:
-    """Send the log to ``folder/train.log`` (``train.rank1.log`` ...) and, on the first process, to stderr."""
+    """Write the log to ``folder/train.log`` (``train.rank1.log`` ...) and, on rank 0, to stderr."""
     handlers: list[logging.Handler] = []
     if folder is not None:
         name = "train.log" if is_rank_zero() else f"train.rank{rank()}.log"
@@ -40,17 +40,17 @@ def logging_to(folder: Path | None, *, terminal: bool = True) -> Iterator[None]:
         logging.raiseExceptions = raising
         for handler in handlers:
             log.removeHandler(handler)
-            # A full disk shows again here, and would hide the error that told it.
+            # On a full disk closing fails again, which would hide the first error.
             with suppress(OSError):
                 handler.close()
 
 
 class _Terminal(logging.StreamHandler):  # type: ignore[type-arg]
-    """Long texts (the model, the config) belong into the file; the terminal gets the rest."""
+    """Handler for the terminal; skips long texts (the model, the config), which go to the file only."""
 
     @property
     def stream(self) -> Any:
-        """Looked up for every line: a progress bar puts something else in place of stderr while it lives."""
+        """``sys.stderr``, looked up for every line because a progress bar replaces it."""
         return sys.stderr
 
     @stream.setter
@@ -68,6 +68,6 @@ def _terminal_handler() -> logging.Handler:
     return handler
 
 
-def log_in_full(title: str, text: str) -> None:
+def log_to_file(title: str, text: str) -> None:
     """Write a long text to the log file only."""
     log.info("%s\n%s", title, text, extra={"file_only": True})

@@ -1,4 +1,4 @@
-"""How a process finds the others and joins them: by torchrun's variables, SLURM's, or an address in the config."""
+"""Set-up of the process group: from torchrun's variables, SLURM's, or an address in the config."""
 
 from __future__ import annotations
 
@@ -26,45 +26,45 @@ from opabinia.runtime import slurm
 from opabinia.runtime.device import choose_device
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import is_rank_zero
-from opabinia.runtime.signals import STOPPING, TOGETHER, Stopped, status_of
+from opabinia.runtime.signals import SAME_REQUEST_SECONDS, STOP_SIGNALS, Stopped, exit_status_of
 
 Backend = Literal["auto", "gloo", "nccl"]
 
 
-class CannotJoin(Exception):
-    """This process does not find the others.
+class ProcessGroupError(Exception):
+    """This process cannot join the process group.
 
     Attributes:
-        alike: what is wrong stands in the config or the environment, where all processes find it.
-        passing: another attempt may find them.
+        on_all_ranks: the mistake is in the config or the environment, so every rank has the error.
+        temporary: another attempt may succeed.
     """
 
     exit_status = 2
 
-    def __init__(self, message: str, *, alike: bool = False, passing: bool = False) -> None:
+    def __init__(self, message: str, *, on_all_ranks: bool = False, temporary: bool = False) -> None:
         super().__init__(message)
-        self.alike, self.passing = alike, passing
+        self.on_all_ranks, self.temporary = on_all_ranks, temporary
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which process this is among all (``rank`` of ``world``), and on its machine."""
+class RankInfo:
+    """The rank of this process, the world size, and the number of ranks on its machine (None if unknown)."""
 
     rank: int
     world: int
     local_world: int | None
 
 
-def place_of(environment: MutableMapping[str, str]) -> Place | None:
-    """Which process the environment says this is; None when it is alone.
+def rank_info(environment: MutableMapping[str, str]) -> RankInfo | None:
+    """Read the rank of this process from the environment; None for a single process.
 
-    What SLURM says is written into ``environment`` under torchrun's names, for all who ask later.
+    SLURM's variables are added to ``environment`` under torchrun's names, for later use.
 
     Raises:
-        ValueError: the variables are incomplete, no numbers, or contradict each other.
+        ValueError: the variables are incomplete, not numbers, or contradict each other.
     """
     if "RANK" not in environment and "WORLD_SIZE" not in environment and slurm.is_step(environment):
-        environment.update(slurm.variables(environment))
+        environment.update(slurm.torchrun_variables(environment))
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return None
     rank, world = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
@@ -78,71 +78,71 @@ def place_of(environment: MutableMapping[str, str]) -> Place | None:
             f"WORLD_SIZE={world} does not divide by LOCAL_WORLD_SIZE={local_world}: "
             "every machine must run the same number of processes"
         )
-    # Nothing says otherwise: all on this machine.
+    # By default all ranks are on this machine.
     environment.setdefault("LOCAL_RANK", str(rank % (local_world or world)))
-    return Place(rank, world, local_world)
+    return RankInfo(rank, world, local_world)
 
 
 def _number(environment: MutableMapping[str, str], name: str) -> int:
     text = environment.get(name)
     if text is None:
-        raise ValueError(f"the environment variable {name} is missing: RANK and WORLD_SIZE say which process this is")
+        raise ValueError(f"the environment variable {name} is missing: RANK and WORLD_SIZE identify this process")
     if not re.fullmatch(r"\d+", text):
-        raise ValueError(f"the environment variable {name}={text!r} is no number")
+        raise ValueError(f"the environment variable {name}={text!r} is not a number")
     return int(text)
 
 
 @contextmanager
-def joined_process_group(
+def process_group(
     init: str = "env", backend: Backend = "auto", timeout: float = 30, device: str = "auto"
 ) -> Iterator[None]:
-    """Be one of the processes that the environment speaks of, to the end of the block; alone: nothing.
+    """Join the process group that the environment describes, until the end of the block; a single process joins none.
 
     Args:
-        init: ``env``, ``tcp://host:port`` or ``file:///path``. An agent (torchrun) brings its own.
-        backend: ``auto``: NCCL for tensors on a GPU and gloo for all else.
-        timeout: minutes that a process waits for the others, here and in every exchange.
-        device: as ``train.device``; decides whether a GPU of the local rank is taken.
+        init: ``env``, ``tcp://host:port`` or ``file:///path``. An agent (torchrun) has its own address.
+        backend: ``auto``: NCCL for tensors on a GPU and gloo for others.
+        timeout: minutes to wait for other ranks, here and in every collective.
+        device: as ``train.device``; decides whether the GPU of the local rank is used.
 
     Raises:
-        CannotJoin: ``init``, ``backend`` or the environment are wrong, or the others cannot be reached.
+        ProcessGroupError: ``init``, ``backend`` or the environment are invalid, or other ranks cannot be reached.
     """
     if dist.is_initialized():
-        log.warning("the processes have been joined before: train.distributed is not looked at")
+        log.warning("a process group already exists: train.distributed is ignored")
         yield
         return
     try:
-        place = place_of(os.environ)
+        info = rank_info(os.environ)
     except ValueError as error:
-        raise CannotJoin(str(error), alike=True) from error
-    if place is None:
+        raise ProcessGroupError(str(error), on_all_ranks=True) from error
+    if info is None:
         yield
         return
-    _join(place, init, backend, timeout, device)
+    _join(info, init, backend, timeout, device)
     try:
         yield
     except Stopped:
         raise
     except Exception as error:
-        _settle_who_tells(error)
+        _mark_common_error(error)
         raise
     finally:
-        # After an error the others may never come to this point.
+        # After an error other ranks may never reach this point.
         with suppress(RuntimeError):
             dist.destroy_process_group()
 
 
-def _join(place: Place, init: str, backend: Backend, timeout: float, device: str) -> None:
+def _join(info: RankInfo, init: str, backend: Backend, timeout: float, device: str) -> None:
     try:
         method = _method("env" if "TORCHELASTIC_RUN_ID" in os.environ else init)
-        gpu = _own_gpu(place) if device in ("auto", "cuda") and torch.cuda.is_available() else None
+        gpu = _own_gpu(info) if device in ("auto", "cuda") and torch.cuda.is_available() else None
         chosen = _backend(backend, gpu)
     except ValueError as error:
-        raise CannotJoin(f"train.distributed: {error}", alike=True) from error
-    _choose_interface(place, method)
-    with _ended_by_signals(), _told(method):
+        raise ProcessGroupError(f"train.distributed: {error}", on_all_ranks=True) from error
+    _choose_interface(info, method)
+    with _ended_by_signals(), _connection_errors(method):
         limit = timedelta(minutes=timeout)
-        store, rank, world = next(rendezvous(method, place.rank, place.world, timeout=limit))
+        store, rank, world = next(rendezvous(method, info.rank, info.world, timeout=limit))
         store.set_timeout(limit)
         dist.init_process_group(
             chosen,
@@ -155,46 +155,46 @@ def _join(place: Place, init: str, backend: Backend, timeout: float, device: str
 
 
 def _attempt() -> str:
-    """Keeps what dead workers of this agent have left in its store apart from what those started again write there.
+    """A prefix that separates the keys of restarted workers in the agent's store from those of dead ones.
 
-    Torch 2.15 no longer does. Agents of several machines do not count alike.
+    Torch 2.15 no longer does this. Agents of several machines do not count restarts alike, so they share one prefix.
     """
-    alone = os.environ.get("GROUP_WORLD_SIZE") == "1"
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if alone else "all"
+    is_single_machine = os.environ.get("GROUP_WORLD_SIZE") == "1"
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_single_machine else "all"
 
 
-def _own_gpu(place: Place) -> torch.device:
-    if slurm.is_step(os.environ) and torch.cuda.device_count() == 1 and (place.local_world or 1) > 1:
-        os.environ["LOCAL_RANK"] = "0"  # srun --gpus-per-task shows each its own only
+def _own_gpu(info: RankInfo) -> torch.device:
+    if slurm.is_step(os.environ) and torch.cuda.device_count() == 1 and (info.local_world or 1) > 1:
+        os.environ["LOCAL_RANK"] = "0"  # with srun --gpus-per-task a task sees only its own GPU
     try:
         return choose_device("cuda")
     except ValueError as error:
-        raise CannotJoin(f"train.device: {error}") from error  # others may have one
+        raise ProcessGroupError(f"train.device: {error}") from error  # other ranks may have a GPU
 
 
 def _backend(backend: Backend, gpu: torch.device | None) -> str:
     if backend == "nccl" and gpu is None:
-        raise ValueError("backend 'nccl' needs a GPU, and train.device a GPU to be chosen; 'auto' takes what there is")
+        raise ValueError("backend 'nccl' needs a GPU, also in train.device; 'auto' uses what is available")
     if backend == "auto":
         return "gloo" if gpu is None else "cpu:gloo,cuda:nccl"
     return backend
 
 
 def _method(init: str) -> str:
-    """The address, as torch wants it.
+    """The address in torch's form.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is invalid.
     """
     if init == "env":
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
         if missing:
             raise ValueError(
-                f"the environment variable {' and '.join(missing)} is missing: where the first process can be reached "
-                "(or say init: tcp://host:port)"
+                f"the environment variable {' and '.join(missing)} is missing: the address of rank 0 "
+                "(or set init: tcp://host:port)"
             )
         if not re.fullmatch(r"\d{1,5}", os.environ["MASTER_PORT"]):
-            raise ValueError(f"the environment variable MASTER_PORT={os.environ['MASTER_PORT']!r} is no port")
+            raise ValueError(f"the environment variable MASTER_PORT={os.environ['MASTER_PORT']!r} is not a port")
         return "env://"
     if re.fullmatch(r"tcp://[^/\s]+:\d{1,5}", init) or re.fullmatch(r"file:///\S+", init):
         return init
@@ -202,7 +202,7 @@ def _method(init: str) -> str:
 
 
 @contextmanager
-def _told(method: str) -> Iterator[None]:
+def _connection_errors(method: str) -> Iterator[None]:
     try:
         yield
     except (dist.DistError, RuntimeError, ValueError, OSError) as error:
@@ -210,71 +210,71 @@ def _told(method: str) -> Iterator[None]:
         if method == "env://":
             where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         reason = (str(error).splitlines() or [""])[0]
-        # Who has stopped the others is about to stop this one: then that is what ends it.
-        time.sleep(TOGETHER)
-        raise CannotJoin(f"the other processes cannot be reached at {where}: {reason}", passing=True) from error
+        # If a signal has stopped the other ranks it is about to stop this one: then it should end by that signal.
+        time.sleep(SAME_REQUEST_SECONDS)
+        raise ProcessGroupError(f"the other ranks cannot be reached at {where}: {reason}", temporary=True) from error
 
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Let a signal end the process while it waits for others: in torch's C++ no handler of Python's would run.
+    """Let a signal end the process while it waits for other ranks: in torch's C++ code no Python handler would run.
 
-    Those who have all been found meanwhile get the signal later, in Python, and stop together.
+    If all ranks have connected in the meantime, the signal is raised later, in Python, and all stop together.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    over = threading.Event()
+    connected = threading.Event()
     late: list[int] = []
 
     def watch() -> None:
-        while not over.is_set():
-            found = signal.sigtimedwait(STOPPING, 0.1)
-            if found is not None:
-                if not over.wait(NEARLY):
-                    os._exit(status_of(found.si_signo))
-                late.append(found.si_signo)
+        while not connected.is_set():
+            info = signal.sigtimedwait(STOP_SIGNALS, 0.1)
+            if info is not None:
+                if not connected.wait(GRACE_SECONDS):
+                    os._exit(exit_status_of(info.si_signo))
+                late.append(info.si_signo)
 
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
         yield
     finally:
-        over.set()
+        connected.set()
         watcher.join()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for number in late:
             signal.raise_signal(number)
 
 
-NEARLY = 1.0
-"""Seconds after a signal in which processes that wait for each other may still meet."""
+GRACE_SECONDS = 1.0
+"""Seconds after a signal in which ranks that wait for each other may still connect."""
 
 
-# --- which network interface ----------------------------------------------------------------------------------------
+# --- network interface ----------------------------------------------------------------------------------------
 
 
-def _choose_interface(place: Place, method: str) -> None:
-    """Let gloo listen where the first process is reached: it would look up this machine's name, which may lie."""
+def _choose_interface(info: RankInfo, method: str) -> None:
+    """Let gloo listen on the interface that reaches rank 0: otherwise it uses the host name, which may be wrong."""
     if "GLOO_SOCKET_IFNAME" in os.environ or method.startswith("file:"):
         return
     host = os.environ["MASTER_ADDR"] if method == "env://" else method.removeprefix("tcp://").rpartition(":")[0]
-    own = address_towards(host)
-    # A name that leads here from here only says nothing about other machines.
-    if own is None or (own.startswith("127.") and place.local_world != place.world):
+    own = local_address(host)
+    # A loopback address is of no use to other machines.
+    if own is None or (own.startswith("127.") and info.local_world != info.world):
         return
     name = _interface_of(own)
     if name is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
-def address_towards(host: str) -> str | None:
-    """The IPv4 address of this machine from which packets to ``host`` leave; None if there is no way."""
+def local_address(host: str) -> str | None:
+    """Return the IPv4 address of this machine from which packets to ``host`` are sent; None if there is no route."""
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # sends nothing
-        found: str = probe.getsockname()[0]
-        return found
+        address: str = probe.getsockname()[0]
+        return address
     return None
 
 
@@ -295,15 +295,15 @@ def _interface_of(address: str) -> str | None:
 # --- one error, one message -----------------------------------------------------------------------------------------
 
 
-def _settle_who_tells(error: Exception) -> None:
-    """Mark an error that the first process has, too: that one tells it (``alike``)."""
-    key = "told-" + blake2b(f"{type(error).__name__}: {error}".encode(), digest_size=8).hexdigest()
+def _mark_common_error(error: Exception) -> None:
+    """Mark an error that rank 0 has, too (``on_all_ranks``): rank 0 reports it."""
+    key = "error-" + blake2b(f"{type(error).__name__}: {error}".encode(), digest_size=8).hexdigest()
     with suppress(AttributeError):
-        error.alike = _first_has(key)  # type: ignore[attr-defined]
+        error.on_all_ranks = _rank_zero_has(key)  # type: ignore[attr-defined]
 
 
-def _first_has(key: str) -> bool:
-    # Not a collective: the others may be anywhere.
+def _rank_zero_has(key: str) -> bool:
+    # Not a collective: other ranks may be anywhere.
     store = dist.distributed_c10d._get_default_store()
     try:
         if is_rank_zero():
@@ -311,7 +311,7 @@ def _first_has(key: str) -> bool:
         else:
             store.wait([key], timedelta(seconds=3))
     except dist.DistNetworkError:
-        return True  # it has gone, not without a word
+        return True  # rank 0 has ended, and has reported its error
     except (dist.DistError, RuntimeError):
         return False
     return True

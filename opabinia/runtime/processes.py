@@ -1,4 +1,4 @@
-"""Which process this is, and how processes exchange plain values. Without a process group: one process."""
+"""Rank and world size, and exchange of plain values between ranks. Without a process group there is one rank."""
 
 from __future__ import annotations
 
@@ -15,50 +15,51 @@ from torch import Tensor
 T = TypeVar("T")
 
 
-_alone = False
+_ignore_others = False
 
 
-def _joined() -> bool:
-    return not _alone and dist.is_available() and dist.is_initialized()
+def _has_group() -> bool:
+    return not _ignore_others and dist.is_available() and dist.is_initialized()
 
 
 @contextmanager
 def single_process() -> Iterator[None]:
-    """To the end of the block this process takes itself for the only one, and waits for no other: what is tried in it
-    may fail here and work elsewhere."""
-    global _alone
-    before, _alone = _alone, True
+    """Act as a single process inside the block and wait for no other rank, for attempts that may fail on some ranks
+    only."""
+    global _ignore_others
+    before, _ignore_others = _ignore_others, True
     try:
         yield
     finally:
-        _alone = before
+        _ignore_others = before
 
 
 def rank() -> int:
-    """Number of this process among all, from 0."""
-    return dist.get_rank() if _joined() else 0
+    """Return the rank of this process, from 0."""
+    return dist.get_rank() if _has_group() else 0
 
 
 def world_size() -> int:
-    """Number of processes."""
-    return dist.get_world_size() if _joined() else 1
+    """Return the number of ranks."""
+    return dist.get_world_size() if _has_group() else 1
 
 
 def local_rank() -> int:
-    """Number of this process on its machine (``LOCAL_RANK``), the index of its device, before it has joined too."""
-    # A process that is alone may have a LOCAL_RANK left over from something else.
-    many = _joined() or int(os.environ.get("WORLD_SIZE", "1")) > 1
-    return int(os.environ.get("LOCAL_RANK", "0")) if many else 0
+    """Return the rank of this process on its machine (``LOCAL_RANK``), the index of its GPU; also before it has joined
+    the process group."""
+    # A single process may have a LOCAL_RANK that belongs to something else.
+    is_parallel = _has_group() or int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return int(os.environ.get("LOCAL_RANK", "0")) if is_parallel else 0
 
 
 def is_rank_zero() -> bool:
-    """Whether this process writes to the terminal and the run folder."""
+    """Return whether this process has rank 0: it writes to the terminal and the run folder."""
     return rank() == 0
 
 
 def gather(value: Any) -> list[Any]:
-    """``value`` of every process, in the order of ranks, on every process."""
-    if not _joined():
+    """All-gather: return ``value`` of every rank, in the order of ranks, on every rank."""
+    if not _has_group():
         return [value]
     values: list[Any] = [None] * world_size()
     dist.all_gather_object(values, value)
@@ -66,28 +67,28 @@ def gather(value: Any) -> list[Any]:
 
 
 def from_rank_zero(decide: Callable[[], T]) -> T:
-    """What ``decide`` gives on the first process, on every process; an exception of it is raised on every process.
+    """Call ``decide`` on rank 0 and return its result, or raise its exception, on every rank.
 
-    For what must be decided once: whose files are read, what is drawn.
+    For decisions that must be the same everywhere: which files exist, random draws.
     """
-    if not _joined():
+    if not _has_group():
         return decide()
-    told: list[Any] = [None, None]
+    result: list[Any] = [None, None]
     if is_rank_zero():
         try:
-            told[0] = decide()
+            result[0] = decide()
         except Exception as error:
-            told[1] = _fit_to_send(error)
-    dist.broadcast_object_list(told)
+            result[1] = _picklable(error)
+    dist.broadcast_object_list(result)
     value: T
-    value, wrong = told
-    if wrong is not None:
-        raise wrong
+    value, raised = result
+    if raised is not None:
+        raise raised
     return value
 
 
-def _fit_to_send(error: Exception) -> Exception:
-    """``error``, or its text where it would not survive the journey."""
+def _picklable(error: Exception) -> Exception:
+    """Return ``error``, or a RuntimeError with its text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -98,23 +99,23 @@ def _fit_to_send(error: Exception) -> Exception:
 
 
 def any_rank(*flags: bool) -> tuple[bool, ...]:
-    """For each question whether any process says yes; the same answers on every process."""
-    if not _joined():
+    """Return for each flag whether it is set on any rank; the same on every rank."""
+    if not _has_group():
         return flags
-    asked = torch.tensor(flags, dtype=torch.uint8, device=meeting_place())
-    dist.all_reduce(asked, dist.ReduceOp.MAX)
-    return tuple(map(bool, asked.tolist()))
+    combined = torch.tensor(flags, dtype=torch.uint8, device=collective_device())
+    dist.all_reduce(combined, dist.ReduceOp.MAX)
+    return tuple(map(bool, combined.tolist()))
 
 
-def agreed(wish: T | None) -> T | None:
-    """The wish of the first process that has one, on every process; None when none has."""
-    (somebody,) = any_rank(wish is not None)
-    return next(one for one in gather(wish) if one is not None) if somebody else None
+def first_value(value: T | None) -> T | None:
+    """Return the value of the lowest rank that has one, on every rank; None if no rank has one."""
+    (has_value,) = any_rank(value is not None)
+    return next(item for item in gather(value) if item is not None) if has_value else None
 
 
 def all_reduce_mean(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Means over processes of tensors that lie in the same place on each, in one exchange."""
-    if not _joined() or not tensors:
+    """Return the mean over ranks of each tensor, with one all-reduce."""
+    if not _has_group() or not tensors:
         return list(tensors)
     flat = torch.cat([tensor.detach().double().flatten() for tensor in tensors])
     dist.all_reduce(flat)
@@ -124,15 +125,15 @@ def all_reduce_mean(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def broadcast_from_rank_zero(tensors: Sequence[Tensor]) -> None:
-    """Give every process the values that the first has."""
-    if _joined():
+    """Copy the values of rank 0 to every rank, in place."""
+    if _has_group():
         for tensor in tensors:
             dist.broadcast(tensor.detach(), 0)
 
 
 def neighbor_group(count: int) -> dist.ProcessGroup | None:
-    """A group of ``count`` processes whose ranks follow each other, this one among them; the last group has those that
-    are left. To be called by all processes at the same time. None: this process would be alone in it.
+    """Return the group of ``count`` consecutive ranks to which this one belongs; None if it would be alone in it. The
+    last group may be smaller. All ranks must call this at the same time.
 
     Example: 3 of 8 are 0 to 2, 3 to 5, and 6 and 7.
     """
@@ -144,8 +145,8 @@ def neighbor_group(count: int) -> dist.ProcessGroup | None:
     return groups[own] if len(blocks[own]) > 1 else None
 
 
-def meeting_place() -> torch.device:
-    """Where small tensors are exchanged: on the host, if there is a backend for it."""
+def collective_device() -> torch.device:
+    """Return the device for collectives of small tensors: the CPU, if there is a backend for it."""
     if "cpu" in dist.get_backend_config():
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())

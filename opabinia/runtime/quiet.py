@@ -1,4 +1,4 @@
-"""Whether the terminal is to be told warnings and errors only."""
+"""Quiet mode: the terminal shows only warnings, errors and results."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ _quiet = False
 
 
 def is_quiet() -> bool:
-    """Whether the terminal is told warnings, errors and results only."""
+    """Return whether the terminal shows only warnings, errors and results."""
     return _quiet
 
 
 @contextmanager
-def quietly(wanted: bool = True) -> Iterator[None]:
-    """Tell the terminal no more than that, if it is ``wanted``; files are told all."""
+def quiet_terminal(quiet: bool = True) -> Iterator[None]:
+    """Set quiet mode inside the block; log files are not affected."""
     global _quiet
-    before, _quiet = _quiet, wanted
+    before, _quiet = _quiet, quiet
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""How many cores and how much memory this process may take, and how much it has taken at most."""
+"""CPU cores and memory that this process may use, and its peak memory."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from pathlib import Path
 _ROOT = Path("/")
 
 
-def processes_here() -> int:
-    """Processes of the run on this machine (``LOCAL_WORLD_SIZE``; without it all of them are taken to be here)."""
-    told = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or "1"
-    return max(1, int(told)) if told.isdigit() else 1
+def processes_per_machine() -> int:
+    """Return the number of ranks on this machine (``LOCAL_WORLD_SIZE``; without it all ranks are assumed to be)."""
+    text = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or "1"
+    return max(1, int(text)) if text.isdigit() else 1
 
 
 def cores() -> int:
-    """Cores for this process and its workers: those that the system lets it run on, no more than its control group is
-    given the time of, divided by the processes of the run on this machine; at least 1."""
+    """Return the number of cores for this rank and its workers, at least 1: those of its CPU affinity, limited by the
+    CPU quota of its control group, divided by the ranks on this machine."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(min(allowed, quota())) // processes_here())
+    return max(1, int(min(allowed, cpu_quota())) // processes_per_machine())
 
 
-def quota(root: Path = _ROOT) -> float:
-    """Cores of which this process's control group, or one around it, is given the time; infinite without a limit."""
+def cpu_quota(root: Path = _ROOT) -> float:
+    """Return the CPU quota, in cores, of this process's control group and those around it; infinite without a limit."""
     limits = [float("inf")]
     for folder in _groups(root, "cpu"):
-        with suppress(OSError, ValueError):  # "max" is no number
-            given, period = (folder / "cpu.max").read_text().split()
-            limits.append(int(given) / int(period))
+        with suppress(OSError, ValueError):  # ValueError: "max" instead of a number
+            quota, period = (folder / "cpu.max").read_text().split()
+            limits.append(int(quota) / int(period))
         with suppress(OSError, ValueError):
-            given, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-            limits += [int(given) / int(period)] if int(given) > 0 else []
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            limits += [int(quota) / int(period)] if int(quota) > 0 else []
     return max(1.0, min(limits))
 
 
-def memory_left(root: Path = _ROOT) -> int:
-    """Bytes that may still be taken without swapping, and within the limits of the control groups."""
+def available_memory(root: Path = _ROOT) -> int:
+    """Return the bytes that are available without swapping and within the limits of the control groups."""
     left = [_system_memory_left(root)]
     for folder in _groups(root, "memory"):
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
@@ -52,12 +52,12 @@ def _system_memory_left(root: Path) -> int:
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):  # not Linux, which would tell: half of all there is
+    except (OSError, StopIteration):  # not Linux: half of the physical memory
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def _cached(folder: Path) -> int:
-    """Bytes of files that a control group holds and gives back when it needs them."""
+    """Bytes of cached files that a control group frees when it needs memory."""
     with suppress(OSError, ValueError):
         for line in (folder / "memory.stat").read_text().splitlines():
             name, _, value = line.partition(" ")
@@ -67,7 +67,7 @@ def _cached(folder: Path) -> int:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Folders of the control groups of this process that know ``controller``, from its own one outwards."""
+    """Folders of the control groups of this process that have ``controller``, from the innermost outwards."""
     base = root / "sys/fs/cgroup"
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
@@ -77,19 +77,19 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
             top = base / controller if names else base
             own = top / path.lstrip("/")
             # In a container the path may be that of the host: then its own group is the top.
-            yield from [one for one in (own, *own.parents) if one == top or top in one.parents]
+            yield from [folder for folder in (own, *own.parents) if folder == top or top in folder.parents]
 
 
 def reset_peak_memory() -> None:
-    """Let :func:`peak_memory` begin anew, where the system can (Linux)."""
+    """Reset :func:`peak_memory`, if the system supports it (Linux)."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_memory() -> int:
-    """Bytes of memory that this process held at most (resident), since :func:`reset_peak_memory` or its beginning."""
+    """Return the peak resident memory of this process in bytes, since :func:`reset_peak_memory` or its start."""
     with suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS, KiB elsewhere
+    return peak if sys.platform == "darwin" else peak * 1024

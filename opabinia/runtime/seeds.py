@@ -1,7 +1,7 @@
-"""Every random number of a run comes from counters, never from the history of a generator.
+"""Seeds: every random number of a run is derived from counters, never from the history of a generator.
 
-``hash32(SAMPLE, seed, epoch, position)`` seeds what an augmentation draws, ``hash32(ORDER, seed, epoch)`` is the key of
-an epoch's order, and so on. The first counter is the purpose, so that no two uses ever share a seed by accident.
+``hash32(SAMPLE, seed, epoch, position)`` seeds the augmentation of a sample, ``hash32(ORDER, seed, epoch)`` is the key
+of an epoch's order, and so on. The first counter is the purpose, so that no two uses share a seed by accident.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ORDER, SAMPLE, MIX, MODEL, INIT, REPLACEMENT, FRESH, DRAW, SUBSET, ANOTHER, DEAL
 
 
 def hash32(*counters: int) -> int:
-    """32 well mixed bits of whole numbers (each -2**63 to 2**63 - 1); their order counts.
+    """Hash integers (each -2**63 to 2**63 - 1) to 32 bits; their order matters.
 
     32 bits because torch's CPU generator ignores the upper ones and NumPy's takes no more.
     """
@@ -29,14 +29,14 @@ def hash32(*counters: int) -> int:
 
 
 def draw_seed() -> int:
-    """A seed from the operating system, 0 to 2**31 - 1, for ``seed: null``."""
+    """Return a seed from the operating system, 0 to 2**31 - 1, for ``seed: null``."""
     return secrets.randbits(31)
 
 
 def seed_sample(seed: int) -> None:
-    """Seed (32 bits) the CPU generators that data code draws from: torch's, Python's and NumPy's global one.
+    """Seed (32 bits) the global CPU generators of torch, Python and NumPy, which data code draws from.
 
-    ``torch.manual_seed`` would also visit every accelerator: 70 us and more, against 10 us for these three.
+    ``torch.manual_seed`` would also seed every accelerator: 70 us and more, against 10 us for these three.
     """
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
@@ -44,7 +44,7 @@ def seed_sample(seed: int) -> None:
 
 
 def seed_model(seed: int, step: int, micro_batch: int, rank: int, device: torch.device) -> None:
-    """Seed what a model draws in one forward pass (dropout, stochastic depth), on the CPU and on ``device``.
+    """Seed the random numbers of one forward pass (dropout, stochastic depth) on the CPU and on ``device``.
 
     The host does not wait for the device.
     """
@@ -58,8 +58,8 @@ def seed_model(seed: int, step: int, micro_batch: int, rank: int, device: torch.
 
 
 @contextmanager
-def generators_kept() -> Iterator[None]:
-    """Give torch's CPU, Python's and NumPy's global generators back as they were before the block (0.3 ms)."""
+def preserve_generators() -> Iterator[None]:
+    """Restore the global CPU generators of torch, Python and NumPy after the block (0.3 ms)."""
     states = torch.default_generator.get_state(), random.getstate(), np.random.get_state()
     try:
         yield

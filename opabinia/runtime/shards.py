@@ -1,4 +1,4 @@
-"""Tensors of which several files hold a part each."""
+"""Sharded tensors, read from several files."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from safetensors import safe_open
 from torch import Tensor
 
 INFO = "DCP_SHARDING_INFO"
-"""In the metadata of a file, as ``torch.distributed.checkpoint`` writes it: by tensor name where its part begins."""
+"""Metadata key of a file written by ``torch.distributed.checkpoint``: the offset of the file's shard of each tensor."""
 
 
-class Shards(Mapping[str, Tensor]):
-    """Whole tensors by name, each read when it is asked for.
+class ShardedTensors(Mapping[str, Tensor]):
+    """Whole tensors by name, each read and assembled on access.
 
     Args:
-        paths: safetensors files of ``torch.distributed.checkpoint`` (``HuggingFaceStorageWriter``), or of ours.
+        paths: safetensors files of ``torch.distributed.checkpoint`` (``HuggingFaceStorageWriter``) or of Opabinia.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -26,8 +26,8 @@ class Shards(Mapping[str, Tensor]):
         for path in paths:
             with safe_open(path, framework="pt") as file:
                 info = json.loads((file.metadata() or {})[INFO])
-            for name, said in info.items():
-                self._parts.setdefault(name, []).append((path, said["saved_offsets"]))
+            for name, shard in info.items():
+                self._parts.setdefault(name, []).append((path, shard["saved_offsets"]))
 
     def __getitem__(self, name: str) -> Tensor:
         parts: list[tuple[list[int], Tensor]] = []

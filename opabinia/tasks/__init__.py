@@ -1,1 +1,1 @@
-"""Tasks: each says what a batch means, with the same four methods in the same order."""
+"""Tasks: what a batch means. Each defines losses, predictions, features and evaluators, in this order."""

@@ -1,4 +1,4 @@
-"""What classification of images and of clips have in common: a network, a linear head, a loss over classes."""
+"""The base class of image and video classification: backbone, linear head, loss over classes."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ from torch import Tensor, nn
 from opabinia.contracts import Backbone, Batch, Clock, DatasetInfo, Evaluator, LossPart, Predictions, Task
 from opabinia.evaluation.classification.confusion import Calibration, Confusion
 from opabinia.evaluation.classification.multilabel import MultiLabel
-from opabinia.evaluation.classification.topk import TopK, hits
+from opabinia.evaluation.classification.topk import TopK, count_topk_hits
 from opabinia.evaluation.classification.worst_samples import WorstSamples
-from opabinia.models.layers import normalize_as
+from opabinia.models.layers import build_normalization
 from opabinia.models.losses.binary import binary_cross_entropy
 from opabinia.models.losses.cross_entropy import cross_entropy, is_exclusive
+from opabinia.tasks.dataset_checks import check_channels, check_classes
 
 
-class Labelled(Task):
-    """Tells the class of each sample, or its classes.
-
-    What is left to its heirs: :meth:`embed`.
+class ClassificationBase(Task):
+    """Classify samples, with one label or several per sample. Subclasses implement :meth:`embed`.
 
     Args:
-        facts: of the training data.
-        backbone: samples to one vector each.
-        loss: of logits (B x K) and labels (B), or targets (B x K) after mixing; None takes cross entropy, for several
-            labels a sample binary cross entropy.
-        dropout: on the vector before the head.
-        mean, std: of the images, if a person says them.
+        dataset_info: of the training data.
+        backbone: maps samples to vectors.
+        loss: of logits (B x K) and labels (B), or targets (B x K) after mixup or cutmix; None takes cross entropy, for
+            multi-label data binary cross entropy.
+        dropout: of the vectors before the head.
+        mean, std: of images in 0..1; see :func:`opabinia.models.layers.build_normalization`.
 
     Raises:
-        ValueError: there are fewer than two classes, or the loss does not go with several labels a sample.
+        ValueError: there are fewer than two classes, or the loss does not support multi-label data.
     """
 
     def __init__(
@@ -49,87 +48,72 @@ class Labelled(Task):
             name = type(self).__name__.lower()
             raise ValueError(f"{name} needs two classes or more; the training data has {len(dataset_info.classes)}")
         self.dataset_info = dataset_info
-        self.normalize = normalize_as(backbone.preprocessing, dataset_info.channels, mean, std)
+        self.normalize = build_normalization(backbone.preprocessing, dataset_info.channels, mean, std)
         self.backbone = backbone
         self.head = nn.Sequential(nn.Dropout(dropout), backbone.make_head(len(dataset_info.classes)))
         if loss is not None and dataset_info.multi_label and is_exclusive(loss):
             raise ValueError(
-                "loss: images may have several labels in this data; take a loss that asks of each class whether it "
-                "is there: binary_cross_entropy, binary_focal or asymmetric"
+                "loss: images may have several labels in this data; take a loss that treats every class by itself: "
+                "binary_cross_entropy, binary_focal or asymmetric"
             )
         self.loss = loss or (binary_cross_entropy if dataset_info.multi_label else cross_entropy)
 
     def embed(self, batch: Batch) -> Tensor:
-        """The backbone's vectors (B x D)."""
+        """Return the backbone's vectors (B x D)."""
         raise NotImplementedError
 
     def extra_repr(self) -> str:
-        """The loss, so that the log shows it with the model."""
+        """Return the loss, so that the log shows it with the model."""
         return f"(loss): {self.loss}"
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
-        """``loss`` of the batch; ``top1`` and ``top5`` on it, for mixed labels by the class with the largest share."""
+        """Return ``loss``; ``top1`` and ``top5`` of the batch, for mixed labels by the class with the largest share."""
         logits, labels = self.head(self.embed(batch)), batch["label"]
-        said = {"loss": self.loss(logits, labels)}
+        values = {"loss": self.loss(logits, labels)}
         if not self.dataset_info.multi_label and len(labels):
-            best = labels.argmax(1) if labels.is_floating_point() else labels
-            top1, top5 = hits(logits.detach(), best, (1, 5)) / len(labels)
-            said |= {"top1": top1, "top5": top5}
-        return said
+            classes = labels.argmax(1) if labels.is_floating_point() else labels
+            values["top1"], values["top5"] = count_topk_hits(logits.detach(), classes, (1, 5)) / len(labels)
+        return values
 
     def predict(self, batch: Batch) -> Predictions:
-        """``logits`` (B x K) and ``probabilities``: their softmax, or their sigmoid when there are several labels."""
+        """Return ``logits`` (B x K) and ``probabilities``, their softmax; their sigmoid for multi-label data."""
         logits = self.head(self.embed(batch))
-        return {
-            "logits": logits,
-            "probabilities": logits.sigmoid() if self.dataset_info.multi_label else logits.softmax(1),
-        }
+        probabilities = logits.sigmoid() if self.dataset_info.multi_label else logits.softmax(1)
+        return {"logits": logits, "probabilities": probabilities}
 
     def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
-        """``top``: the five likeliest classes with their probabilities."""
-        values, numbers = prediction["probabilities"].topk(min(5, len(self.dataset_info.classes)))
+        """Return ``top``: the five most probable classes with their probabilities."""
+        classes = self.dataset_info.classes
+        values, numbers = prediction["probabilities"].topk(min(5, len(classes)))
         pairs = zip(numbers.tolist(), values.tolist(), strict=True)
-        return {
-            "top": [
-                {"class": self.dataset_info.classes[number], "probability": round(value, 6)} for number, value in pairs
-            ]
-        }
+        return {"top": [{"class": classes[number], "probability": round(value, 6)} for number, value in pairs]}
 
     def features(self, batch: Batch) -> dict[str, Tensor]:
-        """``embedding``: what the head sees (B x D)."""
+        """Return ``embedding``, the input of the head (B x D)."""
         return {"embedding": self.embed(batch)}
 
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
-        """Those of one label or of several, as the data has it. The first score is the headline.
+        """Return evaluators for single-label or multi-label data. The first score is the headline.
 
         Raises:
-            ValueError: the classes are not those of training, in the same order, so labels would not mean the same;
-                or the images have another number of channels.
+            ValueError: classes, their order, channels or the kind of labels differ from the training data.
         """
-        if dataset_info.channels != self.dataset_info.channels:
-            raise ValueError(
-                f"its images have {dataset_info.channels} channels, those of training {self.dataset_info.channels}"
-            )
-        if dataset_info.classes != self.dataset_info.classes:
-            missing = [name for name in self.dataset_info.classes if name not in dataset_info.classes]
-            new = [name for name in dataset_info.classes if name not in self.dataset_info.classes]
-            raise ValueError(
-                f"its classes are not those of the training data (missing: {', '.join(missing) or 'none'}; "
-                f"new: {', '.join(new) or 'none'}; the order counts)"
-            )
+        check_channels(dataset_info, self.dataset_info)
+        check_classes(dataset_info, self.dataset_info)
         if self.dataset_info.multi_label != dataset_info.multi_label:
-            one, other = (
-                ("several labels", "one label") if dataset_info.multi_label else ("one label", "several labels")
-            )
-            raise ValueError(f"its images have {one} each, those of training {other}")
+            kinds = ("several labels", "one label") if dataset_info.multi_label else ("one label", "several labels")
+            raise ValueError(f"its images have {kinds[0]} each, those of training {kinds[1]}")
         if self.dataset_info.multi_label:
             return [MultiLabel(dataset_info.classes)]
         return [TopK((1, 5)), Confusion(dataset_info.classes), Calibration(), WorstSamples(dataset_info.classes)]
 
+    def caption(self, readable: Mapping[str, Any], *, min_score: float = 0.5) -> list[str]:
+        """Return the three most probable classes with their probabilities."""
+        return [f"{row['class']} {row['probability']:.1%}" for row in readable["top"][:3]]
 
-def logits_of(probabilities: Tensor, *, multi_label: bool) -> Tensor:
-    """Logits (B x K) that give such probabilities, all of them finite: a class that is ruled out would make the whole
-    row invalid."""
+
+def logits_from(probabilities: Tensor, *, multi_label: bool) -> Tensor:
+    """Return finite logits (B x K) of these probabilities; an infinite one would make its whole row invalid."""
     if multi_label:
         return probabilities.logit(eps=1e-7)
     return probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()

@@ -1,49 +1,60 @@
-"""Classification of films by their clips."""
+"""Video classification (action recognition): a video is classified by its clips."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from PIL import Image
 from torch import Tensor
 
 from opabinia.config import register
 from opabinia.contracts import (
     BackbonePart,
     Batch,
+    Comparison,
     DataMismatch,
     DatasetInfo,
+    DrawOptions,
     Evaluator,
+    ExportModule,
     Fraction,
     LossPart,
+    NextCommand,
+    Panel,
     Predictions,
+    Sample,
 )
 from opabinia.evaluation.classification.video import PerVideo
-from opabinia.tasks.classification_base import Labelled, logits_of
+from opabinia.tasks.classification_base import ClassificationBase, logits_from
 
 
 @register.task(name="video")
-class Video(Labelled):
-    """Backbone, linear head and loss of clips: what happens in a film, one label or several.
+class Video(ClassificationBase):
+    """Video classification: backbone, linear head and loss of clips, single-label or multi-label.
 
-    A film may be seen in several views, clips over time and crops in space (the source ``views_of_films``); its
-    probabilities are merged before anything is counted, the same on any number of processes.
+    A video may be seen in several views, clips over time and crops in space (the source ``video_views``); their
+    probabilities are merged before any metric is computed, with the same result on any number of processes.
 
     Args:
-        backbone: clips to one vector each, such as ``resnet3d`` or ``slowfast``; frames one by one, by a backbone of
-            images: ``{name: tsn, backbone: ...}``.
-        loss: of logits (B x K) and labels (B), or targets (B x K) after mixing; null takes cross entropy, for several
-            labels a film binary cross entropy.
-        dropout: on the vector before the head (Feichtenhofer et al. 2019, section 4: 0.5).
-        merge: the probabilities of a film are the mean of its views', or the largest of each class.
-        mean: of the images in 0..1, per channel or one for all; null takes what a pretrained backbone knows, otherwise
-            ImageNet's for colour.
-        std: their standard deviation, likewise.
+        backbone: maps clips to vectors, such as ``resnet3d`` or ``slowfast``; a backbone of images sees frames one by
+            one: ``{name: tsn, backbone: ...}``.
+        loss: of logits (B x K) and labels (B), or targets (B x K) after mixup or cutmix; null takes cross entropy, for
+            multi-label data binary cross entropy.
+        dropout: of the vectors before the head (Feichtenhofer et al. 2019, section 4: 0.5).
+        merge: probabilities of a video are the mean over its views, or the maximum of each class.
+        mean: channel means of images in 0..1; null: see :func:`opabinia.models.layers.build_normalization`.
+        std: channel standard deviations, likewise.
 
     Raises:
         ValueError: the backbone takes images.
     """
+
+    takes_video = True
+    drawings_folder = "strips"
 
     def __init__(
         self,
@@ -60,61 +71,135 @@ class Video(Labelled):
         net = backbone(dataset_info.channels)
         if not net.clips:
             raise ValueError(
-                "backbone: video learns from clips, and this one takes images; to look at frames one by one say "
+                "backbone: video learns from clips, and this backbone takes images; to see frames one by one give "
                 "{name: tsn, backbone: ...}"
             )
         super().__init__(dataset_info, net, loss, dropout, mean, std)
         self.merge = merge
 
     def embed(self, batch: Batch) -> Tensor:
-        """The backbone's vectors (B x D) of ``image`` (B x T x C x H x W).
+        """Return the backbone's vectors (B x D) of ``image`` (B x T x C x H x W).
 
         Raises:
-            Unfit: these are no clips.
+            DataMismatch: the batch has no clips.
         """
         clips = batch.get("image")
         if clips is None or clips.ndim != 5:
             raise DataMismatch(
                 "video learns from clips (B x T x C x H x W), and batches have none; put clip first among the "
-                "transforms of films"
+                "transforms of videos"
             )
         frames = self.normalize(clips.flatten(0, 1))
         features: Tensor = self.backbone(frames.unflatten(0, clips.shape[:2]).transpose(1, 2))
         return features
 
     def predict(self, batch: Batch) -> Predictions:
-        """As of any labelled samples.
+        """Return ``logits`` and ``probabilities`` (B x K).
 
-        Of films with several views (B x V x T x C x H x W) merged over them, with those of each beside them: ``views``
-        (probabilities, B x V x K).
+        Probabilities of several views (B x V x T x C x H x W) are merged; then ``views`` (B x V x K) are those of each.
         """
         clips = batch["image"]
         if clips.ndim != 6:
             return super().predict(batch)
-        each = super().predict({**batch, "image": clips.flatten(0, 1)})["probabilities"].view(*clips.shape[:2], -1)
-        merged = each.mean(1) if self.merge == "mean" else each.amax(1)
-        logits = logits_of(merged, multi_label=self.dataset_info.multi_label)
-        return {"logits": logits, "probabilities": merged, "views": each}
+        views = super().predict({**batch, "image": clips.flatten(0, 1)})["probabilities"].view(*clips.shape[:2], -1)
+        merged = views.mean(1) if self.merge == "mean" else views.amax(1)
+        logits = logits_from(merged, multi_label=self.dataset_info.multi_label)
+        return {"logits": logits, "probabilities": merged, "views": views}
 
     def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
-        """``top``: the five likeliest classes with their probabilities; of several ``views`` the likeliest of each."""
-        found = super().readable(prediction)
+        """Return ``top``, the five most probable classes with their probabilities; ``views``: the best of each view."""
+        readable = super().readable(prediction)
         if "views" in prediction:
             values, numbers = prediction["views"].max(1)
             names = [self.dataset_info.classes[number] for number in numbers.tolist()]
             pairs = zip(names, values.tolist(), strict=True)
-            found["views"] = [{"class": name, "probability": round(value, 6)} for name, value in pairs]
-        return found
+            readable["views"] = [{"class": name, "probability": round(value, 6)} for name, value in pairs]
+        return readable
 
     def features(self, batch: Batch) -> dict[str, Tensor]:
-        """``embedding``: what the head sees (B x D), of several views their mean."""
+        """Return ``embedding``, the input of the head (B x D); of several views their mean."""
         clips = batch["image"]
         if clips.ndim != 6:
             return super().features(batch)
-        each = super().features({**batch, "image": clips.flatten(0, 1)})["embedding"]
-        return {"embedding": each.view(*clips.shape[:2], -1).mean(1)}
+        views = super().features({**batch, "image": clips.flatten(0, 1)})["embedding"]
+        return {"embedding": views.view(*clips.shape[:2], -1).mean(1)}
 
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
-        """Those of one label or of several, of films by all of their views. The first score is the headline."""
-        to_logits = partial(logits_of, multi_label=self.dataset_info.multi_label)
+        """Return evaluators of videos by all of their views. The first score is the headline."""
+        to_logits = partial(logits_from, multi_label=self.dataset_info.multi_label)
         return [PerVideo(super().evaluators(dataset_info), to_logits, self.merge)]
+
+    def draw(
+        self, sample: Sample, prediction: Mapping[str, Tensor], options: DrawOptions = DrawOptions()
+    ) -> Image.Image:
+        """Return a strip of the frames that the model saw, a row for each clip, with the prediction as its title.
+
+        Raises:
+            OSError, ValueError: the video cannot be read.
+        """
+        caption = ", ".join(self.caption(self.readable(prediction)))
+        return self._strip(sample, prediction, f"{Path(str(sample['id'])).name}: {caption}")
+
+    def compare(
+        self,
+        sample: Sample,
+        prediction: Mapping[str, Tensor],
+        classes: Sequence[str],
+        options: DrawOptions = DrawOptions(),
+    ) -> Comparison | None:
+        """Return a strip of the frames that the model saw; correct if the most probable class is the label, of
+        multi-label data if the classes above 0.5 are the labels.
+
+        Raises:
+            OSError, ValueError: the video cannot be read.
+        """
+        if "label" not in sample:
+            return None
+        label, probabilities = torch.as_tensor(sample["label"]), prediction["probabilities"]
+        if label.ndim:
+            correct = bool(((probabilities > 0.5) == (label > 0.5)).all())
+        else:
+            correct = int(probabilities.argmax()) == int(label)
+        truth, predicted = self.ground_truth_caption(sample, classes), self.caption(self.readable(prediction))
+        caption = f"ground truth: {', '.join(truth)}; predicted: {', '.join(predicted)}"
+        clips = [f"{clip.name}: {clip.text}" for clip in self._clips(sample, prediction) if clip.name]
+        return Comparison([Panel(self._strip(sample, prediction), "; ".join([caption, *clips]))], caption, correct)
+
+    def save_drawing(
+        self,
+        folder: Path,
+        name: str,
+        sample: Sample,
+        prediction: Mapping[str, Tensor],
+        options: DrawOptions = DrawOptions(),
+    ) -> Image.Image | None:
+        """Write the strip as ``strips/NAME.png`` and the clips that the model saw, labelled, as ``clips/NAME.mp4``.
+
+        Raises:
+            OSError, ValueError: the video cannot be read.
+            DiskError: a file cannot be written.
+        """
+        from opabinia.visualization.video_strips import write_clip
+
+        write_clip(folder / "clips" / f"{name}.mp4", sample["video"], self._clips(sample, prediction))
+        return super().save_drawing(folder, name, sample, prediction, options)
+
+    def _clips(self, sample: Sample, prediction: Mapping[str, Tensor]) -> list[Any]:
+        from opabinia.visualization.video_strips import sampled_clips
+
+        return list(sampled_clips(sample["frames"], prediction, self.dataset_info.classes))
+
+    def _strip(self, sample: Sample, prediction: Mapping[str, Tensor], title: str = "") -> Image.Image:
+        from opabinia.visualization.video_strips import draw_strip
+
+        return draw_strip(sample["video"], self._clips(sample, prediction), title)
+
+    def export_module(self) -> ExportModule:
+        """Return ``predict`` of clips (B x T x C x H x W)."""
+        return ExportModule(self, dims=5)
+
+    @classmethod
+    def next_commands(cls, run: Path) -> list[NextCommand]:
+        """Return the commands worth trying, with folders of videos in place of images."""
+        predict = NextCommand(["opabinia", "predict", str(run), "VIDEOS/"], "predict videos and draw the results")
+        return [predict if command.words[1] == "predict" else command for command in super().next_commands(run)]

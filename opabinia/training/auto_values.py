@@ -1,4 +1,4 @@
-"""``auto`` in a config, and what stands in its place before anything is built."""
+"""The value ``auto`` of ``data.batch_size``, ``data.augment_on`` and ``data.num_workers``, replaced before building."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ AUTO = "auto"
 
 
 def asks_for_auto(config: Mapping[str, Any], key: str) -> bool:
-    """Whether ``data.<key>`` of a complete config is ``auto``."""
+    """Return whether ``data.<key>`` of a complete config is ``auto``."""
     return bool(config["data"].get(key) == AUTO)
 
 
 def with_values(config: Mapping[str, Any], **values: int | str) -> dict[str, Any]:
-    """A complete config with these values where ``data`` has ``auto``.
+    """Return a complete config with these values where ``data`` has ``auto``.
 
-    Example: ``with_values(config, batch_size=64, workers=2, augment_on="device")``.
+    Example: ``with_values(config, batch_size=64, num_workers=2, augment_on="device")``.
     """
-    found = {key: value for key, value in values.items() if asks_for_auto(config, key)}
-    return {**config, "data": {**config["data"], **found}}
+    replaced = {key: value for key, value in values.items() if asks_for_auto(config, key)}
+    return {**config, "data": {**config["data"], **replaced}}
 
 
 def replace_auto(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A complete config to build from: where ``auto`` stands, as many workers as cores, since whoever does not train
-    waits for nothing but reading, and pictures changed by them.
+    """Return a complete config to build from, for a command that does not train.
+
+    ``auto`` becomes as many workers as there are cores, since nothing but reading is waited for, and augmentation in
+    the workers.
 
     Raises:
-        ConfigError: ``data.batch_size`` is ``auto``, which only training finds out.
+        ConfigError: ``data.batch_size`` is ``auto``, which only training can tune.
     """
     if asks_for_auto(config, "batch_size"):
-        message = "auto is found out by `opabinia train` on its machine; say a number here (data.batch_size=32)"
+        message = "auto is tuned by `opabinia train` on its machine; give a number here (data.batch_size=32)"
         raise ConfigError(Problem("", "data.batch_size", message))
-    return with_values(config, workers=cores(), augment_on="workers")
+    return with_values(config, num_workers=cores(), augment_on="workers")

@@ -1,8 +1,7 @@
-"""How fast a recipe trains on this machine, what it waits for, and how far it is from what the device can do.
+"""The throughput of a recipe on this machine, its bottleneck, and its distance from the device's peak.
 
-Nothing is kept: the run is one in a temporary folder that trains some steps to warm up, some that are measured, then
-one batch again and again (how fast it would be if data were there at once), then reads without training (how fast data
-would be there).
+Nothing is kept: a run in a temporary folder trains some steps to warm up and some that are measured, then repeats one
+batch (the throughput without data loading), then reads without training (the throughput of data loading).
 """
 
 from __future__ import annotations
@@ -16,221 +15,217 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from opabinia.config import ConfigError, Problem
-from opabinia.contracts import Batch, Clock, Hook, ParallelTask, Row, Run, Scalars, Step, Task
-from opabinia.engine.hooks.bottleneck import Pace, describe_bottleneck
+from opabinia.contracts import Batch, Clock, GlobalBatch, Hook, ParallelTask, Run, Scalars, Step, Task
+from opabinia.engine.hooks.bottleneck import StepTimes, describe_bottleneck
 from opabinia.runtime.device import autocast
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.log import logging_to
-from opabinia.runtime.process_group import joined_process_group
+from opabinia.runtime.process_group import process_group
 from opabinia.runtime.processes import from_rank_zero, gather, world_size
 from opabinia.runtime.resources import cores, peak_memory
 from opabinia.training.auto_values import with_values
-from opabinia.training.autotune import autotune, only_training, silence
+from opabinia.training.autotune import autotune, silence
 from opabinia.training.run_folder import build_parts, process_group_options, resolve
-from opabinia.training.session import Session, train
+from opabinia.training.session import Session, train, training_only
 from opabinia.training.world_size_scaling import auto_scale
 
 WARM_UP = 5
-"""Steps before those that are measured: workers start, modules are compiled, the allocator finds its sizes."""
-AGAIN = 10
-"""How often one batch is trained again."""
-READING = 10.0
-"""Seconds of reading without training, at most."""
-_GB = 2**30
+"""Steps before the measured ones: workers start, modules are compiled, the allocator finds its sizes."""
+REPEATS = 10
+"""Training steps with one batch."""
+MAX_READING_SECONDS = 10.0
+"""Time of reading without training, at most."""
 
 
 def benchmark(recipe: str, overrides: Sequence[str] = (), *, steps: int = 30) -> dict[str, Any]:
-    """Measure a recipe; all processes of a run call it together, and the first one's answer is that of all.
+    """Measure a recipe. All processes of a run must call it; all get the result of rank 0.
 
     Args:
         recipe: a packaged recipe, a YAML file or a run folder.
         overrides: ``key=value``.
-        steps: how many are measured.
+        steps: number of measured steps.
 
     Returns:
-        Plain numbers, in seconds, samples and bytes:
+        JSON values, in seconds, samples and bytes:
 
-        - ``samples_per_s``: ``median`` of the steps, and the middle half of them (``low``, ``high``);
-        - ``step``: means of ``seconds``, of them ``data`` (waiting), ``host`` (until the device has been given all),
+        - ``samples_per_s``: ``median`` of the steps and its quartiles (``low``, ``high``);
+        - ``step``: means of ``seconds``, of them ``data`` (waiting), ``host`` (until all work is launched),
           ``forward``, ``backward``, ``update``, and ``other`` (hooks, copies to the device);
-        - ``read``: seconds that a batch takes in the process that reads it;
-        - ``loader_samples_per_s``, ``model_samples_per_s``: reading alone, and one batch again and again;
-        - ``memory``: most bytes of the first process on the ``host``, and of its tensors on the ``device``;
-        - ``flops``: of a process's step, matrix products and convolutions, forward and backward; ``peak_flops``: per
-          second, of a large matrix product in the same precision; ``floor``: the one by the other, in seconds;
-          ``share_of_peak``: what the step with its batch at hand reaches of it;
-        - ``waits_for``: ``data``, ``host`` or ``device``; ``advice``: what would change that.
+        - ``read``: time that reading a batch takes in the process that reads it;
+        - ``loader_samples_per_s``, ``model_samples_per_s``: of reading alone, and of training on one batch;
+        - ``memory``: peak of rank 0 on the ``host``, and of its tensors on the ``device``;
+        - ``flops``: of one process's step (matrix products and convolutions, forward and backward); ``peak_flops``: per
+          second, of a large matrix product in the same precision; ``floor``: their quotient, in seconds;
+          ``share_of_peak``: what a step without data loading reaches of the peak;
+        - ``waits_for``: ``data``, ``host`` or ``device``; ``advice``: what would help.
 
     Raises:
-        ConfigError: the recipe is wrong, or has fewer steps.
+        ConfigError: the recipe is invalid, or has fewer steps.
     """
     resolved = resolve(recipe, overrides)
     with (
-        joined_process_group(**process_group_options(resolved.config)),
+        process_group(**process_group_options(resolved.config)),
         logging_to(None),
         tempfile.TemporaryDirectory() as folder,
     ):
         config, _ = auto_scale(resolved.config, world_size())
-        found = autotune(config, lambda numbered: build_parts(replace(resolved, config=numbered)).keywords)
-        parts = build_parts(replace(resolved, config=with_values(config, **found))).keywords
-        measuring = _Measuring(steps, parts)
-        with silence(), suppress(_Measured):
-            train(Session(Path(folder)), **measuring.parts())
-        if measuring.done:
-            return from_rank_zero(lambda: measuring.told(recipe))
+        values = autotune(config, lambda tuned: build_parts(replace(resolved, config=tuned)).keywords)
+        parts = build_parts(replace(resolved, config=with_values(config, **values))).keywords
+        measurement = _Measurement(steps, parts)
+        with silence(), suppress(_Done):
+            train(Session(Path(folder)), **measurement.run_parts())
+        if measurement.results:
+            return from_rank_zero(lambda: measurement.report(recipe))
         message = f"the run has fewer than the {WARM_UP + steps + 1} steps that are needed; --steps takes fewer"
         raise ConfigError(Problem("", "train.length", message))
 
 
-class _Measured(Exception):
-    """All is measured."""
+class _Done(Exception):
+    """Everything is measured; ends the run."""
 
 
-class _Measuring(Hook):
+class _Measurement(Hook):
     """Measures a run from within.
 
     Args:
-        steps: how many are measured, behind those to warm up.
+        steps: number of measured steps, after the warm-up.
         parts: of the run.
+
+    Attributes:
+        results: empty until everything is measured.
     """
 
     def __init__(self, steps: int, parts: Mapping[str, Any]) -> None:
-        self._steps, self._given = steps, parts
-        self._workers = int(parts["data"].workers)
-        self._lines = _Lines()
-        self._watch: _Watch | None = None
-        self._found: dict[str, Any] = {}
+        self._steps, self._parts = steps, parts
+        self._workers = int(parts["data"].num_workers)
+        # Batches that are read without training. The first one of each worker does not count.
+        self._num_reads = 4 * max(1, self._workers) + 8
+        self._lines = _LineCollector()
+        self._timed_step: _TimedStep | None = None
+        self.results: dict[str, Any] = {}
 
-    def parts(self) -> dict[str, Any]:
-        """The parts of the run, to be measured."""
-        train = self._given["train"]
-        length = Duration(WARM_UP + self._steps + self._to_read, "it")
-        changed = replace(
-            train,
-            length=length if self._given["shapes"] is None else train.length,
-            step=partial(self._watched, train.step),
-            log_every=10**9,  # lines are asked for below
+    def run_parts(self) -> dict[str, Any]:
+        """Return the parts of the run, changed so that it is measured."""
+        training = self._parts["train"]
+        length = Duration(WARM_UP + self._steps + self._num_reads, "it")
+        training = replace(
+            training,
+            length=length if self._parts["shapes"] is None else training.length,
+            step=partial(self._make_step, training.step),
+            log_every=10**9,  # lines are flushed in after_step
             log_samples=False,
         )
-        only = only_training(self._given, bench=self)
-        return {**only, "train": changed, "writers": [lambda folder, clock: self._lines]}
+        parts = training_only(self._parts, bench=self)
+        return {**parts, "train": training, "loggers": [lambda folder, clock: self._lines]}
 
-    @property
-    def done(self) -> bool:
-        """Whether all is measured."""
-        return bool(self._found)
-
-    @property
-    def _to_read(self) -> int:
-        """Batches that are read without training; the first ones of all workers come late."""
-        return 4 * max(1, self._workers) + 8
-
-    def _watched(self, make: Callable[..., Step], task: Task | ParallelTask, *others: Any) -> Step:
-        self._watch = _Watch(make(task, *others), task if isinstance(task, Task) else task.module)
-        return self._watch
+    def _make_step(self, make: Callable[..., Step], task: Task | ParallelTask, *others: Any) -> Step:
+        self._timed_step = _TimedStep(make(task, *others), task if isinstance(task, Task) else task.module)
+        return self._timed_step
 
     def after_step(self, run: Run) -> None:
-        """Begin to measure, or end it.
+        """Begin to measure after the warm-up; end after the measured steps.
 
         Raises:
-            _Measured: all is measured.
+            _Done: everything is measured.
         """
+        assert self._timed_step is not None
         if run.clock.step == WARM_UP:
             run.metrics_log.flush(run.clock)
-            assert self._watch is not None
-            self._watch.forget()
+            self._timed_step.reset()
         elif run.clock.step == WARM_UP + self._steps:
             run.metrics_log.flush(run.clock)
-            self._measure(run)
-            raise _Measured
+            self._measure(run, self._timed_step)
+            raise _Done
 
-    def _measure(self, run: Run) -> None:
-        watch = self._watch
-        assert watch is not None and run.loader is not None
-        times = watch.times()
-        memory = {"host": peak_memory(), "device": _device_memory(watch.device)}
-        row = watch.last[1]
-        again, host = watch.again(AGAIN)
-        self._found = {
-            "batch_size": row.count,
-            "samples_per_s": _spread([count / seconds for count, seconds in watch.paces()]),
+    def _measure(self, run: Run, timed: _TimedStep) -> None:
+        cuda, device = timed.device.type == "cuda", timed.device
+        times = timed.mean_times()
+        memory = {"host": peak_memory(), "device": torch.cuda.max_memory_allocated(device) if cuda else 0}
+        samples = timed.last[1].count
+        repeated, launched = timed.repeat(REPEATS)
+        self.results = {
+            "batch_size": samples,
+            "samples_per_s": _quartiles([count / seconds for count, seconds in timed.step_times()]),
             "step": times,
-            "model_samples_per_s": row.count / again,
+            "model_samples_per_s": samples / repeated,
             "memory": memory,
-            "flops": watch.flops(),
-            "again": again,
-            "host_alone": host,
-            "loader_samples_per_s": sum(gather(self._reading(run))),
-            "device": _device_name(watch.device),
-            "peak_flops": matmul_flops(watch.device, self._given["train"].precision),
+            "flops": timed.flops(),
+            "repeated": repeated,
+            "launched": launched,
+            "loader_samples_per_s": sum(gather(self._read_only(run))),
+            "device": torch.cuda.get_device_name(device) if cuda else device.type,
+            "peak_flops": matmul_flops(device, self._parts["train"].precision),
         }
 
-    def _reading(self, run: Run) -> float:
-        """Samples of this process a second, of reading alone."""
+    def _read_only(self, run: Run) -> float:
+        """Return the throughput of reading alone, in samples per second of this process."""
         assert run.loader is not None
-        late, samples, began, now = max(1, self._workers), 0, 0.0, 0.0
+        first_counted, samples, started, now = max(1, self._workers), 0, 0.0, 0.0
         for number, (_, batch) in enumerate(run.loader.iterate(run.clock.step)):
             now = time.perf_counter()
-            if number < late:
-                began = now
+            if number < first_counted:
+                started = now
             else:
                 samples += len(batch["id"])
-            if number > self._to_read - 4 or (samples and now - began > READING):
+            if number > self._num_reads - 4 or (samples and now - started > MAX_READING_SECONDS):
                 break
-        run.loader.close()  # what workers still read would disturb what is measured next
-        return samples / (now - began) if samples else 0.0
+        run.loader.close()  # its workers would disturb the next measurement
+        return samples / (now - started) if samples else 0.0
 
-    def told(self, recipe: str) -> dict[str, Any]:
-        """What :func:`benchmark` returns."""
-        data, train, found = self._given["data"], self._given["train"], dict(self._found)
-        again, host = found.pop("again"), found.pop("host_alone")
-        step = {**self._lines.means(WARM_UP), **found.pop("step")}
+    def report(self, recipe: str) -> dict[str, Any]:
+        """Return the result of :func:`benchmark`."""
+        data, training, results = self._parts["data"], self._parts["train"], dict(self.results)
+        repeated, launched = results.pop("repeated"), results.pop("launched")
+        step = {**self._lines.means(WARM_UP), **results.pop("step")}
         read = step.pop("read")
         step["other"] = max(0.0, step["seconds"] - step["data"] - step["forward"] - step["backward"] - step["update"])
-        behind = None if found["device"] == "cpu" else 1 - min(1.0, host / again)
-        pace = Pace(step["seconds"], step["data"], read, self._workers, cores(), behind)
-        floor = found["flops"] / found["peak_flops"]
+        queued_share = None if results["device"] == "cpu" else 1 - min(1.0, launched / repeated)
+        times = StepTimes(step["seconds"], step["data"], read, self._workers, cores(), queued_share)
+        floor = results["flops"] / results["peak_flops"]
         return {
             "recipe": recipe,
             "processes": world_size(),
             "threads": torch.get_num_threads(),
-            "precision": train.precision,
-            "compile": train.compile,
+            "precision": training.precision,
+            "compile": training.compile,
             "workers": self._workers,
             "cores": cores(),
             "steps": self._steps,
-            **found,
+            **results,
             "step": step,
             "read": read,
             "floor": floor,
-            "share_of_peak": floor / again,
-            "waits_for": pace.waits_for,
-            "advice": describe_bottleneck(pace, data.cheaper(behind is not None), train.faster()),
+            "share_of_peak": floor / repeated,
+            "waits_for": times.waits_for,
+            "advice": describe_bottleneck(
+                times, data.faster_options(queued_share is not None), training.faster_options()
+            ),
         }
 
 
-class _Lines:
-    """A writer that keeps the journal's lines."""
+class _LineCollector:
+    """A logger that keeps the lines of training steps."""
 
     def __init__(self) -> None:
         self._lines: list[Mapping[str, Any]] = []
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Keep it, if it is one of training."""
+        """Keep a line of training steps."""
         if "time/step" in line:
             self._lines.append(line)
 
     def close(self) -> None: ...
 
-    def means(self, first: int) -> dict[str, float]:
-        """Seconds of a step behind step ``first``, of the slowest process: all of it, waiting for data, and reading."""
-        lines = [line for line in self._lines if line["step"] >= first]
+    def means(self, start: int) -> dict[str, float]:
+        """Return the mean seconds per step after step ``start``, of the slowest process: in all, waiting for data, and
+        reading."""
+        lines = [line for line in self._lines if line["step"] >= start]
         steps = [after["step"] - before["step"] for before, after in pairwise(lines)]
         names = {"seconds": "time/step", "data": "time/data", "read": "time/read"}
         return {
@@ -241,46 +236,56 @@ class _Lines:
 
 # --- the step ---------------------------------------------------------------------------------------------------------
 
-_Moment = tuple[str, float, "torch.cuda.Event | None"]
-"""What begins or ends, when the host said so, and when the device came to it."""
+
+class _Mark(NamedTuple):
+    """The start or end of a part of a step: the time on the host, and an event on the GPU."""
+
+    name: str
+    time: float
+    event: torch.cuda.Event | None
+
+    def seconds_to(self, end: _Mark) -> float:
+        if self.event is not None and end.event is not None:
+            return float(self.event.elapsed_time(end.event)) / 1000
+        return end.time - self.time
 
 
-class _Watch:
-    """A step that notes when its parts begin and end, on the host and on a GPU; nobody waits for that.
+class _TimedStep:
+    """A step that records when its parts start and end, on the host and on a GPU, without waiting for it.
 
     Args:
-        step: does the work.
-        task: the model whose forward passes are noted.
+        step: the step.
+        task: the model, whose forward passes are timed.
     """
 
     def __init__(self, step: Step, task: Task) -> None:
         self._step, self.optimizer = step, step.optimizer
         self.device = next(task.parameters()).device
-        self._steps: list[tuple[int, list[_Moment]]] = []
-        self._moments: list[_Moment] = []
-        self.last: tuple[Batch, Row, Clock] = ({}, Row(0, 0, 0, 0), Clock())
+        self._steps: list[tuple[int, list[_Mark]]] = []
+        self._marks: list[_Mark] = []
+        self.last: tuple[Batch, GlobalBatch, Clock] = ({}, GlobalBatch(0, 0, 0, 0), Clock())
         task.register_forward_pre_hook(lambda module, args: self._mark("forward"))
-        task.register_forward_hook(lambda module, args, output: self._mark("forwarded"))
+        task.register_forward_hook(lambda module, args, output: self._mark("forward_end"))
 
-    def __call__(self, batch: Batch, row: Row, clock: Clock, after_backward: Callable[[], None]) -> Scalars:
-        self._moments = []
+    def __call__(self, batch: Batch, row: GlobalBatch, clock: Clock, after_backward: Callable[[], None]) -> Scalars:
+        def mark_update() -> None:
+            self._mark("update")
+            after_backward()
+
+        self._marks = []
         self._mark("begin")
-        scalars = self._step(batch, row, clock, partial(self._backwarded, after_backward))
+        scalars = self._step(batch, row, clock, mark_update)
         self._mark("end")
-        self._steps.append((row.count, self._moments))
+        self._steps.append((row.count, self._marks))
         self.last = batch, row, clock
         return scalars
-
-    def _backwarded(self, after_backward: Callable[[], None]) -> None:
-        self._mark("update")
-        after_backward()
 
     def _mark(self, name: str) -> None:
         event = None
         if self.device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
-        self._moments.append((name, time.perf_counter(), event))
+        self._marks.append(_Mark(name, time.perf_counter(), event))
 
     def state_dict(self) -> dict[str, Any]:
         return self._step.state_dict()
@@ -288,69 +293,59 @@ class _Watch:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._step.load_state_dict(state)
 
-    def forget(self) -> None:
-        """Begin anew."""
-        self._wait()
+    def reset(self) -> None:
+        """Discard the steps so far."""
+        _synchronize(self.device)
         self._steps.clear()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+    def mean_times(self) -> dict[str, float]:
+        """Return the mean seconds of the parts of a step: all of it on the host, the others on its device."""
+        _synchronize(self.device)
+        totals = dict.fromkeys(("host", "forward", "backward", "update"), 0.0)
+        for _, marks in self._steps:
+            at = {mark.name: mark for mark in marks}
+            starts = [mark for mark in marks if mark.name == "forward"]
+            ends = [mark for mark in marks if mark.name == "forward_end"]
+            forward = sum(start.seconds_to(end) for start, end in zip(starts, ends, strict=True))
+            totals["host"] += at["end"].time - at["begin"].time
+            totals["forward"] += forward
+            totals["backward"] += at["begin"].seconds_to(at["update"]) - forward
+            totals["update"] += at["update"].seconds_to(at["end"])
+        return {name: seconds / len(self._steps) for name, seconds in totals.items()}
 
-    def times(self) -> dict[str, float]:
-        """Mean seconds of the parts of a step: on the host all of it, on its device ``forward`` and so on."""
-        self._wait()
-        found = dict.fromkeys(("host", "forward", "backward", "update"), 0.0)
-        for _, moments in self._steps:
-            at = {name: moment for moment in moments for name in (moment[0],)}
-            pairs = zip(*([one for one in moments if one[0] == name] for name in ("forward", "forwarded")), strict=True)
-            forward = sum(_between(*pair) for pair in pairs)
-            found["host"] += at["end"][1] - at["begin"][1]
-            found["forward"] += forward
-            found["backward"] += _between(at["begin"], at["update"]) - forward
-            found["update"] += _between(at["update"], at["end"])
-        return {name: seconds / len(self._steps) for name, seconds in found.items()}
+    def step_times(self) -> list[tuple[int, float]]:
+        """Return the samples of each step after the first, and the seconds since the end of the step before."""
+        ends = [(count, marks[-1]) for count, marks in self._steps]
+        return [(count, before.seconds_to(end)) for (_, before), (count, end) in pairwise(ends)]
 
-    def paces(self) -> list[tuple[int, float]]:
-        """Samples of a step, and seconds from the end of the step before to its own."""
-        ends = [moments[-1] for _, moments in self._steps]
-        counts = [count for count, _ in self._steps[1:]]
-        return [(count, _between(*pair)) for count, pair in zip(counts, pairwise(ends), strict=True)]
-
-    def again(self, times: int) -> tuple[float, float]:
-        """Seconds of a step with the last batch, in all and until the host has given it to the device."""
-        self._wait()
-        began = time.perf_counter()
+    def repeat(self, times: int) -> tuple[float, float]:
+        """Repeat the last batch; return the seconds per step, in all and until the host has launched it."""
+        _synchronize(self.device)
+        started = time.perf_counter()
         for _ in range(times):
             self._step(*self.last, lambda: None)
-        given = time.perf_counter()
-        self._wait()
-        return (time.perf_counter() - began) / times, (given - began) / times
+        launched = time.perf_counter()
+        _synchronize(self.device)
+        return (time.perf_counter() - started) / times, (launched - started) / times
 
     def flops(self) -> int:
-        """Floating point operations of a step with the last batch: matrix products and convolutions."""
+        """Count the floating point operations of a step with the last batch: matrix products and convolutions."""
         with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
             self._step(*self.last, lambda: None)
         return int(counter.get_total_flops())
 
 
-def _between(first: _Moment, second: _Moment) -> float:
-    if first[2] is not None and second[2] is not None:
-        return float(first[2].elapsed_time(second[2])) / 1000
-    return second[1] - first[1]
-
-
-# --- the machine ------------------------------------------------------------------------------------------------------
+# --- the device -------------------------------------------------------------------------------------------------------
 
 
 def matmul_flops(device: torch.device, precision: str, seconds: float = 0.5) -> float:
-    """Floating point operations a second of a large matrix product on this device, in this precision: the best of some
-    rounds, with what torch has been told of threads and TensorFloat-32."""
+    """Measure the FLOP/s of a large matrix product on this device in this precision: the best of some rounds, with
+    torch's present settings for threads and TensorFloat-32."""
     size = 1024 if device.type == "cpu" else 8192
-    made = torch.Generator().manual_seed(0)
-    a, b = (torch.randn(size, size, generator=made).to(device) for _ in range(2))
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(size, size, generator=generator).to(device) for _ in range(2))
     with torch.no_grad(), autocast(device, precision):
         a @ b
         end, best = time.perf_counter() + seconds, float("inf")
@@ -360,25 +355,20 @@ def matmul_flops(device: torch.device, precision: str, seconds: float = 0.5) -> 
 
 
 def _timed(device: torch.device, work: Callable[[], object], times: int = 4) -> float:
-    """Seconds of each of some rounds of ``work``."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    began = time.perf_counter()
+    """Return the seconds of one of several rounds of ``work``."""
+    _synchronize(device)
+    started = time.perf_counter()
     for _ in range(times):
         work()
+    _synchronize(device)
+    return (time.perf_counter() - started) / times
+
+
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return (time.perf_counter() - began) / times
 
 
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def _device_memory(device: torch.device) -> int:
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-
-
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
-    return {"median": middle, "low": low, "high": high}
+def _quartiles(values: Sequence[float]) -> dict[str, float]:
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+    return {"median": median, "low": low, "high": high}

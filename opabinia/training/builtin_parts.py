@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from opabinia.data import batch_mixing, sources, transforms
+from opabinia.data import batch_mixing, sources
 from opabinia.data.sampling import batch_shapes as shape_parts
 from opabinia.data.sampling import detection_samplers, identity_samplers, samplers, shard_order
-from opabinia.engine.hooks import early_stop, expected_scores, freeze, precise_bn, time_limit, watch
-from opabinia.engine.loggers import trackers
+from opabinia.data.transforms import (
+    augment,
+    clips,
+    combine,
+    crops,
+    patch_masks,
+    policies,
+    sizes,
+    torchvision_v2,
+    views,
+)
+from opabinia.data.transforms import evaluation as evaluation_transforms
+from opabinia.engine.hooks import (
+    early_stop,
+    empty_cache,
+    expected_scores,
+    freeze,
+    loss_spike,
+    precise_bn,
+    profiler,
+    time_limit,
+)
+from opabinia.engine.loggers import mlflow, wandb
 from opabinia.evaluation.detection import coco, lvis, voc
 from opabinia.evaluation.representation import clustering, collapse, knn, linear_probe, linear_svm, low_shot
 from opabinia.evaluation.retrieval import retrieval_evaluators
+from opabinia.migration import weights
 from opabinia.models import detectors, heads, necks, pooling
 from opabinia.models.backbones import resnet, timm, video, vit
 from opabinia.models.losses import binary, cross_entropy, metric
@@ -31,12 +53,14 @@ PARTS = (
     detection_samplers,
     detectors,
     early_stop,
+    empty_cache,
     expected_scores,
     freeze,
     heads,
     identity_samplers,
     knn,
     lars,
+    loss_spike,
     time_limit,
     low_shot,
     lvis,
@@ -46,6 +70,7 @@ PARTS = (
     optimizers,
     pooling,
     precise_bn,
+    profiler,
     linear_probe,
     reid,
     resnet,
@@ -58,13 +83,23 @@ PARTS = (
     shard_order,
     sources,
     linear_svm,
-    trackers,
+    mlflow,
+    wandb,
     trained_model,
-    transforms,
+    augment,
+    clips,
+    combine,
+    crops,
+    evaluation_transforms,
+    patch_masks,
+    policies,
+    sizes,
+    torchvision_v2,
+    views,
     video,
     video_task,
     vit,
     voc,
-    watch,
+    weights,
 )
 """The modules whose import registers the built-in parts that nothing here names."""

@@ -1,4 +1,4 @@
-"""A run in small, so that a config is known to work."""
+"""``config check --build``: a run in small, so that a config is known to work."""
 
 from __future__ import annotations
 
@@ -11,78 +11,71 @@ import torch
 
 from opabinia.config import ConfigError, Problem
 from opabinia.config.build import errors_at
-from opabinia.contracts import Batch, Clock, DataMismatch, StepOptions
-from opabinia.engine.hooks import refuse_wrong
-from opabinia.engine.loop.evaluate import layers_of
-from opabinia.engine.loop.layer_outputs import with_layers
-from opabinia.models.weights.init import initialise
-from opabinia.runtime.log import log
-from opabinia.tasks.distillation import distilled
-from opabinia.training.loaders import make_plan, make_sampler, tell_work
-from opabinia.training.model import make_optimizer, make_task, refuse_pieces, refuse_small_batches
-from opabinia.training.samples import first_samples, read_dataset_info
-from opabinia.training.session import teachers_of
-from opabinia.training.validation import make_best, make_validation, refuse_other_classes, scores_offered, with_average
+from opabinia.contracts import Batch, Clock, DataMismatch
+from opabinia.engine.hooks.order import check_hooks
+from opabinia.engine.loop.evaluate import requested_layers
+from opabinia.engine.loop.layer_outputs import predict_with_layers
+from opabinia.training.loaders import log_device_transforms, plan_training
+from opabinia.training.model import Models, check_model, make_optimizer, make_step
+from opabinia.training.samples import first_samples
+from opabinia.training.session import TrainingRun, all_schedules, build_model
+from opabinia.training.validation import make_best, plan_evaluation
 
 
 def dry_run(parts: Mapping[str, Any]) -> None:
-    """Build everything and push one tiny batch through on the CPU, so that a config is known to work before it is run.
+    """Build everything and run one tiny batch on the CPU.
 
-    The model is built on the meta device first: a size that does not fit is told before memory is taken.
+    The model is built on the meta device first: a size that does not fit is reported before memory is allocated.
+
+    Args:
+        parts: the fields of :class:`TrainingRun`.
 
     Raises:
-        ConfigError: what a run would meet.
+        ConfigError: an error that a run would end with.
     """
-    data, training = parts["data"], parts["train"]
+    run = TrainingRun(**parts)
+    data, training = run.data, run.train
     skip = data.on_error == "skip"
-    dataset_info = read_dataset_info(data.train, skip=skip)
-    plan = make_plan(data, make_sampler(data, 0), training.length, parts["shapes"])
+    batches = plan_training(data, training.length, run.shapes, 0)
+    dataset_info, plan = batches.dataset_info, batches.plan
     with errors_at("task"), torch.device("meta"):
-        parts["task"](dataset_info)
-    model = make_task(parts["task"], dataset_info, 0)
-    if parts["init"] is not None:
-        with errors_at("init"):
-            log.info("init: %s", initialise(model, parts["init"]))
-    if parts["distill"] is not None:
-        with errors_at("distill"):
-            model = distilled(model, teachers_of(parts["distill"], dataset_info), parts["distill"])
-    refuse_pieces(model, training, data.batch_size)
-    if plan.total_steps:
-        refuse_small_batches(model, plan)
+        run.task(dataset_info)
+    model = build_model(run.task, dataset_info, 0, run.init, run.distill)
+    check_model(model, training, plan, data)
     with errors_at("hooks"):
-        refuse_wrong(parts["hooks"] or {})
-    optimizer = make_optimizer(parts["optimizer"], model, parts["groups"], training, data.batch_size)
-    with errors_at("train.step"):
-        every = {"lr": parts["schedule"], **(parts["schedules"] or {})}
-        step = training.step(model, optimizer, every, StepOptions(0, training.precision))
-    clock = Clock.at(plan, 0)
+        check_hooks(run.hooks or {})
+    optimizer = make_optimizer(run.optimizer, model, run.param_groups, training, data.batch_size)
+    models = Models(model, model if run.ema else None, None, False)
+    whole = replace(training, micro_batch_size=None, check_losses=False, on_nonfinite="stop")
+    step = make_step(models, optimizer, all_schedules(run.schedule, run.schedules, plan), whole, 0)
+
     first = plan.row(0)
     batch = first_samples(data.train, 2, skip=skip, size_multiple=model.size_multiple, shape=first.shape)
-    tell_work(data, model.size_multiple)
+    log_device_transforms(data, model.size_multiple)
     with errors_at("data.mix"):
-        for mixing in data.mix:
-            batch = mixing(batch, dataset_info)
+        for mix in data.mix:
+            batch = mix(batch, dataset_info)
     row = replace(first, count=len(batch["id"]))
-    _push(lambda: step(batch, row, clock, lambda: None), batch)
-    validation = make_validation(
-        data, replace(parts["evaluate"], batch_size=None), 0, torch.device("cpu"), training.precision
-    )
-    if parts["ema"] is not None:
-        validation = with_average(validation, model, parts["evaluate"].weights)
-    make_best(parts["checkpoint"].best, scores_offered(model, validation))
-    refuse_other_classes(model, validation, dataset_info.classes)
-    judges = [judge for one in validation for judge in one.evaluators(model, one.dataset_info)]
+    _forward(lambda: step(batch, row, Clock.at(plan, 0), lambda: None), batch)
+
+    evaluate = replace(run.evaluate, batch_size=None)
+    device = torch.device("cpu")
+    evaluation = plan_evaluation(models, data, evaluate, 0, device, training.precision, dataset_info.classes)
+    make_best(run.checkpoint.best, evaluation.scores)
+    evaluators = [
+        evaluator for val_set in evaluation.validation for evaluator in val_set.evaluators(model, val_set.dataset_info)
+    ]
     for stream in data.validation:
-        val_batch = first_samples(stream, 2, skip=skip, size_multiple=model.size_multiple)
-        _push(partial(with_layers, model.eval(), val_batch, layers_of(model, judges)), val_batch)
+        batch = first_samples(stream, 2, skip=skip, size_multiple=model.size_multiple)
+        _forward(partial(predict_with_layers, model.eval(), batch, requested_layers(model, evaluators)), batch)
 
 
-def _push(action: Callable[[], object], batch: Batch) -> None:
-    """Run a model; what it cannot take is told with the shape of the batch."""
+def _forward(forward: Callable[[], object], batch: Batch) -> None:
+    """Run a forward pass; report a batch that the model cannot take with its shape."""
     try:
-        action()
+        forward()
     except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
         images = [batch["image"]] if "image" in batch else batch.get("views", ())
-        shape = " and ".join(dict.fromkeys(str(tuple(one.shape)) for one in images)) or "?"
-        said = str(error) if isinstance(error, DataMismatch) else f"{type(error).__name__}: {error}"
-        raise ConfigError(Problem("", "task", f"a batch of shape {shape} does not go through: {said}")) from error
+        shape = " and ".join(dict.fromkeys(str(tuple(image.shape)) for image in images)) or "?"
+        text = str(error) if isinstance(error, DataMismatch) else f"{type(error).__name__}: {error}"
+        raise ConfigError(Problem("", "task", f"a batch of shape {shape} does not go through: {text}")) from error

@@ -1,4 +1,4 @@
-"""Torch's elastic agent, made quiet, and taught which ends of workers are no crash. Imported by an agent only."""
+"""Torch's elastic agent without its log output, and with exit statuses that are no crashes. Imported by agents only."""
 
 from __future__ import annotations
 
@@ -27,53 +27,50 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from opabinia.runtime.elastic_agent import STATUS, STOPPED, CannotLaunch, Passing, ProcessLayout
-from opabinia.runtime.process_group import address_towards
+from opabinia.runtime.elastic_agent import STATUS_FOLDER, STOPPED_STATUSES, LaunchError, ProcessLayout, SignalForwarder
+from opabinia.runtime.process_group import local_address
 
-GRACE = 30 * 60.0
-"""Seconds that workers have to save after a signal; SLURM and others have limits of their own."""
+SAVE_SECONDS = 30 * 60.0
+"""Seconds that workers have to save after a signal; SLURM and others have their own limits."""
 
-WAIT = 15 * 60
+JOIN_SECONDS = 15 * 60
 """Seconds that the agent of one machine waits for the others."""
 
-LOST = 12
-"""Signs of life, one each five seconds, that an agent may owe before the others go on without it."""
+MAX_MISSED_HEARTBEATS = 12
+"""Heartbeats, one every five seconds, that an agent may miss before the others continue without it."""
 
 
-def launch(layout: ProcessLayout, command: Sequence[str], stop: Passing) -> int:
-    """Run ``opabinia`` with the arguments ``command`` in many processes, to their end; the exit status of all.
+def launch(layout: ProcessLayout, command: Sequence[str], stop: SignalForwarder) -> int:
+    """Run ``opabinia`` with the arguments ``command`` in several processes to their end; return the exit status.
 
     Args:
-        layout: which processes.
+        layout: of the processes.
         command: without the name of the program.
-        stop: notes signals to this process.
+        stop: receives signals to this process.
 
     Raises:
-        CannotLaunch: the machines do not find each other, or a port is taken.
+        LaunchError: the machines cannot reach each other, or a port is taken.
     """
     nproc = layout.nproc or torch.cuda.device_count() or 1
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // nproc)))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // nproc)))
     with tempfile.TemporaryDirectory(prefix="opabinia-") as folder:
-        os.environ[STATUS] = folder
+        os.environ[STATUS_FOLDER] = folder
         return _run(replace(layout, nproc=nproc), command, stop, Path(folder))
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _run(layout: ProcessLayout, command: Sequence[str], stop: Passing, folder: Path) -> int:
-    logging.disable()  # what matters is told by the workers, and below
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""  # they are ours
-    # Torch 2.15 keeps the store it shares with workers when it starts them again, and what the dead wrote into it.
+def _run(layout: ProcessLayout, command: Sequence[str], stop: SignalForwarder, folder: Path) -> int:
+    logging.disable()  # the workers log, and errors are printed below
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""  # ``stop`` handles them
+    # Torch 2.15 keeps the store that it shares with workers after a restart, with what dead workers wrote into it.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    with _told(layout):
+    with _launch_errors(layout):
         rendezvous = _rendezvous(layout)
         spec = WorkerSpec(
             role="worker",
             local_world_size=layout.nproc or 1,
             entrypoint=sys.executable,
-            # The agent would take $ for the beginning of a name.
+            # The agent would expand $ as a variable.
             args=("-m", "opabinia", *(word.replace("$", "$$") for word in command)),
             rdzv_handler=rendezvous,
             max_restarts=layout.max_restarts,
@@ -85,62 +82,64 @@ def _run(layout: ProcessLayout, command: Sequence[str], stop: Passing, folder: P
         finally:
             with suppress(RendezvousError):
                 rendezvous.shutdown()
-    return agent.status(result)
+    return agent.exit_status(result)
 
 
 def _rendezvous(layout: ProcessLayout) -> RendezvousHandler:
-    host = layout.node_rank == 0
-    several = layout.nnodes > 1
-    if several:
-        where = f"machine {layout.node_rank} of {layout.nnodes}"
-        print(f"{where}: meeting the others at {layout.host}:{layout.port}", file=sys.stderr)
+    is_host = layout.node_rank == 0
+    multi_node = layout.nnodes > 1
+    if multi_node:
+        machine = f"machine {layout.node_rank} of {layout.nnodes}"
+        print(f"{machine}: waiting for the others at {layout.host}:{layout.port}", file=sys.stderr)
     parameters = RendezvousParameters(
         backend="c10d",
         endpoint=f"{layout.host}:{layout.port}",
-        run_id="opabinia" if several else uuid.uuid4().hex,
+        run_id="opabinia" if multi_node else uuid.uuid4().hex,
         min_nodes=layout.nnodes,
         max_nodes=layout.nnodes,
-        # The name by which the others find machine 0 is one that they know.
-        local_addr=layout.host if host else address_towards(layout.host),
-        is_host=host,
-        join_timeout=WAIT,
-        read_timeout=WAIT,
-        keep_alive_max_attempt=LOST,
+        # The others reach machine 0 by the name that they were given.
+        local_addr=layout.host if is_host else local_address(layout.host),
+        is_host=is_host,
+        join_timeout=JOIN_SECONDS,
+        read_timeout=JOIN_SECONDS,
+        keep_alive_max_attempt=MAX_MISSED_HEARTBEATS,
     )
     return registry.get_rendezvous_handler(parameters)
 
 
 @contextmanager
-def _told(layout: ProcessLayout) -> Iterator[None]:
-    place = f"{layout.host}:{layout.port}"
+def _launch_errors(layout: ProcessLayout) -> Iterator[None]:
+    """Turn torch's rendezvous errors into a LaunchError that says what to do."""
+    address = f"{layout.host}:{layout.port}"
     try:
         yield
     except RendezvousClosedError as error:
-        raise CannotLaunch("another machine has given up") from error
+        raise LaunchError("another machine has given up") from error
     except RendezvousTimeoutError as error:
-        raise CannotLaunch(f"{place}: not all of {layout.nnodes} machines have come in {WAIT // 60} minutes") from error
+        message = f"{address}: not all of {layout.nnodes} machines have connected in {JOIN_SECONDS // 60} minutes"
+        raise LaunchError(message) from error
     except RendezvousError as error:
         if layout.node_rank:
-            raise CannotLaunch(f"{place}: the agent of machine 0 does not answer") from error
-        raise CannotLaunch(
-            f"cannot listen at {place}: it is taken, perhaps by processes that an earlier run has left, "
+            raise LaunchError(f"{address}: the agent of machine 0 does not answer") from error
+        raise LaunchError(
+            f"cannot listen at {address}: it is taken, perhaps by processes that an earlier run has left, "
             f"or not an address of this machine; --rdzv-endpoint auto picks a free port"
         ) from error
 
 
 class _Agent(LocalElasticAgent):
-    """Starts workers, watches them, and passes signals on to them.
+    """Starts workers, monitors them, and forwards signals to them.
 
-    Workers are started again after a crash, unless one has left word of an error that would only come again.
+    Workers are restarted after a crash, unless one has reported an error that a restart would only repeat.
     """
 
-    def __init__(self, spec: WorkerSpec, stop: Passing, folder: Path) -> None:
+    def __init__(self, spec: WorkerSpec, stop: SignalForwarder, folder: Path) -> None:
         super().__init__(spec, DefaultLogsSpecs(log_dir=os.devnull))
         self._stop, self._folder = stop, folder
-        self._fell: dict[int, int] = {}
-        self._passed_on: float | None = None
+        self._exit_codes: dict[int, int] = {}  # of workers that failed, by process id
+        self._forwarded_at: float | None = None
 
-    # --- what torch's agent calls ---
+    # --- methods that torch's agent calls ---
 
     def _invoke_run(self, role: str = "worker") -> RunResult:
         try:
@@ -149,11 +148,11 @@ class _Agent(LocalElasticAgent):
         except RendezvousConnectionError:
             if self._stop.idle:
                 raise
-            return self._stop_alone()
+            return self._stop_without_host()
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         self._stop.idle = True
-        self._stop.end_if_idle()
+        self._stop.exit_if_idle()
         super()._rendezvous(worker_group)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -164,79 +163,78 @@ class _Agent(LocalElasticAgent):
         return ids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        self._pass_on()
-        # Who falls first: at the end of one torch ends all others.
-        self._fell = self._fallen()
+        self._forward_signal()
+        # Before torch does: it terminates all workers when one fails, and then the first failure cannot be told apart.
+        codes = {process.pid: process.poll() for process in self._processes()}
+        self._exit_codes = {pid: code for pid, code in codes.items() if code}
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
-            self._fell = self._fell or {failure.pid: failure.exitcode for failure in result.failures.values()}
-            if self._stop.signum is not None or any(status not in (0, *STOPPED) for status in self._left_word()):
+            failures = result.failures.values()
+            self._exit_codes = self._exit_codes or {failure.pid: failure.exitcode for failure in failures}
+            if self._stop.signum is not None or self._reported_errors():
                 self._remaining_restarts = 0
             if self._remaining_restarts:
-                print(f"{self._casualties()}: starting all workers again", file=sys.stderr)
+                print(f"{self._describe_failures()}: restarting all workers", file=sys.stderr)
         return result
 
     # --- signals ---
 
-    def _stop_alone(self) -> RunResult:
-        """Nobody could start the workers of all machines again: let them save together, if the others still live."""
-        print("the agent of machine 0 has gone: stopping", file=sys.stderr)
-        self._stop.note(signal.SIGTERM, None)
+    def _stop_without_host(self) -> RunResult:
+        """Without the agent of machine 0 workers cannot be restarted: let them save together, if they are alive."""
+        print("the agent of machine 0 is gone: stopping", file=sys.stderr)
+        self._stop.handle(signal.SIGTERM, None)
         while (result := self._monitor_workers(self._worker_group)).state == WorkerState.HEALTHY:
             time.sleep(self._worker_group.spec.monitor_interval)
         return result
 
-    def _pass_on(self) -> None:
+    def _forward_signal(self) -> None:
         stop = self._stop
         if stop.signum is None:
             return
-        if self._passed_on is None:
-            self._passed_on = time.monotonic()
+        if self._forwarded_at is None:
+            self._forwarded_at = time.monotonic()
             # SIGUSR1 would kill a worker that is just starting, with another status.
-            self._signal(signal.SIGINT if stop.signum == signal.SIGINT else signal.SIGTERM)
-        elif stop.hurry or time.monotonic() - self._passed_on > GRACE:
-            self._signal(signal.SIGKILL)
+            self._signal_workers(signal.SIGINT if stop.signum == signal.SIGINT else signal.SIGTERM)
+        elif stop.kill_workers or time.monotonic() - self._forwarded_at > SAVE_SECONDS:
+            self._signal_workers(signal.SIGKILL)
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal_workers(self, number: signal.Signals) -> None:
         for process in self._processes():
             if process.poll() is None:
                 process.send_signal(number)
 
-    # --- how they ended ---
+    # --- exit statuses ---
 
     def _processes(self) -> list[Any]:
         handlers = getattr(self._pcontext, "subprocess_handlers", {})
         return [handlers[number].proc for number in sorted(handlers)]
 
-    def _fallen(self) -> dict[int, int]:
-        codes = {process.pid: process.poll() for process in self._processes()}
-        return {pid: code for pid, code in codes.items() if code}
-
-    def _casualties(self) -> str:
+    def _describe_failures(self) -> str:
         return ", ".join(
-            f"process {pid} was ended by {signal.Signals(-code).name}"
+            f"process {pid} was killed by {signal.Signals(-code).name}"
             if code < 0
             else f"process {pid} has crashed with status {code}"
-            for pid, code in self._fell.items()
+            for pid, code in self._exit_codes.items()
         )
 
-    def _left_word(self) -> list[int]:
-        """The statuses with which workers have left on their own."""
+    def _reported_statuses(self) -> list[int]:
+        """Return the exit statuses that workers have reported."""
         return [int(path.read_text(encoding="utf-8") or "1") for path in sorted(self._folder.iterdir())]
 
-    def status(self, result: RunResult | None) -> int:
-        """The exit status of the whole.
+    def _reported_errors(self) -> list[int]:
+        return [status for status in self._reported_statuses() if status not in (0, *STOPPED_STATUSES)]
+
+    def exit_status(self, result: RunResult | None) -> int:
+        """Return the exit status of the whole launch.
 
         Args:
-            result: of the last attempt; None when another machine has ended it.
+            result: of the last attempt; None if another machine has ended it.
         """
-        words = self._left_word()
-        wrong = [status for status in words if status not in (0, *STOPPED)]
-        if wrong:
-            return wrong[0]
+        if errors := self._reported_errors():
+            return errors[0]
         if result is not None and not result.is_failed():
-            return max(words, default=0)
-        ended = {-signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL, *STOPPED}
-        if self._stop.signum is not None and ended.intersection(self._fell.values()):
-            return self._stop.exit_status  # before there was anything to save, or at once
+            return max(self._reported_statuses(), default=0)
+        stopped = {-signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL, *STOPPED_STATUSES}
+        if self._stop.signum is not None and stopped.intersection(self._exit_codes.values()):
+            return self._stop.exit_status  # stopped before there was anything to save, or at once
         return 1

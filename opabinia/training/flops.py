@@ -1,4 +1,4 @@
-"""What a forward pass costs, counted without computing it."""
+"""FLOPs of a forward pass, counted without computing it."""
 
 from __future__ import annotations
 
@@ -13,57 +13,55 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from opabinia.contracts import Batch, Task
 from opabinia.engine.loop.prefetch import to_device
-from opabinia.runtime.seeds import generators_kept
+from opabinia.runtime.seeds import preserve_generators
 
 META = torch.device("meta")
 
 
 @dataclass(frozen=True)
-class Flops:
-    """Floating point operations of a forward pass: matrix products and convolutions, a multiplication and an addition
-    being two.
+class FlopCount:
+    """Floating point operations of a forward pass: matrix products and convolutions; a multiply-add counts as two.
 
     Attributes:
-        count: of them.
-        whole: whether that is all; what a detector does with the boxes that it has chosen cannot be counted without
-            values.
+        count: number of operations.
+        complete: whether that is all; a detector's work on selected boxes cannot be counted without values.
     """
 
     count: int
-    whole: bool
+    complete: bool
 
 
-def forward_flops(model: Task, sample: Batch) -> Flops | None:
-    """Operations of one sample's way through ``model.predict``; None where they cannot be counted.
+def count_forward_flops(model: Task, sample: Batch) -> FlopCount | None:
+    """Count the operations of ``model.predict`` for one sample; None if they cannot be counted.
 
     The model is copied to the meta device, where tensors have shapes and no values: nothing is computed, no memory is
-    taken and no random number drawn.
+    allocated and no random number drawn.
 
     Args:
         model: on any device.
         sample: a batch of one sample.
     """
-    whole = True
-    with generators_kept(), warnings.catch_warnings(), torch.no_grad():
+    complete = True
+    with preserve_generators(), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
-            shadow = without_values(model).eval()
+            meta_model = to_meta(model).eval()
             with FlopCounterMode(display=False) as counter:
                 try:
-                    shadow.predict(to_device(sample, META))
-                except Exception:  # a model may ask for a value in any way; what came before it counts
-                    whole = False
-        except Exception:  # nor need every module bear to be copied
+                    meta_model.predict(to_device(sample, META))
+                except Exception:  # a model may read a value in any way; what came before it counts
+                    complete = False
+        except Exception:  # not every module can be copied
             return None
     count = int(counter.get_total_flops())
-    return Flops(count, whole) if count else None
+    return FlopCount(count, complete) if count else None
 
 
-def without_values(model: Task) -> Task:
-    """A copy on the meta device; no value is copied on the way there."""
+def to_meta(model: Task) -> Task:
+    """Copy a model to the meta device, without copying any value."""
     memo: dict[int, Any] = {}
-    for one in model.parameters():
-        memo[id(one)] = nn.Parameter(torch.empty_like(one, device=META), one.requires_grad)
+    for param in model.parameters():
+        memo[id(param)] = nn.Parameter(torch.empty_like(param, device=META), param.requires_grad)
     for buffer in model.buffers():
         memo[id(buffer)] = torch.empty_like(buffer, device=META)
     return copy.deepcopy(model, memo)

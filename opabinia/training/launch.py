@@ -1,4 +1,4 @@
-"""What a command does around a run: find its folder, keep what is in it, decide where to go on, write the results."""
+"""Commands around a run: manage its folder, decide where to resume, and write the results."""
 
 from __future__ import annotations
 
@@ -10,31 +10,25 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from opabinia.config import ConfigError, Problem, Resolved, dump, flatten
 from opabinia.config.compose import PACKAGED
-from opabinia.engine.checkpointing.checkpoint import (
-    BadCheckpoint,
-    Snapshot,
-    WeightsMismatch,
-    listed,
-    newest_whole,
-    pointed,
-    read_checkpoint,
-)
+from opabinia.engine.checkpointing.checkpoint import BadCheckpoint, Snapshot, WeightsMismatch, read_checkpoint
+from opabinia.engine.checkpointing.manager import list_checkpoints, load_latest_checkpoint, read_pointer
 from opabinia.engine.hooks.expected_scores import UnexpectedScore
 from opabinia.engine.loop.evaluate import write_json
-from opabinia.engine.loop.nonfinite import NonFinite
+from opabinia.engine.loop.nonfinite import NonFiniteError
 from opabinia.runtime.elastic_agent import is_restart, launch_id
-from opabinia.runtime.files import disk_errors, exclusive_lock, mend, write_atomic
-from opabinia.runtime.log import log, log_in_full, logging_to
-from opabinia.runtime.process_group import joined_process_group
+from opabinia.runtime.files import disk_errors, exclusive_lock, remove_leftovers, write_atomic
+from opabinia.runtime.log import log, log_to_file, logging_to
+from opabinia.runtime.process_group import process_group
 from opabinia.runtime.processes import from_rank_zero, is_rank_zero, world_size
 from opabinia.runtime.seeds import draw_seed
-from opabinia.runtime.signals import Stopped, StopSignal, status_of_reason, stop_signals
+from opabinia.runtime.signals import Stopped, StopSignal, exit_status_of_reason, stop_signals
 from opabinia.training.auto_values import with_values
 from opabinia.training.autotune import autotune
+from opabinia.training.evaluate import evaluate as evaluate_trained
 from opabinia.training.run_folder import (
     LAST,
     build_parts,
@@ -46,21 +40,38 @@ from opabinia.training.run_folder import (
     validation_sets,
 )
 from opabinia.training.session import Session
-from opabinia.training.summary import titled
-from opabinia.training.trained_model import evaluate as evaluate_trained
+from opabinia.training.session import train as train_session
+from opabinia.training.summary import run_title
 from opabinia.training.world_size_scaling import auto_scale
+
+MAX_ROLLBACKS = 10
+"""Batches that may be skipped from one checkpoint on, or in a row, before a run with ``rollback`` gives up."""
+
+
+class _Planned(NamedTuple):
+    """The decisions of rank 0 before a run begins.
+
+    Attributes:
+        before: the config that the run had; None for a new run.
+        config: the config that it has now.
+        scores: its scores if it is finished.
+    """
+
+    before: dict[str, Any] | None
+    config: dict[str, Any]
+    scores: dict[str, float] | None
 
 
 def run_folder_of(recipe: str, out: Path, name: str, resume: str | None = None) -> Path:
-    """``<out>/<recipe>/<name>``; a YAML file's name without suffix is its recipe's name.
+    """Return ``<out>/<recipe>/<name>``; the recipe of a YAML file is its name without suffix.
 
-    A run folder given as recipe is itself when it is resumed; a new run with its config lies beside it.
+    A run folder given as recipe is resumed in place; a new run with its config is put beside it.
 
     Raises:
-        ConfigError: the name is none for a folder.
+        ConfigError: ``name`` is not valid for a folder.
     """
     if not re.fullmatch(r"[\w.-]*\w[\w.-]*", name):
-        message = f"{name!r} is no name for a run: letters, digits, '_', '-' and '.'"
+        message = f"{name!r} is not valid for a run: use letters, digits, '_', '-' and '.'"
         raise ConfigError(Problem("command line", "--name", message))
     path = Path(recipe)
     if (path / "config.yaml").is_file():
@@ -69,9 +80,9 @@ def run_folder_of(recipe: str, out: Path, name: str, resume: str | None = None) 
 
 
 def holds_results(folder: Path) -> bool:
-    """Whether there is something in ``folder`` that another run must not overwrite: a checkpoint, or numbers."""
+    """Return whether ``folder`` has a checkpoint or metrics that another run must not overwrite."""
     metrics = folder / "metrics.jsonl"
-    return bool(listed(folder / "checkpoints")) or (metrics.is_file() and metrics.stat().st_size > 0)
+    return bool(list_checkpoints(folder / "checkpoints")) or (metrics.is_file() and metrics.stat().st_size > 0)
 
 
 def train(
@@ -81,6 +92,7 @@ def train(
     out: Path = Path("runs"),
     name: str = "default",
     resume: str | None = None,
+    resolved: Resolved | None = None,
 ) -> tuple[Path, dict[str, float]]:
     """Train a recipe in its run folder; return the folder and the final scores.
 
@@ -90,195 +102,225 @@ def train(
         out: the run folder is ``<out>/<recipe>/<name>``.
         name: see ``out``.
         resume: "last", "best" or a checkpoint folder of this run; None begins a new run.
+        resolved: the config of a new run, where the caller has it already; None resolves it here.
 
     Raises:
         ConfigError: the config is wrong, or the folder holds a run and ``resume`` is None.
-        Stopped: a signal or a limit ended it early; it has saved.
+        Stopped: a signal or a limit ended the run early; it has saved.
     """
     folder = run_folder_of(recipe, out, name, resume)
-    said = overrides  # a run folder's config holds what was said before
+    given = overrides
     if resume is not None:
-        overrides = [*_overrides_of(folder), *overrides]
-    resolved = resolve(recipe, said if Path(recipe) == folder else overrides)
-    # Signals first: what asks one process to stop while others still join is not lost.
+        overrides = [*_saved_overrides(folder), *given]
+    if resolved is None:
+        # The config of a run folder contains the saved overrides already.
+        resolved = resolve(recipe, given if Path(recipe) == folder else overrides)
+    # Signals first: one that stops a rank while others still join is not lost.
     with (
         stop_signals(StopSignal()) as stop,
-        joined_process_group(**process_group_options(resolved.config)),
+        process_group(**process_group_options(resolved.config)),
         ExitStack() as held,
     ):
         resume = from_rank_zero(partial(_take_folder, folder, resume, held))
         with disk_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)  # of this process's log, where it shares no disk with the first
+            folder.mkdir(parents=True, exist_ok=True)  # for this rank's log, where it shares no disk with rank 0
         held.enter_context(logging_to(folder))
         for warning in resolved.warnings:
             log.warning("%s", warning)
         snapshot = _checkpoint_to_resume(folder, resume)
-        before, config, scores = from_rank_zero(partial(_settled, folder, resume, snapshot, resolved.config))
+        planned = from_rank_zero(partial(_plan, folder, resume, snapshot, resolved.config))
         if snapshot is None:
             _clear(folder)
         else:
             log.info("resuming %s from step %d", folder, snapshot.step)
-        _tell_differences(before, config)
-        if scores is not None:
+        _log_differences(planned.before, planned.config)
+        if planned.scores is not None:
             log.info("%s is finished: nothing to do", folder)
-            return folder, scores
-        log_in_full("config as written", _as_written(recipe, overrides))
-        found = autotune(config, lambda numbered: build_parts(replace(resolved, config=numbered)).keywords)
-        # A step's numbers depend on these; workers are tried out each time.
-        config = with_values(config, **{key: value for key, value in found.items() if key != "workers"})
-        log_in_full("config, resolved", dump(config))
+            return folder, planned.scores
+        log_to_file("config as written", _as_written(recipe, overrides))
+        tuned = autotune(planned.config, lambda config: build_parts(replace(resolved, config=config)).keywords)
+        # Results depend on these values; the number of workers is tuned at each start.
+        config = with_values(planned.config, **{key: value for key, value in tuned.items() if key != "num_workers"})
+        log_to_file("config, resolved", dump(config))
         begin = partial(_begin, folder, config, overrides, resolved.origins)
-        title = titled(recipe, config["task"])
-        session = Session(folder, snapshot, lambda: stop.reason, begin, title=title)
-        try:
-            scores = _trained(replace(resolved, config=with_values(config, **found)), session)
-        except Stopped as reason:
-            log.info("stopped: %s; to go on: opabinia train %s --resume", reason, folder)
-            # The signal may have come to another process.
-            raise Stopped(str(reason), status_of_reason(str(reason))) from None
-        except WeightsMismatch as error:
-            raise ConfigError(Problem("", "task", f"the checkpoint's weights do not fit: {error}")) from error
-        except UnexpectedScore as error:
-            log.error("%s", error, extra={"file_only": True})
-            _write_results(folder, error.scores)
-            raise
-        except Exception:
-            log.exception("the run ended with an error", extra={"file_only": True})
-            raise
+        session = Session(folder, snapshot, lambda: stop.reason, begin, title=run_title(recipe, config["task"]))
+        scores = _train_and_report(replace(resolved, config=with_values(config, **tuned)), session)
         _write_results(folder, scores)
         return folder, scores
 
 
-def _trained(resolved: Resolved, session: Session) -> dict[str, float]:
-    """Train; when numbers go wrong, and the config says so, go on from the last checkpoint without that batch."""
+def _train_and_report(resolved: Resolved, session: Session) -> dict[str, float]:
+    """Train; log how the run ended where it did not end with scores."""
+    folder = session.folder
+    try:
+        return _train_with_rollback(resolved, session)
+    except Stopped as reason:
+        log.info("stopped: %s; to resume: opabinia train %s --resume", reason, folder)
+        # The signal may have come to another rank.
+        raise Stopped(str(reason), exit_status_of_reason(str(reason))) from None
+    except WeightsMismatch as error:
+        raise ConfigError(Problem("", "task", f"the checkpoint's weights do not fit: {error}")) from error
+    except UnexpectedScore as error:
+        log.error("%s", error, extra={"file_only": True})
+        _write_results(folder, error.scores)
+        raise
+    except Exception:
+        log.exception("the run ended with an error", extra={"file_only": True})
+        raise
+
+
+def _train_with_rollback(resolved: Resolved, session: Session) -> dict[str, float]:
+    """Train; with ``train.on_nonfinite: rollback`` restart from the last checkpoint without the non-finite batch."""
     while True:
         try:
-            return build_parts(resolved)(session)
-        except NonFinite as error:
+            return train_session(session, **build_parts(resolved).keywords)
+        except NonFiniteError as error:
             if resolved.config["train"]["on_nonfinite"] != "rollback":
                 raise
             log.error("%s", error)
-            wrong = error.step - 1
-        session = _rolled_back(session, wrong)
+            bad_batch = error.step - 1
+        session = _rolled_back(session, bad_batch)
 
 
-def _rolled_back(session: Session, wrong: int) -> Session:
-    """The session from the last checkpoint on (or anew), without the batch ``wrong``.
+def _rolled_back(session: Session, bad_batch: int) -> Session:
+    """Return the session from the last checkpoint on (or from the beginning), without ``bad_batch``.
 
     Raises:
-        NonFinite: it has gone wrong too often.
+        NonFiniteError: too many batches were skipped.
     """
     snapshot = _checkpoint_to_resume(session.folder, LAST)
     step = snapshot.step if snapshot else 0
-    left_out = session.left_out.union({wrong}, snapshot.state.get("left_out", ()) if snapshot else ())
-    since = sum(one >= step for one in left_out)
-    if since > _ROLLBACKS or left_out.issuperset(range(wrong - _ROLLBACKS + 1, wrong + 1)):
-        message = f"numbers have gone wrong in {since} batches after step {step}, or in {_ROLLBACKS} in a row"
-        raise NonFinite(f"{message}: this run does not learn", wrong + 1)
+    skipped = session.left_out.union({bad_batch}, snapshot.state.get("left_out", ()) if snapshot else ())
+    since = sum(batch >= step for batch in skipped)
+    if since > MAX_ROLLBACKS or skipped.issuperset(range(bad_batch - MAX_ROLLBACKS + 1, bad_batch + 1)):
+        message = f"{since} batches after step {step}, or {MAX_ROLLBACKS} in a row, had non-finite values"
+        raise NonFiniteError(f"{message}: this run does not converge", bad_batch + 1)
     if snapshot is None:
         _clear(session.folder)
-    log.warning("going back to step %d; the batch of step %d will be left out", step, wrong + 1)
-    return replace(session, resume=snapshot, left_out=left_out)
-
-
-_ROLLBACKS = 10
-"""How many batches may be left out from one checkpoint on, or one after the other."""
+    log.warning("rolling back to step %d; the batch of step %d will be skipped", step, bad_batch + 1)
+    return replace(session, resume=snapshot, left_out=skipped)
 
 
 def _take_folder(folder: Path, resume: str | None, held: ExitStack) -> str | None:
-    """Make the folder and lock it until ``held`` ends.
+    """Make the folder and lock it until ``held`` is closed.
 
     Returns:
-        What to resume: ``resume``, but the last checkpoint after a crash in this very launch.
+        What to resume: ``resume``, or the last checkpoint after a crash within this launch.
 
     Raises:
-        ConfigError: it holds a run, and nothing is to be resumed.
+        ConfigError: the folder holds a run, and nothing is to be resumed.
     """
     if is_restart() and _launch_of(folder) == launch_id():
         resume = LAST
-    _refuse_to_overwrite(folder, resume)
+    _check_not_overwritten(folder, resume)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "checkpoints").mkdir(exist_ok=True)
     held.enter_context(exclusive_lock(folder))
-    _refuse_to_overwrite(folder, resume)  # another process may have been there first
-    mend(folder)
-    mend(folder / "checkpoints")
+    _check_not_overwritten(folder, resume)  # another process may have been faster
+    remove_leftovers(folder)
+    remove_leftovers(folder / "checkpoints")
     return resume
 
 
+def _check_not_overwritten(folder: Path, resume: str | None) -> None:
+    if resume is None and holds_results(folder):
+        message = f"{folder} holds a run, which is never overwritten: --resume continues it, --name begins another"
+        raise ConfigError(Problem("command line", "", message))
+
+
 def _launch_of(folder: Path) -> str | None:
-    """The launch that has begun the run in ``folder``, or gone on with it, last."""
+    """The launch that began or resumed the run in ``folder`` last."""
     launch = folder / ".launch"
     return launch.read_text(encoding="utf-8") if launch.is_file() else None
 
 
-def _settled(
-    folder: Path, resume: str | None, snapshot: Snapshot | None, config: dict[str, Any]
-) -> tuple[dict[str, Any] | None, dict[str, Any], dict[str, float] | None]:
-    """The config the run had before, the one it has now, and its scores if there is nothing left to do."""
+def _plan(folder: Path, resume: str | None, snapshot: Snapshot | None, config: dict[str, Any]) -> _Planned:
     before = None if resume is None else _saved_config(folder)
-    # A resumed run keeps its course: it is scaled for the number of processes that it began with.
-    tuned = before["train"].get("tuned_for") if before else None
-    scaled, changes = auto_scale(config, tuned or world_size())
+    # A resumed run is scaled for the world size that it began with.
+    reference = before["train"].get("reference_world_size") if before else None
+    scaled, changes = auto_scale(config, reference or world_size())
     for change in changes if snapshot is None else ():
-        log.info("train.tuned_for %s, processes %d: %s", config["train"]["tuned_for"], world_size(), change)
-    now = _with_found(_with_seed(scaled, snapshot, before), snapshot, before)
-    return before, now, _finished(folder, snapshot, before, now)
+        log.info(
+            "train.reference_world_size %s, world size %d: %s",
+            *(config["train"]["reference_world_size"], world_size(), change),
+        )
+    # Values that `auto` had in the run that is resumed are kept, except for the workers.
+    known = {key: before["data"][key] for key in ("batch_size", "augment_on")} if before else {}
+    if snapshot:
+        known["batch_size"] = snapshot.state["global_batch_size"]
+    now = with_values(_with_seed(scaled, snapshot, before), **known)
+    return _Planned(before, now, _final_scores(folder, snapshot, before, now))
 
 
-def _write_results(folder: Path, scores: Mapping[str, float]) -> None:
-    if is_rank_zero():
-        write_atomic(folder / "results.json", json.dumps(dict(scores), indent=1) + "\n")
+def _with_seed(config: dict[str, Any], snapshot: Snapshot | None, before: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Replace ``seed: null`` by the seed of the run that is resumed, or by a new one."""
+    if config["seed"] is not None:
+        return config
+    saved = snapshot.state["seed"] if snapshot else (before or {}).get("seed")
+    return {**config, "seed": draw_seed() if saved is None else saved}
+
+
+def _final_scores(
+    folder: Path, snapshot: Snapshot | None, before: Mapping[str, Any] | None, now: Mapping[str, Any]
+) -> dict[str, float] | None:
+    """The scores of a finished run; None if there is something to do: a longer length, an older checkpoint."""
+    results = folder / "results.json"
+    if snapshot is None or not results.is_file() or before is None:
+        return None
+    if before["train"]["length"] != now["train"]["length"] or snapshot.step < snapshot.state["total_steps"]:
+        return None
+    scores: dict[str, float] = json.loads(results.read_text(encoding="utf-8"))
+    return scores
 
 
 def _saved_config(folder: Path) -> dict[str, Any] | None:
     try:
         return resolve(folder).config if holds_run(folder) else None
     except ConfigError as error:
-        log.warning("the config saved in %s cannot be read any more: %s", folder, error)
+        log.warning("the config saved in %s can no longer be read: %s", folder, error)
         return None
 
 
 def _checkpoint_to_resume(folder: Path, resume: str | None) -> Snapshot | None:
-    """The checkpoint that the first process chooses, read by every process."""
+    """The checkpoint that rank 0 chooses, read by every rank."""
     if resume is None:
         return None
-    mine: list[Snapshot] = []
+    read_here: list[Snapshot] = []
 
     def choose() -> Path | None:
-        found = _chosen(folder / "checkpoints", resume)
-        mine.extend([found[1]] if found else [])
-        return found[0] if found else None
+        chosen = _choose(folder / "checkpoints", resume)
+        read_here.extend([chosen[1]] if chosen else [])
+        return chosen[0] if chosen else None
 
     path = from_rank_zero(choose)
     if path is None:
-        log.info("no checkpoint in %s: starting anew", folder / "checkpoints")
+        log.info("no checkpoint in %s: starting from the beginning", folder / "checkpoints")
         return None
     try:
-        return mine[0] if mine else read_checkpoint(path)
+        return read_here[0] if read_here else read_checkpoint(path)
     except BadCheckpoint as error:
         raise ConfigError(Problem("", "", str(error))) from error
 
 
-def _chosen(checkpoints: Path, resume: str) -> tuple[Path, Snapshot] | None:
+def _choose(checkpoints: Path, resume: str) -> tuple[Path, Snapshot] | None:
     try:
         if resume == LAST:
-            return newest_whole(checkpoints)
-        path = (pointed(checkpoints, resume) or Path(resume)) if resume == "best" else Path(resume)
+            return load_latest_checkpoint(checkpoints)
+        path = (read_pointer(checkpoints, resume) or Path(resume)) if resume == "best" else Path(resume)
         if path.parent.resolve() != checkpoints.resolve():
             raise ConfigError(Problem("command line", "--resume", f"{path} is not a checkpoint in {checkpoints}"))
         snapshot = read_checkpoint(path)
     except BadCheckpoint as error:
         raise ConfigError(Problem("", "", str(error))) from error
-    ahead = [other.name for other in listed(checkpoints) if other.name > path.name]
-    if ahead:
-        log.warning("going back to step %d: the next save deletes %s", snapshot.step, ", ".join(ahead))
+    newer = [other.name for other in list_checkpoints(checkpoints) if other.name > path.name]
+    if newer:
+        log.warning("resuming at step %d: the next save deletes %s", snapshot.step, ", ".join(newer))
     return path, snapshot
 
 
 def _clear(folder: Path) -> None:
-    """Nothing of an attempt that never saved is to be mistaken for this run's."""
+    """Remove files of an attempt that never saved, which could be mistaken for those of this run."""
     if is_rank_zero():
         (folder / "metrics.jsonl").unlink(missing_ok=True)
         shutil.rmtree(folder / "tensorboard", ignore_errors=True)
@@ -291,7 +333,7 @@ def _begin(
     origins: Mapping[str, str],
     snapshot: Snapshot | None,
 ) -> None:
-    """From now on, all being built, the folder holds this run, and the run goes on from ``snapshot``."""
+    """Write the files that make the folder this run; called when everything is built, before the first step."""
     if not is_rank_zero():
         return
     (folder / "results.json").unlink(missing_ok=True)
@@ -305,8 +347,13 @@ def _begin(
     write_atomic(folder / "origins.json", json.dumps(dict(origins), indent=1) + "\n")
 
 
-def _overrides_of(folder: Path) -> list[str]:
-    """What the command line changed when the run began: a resume need not say it again."""
+def _write_results(folder: Path, scores: Mapping[str, float]) -> None:
+    if is_rank_zero():
+        write_atomic(folder / "results.json", json.dumps(dict(scores), indent=1) + "\n")
+
+
+def _saved_overrides(folder: Path) -> list[str]:
+    """The overrides with which the run began: a resume need not repeat them."""
     try:
         saved = json.loads((folder / "overrides.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -314,29 +361,7 @@ def _overrides_of(folder: Path) -> list[str]:
     return [text for text in saved if isinstance(text, str)] if isinstance(saved, list) else []
 
 
-def _refuse_to_overwrite(folder: Path, resume: str | None) -> None:
-    if resume is None and holds_results(folder):
-        message = f"{folder} holds a run, which is never overwritten: --resume goes on with it, --name begins another"
-        raise ConfigError(Problem("command line", "", message))
-
-
-def _with_seed(config: dict[str, Any], snapshot: Snapshot | None, before: Mapping[str, Any] | None) -> dict[str, Any]:
-    """``seed: null`` takes the seed of the run that is resumed, or draws one."""
-    if config["seed"] is not None:
-        return config
-    saved = snapshot.state["seed"] if snapshot else (before or {}).get("seed")
-    return {**config, "seed": draw_seed() if saved is None else saved}
-
-
-def _with_found(config: dict[str, Any], snapshot: Snapshot | None, before: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What the run that is resumed has found out for ``auto`` is not tried out again, except for the workers."""
-    known = {key: before["data"][key] for key in ("batch_size", "augment_on")} if before else {}
-    if snapshot:
-        known["batch_size"] = snapshot.state["global_batch_size"]
-    return with_values(config, **known)
-
-
-def _tell_differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+def _log_differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
     if before is None:
         return
     old, new = flatten(dict(before)), flatten(dict(now))
@@ -345,48 +370,41 @@ def _tell_differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) 
             log.warning("changed since the run began: %s: %s -> %s", key, old.get(key), new.get(key))
 
 
-def _finished(
-    folder: Path, snapshot: Snapshot | None, before: Mapping[str, Any] | None, now: Mapping[str, Any]
-) -> dict[str, float] | None:
-    """The results of a run that is over; None when there is something to do: a longer length, an older checkpoint."""
-    results = folder / "results.json"
-    if snapshot is None or not results.is_file() or before is None:
-        return None
-    if before["train"]["length"] != now["train"]["length"] or snapshot.step < snapshot.state["total_steps"]:
-        return None
-    scores: dict[str, float] = json.loads(results.read_text(encoding="utf-8"))
-    return scores
-
-
 def _as_written(recipe: str, overrides: Sequence[str]) -> str:
-    """The recipe's own text, and what the command line changes."""
-    places = (Path(recipe), Path(recipe) / "config.yaml", PACKAGED / f"{recipe}.yaml")
-    text = next((place.read_text("utf-8", errors="replace") for place in places if place.is_file()), "")
+    """The recipe's own text and the overrides, for the log."""
+    paths = (Path(recipe), Path(recipe) / "config.yaml", PACKAGED / f"{recipe}.yaml")
+    text = next((path.read_text("utf-8", errors="replace") for path in paths if path.is_file()), "")
     return "\n".join([text.rstrip(), *(f"# command line: {override}" for override in overrides)])
 
 
 def evaluate(folder: Path, overrides: Sequence[str] = (), *, checkpoint: str = "best") -> dict[str, float]:
-    """Scores of a run's checkpoint (``best``, ``last`` or a path), also written to ``eval/<set>/scores.json``.
+    """Evaluate a checkpoint of a run; return the scores and write them to ``eval/<set>/scores.json``.
 
-    Without a best checkpoint the last one is taken.
+    Args:
+        folder: the run folder.
+        overrides: ``key=value``.
+        checkpoint: ``best`` (``last`` where there is none), ``last``, or a checkpoint's name or path.
 
     Raises:
-        ConfigError: there is no run or no such checkpoint, or it is damaged.
+        ConfigError: there is no such run or checkpoint, or it is damaged.
     """
     path = chosen_checkpoint(folder, checkpoint)
     resolved = resolve(folder, overrides)
     snapshot = read_chosen(path)
-    with joined_process_group(**process_group_options(resolved.config)), logging_to(None):
+    with process_group(**process_group_options(resolved.config)), logging_to(None):
+        for warning in resolved.warnings:
+            log.warning("%s", warning)
         log.info("evaluating %s", path)
-        # The training data may be gone: what the model was built on stands in the checkpoint. Few evaluators need it.
+        # The training data may be gone: the checkpoint describes it, and few evaluators need it.
         data = resolved.config["data"]
-        sets = validation_sets(resolved.config)
-        if sets:
-            train = {key: sets[0][key] for key in data["train"]}
+        streams = validation_sets(resolved.config)
+        if streams:
+            train = {key: streams[0][key] for key in data["train"]}
             data = {**data, "train": train, "sampler": None}
         parts = build_parts(replace(resolved, config={**resolved.config, "data": data})).keywords
         scores = evaluate_trained(folder, parts, snapshot, lambda: build_parts(resolved).keywords["data"])
-        for one in sets if is_rank_zero() else ():
-            own = {name: value for name, value in scores.items() if name.startswith(one["prefix"] + "/")}
-            write_json(folder / "eval" / one["prefix"] / "scores.json", {"checkpoint": path.name, **own})
+        for stream in streams if is_rank_zero() else ():
+            prefix = stream["prefix"]
+            own = {name: value for name, value in scores.items() if name.startswith(prefix + "/")}
+            write_json(folder / "eval" / prefix / "scores.json", {"checkpoint": path.name, **own})
     return scores

@@ -1,65 +1,163 @@
-"""Which batches a run trains on, and their loader."""
+"""The batches that a run trains on, planned before the first step, and the loaders that read them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 
 import numpy as np
 import torch
 
-from opabinia import contracts
 from opabinia.config import ConfigError, Problem
 from opabinia.config.build import errors_at
 from opabinia.config.errors import listing
 from opabinia.contracts import Batch, BatchSchedule, DatasetInfo, Plan, RunSpec, Sampler, Source
-from opabinia.data import Data, Stream
-from opabinia.data.decoding.cache import cached
-from opabinia.data.device_transforms.apply import OnDevice, noting, work_shared
-from opabinia.data.loader import Loader, Reader, training_requests
+from opabinia.data import Data
+from opabinia.data.decoding.cache import with_cache
+from opabinia.data.device_transforms.apply import DeviceTransforms, describe_split, recording_reader
+from opabinia.data.loader import BatchReader, Loader, training_requests
 from opabinia.data.sampling.batches import ConstantPlan, StagedPlan
-from opabinia.data.sampling.permutation import EachOnce
-from opabinia.engine.loop.prefetch import Feeding
+from opabinia.data.sampling.permutation import EpochSampler
+from opabinia.engine.loop.prefetch import DeviceLoader
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import rank, world_size
 from opabinia.runtime.seeds import FRESH, hash32
+from opabinia.training.samples import read_dataset_info
+
+
+@dataclass(frozen=True)
+class TrainingBatches:
+    """The training data of a run and every global batch of it, known before the first step.
+
+    Attributes:
+        data: the config section.
+        dataset_info: describes the training samples after their transforms.
+        sampler: order of the samples in each epoch.
+        plan: all global batches.
+        seed: of the run.
+    """
+
+    data: Data
+    dataset_info: DatasetInfo
+    sampler: Sampler
+    plan: ConstantPlan | StagedPlan
+    seed: int
+
+    def loader(self, device: torch.device, size_multiple: int | None = None) -> DeviceLoader:
+        """Return the loader of this rank's share of the batches.
+
+        Args:
+            device: where the batches are put.
+            size_multiple: as in :class:`opabinia.contracts.Task`.
+        """
+        return make_training_loader(
+            self.data, self.plan, self.sampler, self.dataset_info, self.seed, device, size_multiple
+        )
+
+    def extra_batches(
+        self, device: torch.device, batch_size: int | None, size_multiple: int | None, name: str, count: int
+    ) -> Iterator[Batch]:
+        """Yield batches of this rank that belong to no epoch, the same ones at every call.
+
+        Batches of ``train`` are unmixed and in an order of their own; those of a validation set are its first ones.
+
+        Args:
+            device: where the batches are put.
+            batch_size: samples over all ranks of a validation batch; None takes that of training.
+            size_multiple: as in :class:`opabinia.contracts.Task`.
+            name: ``train`` or the prefix of a validation set.
+            count: number of batches over all ranks, at most as many as the validation set has.
+
+        Raises:
+            ConfigError: there is no such dataset; raised before the first batch is requested.
+        """
+        streams = {stream.prefix: stream for stream in self.data.validation}
+        if name != "train" and name not in streams:
+            known = listing(["train", *streams])
+            raise ConfigError(Problem("", "hooks", f"there is no dataset {name!r}; datasets: {known}"))
+        seed, data = hash32(FRESH, self.seed), replace(self.data, mix=())
+        if name == "train":
+            sampler, size = make_sampler(data, seed), data.batch_size
+        else:
+            data = replace(data, train=streams[name], drop_last=False, cache=None, cache_size=None)
+            sampler, size = EpochSampler(len(data.train.source), seed, False), batch_size or data.batch_size
+            count = min(count, -(-len(sampler) // size))
+        # Shares of whole batches: layers that communicate between ranks need as many on each of them.
+        plan = ConstantPlan(len(sampler), size, Duration(count, "it"), data.drop_last)
+        return _first_batches(
+            make_training_loader(data, plan, sampler, self.dataset_info, seed, device, size_multiple), count
+        )
+
+
+def plan_training(
+    data: Data, length: Duration, shapes: Callable[[RunSpec], BatchSchedule] | None, seed: int
+) -> TrainingBatches:
+    """Read the description of the training data and plan all batches of the run.
+
+    Args:
+        data: the config section.
+        length: of the run.
+        shapes: lays out batch sizes and image sizes over time; None: all batches are alike.
+        seed: of the order of samples.
+
+    Raises:
+        ConfigError: the data does not fit the sampler, the batch size or the schedule.
+    """
+    dataset_info = read_dataset_info(data.train, skip=data.on_error == "skip")
+    with errors_at("data"):
+        sampler = make_sampler(data, seed)
+        plan: ConstantPlan | StagedPlan = ConstantPlan(len(sampler), data.batch_size, length, data.drop_last)
+    if shapes is not None:
+        plan = _staged_plan(data, sampler, length, shapes)
+    return TrainingBatches(data, dataset_info, sampler, plan, seed)
+
+
+def splits_norms(plan: Plan, sync_batch_norm: bool) -> bool:
+    """Return whether batch norms split a rank's share of the batch, or span several ranks, at some time of the run.
+
+    Synchronized batch norms take their statistics over the whole batch instead.
+    """
+    stages = plan.stages if isinstance(plan, StagedPlan) else ()
+    return not sync_batch_norm and any(stage.splits > 1 or stage.processes > 1 for stage in stages)
+
+
+def _staged_plan(
+    data: Data, sampler: Sampler, length: Duration, shapes: Callable[[RunSpec], BatchSchedule]
+) -> StagedPlan:
+    with errors_at("shapes"):
+        schedule = shapes(RunSpec(len(sampler), data.batch_size, length, world_size(), data.drop_last))
+        sizes = sorted({shape.samples for stage in schedule.stages for shape in stage.cycle} - {data.batch_size})
+        if sizes and data.sampler is not None:
+            log.warning(
+                "data.sampler may group samples by data.batch_size (%d), but shapes has batches of %s",
+                *(data.batch_size, listing([str(size) for size in sizes])),
+            )
+        return StagedPlan(len(sampler), schedule.stages, schedule.length, data.drop_last)
 
 
 def make_sampler(data: Data, seed: int) -> Sampler:
-    """What says which samples make up an epoch."""
+    """Build the sampler, which gives the order of the samples in each epoch."""
     if data.sampler is None:
-        return EachOnce(len(data.train.source), seed, data.shuffle)
+        return EpochSampler(len(data.train.source), seed, data.shuffle)
     with errors_at("data.sampler"):
         return data.sampler(data.train.source, seed, data.batch_size)
 
 
 def order_fingerprint(sampler: Sampler) -> str:
-    """Changes with the order of the data: what the sampler gives at the beginning of the first two epochs."""
+    """Return a text that changes with the order of the samples at the beginning of the first two epochs."""
     positions = np.arange(min(1000, len(sampler)))
     content = b"".join(sampler.order(epoch)(positions).tobytes() for epoch in (0, 1))
     return f"{len(sampler)} positions, {blake2b(content, digest_size=8).hexdigest()}"
 
 
-def make_plan(
-    data: Data, sampler: Sampler, length: Duration, shapes: Callable[[RunSpec], BatchSchedule] | None
-) -> ConstantPlan | StagedPlan:
-    """All batches of the run."""
-    with errors_at("data"):
-        plan = ConstantPlan(len(sampler), data.batch_size, length, data.drop_last)
-    if shapes is None:
-        return plan
-    with errors_at("shapes"):
-        layout = shapes(RunSpec(len(sampler), data.batch_size, length, world_size(), data.drop_last))
-        others = sorted({one.samples for stage in layout.stages for one in stage.cycle} - {data.batch_size})
-        if others and data.sampler is not None:
-            log.warning(
-                "data.sampler may group samples in batches of data.batch_size (%d); shapes takes batches of %s",
-                *(data.batch_size, listing([str(one) for one in others])),
-            )
-        return StagedPlan(len(sampler), layout.stages, layout.length, data.drop_last)
+def log_device_transforms(data: Data, size_multiple: int | None = None) -> None:
+    """Log which transforms run on the device, if some do."""
+    if data.augment_on == "device":
+        reader = BatchReader(data.train.source, data.train.transforms, data.mix, size_multiple=size_multiple)
+        log.info("data.augment_on: %s", describe_split(reader))
 
 
 def make_training_loader(
@@ -70,82 +168,29 @@ def make_training_loader(
     seed: int,
     device: torch.device,
     size_multiple: int | None = None,
-) -> Feeding:
-    """This process's slice of the batches of ``plan``, on ``device``; ``size_multiple`` as in
-    :class:`opabinia.contracts.Task`."""
-    reader = Reader(
-        *(_kept_decoded(data), data.train.transforms, data.mix, dataset_info, seed, rank()),
+) -> DeviceLoader:
+    """Build the loader of this rank's share of the batches of ``plan``; arguments as in :class:`TrainingBatches`."""
+    reader = BatchReader(
+        *(_cached_source(data), data.train.transforms, data.mix, dataset_info, seed, rank()),
         on_error="replace" if data.on_error == "skip" else "raise",
         size_multiple=size_multiple,
         reduced=data.decode == "reduced" or data.cache is not None,
     )
     requests = training_requests(plan, sampler.order, rank(), world_size())
-    load = partial(Loader, requests=requests, workers=data.workers, pin_memory=device.type == "cuda")
+    load = partial(Loader, requests=requests, num_workers=data.num_workers, pin_memory=device.type == "cuda")
     if data.augment_on == "workers":
-        return Feeding(load(reader), device)
-    return Feeding(load(noting(reader)), device, OnDevice(reader))
+        return DeviceLoader(load(reader), device)
+    return DeviceLoader(load(recording_reader(reader)), device, DeviceTransforms(reader))
 
 
-def _kept_decoded(data: Data) -> Source:
-    """The samples to train on, with decoded pictures kept if that is wanted."""
+def _cached_source(data: Data) -> Source:
     if data.cache is None:
         return data.train.source
     with errors_at("data.cache"):
-        return cached(data.train.source, data.cache, data.cache_size, "train")
+        return with_cache(data.train.source, data.cache, data.cache_size, "train")
 
 
-def tell_work(data: Data, size_multiple: int | None = None) -> None:
-    """Tell where training pictures are changed, if that is not only in the workers."""
-    if data.augment_on == "device":
-        reader = Reader(data.train.source, data.train.transforms, data.mix, size_multiple=size_multiple)
-        log.info("data.augment_on: %s", work_shared(reader))
-
-
-def fresh_batches(
-    data: Data,
-    dataset_info: DatasetInfo,
-    seed: int,
-    device: torch.device,
-    batch_size: int | None,
-    size_multiple: int | None,
-    name: str,
-    count: int,
-) -> Iterator[Batch]:
-    """Batches of this process that belong to no epoch, the same every time: of ``train``, unmixed and in an order of
-    their own, or of the validation set with this prefix, as far as it goes.
-
-    Raises:
-        ConfigError: there is no such set; told before any batch is asked for.
-    """
-    sets = {one.prefix: one for one in data.validation}
-    if name != "train" and name not in sets:
-        known = listing(["train", *sets])
-        raise ConfigError(Problem("", "hooks", f"there is no data set {name!r}; data sets: {known}"))
-    return _fresh(data, sets.get(name), dataset_info, seed, device, batch_size, size_multiple, count)
-
-
-def _fresh(
-    data: Data,
-    other: Stream | None,
-    dataset_info: DatasetInfo,
-    seed: int,
-    device: torch.device,
-    batch_size: int | None,
-    size_multiple: int | None,
-    count: int,
-) -> Iterator[Batch]:
-    own = hash32(FRESH, seed)
-    if other is None:
-        sampler, size = make_sampler(data, own), data.batch_size
-    else:
-        data = replace(data, train=other, drop_last=False, cache=None, cache_size=None)
-        sampler, size = EachOnce(len(data.train.source), own, False), batch_size or data.batch_size
-        count = min(count, -(-len(sampler) // size))
-    # Shares of whole batches: every process has as many, which layers that meet the others' need.
-    plan = ConstantPlan(len(sampler), size, Duration(count, "it"), data.drop_last)
-    loader: contracts.Loader = make_training_loader(
-        replace(data, mix=()), plan, sampler, dataset_info, own, device, size_multiple
-    )
+def _first_batches(loader: DeviceLoader, count: int) -> Iterator[Batch]:
     try:
         for row, batch in loader.iterate():
             if row.step >= count:

@@ -1,28 +1,51 @@
-"""The model and its optimizer, on the device."""
+"""The model of a run and its optimizer: built, checked, place on the device and spread over ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from opabinia.config import ConfigError, Problem
 from opabinia.config.build import errors_at
-from opabinia.contracts import Backbone, DatasetInfo, ParallelTask, Plan, Task
-from opabinia.models.norms import synchronise
-from opabinia.optim.groups import Groups, apply_factors, parameter_groups
+from opabinia.contracts import Backbone, DatasetInfo, ParallelTask, Plan, Schedules, Step, StepOptions, Task
+from opabinia.data import Data
+from opabinia.models.norms import convert_sync_batch_norm, split_batch_norms
+from opabinia.optim.groups import ParamGroups, apply_factors, parameter_groups
 from opabinia.optim.optimizers import fuse
-from opabinia.optim.schedules import scaled
-from opabinia.runtime.device import choose_device, set_arithmetic
-from opabinia.runtime.log import log
+from opabinia.optim.schedules import scale_lr
+from opabinia.runtime.device import choose_device, configure_backends
+from opabinia.runtime.log import log, log_to_file
 from opabinia.runtime.processes import world_size
 from opabinia.runtime.seeds import INIT, hash32, seed_sample
 from opabinia.training.settings import Training
 
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""Memory formats by number of dimensions: weights of image and of video networks."""
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models of a training run, on their device.
+
+    Attributes:
+        task: the model being trained.
+        ema: a copy that holds the exponential moving average of its weights; None without EMA.
+        parallel: runs ``task`` on several ranks; None on one.
+        splits_norms: whether batch norms follow the batch schedule.
+    """
+
+    task: Task
+    ema: Task | None
+    parallel: ParallelTask | None
+    splits_norms: bool
+
 
 def set_up(train: Training) -> tuple[torch.device, int]:
-    """The device, and the number of CPU threads.
+    """Set numerics and threads for this process; return its device and the number of CPU threads.
 
     Raises:
         ConfigError: this machine has no such device, or two settings exclude each other.
@@ -31,79 +54,88 @@ def set_up(train: Training) -> tuple[torch.device, int]:
         raise ConfigError(Problem("", "train.cudnn_benchmark", "cannot be true when train.deterministic is"))
     with errors_at("train.device"):
         device = choose_device(train.device)
-    threads = set_arithmetic(
-        deterministic=train.deterministic, cudnn_benchmark=train.cudnn_benchmark, threads=train.threads
+    threads = configure_backends(
+        deterministic=train.deterministic, cudnn_benchmark=train.cudnn_benchmark, threads=train.num_threads
     )
     return device, threads
 
 
 def make_task(task: Callable[[DatasetInfo], Task], dataset_info: DatasetInfo, seed: int) -> Task:
-    """The model with the weights that ``seed`` gives."""
+    """Build the model; its initial weights depend on ``seed`` alone."""
     seed_sample(hash32(INIT, seed))
     with errors_at("task"):
         return task(dataset_info)
 
 
-def prepared(task: Task, train: Training, device: torch.device) -> Task:
-    """The model on its device, as the settings want it there.
+def check_model(task: Task, train: Training, plan: Plan, data: Data) -> None:
+    """Check that every rank can train the model on its share of each batch.
 
     Raises:
-        ConfigError: nothing in it can compute its activations again.
+        ConfigError: a micro-batch or the share of a rank is too small for the losses of the task.
     """
-    if train.checkpoint_activations:
-        with errors_at("train.checkpoint_activations"):
-            backbones = [module for module in task.modules() if isinstance(module, Backbone)]
-            if not backbones:
-                raise ValueError("this task has no backbone that could compute its activations again")
-            for backbone in backbones:
-                backbone.checkpoint_activations()
-    return placed(task, train, device)
-
-
-def refuse_pieces(task: Task, train: Training, batch_size: int) -> None:
-    """Refuse micro-batches where the losses compare the samples of a batch with each other.
-
-    Raises:
-        ConfigError: a process's share of the batch would go through in pieces.
-    """
-    share = -(-batch_size // world_size())
-    if task.whole_batches and train.micro_batch is not None and train.micro_batch < share:
-        message = f"{train.micro_batch}: the losses of this task compare the {share} samples of a process's batch with "
-        remedy = "each other, so they cannot go through in pieces; train.checkpoint_activations saves memory, too"
-        raise ConfigError(Problem("", "train.micro_batch", message + remedy))
-
-
-def refuse_small_batches(task: Task, plan: Plan) -> None:
-    """Refuse batches, such as what is left at the end of an epoch, that have too few samples for the task.
-
-    Raises:
-        ConfigError: a process would get too few of one.
-    """
-    ends = {min(plan.epoch_start(epoch + 1), plan.total_steps) - 1 for epoch in range(plan.epochs)}
-    smallest = min((plan.row(step) for step in {0, *ends}), key=lambda row: row.count)
-    share = min(len(smallest.share(rank, world_size())) for rank in range(world_size()))
-    if share < task.least:
+    if task.compares_samples_of_class and data.sampler is None:
+        log.warning("data.sampler: losses compare samples of a class, of which a batch may hold few; see `identities`")
+    share = -(-data.batch_size // world_size())
+    if task.requires_full_batch and train.micro_batch_size is not None and train.micro_batch_size < share:
         message = (
-            f"{type(task).__name__} learns from {task.least} samples or more for each process, and of the batch of "
-            f"{smallest.count} at step {smallest.step + 1} one would get {share}: raise data.batch_size, or leave out "
+            f"{train.micro_batch_size}: the losses of this task compare all {share} samples of a rank's batch with "
+            "each other, so the batch cannot be split; train.activation_checkpointing saves memory, too"
+        )
+        raise ConfigError(Problem("", "train.micro_batch_size", message))
+    if not plan.total_steps:
+        return
+    last_steps = {min(plan.epoch_start(epoch + 1), plan.total_steps) - 1 for epoch in range(plan.epochs)}
+    smallest = min((plan.row(step) for step in {0, *last_steps}), key=lambda row: row.count)
+    share = min(len(smallest.share(rank, world_size())) for rank in range(world_size()))
+    if share < task.min_samples_per_rank:
+        message = (
+            f"{type(task).__name__} needs at least {task.min_samples_per_rank} samples per rank, and of the batch of "
+            f"{smallest.count} at step {smallest.step + 1} a rank would get {share}: raise data.batch_size, or drop "
             "the incomplete batch of an epoch with data.drop_last"
         )
         raise ConfigError(Problem("", "data.batch_size", message))
 
 
-def spread(models: Sequence[Task], train: Training, device: torch.device) -> ParallelTask | None:
-    """Spread models over processes and return what trains the first of them; nothing to do for one process."""
-    if world_size() == 1:
-        return None
-    if train.sync_batch_norm:
-        for model in models:
-            synchronise(model)
-    with errors_at("train.parallel"):
-        return train.parallel(models, device)
+def place_models(
+    task: Task, train: Training, device: torch.device, *, ema: bool, splits_norms: bool, teacher: Task | None = None
+) -> Models:
+    """Place the model and its EMA copy on the device and spread them over the ranks.
+
+    Args:
+        task: the model.
+        train: config section.
+        device: of this rank.
+        ema: copy the model for an exponential moving average of its weights.
+        splits_norms: batch norms follow the batch schedule.
+        teacher: the EMA that a distilled task learns from; it is spread in the same way.
+
+    Raises:
+        ConfigError: the task has no backbone for activation checkpointing, or cannot be parallelized as configured.
+    """
+    if splits_norms:
+        split_batch_norms(task, 1)  # replaces modules, so it comes before anything holds on to them
+    if train.activation_checkpointing:
+        with errors_at("train.activation_checkpointing"):
+            backbones = [module for module in task.modules() if isinstance(module, Backbone)]
+            if not backbones:
+                raise ValueError("this task has no backbone that could recompute its activations")
+            for backbone in backbones:
+                backbone.checkpoint_activations()
+    place(task, train, device)
+    ema_task = copy.deepcopy(task) if ema else None
+    models = [task, *(model for model in (ema_task, teacher) if model is not None)]
+    parallel = None
+    if world_size() > 1:
+        for model in models if train.sync_batch_norm else ():
+            convert_sync_batch_norm(model)
+        with errors_at("train.parallel"):
+            parallel = train.parallel(models, device)
+    log_to_file("model", str(task))
+    return Models(task, ema_task, parallel, splits_norms)
 
 
-def placed(task: Task, train: Training, device: torch.device) -> Task:
-    """The model on its device in the memory layout of training, so that an evaluation computes the same digits."""
+def place(task: Task, train: Training, device: torch.device) -> Task:
+    """Move the model to its device in the memory format of training, so that evaluation computes the same digits."""
     task.to(device)
     if train.channels_last:
         for tensor in (*task.parameters(), *task.buffers()):
@@ -112,17 +144,13 @@ def placed(task: Task, train: Training, device: torch.device) -> Task:
     return task
 
 
-CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""By the number of dimensions: of images, and of clips."""
-
-
 def compile_modules(task: Task, device: torch.device) -> None:
-    """Compile the modules a task is made of, in place; without a working compiler tell it and leave them."""
+    """Compile the task's child modules in place; without a working compiler log a warning and change nothing."""
     try:
         torch.compile(torch.neg)(torch.ones(1, device=device))
     except Exception as error:  # many kinds: no compiler, no headers, a broken cache
         reason = (str(error) or type(error).__name__).strip().splitlines()[0]
-        log.warning("train.compile: this machine cannot compile (%s); going on without", reason)
+        log.warning("train.compile: this machine cannot compile (%s); continuing without", reason)
         return
     for module in task.children():
         module.compile()
@@ -131,24 +159,39 @@ def compile_modules(task: Task, device: torch.device) -> None:
 def make_optimizer(
     optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer],
     task: Task,
-    groups: Groups | None,
+    param_groups: ParamGroups | None,
     train: Training,
     batch_size: int,
 ) -> torch.optim.Optimizer:
-    """The optimizer of the task's trainable parameters, with its rates as groups and batch want them."""
-    with errors_at("groups"):
-        found = parameter_groups(task, groups)
-    if not found:
-        raise ConfigError(Problem("", "task", "no parameter of it is to be trained"))
+    """Build the optimizer of the trainable parameters, with the learning rates of their groups and the batch size."""
+    with errors_at("param_groups"):
+        groups = parameter_groups(task, param_groups)
+    if not groups:
+        raise ConfigError(Problem("", "task", "none of its parameters is trainable"))
     with errors_at("optimizer"):
-        made = optimizer(found)
-        fuse(made)
-    per = train.lr_batch_size
-    apply_factors(made, scaled(1.0, batch_size, per, train.lr_scaling) if per else 1.0)
-    if per or groups:
-        for group in made.param_groups:
+        built = optimizer(groups)
+        fuse(built)
+    tuned_for = train.lr_batch_size
+    apply_factors(built, scale_lr(1.0, batch_size, tuned_for, train.lr_scaling) if tuned_for else 1.0)
+    if tuned_for or param_groups:
+        for group in built.param_groups:
             log.info(
                 "%d parameters: lr %g, weight decay %g",
                 *(len(group["params"]), group["lr"], group.get("weight_decay", 0.0)),
             )
-    return made
+    return built
+
+
+def make_step(
+    models: Models,
+    optimizer: torch.optim.Optimizer,
+    schedules: Schedules,
+    train: Training,
+    seed: int,
+) -> Step:
+    """Build the step that turns batches into updates of ``models.task``."""
+    with errors_at("train.step"):
+        options = StepOptions(
+            seed, train.precision, train.micro_batch_size, train.check_losses, train.on_nonfinite == "skip"
+        )
+        return train.step(models.parallel or models.task, optimizer, schedules, options)

@@ -1,66 +1,84 @@
-"""The course of a run: what is odd about it, and what must not change when it goes on."""
+"""Checks that a resumed run continues the run it was, and the values that a checkpoint stores for them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from opabinia.config import ConfigError, Problem
-from opabinia.contracts import Clock, Plan, Schedule
-from opabinia.data.sampling.batches import StagedPlan
+from opabinia.contracts import Clock, Plan
 from opabinia.engine.checkpointing.checkpoint import Snapshot
-from opabinia.runtime.durations import Duration
+from opabinia.runtime.environment import library_versions
 from opabinia.runtime.log import log
-from opabinia.training.settings import Training
+from opabinia.runtime.processes import world_size
+from opabinia.training.loaders import TrainingBatches, order_fingerprint
+from opabinia.training.samples import fingerprint
+
+_FIXED = {
+    "seed": "seed",
+    "global_batch_size": "data.batch_size",
+    "data": "data.train.source",
+    "shuffle": "data.shuffle",
+}
+"""Values of a checkpoint that determine the order of the samples, and the config keys they come from."""
 
 
-def splits_norms(plan: Plan, train: Training) -> bool:
-    """Whether batch norms are to see a process's share of the batch in parts, or with those of other processes, at some
-    time of the run. Those that are synchronised take their statistics over the whole batch."""
-    stages = plan.stages if isinstance(plan, StagedPlan) else ()
-    return not train.sync_batch_norm and any(stage.splits > 1 or stage.processes > 1 for stage in stages)
+def describe_run(batches: TrainingBatches, threads: int) -> dict[str, Any]:
+    """Return the values that every checkpoint of a run stores, as JSON types.
+
+    Args:
+        batches: the training data and its order.
+        threads: CPU threads of each process.
+    """
+    data = batches.data
+    return {
+        "seed": batches.seed,
+        "global_batch_size": data.batch_size,
+        "data": fingerprint(data.train.source),
+        "shuffle": data.shuffle,
+        "order": order_fingerprint(batches.sampler),
+        "facts": asdict(batches.dataset_info),
+        "source_channels": data.train.source.channels,
+        "world_size": world_size(),
+        "threads": threads,
+        "versions": library_versions(),
+    }
 
 
-def warn_of_odd_lengths(plan: Plan, schedule: Schedule, batch_size: int, samples: int) -> None:
-    """What can be meant, as in a short trial of a long recipe, but seldom is."""
-    if batch_size > samples:
-        log.warning("data.batch_size is %d, but there are %d samples: a batch is all of them", batch_size, samples)
-    warmup = getattr(schedule, "keywords", {}).get("warmup")
-    if isinstance(warmup, Duration) and Clock.at(plan, 0).steps(warmup) >= plan.total_steps > 0:
-        log.warning("schedule.warmup (%s) is not over before the run is: lr never reaches its peak", warmup)
+def check_same_run(snapshot: Snapshot, description: Mapping[str, Any], plan: Plan) -> None:
+    """Check that nothing changed on which the order of the samples depends, and warn of what may change last bits.
 
-
-def check_same_run(snapshot: Snapshot, about: Mapping[str, Any], plan: Plan) -> None:
-    """What must not change between a checkpoint and its continuation, because the order of the data hangs on it.
+    Args:
+        snapshot: the checkpoint to resume.
+        description: :func:`describe_run` of the resumed run.
+        plan: all batches of the resumed run.
 
     Raises:
-        ConfigError: seed, batches or data differ, or the run would be over before.
+        ConfigError: seed, batch size, data or their order differ, or the run would end before the checkpoint.
     """
-    keys = {
-        "seed": "seed",
-        "global_batch_size": "data.batch_size",
-        "data": "data.train.source",
-        "shuffle": "data.shuffle",
-    }
-    if all(snapshot.state.get(key) == about[key] for key in keys):
+    keys = _FIXED
+    if all(snapshot.state.get(key) == description[key] for key in keys):
         keys = {"order": "data.sampler"}
     problems = [
         Problem(
-            "", path, f"a resumed run keeps its course: the checkpoint has {snapshot.state.get(key)!r}, the config "
-            f"gives {about[key]!r}; go on with the former or begin a new run"
+            "", path, f"a resumed run cannot change this: the checkpoint has {snapshot.state.get(key)!r}, the config "
+            f"gives {description[key]!r}; use the value of the checkpoint or begin a new run"
         )
         for key, path in keys.items()
-        if snapshot.state.get(key) != about[key]
+        if snapshot.state.get(key) != description[key]
     ]  # fmt: skip
     clock = Clock.at(plan, min(snapshot.step, plan.total_steps))
     if clock.step < snapshot.step:
         message = f"the checkpoint is at step {snapshot.step}, and the run would end at step {plan.total_steps}"
         problems.append(Problem("", "train.length", message))
     elif not problems and (clock.epoch, clock.samples) != (snapshot.state["epoch"], snapshot.state["samples"]):
-        message = f"step {snapshot.step} would not be where it was in the data: the batches of an epoch are others"
+        message = f"step {snapshot.step} would be at another position in the data: the batches of an epoch differ"
         problems.append(Problem("", "data", message))
     if problems:
         raise ConfigError(problems)
     for key in ("world_size", "threads", "versions"):
-        if snapshot.state[key] != about[key]:
-            log.warning("%s: %s when saved, %s now; the last bits may differ", key, snapshot.state[key], about[key])
+        if snapshot.state[key] != description[key]:
+            log.warning(
+                "%s: %s when saved, %s now; the last bits may differ", key, snapshot.state[key], description[key]
+            )

@@ -1,4 +1,4 @@
-"""What a data set holds: its facts, its first samples, and a text that changes with it."""
+"""The description of a dataset, its first samples, and a text that changes with it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,20 @@ from typing import Literal
 import numpy as np
 
 from opabinia.config import ConfigError, Problem
-from opabinia.contracts import Batch, DatasetInfo, Row, Source
+from opabinia.contracts import (
+    Batch,
+    DatasetInfo,
+    DetectionSource,
+    FingerprintedSource,
+    GlobalBatch,
+    IdentitySource,
+    LabeledSource,
+    MultiLabelSource,
+    QuerySource,
+    Source,
+)
 from opabinia.data import Stream
-from opabinia.data.loader import DataError, Reader, Request
+from opabinia.data.loader import BatchReader, DataError, Request
 
 
 def first_samples(
@@ -20,77 +31,86 @@ def first_samples(
     size_multiple: int | None = None,
     shape: tuple[int, ...] | None = None,
 ) -> Batch:
-    """The first samples of a data set as a batch, as they come out of the transforms.
+    """Return the first samples of a dataset as a batch, after the transforms.
 
     Args:
-        stream: the data set; it is not empty.
-        count: how many.
-        skip: pass over samples that cannot be read.
+        stream: the dataset; it is not empty.
+        count: number of samples.
+        skip: skip samples that cannot be read.
         size_multiple: as in :class:`opabinia.contracts.Task`.
-        shape: as in :class:`opabinia.contracts.Row`.
+        shape: as in :class:`opabinia.contracts.GlobalBatch`.
 
     Raises:
-        DataError: one of them cannot be read; with ``skip``, none of all can.
+        DataError: one of them cannot be read; with ``skip``, none of the dataset can.
     """
-    on_error: Literal["raise", "leave_out"] = "leave_out" if skip else "raise"
-    reader = Reader(stream.source, stream.transforms, on_error=on_error, size_multiple=size_multiple)
+    on_error: Literal["raise", "skip"] = "skip" if skip else "raise"
+    reader = BatchReader(stream.source, stream.transforms, on_error=on_error, size_multiple=size_multiple)
     samples = len(stream.source)
     for first in range(0, samples, count):
-        numbers = np.arange(first, min(first + count, samples))
-        row = Row(step=0, epoch=0, first=first, count=len(numbers), shape=shape)
-        batch = reader.read(Request(row, numbers, numbers)).batch
+        indices = np.arange(first, min(first + count, samples))
+        row = GlobalBatch(step=0, epoch=0, first=first, count=len(indices), shape=shape)
+        batch = reader.read(Request(row, indices, indices)).batch
         if batch is not None:
             return batch
     raise DataError(f"none of the {samples} samples can be read")
 
 
 def read_dataset_info(stream: Stream, *, skip: bool = False) -> DatasetInfo:
-    """What parts may know of a data set. Channels are those of its first sample, as it comes out of the transforms."""
+    """Describe a dataset. The channels are those of its first sample after the transforms.
+
+    Raises:
+        ConfigError: a label of the source is not one of its classes.
+    """
     source = stream.source
-    _refuse_wrong_labels(source)
+    _check_labels(source)
     channels = source.channels
     if len(source):
         first = first_samples(stream, 1, skip=skip)
         image = first["views"][0] if "views" in first else first.get("image")
         channels = image.shape[-3 if image.ndim > 3 else 1] if image is not None else channels
+    queries = source.queries if isinstance(source, QuerySource) else ()
+    identity = source if isinstance(source, IdentitySource) else None
+    detection = source if isinstance(source, DetectionSource) else None
     return DatasetInfo(
         samples=len(source),
         channels=channels,
         classes=tuple(source.classes),
-        multi_label=bool(getattr(source, "multi_label", False)),
-        cameras=int(getattr(source, "camera_count", 0)),
-        views=int(getattr(source, "view_count", 0)),
-        queries=len(np.unique(getattr(source, "queries", ()))) == 2,  # all are queries, or none: nothing is set apart
-        boxes=bool(getattr(source, "has_boxes", False)),
-        masks=bool(getattr(source, "has_masks", False)),
-        keypoints=tuple(getattr(source, "keypoints", ())),
-        category_ids=tuple(getattr(source, "category_ids", ())),
-        frequencies=tuple(getattr(source, "frequencies", ())),
+        multi_label=isinstance(source, MultiLabelSource) and source.multi_label,
+        cameras=identity.camera_count if identity else 0,
+        views=identity.view_count if identity else 0,
+        queries=len(np.unique(queries)) == 2,  # all are queries, or none: there is no gallery
+        boxes=detection.has_boxes if detection else False,
+        masks=detection.has_masks if detection else False,
+        keypoints=tuple(detection.keypoints) if detection else (),
+        category_ids=tuple(detection.category_ids) if detection else (),
+        frequencies=tuple(detection.frequencies) if detection else (),
     )
 
 
-def _refuse_wrong_labels(source: Source) -> None:
-    """Tell labels that are no class, where a source tells its labels.
+def _check_labels(source: Source) -> None:
+    """Check the labels of a source that knows them.
 
     Raises:
-        ConfigError: there are some; the first of them is named.
+        ConfigError: some are not one of the classes; the first of them is named.
     """
-    labels = np.asarray(getattr(source, "labels", ()))
+    labels = np.asarray(source.labels if isinstance(source, LabeledSource) else ())
     classes = len(source.classes)
     if not labels.size or not classes:
         return
-    right = (labels >= 0) & (labels < classes) if labels.ndim == 1 else (labels == 0) | (labels == 1)
+    valid = (labels >= 0) & (labels < classes) if labels.ndim == 1 else (labels == 0) | (labels == 1)
     if labels.ndim == 2 and labels.shape[1] != classes:
         message = f"its samples have {labels.shape[1]} labels each, there are {classes} classes"
         raise ConfigError(Problem("", "data", f"{type(source).__name__}: {message}"))
-    if not right.all():
-        at = tuple(int(place) for place in np.argwhere(~right)[0])
+    if not valid.all():
+        index = tuple(int(number) for number in np.argwhere(~valid)[0])
         expected = f"0 to {classes - 1} for {classes} classes" if labels.ndim == 1 else "0 or 1"
-        message = f"sample {at[0]} has the label {labels[at]}, expected {expected} ({int((~right).sum())} are wrong)"
+        wrong = int((~valid).sum())
+        message = f"sample {index[0]} has the label {labels[index]}, expected {expected} ({wrong} are wrong)"
         raise ConfigError(Problem("", "data", f"{type(source).__name__}: {message}"))
 
 
 def fingerprint(source: Source) -> str:
-    """Tells whether two sources hold the same samples in the same order, as far as the source can say."""
-    own = getattr(source, "fingerprint", None)
-    return str(own() if callable(own) else f"{len(source)} samples, {len(source.classes)} classes")
+    """Return a text that differs for sources with other samples or another order, as far as the source can tell."""
+    if isinstance(source, FingerprintedSource):
+        return str(source.fingerprint())
+    return f"{len(source)} samples, {len(source.classes)} classes"

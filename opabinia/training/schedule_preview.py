@@ -1,4 +1,4 @@
-"""The batches of a run before its first step: which shapes when, and what they cost; as rows, and as a picture."""
+"""The batches of a run before its first step: their shapes over time and their cost, as a table and as a chart."""
 
 from __future__ import annotations
 
@@ -12,193 +12,178 @@ from PIL import Image
 
 from opabinia.config.build import errors_at
 from opabinia.contracts import BatchSchedule, BatchShape, Clock, Plan, RunSpec, Schedule, Stage
-from opabinia.data.collate import is_of_clips
+from opabinia.data.collate import is_clip_shape
 from opabinia.data.sampling.batches import ConstantPlan, StagedPlan
 from opabinia.training.loaders import make_sampler
-from opabinia.visualization.drawing import Panel, line_chart
+from opabinia.visualization.drawing import ChartPanel, line_chart
+
+_CURVE_POINTS = 400
 
 
-class Line(NamedTuple):
+class PreviewRow(NamedTuple):
     """Epochs with the same batches.
 
     Attributes:
         begin, end: in epochs; the run may end within one.
         steps: of the optimizer.
-        stage: the batches; of a run without ``shapes`` they have no shape.
-        a_step: what a step costs, in steps of the baseline. The cost is the pixels of all frames of all samples.
-        in_all: what all of them cost, as a share of the baseline's run.
+        stage: the batches; without ``shapes`` they have no image size.
+        step_cost: of one step, in steps of the baseline. The cost is the pixels of all frames of all samples.
+        cost_share: of all steps, as a share of the baseline's run.
     """
 
     begin: int
     end: float
     steps: int
     stage: Stage
-    a_step: float
-    in_all: float
+    step_cost: float
+    cost_share: float
 
 
 @dataclass(frozen=True)
-class Timetable:
-    """A run beside its baseline, which sees the largest of its shapes in all of its steps.
+class SchedulePreview:
+    """A run and its baseline, which has the largest of its shapes in all of its steps.
 
     Attributes:
-        lines: one after the other.
+        rows: one after the other.
         plan: of the run.
         baseline: the plan of the run without ``shapes``.
     """
 
-    lines: tuple[Line, ...]
+    rows: tuple[PreviewRow, ...]
     plan: Plan
     baseline: ConstantPlan
 
     @property
-    def fewer_steps(self) -> float:
-        """How many times as many steps the baseline has."""
+    def step_ratio(self) -> float:
+        """Steps of the baseline per step of the run."""
         return self.baseline.total_steps / self.plan.total_steps
 
     @property
-    def cheaper(self) -> float:
-        """How many times as many pixels it computes, which is close to the saving of time where reading keeps up."""
-        return 1 / sum(line.in_all for line in self.lines)
+    def pixel_ratio(self) -> float:
+        """Pixels of the baseline per pixel of the run: close to the saving of time where the loader keeps up."""
+        return 1 / sum(row.cost_share for row in self.rows)
+
+    @property
+    def savings(self) -> str:
+        """Both ratios in words."""
+        return f"{self.step_ratio:.2f} times fewer steps, {self.pixel_ratio:.2f} times fewer pixels"
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
-
-
-def timetable(plan: ConstantPlan | StagedPlan, baseline: ConstantPlan) -> Timetable:
-    """What a run does, by arithmetic, with the incomplete batches at the ends of epochs.
+def preview_of_plan(plan: ConstantPlan | StagedPlan, baseline: ConstantPlan) -> SchedulePreview:
+    """Compute the preview of a plan, incomplete batches at the ends of epochs included.
 
     Raises:
-        ValueError: one of the two has no steps.
+        ValueError: one of the two plans has no steps.
     """
-    for one in (plan, baseline):
-        if not one.total_steps:
-            raise ValueError(f"{one.length} is a run without a single step")
+    for each in (plan, baseline):
+        if not each.total_steps:
+            raise ValueError(f"{each.length} is a run without a single step")
     stages = plan.stages if isinstance(plan, StagedPlan) else (Stage(plan.epochs, (BatchShape(plan.batch_size),)),)
-    full = max(math.prod(one.shape or ()) for stage in stages for one in stage.cycle)
-    of_baseline = baseline.samples_before(baseline.total_steps) * full
+    largest = max(math.prod(shape.shape or ()) for stage in stages for shape in stage.cycle)
+    baseline_pixels = baseline.samples_before(baseline.total_steps) * largest
     starts = [0, *accumulate(stage.epochs for stage in stages[:-1])]
     ends = [*starts[1:], math.inf]
-    lines = []
+    rows = []
     for stage, begin, end in zip(stages, starts, ends, strict=True):
         first = plan.epoch_start(begin)
         if first >= plan.total_steps:
             break
         last = plan.total_steps if end >= plan.epochs else plan.epoch_start(int(end))
-        pixels = _pixels(plan, begin, last - first, full)
-        a_step = pixels / (last - first) / (baseline.batch_size * full)
-        lines.append(Line(begin, _epochs(plan, last), last - first, stage, a_step, pixels / of_baseline))
-    return Timetable(tuple(lines), plan, baseline)
+        pixels, steps = _pixels(plan, begin, last - first, largest), last - first
+        end_epoch = round(Clock.at(plan, last).epochs_done, 3)
+        step_cost = pixels / steps / (baseline.batch_size * largest)
+        rows.append(PreviewRow(begin, end_epoch, steps, stage, step_cost, pixels / baseline_pixels))
+    return SchedulePreview(tuple(rows), plan, baseline)
 
 
-def _pixels(plan: Plan, epoch: int, steps: int, full: int) -> int:
-    """In so many steps from an epoch on, all of whose epochs are alike."""
+def _pixels(plan: Plan, epoch: int, steps: int, largest: int) -> int:
+    """Pixels of so many steps from an epoch on, all of whose epochs are alike."""
     first = plan.epoch_start(epoch)
     epochs, rest = divmod(steps, plan.epoch_start(epoch + 1) - first)
 
-    def seen(count: int) -> int:
+    def pixels_of(count: int) -> int:
         rows = map(plan.row, range(first, first + count))
-        return sum(row.count * (full if row.shape is None else math.prod(row.shape)) for row in rows)
+        return sum(row.count * (largest if row.shape is None else math.prod(row.shape)) for row in rows)
 
-    return (epochs * seen((steps - rest) // epochs) if epochs else 0) + seen(rest)
-
-
-def _epochs(plan: Plan, step: int) -> float:
-    """Epochs done after so many steps."""
-    return round(Clock.at(plan, step).epochs_done, 3)
+    return (epochs * pixels_of((steps - rest) // epochs) if epochs else 0) + pixels_of(rest)
 
 
-def timetable_of(parts: Mapping[str, Any], processes: int = 1) -> Timetable:
-    """The timetable of a config.
+def schedule_preview(parts: Mapping[str, Any], processes: int = 1) -> SchedulePreview:
+    """Compute the preview of a config.
 
     Args:
-        parts: the built parameters of :func:`opabinia.training.session.train`. The samples of the data are counted,
-            not read.
-        processes: that would train.
+        parts: the fields of :class:`opabinia.training.session.TrainingRun`. The samples are counted, not read.
+        processes: world size of the run.
 
     Raises:
-        ConfigError: the batches cannot be made, or there are none.
+        ConfigError: the batches cannot be planned, or there are none.
     """
     data, length, shapes = parts["data"], parts["train"].length, parts["shapes"]
     samples = len(make_sampler(data, 0))
     with errors_at("data"):
-        plain = ConstantPlan(samples, data.batch_size, length, data.drop_last)
+        constant = ConstantPlan(samples, data.batch_size, length, data.drop_last)
     if shapes is None:
         with errors_at("train.length"):
-            return timetable(plain, plain)
+            return preview_of_plan(constant, constant)
     with errors_at("shapes"):
-        layout: BatchSchedule = shapes(RunSpec(samples, data.batch_size, length, processes, data.drop_last))
-        plan = StagedPlan(samples, layout.stages, layout.length, data.drop_last)
-        return timetable(plan, replace(plain, length=layout.baseline or length))
+        schedule: BatchSchedule = shapes(RunSpec(samples, data.batch_size, length, processes, data.drop_last))
+        plan = StagedPlan(samples, schedule.stages, schedule.length, data.drop_last)
+        return preview_of_plan(plan, replace(constant, length=schedule.baseline or length))
 
 
-# --- as a picture -----------------------------------------------------------------------------------------------------
+# --- as a chart -------------------------------------------------------------------------------------------------------
 
 
-def panels(table: Timetable, schedule: Schedule) -> list[Panel]:
-    """Frames, size, batch and learning rate over epochs; of a short cycle a line for each of its batches.
+def chart_panels(preview: SchedulePreview, schedule: Schedule) -> list[ChartPanel]:
+    """Return curves of frames, image size, batch size and learning rate over epochs.
+
+    A short cycle has a curve for each of its batches.
 
     Args:
-        table: of the run.
+        preview: of the run.
         schedule: of the learning rate, which the shapes multiply further.
     """
-    shapes = [Panel(name, _stairs(table, value)) for name, value in _OF_BATCHES.items()]
+    values: dict[str, Callable[[BatchShape], int | None]] = {
+        "frames": lambda batch: batch.shape[0] if batch.shape and is_clip_shape(batch.shape) else None,
+        "size in pixels": lambda batch: batch.shape[-1] if batch.shape else None,
+    }
+    panels = [ChartPanel(name, _steps(preview, value)) for name, value in values.items()]
     return [
-        *(panel for panel in shapes if any(panel.lines)),
-        Panel("samples in a batch", _stairs(table, lambda one: one.samples), log=True),
-        Panel("learning rate, times that of the optimizer", [_rates(table, schedule)], log=True),
+        *(panel for panel in panels if any(panel.lines)),
+        ChartPanel("batch size", _steps(preview, lambda batch: batch.samples), log=True),
+        ChartPanel("learning rate / optimizer.lr", [_learning_rates(preview, schedule)], log=True),
     ]
 
 
-def saved(table: Timetable) -> str:
-    """How much less than the baseline's it is, in words."""
-    return f"{table.fewer_steps:.2f} times fewer steps, {table.cheaper:.2f} times fewer pixels"
-
-
-def drawn(table: Timetable, schedule: Schedule, title: str = "") -> Image.Image:
-    """The panels in a picture; what is saved stands in its title."""
+def draw_preview(preview: SchedulePreview, schedule: Schedule, title: str = "") -> Image.Image:
+    """Draw the panels as an image, with the savings in its title."""
     return line_chart(
-        panels(table, schedule),
-        title=f"{title}: {saved(table)}" if title else saved(table),
+        chart_panels(preview, schedule),
+        title=f"{title}: {preview.savings}" if title else preview.savings,
         across="epochs",
-        end=table.lines[-1].end,
-        marks=[line.begin for line in table.lines[1:]],
+        end=preview.rows[-1].end,
+        marks=[row.begin for row in preview.rows[1:]],
     )
 
 
-def _frames(one: BatchShape) -> int | None:
-    return one.shape[0] if one.shape and is_of_clips(one.shape) else None
+def _steps(preview: SchedulePreview, value: Callable[[BatchShape], int | None]) -> list[list[tuple[float, float]]]:
+    """A step curve for each batch of the cycles that has the value."""
+    longest = max(len(row.stage.cycle) for row in preview.rows)
+    curves: list[list[tuple[float, float]]] = [[] for _ in range(longest)]
+    for row in preview.rows:
+        for number, curve in enumerate(curves):
+            if (height := value(row.stage.cycle[number % len(row.stage.cycle)])) is not None:
+                curve += [(row.begin, height), (row.end, height)]
+    return curves
 
 
-def _size(one: BatchShape) -> int | None:
-    return one.shape[-1] if one.shape else None
-
-
-_OF_BATCHES = {"frames": _frames, "size in pixels": _size}
-
-
-def _stairs(table: Timetable, value: Callable[[BatchShape], int | None]) -> list[list[tuple[float, float]]]:
-    """A line for each place in the cycles, where batches have such a value."""
-    most = max(len(line.stage.cycle) for line in table.lines)
-    lines: list[list[tuple[float, float]]] = [[] for _ in range(most)]
-    for line in table.lines:
-        cycle = line.stage.cycle
-        for number, places in enumerate(lines):
-            if (found := value(cycle[number % len(cycle)])) is not None:
-                places += [(line.begin, found), (line.end, found)]
-    return lines
-
-
-_PLACES = 400
-
-
-def _rates(table: Timetable, schedule: Schedule) -> list[tuple[float, float]]:
+def _learning_rates(preview: SchedulePreview, schedule: Schedule) -> list[tuple[float, float]]:
     """The learning rate at even distances, and on both sides of each change of the shapes."""
-    total = table.plan.total_steps
-    edges = accumulate(line.steps for line in table.lines)
-    steps = {*range(0, total, max(1, total // _PLACES)), *(one + side for one in edges for side in (-1, 0))}
+    total = preview.plan.total_steps
+    edges = accumulate(row.steps for row in preview.rows)
+    steps = {*range(0, total, max(1, total // _CURVE_POINTS)), *(edge + side for edge in edges for side in (-1, 0))}
     rates = []
-    for step in sorted(one for one in steps if one < total):
-        clock = Clock.at(table.plan, step)
-        rates.append((clock.epochs_done, schedule(clock) * table.plan.row(step).lr_factor))
+    for step in sorted(step for step in steps if step < total):
+        clock = Clock.at(preview.plan, step)
+        rates.append((clock.epochs_done, schedule(clock) * preview.plan.row(step).lr_factor))
     return rates

@@ -1,13 +1,13 @@
-"""Training: where parts come together, and where the order of construction matters."""
+"""A training run, built from the parts of a config. The order of construction matters and is written here alone."""
 
 from __future__ import annotations
 
-import copy
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,90 +16,83 @@ from opabinia.config.build import errors_at
 from opabinia.contracts import (
     Clock,
     DatasetInfo,
+    Hook,
     HookPart,
     LoggerPart,
     OptimizerPart,
     Plan,
+    Schedule,
     SchedulePart,
+    Schedules,
     ShapesPart,
-    StepOptions,
     Task,
     TaskPart,
 )
 from opabinia.data import Data
 from opabinia.data.sampling.batches import StagedPlan
 from opabinia.engine.checkpointing.checkpoint import Snapshot
-from opabinia.engine.hooks import (
-    Bottleneck,
-    EmaHook,
-    Eta,
-    Evaluate,
-    LogMetrics,
-    LogSamples,
-    SaveCheckpoint,
-    Timer,
-    in_order,
-)
 from opabinia.engine.hooks.batch_schedule import ApplyBatchSchedule
+from opabinia.engine.hooks.bottleneck import Bottleneck
+from opabinia.engine.hooks.ema import EmaHook
+from opabinia.engine.hooks.eta import Eta
+from opabinia.engine.hooks.evaluate import Evaluate
+from opabinia.engine.hooks.log_metrics import LogMetrics, LogSamples
+from opabinia.engine.hooks.order import order_hooks
+from opabinia.engine.hooks.save_checkpoint import SaveCheckpoint
+from opabinia.engine.hooks.timer import Timer
 from opabinia.engine.loggers.metrics_log import MetricsLogger
-from opabinia.engine.loggers.terminal import TensorBoard, Terminal
+from opabinia.engine.loggers.tensorboard import TensorBoard
+from opabinia.engine.loggers.terminal import Terminal
 from opabinia.engine.loop.trainer import Trainer
-from opabinia.models.norms import split_norms
-from opabinia.models.weights.init import Init, initialise
+from opabinia.models.weights.init import Init, initialize
 from opabinia.optim.ema import Ema
-from opabinia.optim.groups import Groups
+from opabinia.optim.groups import ParamGroups
 from opabinia.optim.schedules import constant
-from opabinia.runtime.environment import describe_environment, library_versions
-from opabinia.runtime.log import log, log_in_full
+from opabinia.runtime.durations import Duration
+from opabinia.runtime.environment import describe_environment
+from opabinia.runtime.log import log, log_to_file
 from opabinia.runtime.processes import is_rank_zero, rank, world_size
-from opabinia.runtime.seeds import draw_seed, generators_kept
+from opabinia.runtime.seeds import draw_seed, preserve_generators
 from opabinia.runtime.signals import Stopped
-from opabinia.tasks.distillation import Distill, distilled, make_teacher, own_average
-from opabinia.training.loaders import (
-    fresh_batches,
-    make_plan,
-    make_sampler,
-    make_training_loader,
-    order_fingerprint,
-    tell_work,
-)
+from opabinia.tasks.distillation import Distill, add_teachers, build_teacher, ema_teacher
+from opabinia.training.loaders import TrainingBatches, log_device_transforms, plan_training, splits_norms
 from opabinia.training.model import (
+    Models,
+    check_model,
     compile_modules,
     make_optimizer,
+    make_step,
     make_task,
-    prepared,
-    refuse_pieces,
-    refuse_small_batches,
+    place_models,
     set_up,
-    spread,
 )
-from opabinia.training.resume_checks import check_same_run, splits_norms, warn_of_odd_lengths
-from opabinia.training.samples import fingerprint, first_samples, read_dataset_info
+from opabinia.training.resume_checks import check_same_run, describe_run
+from opabinia.training.samples import first_samples
 from opabinia.training.settings import Checkpointing, Evaluation, Seed, Training
-from opabinia.training.summary import lines_of, one_sample, told_data, told_device, told_length, told_model
-from opabinia.training.trained_model import load_trained
-from opabinia.training.validation import (
-    make_best,
-    make_validation,
-    own_periods,
-    refuse_other_classes,
-    scores_offered,
-    with_average,
+from opabinia.training.summary import (
+    align_lines,
+    describe_data,
+    describe_device,
+    describe_length,
+    describe_model,
+    use_first_view,
 )
+from opabinia.training.trained_model import load_trained
+from opabinia.training.validation import EvaluationPlan, make_best, plan_evaluation
 
 
 @dataclass(frozen=True)
 class Session:
-    """What a run is given that is not config.
+    """The arguments of a training run that are not part of its config.
 
     Attributes:
         folder: the run folder; it exists.
-        resume: the checkpoint to go on from.
-        interrupted: asked after every step why to stop; None to go on.
-        begin: called with ``resume`` when everything is built and fits together, right before the first step.
-        left_out: numbers of batches that are not trained, beside those that ``resume`` knows.
-        began: when it began, in seconds of ``time.monotonic``.
-        title: what it is, in words; with it the log begins with a summary.
+        resume: the checkpoint to resume from; None begins a new run.
+        interrupted: called after every step; returns why the run must stop, or None.
+        begin: called with ``resume`` when everything is built and checked, right before the first step.
+        left_out: batches (by step, from 0) to skip, in addition to those that ``resume`` lists.
+        start_time: start time, in seconds of ``time.monotonic``.
+        title: description of the run; with it the log begins with a summary.
     """
 
     folder: Path
@@ -107,219 +100,277 @@ class Session:
     interrupted: Callable[[], str | None] = lambda: None
     begin: Callable[[Snapshot | None], None] = lambda resume: None
     left_out: frozenset[int] = frozenset()
-    began: float = field(default_factory=time.monotonic)
+    start_time: float = field(default_factory=time.monotonic)
     title: str = ""
 
+    def all_left_out(self) -> frozenset[int]:
+        """Return the batches to skip, those of the checkpoint included."""
+        return self.left_out.union(self.resume.state.get("left_out", ()) if self.resume else ())
 
-@register.command
-def train(
-    session: Session,
-    /,
-    *,
-    task: TaskPart,
-    init: Init | None = None,
-    distill: Distill | None = None,
-    data: Data,
-    shapes: ShapesPart | None = None,
-    optimizer: OptimizerPart,
-    groups: Groups | None = None,
-    schedule: SchedulePart = constant,
-    schedules: dict[str, SchedulePart] | None = None,
-    train: Training,
-    ema: Ema | None = None,
-    evaluate: Evaluation,
-    checkpoint: Checkpointing,
-    hooks: dict[str, HookPart] | None = None,
-    writers: list[LoggerPart] = [Terminal, TensorBoard],  # noqa: B006 (never changed)
-    seed: Seed | None = None,
-) -> dict[str, float]:
-    """Train a task and return its final scores, such as ``{"val/top1": 0.99}``.
+
+@register.command(name="train", renamed={"groups": "param_groups", "writers": "loggers"})
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun:
+    """A training run: its fields are the top level of a config.
 
     Args:
-        task: what a batch means.
-        init: weights to begin with; a resumed run has its own.
-        distill: a teacher to learn from, beside the data.
-        data: where samples come from.
-        shapes: size of the batches over time; null leaves it to the transforms.
+        task: the model and its losses.
+        init: pretrained weights to begin with; a resumed run has its own.
+        distill: distillation from a teacher, in addition to the losses of the task.
+        data: training and validation data.
+        shapes: sizes of batches and images over time; null leaves image sizes to the transforms.
         optimizer: of the task's parameters.
-        groups: which parameters learn at another rate, or decay differently.
+        param_groups: learning rate factors and weight decay by parameter.
         schedule: multiplies the optimizer's learning rate over time.
-        schedules: multiply other options of the optimizer, by name: ``weight_decay``, ``momentum`` (Adam's first beta).
+        schedules: multiply other options of the optimizer: ``weight_decay``, ``momentum`` (Adam's first beta).
         train: how long and how to train.
-        ema: an average of the weights to keep and to evaluate beside them; null keeps none.
+        ema: exponential moving average (EMA) of the weights, evaluated in addition; null: none.
         evaluate: when to evaluate.
         checkpoint: when to save and what to keep.
         hooks: further hooks by key; their state is saved under it.
-        writers: where the journal goes beside metrics.jsonl.
+        loggers: what shows the metrics log, beside metrics.jsonl.
         seed: of everything random; null draws one, which is logged and saved.
-
-    Raises:
-        ConfigError: something does not fit together; nothing was trained.
-        Stopped: it was asked to stop before its end; it has saved and can be resumed.
     """
-    seed = draw_seed() if seed is None else seed
-    if "lr" in (schedules or {}):
-        raise ConfigError(Problem("", "schedules.lr", "the learning rate's schedule is the key schedule"))
-    device, threads = set_up(train)
-    log.info("rank %d of %d on %s, %d threads, seed %d", rank(), world_size(), device, threads, seed)
-    log_in_full("environment", describe_environment(device, threads))
 
-    # Data first: the plan, the model and the evaluators need its facts.
-    dataset_info = read_dataset_info(data.train, skip=data.on_error == "skip")
-    with errors_at("data"):
-        sampler = make_sampler(data, seed)
-        plan = make_plan(data, sampler, train.length, shapes)
-    warn_of_odd_lengths(plan, schedule, data.batch_size, len(sampler))
-    if not plan.total_steps:
-        raise ConfigError(Problem("", "train.length", f"{train.length} is a run without a single step"))
-    every_schedule = {"lr": schedule, **(schedules or {})}
-    for option, one in every_schedule.items():
-        with errors_at("schedule" if option == "lr" else f"schedules.{option}"):
-            one(Clock.at(plan, 0))
-    about = {
-        "seed": seed,
-        "global_batch_size": data.batch_size,
-        "data": fingerprint(data.train.source),
-        "shuffle": data.shuffle,
-        "order": order_fingerprint(sampler),
-        "facts": asdict(dataset_info),
-        "source_channels": data.train.source.channels,
-        "world_size": world_size(),
-        "threads": threads,
-        "versions": library_versions(),
-    }
-    if session.resume is not None:
-        check_same_run(session.resume, about, plan)
-    start = Clock.at(plan, session.resume.step if session.resume else 0)
+    task: TaskPart
+    init: Init | None = None
+    distill: Distill | None = None
+    data: Data
+    shapes: ShapesPart | None = None
+    optimizer: OptimizerPart
+    param_groups: ParamGroups | None = None
+    schedule: SchedulePart = constant
+    schedules: dict[str, SchedulePart] | None = None
+    train: Training
+    ema: Ema | None = None
+    evaluate: Evaluation
+    checkpoint: Checkpointing
+    hooks: dict[str, HookPart] | None = None
+    loggers: Sequence[LoggerPart] = (Terminal, TensorBoard)
+    seed: Seed | None = None
 
-    # The model moves to its device before the optimizer sees its parameters.
-    model = make_task(task, dataset_info, seed)
-    if init is not None and session.resume is None:
-        with errors_at("init"):
-            log.info("init: %s", initialise(model, init))
-    if distill is not None:
-        with errors_at("distill"):
-            model = distilled(model, teachers_of(distill, dataset_info), distill)
-    refuse_pieces(model, train, data.batch_size)
-    refuse_small_batches(model, plan)
-    if model.compares_classes and data.sampler is None:
-        log.warning("data.sampler: losses compare samples of a class, of which a batch may hold few; see `identities`")
-    if splits := splits_norms(plan, train):
-        split_norms(model, 1)  # from here on others hold on to the norms
-    model = prepared(model, train, device)
-    twin = copy.deepcopy(model) if ema else None
-    averages = [one for one in (twin, own_average(model)) if one is not None]
-    said = (
-        summary_of(session.title, model, data, plan, dataset_info, train, device, threads, start)
-        if is_rank_zero()
-        else []
-    )
-    together = spread([model, *averages], train, device)
-    log_in_full("model", str(model))
-    optimizing = make_optimizer(optimizer, model, groups, train, data.batch_size)
-    with errors_at("train.step"):
-        skips = train.on_nonfinite == "skip"
-        arithmetic = StepOptions(seed, train.precision, train.micro_batch, train.check_losses, skips)
-        step = train.step(together or model, optimizing, every_schedule, arithmetic)
+    def __call__(self, session: Session) -> dict[str, float]:
+        """Build everything, train, and return the final scores; see :func:`train`."""
+        seed = draw_seed() if self.seed is None else self.seed
+        device, threads = set_up(self.train)
+        log.info("rank %d of %d on %s, %d threads, seed %d", rank(), world_size(), device, threads, seed)
+        log_to_file("environment", describe_environment(device, threads))
 
-    tell_work(data, model.size_multiple)
-    average = EmaHook(model, ema, data.batch_size, twin) if ema else None
-    validation = make_validation(data, evaluate, seed, device, train.precision, model.size_multiple)
-    if average:
-        validation = with_average(validation, average.task, evaluate.weights)
-    offered = scores_offered(model, validation)
-    refuse_other_classes(model, validation, dataset_info.classes)
-    if train.compile:
-        compile_modules(model, device)
-
-    with errors_at("hooks"):
-        acting = in_order(
-            task={f"task.{number}": hook for number, hook in enumerate(model.hooks(dataset_info))},
-            user=hooks or {},
-            flush=LogSamples() if train.log_samples else LogMetrics(train.log_every),
-            save=SaveCheckpoint(checkpoint.every),
-            evaluate=Evaluate(evaluate.every, own_periods(validation)),
-            best=make_best(checkpoint.best, offered),
-            average=average,
-            timer=Timer(),
-            bottleneck=Bottleneck(data.workers, data.cheaper(device.type == "cuda"), train.faster()),
-            stages=ApplyBatchSchedule(plan.stages, norms=splits) if isinstance(plan, StagedPlan) else None,
-            estimate=Eta(device, {one.name: one.every or evaluate.every for one in validation}),
-        )
-    lines = [writer(session.folder, start) for writer in writers] if is_rank_zero() else []
-    metrics_log = MetricsLogger(session.folder / "metrics.jsonl" if is_rank_zero() else None, lines, by=train.log_by)
-    trainer = Trainer(
-        task=model,
-        step=step,
-        plan=plan,
-        loader=make_training_loader(data, plan, sampler, dataset_info, seed, device, model.size_multiple),
-        validation=validation,
-        metrics_log=metrics_log,
-        hooks=acting,
-        folder=session.folder,
-        device=device,
-        keep=checkpoint.keep,
-        about=about,
-        interrupted=session.interrupted,
-        left_out=session.left_out.union(session.resume.state.get("left_out", ()) if session.resume else ()),
-        sharded=together is not None and together.sharded,
-        batches=partial(fresh_batches, data, dataset_info, seed, device, evaluate.batch_size, model.size_multiple),
-        offered=offered,
-        began=session.began,
-    )
-    try:
+        # Data first: the model and the evaluators need its description.
+        batches = plan_training(self.data, self.train.length, self.shapes, seed)
+        warn_of_unusual_lengths(batches, self.schedule)
+        if not batches.plan.total_steps:
+            message = f"{self.train.length} is a run without a single step"
+            raise ConfigError(Problem("", "train.length", message))
+        schedules = all_schedules(self.schedule, self.schedules, batches.plan)
+        description = describe_run(batches, threads)
         if session.resume is not None:
-            trainer.restore(session.resume)
-        session.begin(session.resume)
-    except BaseException:
-        metrics_log.close()
-        raise
-    for line in said:
-        log.info("%s", line)
-    scores = trainer.run()
-    if trainer.stopped:
-        raise Stopped(trainer.stopped)
-    return scores
+            check_same_run(session.resume, description, batches.plan)
+        start = Clock.at(batches.plan, session.resume.step if session.resume else 0)
+
+        init = None if session.resume else self.init  # a resumed run has its own weights
+        model = build_model(self.task, batches.dataset_info, seed, init, self.distill)
+        check_model(model, self.train, batches.plan, self.data)
+        # Before it is sharded: afterwards a rank holds a part of each parameter only.
+        summary = self._summary(session.title, model, batches, device, threads, start) if is_rank_zero() else []
+        follows_stages = splits_norms(batches.plan, self.train.sync_batch_norm)
+        models = place_models(
+            model, self.train, device, ema=self.ema is not None, splits_norms=follows_stages, teacher=ema_teacher(model)
+        )
+        optimizer = make_optimizer(self.optimizer, model, self.param_groups, self.train, self.data.batch_size)
+        step = make_step(models, optimizer, schedules, self.train, seed)
+
+        log_device_transforms(self.data, model.size_multiple)
+        ema_hook = EmaHook(model, self.ema, self.data.batch_size, models.ema) if self.ema else None
+        evaluation = plan_evaluation(
+            models, self.data, self.evaluate, seed, device, self.train.precision, batches.dataset_info.classes
+        )
+        if self.train.compile:
+            compile_modules(model, device)
+        hooks = self._hooks(models, batches, evaluation, ema_hook, device)
+        loggers = [logger(session.folder, start) for logger in self.loggers] if is_rank_zero() else []
+        metrics_file = session.folder / "metrics.jsonl" if is_rank_zero() else None
+        metrics_log = MetricsLogger(metrics_file, loggers, reduction=self.train.log_by)
+        trainer = Trainer(
+            task=model,
+            step=step,
+            plan=batches.plan,
+            loader=batches.loader(device, model.size_multiple),
+            validation=evaluation.validation,
+            metrics_log=metrics_log,
+            hooks=hooks,
+            folder=session.folder,
+            device=device,
+            keep=self.checkpoint.keep,
+            metadata=description,
+            interrupted=session.interrupted,
+            skip_batches=session.all_left_out(),
+            sharded=models.parallel is not None and models.parallel.sharded,
+            batches=partial(batches.extra_batches, device, self.evaluate.batch_size, model.size_multiple),
+            available_scores=evaluation.scores,
+            start_time=session.start_time,
+        )
+        try:
+            if session.resume is not None:
+                trainer.restore(session.resume)
+            session.begin(session.resume)
+        except BaseException:
+            metrics_log.close()
+            raise
+        for line in summary:
+            log.info("%s", line)
+        scores = trainer.run()
+        if trainer.stopped:
+            raise Stopped(trainer.stopped)
+        return scores
+
+    def _hooks(
+        self,
+        models: Models,
+        batches: TrainingBatches,
+        evaluation: EvaluationPlan,
+        ema_hook: EmaHook | None,
+        device: torch.device,
+    ) -> dict[str, Hook]:
+        """Build all hooks of the run, in the order in which they act."""
+        task, plan = models.task, batches.plan
+        own_periods = {val_set.name: val_set.every for val_set in evaluation.validation if val_set.every is not None}
+        periods = {val_set.name: val_set.every or self.evaluate.every for val_set in evaluation.validation}
+        with errors_at("hooks"):
+            return order_hooks(
+                task={f"task.{number}": hook for number, hook in enumerate(task.hooks(batches.dataset_info))},
+                user=self.hooks or {},
+                metrics_log=LogSamples() if self.train.log_samples else LogMetrics(self.train.log_every),
+                save=SaveCheckpoint(self.checkpoint.every),
+                evaluate=Evaluate(self.evaluate.every, own_periods),
+                save_best=make_best(self.checkpoint.best, evaluation.scores),
+                ema=ema_hook,
+                timer=Timer(),
+                bottleneck=Bottleneck(
+                    self.data.num_workers, self.data.faster_options(device.type == "cuda"), self.train.faster_options()
+                ),
+                batch_schedule=ApplyBatchSchedule(plan.stages, norms=models.splits_norms)
+                if isinstance(plan, StagedPlan)
+                else None,
+                eta=Eta(device, periods),
+            )
+
+    def _summary(
+        self,
+        title: str,
+        task: Task,
+        batches: TrainingBatches,
+        device: torch.device,
+        threads: int,
+        start: Clock,
+    ) -> list[str]:
+        """Describe the run in aligned lines; without a title its length alone."""
+        plan, dataset_info = batches.plan, batches.dataset_info
+        length = describe_length(self.train.length, plan, self.data, dataset_info, world_size(), start.step)
+        if not title:
+            return [length]
+        with preserve_generators():
+            shape = plan.row(start.step % plan.total_steps).shape
+            skip = self.data.on_error == "skip"
+            sample = first_samples(self.data.train, 1, skip=skip, size_multiple=task.size_multiple, shape=shape)
+        return align_lines(
+            {
+                "run": title,
+                "model": describe_model(task, use_first_view(sample)),
+                "data": describe_data(self.data, dataset_info),
+                "device": describe_device(device, self.train, world_size(), threads, self.data.num_workers),
+                "length": length,
+            }
+        )
 
 
-def summary_of(
-    title: str,
-    model: Task,
-    data: Data,
-    plan: Plan,
-    dataset_info: DatasetInfo,
-    train: Training,
-    device: torch.device,
-    threads: int,
-    start: Clock,
-) -> list[str]:
-    """What the run is, in aligned lines; without a title its length alone."""
-    length = told_length(train.length, plan, data, dataset_info, world_size(), start.step)
-    if not title:
-        return [length]
-    with generators_kept():
-        shape, skip = plan.row(start.step % plan.total_steps).shape, data.on_error == "skip"
-        sample = first_samples(data.train, 1, skip=skip, size_multiple=model.size_multiple, shape=shape)
-    return lines_of(
-        {
-            "run": title,
-            "model": told_model(model, one_sample(sample)),
-            "data": told_data(data, dataset_info),
-            "device": told_device(device, train, world_size(), threads, data.workers),
-            "length": length,
-        }
-    )
+def train(session: Session, /, **parts: Any) -> dict[str, float]:
+    """Train and return the final scores, such as ``{"val/top1": 0.99}``.
 
-
-def teachers_of(distill: Distill, dataset_info: DatasetInfo) -> list[torch.nn.Module]:
-    """Who teaches beside the student's own average: models of runs, or backbones with their classifiers.
+    Args:
+        session: the run folder and, to resume, its checkpoint.
+        parts: the fields of :class:`TrainingRun`.
 
     Raises:
-        ValueError: nobody does, or one does not know what is to be learned.
+        ConfigError: parts do not fit together; nothing was trained.
+        Stopped: the run was asked to stop before its end; it has saved and can be resumed.
+
+    Example::
+
+        train(Session(folder), task=..., data=..., optimizer=..., train=Training(length=Duration(3, "ep")), ...)
     """
-    logits = distill.logits_weight > 0
-    return [make_teacher(one, dataset_info, _model_of, logits=logits) for one in distill.others]
+    return TrainingRun(**parts)(session)
 
 
-def _model_of(run: Path) -> torch.nn.Module:
+def training_only(parts: Mapping[str, Any], **hooks: Hook) -> dict[str, Any]:
+    """Return the parts of a run that trains with additional hooks, and neither evaluates nor saves nor logs.
+
+    Args:
+        parts: the fields of :class:`TrainingRun`.
+        hooks: added by their keys.
+    """
+    never, data = Duration(0, "ep"), parts["data"]
+    return {
+        **parts,
+        "evaluate": replace(parts["evaluate"], every=never),
+        "data": replace(data, val=[replace(stream, every=None) for stream in data.validation] or None),
+        "checkpoint": replace(parts["checkpoint"], every=never, best=None),
+        "hooks": {**(parts["hooks"] or {}), **hooks},
+        "loggers": [],
+    }
+
+
+def all_schedules(schedule: Schedule, schedules: Mapping[str, Schedule] | None, plan: Plan) -> Schedules:
+    """Return the schedules by option of the optimizer, with that of the learning rate as ``lr``.
+
+    Raises:
+        ConfigError: one of them does not fit the length of the run.
+    """
+    if "lr" in (schedules or {}):
+        raise ConfigError(Problem("", "schedules.lr", "the schedule of the learning rate is the key schedule"))
+    all_of_them = {"lr": schedule, **(schedules or {})}
+    for option, factor in all_of_them.items():
+        with errors_at("schedule" if option == "lr" else f"schedules.{option}"):
+            factor(Clock.at(plan, 0))
+    return all_of_them
+
+
+def warn_of_unusual_lengths(batches: TrainingBatches, schedule: Schedule) -> None:
+    """Warn of lengths that are seldom meant, except in a short trial of a long recipe."""
+    batch_size, samples, plan = batches.data.batch_size, len(batches.sampler), batches.plan
+    if batch_size > samples:
+        log.warning("data.batch_size is %d, but there are %d samples: a batch is all of them", batch_size, samples)
+    warmup = getattr(schedule, "keywords", {}).get("warmup")
+    if isinstance(warmup, Duration) and Clock.at(plan, 0).steps(warmup) >= plan.total_steps > 0:
+        log.warning("schedule.warmup (%s) is as long as the run: lr never reaches its peak", warmup)
+
+
+def build_model(
+    task: Callable[[DatasetInfo], Task],
+    dataset_info: DatasetInfo,
+    seed: int,
+    init: Init | None = None,
+    distill: Distill | None = None,
+) -> Task:
+    """Build the model, load its initial weights, and add the teachers of a distillation.
+
+    Raises:
+        ConfigError: the task refuses the data, or the weights or teachers do not fit.
+    """
+    model = make_task(task, dataset_info, seed)
+    if init is not None:
+        with errors_at("init"):
+            log.info("init: %s", initialize(model, init))
+    if distill is None:
+        return model
+    with errors_at("distill"):
+        needs_logits = distill.logits_weight > 0
+        teachers = [
+            build_teacher(teacher, dataset_info, _trained_task, logits=needs_logits)
+            for teacher in distill.fixed_teachers
+        ]
+        return add_teachers(model, teachers, distill)
+
+
+def _trained_task(run: Path) -> Task:
     return load_trained(run, device="cpu").task

@@ -1,4 +1,4 @@
-"""The sections of a config that describe the run itself; the parts they hold are built by the config."""
+"""The sections of a config that describe the run itself: ``train``, ``evaluate`` and ``checkpoint``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from annotated_types import Interval
 from opabinia.config import register
 from opabinia.contracts import Count, EvaluatorPart, ParallelPart, Positive, StepPart
 from opabinia.engine.loop.parallel import ddp
-from opabinia.engine.loop.step import Standard
+from opabinia.engine.loop.step import StandardStep
 from opabinia.runtime.durations import Duration, Units
 
 Seed = Annotated[int, Interval(ge=0, lt=2**63)]
@@ -19,14 +19,13 @@ Seed = Annotated[int, Interval(ge=0, lt=2**63)]
 @register.section
 @dataclass(frozen=True, kw_only=True)
 class Distributed:
-    """How the processes of a run find each other, where no agent (``--nproc``, torchrun) sees to it.
+    """How the ranks of a run find each other where neither ``--nproc`` nor torchrun sees to it.
 
     Args:
-        init: ``env`` (``MASTER_ADDR`` and ``MASTER_PORT``, or SLURM's variables), ``tcp://host:port`` of the first
-            process, or ``file:///path`` of a new file that all can write. ``RANK`` and ``WORLD_SIZE`` say which
-            process is which.
-        backend: ``auto`` takes NCCL for tensors on a GPU and gloo for all else.
-        timeout: minutes that a process waits for the others before it gives up.
+        init: ``env`` (``MASTER_ADDR`` and ``MASTER_PORT``, or SLURM's variables), ``tcp://host:port`` of rank 0, or
+            ``file:///path`` of a new file that all ranks can write. ``RANK`` and ``WORLD_SIZE`` number the ranks.
+        backend: ``auto`` takes NCCL for tensors on a GPU and gloo for all others.
+        timeout: minutes that a rank waits for the others before it gives up.
     """
 
     init: str = "env"
@@ -34,68 +33,75 @@ class Distributed:
     timeout: Positive = 30
 
 
-@register.section(name="train")
+@register.section(
+    name="train",
+    renamed={
+        "micro_batch": "micro_batch_size",
+        "tuned_for": "reference_world_size",
+        "checkpoint_activations": "activation_checkpointing",
+        "threads": "num_threads",
+    },
+)
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """How long and how to train.
 
     Args:
-        length: of the run, such as ``90ep`` or ``5000it``.
-        step: how a batch becomes an update.
-        lr_batch_size: the batch for which the optimizer's learning rate was found; it is scaled to
-            ``data.batch_size``. null: it is meant as it stands.
-        lr_scaling: how: in proportion (Goyal et al. 2017), or with the square root (Krizhevsky 2014).
-        micro_batch: samples of one process in one forward pass; a larger share of the batch goes through in pieces,
-            with the gradient of the whole (batch norms see the pieces). null: no limit.
-        precision: of forward passes; weights and updates stay in full precision.
+        length: of the run, such as ``90ep`` (epochs) or ``5000it`` (iterations).
+        step: turns the gradients of a batch into an update; gradient clipping is configured here.
+        lr_batch_size: batch size for which the optimizer's learning rate was tuned; the rate is scaled to
+            ``data.batch_size``. null: no scaling.
+        lr_scaling: linear (Goyal et al. 2017) or with the square root (Krizhevsky 2014).
+        micro_batch_size: gradient accumulation: samples per rank in one forward pass. The gradient is that of the
+            whole batch (batch norms see one micro-batch at a time). null: no limit.
+        precision: of forward passes (automatic mixed precision); weights and updates stay in full precision.
         device: ``auto`` takes the GPU of the local rank if there is one, then Apple's.
-        parallel: in which way several processes share the work; one process needs nothing.
-        sync_batch_norm: batch norms over the samples of all processes, as if there were one; slower. Otherwise each
-            process's own share of the batch is what they see.
-        tuned_for: number of processes for which batch, learning rate, lengths and periods were found; on another number
-            they are scaled (detectron2's ``REFERENCE_WORLD_SIZE``). null: they are meant as they stand.
-        distributed: in which way processes find each other; null: by what torchrun, SLURM or ``--nproc`` say.
-        channels_last: keep images and weights with the channels last in memory; often faster on GPUs.
-        compile: compile the task's modules; without a compiler that is told, and the run goes on.
-        checkpoint_activations: compute the backbone's activations again in the backward pass instead of keeping them.
-        check_losses: look at every loss before it changes the weights. On a GPU the host then waits for every step;
-            without it a bad loss is found when its line is due. On the CPU this is always done.
-        on_nonfinite: what is done when a loss or a gradient is infinite or not a number: ``stop`` ends the run and says
-            where; ``skip`` leaves that update out; ``rollback`` goes back to the last checkpoint and leaves that batch
-            out.
-        deterministic: only operations that give the same bits again; slower on GPUs.
-        cudnn_benchmark: let cuDNN try which convolution is fastest; results may differ in the last bits.
-        threads: CPU threads of each process; null leaves it to torch. Other numbers change last bits.
-        log_every: steps in one line of the journal.
-        log_by: what a line holds of its steps' values.
-        log_samples: a line for every step, with the ids of its samples.
+        parallel: strategy for training on several ranks: ``ddp`` or ``fsdp``.
+        sync_batch_norm: synchronized batch norm: statistics over the samples of all ranks; slower. Otherwise each
+            rank normalizes over its own share of the batch.
+        reference_world_size: number of ranks for which batch size, learning rate, lengths and periods were tuned;
+            on another number they are scaled (detectron2's ``REFERENCE_WORLD_SIZE``). null: no scaling.
+        distributed: how ranks find each other; null: from the variables of torchrun, SLURM or ``--nproc``.
+        channels_last: keep images and weights in the channels-last memory format; often faster on GPUs.
+        compile: compile the task's modules with torch.compile; without a compiler the run warns and continues.
+        activation_checkpointing: recompute the backbone's activations in the backward pass instead of keeping them.
+        check_losses: check every loss before it changes the weights. On a GPU the host then waits for every step;
+            otherwise a non-finite loss is found when its log line is due. On the CPU losses are always checked.
+        on_nonfinite: reaction to a loss or gradient that is infinite or NaN: ``stop`` raises an error that names it;
+            ``skip`` omits that update; ``rollback`` restarts from the last checkpoint and skips that batch.
+        deterministic: use deterministic algorithms only; slower on GPUs.
+        cudnn_benchmark: let cuDNN choose the fastest convolution; the last bits of results may differ.
+        num_threads: CPU threads per rank; null leaves it to torch. Other numbers change the last bits of results.
+        log_every: steps in one line of the metrics log.
+        log_by: statistic over the steps of a line.
+        log_samples: write a line for every step, with the ids of its samples.
     """
 
     length: Duration
-    step: StepPart = Standard
+    step: StepPart = StandardStep
     lr_batch_size: Count | None = None
     lr_scaling: Literal["linear", "sqrt"] = "linear"
-    micro_batch: Count | None = None
+    micro_batch_size: Count | None = None
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     parallel: ParallelPart = ddp
     sync_batch_norm: bool = False
-    tuned_for: Count | None = None
+    reference_world_size: Count | None = None
     distributed: Distributed | None = None
     channels_last: bool = False
     compile: bool = False
-    checkpoint_activations: bool = False
+    activation_checkpointing: bool = False
     check_losses: bool = False
     on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
     deterministic: bool = False
     cudnn_benchmark: bool = False
-    threads: Count | None = None
+    num_threads: Count | None = None
     log_every: Count = 20
     log_by: Literal["mean", "median"] = "mean"
     log_samples: bool = False
 
-    def faster(self) -> list[str]:
-        """Settings that are not taken and can make steps on a GPU shorter."""
+    def faster_options(self) -> list[str]:
+        """Return the settings that are off and may make steps on a GPU faster."""
         off = {
             "train.precision: bf16": self.precision == "fp32",
             "train.channels_last: true": not self.channels_last,
@@ -104,15 +110,15 @@ class Training:
         return [setting for setting, is_off in off.items() if is_off]
 
 
-@register.section(name="measure")
+@register.section(name="evaluator_run", aliases=("measure",))
 @dataclass(frozen=True, kw_only=True)
-class Measure:
-    """An evaluator beside those that the task has, of its predictions or its features.
+class EvaluatorRun:
+    """An evaluator in addition to those of the task, over its predictions or features.
 
     Args:
-        evaluator: who judges, such as ``knn`` or ``linear_probe``.
-        every: the period; null takes that of the data set.
-        on: the prefix of the validation set; null takes each of them.
+        evaluator: such as ``knn`` or ``linear_probe``.
+        every: the period; null takes that of the validation set.
+        on: prefix of the validation set; null means each of them.
     """
 
     evaluator: EvaluatorPart
@@ -120,35 +126,35 @@ class Measure:
     on: str | None = None
 
 
-@register.section(name="evaluate")
+@register.section(name="evaluate", renamed={"measures": "evaluators"})
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """When and how to evaluate during training.
 
     Args:
         every: the period; the end of the run is always evaluated, and 0ep means only that.
-        batch_size: samples of one forward pass; null takes ``data.batch_size``.
-        weights: of which weights, when ``ema`` averages them; scores of the average are named ``val_ema/top1``.
-        measures: further evaluators, by names of your own; null: none. Those that learn from the training data are
-            given it as the validation set is read.
+        batch_size: samples in one forward pass; null takes ``data.batch_size``.
+        weights: weights to evaluate when there is an EMA of them; its scores are named ``val_ema/top1``.
+        evaluators: additional evaluators by a name of your choice; null: none. Those that learn from the training
+            data (kNN, probes) see it read in the same way as the validation set.
     """
 
     every: Duration = Duration(1, "ep")
     batch_size: Count | None = None
     weights: Literal["both", "raw", "ema"] = "both"
-    measures: dict[str, Measure] | None = None
+    evaluators: dict[str, EvaluatorRun] | None = None
 
 
 @register.section(name="checkpoint")
 @dataclass(frozen=True, kw_only=True)
 class Checkpointing:
-    """When to save, and what to keep.
+    """When to save a checkpoint, and which to keep.
 
     Args:
-        every: the period, in hours too; the end of the run is always saved.
-        keep: how many of the newest to keep; the best is kept beside them.
-        best: the score that decides which is best; null takes the first score of the first validation set, of the
-            averaged weights if they are evaluated.
+        every: the period, in hours too (``1.5h``); the end of the run is always saved.
+        keep: number of newest checkpoints to keep; the best one is kept in addition.
+        best: the score that selects the best checkpoint; null takes the first score of the first validation set, of
+            the EMA weights if they are evaluated.
     """
 
     every: Annotated[Duration, Units("ep", "it", "h")] = Duration(1, "ep")

@@ -1,28 +1,74 @@
-"""What a run is judged by: data sets, evaluators and their scores."""
+"""Evaluation during training: validation sets, evaluators, and the scores they compute."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from opabinia.config import ConfigError, Problem
 from opabinia.config.build import errors_at
 from opabinia.config.errors import listing, nearest
-from opabinia.contracts import DatasetInfo, Evaluator, Source, Task
+from opabinia.contracts import DatasetInfo, EncodedSource, Evaluator, Source, Task
 from opabinia.data import Data, ValidationStream
-from opabinia.data.decoding.cache import cached
-from opabinia.data.loader import Loader, Reader, evaluation_requests
-from opabinia.engine.hooks import SaveBest
-from opabinia.engine.loop.evaluate import Validation, layers_of
-from opabinia.evaluation.representation.feature_bank import Learner
+from opabinia.data.decoding.cache import with_cache
+from opabinia.data.loader import BatchReader, Loader, evaluation_requests
+from opabinia.engine.hooks.save_best import SaveBest
+from opabinia.engine.loop.evaluate import ValidationSet, requested_layers
+from opabinia.evaluation.representation.feature_bank import FeatureBankEvaluator
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import rank, world_size
+from opabinia.training.model import Models
 from opabinia.training.samples import read_dataset_info
-from opabinia.training.settings import Evaluation, Measure
+from opabinia.training.settings import Evaluation, EvaluatorRun
+
+MakeEvaluators = Callable[[Task, DatasetInfo], list[Evaluator]]
+
+
+class EvaluationPlan(NamedTuple):
+    """The evaluation of a run.
+
+    Attributes:
+        validation: the sets, those of EMA weights first.
+        scores: names of all scores, and which way is better ("max" or "min").
+    """
+
+    validation: list[ValidationSet]
+    scores: dict[str, str]
+
+
+def plan_evaluation(
+    models: Models,
+    data: Data,
+    evaluate: Evaluation,
+    seed: int,
+    device: torch.device,
+    precision: str,
+    classes: Sequence[str],
+) -> EvaluationPlan:
+    """Return the validation sets and the scores of a run.
+
+    Args:
+        models: the task, and the copy with its EMA weights.
+        data, evaluate: config sections.
+        seed: of the run.
+        device: of the models.
+        precision: of forward passes.
+        classes: of the training data.
+
+    Raises:
+        ConfigError: the task cannot be evaluated on a set, or evaluators do not fit together.
+    """
+    validation = make_validation(data, evaluate, seed, device, precision, models.task.size_multiple)
+    if models.ema:
+        validation = with_ema(validation, models.ema, evaluate.weights)
+    scores = available_scores(models.task, validation)
+    check_classes(models.task, validation, classes)
+    return EvaluationPlan(validation, scores)
 
 
 def make_validation(
@@ -32,68 +78,72 @@ def make_validation(
     device: torch.device,
     precision: str,
     size_multiple: int | None = None,
-) -> list[Validation]:
-    """The data sets to evaluate on, read in whole batches in the order of their sources; ``size_multiple`` as in
-    :class:`opabinia.contracts.Task`.
+) -> list[ValidationSet]:
+    """Return the validation sets, read in whole batches in the order of their sources.
+
+    An evaluator with a period of its own makes an evaluation of its own, named ``<prefix>_<evaluator>``.
+
+    Args:
+        data, evaluate: config sections.
+        seed: of the run.
+        device: where batches are put.
+        precision: of forward passes.
+        size_multiple: as in :class:`opabinia.contracts.Task`.
 
     Raises:
-        ConfigError: a measure is of a set that is not there, or two evaluations would have one name.
+        ConfigError: an evaluator names a validation set that does not exist, or two evaluations have the same name.
     """
     with errors_at("data"):
         streams = data.validation
-    measures = evaluate.measures or {}
-    _refuse_other_sets(measures, [stream.prefix for stream in streams])
-    found = []
+    evaluators = evaluate.evaluators or {}
+    _check_prefixes(evaluators, [stream.prefix for stream in streams])
+    validation = []
     for stream in streams:
         dataset_info = read_dataset_info(stream, skip=data.on_error == "skip")
         load = partial(_evaluation_loader, data, stream, dataset_info, evaluate.batch_size, seed, device, size_multiple)
-        own = {name: one for name, one in measures.items() if one.on in (None, stream.prefix)}
-        beside = [one.evaluator for one in own.values() if one.every is None]
-        judges: list[tuple[str, Judges, Duration | None]] = [
-            (stream.prefix, partial(_judged, beside), stream.every),
+        of_stream = {name: run for name, run in evaluators.items() if run.on in (None, stream.prefix)}
+        same_period = [run.evaluator for run in of_stream.values() if run.every is None]
+        evaluations: list[tuple[str, MakeEvaluators, Duration | None]] = [
+            (stream.prefix, partial(_task_and_additional, same_period), stream.every),
             *(
-                (f"{stream.prefix}_{name}", partial(_measured, one.evaluator), one.every)
-                for name, one in own.items()
-                if one.every is not None
+                (f"{stream.prefix}_{name}", partial(_only, run.evaluator), run.every)
+                for name, run in of_stream.items()
+                if run.every is not None
             ),
         ]
-        found += [
-            Validation(
+        validation += [
+            ValidationSet(
                 name,
                 load(stream.source),
                 dataset_info,
                 precision=precision,
                 prefix=stream.prefix,
-                evaluators=evaluators,
+                evaluators=make,
                 training=load(data.train.source),
                 every=every,
             )
-            for name, evaluators, every in judges
+            for name, make, every in evaluations
         ]
-    names = [one.name for one in found]
-    for name in names:
-        if names.count(name) > 1:
-            message = f"{name!r} is the name of two evaluations; call the measure otherwise"
-            raise ConfigError(Problem("", "evaluate.measures", message))
-    return found
+    names = [val_set.name for val_set in validation]
+    if duplicate := next((name for name in names if names.count(name) > 1), None):
+        message = f"{duplicate!r} is the name of two evaluations; give the evaluator another name"
+        raise ConfigError(Problem("", "evaluate.evaluators", message))
+    return validation
 
 
-Judges = Callable[[Task, DatasetInfo], list[Evaluator]]
-
-
-def _judged(
-    measures: Sequence[Callable[[DatasetInfo], Evaluator]], task: Task, dataset_info: DatasetInfo
+def _task_and_additional(
+    additional: Sequence[Callable[[DatasetInfo], Evaluator]], task: Task, dataset_info: DatasetInfo
 ) -> list[Evaluator]:
-    """The task's evaluators and the measures; a measure that gives a score of one of them stands in its place."""
-    own, asked = task.evaluators(dataset_info), [measure(dataset_info) for measure in measures]
-    names = {name for one in asked for name in one.better}
-    kept = [one for one in own if not names & one.better.keys()]
-    # The first score of all decides which checkpoint is the best.
-    return [*kept, *asked] if kept[:1] == own[:1] else [*asked, *kept]
+    """The task's evaluators and the additional ones, which replace those of the task that compute a score of theirs."""
+    of_task, added = task.evaluators(dataset_info), [make(dataset_info) for make in additional]
+    names = {name for evaluator in added for name in evaluator.better}
+    kept = [evaluator for evaluator in of_task if not names & evaluator.better.keys()]
+    # The first score of all selects the best checkpoint.
+    return [*kept, *added] if kept[:1] == of_task[:1] else [*added, *kept]
 
 
-def _measured(measure: Callable[[DatasetInfo], Evaluator], task: Task, dataset_info: DatasetInfo) -> list[Evaluator]:
-    return [measure(dataset_info)]
+def _only(make: Callable[[DatasetInfo], Evaluator], task: Task, dataset_info: DatasetInfo) -> list[Evaluator]:
+    return [make(dataset_info)]
 
 
 def _evaluation_loader(
@@ -106,98 +156,94 @@ def _evaluation_loader(
     size_multiple: int | None,
     source: Source,
 ) -> Loader:
-    """A source read in whole batches, in its order, with the transforms of ``stream``."""
-    if data.cache and source is stream.source and hasattr(source, "encoded"):
+    """A loader of whole batches of ``source`` in its order, with the transforms of ``stream``."""
+    if data.cache and source is stream.source and isinstance(source, EncodedSource):
         with errors_at("data.cache"):
-            source = cached(source, data.cache, None, stream.prefix)
-    reader = Reader(
+            source = with_cache(source, data.cache, None, stream.prefix)
+    reader = BatchReader(
         *(source, stream.transforms, (), dataset_info, seed, rank()),
-        on_error="leave_out" if data.on_error == "skip" else "raise",
+        on_error=data.on_error,
         size_multiple=size_multiple,
     )
     requests = evaluation_requests(len(source), batch_size or data.batch_size, rank(), world_size())
-    return Loader(reader, requests, workers=data.workers, pin_memory=device.type == "cuda")
+    return Loader(reader, requests, num_workers=data.num_workers, pin_memory=device.type == "cuda")
 
 
-def _refuse_other_sets(measures: Mapping[str, Measure], prefixes: Sequence[str]) -> None:
-    for name, one in measures.items():
-        if one.on is not None and one.on not in prefixes:
-            message, known = f"there is no validation set {one.on!r}", f"sets: {listing(prefixes) or 'none'}"
+def _check_prefixes(evaluators: Mapping[str, EvaluatorRun], prefixes: Sequence[str]) -> None:
+    for name, run in evaluators.items():
+        if run.on is not None and run.on not in prefixes:
+            message, known = f"there is no validation set {run.on!r}", f"sets: {listing(prefixes) or 'none'}"
             raise ConfigError(
-                Problem("", f"evaluate.measures.{name}.on", message, "", nearest(one.on, prefixes), known)
+                Problem("", f"evaluate.evaluators.{name}.on", message, "", nearest(run.on, prefixes), known)
             )
 
 
-def with_average(validation: Sequence[Validation], average: Task, weights: str) -> list[Validation]:
-    """The sets once more for averaged weights; whose scores come first, as they are what one trains for."""
+def with_ema(validation: Sequence[ValidationSet], ema: Task, weights: str) -> list[ValidationSet]:
+    """Add the sets once more for EMA weights, whose scores come first: they are the ones that one trains for.
+
+    Args:
+        validation: the sets of the raw weights.
+        ema: the task with its EMA weights.
+        weights: ``both``, ``ema`` or ``raw``.
+    """
     averaged = [
-        replace(one, name=of_average(one.name), prefix=of_average(one.prefix or one.name), task=average)
-        for one in validation
+        replace(val_set, name=f"{val_set.name}_ema", prefix=f"{val_set.prefix or val_set.name}_ema", task=ema)
+        for val_set in validation
     ]
     return {"both": [*averaged, *validation], "ema": averaged, "raw": list(validation)}[weights]
 
 
-def of_average(name: str) -> str:
-    """What a set is called when averaged weights are evaluated on it."""
-    return f"{name}_ema"
-
-
-def own_periods(validation: Sequence[Validation]) -> dict[str, Duration]:
-    """Periods of the evaluations that have one of their own, by name."""
-    return {one.name: one.every for one in validation if one.every is not None}
-
-
-def scores_offered(task: Task, validation: Sequence[Validation]) -> dict[str, str]:
-    """The scores that an evaluation gives, and which way is better.
+def available_scores(task: Task, validation: Sequence[ValidationSet]) -> dict[str, str]:
+    """Return the names of the scores that the evaluations compute, and which way each is better.
 
     Raises:
-        ConfigError: the task cannot be evaluated on a set, or two evaluators give the same score.
+        ConfigError: the task cannot be evaluated on a set, or two evaluators compute the same score.
     """
-    offered: dict[str, str] = {}
-    for one in validation:
-        with errors_at(f"data.val ({one.name})" if len(validation) > 1 else "data.val"):
-            evaluators = one.evaluators(one.task or task, one.dataset_info)
-        with errors_at("evaluate.measures"):
-            layers_of(one.task or task, evaluators)
+    scores: dict[str, str] = {}
+    for val_set in validation:
+        with errors_at(f"data.val ({val_set.name})" if len(validation) > 1 else "data.val"):
+            evaluators = val_set.evaluators(val_set.task or task, val_set.dataset_info)
+        with errors_at("evaluate.evaluators"):
+            requested_layers(val_set.task or task, evaluators)
         if not evaluators:
-            log.warning("the task has no evaluator for %s: it gives no scores", one.name)
-        for score, better in ((name, way) for evaluator in evaluators for name, way in evaluator.better.items()):
-            name = f"{one.prefix or one.name}/{score}"
-            if name in offered:
-                message = f"two evaluators give the score {name!r}: leave the measure out, or the task's own one"
-                raise ConfigError(Problem("", "evaluate.measures", message, allowed="see task.evaluators"))
-            offered[name] = better
-    return offered
+            log.warning("the task has no evaluator for %s: it has no scores", val_set.name)
+        for score, better in (item for evaluator in evaluators for item in evaluator.better.items()):
+            name = f"{val_set.prefix or val_set.name}/{score}"
+            if name in scores:
+                message = f"two evaluators compute the score {name!r}: remove one of them, or that of the task"
+                raise ConfigError(Problem("", "evaluate.evaluators", message, allowed="see task.evaluators"))
+            scores[name] = better
+    return scores
 
 
-def refuse_other_classes(task: Task, validation: Sequence[Validation], known: Sequence[str]) -> None:
-    """Tell evaluators that learn the labels of the training data, of classes ``known``, to judge a set of others.
+def check_classes(task: Task, validation: Sequence[ValidationSet], classes: Sequence[str]) -> None:
+    """Check that evaluators which learn the labels of the training data evaluate sets with the same classes.
 
     Raises:
-        ConfigError: there are some.
+        ConfigError: the classes of a set differ from ``classes``.
     """
-    for one in validation:
-        judges = one.evaluators(one.task or task, one.dataset_info)
-        learners = [type(judge).__name__ for judge in judges if isinstance(judge, Learner)]
-        if learners and one.dataset_info.classes != tuple(known):
+    for val_set in validation:
+        evaluators = val_set.evaluators(val_set.task or task, val_set.dataset_info)
+        learners = [type(evaluator).__name__ for evaluator in evaluators if isinstance(evaluator, FeatureBankEvaluator)]
+        if learners and val_set.dataset_info.classes != tuple(classes):
             message = (
-                f"{', '.join(learners)}: learns the {len(known)} classes of the training data, and {one.name} has "
-                f"{len(one.dataset_info.classes)} others, or in another order; `on` says which set a measure is for"
+                f"{', '.join(learners)}: learns the {len(classes)} classes of the training data, and {val_set.name} "
+                f"has {len(val_set.dataset_info.classes)} others, or another order; `on` names the set of an evaluator"
             )
-            raise ConfigError(Problem("", "evaluate.measures", message))
+            raise ConfigError(Problem("", "evaluate.evaluators", message))
 
 
-def make_best(metric: str | None, offered: Mapping[str, str]) -> SaveBest | None:
-    """The hook that keeps the best checkpoint.
+def make_best(metric: str | None, scores: Mapping[str, str]) -> SaveBest | None:
+    """Return the hook that keeps the best checkpoint; None where nothing is evaluated.
 
     Raises:
-        ConfigError: no evaluator gives ``metric``.
+        ConfigError: no evaluator computes ``metric``.
     """
-    if metric is None and not offered:
+    if metric is None and not scores:
         return None
-    metric = metric or next(iter(offered))
-    if metric not in offered:
-        message = f"no evaluation gives the score {metric!r}"
-        known = f"scores: {listing(list(offered)) or 'none'}"
-        raise ConfigError(Problem("", "checkpoint.best", message, "", nearest(metric, offered), known))
-    return SaveBest(metric, offered[metric])
+    metric = metric or next(iter(scores))
+    if metric not in scores:
+        message = f"no evaluation computes the score {metric!r}"
+        known = f"scores: {listing(list(scores)) or 'none'}"
+        raise ConfigError(Problem("", "checkpoint.best", message, "", nearest(metric, scores), known))
+    return SaveBest(metric, scores[metric])

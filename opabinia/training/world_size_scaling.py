@@ -1,4 +1,4 @@
-"""A recipe found for some number of processes, on another number."""
+"""Scaling of a recipe that was tuned for one number of ranks to another number."""
 
 from __future__ import annotations
 
@@ -9,61 +9,61 @@ from typing import Any
 from opabinia.config import ConfigError, Problem
 from opabinia.training.auto_values import AUTO
 
-_STEPS = re.compile(r"(\d+)it")
-_COUNTS = ("train.log_every", "ema.every")
+_ITERATIONS = re.compile(r"(\d+)it")
+_STEP_COUNTS = ("train.log_every", "ema.every")
 """Numbers of steps that are written without a unit."""
 
 
-def auto_scale(config: Mapping[str, Any], processes: int) -> tuple[dict[str, Any], list[str]]:
-    """A complete config for ``processes`` of them instead of the ``train.tuned_for`` that it was found for.
+def auto_scale(config: Mapping[str, Any], world_size: int) -> tuple[dict[str, Any], list[str]]:
+    """Scale a complete config from its ``train.reference_world_size`` to ``world_size`` ranks.
 
-    Each process keeps its share of the batch: batch and learning rate grow in proportion (Goyal et al. 2017, section
-    2.1), and all that is counted in steps or batches shrinks, but not to 0. What is counted in epochs or hours stays.
-    The rule of detectron2's ``auto_scale_workers``, rounding included (halves to even).
+    Each rank keeps its share of the batch: batch size and learning rate grow in proportion (Goyal et al. 2017, section
+    2.1), and everything counted in steps or batches shrinks, but not to 0. Epochs and hours stay. This is the rule of
+    detectron2's ``auto_scale_workers``, rounding included (halves to even).
 
     Returns:
-        The config, which is then tuned for ``processes``, and a line for each change.
+        The config, whose reference is now ``world_size``, and a line for each change.
 
     Raises:
-        ConfigError: the batch does not divide over the processes it was found for.
+        ConfigError: the batch size does not divide by the reference world size.
 
-    Example: batch 16, lr 0.1 and 5000it found for 8 processes are batch 6, lr 0.0375 and 13333it on 3.
+    Example: batch size 16, lr 0.1 and 5000it tuned for 8 ranks are batch size 6, lr 0.0375 and 13333it on 3.
     """
-    tuned = config["train"]["tuned_for"]
-    if tuned is None or tuned == processes:
+    reference = config["train"]["reference_world_size"]
+    if reference is None or reference == world_size:
         return dict(config), []
-    batch = config["data"]["batch_size"]
-    if batch == AUTO:
-        message = "auto is not found for any number of processes: leave train.tuned_for out, and say lr_batch_size"
+    batch_size = config["data"]["batch_size"]
+    if batch_size == AUTO:
+        message = "auto is not tuned for any world size: remove train.reference_world_size and set train.lr_batch_size"
         raise ConfigError(Problem("", "data.batch_size", message))
-    if batch % tuned:
-        message = f"a batch of {batch} does not divide over {tuned} processes: choose a multiple of {tuned}"
+    if batch_size % reference:
+        message = f"a batch of {batch_size} does not divide over {reference} ranks: choose a multiple of {reference}"
         raise ConfigError(Problem("", "data.batch_size", message))
     changes: list[str] = []
 
-    def follow(path: str, value: Any) -> Any:
+    def scale(path: str, value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {key: follow(f"{path}.{key}" if path else key, item) for key, item in value.items()}
+            return {key: scale(f"{path}.{key}" if path else key, item) for key, item in value.items()}
         if isinstance(value, list):
-            return [follow(f"{path}.{number}", item) for number, item in enumerate(value)]
-        scaled = _scaled(path, value, processes / tuned, bool(config["train"]["lr_batch_size"]))
+            return [scale(f"{path}.{index}", item) for index, item in enumerate(value)]
+        scaled = _scaled(path, value, world_size / reference, bool(config["train"]["lr_batch_size"]))
         if scaled != value:
             changes.append(f"{path}: {value} -> {scaled}")
         return scaled
 
-    found = follow("", config)
-    found["train"]["tuned_for"] = processes
-    return found, changes
+    result = scale("", config)
+    result["train"]["reference_world_size"] = world_size
+    return result, changes
 
 
-def _scaled(path: str, value: Any, factor: float, rate_follows_batch: bool) -> Any:
+def _scaled(path: str, value: Any, factor: float, lr_follows_batch_size: bool) -> Any:
     if path == "data.batch_size":
         return round(value * factor)
     if path == "optimizer.lr" and isinstance(value, int | float):
-        return value if rate_follows_batch else float(f"{value * factor:.12g}")
-    if isinstance(value, str) and (steps := _STEPS.fullmatch(value)):
-        return f"{_fewer(int(steps[1]), factor)}it"
-    if path in _COUNTS or re.fullmatch(r"hooks\.[^.]+\.batches", path):
+        return value if lr_follows_batch_size else float(f"{value * factor:.12g}")
+    if isinstance(value, str) and (iterations := _ITERATIONS.fullmatch(value)):
+        return f"{_fewer(int(iterations[1]), factor)}it"
+    if path in _STEP_COUNTS or re.fullmatch(r"hooks\.[^.]+\.batches", path):
         return _fewer(value, factor)
     return value
 

@@ -1,69 +1,58 @@
-"""What was found in pictures, and what is there, ready to be drawn. Used by the predict command and the report."""
+"""Detections and annotations of images as objects to draw."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from opabinia.contracts import Detections, GroundTruth
-from opabinia.contracts.masks import decoded
-from opabinia.evaluation.detection.rle import paste
-from opabinia.visualization.drawing import Thing
+from opabinia.contracts.masks import decode_rle
+from opabinia.evaluation.detection.rle import paste_masks
+from opabinia.visualization.drawing import DrawnObject
 
 
 def predicted_objects(
-    prediction: Mapping[str, Tensor], classes: Sequence[str], size: tuple[int, int], least: float = 0.5
-) -> list[Thing]:
-    """Things that a model found in a picture, best first.
+    prediction: Mapping[str, Tensor], classes: Sequence[str], size: tuple[int, int], min_score: float = 0.5
+) -> list[DrawnObject]:
+    """Return the detections in an image, best first.
 
     Args:
         prediction: a row of each tensor (see :data:`opabinia.contracts.Predictions`), on the CPU.
         classes: their names.
-        size: height and width of the picture.
-        least: score of what is shown.
+        size: height and width of the image.
+        min_score: minimum score of the detections shown.
     """
-    shown = ((prediction["labels"] >= 0) & (prediction["scores"] >= least)).nonzero().flatten()
+    shown = ((prediction["labels"] >= 0) & (prediction["scores"] >= min_score)).nonzero().flatten()
     rows = {name: values[shown] for name, values in prediction.items() if name in Detections._fields}
-    masks: list[str] | None = None
-    if "masks" in rows:
-        masks = paste(rows["masks"].numpy(), rows["boxes"].numpy(), size)
+    masks = paste_masks(rows["masks"].numpy(), rows["boxes"].numpy(), size) if "masks" in rows else [None] * len(shown)
     points = rows["keypoints"][..., :2].tolist() if "keypoints" in rows else [()] * len(shown)
-    columns = rows["labels"].tolist(), rows["scores"].tolist(), rows["boxes"].tolist(), points
+    columns = rows["labels"].tolist(), rows["scores"].tolist(), rows["boxes"].tolist(), masks, points
     return [
-        Thing(
+        DrawnObject(
             label=label,
             text=f"{classes[label]}: {score:.2f}",
             box=box,
-            mask=None if masks is None else _pixels({"size": list(size), "counts": masks[number]}, size),
-            points=some,
+            mask=None if counts is None else decode_rle({"size": list(size), "counts": counts}, size).astype(bool),
+            points=keypoints,
         )
-        for number, (label, score, box, some) in enumerate(zip(*columns, strict=True))
+        for label, score, box, counts, keypoints in zip(*columns, strict=True)
     ]
 
 
-def annotated_objects(ground_truth: GroundTruth, classes: Sequence[str]) -> list[Thing]:
-    """Things that are in a picture as its file says, crowds among them."""
-    found = []
-    for number, (left, top, width, height) in enumerate(ground_truth.boxes.tolist()):
-        points = () if ground_truth.keypoints is None else ground_truth.keypoints[number]
-        found.append(
-            Thing(
-                label=int(ground_truth.labels[number]),
-                text=classes[int(ground_truth.labels[number])] + (" (crowd)" if ground_truth.crowd[number] else ""),
-                box=(left, top, left + width, top + height),
-                mask=None
-                if ground_truth.segments is None
-                else _pixels(ground_truth.segments[number], ground_truth.size),
-                points=[(x + 0.5, y + 0.5) for x, y, seen in points if seen],  # files number pixels
-            )
+def annotated_objects(ground_truth: GroundTruth, classes: Sequence[str]) -> list[DrawnObject]:
+    """Return the annotated objects of an image, crowds included."""
+    segments = ground_truth.segments or [None] * len(ground_truth.labels)
+    keypoints = np.zeros((len(segments), 0, 3)) if ground_truth.keypoints is None else ground_truth.keypoints
+    columns = ground_truth.labels.tolist(), ground_truth.crowd, ground_truth.boxes.tolist(), segments, keypoints
+    return [
+        DrawnObject(
+            label=label,
+            text=classes[label] + (" (crowd)" if crowd else ""),
+            box=(left, top, left + width, top + height),
+            mask=decode_rle(segment, ground_truth.size).astype(bool) if segment else None,
+            points=[(x + 0.5, y + 0.5) for x, y, visible in points if visible],  # annotations count pixels
         )
-    return found
-
-
-def _pixels(segment: Any, size: tuple[int, int]) -> NDArray[np.bool_] | None:
-    """Which pixels belong to a thing; None where nobody tells."""
-    return decoded(segment, size).astype(bool) if segment else None
+        for label, crowd, (left, top, width, height), segment, points in zip(*columns, strict=True)
+    ]

@@ -1,4 +1,4 @@
-"""Films to be looked at: strips of the frames that a model has seen, and clips of them with what it says burnt in."""
+"""Drawn videos: strips of the frames that a model has seen, and clips of them with the prediction as an overlay."""
 
 from __future__ import annotations
 
@@ -16,78 +16,73 @@ from torch import Tensor
 
 from opabinia.contracts import Sample, Video
 from opabinia.runtime.files import disk_errors, write_atomic
-from opabinia.visualization.drawing import COLOURS, FRAMES, side_by_side, stack_vertically, to_pil
+from opabinia.visualization.drawing import COLORS, FRAME_COLORS, side_by_side, stack_vertically, text_color, to_pil
 
-FRAMES_OF_STRIP, HEIGHT = 8, 128
-"""Of a strip: how many frames of a clip it shows at most, and their height in pixels."""
+MAX_FRAMES, FRAME_HEIGHT, MIN_WIDTH = 8, 128, 560
+"""Maximum number of frames of a clip in a strip, their height, and the minimum width of strips, which leaves room for
+text."""
 
-SIDE, LEAST_WIDTH = 256, 560
-"""The shorter side of clips that are written; strips are so wide at least, so that there is room for words."""
-
-Pixels = NDArray[Any]
-"""Of a picture: uint8, H x W x 3."""
+CLIP_SIDE = 256
+"""Shorter side of written clips in pixels."""
 
 
-class Noted:
-    """A film that notes which frames were asked for. The same ones asked for again at once are not decoded again, as
-    crops of one clip ask.
+class RecordingVideo:
+    """A video that records which frames are read. Frames requested twice in a row, as by crops of one clip, are decoded
+    once.
 
     Args:
-        film: what it stands for.
+        video: the video to read.
 
     Attributes:
-        asked: numbers of the frames, for each time.
+        requests: frame numbers of each read.
     """
 
-    def __init__(self, film: Video) -> None:
-        self._film = film
-        self.path = film.path
-        self.asked: list[list[int]] = []
+    def __init__(self, video: Video) -> None:
+        self._video = video
+        self.path = video.path
+        self.requests: list[list[int]] = []
         self._last: tuple[int | None, Tensor] | None = None
 
     @property
     def frames(self) -> int:
-        return self._film.frames
+        return self._video.frames
 
     @property
     def seconds(self) -> float:
-        return self._film.seconds
+        return self._video.seconds
 
     @property
     def fps(self) -> float:
-        return self._film.fps
+        return self._video.fps
 
     @property
     def size(self) -> tuple[int, int]:
-        return self._film.size
+        return self._video.size
 
     def read(self, indices: Sequence[int], short_side: int | None = None) -> Tensor:
-        numbers = [int(number) for number in indices]
-        if not self.asked or self.asked[-1] != numbers or self._last is None or self._last[0] != short_side:
-            self._last = short_side, self._film.read(numbers, short_side)
-        self.asked.append(numbers)
+        numbers = [int(index) for index in indices]
+        if not self.requests or self.requests[-1] != numbers or self._last is None or self._last[0] != short_side:
+            self._last = short_side, self._video.read(numbers, short_side)
+        self.requests.append(numbers)
         return self._last[1].clone()
 
 
-def picture_of(sample: Sample) -> Tensor:
-    """What stands for a sample where there is room for one picture (C x H x W): of a film the frame in its middle."""
+def representative_image(sample: Sample) -> Tensor:
+    """Return the image of a sample (C x H x W), or the middle frame of its video."""
     if "video" not in sample:
         image: Tensor = sample["image"]
         return image
-    film: Video = sample["video"]
-    return film.read([film.frames // 2])[0]
+    video: Video = sample["video"]
+    return video.read([video.frames // 2])[0]
 
 
-# --- what was seen ----------------------------------------------------------------------------------------------------
-
-
-class Seen(NamedTuple):
-    """A clip of a film as a model has seen it.
+class SampledClip(NamedTuple):
+    """A clip of a video as a model has seen it.
 
     Attributes:
-        frames: their numbers.
-        name: which clip it is, such as ``clip 2 of 10``; nothing where there is one.
-        label: the likeliest class of the whole film.
+        frames: frame numbers.
+        name: such as ``clip 2 of 10``; empty for a single clip.
+        label: predicted class of the whole video.
         text: that class, with its probability in each crop of this clip.
     """
 
@@ -97,117 +92,107 @@ class Seen(NamedTuple):
     text: str
 
 
-def seen_clips(frames: Sequence[list[int]], prediction: Mapping[str, Tensor], classes: Sequence[str]) -> list[Seen]:
-    """Clips of a film with what is said of them.
+def sampled_clips(
+    frames: Sequence[list[int]], prediction: Mapping[str, Tensor], classes: Sequence[str]
+) -> list[SampledClip]:
+    """Return the clips of a video with their predictions.
 
     Args:
-        frames: numbers of those in each of V views; crops of a clip, which follow each other, have the same.
-        prediction: ``probabilities`` (K), and of several views those of each as ``views`` (V x K).
+        frames: frame numbers of each of V views; crops of a clip follow each other and have the same.
+        prediction: ``probabilities`` (K), and for several views those of each as ``views`` (V x K).
         classes: their names.
     """
     label = int(prediction["probabilities"].argmax())
-    each = prediction["views"][:, label] if "views" in prediction else prediction["probabilities"][label : label + 1]
-    clips = [(numbers, [places[0] for places in group]) for numbers, group in _together(frames)]
-    names = [f"clip {number} of {len(clips)}" for number in range(1, len(clips) + 1)] if len(clips) > 1 else [""]
+    views = prediction["views"][:, label] if "views" in prediction else prediction["probabilities"][label : label + 1]
+    shares = [f"{float(probability):.1%}" for probability in views]
+    clips = [
+        (numbers, [view for view, _ in group]) for numbers, group in groupby(enumerate(frames), lambda row: row[1])
+    ]
     return [
-        Seen(numbers, name, label, f"{classes[label]} " + " ".join(f"{float(each[place]):.1%}" for place in places))
-        for name, (numbers, places) in zip(names, clips, strict=True)
+        SampledClip(
+            numbers,
+            f"clip {number} of {len(clips)}" if len(clips) > 1 else "",
+            label,
+            " ".join([classes[label], *(shares[view] for view in crops)]),
+        )
+        for number, (numbers, crops) in enumerate(clips, 1)
     ]
 
 
-def _together(frames: Sequence[list[int]]) -> Iterator[tuple[list[int], Iterator[tuple[int, list[int]]]]]:
-    """Places of views that have the same frames, as long as they follow each other."""
-    return groupby(enumerate(frames), key=lambda one: one[1])
-
-
-# --- strips -----------------------------------------------------------------------------------------------------------
-
-
-def strip(film: Video, clips: Sequence[Seen], title: str = "", verdict: str | None = None) -> Image.Image:
-    """Frames of a film side by side, each with its time above; a row for each clip.
+def draw_strip(video: Video, clips: Sequence[SampledClip], title: str = "", verdict: str | None = None) -> Image.Image:
+    """Draw frames of a video side by side, each below its time; a row for each clip.
 
     Args:
-        film: of which frames are read, small.
-        clips: that are shown; of many frames some at equal distances.
-        title: above all of them.
-        verdict: a key of :data:`opabinia.visualization.drawing.FRAMES`, which colours an edge around it.
+        video: read at low resolution.
+        clips: to show; of many frames some at equal distances.
+        title: above all rows.
+        verdict: a key of :data:`opabinia.visualization.drawing.FRAME_COLORS`, the color of a frame around the strip.
 
     Raises:
-        OSError, ValueError: the film cannot be read.
+        OSError, ValueError: the video cannot be read.
     """
-    heading = Image.new("RGB", (LEAST_WIDTH, 0))
-    texts = [f"{one.name}: {one.text}" if one.name else "" for one in clips]
-    whole = stack_vertically([heading, *(_row(film, one.frames) for one in clips)], [title, *texts])
-    return ImageOps.expand(whole, 5, FRAMES[verdict]) if verdict else whole
+    rows = [Image.new("RGB", (MIN_WIDTH, 0))]
+    for clip in clips:
+        count = min(MAX_FRAMES, len(clip.frames))
+        numbers = [clip.frames[index * (len(clip.frames) - 1) // max(1, count - 1)] for index in range(count)]
+        frames = []
+        for frame in map(to_pil, video.read(numbers, FRAME_HEIGHT)):
+            # Tiny frames keep their hard edges.
+            method = Image.Resampling.NEAREST if frame.height * 2 < FRAME_HEIGHT else Image.Resampling.LANCZOS
+            width = max(1, round(frame.width * FRAME_HEIGHT / frame.height))
+            frames.append(frame.resize((width, FRAME_HEIGHT), method))
+        rows.append(side_by_side(frames, [f"{number / video.fps:.2f} s" for number in numbers]))
+    strip = stack_vertically(rows, [title, *(f"{clip.name}: {clip.text}" if clip.name else "" for clip in clips)])
+    return ImageOps.expand(strip, 5, FRAME_COLORS[verdict]) if verdict else strip
 
 
-def _row(film: Video, numbers: Sequence[int]) -> Image.Image:
-    count = min(FRAMES_OF_STRIP, len(numbers))
-    shown = [numbers[place * (len(numbers) - 1) // max(1, count - 1)] for place in range(count)]
-    frames = [_fitted(to_pil(frame)) for frame in film.read(shown, HEIGHT)]
-    return side_by_side(frames, [f"{number / film.fps:.2f} s" for number in shown])
-
-
-def _fitted(frame: Image.Image) -> Image.Image:
-    """A frame at the height of a strip; tiny ones keep their hard edges."""
-    width = max(1, round(frame.width * HEIGHT / frame.height))
-    method = Image.Resampling.NEAREST if frame.height * 2 < HEIGHT else Image.Resampling.LANCZOS
-    return frame.resize((width, HEIGHT), method)
-
-
-# --- clips ------------------------------------------------------------------------------------------------------------
-
-
-def write_clip(path: Path, film: Video, clips: Sequence[Seen]) -> None:
-    """Write the frames of clips, one clip after the other, at the pace of the film, with what is said of each burnt in
-    (mp4).
+def write_clip(path: Path, video: Video, clips: Sequence[SampledClip]) -> None:
+    """Write the frames of clips, one after the other, at the speed of the video, with predictions as overlay (mp4).
 
     Args:
         path: of the file.
-        film: of which frames are read.
-        clips: that are written.
+        video: to read frames of.
+        clips: to write.
 
     Raises:
-        OSError, ValueError: the film cannot be read, or the file cannot be written.
+        OSError, ValueError: the video cannot be read, or the file cannot be written.
     """
-    content = _encoded((one for clip in clips for one in _labelled(film, clip)), _pace(film.fps, clips[0].frames))
+    frames = (frame for clip in clips for frame in _labeled_frames(video, clip))
+    content = _encode_mp4(frames, _frame_rate(video.fps, clips[0].frames))
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, content)
 
 
-def _labelled(film: Video, clip: Seen) -> Iterator[Pixels]:
-    """The frames of a clip, tiny ones enlarged, with its name and text in the upper left corner."""
-    words = "\n".join(filter(None, (clip.name, clip.text)))
-    for frame in film.read(clip.frames, SIDE):
-        picture = to_pil(frame)
-        times = max(1, SIDE // min(picture.size))
-        picture = picture.resize((picture.width * times, picture.height * times), Image.Resampling.NEAREST)
-        _write(picture, words, COLOURS[clip.label % len(COLOURS)])
-        # Players want even sides.
-        yield np.pad(np.asarray(picture), ((0, picture.height % 2), (0, picture.width % 2), (0, 0)), mode="edge")
+def _labeled_frames(video: Video, clip: SampledClip) -> Iterator[NDArray[Any]]:
+    """Yield the frames of a clip (uint8, H x W x 3), tiny ones enlarged, with its name and text in the upper left
+    corner."""
+    text = "\n".join(filter(None, (clip.name, clip.text)))
+    color = COLORS[clip.label % len(COLORS)]
+    for frame in video.read(clip.frames, CLIP_SIDE):
+        image = to_pil(frame)
+        factor = max(1, CLIP_SIDE // min(image.size))
+        image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+        draw = ImageDraw.Draw(image)
+        for size in range(max(10, min(image.size) // 14), 7, -1):  # as large as the width allows
+            font = ImageFont.load_default(size)
+            _, _, right, bottom = draw.textbbox((0, 0), text, font=font)
+            if right + 8 <= image.width:
+                break
+        draw.rectangle((0, 0, right + 8, bottom + 6), fill=color)
+        draw.text((4, 2), text, fill=text_color(color), font=font)
+        # The codec needs even sides.
+        yield np.pad(np.asarray(image), ((0, image.height % 2), (0, image.width % 2), (0, 0)), mode="edge")
 
 
-def _write(picture: Image.Image, words: str, colour: tuple[int, int, int]) -> None:
-    """Words in the upper left corner, as large as the width allows."""
-    draw = ImageDraw.Draw(picture)
-    for size in range(max(10, min(picture.size) // 14), 7, -1):
-        font = ImageFont.load_default(size)
-        _, _, right, bottom = draw.textbbox((0, 0), words, font=font)
-        if right + 8 <= picture.width:
-            break
-    draw.rectangle((0, 0, right + 8, bottom + 6), fill=colour)
-    draw.text((4, 2), words, fill=(30, 30, 30) if sum(colour) > 380 else (255, 255, 255), font=font)
-
-
-def _encoded(frames: Iterator[Pixels], pace: Fraction) -> bytes:
-    """An mp4 file of frames of one size, so many a second."""
+def _encode_mp4(frames: Iterator[NDArray[Any]], frame_rate: Fraction) -> bytes:
+    """Return an mp4 file of frames of equal size."""
     import av
 
     content = BytesIO()
     first = next(frames)
     with av.open(content, "w", format="mp4") as container:
-        stream = container.add_stream("libx264", rate=pace, options={"crf": "18"})
+        stream = container.add_stream("libx264", rate=frame_rate, options={"crf": "18"})
         stream.pix_fmt, (stream.height, stream.width) = "yuv420p", first.shape[:2]
         for pixels in chain([first], frames):
             container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
@@ -215,8 +200,8 @@ def _encoded(frames: Iterator[Pixels], pace: Fraction) -> bytes:
     return content.getvalue()
 
 
-def _pace(fps: float, numbers: Sequence[int]) -> Fraction:
-    """Frames a second of a clip that lasts as long as what it shows; a single frame stays for a second."""
+def _frame_rate(fps: float, numbers: Sequence[int]) -> Fraction:
+    """Return the frames per second at which a clip lasts as long as in the video; a single frame lasts a second."""
     steps = sorted(later - earlier for earlier, later in pairwise(numbers) if later > earlier)
-    pace = fps / steps[len(steps) // 2] if steps else 1.0
-    return Fraction(min(max(pace, 1.0), 120.0)).limit_denominator(1000)
+    rate = fps / steps[len(steps) // 2] if steps else 1.0
+    return Fraction(min(max(rate, 1.0), 120.0)).limit_denominator(1000)

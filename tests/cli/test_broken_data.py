@@ -1,4 +1,4 @@
-"""Folders as they come: broken files among the pictures, classes without any."""
+"""Folders as they come: broken files among the images, classes without any."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from tests.cli.conftest import Ended
 
 SMALL = (
     *("task.backbone.model=test_resnet", "data.train.transforms.0.size=32", "vars.size=32", "vars.enlarged=36"),
-    *("data.batch_size=4", "train.length=2ep", "train.log_samples=true", "train.threads=1", "writers=[]"),
+    *("data.batch_size=4", "train.length=2ep", "train.log_samples=true", "train.num_threads=1", "loggers=[]"),
 )
 
 
@@ -26,7 +26,7 @@ def picture(path: Path, size: tuple[int, int] = (40, 48), seed: int = 0) -> Path
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Ten good pictures a class in each of two sets, and among them one of each kind that goes wrong."""
+    """Ten good images a class in each of two sets, and among them one of each kind that goes wrong."""
     for split in ("train", "val"):
         for number in range(20):
             picture(tmp_path / "data" / split / "ab"[number % 2] / f"{number:02d}.jpg", seed=number)
@@ -51,16 +51,16 @@ def train(opabinia: Callable[..., Ended], root: Path, tmp_path: Path) -> Train:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_raise_names_file_and_reason(train: Train, workers: int) -> None:
-    done = train(f"data.workers={workers}")
+    done = train(f"data.num_workers={workers}")
     assert done.status == 2
     assert "Traceback" not in done.err
     assert any(f"{name}.jpg cannot be decoded: " in done.err for name in ("cut", "empty", "text"))
 
 
 def test_skip_trains_on_others_and_leaves_out_in_evaluation(train: Train, tmp_path: Path) -> None:
-    done = train("data.on_error=skip", "data.workers=2")
+    done = train("data.on_error=skip", "data.num_workers=2")
     assert done.status == 0, done.err
-    assert "passed over: sample" in done.err and "empty.jpg cannot be decoded" in done.err
+    assert "skipped: sample" in done.err and "empty.jpg cannot be decoded" in done.err
     folder = tmp_path / "runs" / "classification" / "image_folder" / "default"
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     ids = [name for line in lines for name in line.get("sample_ids", ())]
@@ -69,7 +69,7 @@ def test_skip_trains_on_others_and_leaves_out_in_evaluation(train: Train, tmp_pa
     assert [line["val/skipped"] for line in lines if "val/top1" in line] == [3.0, 3.0]
 
 
-def test_a_class_folder_without_pictures_is_told_before_the_first_step(root: Path, train: Train) -> None:
+def test_a_class_folder_without_images_is_reported_before_the_first_step(root: Path, train: Train) -> None:
     (root / "train" / "c").mkdir()
     done = train()
-    assert done.status == 2 and "c holds no picture" in done.err and "Traceback" not in done.err
+    assert done.status == 2 and "c has no image" in done.err and "Traceback" not in done.err

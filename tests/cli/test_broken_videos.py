@@ -1,4 +1,4 @@
-"""Films as they come, through whole runs: broken ones are named, and what ``data.on_error`` says is done."""
+"""Videos as they come, through whole runs: broken ones are named, and what ``data.on_error`` says is done."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE = {"size": (32, 40)}
 
 
 def cut(path: Path, **keys: Any) -> Path:
-    """A film whose file ends in the middle."""
+    """A video whose file ends in the middle."""
     content = write(path, 30, gop=5, **SIZE, **keys).read_bytes()
     path.write_bytes(content[: len(content) * 2 // 3])
     return path
@@ -36,8 +36,8 @@ def text(path: Path) -> Path:
 
 BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
     "empty.mp4": (empty, "is empty: it has 0 bytes"),
-    "sound.mp4": (write_sound, "holds no pictures, only audio"),
-    "text.mp4": (text, "is no film, but text"),
+    "sound.mp4": (write_sound, "has no video stream, only audio"),
+    "text.mp4": (text, "is not a video, but text"),
     "headless.mp4": (cut, "is cut off: an mp4 or mov file whose table (moov) is missing"),
 }
 """What no frame can be had of."""
@@ -56,7 +56,7 @@ def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def root(films: Path, tmp_path: Path) -> Path:
-    """A folder of its own with these films."""
+    """A folder of its own with these videos."""
     for film in films.glob("*/*"):
         folder = tmp_path / "films" / film.parent.name
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def root(films: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def train(opabinia: Command, root: Path, tmp_path: Path) -> Callable[..., Ended]:
-    """``train("data.on_error=skip")``: two epochs of a tiny network; three views of each film are evaluated."""
+    """``train("data.on_error=skip")``: two epochs of a tiny network; three views of each video are evaluated."""
     videos = f"{{name: videos, root: {root}}}"
     recipe = tmp_path / "films.yaml"
     recipe.write_text(
@@ -75,12 +75,12 @@ def train(opabinia: Command, root: Path, tmp_path: Path) -> Callable[..., Ended]
         "data:\n"
         f"  train: {{source: {videos}, transforms: [{{name: clip, frames: 4, stride: 2, short_side: 16}}, "
         "{name: scale_jitter, size: 16}]}\n"
-        f"  val: {{source: {{name: views_of_films, source: {videos}, clips: 1, crops: 3}}, "
+        f"  val: {{source: {{name: video_views, source: {videos}, clips: 1, crops: 3}}, "
         "transforms: [{name: clip, frames: 4, stride: 2}, {name: three_crop, size: 16}]}\n"
         "  batch_size: 4\n"
-        "  workers: 0\n"
-        "train: {length: 2ep, threads: 1, device: cpu, log_samples: true}\n"
-        "writers: []\n"
+        "  num_workers: 0\n"
+        "train: {length: 2ep, num_threads: 1, device: cpu, log_samples: true}\n"
+        "loggers: []\n"
     )
     return lambda *overrides: opabinia("train", recipe, "--out", tmp_path / "runs", *overrides)
 
@@ -92,7 +92,7 @@ def lines(tmp_path: Path, name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_film_that_gives_nothing_ends_the_run(name: str, train: Command, root: Path) -> None:
+def test_a_video_that_gives_nothing_ends_the_run(name: str, train: Command, root: Path) -> None:
     make, reason = BROKEN[name]
     film = make(root / "run" / name)
     done = train()
@@ -101,7 +101,7 @@ def test_a_film_that_gives_nothing_ends_the_run(name: str, train: Command, root:
     assert line.startswith("error: sample ") and f"(run/{name}), Clip: ValueError: {film} {reason}" in line
 
 
-def test_the_first_film_too(train: Command, root: Path) -> None:
+def test_the_first_video_too(train: Command, root: Path) -> None:
     empty(root / "jump" / "+.mp4")
     done = train()
     (line,) = [line for line in done.err.splitlines() if line.startswith("error: ")]

@@ -49,7 +49,7 @@ def test_a_run_is_not_overwritten(opabinia: Opabinia, six_steps: Path) -> None:
     before = contents(six_steps)
     ended = opabinia("train", RECIPE, "--out", six_steps.parents[2])
     assert ended.status == 2
-    assert f"{six_steps} holds a run, which is never overwritten: --resume goes on" in ended.err
+    assert f"{six_steps} holds a run, which is never overwritten: --resume continues it" in ended.err
     assert contents(six_steps) == before
 
 

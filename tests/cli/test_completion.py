@@ -26,7 +26,7 @@ def offered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.chdir(tmp_path)
     whole = catalog()  # another test may have changed the package's files since it was cached
     monkeypatch.setattr("opabinia.config.warm_catalog", lambda plugins=(): whole)
-    return lambda line: completions.candidates(completions.described(typer.main.get_command(app)), line)
+    return lambda line: completions.candidates(completions.describe_command(typer.main.get_command(app)), line)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_a_new_word_is_offered_all(offered: Any) -> None:
 
 def test_commands_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert completions.from_kept("opabinia tr") is None
-    completions.keep(completions.described(typer.main.get_command(app)))
-    assert completions.from_kept("opabinia tr") == ["train"]
+    assert completions.from_cache("opabinia tr") is None
+    completions.save_commands(completions.describe_command(typer.main.get_command(app)))
+    assert completions.from_cache("opabinia tr") == ["train"]
     program = (
         "import sys; from opabinia.cli import main\ntry: main(['completion', '--line', 'opabinia train reid/dig'])"
     )
@@ -78,7 +78,7 @@ def test_commands_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["reid/digits"], "nothing heavy is imported"
     monkeypatch.setattr(completions, "_version", lambda: [])
-    assert completions.from_kept("opabinia tr") is None
+    assert completions.from_cache("opabinia tr") is None
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ Command = Callable[..., Ended]
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     small_data.coco(tmp_path)
-    source = f"{{name: coco, root: {tmp_path}, file: {tmp_path / 'things.json'}, masks: true}}"
+    source = f"{{name: coco, root: {tmp_path}, file: {tmp_path / 'annotations.json'}, masks: true}}"
     file = tmp_path / "recipe.yaml"
     file.write_text(
         "base: classification/digits\n"
@@ -32,7 +32,7 @@ NO_VAL = "data.val=null"
 
 
 def edit(recipe: Path, **values: Any) -> None:
-    file = recipe.parent / "things.json"
+    file = recipe.parent / "annotations.json"
     content = json.loads(file.read_text())
     content["annotations"][0].update(values)
     file.write_text(json.dumps(content))
@@ -42,17 +42,17 @@ def test_a_sound_set(opabinia: Command, recipe: Path) -> None:
     done = opabinia("data", "check", recipe, NO_VAL)
     assert done.status == 0, done.err
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.out.splitlines()]
-    assert cells.count(["things", "5"]) == cells.count(["of them without things", "1"]) == 1
+    assert cells.count(["objects", "5"]) == cells.count(["images without objects", "1"]) == 1
     assert cells.count(["block", "3", "3"]) == cells.count(["bar", "2", "2"]) == 1 and "wrong" not in done.out
     assert done.err == ""
 
 
-def test_broken_things_are_told_and_end_with_2(opabinia: Command, recipe: Path) -> None:
+def test_broken_objects_are_reported_and_end_with_2(opabinia: Command, recipe: Path) -> None:
     edit(recipe, bbox=[9, 5, -4, 6])
     done = opabinia("data", "check", recipe, NO_VAL)
     assert done.status == 2 and "Traceback" not in done.err
-    assert done.err == f"error: {recipe}: 1 thing is wrong in the data\n"
-    assert "wrong: boxes without area" in done.out
+    assert done.err == f"error: {recipe}: 1 error in the data\n"
+    assert "error: boxes without area" in done.out
     assert "  1.png, annotation 100: left, top, width, height 9, 5, -4, 6 in 64 x 48 pixels" in done.out
 
 
@@ -60,27 +60,27 @@ def test_json(opabinia: Command, recipe: Path) -> None:
     edit(recipe, category_id=99)
     done = opabinia("data", "check", recipe, "--json", "-")
     found = json.loads(done.out)
-    assert done.status == 2 and found["sets"].keys() == {"train", "val"}
-    assert found["sets"]["train"]["boxes"]["of_class"] == {"block": 2, "bar": 2}
+    assert done.status == 2 and found["datasets"].keys() == {"train", "val"}
+    assert found["datasets"]["train"]["boxes"]["per_class"] == {"block": 2, "bar": 2}
     fault, leaked, _ = found["findings"]
-    assert fault["kind"] == "classes that are not in the list" and fault["count"] == 2 and fault["wrong"]
-    case = {"id": "1.png", "thing": "annotation 100", "value": "category_id 99", "box": None}
-    assert fault["cases"] == [[{"set": "train", **case}], [{"set": "val", **case}]]
-    assert leaked["kind"] == "in training and in validation: the same file" and leaked["count"] == 4
+    assert fault["kind"] == "unknown classes" and fault["count"] == 2 and fault["is_error"]
+    case = {"id": "1.png", "annotation": "annotation 100", "value": "category_id 99", "box": None}
+    assert fault["cases"] == [[{"dataset": "train", **case}], [{"dataset": "val", **case}]]
+    assert leaked["kind"] == "in training and validation: identical file" and leaked["count"] == 4
 
     file = recipe.parent / "found.json"
     again = opabinia("data", "check", recipe, "--json", file)
-    assert json.loads(file.read_text()) == found and "wrong: in training and in validation" in again.out
+    assert json.loads(file.read_text()) == found and "error: in training and validation" in again.out
 
 
 def test_a_set_of_images(opabinia: Command) -> None:
     done = opabinia("data", "check", "classification/digits")
-    assert done.status == 0 and done.out.count("pictures") == 4 and "things" not in done.out
+    assert done.status == 0 and done.out.count("images") == 4 and "objects" not in done.out
 
 
 @pytest.fixture
 def films(tmp_path: Path) -> Path:
-    """A recipe of three films, of which one is text."""
+    """A recipe of three videos, of which one is text."""
     for number in range(2):
         write(tmp_path / "films" / "ab"[number] / "0.mp4", 4 + 2 * number, size=(32, 40))
     (tmp_path / "films" / "b" / "text.mp4").write_text("no film " * 40)
@@ -93,26 +93,26 @@ def films(tmp_path: Path) -> Path:
     return file
 
 
-def test_films(opabinia: Command, films: Path) -> None:
+def test_videos(opabinia: Command, films: Path) -> None:
     done = opabinia("data", "check", films)
-    assert done.status == 2 and done.err == f"error: {films}: 1 thing is wrong in the data\n"
+    assert done.status == 2 and done.err == f"error: {films}: 1 error in the data\n"
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.out.splitlines()]
-    for row in (["films", "3"], ["largest film", "40 x 32"], ["frames", "4 to 6, half of them up to 5"]):
+    for row in (["videos", "3"], ["largest video", "40 x 32"], ["frames", "4 to 6, median 5"]):
         assert row in cells
-    assert ["wrong: films that cannot be read", "train", "1"] in cells and ["a", "1"] in cells and ["b", "2"] in cells
-    assert f"  b/text.mp4: {films.parent / 'films' / 'b' / 'text.mp4'} is no film, but text" in done.out
+    assert ["error: videos that cannot be read", "train", "1"] in cells and ["a", "1"] in cells and ["b", "2"] in cells
+    assert f"  b/text.mp4: {films.parent / 'films' / 'b' / 'text.mp4'} is not a video, but text" in done.out
 
 
-def test_packed_films(opabinia: Command, films: Path) -> None:
+def test_packed_videos(opabinia: Command, films: Path) -> None:
     packed = films.parent / "packed"
     command = ("data", "pack", films, "--out", packed, "--size", 16)
     done = opabinia(*command)
     assert done.status == 2 and "Traceback" not in done.err
-    assert done.err.splitlines()[-1].startswith("error: film 2: ") and "text.mp4 is no film, but text" in done.err
+    assert done.err.splitlines()[-1].startswith("error: video 2: ") and "text.mp4 is not a video, but text" in done.err
     done = opabinia(*command, "data.on_error=skip")
-    assert done.status == 0 and done.out.startswith("2 films, 10 frames, "), done.err
-    assert done.out.endswith(f"1 left out\nsource: {{name: packed_films, root: {packed}}}\n")
-    again = opabinia("data", "check", films, f"data.train.source={{name: packed_films, root: {packed}}}")
+    assert done.status == 0 and done.out.startswith("2 videos, 10 frames, "), done.err
+    assert done.out.endswith(f"1 skipped\nsource: {{name: packed_videos, root: {packed}}}\n")
+    again = opabinia("data", "check", films, f"data.train.source={{name: packed_videos, root: {packed}}}")
     assert again.status == 0 and "20 x 16" in again.out
     wrong = opabinia(*command, "--section", "val")
     assert wrong.status == 2 and "--section: there is no 'val'; there is train" in wrong.err
@@ -122,13 +122,13 @@ def test_packed_films(opabinia: Command, films: Path) -> None:
     ("values", "message"),
     [
         ({"bbox": [9, 5, -4, 6]}, "1 boxes without area: 1.png, annotation 100: "),
-        ({"bbox": [9, float("nan"), 4, 6]}, "1 boxes that are not four numbers: 1.png, annotation 100: "),
-        ({"category_id": 9}, "1 classes that are not in the list: 1.png, annotation 100: category_id 9"),
-        ({"image_id": 9}, "1 pictures that are not in the list: picture 9, annotation 100: image_id 9"),
+        ({"bbox": [9, float("nan"), 4, 6]}, "1 boxes that are not four finite numbers: 1.png, annotation 100: "),
+        ({"category_id": 9}, "1 unknown classes: 1.png, annotation 100: category_id 9"),
+        ({"image_id": 9}, "1 unknown images: image 9, annotation 100: image_id 9"),
     ],
 )
 @pytest.mark.parametrize("command", [("train",), ("config", "check", "--build")], ids=["train", "check"])
-def test_nothing_is_trained_on_broken_things(
+def test_nothing_is_trained_on_broken_objects(
     opabinia: Command, recipe: Path, command: tuple[str, ...], values: dict[str, Any], message: str
 ) -> None:
     edit(recipe, **values)
@@ -140,9 +140,9 @@ def test_nothing_is_trained_on_broken_things(
     assert line.startswith("error: ") and "data.train.source" in line and message in line and "broken: drop" in line
 
 
-def test_a_cut_file_is_told_by_every_command(opabinia: Command, recipe: Path) -> None:
-    file = recipe.parent / "things.json"
+def test_a_cut_file_is_reported_by_every_command(opabinia: Command, recipe: Path) -> None:
+    file = recipe.parent / "annotations.json"
     file.write_bytes(file.read_bytes()[:500])
     for command in (("train",), ("data", "check")):
         done = opabinia(*command, recipe, "data.train.source.broken=drop", "data.val=null")
-        assert done.status == 2 and "is no whole JSON: " in done.err and "line 1, column 5" in done.err
+        assert done.status == 2 and "is not complete JSON: " in done.err and "line 1, column 5" in done.err

@@ -12,7 +12,7 @@ Command = Callable[..., Ended]
 
 def test_further_evaluators_by_name(opabinia: Command, six_steps: Path, tmp_path: Path) -> None:
     run = shutil.copytree(six_steps, tmp_path / "run")
-    ended = opabinia("eval", run, "--measure", "collapse", "--measure", "knn", "evaluate.measures.knn.evaluator.k=3")
+    ended = opabinia("eval", run, "--measure", "collapse", "--measure", "knn", "evaluate.evaluators.knn.evaluator.k=3")
     assert ended.status == 0, ended.err
     scores = json.loads((run / "eval" / "val" / "scores.json").read_text())
     assert {"val/top1", "val/spread", "val/rank", "val/uniformity", "val/knn_top1", "val/knn_top5"} <= scores.keys()

@@ -69,8 +69,8 @@ def test_nothing_heavy_is_imported_for_any_help(helped: dict[str, Any]) -> None:
 def test_help(helped: dict[str, Any], number: int) -> None:
     (path, command), text = COMMANDS[number], helped["texts"][number]
     assert " ".join(["Usage: opabinia", *path]) in text
-    for name in getattr(command, "commands", {}):
-        assert f" {name} " in text
+    for name, subcommand in getattr(command, "commands", {}).items():
+        assert (f" {name} " in text) is not subcommand.hidden
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             assert parameter.opts[0] in text

@@ -13,7 +13,7 @@ from opabinia.engine.checkpointing.checkpoint import load_tensors
 from opabinia.training import launch
 from tests.cli.conftest import Ended
 
-SMALL = ["train.length=6it", "evaluate.every=3it", "checkpoint.every=3it", "data.workers=0", "writers=[]", "seed=1"]
+SMALL = ["train.length=6it", "evaluate.every=3it", "checkpoint.every=3it", "data.num_workers=0", "loggers=[]", "seed=1"]
 
 
 def trained(folder: Path, *overrides: str) -> tuple[Path, dict[str, float]]:
@@ -25,9 +25,9 @@ def tensors(folder: Path, name: str = "model") -> dict[str, torch.Tensor]:
 
 
 def test_exact_norms_change_nothing_but_the_statistics(tmp_path: Path) -> None:
-    precise = "hooks={precise: {name: precise_norm, every: 3it, batches: 4}}"
+    precise = "hooks={precise: {name: precise_bn, every: 3it, batches: 4}}"
     plain, _ = trained(tmp_path / "plain")
-    exact, scores = trained(tmp_path / "exact", precise, "ema.momentum=0.5")
+    exact, scores = trained(tmp_path / "exact", precise, "ema.decay=0.5")
     before, after = tensors(plain), tensors(exact)
     for name in before:
         assert torch.equal(before[name], after[name]) is not ("running" in name), name
@@ -37,9 +37,9 @@ def test_exact_norms_change_nothing_but_the_statistics(tmp_path: Path) -> None:
     assert not torch.equal(average[name], after[name]), "the average has statistics of its own"
 
 
-def test_a_data_set_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=r"no data set 'test'; data sets: train, val"):
-        trained(tmp_path, "hooks={precise: {name: precise_norm, every: 3it, data: test}}")
+def test_a_missing_dataset_is_reported_before_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"there is no dataset 'test'; datasets: train, val"):
+        trained(tmp_path, "hooks={precise: {name: precise_bn, every: 3it, data: test}}")
     assert not list(tmp_path.rglob("step-*")), "before the first step"
 
 
@@ -53,7 +53,7 @@ def test_a_linear_probe(tmp_path: Path) -> None:
 
 
 def test_groups_and_the_batch_set_the_rates(tmp_path: Path) -> None:
-    rules = "groups={rules: [{pattern: ^head, lr_factor: 10}, {kind: norm, weight_decay: 0}]}"
+    rules = "param_groups={rules: [{pattern: ^head, lr_factor: 10}, {kind: norm, weight_decay: 0}]}"
     folder, _ = trained(tmp_path, rules, "optimizer.lr=0.001", "train.lr_batch_size=256", "schedule=constant")
     log = (folder / "train.log").read_text()
     assert "lr 0.00025, weight decay 0.05" in log and "lr 0.00025, weight decay 0\n" in log
@@ -71,7 +71,7 @@ def test_scores_that_are_not_as_expected_end_with_status_1(opabinia: Callable[..
     assert results["val/top1"] < 0.9
 
 
-def test_a_freeze_that_fits_nothing_is_told(opabinia: Callable[..., Ended], tmp_path: Path) -> None:
+def test_a_freeze_pattern_without_a_match_is_reported(opabinia: Callable[..., Ended], tmp_path: Path) -> None:
     hooks = "hooks={stem: {name: freeze, pattern: nobody}}"
     ended = opabinia("train", "classification/digits", *SMALL, hooks, "--out", str(tmp_path))
     assert ended.status == 2
@@ -79,18 +79,18 @@ def test_a_freeze_that_fits_nothing_is_told(opabinia: Callable[..., Ended], tmp_
 
 
 @pytest.mark.parametrize("metric", ["val/top2", "test/top1"])
-def test_an_early_stop_for_a_score_nobody_gives_is_told(
+def test_an_early_stop_by_an_unknown_score_is_reported(
     opabinia: Callable[..., Ended], tmp_path: Path, metric: str
 ) -> None:
     hooks = f"hooks={{early_stop: {{metric: {metric}}}}}"
     ended = opabinia("train", "classification/digits", *SMALL, hooks, "--out", str(tmp_path))
     assert ended.status == 2
-    assert f"hooks.early_stop: no evaluation gives the score '{metric}'; scores: val/top1" in ended.err
+    assert f"hooks.early_stop: no evaluation computes the score '{metric}'; scores: val/top1" in ended.err
     assert not (tmp_path / "classification/digits/default/metrics.jsonl").read_text(), "before the first step"
 
 
 def test_an_early_stop_is_an_end(tmp_path: Path) -> None:
-    hooks = "hooks={early_stop: {metric: val/top1, patience: 1, by: 0.999}}"
+    hooks = "hooks={early_stop: {metric: val/top1, patience: 1, min_delta: 0.999}}"
     folder, scores = trained(tmp_path, hooks, "train.length=100it")
     assert json.loads((folder / "results.json").read_text()) == scores
     assert (folder / "checkpoints" / "step-00000006").is_dir()

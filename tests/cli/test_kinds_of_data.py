@@ -18,7 +18,7 @@ from opabinia.training import launch
 from opabinia.training.samples import read_dataset_info
 from tests.cli.conftest import Ended
 
-SMALL = ["train.length=4it", "data.workers=0", "train.device=cpu", "train.threads=1", "writers=[]", "seed=1"]
+SMALL = ["train.length=4it", "data.num_workers=0", "train.device=cpu", "train.num_threads=1", "loggers=[]", "seed=1"]
 
 
 @pytest.fixture
@@ -65,9 +65,9 @@ def test_mixing_several_labels(listed: Path) -> None:
 
 
 def test_shares_of_joined_sources_with_several_crops(tmp_path: Path) -> None:
-    source = "{name: joined, sources: [{name: digits, split: train}, {name: digits, split: val}]}"
+    source = "{name: concat, sources: [{name: digits, split: train}, {name: digits, split: val}]}"
     overrides = [
-        *(*SMALL, f"data.train.source={source}", "data.sampler={name: mixed, weights: [1, 3], length: 256}"),
+        *(*SMALL, f"data.train.source={source}", "data.sampler={name: mixed_sources, weights: [1, 3], length: 256}"),
         "data.val.transforms=[{name: resize_and_crops, size: 28, crop: 0.875, crops: 5}]",
     ]
     folder, scores = launch.train("classification/digits", [*overrides, "train.log_samples=true"], out=tmp_path)
@@ -77,10 +77,10 @@ def test_shares_of_joined_sources_with_several_crops(tmp_path: Path) -> None:
     assert len(ids) == 256 and sum(one.startswith("0/") for one in ids) == 64
 
 
-def test_another_sampler_is_another_course(tmp_path: Path) -> None:
+def test_a_resumed_run_cannot_change_its_sampler(tmp_path: Path) -> None:
     first = [*SMALL, "checkpoint.every=2it", "data.sampler=weighted"]
     launch.train("classification/digits", first, out=tmp_path)
-    with pytest.raises(ConfigError, match=r"data\.sampler: a resumed run keeps its course"):
+    with pytest.raises(ConfigError, match=r"data\.sampler: a resumed run cannot change this"):
         changed = ["data.sampler=balanced", "train.length=6it"]
         launch.train("classification/digits", changed, out=tmp_path, resume="last")
 

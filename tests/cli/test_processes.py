@@ -45,22 +45,22 @@ def test_machines() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"nproc": "0"}, "--nproc: '0' is neither a number of processes nor auto"),
+        ({"nproc": "0"}, "--nproc: '0' is neither a number of ranks nor auto"),
         ({"nproc": "two"}, "--nproc: 'two' is neither"),
-        ({"nproc": "2", "nnodes": 2, "endpoint": "a:1"}, "--node-rank: say which of the 2 machines this is, 0 to 1"),
-        ({"nproc": "2", "nnodes": 2, "node_rank": 0}, "--rdzv-endpoint: say an address of machine 0"),
-        ({"nproc": "2", "nnodes": 2, "node_rank": 0, "endpoint": "auto"}, "--rdzv-endpoint: say an address"),
+        ({"nproc": "2", "nnodes": 2, "endpoint": "a:1"}, "--node-rank: give the number of this machine, 0 to 1"),
+        ({"nproc": "2", "nnodes": 2, "node_rank": 0}, "--rdzv-endpoint: give an address of machine 0"),
+        ({"nproc": "2", "nnodes": 2, "node_rank": 0, "endpoint": "auto"}, "--rdzv-endpoint: give an address"),
         ({"nproc": "2", "nnodes": 2, "node_rank": 2, "endpoint": "a:1"}, "--node-rank: 2 is too large for 2 machines"),
         ({"nproc": "2", "endpoint": "a"}, "--rdzv-endpoint: 'a' is neither HOST:PORT nor auto"),
         ({"nproc": "2", "endpoint": "a:70000"}, "--rdzv-endpoint: 'a:70000' is neither"),
     ],
 )
-def test_what_does_not_fit_together(options: dict[str, Any], message: str) -> None:
+def test_options_that_do_not_fit_together(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=f"command line: {message}"):
         asked(**options)
 
 
-def test_slurm_says_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_sets_the_other_values(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**STEP, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}.items():
         monkeypatch.setenv(name, value)
     assert asked("4") == ProcessLayout(4, 2, 1, "gpu003", 49152 + 4713, 3)
@@ -71,5 +71,5 @@ def test_slurm_says_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_not_below_another_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    with pytest.raises(ConfigError, match=r"an agent \(torchrun\) has started this process"):
+    with pytest.raises(ConfigError, match=r"torchrun has started this process"):
         asked("2")

@@ -24,11 +24,11 @@ def gallery(tmp_path: Path) -> Path:
 
 
 def test_predict(opabinia: Command, six_steps: Path, gallery: Path, tmp_path: Path) -> None:
-    """What cannot be read is told and left out; all others are told, written and drawn."""
+    """What cannot be read is reported and left out; all others are reported, written and drawn."""
     (tmp_path / "text.jpg").write_text("not a picture")
     done = opabinia("predict", six_steps, gallery, tmp_path / "text.jpg", "--out", tmp_path / "out")
     assert done.status == 2
-    assert "1 of 7 files were left out" in done.err and "text.jpg cannot be decoded" in done.err
+    assert "1 of 7 files were skipped" in done.err and "text.jpg cannot be decoded" in done.err
     assert "Traceback" not in done.err
     lines = [json.loads(line) for line in (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()]
     assert [line["path"] for line in lines] == [str(path) for path in sorted(gallery.glob("*.png"))]
@@ -40,7 +40,7 @@ def test_predict_tells_all_that_is_missing_before_it_starts(opabinia: Command, s
     (tmp_path / "empty").mkdir()
     done = opabinia("predict", six_steps, tmp_path / "no.png", tmp_path / "empty", "--out", tmp_path / "out")
     assert done.status == 2
-    assert "there is no file or folder" in done.err and "empty holds no pictures" in done.err
+    assert "there is no file or folder" in done.err and "empty has no images" in done.err
     assert not (tmp_path / "out").exists()
 
 
@@ -49,7 +49,7 @@ def test_predict_with_a_gallery(opabinia: Command, six_steps: Path, gallery: Pat
     options = ("--gallery", gallery, "--nearest", 9, "--explain", "--out", tmp_path / "out")
     done = opabinia("predict", six_steps, query, *options)
     assert done.status == 0, done.err
-    assert f"{query}  {gallery}" in done.out and "1 pictures; predictions.jsonl and sheets are in" in done.out
+    assert f"{query}  {gallery}" in done.out and "1 images; predictions.jsonl and sheets are in" in done.out
     (found,) = map(json.loads, (tmp_path / "out" / "predictions.jsonl").read_text().splitlines())
     verdicts = {Path(one["path"]).name: one["verdict"] for one in found["nearest"]}
     assert len(verdicts) == 5 and verdicts.pop("0001_c1_4.png") == "right" and set(verdicts.values()) == {"wrong"}
@@ -72,7 +72,7 @@ def test_search(opabinia: Command, six_steps: Path, gallery: Path, tmp_path: Pat
     pytest.importorskip("faiss", reason="the extra opabinia[search] is not installed")
     words = ("search", six_steps, gallery, gallery / "0001_c2_1.png", "--index", tmp_path / "index")
     done = opabinia(*words, "--nearest", 2)
-    assert done.status == 0 and "making an index of 6 pictures" in done.err
+    assert done.status == 0 and "making an index of 6 images" in done.err
     assert done.out.count(".png") == 3
     again = opabinia(*words, "--json")
     assert "making an index" not in again.err and len(json.loads(again.out)["nearest"]) == 5
@@ -80,13 +80,13 @@ def test_search(opabinia: Command, six_steps: Path, gallery: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("command", ["predict", "search"])
-def test_none_is_no_number_of_pictures(opabinia: Command, six_steps: Path, gallery: Path, command: str) -> None:
+def test_none_is_no_number_of_images(opabinia: Command, six_steps: Path, gallery: Path, command: str) -> None:
     done = opabinia(command, six_steps, gallery, gallery, "--nearest", 0)
     assert done.status == 2 and "--nearest" in done.err
 
 
 def test_map(opabinia: Command, six_steps: Path, tmp_path: Path) -> None:
-    """Features are extracted first, and only once; the picture beside them does not count as something else."""
+    """Features are extracted first, and only once; the image beside them does not count as something else."""
     folder = six_steps / "map" / "val"  # where nothing lies that a person has extracted
     done = opabinia("map", six_steps)
     assert done.status == 0 and f"a map of 360 samples is in {folder / 'map-pca.png'}" in done.out, done.err
@@ -94,7 +94,7 @@ def test_map(opabinia: Command, six_steps: Path, tmp_path: Path) -> None:
     again = opabinia("map", six_steps, "--most", 40, "--out", tmp_path / "map.png")
     assert again.status == 0 and "a map of 40 samples" in again.out, again.err
     assert (folder / "features.npy").stat().st_mtime_ns == written
-    assert "a map is of one set" in opabinia("map", six_steps, "--split", "all").err
+    assert "a map shows one set" in opabinia("map", six_steps, "--split", "all").err
     assert opabinia("map", tmp_path).err == (
-        f"error: command line: {tmp_path} holds neither a run nor features (no about.json in it)\n"
+        f"error: command line: {tmp_path} is neither a run nor a folder of features (no about.json)\n"
     )

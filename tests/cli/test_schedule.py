@@ -63,26 +63,26 @@ def test_other_shapes(opabinia: Opabinia, shapes: str, first: str) -> None:
 
 def test_on_many_processes(opabinia: Opabinia) -> None:
     ended = opabinia("config", "show", RECIPE, "--schedule", *MULTIGRID, "--nproc", 8)
-    assert [row[4] for row in rows(ended)[:2]] == ["over 2 processes", "over 4 processes"]
+    assert [row[4] for row in rows(ended)[:2]] == ["over 2 ranks", "over 4 ranks"]
     ended = opabinia("config", "show", RECIPE, "--schedule", *MULTIGRID, "--nproc", 2, "train.sync_batch_norm=true")
     assert {row[4] for row in rows(ended)} == {""}, "over the whole batch"
-    ended = opabinia("config", "show", RECIPE, "--schedule", *MULTIGRID, "train.tuned_for=1", "--nproc", 2)
-    assert "for 2 instead of 1 processes: data.batch_size: 16 -> 32" in ended.err
+    ended = opabinia("config", "show", RECIPE, "--schedule", *MULTIGRID, "train.reference_world_size=1", "--nproc", 2)
+    assert "for world size 2 instead of 1: data.batch_size: 16 -> 32" in ended.err
     assert rows(ended)[0][4] == "in 4 parts"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--schedule", "--nproc", "5", *MULTIGRID], "its batch of 64 does not divide over 5 processes"),
+        (["--schedule", "--nproc", "5", *MULTIGRID], "its batch of 64 does not divide by 5 ranks"),
         (["--schedule", *MULTIGRID, "train.length=3ep", "shapes.milestones=[1, 2]"], "it has no epochs; train longer"),
         (["--schedule", *MULTIGRID, "shapes.short_cycle=[2]"], "shapes.short_cycle.0"),
-        (["--schedule", *MULTIGRID, "shapes.milestones=[30]"], "[30] are to ascend between epoch 0 and 24"),
+        (["--schedule", *MULTIGRID, "shapes.milestones=[30]"], "[30] must ascend between epoch 0 and 24"),
         (["--schedule", "train.length=0ep"], "train.length: 0ep is a run without a single step"),
         (["--out", "a.png"], "--out: belongs to --schedule"),
         (["--nproc", "2"], "--nproc: belongs to --schedule"),
         (["--schedule", "--out", "/proc/a.png"], "cannot write /proc/a.png"),
-        (["--schedule", "--out", "a.jpg"], "a.jpg: the picture is a FILE.png"),
+        (["--schedule", "--out", "a.jpg"], "a.jpg: the image must be a FILE.png"),
     ],
 )
 def test_refusals_are_one_line(

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from opabinia.contracts import Task
-from opabinia.training.flops import Flops, forward_flops, without_values
-from opabinia.training.summary import scaled, titled, told_flops, told_parameters
+from opabinia.training.flops import FlopCount, count_forward_flops, to_meta
+from opabinia.training.summary import describe_flops, describe_parameters, format_si, run_title
 
 
 class Net(Task):
@@ -35,17 +35,17 @@ CONV = 2 * 64 * 4 * 27  # a multiplication and an addition, of each pixel, chann
 
 
 def test_the_operations_of_a_sample() -> None:
-    assert forward_flops(Net(), SAMPLE) == Flops(CONV + 2 * 40, whole=True)
+    assert count_forward_flops(Net(), SAMPLE) == FlopCount(CONV + 2 * 40, complete=True)
 
 
 def test_what_cannot_be_counted_without_values_is_left_out() -> None:
-    found = forward_flops(Net(chooses=True), SAMPLE)
-    assert found == Flops(CONV, whole=False)
-    assert told_flops(found) == "at least 13.8 kFLOP a sample forward"
+    found = count_forward_flops(Net(chooses=True), SAMPLE)
+    assert found == FlopCount(CONV, complete=False)
+    assert describe_flops(found) == "at least 13.8 kFLOP per sample (forward)"
 
 
 def test_a_model_that_takes_nothing_of_a_sample_is_told_without() -> None:
-    assert forward_flops(Net(), {"id": ["a"]}) is None
+    assert count_forward_flops(Net(), {"id": ["a"]}) is None
 
 
 def test_counting_changes_neither_model_nor_random_numbers() -> None:
@@ -53,14 +53,14 @@ def test_counting_changes_neither_model_nor_random_numbers() -> None:
     net = Net().train()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     state = torch.default_generator.get_state()
-    forward_flops(net, SAMPLE)
+    count_forward_flops(net, SAMPLE)
     assert torch.equal(torch.default_generator.get_state(), state)
     assert net.training and all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
 def test_a_copy_without_values_takes_no_memory() -> None:
     net = Net()
-    shadow = without_values(net)
+    shadow = to_meta(net)
     assert {one.device.type for one in [*shadow.parameters(), *shadow.buffers()]} == {"meta"}
     assert [one.shape for one in shadow.parameters()] == [one.shape for one in net.parameters()]
     assert {one.device.type for one in net.parameters()} == {"cpu"}
@@ -68,9 +68,9 @@ def test_a_copy_without_values_takes_no_memory() -> None:
 
 def test_parameters_that_do_not_learn_are_told() -> None:
     net = Net()
-    assert told_parameters(net) == "170 parameters"
+    assert describe_parameters(net) == "170 parameters"
     net.conv.requires_grad_(False)
-    assert told_parameters(net) == "170 parameters, 58 of them trained"
+    assert describe_parameters(net) == "170 parameters, 58 of them trainable"
 
 
 @pytest.mark.parametrize(
@@ -78,22 +78,22 @@ def test_parameters_that_do_not_learn_are_told() -> None:
     [(0, "0 "), (999, "999 "), (999.9, "1 k"), (25_557_032, "25.6 M"), (8.18e9, "8.18 G"), (3e13, "30 T")],
 )
 def test_numbers_with_three_digits(number: float, text: str) -> None:
-    assert scaled(number) == text
+    assert format_si(number) == text
 
 
 def test_the_title_names_the_networks() -> None:
     task = {"name": "detection", "backbone": {"name": "timm", "model": "resnet18"}, "detector": {"name": "fcos"}}
-    assert titled("mine", task) == "mine: detection, backbone timm resnet18, detector fcos"
-    assert titled("mine", {"name": "video", "backbone": None}) == "mine: video"
+    assert run_title("mine", task) == "mine: detection, backbone timm resnet18, detector fcos"
+    assert run_title("mine", {"name": "video", "backbone": None}) == "mine: video"
 
 
 def test_the_summary_stands_in_the_log(six_steps: Path) -> None:
     log = (six_steps / "train.log").read_text()
     for line in (
         "run     classification/digits: classification, backbone timm test_resnet",
-        "model   373 k parameters, 8.05 MFLOP a sample forward",
+        "model   373 k parameters, 8.05 MFLOP per sample (forward)",
         "data    1437 samples of 10 classes; val: 360",
         "device  cpu, fp32; 1 process, 1 thread and 0 workers",
-        "length  6it: 1437 samples, 6 steps of 64 (23 an epoch); from step 0",
+        "length  6it: 1437 samples, 6 steps of 64 (23 per epoch); from step 0",
     ):
         assert log.count(f"I {line}\n") == 1

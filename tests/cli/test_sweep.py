@@ -17,7 +17,8 @@ from tests.cli.conftest import Ended
 
 RECIPE = "classification/digits"
 SMALL = [
-    "train.length=2it", "train.device=cpu", "train.threads=1", "data.workers=0", "writers=[]", "evaluate.every=0ep",
+    "train.length=2it", "train.device=cpu", "train.num_threads=1", "data.num_workers=0",
+    "loggers=[]", "evaluate.every=0ep",
 ]  # fmt: skip
 Opabinia = Callable[..., Ended]
 
@@ -44,7 +45,7 @@ def made(folder: Path) -> int:
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """``interrupted(name)``: Ctrl-C after the first step of the run in the folder of that name, once."""
-    session = launch.session.Session
+    session = launch.Session
 
     def prepare(name: str) -> None:
         asked: list[str] = []
@@ -60,7 +61,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
             return session(folder, resume, ask, begin, **others)
 
-        monkeypatch.setattr(launch.run, "Session", with_ctrl_c)
+        monkeypatch.setattr(launch, "Session", with_ctrl_c)
 
     return prepare
 
@@ -68,7 +69,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 # --- train --seeds ----------------------------------------------------------------------------------------------------
 
 
-def test_repeats_go_on_where_they_were_stopped(
+def test_repeats_resume_after_an_interruption(
     opabinia: Opabinia, tmp_path: Path, interrupted: Callable[[str], None]
 ) -> None:
     out = tmp_path / "classification" / "digits"
@@ -76,7 +77,7 @@ def test_repeats_go_on_where_they_were_stopped(
     interrupted("a-seed3")
     ended = opabinia(*command)
     assert (ended.status, ended.out) == (130, "")
-    assert "stopped in run 2 of 2 (seed 3): the same command goes on from there" in ended.err
+    assert "stopped in run 2 of 2 (seed 3): the same command resumes" in ended.err
     assert not (out / "a-seeds.json").exists() and not (out / "a-seed3" / "results.json").exists()
     first = made(out / "a-seed0")
 
@@ -101,7 +102,7 @@ def test_repeats_go_on_where_they_were_stopped(
 
     ended = opabinia(*command, "optimizer.lr=0.1")
     assert (ended.status, ended.out) == (2, "")
-    assert "a-seed0: holds a run of another config (optimizer.lr 0.004 there, 0.1 here): --name" in ended.err
+    assert "a-seed0: contains a run of another config (optimizer.lr 0.004 in the folder, 0.1 requested)" in ended.err
 
 
 def test_repeats_of_a_run_folder(opabinia: Opabinia, six_steps: Path, tmp_path: Path) -> None:
@@ -119,11 +120,11 @@ def test_repeats_of_a_run_folder(opabinia: Opabinia, six_steps: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--seeds", "0,x"], "command line: --seeds: 'x' is no seed"),
-        (["--seeds", ""], "command line: --seeds: '' is no seed"),
-        (["--seeds", "0,1,0"], "command line: --seeds: 0 is there twice"),
-        (["--seeds", "0", "seed=1"], "command line: seed=1: --seeds gives every run its seed"),
-        (["--seeds", "0", "--resume"], "command line: --resume: leave it out beside --seeds"),
+        (["--seeds", "0,x"], "command line: --seeds: 'x' is not a seed"),
+        (["--seeds", ""], "command line: --seeds: '' is not a seed"),
+        (["--seeds", "0,1,0"], "command line: --seeds: 0 occurs twice"),
+        (["--seeds", "0", "seed=1"], "command line: seed=1: --seeds sets the seed of every run"),
+        (["--seeds", "0", "--resume"], "command line: --resume: remove it: with --seeds the same command resumes"),
         (["--seeds", "0", "optimiser=sgd"], "did you mean 'optimizer'?"),
     ],
 )
@@ -144,7 +145,7 @@ def test_a_sweep_with_a_run_that_fails(opabinia: Opabinia, tmp_path: Path, inter
     interrupted("s-002")
     ended = opabinia(*command)
     assert (ended.status, ended.out) == (130, "")
-    assert "stopped in run 3 of 4 (s-002): the same command goes on from there" in ended.err
+    assert "stopped in run 3 of 4 (s-002): the same command resumes" in ended.err
     before = record(out / "s.json")
     assert [bool(run["scores"]) for run in before["runs"]] == [True, False, False, False]
     first = made(out / "s-000")
@@ -171,7 +172,7 @@ def test_a_sweep_with_a_run_that_fails(opabinia: Opabinia, tmp_path: Path, inter
 
     ended = opabinia("sweep", RECIPE, *SMALL, "optimizer.lr=0.002,0.1", "--name", "s", "--out", tmp_path)
     assert (ended.status, ended.out) == (2, "")
-    assert "s.json: is a sweep with another space" in ended.err
+    assert "s.json: belongs to a sweep with another space" in ended.err
 
 
 def test_a_random_sweep_of_runs_that_draw_their_seed(opabinia: Opabinia, tmp_path: Path) -> None:
@@ -194,7 +195,7 @@ def test_a_random_sweep_of_runs_that_draw_their_seed(opabinia: Opabinia, tmp_pat
 
     ended = opabinia("sweep", RECIPE, *words, "--random", 2, *options[:2], "--metric", "val/top2", *options[4:])
     assert (ended.status, ended.out) == (2, "")
-    assert "--metric: the runs give no score 'val/top2'; did you mean 'val/top" in ended.err
+    assert "--metric: the runs have no score 'val/top2'; did you mean 'val/top" in ended.err
     ended = opabinia("sweep", RECIPE, *words, "--random", 2, *options, "--better", "max")
     assert [row[2] for row in rows(ended.out)] == [f"{value:.4f}" for value in sorted(values.values())[::-1]]
 
@@ -222,11 +223,11 @@ def test_optuna(opabinia: Opabinia, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ([], "nothing varies"),
-        (["optimizer.lr=lin(0..1)"], "optimizer.lr: a range has no grid: --random N or --optuna N"),
-        (["optimizer.lr=0.1,0.2", "--random", "3"], "there are only 2 different points, not 3"),
-        (["optimizer.lr=0.1,0.2", "--random", "2", "--optuna", "2"], "either this or --random"),
+        (["optimizer.lr=lin(0..1)"], "optimizer.lr: a range cannot be used in a grid: use --random N or --optuna N"),
+        (["optimizer.lr=0.1,0.2", "--random", "3"], "there are only 2 different trials, not 3"),
+        (["optimizer.lr=0.1,0.2", "--random", "2", "--optuna", "2"], "--optuna: cannot be combined with --random"),
         (["optimizer.lr=0.1,0.2", "--seed", "2"], "--seed: is for --random and --optuna"),
-        (["optimizer.lr=0.1,0.2", "--name", "a/b"], "'a/b' is no name for a run"),
+        (["optimizer.lr=0.1,0.2", "--name", "a/b"], "--name: 'a/b' is not valid for a run"),
         (["optimizer.lr=0.1,0.2", "--random", "0"], "--random"),
         (["optimizer.lr=0.1,0.2", "--better", "most"], "--better"),
     ],

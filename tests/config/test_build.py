@@ -6,7 +6,7 @@ import pytest
 
 from opabinia.config import Catalog, ConfigError, build, check, compose
 from opabinia.config.build import Factory
-from opabinia.config.registry import Entry, Register
+from opabinia.config.registry import Register
 from opabinia.runtime.durations import Duration
 from tests.config import toys
 from tests.config.toys import CATALOG, RECIPE, Crop, Data, Ema, Mode, Several, Stop
@@ -58,7 +58,7 @@ def test_the_command_is_not_run() -> None:
     assert built.keywords == {"seed": 3}
 
 
-def test_a_constructor_that_refuses_is_told_with_its_place(tmp_path: Path) -> None:
+def test_a_constructor_error_has_its_place(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         parts(tmp_path, "optimizer.nesterov=true")
     (problem,) = error.value.problems
@@ -82,7 +82,7 @@ def test_an_error_inside_a_working_function_is_no_config_error(tmp_path: Path) -
         loss(1.0, 2.0)
 
 
-def test_a_missing_file_is_told() -> None:
+def test_a_missing_file_is_reported() -> None:
     register = Register()
 
     @register.source
@@ -108,27 +108,19 @@ def test_a_missing_file_is_told() -> None:
         ({"hooks": {"stop": {"after": "3"}}}, "hooks.stop.after: expected a duration"),
     ],
 )
-def test_a_config_that_was_never_checked_is_still_judged(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+def test_build_validates_an_unchecked_config(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     complete, _ = resolved(tmp_path)
     with pytest.raises(ConfigError) as error:
         build({**complete, **config}, CATALOG)
     assert message in str(error.value)
 
 
-def test_a_cached_catalog_cannot_build(tmp_path: Path) -> None:
-    config, _ = resolved(tmp_path)
-    cached = {
-        family: {name: Entry.from_json(entry.to_json()) for name, entry in entries.items()}
-        for family, entries in CATALOG.entries.items()
-    }
-    with pytest.raises(TypeError, match="build with live_catalog"):
-        build(config, Catalog(cached))
-
-
-def test_every_part_with_defaults_alone_can_be_built() -> None:
+def test_parts_with_only_defaults_can_be_built() -> None:
     """The defaults in a catalog are what the callable's own defaults are."""
     for family in ("optimizer", "hook", "transform", "section"):
         for entry in CATALOG.entries[family].values():
             if not any(parameter.required for parameter in entry.parameters) and entry.target:
-                arguments = entry.judged({parameter.name: parameter.default for parameter in entry.parameters})
+                arguments = entry.validate_arguments(
+                    {parameter.name: parameter.default for parameter in entry.parameters}
+                )
                 assert entry.target(**arguments) == entry.target()

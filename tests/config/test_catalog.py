@@ -1,4 +1,4 @@
-"""The cache is tried in processes of its own, with a small house in place of ``opabinia.training.builtin_parts``."""
+"""The cache is tested in separate processes, with a small module instead of ``opabinia.training.builtin_parts``."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def caches(tmp_path: Path) -> list[Path]:
     return list((tmp_path / "cache" / "opabinia").iterdir())
 
 
-def test_the_second_look_imports_nothing(look: Look, tmp_path: Path) -> None:
+def test_the_second_catalog_imports_nothing(look: Look, tmp_path: Path) -> None:
     first, second = look(), look()
     assert first == {"live": True, "names": {"command": ["train"]}, "failed": {}, "imported": True}
     assert second == {**first, "live": False, "imported": False}
@@ -98,9 +98,7 @@ def test_plugins_have_a_cache_of_their_own_that_follows_their_files(look: Look, 
         ),
     ],
 )
-def test_a_plugin_that_fails_is_told_and_nothing_is_kept(
-    look: Look, tmp_path: Path, text: str | None, reason: str
-) -> None:
+def test_a_failing_plugin_is_reported_and_not_cached(look: Look, tmp_path: Path, text: str | None, reason: str) -> None:
     if text is not None:
         (tmp_path / "mine.py").write_text(text)
     for _ in range(2):
@@ -110,7 +108,7 @@ def test_a_plugin_that_fails_is_told_and_nothing_is_kept(
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_damaged_cache_is_written_anew(look: Look, tmp_path: Path) -> None:
+def test_a_damaged_cache_is_rewritten(look: Look, tmp_path: Path) -> None:
     look()
     (cache,) = caches(tmp_path)
     whole = cache.read_text()
@@ -120,7 +118,7 @@ def test_a_damaged_cache_is_written_anew(look: Look, tmp_path: Path) -> None:
         assert cache.read_text() == whole
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(look: Look, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_skipped(look: Look, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     for _ in range(2):
@@ -137,6 +135,95 @@ def test_old_caches_are_removed(look: Look, tmp_path: Path) -> None:
     names = [path.name for path in caches(tmp_path)]
     assert len(names) == 8 and f"catalog-{19:032}.json" in names and f"catalog-{0:032}.json" not in names
     assert not look()["live"]
+
+
+LAZY_HOUSE = """
+import many_losses
+import many_hooks
+import math
+from collections.abc import Callable
+from typing import Annotated
+from opabinia.config import Part, register
+
+@register.command
+def train(*, loss: Annotated[object, Part("loss")]) -> object:
+    "Trains."
+    return loss
+"""
+
+LOSSES = """
+from helper import register_all
+register_all()
+"""
+
+HELPER = """
+from opabinia.config import register
+
+def register_all():
+    for name in ("one", "two"):
+        def loss(*, scale: float = 1.0):
+            "A loss."
+            return scale
+        loss.__name__ = loss.__qualname__ = name
+        register.loss(loss)
+"""
+
+HOOKS = """
+from opabinia.config import register
+
+@register.hook
+def slow(*, x: int = 1) -> int:
+    "A hook."
+    return x
+"""
+
+BUILD = """
+import json, sys
+from opabinia.config import build, check, compose
+module = sys.modules["opabinia.config.catalog"]
+module.ROOT = "lazy_house"
+catalog = module.catalog(sys.argv[2:])
+config = check(compose(sys.argv[1]), catalog).config
+imported = sorted({"lazy_house", "many_losses", "many_hooks", "mine"} & set(sys.modules))
+built = build(config, catalog).keywords["loss"]
+after = sorted({"lazy_house", "many_losses", "many_hooks", "mine"} & set(sys.modules))
+print(json.dumps([imported, after, built]))
+"""
+
+
+def test_building_from_the_cache_imports_only_the_modules_of_the_parts(tmp_path: Path) -> None:
+    """The part is registered by a helper that another module calls: that module is imported."""
+    mine = PLUGIN.replace('"My loss."', '"My loss."\n    return scale')
+    sources = {"lazy_house": LAZY_HOUSE, "many_losses": LOSSES, "many_hooks": HOOKS, "helper": HELPER, "mine": mine}
+    for name, source in sources.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path.cwd()}", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    def run(loss: str, *plugins: str) -> list[Any]:
+        (tmp_path / "r.yaml").write_text(f"loss: {{name: {loss}, scale: 3}}\n")
+        command = [sys.executable, "-c", BUILD, str(tmp_path / "r.yaml"), *plugins]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        result: list[Any] = json.loads(done.stdout)
+        return result
+
+    everything = ["lazy_house", "many_hooks", "many_losses"]
+    assert run("two") == [everything, everything, 3]
+    # The command itself is registered by lazy_house, which imports everything; so build it from another module.
+    (tmp_path / "commands.py").write_text(LAZY_HOUSE.replace("import many_losses\nimport many_hooks\n", ""))
+    (tmp_path / "lazy_house.py").write_text("import commands, many_losses, many_hooks")
+    assert run("two", "mine") == [[*everything, "mine"], [*everything, "mine"], 3]
+    assert run("two", "mine") == [[], ["many_losses"], 3]
+    assert run("mine", "mine") == [[], ["mine"], 3]
+
+
+def test_parts_of_this_process_are_in_a_cached_catalog(look: Look, tmp_path: Path) -> None:
+    look()
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    program = "import mine\n" + PROGRAM
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path.cwd()}", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found["names"] == {"command": ["train"], "loss": ["mine"]} and not found["imported"]
 
 
 def test_names_and_entries() -> None:

@@ -76,7 +76,9 @@ def test_every_value_has_an_origin(checked: Check, monkeypatch: pytest.MonkeyPat
     assert origins["checkpoint.every"] == "signature's default"
     assert origins["seed"] == "r.yaml:15 (${env:SEED})"
     assert resolved.config["seed"] == 3
-    assert resolved.warnings == ("command line: task.loss.eps=0.1: task.loss.eps: is now called 'label_smoothing'",)
+    assert resolved.warnings == (
+        "command line: task.loss.eps=0.1: task.loss.eps is deprecated: use task.loss.label_smoothing",
+    )
 
 
 def test_values_take_one_form(checked: Check) -> None:
@@ -166,8 +168,8 @@ def test_many_mistakes_at_once(problems: Callable[..., list[str]]) -> None:
             "task.backbone.options=3",
             "task.backbone.options: expected a mapping of names to any values or null (found 3)",
         ),
-        ("data=digits", "data: expected a data section (found 'digits'); a section of keys"),
-        ("data=[1]", "data: expected a data section (found [1]); a section of keys"),
+        ("data=digits", "data: expected a data section (found 'digits'); a section with keys"),
+        ("data=[1]", "data: expected a data section (found [1]); a section with keys"),
         ("data.transforms=crop", "data.transforms: expected a list of transforms (found 'crop')"),
         (
             "data.transforms=[{size: 3}]",
@@ -212,7 +214,7 @@ def test_one_mistake_is_one_problem(problems: Callable[..., list[str]], override
     assert problem in found[0]
 
 
-def test_what_is_missing(problems: Callable[..., list[str]]) -> None:
+def test_missing_keys(problems: Callable[..., list[str]]) -> None:
     assert problems("{}") == [
         "r.yaml:1: task: missing; a task is required; every task: classification",
         "r.yaml:1: data: missing; a data section is required",
@@ -220,7 +222,7 @@ def test_what_is_missing(problems: Callable[..., list[str]]) -> None:
     ]
 
 
-def test_nothing_is_called_missing_when_a_file_is(problems: Callable[..., list[str]]) -> None:
+def test_missing_keys_are_not_reported_if_a_file_is_missing(problems: Callable[..., list[str]]) -> None:
     (problem,) = problems("base: nothing.yaml")
     assert "there is no such file" in problem
     with pytest.raises(ConfigError) as error:
@@ -260,7 +262,7 @@ def test_an_unknown_command() -> None:
         check(compose("x"), CATALOG, "trian")
 
 
-def test_durations_and_parts_in_a_union_are_told_apart(checked: Check) -> None:
+def test_durations_and_parts_in_a_union_are_distinguished(checked: Check) -> None:
     register = Register()
 
     @register.schedule
@@ -277,14 +279,14 @@ def test_durations_and_parts_in_a_union_are_told_apart(checked: Check) -> None:
     assert checked("warmup: constant", catalog=catalog).config == {"warmup": {"name": "constant"}}
 
 
-def test_a_part_that_was_left_out_tells_why(problems: Callable[..., list[str]]) -> None:
+def test_an_unsupported_part_has_a_reason(problems: Callable[..., list[str]]) -> None:
     left_out = {"loss": {"triplet": "it needs embeddings, not logits"}}
-    catalog = Catalog(CATALOG.entries, left_out=left_out)
+    catalog = Catalog(CATALOG.entries, unsupported=left_out)
     (problem,) = problems(RECIPE, "task.loss=triplet", catalog=catalog)
-    assert problem.endswith("is left out: it needs embeddings, not logits (found 'triplet')")
+    assert problem.endswith("is not supported: it needs embeddings, not logits (found 'triplet')")
 
 
-def test_left_out_names_are_in_the_catalog() -> None:
+def test_unsupported_names_are_in_the_catalog() -> None:
     register = Register()
-    register.transform.leave_out("Lambda", "takes a function")
-    assert Catalog.of(register).left_out["transform"] == {"Lambda": "takes a function"}
+    register.transform.mark_unsupported("Lambda", "takes a function")
+    assert Catalog.of(register).unsupported["transform"] == {"Lambda": "takes a function"}

@@ -50,7 +50,10 @@ def test_check_tells_all_problems_on_stderr() -> None:
 def test_check_warns_of_old_names() -> None:
     result = run("check", "r.yaml", "task.loss.eps=0.1")
     assert result.exit_code == 0
-    assert "warning: command line: task.loss.eps=0.1: task.loss.eps: is now called 'label_smoothing'" in result.stderr
+    assert (
+        "warning: command line: task.loss.eps=0.1: task.loss.eps is deprecated: use task.loss.label_smoothing"
+        in result.stderr
+    )
 
 
 def test_show_prints_a_config_that_shows_the_same() -> None:
@@ -74,10 +77,10 @@ def test_diff() -> None:
         "data.batch_size: 32 -> 8",
         "optimizer.name: 'sgd' -> 'adam'",
         "optimizer.lr: 0.1 -> 0.001",
-        "optimizer.momentum: 0.0 -> (not there)",
-        "optimizer.nesterov: false -> (not there)",
-        "optimizer.betas.0: (not there) -> 0.9",
-        "optimizer.betas.1: (not there) -> 0.999",
+        "optimizer.momentum: 0.0 -> (missing)",
+        "optimizer.nesterov: false -> (missing)",
+        "optimizer.betas.0: (missing) -> 0.9",
+        "optimizer.betas.1: (missing) -> 0.999",
     ]
 
 
@@ -123,7 +126,7 @@ def test_schema_is_json() -> None:
 def test_schema_as_a_file_and_recipes_that_name_it(tmp_path: Path) -> None:
     place = tmp_path / "mine" / "opabinia.schema.json"
     told = lines("schema", "--out", str(place))
-    assert told == ["first line of a recipe beside it: # yaml-language-server: $schema=opabinia.schema.json"]
+    assert told == ["first line of a recipe in the same folder: # yaml-language-server: $schema=opabinia.schema.json"]
     assert json.loads(place.read_text())["title"] == "opabinia train"
     below = tmp_path / "mine" / "a" / "b.yaml"
     assert _with_schema(below, "x: 1\n") == "# yaml-language-server: $schema=../opabinia.schema.json\nx: 1\n"
@@ -147,19 +150,19 @@ def test_a_plugin_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "my: cannot be imported: ModuleNotFoundError" in result.stderr
 
 
-def test_check_build_hands_the_built_parts_to_the_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
-    rehearsed: list[Mapping[str, Any]] = []
+def test_check_build_passes_the_built_parts_to_the_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Mapping[str, Any]] = []
 
-    def rehearse(parts: Mapping[str, Any]) -> None:
-        rehearsed.append(parts)
+    def dry_run(parts: Mapping[str, Any]) -> None:
+        tried.append(parts)
         parts["task"](3)
 
     run_module = ModuleType("opabinia.training.dry_run")
-    run_module.rehearse = rehearse  # type: ignore[attr-defined]
+    run_module.dry_run = dry_run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "opabinia.training.dry_run", run_module)
-    monkeypatch.setattr("opabinia.config.live_catalog", lambda plugins=(): CATALOG)
+    monkeypatch.setattr(sys.modules["opabinia.config.build"], "all_parts", lambda plugins=(): CATALOG)
     assert lines("check", "--build", "r.yaml") == ["r.yaml: no problems"]
-    assert rehearsed[0]["train"] == Training(Duration(12, "ep"))
+    assert tried[0]["train"] == Training(Duration(12, "ep"))
     result = run("check", "--build", "r.yaml", "task.backbone.model=unknown")
     assert result.exit_code == 2
     assert "command line: task.backbone.model=unknown: task.backbone: there is no model 'unknown'" in result.stderr

@@ -53,7 +53,7 @@ def test_packaged_recipes_files_and_run_folders(write: Write) -> None:
     assert value("no_suffix") == {"a": 1}
 
 
-def test_an_unknown_recipe_is_told_with_the_nearest(write: Write) -> None:
+def test_an_unknown_recipe_has_a_suggestion(write: Write) -> None:
     write(recipes__reid__digits="a: 1", recipes__video__digits="a: 1")
     (tmp := Path("folder")).mkdir()
     assert problems("reid/digit") == [
@@ -61,7 +61,7 @@ def test_an_unknown_recipe_is_told_with_the_nearest(write: Write) -> None:
         "packaged recipes: reid/digits, video/digits"
     ]
     assert problems("nothing.yaml")[0].startswith("nothing.yaml: there is no such file")
-    assert problems(str(tmp))[0].startswith("folder: is a folder without a config.yaml, so it is no run")
+    assert problems(str(tmp))[0].startswith("folder: is a folder without a config.yaml, so it is not a run folder")
     assert problems("a\0b")[0].startswith("a\\x00b: there is no such recipe")
     assert problems("x" * 5000)[0].startswith("xxx")
     assert not put_together("nothing").complete
@@ -94,7 +94,7 @@ def test_origins_survive_merging(write: Write) -> None:
     assert [a[key].where for key in "xyz"] == ["base.yaml:2", "mine.yaml:3", "command line: a.z=3"]
 
 
-def test_a_circle_of_bases_is_told(write: Write) -> None:
+def test_a_circle_of_bases_is_reported(write: Write) -> None:
     write(a="base: b.yaml", b="\nbase: a.yaml", self="base: self.yaml")
     assert problems("a.yaml") == ["b.yaml:2: base: leads back to itself: a.yaml -> b.yaml -> a.yaml"]
     assert problems("self.yaml") == ["self.yaml:1: base: leads back to itself: self.yaml -> self.yaml"]
@@ -105,7 +105,7 @@ def test_two_bases_may_share_one(write: Write) -> None:
     assert value("a.yaml") == {"x": "d", "y": "c"}
 
 
-def test_a_missing_base_is_told_with_the_nearest(write: Write) -> None:
+def test_a_missing_base_has_a_suggestion(write: Write) -> None:
     write(recipes__reid__digits="a: 1", other="a: 1", mine="a: 1\nbase: [reid/digts, othr.yaml, 3]")
     tree = put_together("mine.yaml")
     assert [str(problem) for problem in tree.problems] == [
@@ -200,15 +200,15 @@ def test_overrides(write: Write, overrides: list[str], path: str, expected: Any)
         ("a..b=3", "command line: a..b=3: the part before '=' is a dotted path of keys"),
         (
             "data.transforms.5=a",
-            "data.transforms.5: '5' is no position of this list; positions: 0 to 1, or 2 to append",
+            "data.transforms.5: '5' is not a position of this list; positions: 0 to 1, or 2 to append",
         ),
-        ("data.transforms.-1=a", "data.transforms.-1: '-1' is no position of this list"),
-        ("data.transforms.x.y=a", "data.transforms.x: 'x' is no position of this list"),
-        ("train.parts.0=a", "train.parts.0: there is no list here that is written out; give all of it"),
-        ("optimizer.lr.0=a", "optimizer.lr.0: there is no list here that is written out"),
+        ("data.transforms.-1=a", "data.transforms.-1: '-1' is not a position of this list"),
+        ("data.transforms.x.y=a", "data.transforms.x: 'x' is not a position of this list"),
+        ("train.parts.0=a", "train.parts.0: this list is not written in the config; give all of it"),
+        ("optimizer.lr.0=a", "optimizer.lr.0: this list is not written in the config"),
         ("base=other", "a base cannot be changed from the command line"),
         ("a=[1", "command line: a=[1: not valid YAML"),
-        ("a={b: 1, b: 2}", "the key 'b' is already there"),
+        ("a={b: 1, b: 2}", "the key 'b' is already given"),
         ("a=!!int 3", "the tag 'tag:yaml.org,2002:int' is not allowed"),
         (".".join("a" * 50) + "=1", "the path has more than 40 keys"),
         ("a\n=1", "command line: a\\n=1: "),
@@ -216,7 +216,7 @@ def test_overrides(write: Write, overrides: list[str], path: str, expected: Any)
         ("a=\x00", "command line: a=\\x00: the character U+0000 is not allowed"),
     ],
 )
-def test_overrides_that_cannot_be(write: Write, override: str, problem: str) -> None:
+def test_invalid_overrides(write: Write, override: str, problem: str) -> None:
     write(mine=RECIPE)
     found = problems("mine.yaml", override)
     assert len(found) == 1 and "\n" not in found[0]
@@ -233,7 +233,7 @@ def test_vars_are_read_and_taken_away(write: Write) -> None:
     assert value("mine.yaml", "vars.n=4")["b"] == 4
 
 
-def test_a_var_that_nothing_reads_is_told(write: Write) -> None:
+def test_an_unused_var_is_reported(write: Write) -> None:
     write(mine="vars:\n  size: 3\n  other: 4\na: ${vars.size}")
     assert problems("mine.yaml") == ["mine.yaml:3: vars.other: nothing reads it (found 4)"]
     write(sections="vars: {a: {b: 1}, c: {d: 2}}\nx: ${vars.a.b}\ny: ${vars.c}", plain="vars: 3")

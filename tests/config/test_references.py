@@ -69,12 +69,15 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ("a: {b: '${a}'}", "f:1: a.b: ${a} leads back to itself: a.b -> a"),
         ("a: ${b}\nb: x${a}", "f:2: b: ${a} leads back to itself: a -> b -> a"),
         ("a: x${b", "f:1: a: a reference is not closed: '${' without '}'; a plain '${' is written '$${'"),
-        ("a: ${env:OPABINIA_NOWHERE}", "f:1: a: the environment variable 'OPABINIA_NOWHERE' is not set; write"),
+        (
+            "a: ${env:OPABINIA_NOWHERE}",
+            "f:1: a: the environment variable 'OPABINIA_NOWHERE' is not set; ${env:OPABINIA_NOWHERE,default} gives",
+        ),
         ("a: ${env:}", "f:1: a: the environment variable '' is not set"),
-        ("a: {x: 1}\nb: x${a}", "f:2: b: ${a} is a section and cannot stand inside a text"),
+        ("a: {x: 1}\nb: x${a}", "f:2: b: ${a} is a section and cannot be part of a text"),
     ],
 )
-def test_what_is_wrong_is_told_once(text: str, problem: str) -> None:
+def test_mistakes_are_reported_once(text: str, problem: str) -> None:
     _, problems = resolved(text)
     assert len(problems) == 1
     assert problems[0].startswith(problem)

@@ -83,15 +83,15 @@ def test_defaults_that_are_parts(register: Register) -> None:
     parameters = toys.register.entries["task"]["classification"].by_name
     assert parameters["loss"].default == {"name": "cross_entropy"}
 
-    @register.writer
+    @register.logger
     class Terminal:
         """Prints."""
 
     @register.command
-    def train(*, writers: list[Annotated[Any, Part("writer")]] = [Terminal]) -> None:  # noqa: B006
+    def train(*, loggers: list[Annotated[Any, Part("logger")]] = [Terminal]) -> None:  # noqa: B006
         """Trains."""
 
-    assert register.entries["command"]["train"].by_name["writers"].default == [{"name": "terminal"}]
+    assert register.entries["command"]["train"].by_name["loggers"].default == [{"name": "terminal"}]
 
 
 def test_a_section_is_known_by_its_class() -> None:
@@ -214,8 +214,11 @@ def named(name: str) -> None:
         ),
         (bad_default, "default of parameter 'lr', 'fast', is not a number"),
         (out_of_range, "default of parameter 'lr', -1.0, is not a number >= 0"),
-        (object_default, "default of parameter 'options' holds what cannot be written"),
-        (unregistered_default, "default of parameter 'loss', builtins.max, is no loss yet; register it first"),
+        (object_default, "default of parameter 'options' holds a value that cannot be written"),
+        (
+            unregistered_default,
+            "default of parameter 'loss', builtins.max, is not a registered loss; register it first",
+        ),
         (text_default, "default of parameter 'loss' must be a registered callable"),
         (unknown_family, "no family 'lose'; nearest: 'loss'"),
         (nameless_section, "a section, and nothing else, is fixed by name"),
@@ -225,7 +228,7 @@ def named(name: str) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_what_is_refused(register: Register, target: Callable[..., Any], message: str) -> None:
+def test_invalid_signatures_are_rejected(register: Register, target: Callable[..., Any], message: str) -> None:
     with pytest.raises(TypeError, match=message) as error:
         register.head(target)
     assert str(error.value).startswith("register.head: ")
@@ -258,9 +261,9 @@ def test_a_name_must_be_writable(register: Register) -> None:
     def loss() -> None:
         """Loss."""
 
-    with pytest.raises(TypeError, match="no name a config could use"):
+    with pytest.raises(TypeError, match="not a name that a config could use"):
         register.loss(name="a b")(loss)
-    with pytest.raises(TypeError, match="no name a config could use"):
+    with pytest.raises(TypeError, match="not a name that a config could use"):
         register.loss(lambda: 3)
 
 

@@ -29,7 +29,7 @@ def test_the_top_is_the_command(schema: dict[str, Any]) -> None:
     assert schema["else"] == {"required": ["task", "data", "train"]}  # checkpoint fills itself in
 
 
-def test_every_reference_leads_somewhere_and_nothing_is_left_over(schema: dict[str, Any]) -> None:
+def test_every_reference_resolves_and_every_definition_is_used(schema: dict[str, Any]) -> None:
     found = {reference.removeprefix("#/$defs/") for reference in references(schema)}
     assert found == set(schema["$defs"])
 

@@ -73,7 +73,7 @@ def test_anchors_are_copied() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("a: 1\nb: 2\na: 3", "f:3: the key 'a' is already there, in line 1"),
+        ("a: 1\nb: 2\na: 3", "f:3: the key 'a' is already given in line 1"),
         ("1: a", "f:1: the key 1 is not text; put it in quotes: '1'"),
         ("true: a", "f:1: the key true is not text; put it in quotes: 'true'"),
         ("[a, b]: c", "f:1: the key ['a', 'b'] is not text"),
@@ -91,9 +91,9 @@ def test_anchors_are_copied() -> None:
         ("a: 'b", "f:1: not valid YAML: while scanning a quoted scalar"),
         ("b: {a: ${b}}", "f:1: not valid YAML; inside [] and {} a reference needs quotes: '${...}'"),
         ("a: b: c", "f:1: not valid YAML: mapping values are not allowed here"),
-        ("a: 1\n--- \nb: 2", "f:2: a second document; a recipe is one"),
+        ("a: 1\n--- \nb: 2", "f:2: a second document; a recipe has one"),
         ("a: 1\nb: \x00", "f:2: the character U+0000 is not allowed"),
-        ('a: "\\ud800"', "f:1: '\\ud800' is not text that could be printed"),
+        ('a: "\\ud800"', "f:1: '\\ud800' is not printable text"),
         ('a: "\\UFFFFFFFF"', "f:1: not valid YAML: "),
         ("a: " + "9" * 101, "f:1: a number of more than 100 digits"),
         ("%YAML " + "9" * 5000 + ".1\n--- a", "f:1: not valid YAML: "),
@@ -101,7 +101,7 @@ def test_anchors_are_copied() -> None:
         ("\n".join("  " * i + "a:" for i in range(5000)), f"f:{MAX_DEPTH}: nested more than"),
     ],
 )
-def test_what_is_wrong_is_told(text: str, problem: str) -> None:
+def test_mistakes_are_reported(text: str, problem: str) -> None:
     _, problems = read(text)
     assert len(problems) == 1
     assert problems[0].startswith(problem)
@@ -119,7 +119,7 @@ def test_an_alias_bomb_does_not_go_off() -> None:
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
     found, problems = read("\n".join(lines))
     assert found is None
-    assert problems == ["f:5: more than 50000 values; that is no recipe"]
+    assert problems == ["f:5: more than 50000 values, too many for a recipe"]
 
 
 def problems_of(path: Path) -> list[str]:
@@ -134,7 +134,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     Path("large.yaml").write_bytes(b"a" * 4_000_001)
     Path("folder.yaml").mkdir()
     assert problems_of(Path("latin.yaml")) == ["latin.yaml:2: byte 0xe9 is not UTF-8"]
-    assert problems_of(Path("large.yaml")) == ["large.yaml: is larger than 4 MB; that is no recipe"]
+    assert problems_of(Path("large.yaml")) == ["large.yaml: is larger than 4 MB, too large for a recipe"]
     assert problems_of(Path("folder.yaml")) == ["folder.yaml: is a folder, not a file"]
     assert problems_of(Path("none.yaml")) == ["none.yaml: there is no such file"]
     assert problems_of(Path("x" * 5000))[0].endswith("File name too long")
@@ -148,7 +148,7 @@ def test_a_file_may_start_with_a_byte_order_mark(tmp_path: Path) -> None:
     assert node is not None and node.plain() == {"a": 1, "b": 2}
 
 
-def test_paths_are_told_as_one_would_type_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_shown_relative_to_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "inside").mkdir()
     (tmp_path / "a.yaml").write_text("a: 1")
     node = read_file(tmp_path / "a.yaml", [])

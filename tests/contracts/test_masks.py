@@ -7,7 +7,7 @@ import pytest
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
-from opabinia.contracts.masks import compressed, decoded, run_lengths
+from opabinia.contracts.masks import compress_rle, decode_rle, encode_rle
 
 SIZE = (60, 90)
 
@@ -32,17 +32,17 @@ def test_segments_are_those_of_pycocotools(segment: Any) -> None:
     coco.imgs = {1: {"height": SIZE[0], "width": SIZE[1]}}
     thing = {"image_id": 1, "segmentation": segment}
     expected = coco.annToRLE(thing)["counts"]
-    assert compressed(segment, SIZE) == (expected if isinstance(expected, str) else expected.decode())
-    assert np.array_equal(decoded(segment, SIZE), coco.annToMask(thing))
+    assert compress_rle(segment, SIZE) == (expected if isinstance(expected, str) else expected.decode())
+    assert np.array_equal(decode_rle(segment, SIZE), coco.annToMask(thing))
 
 
 @pytest.mark.parametrize("first", [False, True])
 def test_run_lengths_are_those_of_pycocotools(first: bool) -> None:
     mask = np.random.default_rng(3).random((11, 7)) > 0.5
     mask[0, 0] = first
-    packed = coco_mask.frPyObjects(run_lengths(mask), 11, 7)
+    packed = coco_mask.frPyObjects(encode_rle(mask), 11, 7)
     assert np.array_equal(coco_mask.decode(packed), mask)
-    assert run_lengths(mask)["counts"][0] == 0 or not first
+    assert encode_rle(mask)["counts"][0] == 0 or not first
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,6 @@ def test_run_lengths_are_those_of_pycocotools(first: bool) -> None:
     [{"size": [60, 90], "counts": [-3, 9]}, {"size": [60, 90], "counts": [3]}, {"size": [60, 90], "counts": "zzz"}],
     ids=["negative", "too few", "cut off"],
 )
-def test_what_are_no_run_lengths_of_the_picture_is_told(segment: Any) -> None:
+def test_invalid_run_lengths_are_reported(segment: Any) -> None:
     with pytest.raises(ValueError):
-        decoded(segment, SIZE)
+        decode_rle(segment, SIZE)

@@ -7,8 +7,9 @@ from torch import Tensor
 from torchvision import tv_tensors
 
 from opabinia.contracts import Sample
-from opabinia.data.collate import OF_THINGS, collate, padded, resized
-from opabinia.engine.loop.step import micro_batches
+from opabinia.data.collate import collate, pad_images, resize_batch
+from opabinia.data.sample_keys import OBJECT_KEYS
+from opabinia.engine.loop.step import split_micro_batches
 
 
 def test_a_batch_of_everything() -> None:
@@ -55,11 +56,12 @@ def test_samples_with_different_keys() -> None:
         collate([{"id": "a", "label": 1}, {"label": 1}])
 
 
-# --- things, images of different sizes --------------------------------------------------------------------------------
+# --- objects, images of different sizes
+# --------------------------------------------------------------------------------
 
 
 def things(height: int, width: int, boxes: list[list[float]], name: str = "one", *, channels: int = 3) -> Sample:
-    """A white picture with these things in it, each of another class."""
+    """A white image with these objects in it, each of another class."""
     count, size = len(boxes), (height, width)
     return {
         "image": tv_tensors.Image(torch.full((channels, *size), 255, dtype=torch.uint8)),
@@ -67,8 +69,8 @@ def things(height: int, width: int, boxes: list[list[float]], name: str = "one",
         "labels": torch.arange(count),
         "masks": tv_tensors.Mask(torch.ones(count, *size, dtype=torch.uint8)),
         "keypoints": tv_tensors.KeyPoints(torch.arange(count * 4.0).reshape(count, 2, 2), canvas_size=size),
-        "visible": torch.full((count, 2), 2),
-        "mirror": [1, 0],
+        "visibility": torch.full((count, 2), 2),
+        "flip_pairs": [1, 0],
         "id": name,
         "original_size": (2 * height, 2 * width),
         "ground_truth": f"truth of {name}",
@@ -86,7 +88,7 @@ def pictures() -> list[Sample]:
 def test_detectron2s_padding() -> None:
     """30 x 40 and 50 x 20 to a multiple of 32 are 64 x 64."""
     images = [torch.full((3, *size), 7, dtype=torch.uint8) for size in ((30, 40), (50, 20))]
-    batch = padded(images, 32)
+    batch = pad_images(images, 32)
     assert batch.shape == (2, 3, 64, 64) and batch.dtype == torch.uint8
     for image, (height, width) in zip(batch, ((30, 40), (50, 20)), strict=True):
         assert (image[:, :height, :width] == 7).all()
@@ -100,7 +102,7 @@ def test_a_side_is_the_next_multiple(multiple: int, size: tuple[int, int], chann
     assert collate(samples, multiple)["image"].shape == (2, channels, *size)
 
 
-def test_a_batch_of_pictures_with_things() -> None:
+def test_a_batch_of_images_with_objects() -> None:
     samples = pictures()
     batch = collate(samples, 32)
     assert batch.keys() == {*samples[0], "image_sizes"}
@@ -108,25 +110,25 @@ def test_a_batch_of_pictures_with_things() -> None:
     assert batch["image_sizes"] == [(30, 40), (50, 20), (33, 33)]
     assert batch["original_size"] == [(60, 80), (100, 40), (66, 66)]
     assert batch["id"] == ["a", "b", "c"] and batch["ground_truth"] == [f"truth of {name}" for name in "abc"]
-    assert batch["mirror"] == [[1, 0]] * 3
+    assert batch["flip_pairs"] == [[1, 0]] * 3
     assert [len(one) for one in batch["boxes"]] == [2, 0, 1]
-    assert all(type(one) is Tensor for key in OF_THINGS for one in batch[key])
+    assert all(type(one) is Tensor for key in OBJECT_KEYS for one in batch[key])
     for mask, (height, width) in zip(batch["masks"], batch["image_sizes"], strict=True):
         assert mask.shape[1:] == (64, 64) and mask.dtype == torch.uint8
         assert mask.sum() == len(mask) * height * width == mask[:, :height, :width].sum()
 
 
-def test_things_without_area_go_with_all_their_keys() -> None:
+def test_objects_without_area_go_with_all_their_keys() -> None:
     batch = collate(pictures(), 32)
     assert batch["boxes"][0].tolist() == [[0, 0, 9, 9], [1, 2, 30, 4]]
     assert batch["labels"][0].tolist() == [0, 2]
     assert batch["keypoints"][0].tolist() == [[[0, 1], [2, 3]], [[8, 9], [10, 11]]]
-    assert [len(batch[key][0]) for key in OF_THINGS] == [2] * 5
+    assert [len(batch[key][0]) for key in OBJECT_KEYS] == [2] * 5
 
 
 def test_a_batch_in_which_there_is_nothing() -> None:
     batch = collate([things(30, 40, []), things(20, 50, [[5.0, 5, 5, 9]])], 32)
-    assert [[tuple(one.shape) for one in batch[key]] for key in OF_THINGS] == [
+    assert [[tuple(one.shape) for one in batch[key]] for key in OBJECT_KEYS] == [
         [(0, 4)] * 2,
         [(0,)] * 2,
         [(0, 32, 64)] * 2,
@@ -136,7 +138,7 @@ def test_a_batch_in_which_there_is_nothing() -> None:
     assert batch["boxes"][0].dtype == torch.float32 and batch["labels"][0].dtype == torch.int64
 
 
-def test_pictures_of_which_nothing_is_known() -> None:
+def test_images_of_which_nothing_is_known() -> None:
     """As they are predicted."""
     sample = {key: things(30, 40, [])[key] for key in ("image", "id", "original_size")}
     batch = collate([sample, sample], 16)
@@ -161,16 +163,16 @@ def test_images_that_differ_in_more_than_size(other: Sample, message: str) -> No
 
 
 def test_places_would_not_follow_a_batch_that_is_resized() -> None:
-    with pytest.raises(ValueError, match="boxes do not follow; take resize_shortest"):
-        resized(collate(pictures(), 32), (64, 64))
+    with pytest.raises(ValueError, match="boxes do not follow; take resize_shortest_edge"):
+        resize_batch(collate(pictures(), 32), (64, 64))
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_micro_batches_of_things(size: int) -> None:
-    """Each piece has what belongs to its samples, also where a picture has as many things as the batch has pictures."""
+def test_micro_batches_of_objects(size: int) -> None:
+    """Each piece has what belongs to its samples, also where an image has as many objects as the batch has images."""
     samples = [things(30, 40, [[0.0, 0, 9, 9]] * 3, "x"), *pictures()[1:]]
     batch = collate(samples, 32)
-    pieces = list(micro_batches(batch, size))
+    pieces = list(split_micro_batches(batch, size))
     assert [count for _, count in pieces] == ([1, 1, 1] if size == 1 else [2, 1])
     for key, whole in batch.items():
         parts: list[Any] = [one for piece, _ in pieces for one in piece[key]]

@@ -12,43 +12,35 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from opabinia.contracts import Batch, DatasetInfo, Row, Sample, Transform
+from opabinia.contracts import Batch, DatasetInfo, DetectionSource, GlobalBatch, Sample, Transform
 from opabinia.data import Data, Stream
 from opabinia.data.batch_mixing import cutmix, mixup, one_of, random_patch
-from opabinia.data.device_transforms.apply import (
-    AGENDA,
-    OnDevice,
-    agenda,
-    by_batch,
-    changed,
-    noted,
-    noting,
-    parted,
-    work_shared,
-)
-from opabinia.data.device_transforms.recorded import CHANGES
-from opabinia.data.loader import DataError, Loader, Reader, training_requests
+from opabinia.data.device_transforms.apply import DeviceTransforms, describe_split, recording_reader
+from opabinia.data.device_transforms.batch_ops import BATCH_OPS, apply_ops, group_ops
+from opabinia.data.device_transforms.recorded import RECORDED_OPS
+from opabinia.data.device_transforms.split import is_batchable, split_transforms, with_recording
+from opabinia.data.loader import BatchReader, DataError, Loader, training_requests
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.data.sampling.permutation import EachOnce, order
-from opabinia.data.transforms.augment import Blur, Erase, lighting
+from opabinia.data.sampling.permutation import EpochSampler, epoch_order
+from opabinia.data.transforms.augment import RandomErase, RandomGaussianBlur, lighting
 from opabinia.data.transforms.crops import RandomResizedCrop
-from opabinia.data.transforms.instances import RandomHorizontalFlip, Tidied
-from opabinia.data.transforms.patch_masks import random_patches
+from opabinia.data.transforms.instances import DropEmptyObjects, RandomHorizontalFlip
+from opabinia.data.transforms.patch_masks import random_patch_mask
 from opabinia.data.transforms.policies import timm_policy
 from opabinia.data.transforms.views import View, Views
-from opabinia.engine.loop.prefetch import Feeding
+from opabinia.engine.loop.prefetch import DeviceLoader
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.seeds import seed_sample
 from opabinia.training.loaders import make_training_loader
 
 N = 11
 JITTER = v2.RandomApply([v2.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8)
-CROP = Tidied(RandomResizedCrop(24, antialias=True))
-TAIL: Sequence[Transform] = (Tidied(RandomHorizontalFlip()), Tidied(JITTER), Erase())
+CROP = DropEmptyObjects(RandomResizedCrop(24, antialias=True))
+TAIL: Sequence[Transform] = (DropEmptyObjects(RandomHorizontalFlip()), DropEmptyObjects(JITTER), RandomErase())
 
 
 class Noise:
-    """Pictures of noise."""
+    """Images of noise."""
 
     channels = 3
     classes = ("a", "b", "c")
@@ -61,7 +53,7 @@ class Noise:
         return {"image": tv_tensors.Image(pixels), "label": index % 3, "id": str(index)}
 
 
-class Boxed(Noise):
+class Boxed(Noise, DetectionSource):
     has_boxes = True
 
 
@@ -82,16 +74,20 @@ EACH: dict[str, Sequence[Transform]] = {
     "equalize": [v2.RandomEqualize()],
     "autocontrast": [v2.RandomAutocontrast()],
     "sharpness": [v2.RandomAdjustSharpness(2)],
-    "erase": [Erase()],
-    "erase twice": [v2.RandomErasing(0.7, value=116), Erase(mean=[0.1, 0.5, 0.9])],
-    "blur": [Blur(sigma=(0.1, 4.0))],
-    "lighting": [partial(lighting, strength=0.5)],
+    "erase": [RandomErase()],
+    "erase twice": [v2.RandomErasing(0.7, value=116), RandomErase(mean=[0.1, 0.5, 0.9])],
+    "blur": [RandomGaussianBlur(sigma=(0.1, 4.0))],
+    "lighting": [partial(lighting, std=0.5)],
     "rand": [v2.RandAugment(3)],
     "trivial": [v2.TrivialAugmentWide()],
     "auto": [v2.AutoAugment()],
-    "choice": [v2.RandomChoice([Blur(sigma=(0.1, 1.0)), Blur(sigma=(1.0, 2.0)), v2.ColorJitter(0.4)])],
+    "choice": [
+        v2.RandomChoice(
+            [RandomGaussianBlur(sigma=(0.1, 1.0)), RandomGaussianBlur(sigma=(1.0, 2.0)), v2.ColorJitter(0.4)]
+        )
+    ],
     "order": [v2.RandomOrder([v2.RandomInvert(), RandomHorizontalFlip(), v2.RandomErasing()])],
-    "all": [*TAIL, v2.RandomSolarize(100), Blur(), v2.RandAugment(1)],
+    "all": [*TAIL, v2.RandomSolarize(100), RandomGaussianBlur(), v2.RandAugment(1)],
 }
 
 
@@ -111,37 +107,37 @@ def made(sample: Sample, seed: int, transforms: Sequence[Transform]) -> tuple[Sa
 def both(given: list[Sample], transforms: Sequence[Transform]) -> tuple[Tensor, Tensor]:
     """What comes of the transforms one by one, and by batch."""
     alone = [made(one, seed, transforms) for seed, one in enumerate(given)]
-    notes = [made(one, seed, noted(transforms)) for seed, one in enumerate(given)]
+    notes = [made(one, seed, with_recording(transforms)) for seed, one in enumerate(given)]
     assert [one[1] for one in alone] == [one[1] for one in notes], "both have drawn as much"
     assert all(note["image"] is one["image"] for (note, _), one in zip(notes, given, strict=True))
     wanted, pixels = (torch.stack([one["image"].as_subclass(Tensor) for one, _ in part]) for part in (alone, notes))
-    return wanted, changed(pixels, agenda([one[CHANGES] for one, _ in notes]))
+    return wanted, apply_ops(pixels, group_ops([one[RECORDED_OPS] for one, _ in notes]))
 
 
 @pytest.mark.parametrize("name", EACH)
 def test_by_batch_as_one_by_one(name: str) -> None:
     for shape in ((3, 5, 4), (3, 17, 20)):
-        wanted, found = both(samples(shape), EACH[name])
-        assert torch.equal(wanted, found)
+        wanted, result = both(samples(shape), EACH[name])
+        assert torch.equal(wanted, result)
     before = torch.stack([one["image"].as_subclass(Tensor) for one in samples(shape)])
-    assert not torch.equal(before, found)
+    assert not torch.equal(before, result)
 
 
 @pytest.mark.parametrize("name", ["jitter", "grey", "erase", "blur", "rand", "all", "channels", "lighting"])
 def test_clips_by_batch(name: str) -> None:
-    wanted, found = both(samples((3, 3, 12, 14), tv_tensors.Video), EACH[name])
-    assert torch.equal(wanted, found)
+    wanted, result = both(samples((3, 3, 12, 14), tv_tensors.Video), EACH[name])
+    assert torch.equal(wanted, result)
 
 
 @pytest.mark.parametrize("name", ["jitter", "grey", "erase", "blur", "flip", "trivial"])
-def test_grey_pictures_by_batch(name: str) -> None:
-    wanted, found = both(samples((1, 12, 14)), EACH[name])
-    assert torch.equal(wanted, found)
+def test_gray_images_by_batch(name: str) -> None:
+    wanted, result = both(samples((1, 12, 14)), EACH[name])
+    assert torch.equal(wanted, result)
 
 
-def test_many_pictures_need_few_entries() -> None:
-    given = [made(one, seed, noted([JITTER])) for seed, one in enumerate(samples((3, 8, 8)) * 12)]
-    entries = agenda([one[CHANGES] for one, _ in given])
+def test_many_images_need_few_entries() -> None:
+    given = [made(one, seed, with_recording([JITTER])) for seed, one in enumerate(samples((3, 8, 8)) * 12)]
+    entries = group_ops([one[RECORDED_OPS] for one, _ in given])
     assert len(given) == 132
     assert len(entries) < 16, "four changes in any order"
 
@@ -151,35 +147,38 @@ def test_many_pictures_need_few_entries() -> None:
 
 def test_from_the_last_on_that_cannot_be_done_by_batch() -> None:
     policy = partial(timm_policy, policy="3a")
-    assert parted([CROP, *TAIL]) == ([CROP], list(TAIL))
-    assert parted([*TAIL, policy, TAIL[0]]) == ([*TAIL, policy], [TAIL[0]])
-    assert parted([]) == ([], [])
-    assert not by_batch(v2.RandomApply([v2.ColorJitter(0.4), CROP]))
-    assert not by_batch(v2.RandomErasing(value="random"))
-    assert not by_batch(lambda sample: sample)
+    assert split_transforms([CROP, *TAIL]) == ([CROP], list(TAIL))
+    assert split_transforms([*TAIL, policy, TAIL[0]]) == ([*TAIL, policy], [TAIL[0]])
+    assert split_transforms([]) == ([], [])
+    assert not is_batchable(v2.RandomApply([v2.ColorJitter(0.4), CROP]))
+    assert not is_batchable(v2.RandomErasing(value="random"))
+    assert not is_batchable(lambda sample: sample)
 
 
-def test_what_goes_where_is_told() -> None:
-    views = Views(views=[View(transforms=[CROP, Blur()]), View(transforms=[CROP], count=2)])
+def test_describe_split() -> None:
+    views = Views(views=[View(transforms=[CROP, RandomGaussianBlur()]), View(transforms=[CROP], count=2)])
     mixes = (partial(mixup, alpha=0.2),)
     for source, transforms, text in (
-        (Noise(), (CROP, *TAIL[1:]), "workers do RandomResizedCrop, the device RandomApply, Erase, mixup"),
-        (Noise(), (), "workers do nothing, the device mixup"),
-        (Boxed(), TAIL[2:], "pictures differ in size or have things in them; workers do Erase, the device mixup"),
+        (Noise(), (CROP, *TAIL[1:]), "workers run RandomResizedCrop, the device RandomApply, RandomErase, mixup"),
+        (Noise(), (), "workers run nothing, the device mixup"),
+        (Boxed(), TAIL[2:], "images differ in size or have boxes; workers run RandomErase, the device mixup"),
     ):
-        assert work_shared(Reader(source, transforms, mixes)) == text
-    first, second = "workers do RandomResizedCrop, the device Blur", "workers do RandomResizedCrop, the device nothing"
-    assert work_shared(Reader(Noise(), (views,))) == f"view 1: {first}; view 2: {second}"
+        assert describe_split(BatchReader(source, transforms, mixes)) == text
+    first, second = (
+        "workers run RandomResizedCrop, the device RandomGaussianBlur",
+        "workers run RandomResizedCrop, the device nothing",
+    )
+    assert describe_split(BatchReader(Noise(), (views,))) == f"view 1: {first}; view 2: {second}"
 
 
-def test_boxes_stay_with_their_pictures() -> None:
-    assert noting(Reader(Boxed(), TAIL)).transforms == TAIL
-    assert noting(Reader(Noise(), TAIL, size_multiple=32)).transforms == TAIL
+def test_boxes_stay_with_their_images() -> None:
+    assert recording_reader(BatchReader(Boxed(), TAIL)).transforms == TAIL
+    assert recording_reader(BatchReader(Noise(), TAIL, size_multiple=32)).transforms == TAIL
 
 
-def test_pictures_of_floats_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"takes pictures of uint8, not torch\.float32"):
-        made({"image": tv_tensors.Image(torch.rand(3, 8, 8))}, 0, noted(TAIL))
+def test_images_of_floats_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"need images of uint8, not torch\.float32"):
+        made({"image": tv_tensors.Image(torch.rand(3, 8, 8))}, 0, with_recording(TAIL))
 
 
 class Overwritten(v2.RandomInvert):  # type: ignore[misc]
@@ -190,8 +189,10 @@ class Overwritten(v2.RandomInvert):  # type: ignore[misc]
 
 
 def test_what_is_not_noted_is_not_lost() -> None:
-    with pytest.raises(ValueError, match=r"Overwritten cannot be done on the device; set data\.augment_on to workers"):
-        made(samples((3, 8, 8))[0], 0, noted([Overwritten(1.0)]))
+    with pytest.raises(
+        ValueError, match=r"Overwritten cannot be applied on the device; set data\.augment_on to workers"
+    ):
+        made(samples((3, 8, 8))[0], 0, with_recording([Overwritten(1.0)]))
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------
@@ -204,24 +205,24 @@ def batches(
     workers: int = 0,
     start: int = 0,
     shapes: bool = False,
-) -> list[tuple[Row, Batch]]:
+) -> list[tuple[GlobalBatch, Batch]]:
     plan = ConstantPlan(N, 4, Duration(2, "ep"))
-    reader = Reader(Noise(), transforms, mix, DatasetInfo(N, classes=Noise.classes), seed=3)
+    reader = BatchReader(Noise(), transforms, mix, DatasetInfo(N, classes=Noise.classes), seed=3)
 
     def requests(first: int) -> Any:
-        for one in training_requests(plan, partial(order, 3, n=N, shuffle=True), 0, 1)(first):
+        for one in training_requests(plan, partial(epoch_order, 3, n=N, shuffle=True), 0, 1)(first):
             yield one._replace(row=replace(one.row, shape=(16, 16))) if shapes else one
 
     on_device = augment_on == "device"
-    loader = Loader(noting(reader) if on_device else reader, requests, workers=workers)
-    feeding = Feeding(loader, torch.device("cpu"), OnDevice(reader) if on_device else None)
+    loader = Loader(recording_reader(reader) if on_device else reader, requests, num_workers=workers)
+    feeding = DeviceLoader(loader, torch.device("cpu"), DeviceTransforms(reader) if on_device else None)
     try:
         return list(feeding.iterate(start))
     finally:
         feeding.close()
 
 
-def assert_same(left: list[tuple[Row, Batch]], right: list[tuple[Row, Batch]]) -> None:
+def assert_same(left: list[tuple[GlobalBatch, Batch]], right: list[tuple[GlobalBatch, Batch]]) -> None:
     assert [row for row, _ in left] == [row for row, _ in right]
     for (_, a), (_, b) in zip(left, right, strict=True):
         assert a.keys() == b.keys()
@@ -236,8 +237,8 @@ def assert_same(left: list[tuple[Row, Batch]], right: list[tuple[Row, Batch]]) -
 MIX = partial(one_of, mixes=[partial(mixup, alpha=0.8), partial(cutmix, alpha=1.0, per="pair"), random_patch])
 VIEWS = Views(
     views=[
-        View(transforms=[CROP, Blur(), partial(random_patches, patch_size=8)]),
-        View(transforms=[Tidied(RandomResizedCrop(12, antialias=True)), *TAIL], count=2),
+        View(transforms=[CROP, RandomGaussianBlur(), partial(random_patch_mask, patch_size=8)]),
+        View(transforms=[DropEmptyObjects(RandomResizedCrop(12, antialias=True)), *TAIL], count=2),
         View(transforms=[CROP]),
     ]
 )
@@ -249,7 +250,7 @@ VIEWS = Views(
         ((CROP, *TAIL), (), False),
         ((CROP, *TAIL), (MIX,), False),
         ((CROP, *TAIL), (MIX,), True),
-        ((CROP, v2.RandomInvert(), partial(random_patches, patch_size=8)), (), False),
+        ((CROP, v2.RandomInvert(), partial(random_patch_mask, patch_size=8)), (), False),
         ((), (MIX,), False),
         ((VIEWS,), (), False),
     ],
@@ -268,18 +269,23 @@ def test_any_number_of_workers(transforms: Sequence[Transform]) -> None:
 
 
 def test_workers_send_bytes() -> None:
-    reader = Reader(Noise(), (CROP, *TAIL), (partial(mixup, alpha=0.2),), DatasetInfo(N, classes=Noise.classes))
-    request = next(iter(training_requests(ConstantPlan(N, 4, Duration(1, "ep")), EachOnce(N, 0, True).order, 0, 1)(0)))
-    sent, whole = noting(reader).batch(request), reader.batch(request)
+    reader = BatchReader(Noise(), (CROP, *TAIL), (partial(mixup, alpha=0.2),), DatasetInfo(N, classes=Noise.classes))
+    request = next(
+        iter(training_requests(ConstantPlan(N, 4, Duration(1, "ep")), EpochSampler(N, 0, True).order, 0, 1)(0))
+    )
+    sent, whole = recording_reader(reader).batch(request), reader.batch(request)
     assert (sent["image"].dtype, whole["image"].dtype) == (torch.uint8, torch.float32)
-    assert AGENDA in sent
-    assert CHANGES not in sent
+    assert BATCH_OPS in sent
+    assert RECORDED_OPS not in sent
 
 
-def test_what_goes_wrong_in_a_mix_is_told() -> None:
-    reader = Reader(Noise(), (CROP, *TAIL), (partial(mixup, alpha=0.2),), DatasetInfo(N))
-    with pytest.raises(DataError, match="step 0, mixup: ValueError: mixup blends labels, and this data has no classes"):
-        OnDevice(reader)({"image": torch.zeros(2, 3, 4, 4), "label": torch.zeros(2)}, Row(0, 0, 0, 2))
+def test_errors_in_a_mix_are_reported() -> None:
+    reader = BatchReader(Noise(), (CROP, *TAIL), (partial(mixup, alpha=0.2),), DatasetInfo(N))
+    with pytest.raises(
+        DataError,
+        match="step 0, mixup: ValueError: mixup mixes the class labels of images, and this data has no 'label'",
+    ):
+        DeviceTransforms(reader)({"image": torch.zeros(2, 3, 4, 4), "label": torch.zeros(2)}, GlobalBatch(0, 0, 0, 2))
 
 
 def test_generators_stay_as_they_were() -> None:
@@ -291,12 +297,12 @@ def test_generators_stay_as_they_were() -> None:
 
 def test_the_key_of_the_config(caplog: pytest.LogCaptureFixture) -> None:
     stream = Stream(source=Noise(), transforms=[CROP, *TAIL])
-    plan, found = ConstantPlan(N, 4, Duration(1, "ep")), {}
+    plan, result = ConstantPlan(N, 4, Duration(1, "ep")), {}
     for augment_on in ("workers", "device"):
         data = Data(train=stream, batch_size=4, mix=[MIX], augment_on=augment_on)  # type: ignore[arg-type]
         with caplog.at_level(logging.INFO):
             loader = make_training_loader(
-                data, plan, EachOnce(N, 0, True), DatasetInfo(N, classes=Noise.classes), 0, torch.device("cpu")
+                data, plan, EpochSampler(N, 0, True), DatasetInfo(N, classes=Noise.classes), 0, torch.device("cpu")
             )
-        found[augment_on] = list(loader.iterate())
-    assert_same(found["workers"], found["device"])
+        result[augment_on] = list(loader.iterate())
+    assert_same(result["workers"], result["device"])

@@ -23,19 +23,19 @@ from hypothesis import strategies as st
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from opabinia.contracts import Batch, DatasetInfo, Row, Sample
+from opabinia.contracts import Batch, DatasetInfo, GlobalBatch, Sample
 from opabinia.contracts import Loader as LoaderContract
 from opabinia.data.batch_mixing import mixup
-from opabinia.data.loader import DataError, Loader, Reader, _received, evaluation_requests, training_requests
+from opabinia.data.loader import BatchReader, DataError, Loader, _receive, evaluation_requests, training_requests
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.data.sampling.permutation import order
+from opabinia.data.sampling.permutation import epoch_order
 from opabinia.data.sources import Digits
 from opabinia.runtime.durations import Duration
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # 3 workers on 2 cores, on purpose
 
 ROOT = Path(__file__).resolve().parents[2]
-Batches = list[tuple[Row, Batch]]
+Batches = list[tuple[GlobalBatch, Batch]]
 
 
 class Numbers:
@@ -87,8 +87,10 @@ def make_loader(
 ) -> Loader:
     source = source or Numbers(n)
     dataset_info = DatasetInfo(n, classes=Numbers.classes)
-    requests = training_requests(plan_of(n, batch_size, length), partial(order, seed, n=n, shuffle=True), rank, world)
-    return Loader(Reader(source, transforms, mixes, dataset_info, seed, rank), requests, workers=workers)
+    requests = training_requests(
+        plan_of(n, batch_size, length), partial(epoch_order, seed, n=n, shuffle=True), rank, world
+    )
+    return Loader(BatchReader(source, transforms, mixes, dataset_info, seed, rank), requests, num_workers=workers)
 
 
 def read(loader: LoaderContract, start: int = 0) -> Batches:
@@ -125,7 +127,7 @@ def is_alive(pid: int) -> bool:
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 5), st.integers(0, 2**31 - 1))
 def test_each_sample_once_an_epoch(n: int, batch_size: int, world: int, seed: int) -> None:
     plan = plan_of(n, batch_size, "3ep")
-    orders = partial(order, seed, n=n, shuffle=True)
+    orders = partial(epoch_order, seed, n=n, shuffle=True)
     of_rank = [list(training_requests(plan, orders, rank, world)(0)) for rank in range(world)]
     alone = list(training_requests(plan, orders, 0, 1)(0))
     for epoch in range(3):
@@ -232,7 +234,7 @@ def summed(sample: Sample) -> Sample:
 
 
 def test_prefetching_goes_on_over_the_end_of_an_epoch() -> None:
-    asked: list[Row] = []
+    asked: list[GlobalBatch] = []
     loader = make_loader(10, 5, length="4ep", workers=2)
     requests = loader._requests._requests
 
@@ -287,18 +289,18 @@ def test_a_forgotten_loader_ends_its_workers() -> None:
 
 @pytest.mark.gpu
 def test_pinned_memory() -> None:
-    reader = Reader(Numbers(4), seed=1)
-    loader = Loader(reader, evaluation_requests(4, 2, 0, 1), workers=1, pin_memory=True)
+    reader = BatchReader(Numbers(4), seed=1)
+    loader = Loader(reader, evaluation_requests(4, 2, 0, 1), num_workers=1, pin_memory=True)
     for row, batch in read(loader):
-        assert isinstance(row, Row)
+        assert isinstance(row, GlobalBatch)
         assert batch["image"].is_pinned()
 
 
 def test_readers_can_be_sent_to_workers_that_are_not_forked() -> None:
-    reader = Reader(Digits(split="val"), (v2.RandomCrop(6), summed), (partial(mixup, alpha=1.0),), FACTS, seed=1)
+    reader = BatchReader(Digits(split="val"), (v2.RandomCrop(6), summed), (partial(mixup, alpha=1.0),), FACTS, seed=1)
     requests = list(evaluation_requests(8, 4, 0, 1)(0))
     other = pickle.loads(pickle.dumps(reader))
-    assert isinstance(other, Reader)
+    assert isinstance(other, BatchReader)
     for request in requests:
         left = other.batch(request)
         right = reader.batch(request)
@@ -337,8 +339,11 @@ def unlucky(batch: Batch, dataset_info: DatasetInfo, /) -> Batch:
             partial(make_loader, transforms=[v2.LinearTransformation(torch.eye(2), torch.zeros(2))]),
             "LinearTransformation",
         ),
-        (partial(make_loader, transforms=[forgetful, noisy]), "forgetful: TypeError: gives a NoneType where a sample"),
-        (partial(make_loader, source=[1] * 23), "list: TypeError: gives a int where a sample, a dict, is expected"),
+        (
+            partial(make_loader, transforms=[forgetful, noisy]),
+            "forgetful: TypeError: returned a NoneType, not a sample",
+        ),
+        (partial(make_loader, source=[1] * 23), "list: TypeError: returned a int, not a sample (dict)"),
         (
             partial(make_loader, transforms=[of_its_own_size]),
             "step 0, collate: ValueError: 'image' differs in size: n/",
@@ -374,7 +379,7 @@ def test_workers_leave_stop_signals_to_the_main_process(number: signal.Signals) 
 PROGRAM = """
     import os, signal, sys, time
     import torch
-    from opabinia.data.loader import Loader, Reader, evaluation_requests
+    from opabinia.data.loader import BatchReader, Loader, evaluation_requests
 
     class Slow:
         channels, classes = 1, ()
@@ -383,7 +388,7 @@ PROGRAM = """
             time.sleep({seconds} if index > {after} else 0)
             return {{"image": torch.zeros(1, 2, 2)}}
 
-    loader = Loader(Reader(Slow()), evaluation_requests(100_000, 10, 0, 1), workers=2)
+    loader = Loader(BatchReader(Slow()), evaluation_requests(100_000, 10, 0, 1), num_workers=2)
     batches = loader.iterate()
 """
 
@@ -472,7 +477,7 @@ class _Unhurried(Numbers):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_how_long_a_batch_took_to_read(workers: int) -> None:
     """Wherever it was read; what is done with it does not count."""
-    loader = Loader(Reader(_Unhurried(4)), evaluation_requests(4, 2, 0, 1), workers=workers)
+    loader = Loader(BatchReader(_Unhurried(4)), evaluation_requests(4, 2, 0, 1), num_workers=workers)
     assert loader.seconds == 0
     for _ in loader.iterate():
         assert 0.1 <= loader.seconds < 5
@@ -499,4 +504,4 @@ class _Dying:
 def test_a_worker_that_dies_slowly_is_named() -> None:
     results = _Dying()
     with pytest.raises(RuntimeError, match=rf"\(pid {results._workers[0].pid}\) is killed by signal: Killed"):
-        next(_received(results))
+        next(_receive(results))

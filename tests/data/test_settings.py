@@ -8,7 +8,7 @@ from opabinia.data.transforms.combine import Mosaic
 
 def test_defaults() -> None:
     data = Data(train=Stream(source=Digits()), batch_size=64)
-    assert (data.workers, data.shuffle, data.drop_last, list(data.mix), data.val) == (0, True, False, [], None)
+    assert (data.num_workers, data.shuffle, data.drop_last, list(data.mix), data.val) == (0, True, False, [], None)
     assert list(data.train.transforms) == []
 
 
@@ -16,7 +16,7 @@ def test_keys_of_the_section() -> None:
     section = register.entries["section"]["data"]
     names = [parameter.name for parameter in section.parameters]
     assert names == [
-        *("train", "val", "batch_size", "workers", "shuffle", "sampler", "drop_last", "mix", "decode"),
+        *("train", "val", "batch_size", "num_workers", "shuffle", "sampler", "drop_last", "mix", "decode"),
         *("cache", "cache_size", "augment_on", "on_error"),
     ]
     assert [parameter.name for parameter in section.parameters if parameter.required] == ["train", "batch_size"]
@@ -30,5 +30,7 @@ def test_samples_to_evaluate_on_are_not_combined() -> None:
 
 
 def test_a_size_without_a_cache() -> None:
-    with pytest.raises(ValueError, match=r"cache_size: 256 says how pictures are kept; add cache: ram or cache: disk"):
+    with pytest.raises(
+        ValueError, match=r"cache_size: 256 is the size of cached images; add cache: ram or cache: disk"
+    ):
         Data(train=Stream(source=Digits()), batch_size=64, cache_size=256)

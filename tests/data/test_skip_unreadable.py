@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from opabinia.contracts import Batch, DatasetInfo, Row, RunSpec, Sample
-from opabinia.data.loader import DataError, Loader, Reader, Request, evaluation_requests, training_requests
-from opabinia.data.sampling.batch_shapes import growing, progressive
+from opabinia.contracts import Batch, DatasetInfo, GlobalBatch, RunSpec, Sample
+from opabinia.data.loader import BatchReader, DataError, Loader, Request, evaluation_requests, training_requests
+from opabinia.data.sampling.batch_shapes import progressive, progressive_size
 from opabinia.data.sampling.batches import ConstantPlan, StagedPlan
-from opabinia.data.sampling.permutation import order
+from opabinia.data.sampling.permutation import epoch_order
 from opabinia.runtime.durations import Duration
 
 N = 40
@@ -37,9 +37,9 @@ class Frail:
 
 def training(on_error: Any, *, workers: int = 0, world: int = 1, rank: int = 0, source: Any = None) -> Loader:
     plan = ConstantPlan(N, 8, Duration(2, "ep"))
-    orders = partial(order, 5, n=N, shuffle=True)
-    reader = Reader(source or Frail(), seed=5, on_error=on_error)
-    return Loader(reader, training_requests(plan, orders, rank, world), workers=workers)
+    orders = partial(epoch_order, 5, n=N, shuffle=True)
+    reader = BatchReader(source or Frail(), seed=5, on_error=on_error)
+    return Loader(reader, training_requests(plan, orders, rank, world), num_workers=workers)
 
 
 def ids(loader: Loader, start: int = 0) -> list[str]:
@@ -56,21 +56,21 @@ def test_raise_names_sample_and_reason() -> None:
 
 def test_another_sample_takes_the_place(caplog: pytest.LogCaptureFixture) -> None:
     whole = ids(training("raise", source=Frail(set())))
-    found = ids(training("replace"))
-    assert len(found) == len(whole) == 2 * N
-    replaced = [(old, new) for old, new in zip(whole, found, strict=True) if old != new]
+    result = ids(training("replace"))
+    assert len(result) == len(whole) == 2 * N
+    replaced = [(old, new) for old, new in zip(whole, result, strict=True) if old != new]
     assert {old for old, _ in replaced} == set(map(str, BROKEN)) and len(replaced) == 2 * len(BROKEN)
     assert not {new for _, new in replaced} & set(map(str, BROKEN))
-    assert "passed over: sample 3, Frail: OSError: cut short at byte 3" in caplog.text
+    assert "skipped: sample 3, Frail: OSError: cut short at byte 3" in caplog.text
 
 
 def test_which_one_hangs_on_nothing_but_the_position() -> None:
-    found = ids(training("replace"))
-    assert ids(training("replace", workers=2)) == found
-    assert ids(training("replace"), start=6) == found[N + 8 :]
+    result = ids(training("replace"))
+    assert ids(training("replace", workers=2)) == result
+    assert ids(training("replace"), start=6) == result[N + 8 :]
     shares = [list(training("replace", world=2, rank=rank).iterate()) for rank in (0, 1)]
     together = [name for left, right in zip(*shares, strict=True) for name in left[1]["id"] + right[1]["id"]]
-    assert together == found
+    assert together == result
 
 
 def test_a_sample_of_the_same_label_takes_the_place() -> None:
@@ -79,8 +79,8 @@ def test_a_sample_of_the_same_label_takes_the_place() -> None:
 
     only_9_of_the_odd_ones = Told({8, 30, *range(1, N, 2)} - {9})
     whole = ids(training("raise", source=Frail(set())))
-    found = ids(training("replace", source=only_9_of_the_odd_ones))
-    for old, new in zip(map(int, whole), map(int, found), strict=True):
+    result = ids(training("replace", source=only_9_of_the_odd_ones))
+    for old, new in zip(map(int, whole), map(int, result), strict=True):
         assert new == 9 if old % 2 else new % 2 == 0 and (new == old or old in (8, 30))
 
 
@@ -88,8 +88,8 @@ def test_where_no_sample_of_the_label_is_left_any_will_do() -> None:
     class Alone(Frail):
         labels = np.arange(N)
 
-    found = ids(training("replace", source=Alone()))
-    assert found == ids(training("replace"))
+    result = ids(training("replace", source=Alone()))
+    assert result == ids(training("replace"))
 
 
 def test_nothing_readable_at_all_ends_the_run() -> None:
@@ -99,24 +99,24 @@ def test_nothing_readable_at_all_ends_the_run() -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_evaluation_leaves_them_out_and_counts_them(workers: int) -> None:
-    loader = Loader(Reader(Frail(), on_error="leave_out"), evaluation_requests(N, 8, 0, 1), workers=workers)
+    loader = Loader(BatchReader(Frail(), on_error="skip"), evaluation_requests(N, 8, 0, 1), num_workers=workers)
     assert ids(loader) == [str(number) for number in range(N) if number not in BROKEN]
-    assert loader.passed_over == len(BROKEN)
+    assert loader.num_skipped == len(BROKEN)
 
 
-def test_a_batch_without_any_readable_sample_is_left_out() -> None:
-    loader = Loader(Reader(Frail(set(range(8, 16))), on_error="leave_out"), evaluation_requests(N, 8, 0, 1))
+def test_a_batch_without_any_readable_sample_is_dropped() -> None:
+    loader = Loader(BatchReader(Frail(set(range(8, 16))), on_error="skip"), evaluation_requests(N, 8, 0, 1))
     assert [row.step for row, _ in loader.iterate()] == [0, 2, 3, 4]
 
 
 def test_only_the_first_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    loader = Loader(Reader(Frail(set(range(30))), on_error="leave_out"), evaluation_requests(N, 8, 0, 1))
-    assert len(ids(loader)) == 10 and loader.passed_over == 30
-    assert caplog.text.count("passed over: sample") == 10 and "not named any more" in caplog.text
+    loader = Loader(BatchReader(Frail(set(range(30))), on_error="skip"), evaluation_requests(N, 8, 0, 1))
+    assert len(ids(loader)) == 10 and loader.num_skipped == 30
+    assert caplog.text.count("skipped: sample") == 10 and "no longer logged" in caplog.text
 
 
 def test_each_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    """However often it comes: in every epoch, and as every view of a film."""
+    """However often it comes: in every epoch, and as every view of a video."""
 
     def see(sample: Sample) -> Sample:
         if sample["id"] in ("1", "2"):
@@ -126,9 +126,9 @@ def test_each_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     def view(sample: Sample) -> Sample:
         return {**sample, "id": str(int(sample["id"]) // 4)}
 
-    loader = Loader(Reader(Frail(set()), [view, see], on_error="leave_out"), evaluation_requests(N, 8, 0, 1))
-    assert len(ids(loader)) == len(ids(loader)) == N - 8 and loader.passed_over == 16
-    assert caplog.text.count("passed over: sample") == 2 and "sample 4 (1), see: ValueError: it is torn" in caplog.text
+    loader = Loader(BatchReader(Frail(set()), [view, see], on_error="skip"), evaluation_requests(N, 8, 0, 1))
+    assert len(ids(loader)) == len(ids(loader)) == N - 8 and loader.num_skipped == 16
+    assert caplog.text.count("skipped: sample") == 2 and "sample 4 (1), see: ValueError: it is torn" in caplog.text
 
 
 # --- whole batches ---
@@ -158,7 +158,7 @@ def test_a_source_may_hand_over_whole_batches() -> None:
 def test_with_transforms_it_is_asked_for_samples() -> None:
     source = AtOnce(set())
     numbers = np.arange(4)
-    Reader(source, [lambda sample: sample]).batch(Request(Row(0, 0, 0, 4), numbers, numbers))
+    BatchReader(source, [lambda sample: sample]).batch(Request(GlobalBatch(0, 0, 0, 4), numbers, numbers))
     assert source.asked == 0
 
 
@@ -182,13 +182,13 @@ def test_handing_over_draws_nothing() -> None:
 def test_batches_have_the_size_of_their_epoch() -> None:
     layout = progressive(RunSpec(N, 20, Duration(4, "ep")), start=4, end=12, until=0.5, multiple=4)
     plan = StagedPlan(N, layout.stages, layout.length)
-    orders = partial(order, 5, n=N, shuffle=True)
+    orders = partial(epoch_order, 5, n=N, shuffle=True)
 
     class Large(Frail):
         def __getitem__(self, index: int) -> Sample:
             return {"image": torch.full((1, 12, 12), index, dtype=torch.uint8), "label": 0, "id": str(index)}
 
-    loader = Loader(Reader(Large(), dataset_info=DatasetInfo(N)), training_requests(plan, orders, 0, 1))
+    loader = Loader(BatchReader(Large(), dataset_info=DatasetInfo(N)), training_requests(plan, orders, 0, 1))
     sizes = [tuple(batch["image"].shape[2:]) for _, batch in loader.iterate()]
     assert sizes == [(4, 4)] * 2 + [(8, 8)] * 2 + [(12, 12)] * 4
 
@@ -197,4 +197,4 @@ def test_batches_have_the_size_of_their_epoch() -> None:
     ("progress", "size"), [(0.0, 128), (0.2, 160), (0.45, 192), (0.5, 192), (0.79, 224), (0.8, 224), (1.0, 224)]
 )
 def test_sizes_grow(progress: float, size: int) -> None:
-    assert growing(progress, start=128, end=224, until=0.8) == size
+    assert progressive_size(progress, start=128, end=224, until=0.8) == size

@@ -1,4 +1,4 @@
-"""Small films for tests, made by PyAV."""
+"""Small videos for tests, made by PyAV."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write(
     pixels: str = "yuv420p",
     sound: bool = False,
 ) -> Path:
-    """A film of ``count`` frames at 25 a second, or at ``times`` (in milliseconds)."""
+    """A video of ``count`` frames at 25 a second, or at ``times`` (in milliseconds)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w", options=format_options or {}) as container:
         stream = container.add_stream(codec, rate=25)
@@ -63,7 +63,7 @@ def write(
 
 
 def write_sound(path: Path) -> Path:
-    """A file with a track of sound, and none of pictures."""
+    """A file with a track of sound, and none of images."""
     with av.open(str(path), "w") as container:
         stream = container.add_stream("aac", rate=8000)
         container.mux(stream.encode(_silence()))  # type: ignore[union-attr]

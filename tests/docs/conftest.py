@@ -1,4 +1,4 @@
-"""A folder in which everything lies that the documentation names, and the command in this process."""
+"""A folder with every file, dataset and run that the documentation names, and the command in this process."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import opabinia
-from tests.docs.examples_data import MADE, trained
+from tests.docs.examples_data import FILES, trained
 from tests.docs.pages import ROOT
 
 __all__ = ["opabinia"]
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All files and data sets, made once, only to be read; runs come when they are asked for."""
-    folder = tmp_path_factory.mktemp("made")
-    for name, make in MADE.items():
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All files and datasets, made once, read-only; runs are added on demand."""
+    folder = tmp_path_factory.mktemp("examples")
+    for name, make in FILES.items():
         make(folder / name)
     return folder
 
 
 @pytest.fixture
-def place(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """``place("runs/classification/digits/default")``: one works in a fresh folder with all files, and these runs."""
+def workspace(examples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """``workspace("runs/classification/digits/default")``: change to a new folder with all files and these runs."""
 
-    def lay(*runs: str) -> Path:
-        monkeypatch.chdir(made)
+    def enter(*runs: str) -> Path:
+        monkeypatch.chdir(examples)
         for run in runs:
-            shutil.copytree(trained(made, run), tmp_path / run)
+            shutil.copytree(trained(examples, run), tmp_path / run)
         (tmp_path / "docs").symlink_to(ROOT / "docs")
-        for name in os.listdir(made):
+        for name in os.listdir(examples):
             if name != "runs":
-                (tmp_path / name).symlink_to(made / name)
+                (tmp_path / name).symlink_to(examples / name)
         monkeypatch.chdir(tmp_path)
         return tmp_path
 
-    return lay
+    return enter

@@ -1,4 +1,4 @@
-"""What the commands and examples of the documentation name: files, data sets and runs, small and made on the spot."""
+"""The files, datasets and runs that the commands and examples of the documentation name, small and made on demand."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from opabinia.data.sources import Digits
 from opabinia.training import launch
 from scripts import small_data
 from tests.data.videos import write
-from tests.docs.pages import named
+from tests.docs.pages import block_text
 from tests.migration import test_basecls, test_detectron2, test_fastreid, test_vissl
 from tests.migration.test_paddlevideo import MULTIGRID
 
-CPU = ["train.device=cpu", "train.threads=1", "data.workers=0", "writers=[]"]
+CPU = ["train.device=cpu", "train.num_threads=1", "data.num_workers=0", "loggers=[]"]
 
 
 def sources(train: str, val: str) -> list[str]:
@@ -26,37 +26,37 @@ def sources(train: str, val: str) -> list[str]:
 
 BOXES = "{name: coco, root: path/to/data/train, file: path/to/data/annotations/instances_train.json, channels: 1}"
 PEOPLE = "{name: market1501, root: path/to/Market-1501-v15.09.15, channels: 1, split: SPLIT}"
-SEARCHED = sources(PEOPLE.replace("SPLIT", "train"), PEOPLE.replace("SPLIT", "test"))
-FILMS = "{name: videos, root: path/to/clips/train, channels: 1}"
+RETRIEVAL = sources(PEOPLE.replace("SPLIT", "train"), PEOPLE.replace("SPLIT", "test"))
+VIDEOS = "{name: videos, root: path/to/clips/train, channels: 1}"
 DIGITS = sources("{name: digits, split: train}", "{name: digits, split: val}")
-TWO = ["train.length=2it", "evaluate.every=2it"]
+TWO_STEPS = ["train.length=2it", "evaluate.every=2it"]
 
-FEW = {
-    "classification/digits": ["data.sampler={name: subset, count: 64}", "train.length=2ep"],
-    "classification/placed_digits": [*DIGITS, "data.sampler={name: subset, count: 50}", *TWO],
-    "detection/coco_format": ["vars.short=[64]", "vars.test=64", "data.batch_size=4", *TWO],
-    "detection": [*sources(BOXES, BOXES), "data.batch_size=4", *TWO],
-    "reid/digits": [*SEARCHED, "data.batch_size=16", *TWO],
-    "flowers.yaml": ["task.backbone.pretrained=false", "data.batch_size=4", *TWO],
-    "my.yaml": ["data.sampler={name: subset, count: 64}", "data.batch_size=4", *TWO],
+OVERRIDES = {
+    "classification/digits": ["data.sampler={name: subset, num_samples: 64}", "train.length=2ep"],
+    "classification/placed_digits": [*DIGITS, "data.sampler={name: subset, num_samples: 50}", *TWO_STEPS],
+    "detection/coco_format": ["vars.short=[64]", "vars.test=64", "data.batch_size=4", *TWO_STEPS],
+    "detection": [*sources(BOXES, BOXES), "data.batch_size=4", *TWO_STEPS],
+    "reid/digits": [*RETRIEVAL, "data.batch_size=16", *TWO_STEPS],
+    "flowers.yaml": ["task.backbone.pretrained=false", "data.batch_size=4", *TWO_STEPS],
+    "my.yaml": ["data.sampler={name: subset, num_samples: 64}", "data.batch_size=4", *TWO_STEPS],
     "reid": [
         "vars.pretrained=false",
         "data.batch_size=16",
         "task.backbone.model=resnet18",
         "task.backbone.ibn=false",
-        *TWO,
+        *TWO_STEPS,
     ],
-    "selfsup/images": ["vars.size=32", "vars.batch=4", "task.backbone.model=test_resnet", *TWO],
-    "selfsup/fashion_mnist": ["vars.root=path/to/fashion_mnist", *TWO],
-    "selfsup": [*DIGITS, "data.batch_size=32", *TWO],
-    "video/omniglot_strokes": ["data.batch_size=4", *TWO],
-    "video": [*sources(FILMS, FILMS), "data.batch_size=4", *TWO],
+    "selfsup/images": ["vars.size=32", "vars.batch=4", "task.backbone.model=test_resnet", *TWO_STEPS],
+    "selfsup/fashion_mnist": ["vars.root=path/to/fashion_mnist", *TWO_STEPS],
+    "selfsup": [*DIGITS, "data.batch_size=32", *TWO_STEPS],
+    "video/omniglot_strokes": ["data.batch_size=4", *TWO_STEPS],
+    "video": [*sources(VIDEOS, VIDEOS), "data.batch_size=4", *TWO_STEPS],
 }
 
 
 def small(recipe: str) -> list[str]:
-    """Overrides with which a recipe takes a second or two: few steps on few samples."""
-    return [*CPU, *FEW.get(recipe, FEW.get(recipe.partition("/")[0], []))]
+    """Return overrides with which a recipe takes a second or two: few steps on few samples."""
+    return [*CPU, *OVERRIDES.get(recipe, OVERRIDES.get(recipe.partition("/")[0], []))]
 
 
 RUNS = {
@@ -69,28 +69,28 @@ RUNS = {
     "runs/selfsup/fashion_mnist/default": [],
     "runs/video/digits/default": [],
 }
-"""Runs that pages speak of, and what each has been trained with."""
+"""Runs that pages name, and the additional overrides of each."""
 
 
-def trained(place: Path, run: str) -> Path:
-    """The folder of such a run below ``place``, trained unless it is there. One works in a folder with all data."""
-    if not (place / run / "results.json").exists():
+def trained(folder: Path, run: str) -> Path:
+    """Return the folder of a run below ``folder``, trained if missing. The working directory has all datasets."""
+    if not (folder / run / "results.json").exists():
         recipe, _, name = run.removeprefix("runs/").rpartition("/")
-        launch.train(recipe, [*small(recipe), *RUNS[run]], out=place / "runs", name=name)
-    return place / run
+        launch.train(recipe, [*small(recipe), *RUNS[run]], out=folder / "runs", name=name)
+    return folder / run
 
 
-# --- files and data sets ----------------------------------------------------------------------------------------------
+# --- files and datasets -----------------------------------------------------------------------------------------------
 
 
 def digit(path: Path, number: int = 3) -> None:
-    """A handwritten digit as a picture."""
+    """Write a handwritten digit as an image file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(Digits(split="val")[number]["image"][0].numpy()).resize((32, 32)).save(path)
 
 
-def pictures(folder: Path, names: Sequence[str]) -> None:
-    """Colourful noise."""
+def images(folder: Path, names: Sequence[str]) -> None:
+    """Write images of color noise."""
     for number, name in enumerate(names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         pixels = np.random.default_rng(number).integers(0, 256, (40, 48, 3), dtype=np.uint8)
@@ -98,27 +98,27 @@ def pictures(folder: Path, names: Sequence[str]) -> None:
 
 
 def people(folder: Path, numbers: range) -> None:
-    """Pictures with names in Market-1501's manner."""
+    """Write images with names like Market-1501's."""
     for shot in small_data.shots(small_data.SEARCHED):
         if shot.number in numbers:
             small_data.save(folder / f"{shot.identity:04d}_c{shot.camera}s1_{shot.number:06d}_00.png", shot)
 
 
-def films(folder: Path) -> None:
-    """Four films of two classes."""
+def videos(folder: Path) -> None:
+    """Write four videos of two classes."""
     for number in range(4):
         write(folder / ("to" if number % 2 else "fro") / f"{number}.mp4", 18 + number, size=(32, 32))
 
 
 def idx(root: Path) -> None:
-    """Fashion-MNIST's files, of handwritten digits."""
+    """Write Fashion-MNIST's files with handwritten digits."""
     root.mkdir(parents=True)
     for prefix, split in (("train", "train"), ("t10k", "val")):
         source = Digits(split=split)  # type: ignore[arg-type]
-        some = [source[number] for number in range(256)]
-        images = np.stack([np.kron(one["image"][0].numpy(), np.ones((4, 4), np.uint8))[2:30, 2:30] for one in some])
-        labels = np.array([one["label"] for one in some], np.uint8)
-        for name, array in (("images-idx3", images), ("labels-idx1", labels)):
+        samples = [source[number] for number in range(256)]
+        enlarged = [np.kron(sample["image"][0].numpy(), np.ones((4, 4), np.uint8))[2:30, 2:30] for sample in samples]
+        labels = np.array([sample["label"] for sample in samples], np.uint8)
+        for name, array in (("images-idx3", np.stack(enlarged)), ("labels-idx1", labels)):
             head = bytes([0, 0, 8, array.ndim]) + b"".join(side.to_bytes(4, "big") for side in array.shape)
             (root / f"{prefix}-{name}-ubyte").write_bytes(head + array.tobytes())
 
@@ -136,27 +136,27 @@ RESNEXT = "config: {MODEL: {TRUNK: {RESNETS: {DEPTH: 101}}}}"
 REGNET = test_basecls.config_of("RegNetConfig", 'model=dict(name="regnety_004")')
 KINETICS = "base: video/digits\ndata: {train: {source: {name: videos, root: path/to/clips/train, channels: 1}}}\n"
 
-MADE: dict[str, Callable[[Path], None]] = {
+FILES: dict[str, Callable[[Path], None]] = {
     "path/to/data": small_data.coco_folders,
     "path/to/Market-1501-v15.09.15": small_data.market1501,
-    "path/to/pictures": partial(pictures, names=[f"{number % 3}/{number}.jpg" for number in range(8)]),
-    "path/to/flowers": partial(pictures, names=FLOWERS),
+    "path/to/images": partial(images, names=[f"{number % 3}/{number}.jpg" for number in range(8)]),
+    "path/to/flowers": partial(images, names=FLOWERS),
     "path/to/clips": small_data.kinetics,
     "path/to/omniglot_strokes_video": small_data.kinetics,
     "path/to/fashion_mnist": idx,
-    "photos": partial(pictures, names=["a.jpg", "b.png"]),
-    "photo.jpg": lambda path: pictures(path.parent, [path.name]),
+    "photos": partial(images, names=["a.jpg", "b.png"]),
+    "photo.jpg": lambda path: images(path.parent, [path.name]),
     "queries": partial(people, numbers=range(1)),
     "gallery": partial(people, numbers=range(1, 4)),
-    "folder": films,
-    "film.mp4": partial(write, count=18, size=(32, 32)),
+    "folder": videos,
+    "video.mp4": partial(write, count=18, size=(32, 32)),
     "one.png": digit,
     "one.jpg": digit,
     "three.png": digit,
     "four.jpg": partial(digit, number=4),
-    "flowers.yaml": lambda path: text(path, named("README.md", "base: classification/image_folder", "yaml")),
-    "my_parts.py": lambda path: text(path, named("README.md", "# my_parts.py", "python")),
-    "my.yaml": lambda path: text(path, named("docs/configs.md", "base: classification/digits ", "yaml")),
+    "flowers.yaml": lambda path: text(path, block_text("README.md", "# flowers.yaml", "yaml")),
+    "my_parts.py": lambda path: text(path, block_text("README.md", "# my_parts.py", "python")),
+    "my.yaml": lambda path: text(path, block_text("docs/configs.md", "base: classification/digits ", "yaml")),
     "kinetics.yaml": lambda path: text(path, KINETICS),
     "mask_rcnn_R_50_FPN_1x.yaml": lambda path: text(path, test_detectron2.BASE),
     "configs/Market1501/sbs_R50.yml": lambda path: text(path, test_fastreid.BASE),

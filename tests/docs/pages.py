@@ -1,4 +1,4 @@
-"""The fenced blocks of README and docs/, by their language."""
+"""The fenced code blocks of README and docs/, by language."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-TOLD = {"docs/log.md", "docs/design.md"}
-"""Pages that tell what was done, and how it is built: nothing there is to be copied."""
+RECORDS = {"docs/log.md", "docs/design.md"}
+"""Pages without code to copy: the record of experiments, and the design."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 class Block(NamedTuple):
-    """What stands between two fences.
+    """A fenced code block.
 
     Attributes:
-        page: its path in the repository.
-        number: which block of its language on this page, from 1.
-        language: what stands behind the first fence.
-        text: the lines between.
+        page: path in the repository.
+        number: of the blocks of this language on the page, from 1.
+        language: the word behind the opening fence.
+        text: the lines between the fences.
     """
 
     page: str
@@ -33,20 +33,20 @@ class Block(NamedTuple):
 
 
 def blocks(language: str | None = None) -> list[Block]:
-    """All of them, or those of a language, but for the pages that only tell."""
-    found, seen = [], dict[tuple[str, str], int]()
+    """Return all blocks, or those of a language, without the pages of ``RECORDS``."""
+    result, counts = [], dict[tuple[str, str], int]()
     for path in PAGES:
         page = str(path.relative_to(ROOT))
-        if page in TOLD:
+        if page in RECORDS:
             continue
         for kind, text in re.findall(r"^```([^\n]*)\n(.*?)^```$", path.read_text(encoding="utf-8"), re.S | re.M):
-            seen[page, kind] = seen.get((page, kind), 0) + 1
+            counts[page, kind] = counts.get((page, kind), 0) + 1
             if language in (None, kind):
-                found.append(Block(page, seen[page, kind], kind, text))
-    return found
+                result.append(Block(page, counts[page, kind], kind, text))
+    return result
 
 
-def named(page: str, beginning: str, language: str) -> str:
-    """The text of the block of a page that begins with these words."""
-    (text,) = (one.text for one in blocks(language) if one.page == page and one.text.startswith(beginning))
+def block_text(page: str, beginning: str, language: str) -> str:
+    """Return the text of the one block of a page that begins with ``beginning``."""
+    (text,) = (block.text for block in blocks(language) if block.page == page and block.text.startswith(beginning))
     return text

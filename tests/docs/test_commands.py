@@ -1,7 +1,7 @@
-"""Every command of README and docs/ is run as it stands there, in a folder with all that it names.
+"""Every command of README and docs/ runs as written, in a folder with all files it names.
 
-Three things are added. Trainings are made short (``small`` in things.py), RUN and RECIPE become a run and a recipe that
-fit, and a server takes a free port. What cannot be run here stands in ``NOT_RUN``, with the reason.
+Three substitutions: trainings are shortened (``small`` in examples_data.py), RUN and RECIPE become a matching run and
+recipe, and a server takes a free port. Commands that cannot run here are in ``NOT_RUN`` with the reason.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from tests.inference.test_serve import started
 NOT_RUN = {
     r"make (demo|test)": "minutes of the whole machine, or these tests themselves",
     r"pip install": "the network",
-    r"srun ": "SLURM; tests/runtime/test_slurm.py has what it tells of itself",
-    r"opabinia .*--nnodes": "several machines; tests/faults/test_hosts.py plays them on one",
+    r"srun ": "SLURM; tests/runtime/test_slurm.py covers its environment variables",
+    r"opabinia .*--nnodes": "several machines; tests/faults/test_hosts.py simulates them on one",
 }
-"""Commands that no test runs as they stand; they are parsed all the same."""
+"""Commands that no test runs as written; their arguments are parsed all the same."""
 
 SLOW = (
-    r"opabinia (train (?!classification/digits)|train .*plugins|sweep|bench|export|eval RUN --measure|"
-    r".*--(nproc|seeds|explain))|python"
+    r"opabinia (train (?!classification/digits)|train .*plugins|sweep|bench|export|eval RUN --evaluator|"
+    r".*--(nproc|seeds|explain|grad-cam))|python"
 )
-"""What takes longer than some seconds."""
+"""Commands that take longer than some seconds."""
 
-ELSEWHERE = r"--nproc|plugins=|my\.yaml"
-"""Commands that get a process of their own: they start others, or bring parts that the other tests must not see."""
+OWN_PROCESS = r"--nproc|plugins=|my\.yaml"
+"""Commands that get a process of their own: they start others, or register parts that other tests must not see."""
 
-SERVED = r"(opabinia serve|curl) "
-"""Commands that belong together: a server, and those that ask it."""
+SERVER = r"(opabinia serve|curl) "
+"""A server and its clients, which are tested together."""
 
 RUN = {
     r"gallery": "runs/reid/digits/default",
@@ -53,20 +53,20 @@ RUN = {
     r"replay": "runs/classification/digits/default",
     r"": "runs/selfsup/digits_vicreg/default",
 }
-"""Which run RUN stands for, by the rest of the line; the first pattern that is found counts."""
+"""The run that RUN stands for, by the rest of the line; the first matching pattern counts."""
 
 MULTIGRID = '"shapes={name: multigrid, size: 32, milestones: [9, 15, 20]}" train.length=24ep data.batch_size=16'
 
 
 def commands() -> list[tuple[str, str]]:
-    """Page and line, each once; continued lines are one, and what is said behind a line is left out."""
-    found: dict[str, str] = {}
+    """Return page and line of each command once, continuation lines joined, comments removed."""
+    pages: dict[str, str] = {}
     for block in blocks("sh"):
         for line in block.text.replace("\\\n", " ").splitlines():
             line = re.sub(r"\s+#.*", "", line).replace(".venv/bin/", "").strip()
             if line and not line.startswith("#"):
-                found.setdefault(line, block.page)
-    return [(page, line) for line, page in found.items()]
+                pages.setdefault(line, block.page)
+    return [(page, line) for line, page in pages.items()]
 
 
 def reason(line: str) -> str | None:
@@ -76,113 +76,112 @@ def reason(line: str) -> str | None:
 RUNNABLE = [
     pytest.param(line, marks=pytest.mark.slow if re.match(SLOW, line) else (), id=f"{page}: {line}")
     for page, line in commands()
-    if reason(line) is None and not re.match(SERVED, line)
+    if reason(line) is None and not re.match(SERVER, line)
 ]
 
 
 @pytest.mark.parametrize("line", RUNNABLE)
-def test_it_runs(line: str, place: Callable[..., Path], opabinia: Callable[..., Ended]) -> None:
-    line, run = with_names(line)
-    place(*re.findall(r"runs/\w+/\w+/(?:default|slow|fast)", line), *run)
+def test_it_runs(line: str, workspace: Callable[..., Path], opabinia: Callable[..., Ended]) -> None:
+    line, implied_runs = substitute(line)
+    workspace(*re.findall(r"runs/\w+/\w+/(?:default|slow|fast)", line), *implied_runs)
     program, *words = shlex.split(line.partition(">")[0])
     if program != "opabinia":
         shell = "zsh" if "zsh" in line else "bash"
         if shutil.which(shell) is None:
-            pytest.skip(f"there is no {shell}")
-        before = "autoload -U compinit; compinit -u; " if shell == "zsh" else ""
-        done = subprocess.run([shell, "-ec", before + line], capture_output=True, text=True, env=environment())
+            pytest.skip(f"{shell} is not installed")
+        setup = "autoload -U compinit; compinit -u; " if shell == "zsh" else ""
+        done = subprocess.run([shell, "-ec", setup + line], capture_output=True, text=True, env=environment())
         assert done.returncode == 0, done.stdout + done.stderr
         return
-    words = [*words, *shorter(words)]
-    ended = in_a_process(words) if re.search(ELSEWHERE, line) else opabinia(*words)
-    if absent := re.search(r"needs .*: pip install .*", ended.err):
-        pytest.skip(absent[0])
+    words = [*words, *shortening(words)]
+    ended = run_process(words) if re.search(OWN_PROCESS, line) else opabinia(*words)
+    if missing := re.search(r"needs .*: pip install .*", ended.err):
+        pytest.skip(missing[0])
     assert ended.status == 0, ended.out + ended.err
 
 
-def in_a_process(words: list[str]) -> Ended:
+def run_process(words: list[str]) -> Ended:
     done = subprocess.run([sys.executable, "-m", "opabinia", *words], capture_output=True, text=True)
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
-def with_names(line: str) -> tuple[str, list[str]]:
-    """The line with a run and a recipe in place of RUN and RECIPE, and the run that it did not name by its folder."""
+def substitute(line: str) -> tuple[str, list[str]]:
+    """Replace RUN and RECIPE; return the line and the runs that it needs but does not name by folder."""
     recipe = f"classification/digits {MULTIGRID}" if "--schedule" in line else "classification/digits"
     line = re.sub(r"\bRECIPE\b", recipe, line)
-    run = next(one for pattern, one in RUN.items() if re.search(pattern, line))
-    hidden = ["runs/classification/digits/slow"] if "--name slow --resume" in line else []
-    return re.sub(r"\bRUN\b", run, line), hidden
+    run = next(run for pattern, run in RUN.items() if re.search(pattern, line))
+    implied = ["runs/classification/digits/slow"] if "--name slow --resume" in line else []
+    return re.sub(r"\bRUN\b", run, line), implied
 
 
-def shorter(words: list[str]) -> list[str]:
-    """What is added to a command that trains, or builds a model whose weights would come from the network."""
+def shortening(words: list[str]) -> list[str]:
+    """Return overrides that shorten a training, or avoid downloading weights."""
     if words[:2] == ["config", "check"]:
         return ["task.backbone.pretrained=false"]
-    if words[0] not in ("train", "sweep", "bench"):
+    if words[0] not in ("train", "sweep", "benchmark"):
         return []
     axes = {word.partition("=")[0] for word in words} if words[0] == "sweep" else set()
-    return [one for one in small(words[1]) if one.partition("=")[0] not in axes]
+    return [override for override in small(words[1]) if override.partition("=")[0] not in axes]
 
 
 def environment() -> dict[str, str]:
-    """In which the programs of this installation are found, and no settings of whoever runs the tests."""
+    """An environment with the programs of this installation and without the settings of the user."""
     programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return {**os.environ, "HOME": str(Path.cwd()), "PYTHONPATH": str(ROOT), "PATH": programs}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", [line for _, line in commands() if line.startswith("opabinia serve ")])
-def test_the_server_answers(line: str, place: Callable[..., Path]) -> None:
+def test_the_server_answers(line: str, workspace: Callable[..., Path]) -> None:
     for library in ("fastapi", "uvicorn", "python_multipart"):
         pytest.importorskip(library, reason=f"{library} is absent: pip install 'opabinia[serve]'")
-    run, *options = shlex.split(with_names(line)[0])[2:]
-    place(run)
+    run, *options = shlex.split(substitute(line)[0])[2:]
+    workspace(run)
     with started(Path(run), *options) as server:
-        for question in (line for _, line in commands() if line.startswith("curl ")):
-            asked = question.replace("http://127.0.0.1:8000", server.address)
-            said = json.loads(subprocess.run(shlex.split(asked), capture_output=True, check=True).stdout)
-            (shown,) = (json.loads(block.text) for block in blocks("json"))
-            assert said.keys() == shown.keys()
+        for request in (line for _, line in commands() if line.startswith("curl ")):
+            request = request.replace("http://127.0.0.1:8000", server.address)
+            response = json.loads(subprocess.run(shlex.split(request), capture_output=True, check=True).stdout)
+            (documented,) = (json.loads(block.text) for block in blocks("json"))
+            assert response.keys() == documented.keys()
             if "classification" in run:
-                assert said["predictions"][0].keys() == shown["predictions"][0].keys()
+                assert response["predictions"][0].keys() == documented["predictions"][0].keys()
 
 
-# --- what is not run --------------------------------------------------------------------------------------------------
+# --- commands that are not run ----------------------------------------------------------------------------------------
 
 
 def parsed(words: list[str]) -> dict[str, Any]:
-    """What is given to the command that words name; nothing is run."""
+    """Return the parsed arguments of a command line; nothing is run."""
     command: Any = typer.main.get_command(app)
     while hasattr(command, "commands"):
         assert words and words[0] in command.commands, f"there is no command {words[:1]}"
         command, words = command.commands[words[0]], words[1:]
-    given: dict[str, Any] = command.make_context(command.name, list(words)).params
-    return given
+    params: dict[str, Any] = command.make_context(command.name, list(words)).params
+    return params
 
 
 @pytest.mark.parametrize("line", [line for _, line in commands() if reason(line) and line.startswith("opabinia ")])
-def test_what_is_not_run_is_a_command_all_the_same(line: str) -> None:
+def test_commands_that_are_not_run_can_be_parsed(line: str) -> None:
     parsed(shlex.split(line)[1:])
 
 
-def test_sentences_name_commands_and_options_that_there_are() -> None:
-    whole: Any = typer.main.get_command(app)
+def test_sentences_name_existing_commands_and_options() -> None:
+    root: Any = typer.main.get_command(app)
     for page in PAGES:
         prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
         for line in re.findall(r"`opabinia ([^`]+)`", prose):
-            verbs = itertools.takewhile(str.islower, line.split())
-            command = whole
-            for verb in verbs:
+            command = root
+            for word in itertools.takewhile(str.islower, line.split()):
                 if not hasattr(command, "commands"):
                     break
-                assert verb in command.commands, f"{page.name}: {line}"
-                command = command.commands[verb]
-            there = {option for one in command.params for option in one.opts}
-            assert set(re.findall(r"--[a-z-]+", line)) <= there, f"{page.name}: {line}"
+                assert word in command.commands, f"{page.name}: {line}"
+                command = command.commands[word]
+            options = {option for param in command.params for option in [*param.opts, *param.secondary_opts]}
+            assert set(re.findall(r"--[a-z-]+", line)) <= options, f"{page.name}: {line}"
 
 
-def test_every_block_says_what_it_is() -> None:
-    """Else a command could hide in a block that nobody runs."""
+def test_every_block_names_its_language() -> None:
+    """Otherwise a command could hide in a block that nobody runs."""
     assert {block.language for block in blocks()} <= {"sh", "yaml", "python", "json", "text"}
     assert not [
         block.name for block in blocks("text") if re.search(r"^(\$ )?(\.venv/bin/)?opabinia ", block.text, re.M)

@@ -1,4 +1,4 @@
-"""README's pictures are those that scripts/pictures.py makes."""
+"""The images of README are those that scripts/docs_images.py draws."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,19 +6,18 @@ from pathlib import Path
 import pytest
 
 import opabinia
-from scripts import pictures
+from scripts import docs_images
 
 
-def test_the_animal_is_the_one_that_is_drawn() -> None:
-    assert (pictures.OUT / "opabinia.svg").read_text(encoding="utf-8") == pictures.animal()
+def test_the_logo_is_up_to_date() -> None:
+    assert (docs_images.OUT / "opabinia.svg").read_text(encoding="utf-8") == docs_images.logo()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["classification", "selfsup"])
-def test_a_picture_can_be_made_again(task: str, place: Callable[..., Path]) -> None:
-    run = {"classification": "runs/classification/digits/default", "selfsup": "runs/selfsup/digits_vicreg/default"}[
-        task
-    ]
-    place(run)
-    drawn = pictures.TASKS[task](opabinia.load(run))
+@pytest.mark.parametrize("task", ["classification", "detection", "selfsup"])
+def test_an_image_can_be_drawn(task: str, workspace: Callable[..., Path]) -> None:
+    runs = {"selfsup": "runs/selfsup/digits_vicreg/default"}
+    run = runs.get(task, f"runs/{task}/digits/default")
+    workspace(run)
+    drawn = docs_images.TASKS[task](opabinia.load(run))
     assert drawn.width <= 400 and len(set(drawn.convert("L").get_flattened_data())) > 10

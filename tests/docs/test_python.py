@@ -1,4 +1,4 @@
-"""The Python that README and docs/ show runs as it stands there; of values that it takes for granted there are some."""
+"""The Python code of README and docs/ runs as written; names that it takes for granted are supplied here."""
 
 from __future__ import annotations
 
@@ -19,21 +19,25 @@ from tests.cli.conftest import Ended
 from tests.docs.examples_data import CPU
 from tests.docs.pages import blocks
 
-SHOWN = {block.name: block.text for block in blocks("python")}
-FILES = {"README.md-2", "docs/configs.md-1", "docs/configs.md-2"}
-"""Modules with parts of one's own, which other tests must not see: they are used by programs of their own."""
+CODE = {block.name: block.text for block in blocks("python")}
+PLUGINS = {"README.md-2", "docs/extending.md-1", "docs/extending.md-2"}
+"""Modules that register parts, which other tests must not see: they run in a process of their own."""
 
 
 def needs(library: str) -> None:
     pytest.importorskip(library, reason=f"{library} is absent")
 
 
-def judged(place: Path, **_: Any) -> dict[str, Any]:
-    """An annotation file, and what is in it as results."""
-    ground_truth = json.loads((place / "path/to/data/annotations/instances_val.json").read_text(encoding="utf-8"))
-    (place / "annotations.json").write_text(json.dumps(ground_truth), encoding="utf-8")
-    things = [{**one, "score": 0.5} for one in ground_truth["annotations"] if isinstance(one["segmentation"], dict)]
-    (place / "results.json").write_text(json.dumps(things), encoding="utf-8")
+def annotation_files(folder: Path, **_: Any) -> dict[str, Any]:
+    """An annotation file, and its objects as results."""
+    ground_truth = json.loads((folder / "path/to/data/annotations/instances_val.json").read_text(encoding="utf-8"))
+    (folder / "annotations.json").write_text(json.dumps(ground_truth), encoding="utf-8")
+    objects = [
+        {**annotation, "score": 0.5}
+        for annotation in ground_truth["annotations"]
+        if isinstance(annotation["segmentation"], dict)
+    ]
+    (folder / "results.json").write_text(json.dumps(objects), encoding="utf-8")
     return {}
 
 
@@ -55,19 +59,19 @@ def exported_by_torch(opabinia: Callable[..., Ended], **_: Any) -> dict[str, Any
 
 
 def embeddings(**_: Any) -> dict[str, Any]:
-    """Four identities, each seen by three cameras, the first of which asks."""
+    """Four identities seen by three cameras; images of the first camera are queries."""
     random = np.random.default_rng(0)
     ids, cameras = np.repeat(np.arange(4), 3), np.tile(np.arange(3), 4)
     features = np.eye(4, 8)[ids] + 0.1 * random.standard_normal((12, 8))
-    asks = cameras == 0
+    queries = cameras == 0
     names = {"features": features, "ids": ids}
-    for name, rows in (("query", asks), ("gallery", ~asks)):
+    for name, rows in (("query", queries), ("gallery", ~queries)):
         names |= {name: features[rows], f"{name}_ids": ids[rows], f"{name}_cameras": cameras[rows]}
     return names
 
 
-def learning(**_: Any) -> dict[str, Any]:
-    """A task and a batch for it."""
+def training_batch(**_: Any) -> dict[str, Any]:
+    """A task in training mode and a batch for it."""
     task = load("runs/reid/digits/default").task.train()
     batch = {
         "image": torch.zeros(4, 1, 32, 16, dtype=torch.uint8),
@@ -77,42 +81,42 @@ def learning(**_: Any) -> dict[str, Any]:
     return {"task": task, "batch": batch, "clock": Clock()}
 
 
-class Prepared(NamedTuple):
-    """What a block needs: runs, and a function that gives the names it takes for granted."""
+class Setup(NamedTuple):
+    """Runs that a block needs, and a function that returns the names it takes for granted."""
 
     runs: tuple[str, ...] = ()
     names: Callable[..., dict[str, Any]] = lambda **_: {}
 
 
 CLASSIFIER = "runs/classification/digits/default"
-PREPARED = {
-    "README.md-1": Prepared((CLASSIFIER,)),
-    "docs/detection.md-1": Prepared(names=judged),
-    "docs/detection.md-2": Prepared(("runs/detection/digits/default",), frames),
-    "docs/export.md-1": Prepared((CLASSIFIER,), exported),
-    "docs/export.md-2": Prepared((CLASSIFIER,), exported_by_torch),
-    "docs/reid.md-1": Prepared(names=embeddings),
-    "docs/reid.md-2": Prepared(("runs/reid/digits/default",), learning),
+SETUPS = {
+    "README.md-1": Setup((CLASSIFIER,)),
+    "docs/detection.md-1": Setup(("runs/detection/digits/default",), frames),
+    "docs/detection.md-2": Setup(names=annotation_files),
+    "docs/export.md-1": Setup((CLASSIFIER,), exported),
+    "docs/export.md-2": Setup((CLASSIFIER,), exported_by_torch),
+    "docs/inference.md-1": Setup((CLASSIFIER,)),
+    "docs/inference.md-2": Setup(("runs/reid/digits/default",), training_batch),
+    "docs/reid.md-1": Setup(names=embeddings),
 }
-TAKE_LONG = {"docs/export.md-1", "docs/export.md-2"}
 RUNNABLE = [
-    pytest.param(name, marks=pytest.mark.slow) if "export" in name else name for name in SHOWN if name not in FILES
+    pytest.param(name, marks=pytest.mark.slow) if "export" in name else name for name in CODE if name not in PLUGINS
 ]
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
-def test_it_runs(name: str, place: Callable[..., Path], opabinia: Callable[..., Ended]) -> None:
-    prepared = PREPARED[name]
-    folder = place(*prepared.runs)
-    exec(compile(SHOWN[name], name, "exec"), prepared.names(place=folder, opabinia=opabinia))
+def test_it_runs(name: str, workspace: Callable[..., Path], opabinia: Callable[..., Ended]) -> None:
+    setup = SETUPS[name]
+    folder = workspace(*setup.runs)
+    exec(compile(CODE[name], name, "exec"), setup.names(folder=folder, opabinia=opabinia))
 
 
 @pytest.mark.slow
-def test_parts_of_ones_own_are_trained_with(place: Callable[..., Path]) -> None:
-    """Those of docs/configs.md, all at once; that of README stands in a command."""
-    folder = place()
-    (folder / "own_parts.py").write_text(SHOWN["docs/configs.md-1"] + SHOWN["docs/configs.md-2"], encoding="utf-8")
-    overrides = ["plugins=[own_parts]", "task.loss={name: my_focal, gamma: 1}", "hooks.shout={every: 1}"]
+def test_custom_parts_are_trained_with(workspace: Callable[..., Path]) -> None:
+    """The parts of docs/extending.md, all at once; that of README is used in a command."""
+    folder = workspace()
+    (folder / "own_parts.py").write_text(CODE["docs/extending.md-1"] + CODE["docs/extending.md-2"], encoding="utf-8")
+    overrides = ["plugins=[own_parts]", "task.loss={name: my_focal, gamma: 1}", "hooks.print_progress={every: 1}"]
     overrides += [f"data.{section}.source={{name: squares, n: 64}}" for section in ("train", "val")]
     words = ["train", "classification/digits", *overrides, "train.length=2it", *CPU]
     done = subprocess.run([sys.executable, "-m", "opabinia", *words], capture_output=True, text=True)
@@ -121,4 +125,4 @@ def test_parts_of_ones_own_are_trained_with(place: Callable[..., Path]) -> None:
 
 
 def test_every_block_is_run() -> None:
-    assert PREPARED.keys() | FILES == SHOWN.keys()
+    assert SETUPS.keys() | PLUGINS == CODE.keys()

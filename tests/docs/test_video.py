@@ -1,4 +1,4 @@
-"""The recipes that docs/video.md tells of are those that there are."""
+"""The recipes listed in docs/video.md are the packaged ones."""
 
 import re
 
@@ -8,11 +8,11 @@ from tests.docs.pages import ROOT
 TEXT = (ROOT / "docs" / "video.md").read_text(encoding="utf-8")
 
 
-def test_the_recipes_are_those_that_there_are() -> None:
+def test_all_large_recipes_are_listed() -> None:
     table = TEXT.partition("## Recipes")[2].partition("\n## ")[0]
-    told = set()
+    listed = set()
     for row in re.findall(r"^\| (`[a-z_]+/.+`) \|", table, re.M):
         first, *others = (name.strip("` ") for name in row.split(","))
-        told |= {first, *(f"{first.partition('/')[0]}/{name}" for name in others)} if "/" in first else set()
+        listed |= {first, *(f"{first.partition('/')[0]}/{name}" for name in others)} if "/" in first else set()
     large = ("video/kinetics/", "video/something_something/", "video/charades/")
-    assert {f"video/{name}" for name in told} == {name for name in packaged_names() if name.startswith(large)}
+    assert {f"video/{name}" for name in listed} == {name for name in packaged_names() if name.startswith(large)}

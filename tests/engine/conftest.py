@@ -1,4 +1,4 @@
-"""Tests of the engine write thousands of small files that nobody needs after a power cut."""
+"""Disables fsync: the tests of the engine write thousands of small files that need not survive a power cut."""
 
 import os
 
@@ -6,5 +6,5 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)

@@ -1,4 +1,4 @@
-"""Copies in the same memory every time, whatever the originals look like."""
+"""Host buffers: copies are in the same memory every time, for tensors of any layout."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from opabinia.engine.checkpointing.buffers import Buffers
+from opabinia.engine.checkpointing.buffers import HostBuffers
 
 ORIGINALS: dict[str, Callable[[], Tensor]] = {
     "channels last": lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
@@ -30,44 +30,44 @@ def raw(tensor: Tensor) -> list[int]:
 
 @pytest.mark.parametrize("make", ORIGINALS.values(), ids=ORIGINALS.keys())
 def test_a_copy_has_the_same_bits_and_is_reused(make: Callable[[], Tensor]) -> None:
-    buffers, original = Buffers(), make()
-    copy = buffers.copied({"model": {"x": original}})["model"]["x"]
+    buffers, original = HostBuffers(), make()
+    copy = buffers.copy({"model": {"x": original}})["model"]["x"]
     assert (copy.shape, copy.dtype, raw(copy)) == (original.shape, original.dtype, raw(original))
     assert copy.is_contiguous() and not copy.requires_grad
     assert copy.untyped_storage().nbytes() == copy.nbytes, "it is written without being copied again"
-    again = buffers.copied({"model": {"x": make()}})["model"]["x"]
+    again = buffers.copy({"model": {"x": make()}})["model"]["x"]
     assert again.data_ptr() == copy.data_ptr()
 
 
 def test_tied_tensors_are_copied_once_and_stay_tied() -> None:
     tensor = torch.randn(4)
-    copies = Buffers().copied({"model": {"a": tensor, "b": tensor, "c": tensor[:2]}, "ema": {"a": tensor}})
+    copies = HostBuffers().copy({"model": {"a": tensor, "b": tensor, "c": tensor[:2]}, "ema": {"a": tensor}})
     assert copies["model"]["a"] is copies["model"]["b"]
     places = {copies[file][name].data_ptr() for file, name in (("model", "a"), ("model", "c"), ("ema", "a"))}
     assert len(places) == 3
 
 
 def test_empty_tensors_are_not_tied_and_files_without_any_remain() -> None:
-    copies = Buffers().copied({"model": {"a": torch.empty(0), "b": torch.empty(0)}, "optimizer": {}})
+    copies = HostBuffers().copy({"model": {"a": torch.empty(0), "b": torch.empty(0)}, "optimizer": {}})
     assert copies["model"]["a"] is not copies["model"]["b"]
     assert copies["optimizer"] == {}
 
 
-def test_another_shape_or_type_gets_another_buffer_and_the_old_one_is_given_up() -> None:
-    buffers = Buffers()
+def test_another_shape_or_type_gets_another_buffer_and_the_old_one_is_freed() -> None:
+    buffers = HostBuffers()
     for tensor in (torch.ones(3), torch.ones(4), torch.ones(4, dtype=torch.int64), torch.ones(2, 2)):
-        assert torch.equal(buffers.copied({"model": {"x": tensor}})["model"]["x"], tensor)
+        assert torch.equal(buffers.copy({"model": {"x": tensor}})["model"]["x"], tensor)
         assert len(buffers._buffers) == 1
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_from_a_gpu_copies_are_in_pinned_memory_and_complete() -> None:
-    buffers = Buffers()
+    buffers = HostBuffers()
     tensor = torch.randn(64, 3, 512, 512, device="cuda").to(memory_format=torch.channels_last)
     places = set()
     for _ in range(3):
-        copy = buffers.copied({"model": {"x": tensor, "tied": tensor, "on the host": torch.ones(3)}})["model"]
+        copy = buffers.copy({"model": {"x": tensor, "tied": tensor, "on the host": torch.ones(3)}})["model"]
         assert copy["x"].is_pinned() and copy["x"] is copy["tied"] and copy["x"].is_contiguous()
         assert torch.equal(copy["x"], tensor.cpu())
         places.add(copy["x"].data_ptr())

@@ -1,4 +1,4 @@
-"""Checkpoints: what goes in comes out, no changed byte is believed, and a kill at any point leaves a whole one."""
+"""Checkpoints: round trips, detection of any changed byte, and a valid one after a kill at any point."""
 
 import io
 import json
@@ -23,19 +23,20 @@ from torch import Tensor, nn
 from opabinia.engine.checkpointing import checkpoint
 from opabinia.engine.checkpointing.checkpoint import (
     BadCheckpoint,
-    CheckpointManager,
     Snapshot,
-    listed,
-    load_optimizer_state,
     load_tensors,
-    newest_whole,
-    optimizer_state,
-    pointed,
     read_checkpoint,
     save_tensors,
     write_checkpoint,
 )
-from opabinia.runtime.files import DiskError, mend
+from opabinia.engine.checkpointing.manager import (
+    CheckpointManager,
+    list_checkpoints,
+    load_latest_checkpoint,
+    read_pointer,
+)
+from opabinia.engine.checkpointing.optimizer_state import load_optimizer_state, optimizer_state
+from opabinia.runtime.files import DiskError, remove_leftovers
 from tests.engine.toys import same_tensors
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
@@ -47,7 +48,7 @@ def snapshot(step: int, **state: Any) -> Snapshot:
 
 
 def checkpoints(folder: Path, keep: int = 2) -> tuple[CheckpointManager, Callable[[int], Path]]:
-    """Checkpoints of a run, and what saves a step of it and waits until it is written."""
+    """Return a checkpoint manager, and a function that saves a step and waits until it is written."""
     now = {"step": 0}
     found = CheckpointManager(folder, keep, lambda: snapshot(now["step"]))
 
@@ -66,7 +67,7 @@ def mark_best(saves: CheckpointManager, step: int) -> None:
 
 
 def steps(folder: Path) -> list[int]:
-    return [int(path.name[5:]) for path in listed(folder)]
+    return [int(path.name[5:]) for path in list_checkpoints(folder)]
 
 
 # --- tensors ----------------------------------------------------------------------------------------------------------
@@ -94,7 +95,7 @@ TENSORS = {
 
 
 @pytest.mark.parametrize("make", TENSORS.values(), ids=TENSORS.keys())
-def test_a_tensor_comes_back_bit_for_bit(tmp_path: Path, make: Callable[[], Tensor]) -> None:
+def test_a_tensor_round_trip_is_exact(tmp_path: Path, make: Callable[[], Tensor]) -> None:
     tensor = make()
     save_tensors(tmp_path / "t", {"x": tensor})
     found = load_tensors(tmp_path / "t")["x"]
@@ -105,7 +106,7 @@ def test_a_tensor_comes_back_bit_for_bit(tmp_path: Path, make: Callable[[], Tens
     assert found.flatten().view(torch.uint8).tolist() == raw.flatten().view(torch.uint8).tolist()
 
 
-def test_all_of_them_together_and_in_one_memory(tmp_path: Path) -> None:
+def test_tensors_that_share_memory(tmp_path: Path) -> None:
     """Slices of one tensor, the whole of it, and the same values under two names."""
     tensors = {name: make() for name, make in TENSORS.items() if name != "not numbers"}
     shared = {"whole": BASE, "first": BASE[0], "turned": BASE.permute(2, 0, 1), "again": BASE, "flat": BASE.view(-1)}
@@ -122,13 +123,13 @@ def test_tied_tensors_are_written_once_and_tied_again(tmp_path: Path) -> None:
     assert torch.equal(found["a"], big)
 
 
-def test_a_view_does_not_bring_its_whole_memory_along(tmp_path: Path) -> None:
+def test_a_view_is_saved_without_the_rest_of_its_memory(tmp_path: Path) -> None:
     save_tensors(tmp_path / "t", {"x": torch.randn(100_000)[:10]})
     assert (tmp_path / "t").stat().st_size < 1000
 
 
 def test_empty_tensors_are_not_tied(tmp_path: Path) -> None:
-    """They have no memory, so all of them begin at the same place."""
+    """They have no memory, so all of them have the same address."""
     save_tensors(tmp_path / "t", {"a": torch.empty(0), "b": torch.empty(0), "c": torch.empty(2, 0)})
     found = load_tensors(tmp_path / "t")
     assert found["a"] is not found["b"]
@@ -143,7 +144,7 @@ def test_the_same_tensors_give_the_same_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "number"), [("I/O error: No space left (os error 28)", 28), ("something else", 5)])
-def test_what_safetensors_says_of_the_disk_is_an_oserror(
+def test_disk_errors_of_safetensors_become_oserrors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, number: int
 ) -> None:
     def full(*arguments: Any) -> None:
@@ -188,7 +189,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
-def test_an_optimizer_goes_on_as_if_it_had_never_stopped(
+def test_a_restored_optimizer_continues_exactly(
     tmp_path: Path, make: Callable[..., torch.optim.Optimizer], layout: torch.memory_format
 ) -> None:
     model = net(layout)
@@ -256,7 +257,7 @@ def whole(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_whole_checkpoint_is_read(whole: Path) -> None:
+def test_a_valid_checkpoint_is_read(whole: Path) -> None:
     found = read_checkpoint(whole)
     assert found.step == 7
     assert found.state["hooks"] == {"best": {"best": 0.25}}
@@ -322,15 +323,15 @@ def test_a_disk_that_cannot_be_read_is_a_damaged_checkpoint(whole: Path, monkeyp
     def broken(path: Path) -> str:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(checkpoint, "_sum", broken)
+    monkeypatch.setattr(checkpoint, "_sha256", broken)
     with pytest.raises(BadCheckpoint, match=r"model.safetensors: Input/output error"):
         read_checkpoint(whole)
 
 
-def test_a_later_format_is_told(whole: Path) -> None:
+def test_a_later_format_is_an_error(whole: Path) -> None:
     state = {**read_checkpoint(whole).state, "format": 2}
     del state["checksum"]
-    (whole / "state.json").write_bytes(checkpoint._sealed(state))
+    (whole / "state.json").write_bytes(checkpoint._encode_state(state))
     with pytest.raises(BadCheckpoint, match=r"state.json: format 2; this version reads format 1"):
         read_checkpoint(whole)
 
@@ -345,12 +346,12 @@ def test_a_later_format_is_told(whole: Path) -> None:
     ],
     ids=str,
 )
-def test_whatever_json_can_say_is_read_again(tmp_path: Path, state: dict[str, Any]) -> None:
+def test_any_json_state_round_trips(tmp_path: Path, state: dict[str, Any]) -> None:
     write_checkpoint(tmp_path / "step-00000001", snapshot(1, hooks=state))
     assert read_checkpoint(tmp_path / "step-00000001").state["hooks"] == json.loads(json.dumps(state))
 
 
-# --- which one is used ------------------------------------------------------------------------------------------------
+# --- the latest -------------------------------------------------------------------------------------------------------
 
 
 def damage(path: Path) -> None:
@@ -359,36 +360,34 @@ def damage(path: Path) -> None:
     (path / "model.safetensors").write_bytes(raw)
 
 
-def test_the_newest_is_used_and_if_it_is_damaged_the_one_before(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_newest_valid_checkpoint_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _, save = checkpoints(tmp_path, keep=9)
     for step in (2, 4, 6, 10_000_000_000):
         save(step)
     for expected in (10_000_000_000, 6, 4, 2):
-        found = newest_whole(tmp_path)
+        found = load_latest_checkpoint(tmp_path)
         assert found and found[1].step == expected
         damage(found[0])
         if expected != 2:
             caplog.clear()
-            newest_whole(tmp_path)
+            load_latest_checkpoint(tmp_path)
             assert f"{found[0] / 'model.safetensors'}: damaged" in caplog.text
-    with pytest.raises(BadCheckpoint, match="none of its 4 checkpoints is whole"):
-        newest_whole(tmp_path)
+    with pytest.raises(BadCheckpoint, match="none of its 4 checkpoints is valid"):
+        load_latest_checkpoint(tmp_path)
 
 
 def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:
-    assert newest_whole(tmp_path) is None
-    assert newest_whole(tmp_path / "absent") is None
+    assert load_latest_checkpoint(tmp_path) is None
+    assert load_latest_checkpoint(tmp_path / "absent") is None
 
 
-def test_what_lies_beyond_last_is_not_used(tmp_path: Path) -> None:
-    """A kill between the checkpoint and the pointer, or a run that was taken back by hand."""
+def test_checkpoints_after_last_are_not_used(tmp_path: Path) -> None:
+    """Killed between writing the checkpoint and the pointer, or rolled back by hand."""
     _, save = checkpoints(tmp_path, keep=9)
     for step in (2, 4, 6):
         save(step)
     (tmp_path / "last").write_text("step-00000004\n")
-    found = newest_whole(tmp_path)
+    found = load_latest_checkpoint(tmp_path)
     assert found and found[1].step == 4
 
 
@@ -397,15 +396,15 @@ def test_a_pointer_to_nothing_is_not_followed(tmp_path: Path, text: str) -> None
     _, save = checkpoints(tmp_path)
     save(4)
     (tmp_path / "last").write_text(text, encoding="latin-1")
-    assert pointed(tmp_path, "last") is None
-    found = newest_whole(tmp_path)
+    assert read_pointer(tmp_path, "last") is None
+    found = load_latest_checkpoint(tmp_path)
     assert found and found[1].step == 4
 
 
-def test_other_things_in_the_folder_are_no_checkpoints(tmp_path: Path) -> None:
+def test_other_files_in_the_folder_are_ignored(tmp_path: Path) -> None:
     for name in (".step-00000005.77.tmp", "step-5", "step-abcdefgh", "step-00000005.bak", "notes"):
         (tmp_path / name).mkdir()
-    assert listed(tmp_path) == []
+    assert list_checkpoints(tmp_path) == []
 
 
 # --- keeping ----------------------------------------------------------------------------------------------------------
@@ -418,13 +417,13 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
         if step == 2:
             mark_best(saves, 2)
     assert steps(tmp_path) == [2, 3, 4]
-    assert pointed(tmp_path, "last") == tmp_path / "step-00000004"
-    assert pointed(tmp_path, "best") == tmp_path / "step-00000002"
+    assert read_pointer(tmp_path, "last") == tmp_path / "step-00000004"
+    assert read_pointer(tmp_path, "best") == tmp_path / "step-00000002"
     mark_best(saves, 4)
     assert steps(tmp_path) == [3, 4]
 
 
-def test_the_best_is_saved_if_its_moment_is_not(tmp_path: Path) -> None:
+def test_the_best_is_saved_if_its_step_is_not(tmp_path: Path) -> None:
     now = [3]
     saves = CheckpointManager(tmp_path, 2, lambda: snapshot(now[0]))
     mark_best(saves, 3)
@@ -434,7 +433,7 @@ def test_the_best_is_saved_if_its_moment_is_not(tmp_path: Path) -> None:
     assert (tmp_path / "step-00000003" / "state.json").stat().st_mtime_ns == raw, "it is saved once"
 
 
-def test_a_run_that_was_taken_back_deletes_what_lies_ahead(tmp_path: Path) -> None:
+def test_a_run_that_was_rolled_back_deletes_later_checkpoints(tmp_path: Path) -> None:
     saves, save = checkpoints(tmp_path, keep=9)
     for step in (2, 4, 6, 8):
         save(step)
@@ -443,18 +442,18 @@ def test_a_run_that_was_taken_back_deletes_what_lies_ahead(tmp_path: Path) -> No
     _, again = checkpoints(tmp_path, keep=9)
     again(5)
     assert steps(tmp_path) == [2, 4, 5]
-    assert pointed(tmp_path, "best") is None
+    assert read_pointer(tmp_path, "best") is None
 
 
-def test_a_process_that_only_takes_part_writes_nothing(tmp_path: Path) -> None:
+def test_other_ranks_write_nothing(tmp_path: Path) -> None:
     saves = CheckpointManager(tmp_path, 2, lambda: snapshot(5), write=False)
     assert saves.save() == tmp_path / "step-00000005"
     mark_best(saves, 5)
-    assert saves.saved == 5
+    assert saves.last_saved_step == 5
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("place", ["save_tensors", "_sealed"])
+@pytest.mark.parametrize("place", ["save_tensors", "_encode_state"])
 def test_a_save_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     _, save = checkpoints(tmp_path)
     save(1)
@@ -464,7 +463,7 @@ def test_a_save_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, place, full)
-    with pytest.raises(DiskError, match=r"step-00000002: the disk is full; the checkpoints before it are whole"):
+    with pytest.raises(DiskError, match=r"step-00000002: the disk is full; earlier checkpoints are complete"):
         save(2)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
@@ -473,7 +472,7 @@ def test_a_save_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.M
 
 
 class Stuck:
-    """Saves in the middle of which the writer waits, from the first file on, until the test lets it go on."""
+    """Makes saves wait before their first file until the test lets them continue."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.go = threading.Event(), threading.Event()
@@ -494,7 +493,7 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stuck]:
 
 
 class Moving:
-    """Something to be saved that goes on changing."""
+    """A changing state to save."""
 
     def __init__(self) -> None:
         self.weight = torch.zeros(1000)
@@ -511,7 +510,7 @@ class Moving:
         return Snapshot(self.step, {"model": tensors, "optimizer": {}}, {"step": self.step, "state": self.state})
 
 
-def test_what_changes_after_a_save_does_not_show(tmp_path: Path, stuck: Stuck) -> None:
+def test_later_changes_are_not_saved(tmp_path: Path, stuck: Stuck) -> None:
     """The loop takes three more steps before the first file is written."""
     moving = Moving()
     saves = CheckpointManager(tmp_path, 2, moving.capture)
@@ -550,33 +549,34 @@ def test_the_next_save_waits_for_the_one_before(tmp_path: Path, stuck: Stuck) ->
     saves.wait()
     assert captured == [False, True]
     assert steps(tmp_path) == [1, 2]
-    assert all(read_checkpoint(path).tensors["model"]["w"][0] == step for step, path in enumerate(listed(tmp_path), 1))
+    assert all(
+        read_checkpoint(path).tensors["model"]["w"][0] == step
+        for step, path in enumerate(list_checkpoints(tmp_path), 1)
+    )
 
 
-def test_best_takes_its_turn_behind_the_save(tmp_path: Path, stuck: Stuck) -> None:
+def test_best_is_marked_after_the_pending_save(tmp_path: Path, stuck: Stuck) -> None:
     saves = CheckpointManager(tmp_path, 1, lambda: snapshot(1))
     saves.save()
     saves.mark_best(1)
-    assert pointed(tmp_path, "best") is None
+    assert read_pointer(tmp_path, "best") is None
     stuck.go.set()
     assert saves.has(1)
-    assert pointed(tmp_path, "best") == tmp_path / "step-00000001"
+    assert read_pointer(tmp_path, "best") == tmp_path / "step-00000001"
     saves.forget_best()
     saves.wait()
-    assert pointed(tmp_path, "best") is None
+    assert read_pointer(tmp_path, "best") is None
 
 
-def test_a_state_that_json_cannot_say_is_told_at_once(tmp_path: Path) -> None:
+def test_a_state_that_is_not_json_is_an_error_at_once(tmp_path: Path) -> None:
     saves = CheckpointManager(tmp_path, 1, lambda: snapshot(1, score=math.nan))
     with pytest.raises(ValueError, match="JSON"):
         saves.save()
-    assert saves.saved is None
+    assert saves.last_saved_step is None
 
 
 @pytest.mark.parametrize("tell", ["save", "check", "wait", "has"])
-def test_a_save_that_failed_is_told_by_the_next_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tell: str
-) -> None:
+def test_a_failed_save_is_raised_by_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tell: str) -> None:
     failed = threading.Event()
 
     def full(*arguments: Any) -> None:
@@ -590,7 +590,7 @@ def test_a_save_that_failed_is_told_by_the_next_call(
     if tell == "check":
         while not saves._background._error:
             time.sleep(0.001)
-    with pytest.raises(DiskError, match=r"step-00000001: the disk is full; the checkpoints before it are whole"):
+    with pytest.raises(DiskError, match=r"step-00000001: the disk is full; earlier checkpoints are complete"):
         saves.has(1) if tell == "has" else getattr(saves, tell)()
     monkeypatch.undo()
     saves.save()
@@ -598,7 +598,7 @@ def test_a_save_that_failed_is_told_by_the_next_call(
     assert steps(tmp_path) == [1], "when there is space again it goes on"
 
 
-def test_killed_in_the_middle_of_a_save_the_older_one_is_whole(tmp_path: Path, stuck: Stuck) -> None:
+def test_killed_during_a_save_the_older_checkpoint_is_valid(tmp_path: Path, stuck: Stuck) -> None:
     stuck.go.set()
     saves, save = checkpoints(tmp_path)
     save(1)
@@ -619,14 +619,14 @@ def test_killed_in_the_middle_of_a_save_the_older_one_is_whole(tmp_path: Path, s
             os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     assert [path.name for path in tmp_path.glob(".*")] == [f".step-00000002.{pid}.tmp"]
-    mend(tmp_path)
-    found = newest_whole(tmp_path)
+    remove_leftovers(tmp_path)
+    found = load_latest_checkpoint(tmp_path)
     assert found and found[1].step == 1
     assert steps(tmp_path) == [1]
 
 
 def test_loader_workers_that_start_during_a_save_wait_for_it(tmp_path: Path, stuck: Stuck) -> None:
-    """As a fork does: nothing that the writer holds is inherited."""
+    """A fork must not inherit locks of the background thread."""
     saves = CheckpointManager(tmp_path, 1, lambda: snapshot(1))
     path = saves.save()
     stuck.reached.wait()
@@ -659,7 +659,7 @@ def die_at(turn: int) -> None:
 
 
 def killed_at(turn: int, action: Callable[[], object]) -> bool:
-    """Whether a forked process is killed at this point of the action; False if it gets to the end."""
+    """Return whether a forked process is killed at this point of the action; False if it completes."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -678,7 +678,7 @@ def at_every_point(begin: Callable[[], Callable[[], object]]) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_killed_at_any_point_of_a_save_there_is_a_whole_checkpoint(tmp_path: Path, keep: int) -> None:
+def test_killed_at_any_point_of_a_save_there_is_a_valid_checkpoint(tmp_path: Path, keep: int) -> None:
     def begin() -> Callable[[], object]:
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
         (tmp_path / "run").mkdir()
@@ -689,8 +689,8 @@ def test_killed_at_any_point_of_a_save_there_is_a_whole_checkpoint(tmp_path: Pat
 
     found = []
     for _ in at_every_point(begin):
-        mend(tmp_path / "run")
-        whole = newest_whole(tmp_path / "run")
+        remove_leftovers(tmp_path / "run")
+        whole = load_latest_checkpoint(tmp_path / "run")
         assert whole is not None
         found.append(whole[1].step)
         assert same_tensors(whole[1].tensors["model"], snapshot(whole[1].step).tensors["model"])
@@ -710,13 +710,13 @@ def test_killed_at_any_point_of_saving_the_same_step_again_it_is_not_lost(tmp_pa
         return lambda: save(1)
 
     for turn in at_every_point(begin):
-        mend(tmp_path / "run")
-        whole = newest_whole(tmp_path / "run")
+        remove_leftovers(tmp_path / "run")
+        whole = load_latest_checkpoint(tmp_path / "run")
         assert whole is not None, turn
         assert [path.name for path in (tmp_path / "run").iterdir()].count("step-00000001") == 1
 
 
-def test_killed_at_any_point_of_marking_the_best_a_best_is_whole(tmp_path: Path) -> None:
+def test_killed_at_any_point_of_marking_the_best_there_is_a_valid_best(tmp_path: Path) -> None:
     def begin() -> Callable[[], object]:
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
         (tmp_path / "run").mkdir()
@@ -727,13 +727,13 @@ def test_killed_at_any_point_of_marking_the_best_a_best_is_whole(tmp_path: Path)
         return lambda: mark_best(saves, 2)
 
     for _ in at_every_point(begin):
-        best = pointed(tmp_path / "run", "best")
+        best = read_pointer(tmp_path / "run", "best")
         assert best is not None
         read_checkpoint(best)
 
 
-def test_random_damage_never_gets_further_than_a_refusal(whole: Path) -> None:
-    """Many bytes at once, moved, repeated: nothing but BadCheckpoint comes out, and no wrong tensor."""
+def test_random_damage_is_always_detected(whole: Path) -> None:
+    """Many bytes at once, moved, repeated: BadCheckpoint is the only error, and no tensor is wrong."""
     originals = {name: (whole / name).read_bytes() for name in FILES}
     draw = random.Random(0)
     for _ in range(300):

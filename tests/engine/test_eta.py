@@ -1,4 +1,4 @@
-"""How long a run will take to its end: told once, from what was measured."""
+"""The estimated time to the end of a run: logged once, from measurements."""
 
 import logging
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 
 from opabinia.contracts import Clock, Phase, Run
 from opabinia.engine.hooks.eta import Eta, seconds_left
-from opabinia.runtime.durations import Duration, clock_time
+from opabinia.runtime.durations import Duration, format_seconds
 
 EPOCH = Duration(1, "ep")
 TRAIN, VAL = Phase("train", "train"), Phase("evaluate", "val")
@@ -26,13 +26,13 @@ TRAIN, VAL = Phase("train", "train"), Phase("evaluate", "val")
         (100, EPOCH, 0),
     ],
 )
-def test_the_rest_of_a_run(step: int, period: Duration, evaluations: int) -> None:
+def test_seconds_left(step: int, period: Duration, evaluations: int) -> None:
     clock = Clock(step=step, total_steps=100, steps_per_epoch=10)
     assert seconds_left(clock, 0.5, {"val": 2.0}, {"val": period}) == (100 - step) * 0.5 + 2.0 * evaluations
 
 
-class Course:
-    """A run whose steps take half a second, and whose evaluations take three, by a clock of its own."""
+class SimulatedRun:
+    """A run with steps of 0.5 s and evaluations of 3 s, by a simulated clock."""
 
     def __init__(self, periods: dict[str, Duration], total: int = 1000) -> None:
         self.time, self.total = 0.0, total
@@ -45,7 +45,7 @@ class Course:
             metrics_log=nothing,
             clock=Clock(),
             checkpoints=nothing,
-            evaluate=lambda takes: {},
+            evaluate=lambda accepts: {},
             scores={},
             folder=Path(),
         )
@@ -63,35 +63,35 @@ class Course:
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+def logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
     monkeypatch.setattr(logging.getLogger("opabinia"), "propagate", True)
     caplog.set_level(logging.INFO, "opabinia")
     return caplog
 
 
-def test_it_is_told_behind_the_first_evaluation_that_there_is_enough_before(told: pytest.LogCaptureFixture) -> None:
-    course = Course({"val": EPOCH})
+def test_it_is_logged_after_the_first_evaluation_with_enough_measurements(logged: pytest.LogCaptureFixture) -> None:
+    simulated = SimulatedRun({"val": EPOCH})
     for epoch in range(4):
-        course.steps(10 * epoch + 1, 10 * epoch + 10)
-        course.evaluate()
-        course.hook.after_phase(course.run, TRAIN)
-    (text,) = told.messages
+        simulated.steps(10 * epoch + 1, 10 * epoch + 10)
+        simulated.evaluate()
+        simulated.hook.after_phase(simulated.run, TRAIN)
+    (text,) = logged.messages
     # After 30 steps: 970 of half a second, 97 evaluations of three.
-    left = clock_time(970 * 0.5 + 97 * 3)
-    assert text.startswith(f"about {left} to the end, evaluations included (3 s for all sets); at most ")
-    assert "GB (host) so far" in text
+    left = format_seconds(970 * 0.5 + 97 * 3)
+    assert text.startswith(f"ETA: about {left}, including evaluations (3 s for all sets); peak memory ")
+    assert "GB (host)" in text
 
 
-def test_a_long_epoch_is_not_waited_for(told: pytest.LogCaptureFixture) -> None:
-    course = Course({"val": EPOCH})
-    course.steps(1, 200, epoch=500)
-    (text,) = told.messages
+def test_in_a_long_epoch_it_is_logged_after_a_minute(logged: pytest.LogCaptureFixture) -> None:
+    simulated = SimulatedRun({"val": EPOCH})
+    simulated.steps(1, 200, epoch=500)
+    (text,) = logged.messages
     # The first step does not count: after 122 steps a minute has gone by.
-    assert text.startswith(f"about {clock_time((1000 - 122) * 0.5)} to the end, evaluations not counted")
+    assert text.startswith(f"ETA: about {format_seconds((1000 - 122) * 0.5)}, without evaluations")
 
 
-def test_a_short_run_is_told_nothing(told: pytest.LogCaptureFixture) -> None:
-    course = Course({}, total=20)
-    course.steps(1, 20)
-    course.hook.after_phase(course.run, TRAIN)
-    assert told.messages == []
+def test_a_short_run_logs_nothing(logged: pytest.LogCaptureFixture) -> None:
+    simulated = SimulatedRun({}, total=20)
+    simulated.steps(1, 20)
+    simulated.hook.after_phase(simulated.run, TRAIN)
+    assert logged.messages == []

@@ -1,4 +1,4 @@
-"""One number: an evaluation on one process or on many gives the same scores to the last digit."""
+"""Evaluation: scores are bitwise identical for any number of processes."""
 
 import json
 import math
@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opabinia.contracts import Batch, Clock, DatasetInfo, Evaluator, Hook, Phase, Predictions, Run
-from opabinia.data.loader import Loader, Reader, evaluation_requests
+from opabinia.data.loader import BatchReader, Loader, evaluation_requests
 from opabinia.data.sampling.batches import evaluation_rows
 from opabinia.engine.loggers.metrics_log import MetricsLogger
 from opabinia.engine.loop import evaluate as engine
-from opabinia.engine.loop.evaluate import EvaluationStopped, Validation, evaluate, evaluate_all, evaluation_run
+from opabinia.engine.loop.evaluate import EvaluationStopped, ValidationSet, evaluate, evaluate_all, evaluation_run
 from opabinia.engine.loop.hook_dispatch import HookDispatcher
 from opabinia.evaluation.classification.topk import TopK
 from tests.engine.toys import CPU, FACTS, Line, Rows, validation
@@ -41,7 +41,7 @@ class Vectors:
 
 
 class Confidence:
-    """Mean of the largest logit, added in the order of positions: another order would be another last digit."""
+    """Mean of the largest logit, added in the order of positions: another order could change the last digit."""
 
     better = {"confidence": "max"}  # noqa: RUF012
 
@@ -66,33 +66,33 @@ class Measured(Line):
 
 
 def on_processes(world: int, samples: int, batch_size: int) -> list[dict[str, float]]:
-    """The scores that each of so many processes finds; what they send to each other is passed on by hand."""
+    """Return the scores of each of ``world`` simulated processes, with gather replaced."""
     torch.manual_seed(3)
     task = Measured()
     source = Vectors(samples)
 
     def loader(rank: int) -> Loader:
-        return Loader(Reader(source, dataset_info=FACTS), evaluation_requests(samples, batch_size, rank, world))
+        return Loader(BatchReader(source, dataset_info=FACTS), evaluation_requests(samples, batch_size, rank, world))
 
     sent: list[list[Any]] = []
     with pytest.MonkeyPatch.context() as patch:
         for rank in range(world):
             sent.append([])
             patch.setattr(engine, "gather", lambda state: (sent[-1].append(state), [state])[1])
-            evaluate(task, Validation("val", loader(rank), FACTS), CPU)
+            evaluate(task, ValidationSet("val", loader(rank), FACTS), CPU)
         found = []
         for rank in range(world):
             turn = iter(range(9))
             patch.setattr(
                 engine, "gather", lambda state, turn=turn: [states[at] for at in [next(turn)] for states in sent]
             )
-            found.append(evaluate(task, Validation("val", loader(rank), FACTS), CPU).scores)
+            found.append(evaluate(task, ValidationSet("val", loader(rank), FACTS), CPU).scores)
     return found
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(2, 6))
 @settings(max_examples=40)
-def test_any_number_of_processes_finds_the_same_scores(samples: int, batch_size: int, world: int) -> None:
+def test_scores_are_the_same_for_any_number_of_processes(samples: int, batch_size: int, world: int) -> None:
     alone = on_processes(1, samples, batch_size)[0]
     assert set(alone) == {"val/top1", "val/top2", "val/confidence"}
     assert all(found == alone for found in on_processes(world, samples, batch_size))
@@ -122,11 +122,11 @@ def test_no_samples_give_no_scores(world: int) -> None:
     assert on_processes(world, 0, 4) == [{}] * world
 
 
-# --- how it is done ---------------------------------------------------------------------------------------------------
+# --- the loop ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_task_is_left_in_the_mode_it_was_in(training: bool) -> None:
+def test_the_mode_of_the_task_is_restored(training: bool) -> None:
     modes: list[tuple[bool, bool]] = []
 
     class Look(Line):
@@ -141,14 +141,14 @@ def test_the_task_is_left_in_the_mode_it_was_in(training: bool) -> None:
     assert all(module.training is training for module in task.modules())
 
 
-def test_a_part_that_is_frozen_stays_in_its_mode() -> None:
+def test_the_mode_of_a_frozen_module_is_restored() -> None:
     task = Line().train()
     task.dropout.eval()
     evaluate(task, validation(), CPU)
     assert (task.training, task.dropout.training, task.layer.training) == (True, False, True)
 
 
-def test_also_when_it_fails() -> None:
+def test_the_mode_is_restored_after_an_error() -> None:
     class Broken(Line):
         def predict(self, batch: Batch) -> Predictions:
             raise RuntimeError("no")
@@ -160,7 +160,7 @@ def test_also_when_it_fails() -> None:
 
 
 @pytest.mark.parametrize("after", [0, 1, 2])
-def test_it_stops_between_two_batches(after: int) -> None:
+def test_an_evaluation_stops_between_two_batches(after: int) -> None:
     calls = iter(range(99))
     task = Line()
     with pytest.raises(EvaluationStopped):
@@ -175,7 +175,7 @@ def make_run(metrics_log: MetricsLogger, **fields: Any) -> Run:
     return Run(task=Line(), metrics_log=metrics_log, clock=clock, scores={}, **{**rest, **fields})  # type: ignore[arg-type]
 
 
-class Kept:
+class LineCollector:
     def __init__(self) -> None:
         self.lines: list[Any] = []
 
@@ -203,8 +203,8 @@ class Phases(Hook):
 
 
 def test_one_phase_and_one_line_for_each_set() -> None:
-    writer, hook = Kept(), Phases()
-    run = make_run(MetricsLogger(None, [writer]))
+    logger, hook = LineCollector(), Phases()
+    run = make_run(MetricsLogger(None, [logger]))
     scores = evaluate_all(run, HookDispatcher({"h": hook}), [validation(), validation("other", 4)], CPU)
     names = ["other/top1", "other/top2", "val/top1", "val/top2"]
     assert sorted(scores) == sorted(run.scores) == names
@@ -214,25 +214,25 @@ def test_one_phase_and_one_line_for_each_set() -> None:
         ("before", "evaluate", "other", names[2:]),
         ("after", "evaluate", "other", names),
     ]
-    assert [sorted(line) for line in writer.lines] == [
+    assert [sorted(line) for line in logger.lines] == [
         ["epoch", "samples", "step", "time/val", "val/top1", "val/top2"],
         ["epoch", "other/top1", "other/top2", "samples", "step", "time/other"],
     ]
 
 
-def test_an_evaluation_that_is_stopped_leaves_no_line() -> None:
-    """Also not that of a set that was done: all of them will be evaluated again."""
-    writer = Kept()
+def test_a_stopped_evaluation_writes_no_line() -> None:
+    """Also not for a set that was complete: all of them will be evaluated again."""
+    logger = LineCollector()
     batches = iter(range(99))
     with pytest.raises(EvaluationStopped):
         evaluate_all(
-            make_run(MetricsLogger(None, [writer])),
+            make_run(MetricsLogger(None, [logger])),
             HookDispatcher({}),
             [validation(), validation("other")],
             CPU,
             lambda: next(batches) == 4,
         )
-    assert writer.lines == []
+    assert logger.lines == []
 
 
 def test_a_run_that_only_evaluates() -> None:
@@ -259,7 +259,7 @@ def test_scores_are_fractions_of_all_samples_not_means_of_batches() -> None:
     """7 samples in batches of 3, 3 and 1: a mean over batches would count the last one three times."""
     rows = list(evaluation_rows(7, 3, 0, 1))
     task = Line()
-    scores = evaluate(task, Validation("val", Rows(lambda start: rows[start:], 1), FACTS), CPU).scores
+    scores = evaluate(task, ValidationSet("val", Rows(lambda start: rows[start:], 1), FACTS), CPU).scores
     assert math.isclose(scores["val/top1"] * 7, round(scores["val/top1"] * 7))
 
 
@@ -279,20 +279,23 @@ class Listed(Line):
         return [Listing((1,))]
 
 
-def listed(folder: Path) -> None:
+def evaluate_listed(folder: Path) -> None:
     run = make_run(MetricsLogger(None), folder=folder)
     evaluate_all(run, HookDispatcher({}), [replace(validation("val", 4), task=Listed())], CPU)
 
 
-def test_tables_and_files_stand_in_the_folder_of_the_set(tmp_path: Path) -> None:
-    listed(tmp_path)
+def test_tables_and_files_are_in_the_folder_of_the_set(tmp_path: Path) -> None:
+    evaluate_listed(tmp_path)
     assert json.loads((tmp_path / "eval/val/details.json").read_text()) == {"step": 4, "samples": 4}
     ((hits,),) = json.loads((tmp_path / "eval/val/results.json").read_text())
     assert 0 <= hits <= 4
 
 
-def test_only_the_first_process_is_asked_for_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "is_first", lambda: False)
-    monkeypatch.setattr(Listing, "files", None)  # cannot be called
-    listed(tmp_path)
+def test_only_rank_zero_writes_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Listing, states: Sequence[Any]) -> dict[str, Any]:
+        raise AssertionError("called on another rank")
+
+    monkeypatch.setattr(engine, "is_rank_zero", lambda: False)
+    monkeypatch.setattr(Listing, "files", fail)
+    evaluate_listed(tmp_path)
     assert not (tmp_path / "eval").exists()

@@ -1,4 +1,4 @@
-"""What evaluators are given beside predictions: layers, embeddings, and the training data to learn from."""
+"""Optional inputs of evaluators: layer outputs, embeddings, and the training data to learn from."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,20 +10,20 @@ from torch import Tensor, nn
 
 from opabinia.contracts import Batch, Clock, DataMismatch, Evaluator, Predictions, Task
 from opabinia.data.sampling.batches import evaluation_rows
-from opabinia.engine.loop.evaluate import Validation, evaluate, layers_of, needs_training_data
+from opabinia.engine.loop.evaluate import ValidationSet, evaluate, needs_training_data, requested_layers
 from opabinia.evaluation.representation.knn import Knn
 from tests.engine.toys import CPU, FACTS, Line, Rows, validation
 
 
 class Embedding(Line):
-    """Predicts no embedding, but has one."""
+    """Has features, but does not predict an embedding."""
 
     def features(self, batch: Batch) -> dict[str, Tensor]:
         return {"embedding": 2 * batch["image"]}
 
 
-class Kept:
-    """Keeps what it is given of some layers."""
+class LayerEvaluator:
+    """Keeps the outputs of some layers."""
 
     better = {"kept": "max"}  # noqa: RUF012
 
@@ -41,8 +41,8 @@ class Kept:
         return {"kept": float(sum(states))}
 
 
-class Learning(Kept):
-    """Counts the training batches, too."""
+class Learning(LayerEvaluator):
+    """Also counts the training batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Learning(Kept):
         return {"kept": float(self.learned)}
 
 
-def judged_by(*evaluators: Evaluator, training: Rows | None = None) -> Validation:
+def evaluated_by(*evaluators: Evaluator, training: Rows | None = None) -> ValidationSet:
     return replace(validation(), evaluators=lambda task, dataset_info: list(evaluators), training=training)
 
 
@@ -65,35 +65,35 @@ def rows(samples: int, seed: int = 2) -> Rows:
     return Rows(lambda start: found[start:], seed)
 
 
-def test_an_embedding_that_the_task_does_not_predict_is_that_of_its_features() -> None:
-    kept = Kept("embedding", "layer")
+def test_an_embedding_that_is_not_predicted_comes_from_features() -> None:
+    evaluator = LayerEvaluator("embedding", "layer")
     task = Embedding()
-    evaluate(task, judged_by(kept), CPU)
-    assert len(kept.seen) == 3
-    for said in kept.seen:
-        torch.testing.assert_close(said["embedding"], 2 * said["image"])
-        torch.testing.assert_close(said["layers/layer"], task.layer(said["image"]))
-        assert set(said) == {"logits", "embedding", "layers/layer", "image"}
+    evaluate(task, evaluated_by(evaluator), CPU)
+    assert len(evaluator.seen) == 3
+    for seen in evaluator.seen:
+        torch.testing.assert_close(seen["embedding"], 2 * seen["image"])
+        torch.testing.assert_close(seen["layers/layer"], task.layer(seen["image"]))
+        assert set(seen) == {"logits", "embedding", "layers/layer", "image"}
 
 
-def test_an_embedding_that_the_task_predicts_is_taken_as_it_is() -> None:
+def test_a_predicted_embedding_is_used() -> None:
     class Predicts(Embedding):
         def predict(self, batch: Batch) -> Predictions:
             return {"embedding": batch["image"]}
 
-    kept = Kept("embedding")
-    evaluate(Predicts(), judged_by(kept), CPU)
-    assert all(torch.equal(said["embedding"], said["image"]) for said in kept.seen)
+    evaluator = LayerEvaluator("embedding")
+    evaluate(Predicts(), evaluated_by(evaluator), CPU)
+    assert all(torch.equal(seen["embedding"], seen["image"]) for seen in evaluator.seen)
 
 
-def test_nobody_asks_nobody_pays() -> None:
+def test_layers_that_no_evaluator_reads_are_not_computed() -> None:
     class Costly(Embedding):
         def features(self, batch: Batch) -> dict[str, Tensor]:
-            raise AssertionError("nobody has asked for it")
+            raise AssertionError("no evaluator reads it")
 
-    kept = Kept()
-    evaluate(Costly(), judged_by(kept), CPU)
-    assert set(kept.seen[0]) == {"logits", "image"}
+    evaluator = LayerEvaluator()
+    evaluate(Costly(), evaluated_by(evaluator), CPU)
+    assert set(evaluator.seen[0]) == {"logits", "image"}
 
 
 @pytest.mark.parametrize(
@@ -101,12 +101,12 @@ def test_nobody_asks_nobody_pays() -> None:
     [(Embedding(), "embeding", "embedding"), (Embedding(), "lay", "layer"), (Line(), "embedding", "none")],
     ids=["an embedding", "a module", "a task without features"],
 )
-def test_layers_that_are_not_there_are_told_with_near_names(task: Task, name: str, near: str) -> None:
+def test_the_error_for_an_unknown_layer_lists_similar_names(task: Task, name: str, near: str) -> None:
     with pytest.raises(DataMismatch, match=f"there is no layer '{name}'; near: {near}"):
-        layers_of(task, [Kept(name)])
+        requested_layers(task, [LayerEvaluator(name)])
 
 
-def test_a_layer_that_is_not_used_is_told() -> None:
+def test_a_layer_that_predict_does_not_use_is_an_error() -> None:
     class Idle(Line):
         def __init__(self) -> None:
             super().__init__()
@@ -115,32 +115,32 @@ def test_a_layer_that_is_not_used_is_told() -> None:
         def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
             return {"loss": self.projector(batch["image"]).sum()}
 
-    with pytest.raises(DataMismatch, match="the task makes no use of 'projector' when it predicts"):
-        evaluate(Idle(), judged_by(Kept("projector")), CPU)
+    with pytest.raises(DataMismatch, match="the task does not use layer 'projector' in predict"):
+        evaluate(Idle(), evaluated_by(LayerEvaluator("projector")), CPU)
 
 
-def test_the_training_data_is_learned_first_and_its_workers_end_then() -> None:
+def test_the_training_data_is_learned_first_and_its_loader_is_closed() -> None:
     training, learning = rows(8), Learning()
-    one = judged_by(learning, training=training)
+    one = evaluated_by(learning, training=training)
     assert evaluate(Line(), one, CPU).scores == {"val/kept": 3.0}
     assert training.closed == 1
-    assert evaluate(Line(), judged_by(Learning(), training=training), CPU).scores == {"val/kept": 3.0}
+    assert evaluate(Line(), evaluated_by(Learning(), training=training), CPU).scores == {"val/kept": 3.0}
     assert training.closed == 2
     one.close()
     assert training.closed == 3
 
 
-def test_who_does_not_learn_leaves_the_training_data_alone() -> None:
+def test_evaluators_that_do_not_learn_do_not_read_the_training_data() -> None:
     class Closed(Rows):
         def iterate(self, start: int = 0) -> Any:
-            raise AssertionError("nobody learns from it")
+            raise AssertionError("no evaluator learns from it")
 
-    one = judged_by(Kept(), training=Closed(lambda start: []))
+    one = evaluated_by(LayerEvaluator(), training=Closed(lambda start: []))
     assert not needs_training_data(Line(), one)
-    assert needs_training_data(Line(), judged_by(Learning()))
+    assert needs_training_data(Line(), evaluated_by(Learning()))
     evaluate(Line(), one, CPU)
 
 
-def test_neighbours_are_measured_for_any_task_with_an_embedding() -> None:
-    scores = evaluate(Embedding(), judged_by(Knn(FACTS, k=1), training=rows(7, seed=1)), CPU).scores
+def test_knn_works_for_any_task_with_an_embedding() -> None:
+    scores = evaluate(Embedding(), evaluated_by(Knn(FACTS, k=1), training=rows(7, seed=1)), CPU).scores
     assert scores == {"val/knn_top1": 1.0}  # the same samples as those of the set

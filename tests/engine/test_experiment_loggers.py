@@ -1,4 +1,4 @@
-"""Weights & Biases and MLflow, offline, as they really are; and what happens when they fail or are missing."""
+"""Weights & Biases and MLflow, offline, with the real packages; and their errors and missing packages."""
 
 import json
 import logging
@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from opabinia.contracts import Clock
-from opabinia.engine.loggers.trackers import MLflow, Tracker, WeightsAndBiases
+from opabinia.engine.loggers.base import ExperimentLogger
+from opabinia.engine.loggers.mlflow import MLflow
+from opabinia.engine.loggers.wandb import WeightsAndBiases
 
 START = Clock(total_steps=100, steps_per_epoch=10)
 VALUES = {"epoch": 1.0, "samples": 80, "train/loss": 1.25}
@@ -25,59 +27,59 @@ def run_folder(tmp_path: Path) -> Path:
     return folder
 
 
-class Toy(Tracker):
-    """A tracker that keeps what it gets, and fails when it is told to."""
+class Toy(ExperimentLogger):
+    """Records its calls; the one named ``fails`` raises an error."""
 
     name = "json"  # some module
 
     def __init__(self, folder: Path, clock: Clock, fails: str = "") -> None:
         super().__init__(folder, clock)
-        self.fails, self.got = fails, list[Any]()
+        self.fails, self.calls = fails, list[Any]()
 
-    def _note(self, what: str, *said: Any) -> None:
-        if what == self.fails:
-            raise ConnectionError(f"no {what}\nwith details")
-        self.got.append((what, *said))
+    def _record(self, method: str, *args: Any) -> None:
+        if method == self.fails:
+            raise ConnectionError(f"no {method}\nwith details")
+        self.calls.append((method, *args))
 
-    def begin(self, known: str | None, title: str, config: Any) -> str:
-        self._note("begin", known, title, config)
-        return known or "seven"
+    def start_run(self, run_id: str | None, title: str, config: Any) -> str:
+        self._record("start", run_id, title, config)
+        return run_id or "seven"
 
-    def send(self, values: Any, step: int) -> None:
-        self._note("send", values, step)
+    def log_values(self, values: Any, step: int) -> None:
+        self._record("log", values, step)
 
-    def end(self) -> None:
-        self._note("end")
+    def end_run(self) -> None:
+        self._record("end")
 
 
-def test_a_run_begins_with_its_first_line(tmp_path: Path) -> None:
+def test_the_run_starts_with_the_first_line(tmp_path: Path) -> None:
     folder = run_folder(tmp_path)
     toy = Toy(folder, START)
-    assert not toy.got and not (folder / "json_id").exists()
+    assert not toy.calls and not (folder / "json_id").exists()
     toy.write(LINE)
     toy.close()
     toy.close()
     config = {"optimizer": {"name": "sgd", "lr": 0.1}, "hooks": ["a", "b"]}
-    assert toy.got == [("begin", None, "runs/toy/default", config), ("send", VALUES, 10), ("end",)]
+    assert toy.calls == [("start", None, "runs/toy/default", config), ("log", VALUES, 10), ("end",)]
 
 
-def test_a_run_that_never_began_ends_nothing(tmp_path: Path) -> None:
+def test_a_run_that_was_not_started_is_not_ended(tmp_path: Path) -> None:
     toy = Toy(run_folder(tmp_path), START)
     toy.close()
-    assert toy.got == []
+    assert toy.calls == []
 
 
 @pytest.mark.parametrize(("step", "known"), [(20, "seven"), (0, None)])
-def test_only_a_resumed_run_goes_on_in_its_place(step: int, known: str | None, tmp_path: Path) -> None:
+def test_only_a_resumed_run_continues_the_trackers_run(step: int, known: str | None, tmp_path: Path) -> None:
     folder = run_folder(tmp_path)
     Toy(folder, START).write(LINE)
-    again = Toy(folder, Clock(step=step, total_steps=100))
-    again.write(LINE)
-    assert again.got[0][1] == known
+    resumed = Toy(folder, Clock(step=step, total_steps=100))
+    resumed.write(LINE)
+    assert resumed.calls[0][1] == known
 
 
-@pytest.mark.parametrize("fails", ["begin", "send", "end"])
-def test_a_tracker_that_fails_is_told_once_and_ends_nothing(
+@pytest.mark.parametrize("fails", ["start", "log", "end"])
+def test_an_error_is_logged_once_and_disables_the_logger(
     fails: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     toy = Toy(run_folder(tmp_path), START, fails)
@@ -86,32 +88,32 @@ def test_a_tracker_that_fails_is_told_once_and_ends_nothing(
             toy.write(LINE)
         toy.close()
     assert [record.message for record in caplog.records] == [
-        f"json takes no more numbers (metrics.jsonl has them all): no {fails}"
+        f"logger json is disabled after an error (metrics.jsonl has all values): no {fails}"
     ]
 
 
 @pytest.mark.parametrize(("part", "name"), [(WeightsAndBiases, "wandb"), (MLflow, "mlflow")])
-def test_a_missing_package_is_told_with_what_installs_it(
+def test_the_error_for_a_missing_package_names_the_extra(
     part: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ValueError, match=rf"writers: {name} needs a package .*pip install 'opabinia\[{name}\]'"):
+    with pytest.raises(ValueError, match=rf"loggers: {name} needs a package .*pip install 'opabinia\[{name}\]'"):
         part(tmp_path, START)
 
 
-# --- as they are ------------------------------------------------------------------------------------------------------
+# --- real packages ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow  # it makes a database of some fifty tables
 @pytest.mark.filterwarnings("ignore")  # what its own libraries deprecate
-def test_mlflow_has_the_journals_numbers_and_the_config(tmp_path: Path) -> None:
+def test_mlflow_has_the_metrics_and_the_config(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
     folder, uri = run_folder(tmp_path), f"sqlite:///{tmp_path / 'mlflow.db'}"
     for clock, step in ((START, 10), (Clock(step=10, total_steps=100), 20)):
-        writer = MLflow(folder, clock, experiment="toys", uri=uri)
-        writer.write({**LINE, "step": step, "train/loss": 1 / step})
-        writer.close()
+        logger = MLflow(folder, clock, experiment="toys", tracking_uri=uri)
+        logger.write({**LINE, "step": step, "train/loss": 1 / step})
+        logger.close()
     client = mlflow.MlflowClient(tracking_uri=uri)
     (run,) = client.search_runs([client.get_experiment_by_name("toys").experiment_id])
     assert run.info.run_name == "runs/toy/default" and run.info.status == "FINISHED"
@@ -124,14 +126,14 @@ WHOLE_RUN = """
 import sys
 from opabinia.cli import main
 main(["train", "classification/digits", "train.length=6it", "train.log_every=2", "--out", sys.argv[1],
-      "writers=[terminal, wandb]", "data.val=null"])
+      "loggers=[terminal, wandb]", "data.val=null"])
 """
 
 
 @pytest.mark.slow
 def test_a_run_with_wandb_offline_sends_nothing(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
-    # A proxy that nobody listens at: whatever wanted to go out would fail.
+    # A proxy that does not exist: any upload would fail.
     environment = {**os.environ, "HTTPS_PROXY": "http://127.0.0.1:9", "WANDB_API_KEY": ""}
     done = subprocess.run(
         [sys.executable, "-c", WHOLE_RUN, str(tmp_path)], capture_output=True, text=True, cwd=tmp_path, env=environment

@@ -1,4 +1,4 @@
-"""Where lines go: plain text in a pipe, a bar on a terminal, TensorBoard."""
+"""Loggers: plain lines in a pipe, a progress bar on a terminal, TensorBoard."""
 
 import fcntl
 import os
@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 
 from opabinia.contracts import Clock
-from opabinia.engine.loggers.terminal import TensorBoard, Terminal
+from opabinia.engine.loggers.tensorboard import TensorBoard
+from opabinia.engine.loggers.terminal import Terminal
 from opabinia.runtime.files import DiskError
-from opabinia.runtime.quiet import quietly
+from opabinia.runtime.quiet import quiet_terminal
 
 START = Clock(total_steps=100, steps_per_epoch=10)
 
@@ -38,7 +39,7 @@ def training(step: int, loss: float = 1.25) -> dict[str, Any]:
 
 PLAIN = (
     r"epoch 1\.00  step 10/100  loss 1\.25  lr 0\.01  16/s  waits for data 60% "
-    r"\(reads a batch in 0\.61 s, learns in 0\.2 s\)  left 0:0\d"
+    r"\(reading a batch takes 0\.61 s, training 0\.2 s\)  ETA 0:0\d"
 )
 
 
@@ -46,10 +47,10 @@ PLAIN = (
 
 
 def test_plain_lines_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
-    writer = Terminal(Path(), START)
-    writer.write(training(10))
-    writer.write(line(10, **{"val/top1": 0.5, "time/val": 3.0}))
-    writer.close()
+    logger = Terminal(Path(), START)
+    logger.write(training(10))
+    logger.write(line(10, **{"val/top1": 0.5, "time/val": 3.0}))
+    logger.close()
     out, err = capsys.readouterr()
     assert out == ""
     first, second = err.splitlines()
@@ -63,18 +64,18 @@ def test_a_resumed_run_counts_the_time_left_from_where_it_began(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    writer = Terminal(Path(), Clock(step=50, total_steps=100))
+    logger = Terminal(Path(), Clock(step=50, total_steps=100))
     now[0] = 100.0
-    writer.write(training(60))
-    assert capsys.readouterr().err.rstrip().endswith("left 6:40")  # 10 s a step, 40 to go
+    logger.write(training(60))
+    assert capsys.readouterr().err.rstrip().endswith("ETA 6:40")  # 10 s a step, 40 to go
     now[0] = 36_000.0
-    writer.write(training(75))
-    assert capsys.readouterr().err.rstrip().endswith("left 10:00:00")
+    logger.write(training(75))
+    assert capsys.readouterr().err.rstrip().endswith("ETA 10:00:00")
 
 
-def test_what_is_no_number_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    writer = Terminal(Path(), START)
-    writer.write(line(1, **{"train/aux": None, "time/step": 0.0, "time/data": 0.0, "lr": 0.1}))
+def test_none_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = Terminal(Path(), START)
+    logger.write(line(1, **{"train/aux": None, "time/step": 0.0, "time/data": 0.0, "lr": 0.1}))
     assert "aux None" in capsys.readouterr().err
 
 
@@ -100,7 +101,7 @@ class Screen:
             pass
 
     def close(self) -> str:
-        """All that was shown on it."""
+        """Return all that was shown."""
         if not self._stderr.closed:
             sys.stderr = self._before
             self._stderr.close()
@@ -111,7 +112,7 @@ class Screen:
 
 @contextmanager
 def on_screen() -> Iterator[Screen]:
-    """Not a fixture: pytest puts its own stderr in place after those."""
+    """Not a fixture: pytest replaces stderr after fixtures."""
     found = Screen()
     try:
         yield found
@@ -122,24 +123,24 @@ def on_screen() -> Iterator[Screen]:
 def test_a_bar_on_a_terminal_with_the_scores_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     with on_screen() as screen:
-        writer = Terminal(Path(), START)
-        writer.write(training(50))
-        writer.write(line(50, **{"val/top1": 0.5}))
-        writer.write(training(100, loss=0.125))
-        writer.close()
+        logger = Terminal(Path(), START)
+        logger.write(training(50))
+        logger.write(line(50, **{"val/top1": 0.5}))
+        logger.write(training(100, loss=0.125))
+        logger.close()
     text = screen.close()
     assert "━" in text
     assert "100/100" in text and "loss 0.125" in text
     assert "epoch 5.00  step 50  val/top1 0.5" in text
-    assert text.index("\x1b[?25l") < text.rindex("\x1b[?25h"), "the cursor is given back"
+    assert text.index("\x1b[?25l") < text.rindex("\x1b[?25h"), "the cursor is restored"
 
 
-def test_a_run_that_never_writes_a_line_leaves_the_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was refused, or stopped, after its writers were made."""
+def test_a_run_without_lines_does_not_touch_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run was refused, or stopped, after its loggers were built."""
     monkeypatch.setenv("TERM", "xterm")
     with on_screen() as screen:
-        writer = Terminal(Path(), START)
-        assert writer._bar is not None, "it is a terminal"
+        logger = Terminal(Path(), START)
+        assert logger._bar is not None, "it is a terminal"
     assert screen.close() == ""
 
 
@@ -149,21 +150,21 @@ SHOWS = """
 import sys
 from pathlib import Path
 from opabinia.contracts import Clock
-from opabinia.engine.writers import Terminal
-writer = Terminal(Path(), Clock(total_steps=10_000, steps_per_epoch=1000))
+from opabinia.engine.loggers.terminal import Terminal
+logger = Terminal(Path(), Clock(total_steps=10_000, steps_per_epoch=1000))
 times = {"time/data": 0.3, "time/step": 0.5, "time/read": 0.61, "samples_per_s": 16.0}
 print("ready", flush=True)
 for number, _ in enumerate(sys.stdin, 1):
-    writer.write({"step": 1230 * number, "epoch": 1.23 * number, "train/loss": 1.25, "lr": 0.01, **times})
-    if writer._bar:
-        writer._bar.refresh()
+    logger.write({"step": 1230 * number, "epoch": 1.23 * number, "train/loss": 1.25, "lr": 0.01, **times})
+    if logger._bar:
+        logger._bar.refresh()
     print("shown", flush=True)
-writer.close()
+logger.close()
 """
 
 
-def shown(*widths: int, **environment: str) -> list[list[str]]:
-    """What another process shows on a terminal of one width after the other: its frames without colours."""
+def show_frames(*widths: int, **environment: str) -> list[list[str]]:
+    """Return the frames, without colors, that another process shows on terminals of these widths."""
     leader, follower = pty.openpty()
     resize(leader, widths[0])
     given = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
@@ -184,9 +185,9 @@ def shown(*widths: int, **environment: str) -> list[list[str]]:
         process.stdin.write("\n")
         process.stdin.flush()
         process.stdout.readline()
-        found.append(frames(waiting(leader)))
+        found.append(frames(read_output(leader)))
     process.stdin.close()
-    waiting(leader)
+    read_output(leader)
     assert process.wait(20) == 0
     process.stdout.close()
     os.close(leader)
@@ -197,8 +198,8 @@ def resize(terminal: int, width: int) -> None:
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
 
 
-def waiting(terminal: int) -> str:
-    """What comes within a third of a second; a bar goes on being drawn."""
+def read_output(terminal: int) -> str:
+    """Read the output of a third of a second; a bar is drawn continuously."""
     found, end = b"", time.monotonic() + 0.3
     while (left := end - time.monotonic()) > 0 and select.select([terminal], [], [], left)[0]:
         try:
@@ -215,25 +216,25 @@ def frames(text: str) -> list[str]:
 
 
 def test_a_terminal_that_is_resized() -> None:
-    wide, narrow, wide_again = shown(120, 40, 100)
+    wide, narrow, wide_again = show_frames(120, 40, 100)
     assert len(wide[-1]) == 120
     assert len(narrow[-1]) <= 40 and "2460/10000" in narrow[-1] and "\n" not in narrow[-1]
     assert len(wide_again[-1]) == 100 and "3690/10000" in wide_again[-1] and "loss 1.25" in wide_again[-1]
 
 
-def test_a_terminal_of_forty_columns_still_tells_the_loss() -> None:
-    (found,) = shown(40)
-    assert len(found[-1]) <= 40 and "1230/10000" in found[-1] and "loss" in found[-1]
+def test_a_terminal_of_forty_columns_still_shows_the_loss() -> None:
+    (frame_lines,) = show_frames(40)
+    assert len(frame_lines[-1]) <= 40 and "1230/10000" in frame_lines[-1] and "loss" in frame_lines[-1]
 
 
-def test_no_colour() -> None:
-    (found,) = shown(80, NO_COLOR="1")
-    assert "1230/10000" in found[-1] and "loss 1.25" in found[-1]
+def test_no_color() -> None:
+    (frame_lines,) = show_frames(80, NO_COLOR="1")
+    assert "1230/10000" in frame_lines[-1] and "loss 1.25" in frame_lines[-1]
 
 
 def test_a_dumb_terminal_gets_lines() -> None:
-    (found,) = shown(80, TERM="dumb")
-    assert "━" not in "".join(found) and "epoch 1.23  step 1230/10000  loss 1.25" in found[-1]
+    (frame_lines,) = show_frames(80, TERM="dumb")
+    assert "━" not in "".join(frame_lines) and "epoch 1.23  step 1230/10000  loss 1.25" in frame_lines[-1]
 
 
 def test_with_its_stderr_in_a_pipe(tmp_path: Path) -> None:
@@ -245,10 +246,10 @@ def test_with_its_stderr_in_a_pipe(tmp_path: Path) -> None:
 
 
 def test_quiet(capsys: pytest.CaptureFixture[str]) -> None:
-    with quietly():
-        writer = Terminal(Path(), START)
-        writer.write(training(10))
-        writer.close()
+    with quiet_terminal():
+        logger = Terminal(Path(), START)
+        logger.write(training(10))
+        logger.close()
     assert capsys.readouterr().err == ""
 
 
@@ -264,7 +265,7 @@ def events(folder: Path) -> dict[tuple[str, int], float]:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tensorboard_gets_every_number_and_a_resume_hides_what_it_does_again(tmp_path: Path) -> None:
+def test_tensorboard_has_every_value_and_a_resume_hides_repeated_steps(tmp_path: Path) -> None:
     first = TensorBoard(tmp_path, START)
     for step in (1, 2, 3):
         first.write(line(step, **{"val/top1": step / 4, "nothing": None, "sample_ids": ["a"]}))
@@ -278,22 +279,22 @@ def test_tensorboard_gets_every_number_and_a_resume_hides_what_it_does_again(tmp
     assert {tag for tag, _ in found} == {"val/top1", "epoch"}
 
 
-def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = TensorBoard(tmp_path, START)
+def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = TensorBoard(tmp_path, START)
 
     def full(*arguments: Any, **keywords: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writer._events, "add_summary", full)
-    monkeypatch.setattr(writer._writer, "close", full)
+    monkeypatch.setattr(logger._events, "add_summary", full)
+    monkeypatch.setattr(logger._writer, "close", full)
     with pytest.raises(DiskError, match=r"cannot write .*/tensorboard: the disk is full"):
-        writer.write(line(1, a=1.0))
-    writer.close()  # hides nothing
+        logger.write(line(1, a=1.0))
+    logger.close()  # hides nothing
     monkeypatch.undo()
-    writer.close()
+    logger.close()
 
 
-def test_where_no_folder_can_be_made_that_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("a file")
     with pytest.raises(DiskError, match=r"cannot write .*/tensorboard"):
         TensorBoard(tmp_path, START)

@@ -1,4 +1,4 @@
-"""Numbers in, lines out: each exactly once, also over a resume, and in one copy from the device."""
+"""The metrics log: each value is in exactly one line, also over a resume, and crosses from the device in one copy."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from opabinia.contracts import Clock
 from opabinia.engine.loggers.metrics_log import MetricsLogger
-from opabinia.engine.loop.nonfinite import NonFinite
+from opabinia.engine.loop.nonfinite import NonFiniteError
 from opabinia.runtime.files import DiskError
 
 
@@ -30,8 +30,8 @@ def tensor(value: float) -> torch.Tensor:
     return torch.tensor(value)
 
 
-class Kept:
-    """A writer that keeps what it is given."""
+class LineCollector:
+    """A logger that keeps its lines."""
 
     def __init__(self) -> None:
         self.lines: list[Mapping[str, Any]] = []
@@ -49,15 +49,15 @@ Open = Callable[..., MetricsLogger]
 
 @pytest.fixture
 def opened() -> Iterator[Open]:
-    """Opens journals and closes them after the test."""
-    journals: list[MetricsLogger] = []
+    """Opens metrics logs and closes them after the test."""
+    opened_logs: list[MetricsLogger] = []
 
-    def open_journal(*arguments: Any) -> MetricsLogger:
-        journals.append(MetricsLogger(*arguments))
-        return journals[-1]
+    def open_log(*arguments: Any) -> MetricsLogger:
+        opened_logs.append(MetricsLogger(*arguments))
+        return opened_logs[-1]
 
-    yield open_journal
-    for metrics_log in journals:
+    yield open_log
+    for metrics_log in opened_logs:
         metrics_log.close()
 
 
@@ -65,17 +65,17 @@ def opened() -> Iterator[Open]:
 
 
 def test_a_line_is_the_mean_of_its_steps(opened: Open, tmp_path: Path) -> None:
-    writer = Kept()
-    metrics_log = opened(tmp_path / "metrics.jsonl", [writer])
+    logger = LineCollector()
+    metrics_log = opened(tmp_path / "metrics.jsonl", [logger])
     for step, loss in enumerate((1.0, 2.0, 6.0), 1):
         metrics_log.add(step, {"train/loss": tensor(loss), "lr": 0.1 * step, "samples": 4.0, "time/step": 0.5})
     metrics_log.flush(clock(3))
     metrics_log.close()
     line = {"step": 3, "epoch": 0.75, "samples": 6, "train/loss": 3.0, "lr": pytest.approx(0.3)}
-    # The time the host waited for the numbers is the steps' own.
+    # The time that the host waits for the values counts as step time.
     times = {"time/step": pytest.approx(0.5, abs=0.2), "samples_per_s": pytest.approx(8.0, rel=0.4)}
     assert read(tmp_path / "metrics.jsonl") == [{**line, **times}]
-    assert writer.lines == read(tmp_path / "metrics.jsonl")
+    assert logger.lines == read(tmp_path / "metrics.jsonl")
 
 
 def test_a_value_that_only_some_steps_have_is_the_mean_of_those(opened: Open, tmp_path: Path) -> None:
@@ -109,17 +109,17 @@ def test_extra_values_are_written_as_they_are(opened: Open, tmp_path: Path) -> N
     assert read(tmp_path / "m")[0]["sample_ids"] == ["x", "y"]
 
 
-def test_without_a_file_the_writers_get_the_lines(opened: Open) -> None:
-    writer = Kept()
-    metrics_log = opened(None, [writer])
+def test_without_a_file_the_loggers_get_the_lines(opened: Open) -> None:
+    logger = LineCollector()
+    metrics_log = opened(None, [logger])
     metrics_log.add(1, {"a": 1.0})
     metrics_log.flush(clock(1))
     assert metrics_log.state_dict() == {"offset": 0, "pending": []}
     metrics_log.load_state_dict({"offset": 5, "pending": []})
     metrics_log.close()
     metrics_log.close()
-    assert [line["a"] for line in writer.lines] == [1.0]
-    assert writer.closed == 1
+    assert [line["a"] for line in logger.lines] == [1.0]
+    assert logger.closed == 1
 
 
 values = st.one_of(st.floats(-(2.0**99), 2.0**99, width=32), st.sampled_from([math.nan, math.inf, -math.inf]))
@@ -130,8 +130,8 @@ rounds = st.lists(st.tuples(st.dictionaries(st.sampled_from("abc"), values, max_
 def test_every_value_is_in_exactly_one_line_whether_resumed_or_not(
     tmp_path_factory: pytest.TempPathFactory, rounds: list[tuple[dict[str, float], bool]], cut: int, later: bool
 ) -> None:
-    """Steps with values, some followed by a line; saved after ``cut`` steps, perhaps gone on a little, and resumed."""
-    folder = tmp_path_factory.mktemp("journal")
+    """Steps with values, some followed by a line; saved after ``cut`` steps, perhaps continued, and resumed."""
+    folder = tmp_path_factory.mktemp("metrics")
 
     def play(metrics_log: MetricsLogger, begin: int, end: int) -> None:
         for step, (row, flush) in enumerate(rounds[begin:end], begin + 1):
@@ -161,30 +161,30 @@ def test_every_value_is_in_exactly_one_line_whether_resumed_or_not(
         assert all(value is None or isinstance(value, float | int) for value in line.values())
 
 
-def test_means_against_arithmetic_by_hand(opened: Open, tmp_path: Path) -> None:
+def test_means_of_infinities(opened: Open, tmp_path: Path) -> None:
     metrics_log = opened(tmp_path / "m")
     for step, value in enumerate((math.inf, -math.inf, 1.0), 1):
         metrics_log.add(step, {"grad_norm": tensor(value), "x": 0.1, "train/loss_scale": 1024.0})  # fp16 may overflow
     metrics_log.flush(clock(3))
-    assert read(tmp_path / "m")[0]["grad_norm"] is None  # JSON has no word for it
+    assert read(tmp_path / "m")[0]["grad_norm"] is None  # JSON cannot represent it
     assert read(tmp_path / "m")[0]["x"] == pytest.approx(0.1)
 
 
-# --- numbers gone wrong -----------------------------------------------------------------------------------------------
+# --- non-finite values ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize(
     "look", [lambda metrics_log: metrics_log.flush(clock(3)), MetricsLogger.state_dict], ids=["line", "save"]
 )
-def test_a_loss_that_is_no_number_is_told_with_step_and_name(
+def test_the_error_for_a_non_finite_loss_names_step_and_loss(
     opened: Open, tmp_path: Path, value: float, look: Callable[[MetricsLogger], object]
 ) -> None:
     metrics_log = opened(tmp_path / "m")
     metrics_log.add(1, {"train/loss": tensor(1.0), "train/loss_b": tensor(1.0)})
     metrics_log.add(2, {"train/loss": tensor(1.0), "train/loss_b": tensor(value)})
     metrics_log.add(3, {"train/loss": tensor(1.0), "train/loss_b": tensor(1.0)})
-    with pytest.raises(NonFinite, match=rf"^train/loss_b is {value} at step 2$"):
+    with pytest.raises(NonFiniteError, match=rf"^train/loss_b is {value} at step 2$"):
         look(metrics_log)
     assert not (tmp_path / "m").read_bytes()
 
@@ -193,17 +193,17 @@ def test_a_loss_that_is_no_number_is_told_with_step_and_name(
 
 
 class Reads(TorchFunctionMode):
-    """Counts what brings numbers of tensors to the host."""
+    """Records the calls that copy values of tensors to the host."""
 
     NAMES = ("item", "tolist", "numpy", "cpu", "to", "__float__", "__int__", "__bool__", "__index__", "__array__")
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.calls: list[str] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in self.NAMES:
-            self.found.append(func.__name__)
+            self.calls.append(func.__name__)
         return func(*args, **(kwargs or {}))
 
 
@@ -213,25 +213,25 @@ def test_many_values_cross_in_one_copy_and_none_before(opened: Open, tmp_path: P
     with Reads() as reads:
         for step in range(1, 11):
             metrics_log.add(step, {f"v{dtype}": torch.tensor(step, dtype=dtype) for dtype in dtypes})
-        assert reads.found == []
+        assert reads.calls == []
         metrics_log.flush(clock(10))
-    assert reads.found == ["tolist"]
+    assert reads.calls == ["tolist"]
     assert [read(tmp_path / "m")[0][f"v{dtype}"] for dtype in dtypes] == [5.5] * 4
 
 
-def test_values_that_a_save_has_read_are_not_read_again(opened: Open, tmp_path: Path) -> None:
+def test_values_that_a_save_has_copied_are_not_copied_again(opened: Open, tmp_path: Path) -> None:
     metrics_log = opened(tmp_path / "m")
     metrics_log.add(1, {"a": tensor(1.0)})
     metrics_log.state_dict()
     with Reads() as reads:
         metrics_log.flush(clock(1))
-    assert reads.found == []
+    assert reads.calls == []
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------
 
 
-def test_resuming_cuts_what_came_after_the_checkpoint_and_half_a_line(opened: Open, tmp_path: Path) -> None:
+def test_resuming_truncates_lines_after_the_checkpoint(opened: Open, tmp_path: Path) -> None:
     path = tmp_path / "m"
     metrics_log = opened(path)
     metrics_log.write(clock(1), {"a": 1})
@@ -246,8 +246,8 @@ def test_resuming_cuts_what_came_after_the_checkpoint_and_half_a_line(opened: Op
     assert [line.get("a", line.get("b")) for line in read(path)] == [1, 2.0]
 
 
-def test_nothing_is_cut_before_the_run_goes_on(opened: Open, tmp_path: Path) -> None:
-    """It may still be refused, or killed before it is settled from where it goes on."""
+def test_nothing_is_truncated_before_the_run_continues(opened: Open, tmp_path: Path) -> None:
+    """The run may still be refused, or killed before it continues."""
     path = tmp_path / "m"
     metrics_log = opened(path)
     state = metrics_log.state_dict()
@@ -261,8 +261,8 @@ def test_nothing_is_cut_before_the_run_goes_on(opened: Open, tmp_path: Path) -> 
     assert path.read_bytes() == b""
 
 
-def test_a_file_that_was_lost_is_begun_anew(opened: Open, tmp_path: Path) -> None:
-    """Cutting a file to a length that it does not have would fill it with zeros."""
+def test_a_lost_file_is_started_again(opened: Open, tmp_path: Path) -> None:
+    """Truncating a file to a larger size would fill it with zeros."""
     path = tmp_path / "m"
     metrics_log = opened(path)
     metrics_log.write(clock(1), {"a": 1})
@@ -282,22 +282,22 @@ def full(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_full_disk_is_told(opened: Open, full: Path) -> None:
+def test_a_full_disk_is_an_error(opened: Open, full: Path) -> None:
     metrics_log = opened(full)
     with pytest.raises(DiskError, match=r"cannot write .*/metrics.jsonl: the disk is full"):
         metrics_log.write(clock(1), {"a": 1})
 
 
-def test_closing_on_a_full_disk_tells_no_second_error(opened: Open, full: Path) -> None:
-    """The error that ends the run would be hidden behind one that says less."""
-    writer = Kept()
-    metrics_log = opened(full, [writer])
+def test_closing_on_a_full_disk_raises_no_second_error(opened: Open, full: Path) -> None:
+    """It would hide the error that ends the run."""
+    logger = LineCollector()
+    metrics_log = opened(full, [logger])
     with pytest.raises(DiskError):
         metrics_log.write(clock(1), {"a": 1})
     metrics_log.close()
-    assert writer.closed == 1
+    assert logger.closed == 1
 
 
-def test_a_folder_that_is_not_there_is_told(opened: Open, tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_error(opened: Open, tmp_path: Path) -> None:
     with pytest.raises(DiskError, match=r"cannot write .*/absent/m: No such file"):
         MetricsLogger(tmp_path / "absent" / "m")

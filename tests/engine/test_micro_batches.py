@@ -1,4 +1,4 @@
-"""The gradient of a batch is that of its mean, whatever it is split into and in whatever precision."""
+"""Gradient accumulation and mixed precision: gradients are those of the mean over the whole batch."""
 
 import math
 from typing import Any
@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from opabinia.contracts import Batch, Clock, Row, StepOptions, Task
-from opabinia.engine.loop.nonfinite import NonFinite
-from opabinia.engine.loop.step import Standard, micro_batches
+from opabinia.contracts import Batch, Clock, GlobalBatch, StepOptions, Task
+from opabinia.engine.loop.nonfinite import NonFiniteError
+from opabinia.engine.loop.step import StandardStep, split_micro_batches
 from tests.engine.toys import constant
 
 SAMPLES = 64
@@ -42,15 +42,15 @@ def trained(micro_batch: int | None, optimizer: str, samples: int = SAMPLES, **k
         "sgd": lambda: torch.optim.SGD(task.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4),
         "adamw": lambda: torch.optim.AdamW(task.parameters(), lr=0.01),
     }
-    step = Standard(task, makers[optimizer](), {"lr": constant}, StepOptions(0, micro_batch=micro_batch), **keys)
-    row = Row(step=0, epoch=0, first=0, count=samples)
+    step = StandardStep(task, makers[optimizer](), {"lr": constant}, StepOptions(0, micro_batch=micro_batch), **keys)
+    row = GlobalBatch(step=0, epoch=0, first=0, count=samples)
     scalars = [step(batch_of(samples, seed), row, Clock(step=seed, total_steps=5), lambda: None) for seed in range(5)]
     return task, scalars
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize(("micro_batch", "samples"), [(16, 64), (1, 64), (48, 64), (10, 37), (64, 64), (100, 64)])
-def test_a_batch_in_pieces_trains_as_the_whole(optimizer: str, micro_batch: int, samples: int) -> None:
+def test_gradient_accumulation_equals_the_whole_batch(optimizer: str, micro_batch: int, samples: int) -> None:
     whole, said_whole = trained(None, optimizer, samples)
     pieces, said = trained(micro_batch, optimizer, samples)
     for left, right in zip(whole.parameters(), pieces.parameters(), strict=True):
@@ -61,7 +61,7 @@ def test_a_batch_in_pieces_trains_as_the_whole(optimizer: str, micro_batch: int,
             assert float(right[name]) == pytest.approx(float(value), abs=1e-5)
 
 
-def test_the_norm_that_is_clipped_is_that_of_the_whole_batch() -> None:
+def test_the_clipped_norm_is_that_of_the_whole_batch() -> None:
     _, whole = trained(None, "sgd", clip_norm=0.1)
     _, pieces = trained(16, "sgd", clip_norm=0.1)
     norms = [[float(one["grad_norm"]) for one in said] for said in (whole, pieces)]
@@ -75,18 +75,18 @@ def test_views_of_samples_are_split_with_them() -> None:
         "id": list("abcde"),
         "n": 3,
     }
-    pieces = [piece for piece, _ in micro_batches(batch, 2)]
+    pieces = [piece for piece, _ in split_micro_batches(batch, 2)]
     assert [piece["id"] for piece in pieces] == [["a", "b"], ["c", "d"], ["e"]]
     assert [piece["views"][1].tolist() for piece in pieces] == [[10, 11], [12, 13], [14]]
     assert [piece["label"].tolist() for piece in pieces] == [[0, 1], [2, 3], [4]]
     assert [piece["n"] for piece in pieces] == [3, 3, 3]
-    assert list(micro_batches(batch, 5)) == [(batch, 5)] == list(micro_batches(batch, None))
+    assert list(split_micro_batches(batch, 5)) == [(batch, 5)] == list(split_micro_batches(batch, None))
 
 
-def test_as_many_views_as_samples_are_not_taken_for_samples() -> None:
+def test_views_are_not_mistaken_for_samples() -> None:
     views = tuple(torch.arange(3.0) + 10 * number for number in range(3))
     batch = {"views": views, "boxes": [torch.zeros(one, 4) for one in range(3)], "id": list("abc")}
-    pieces = [piece for piece, _ in micro_batches(batch, 2)]
+    pieces = [piece for piece, _ in split_micro_batches(batch, 2)]
     assert [[view.tolist() for view in piece["views"]] for piece in pieces] == [
         [[0, 1], [10, 11], [20, 21]],
         [[2], [12], [22]],
@@ -94,11 +94,11 @@ def test_as_many_views_as_samples_are_not_taken_for_samples() -> None:
     assert [[len(one) for one in piece["boxes"]] for piece in pieces] == [[0, 1], [2]]
 
 
-def test_every_process_has_as_many_pieces_as_the_largest() -> None:
+def test_every_process_has_as_many_micro_batches_as_the_largest() -> None:
     batch = {"image": torch.arange(5), "id": list("abcde")}
-    found = [(piece["id"], count) for piece, count in micro_batches(batch, 3, largest=7)]
+    found = [(piece["id"], count) for piece, count in split_micro_batches(batch, 3, largest=7)]
     assert found == [(["a"], 1), (["b", "c"], 2), (["d", "e"], 2)]
-    found = [(piece["id"], count) for piece, count in micro_batches({"id": ["a"]}, 1, largest=2)]
+    found = [(piece["id"], count) for piece, count in split_micro_batches({"id": ["a"]}, 1, largest=2)]
     assert found == [(["a"], 0), (["a"], 1)]  # a forward pass, but no sample
 
 
@@ -118,9 +118,9 @@ class One(Task):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_unscaling_happens_once(precision: Any) -> None:
-    """basecls unscales what it has already unscaled with every piece, and finds 1.0078 for a scale of 128."""
+    """basecls unscales again with every micro-batch, which gives 1.0078 for a scale of 128."""
     task = One()
-    step = Standard(
+    step = StandardStep(
         task, torch.optim.SGD(task.parameters(), lr=1.0), {"lr": constant}, StepOptions(0, precision, micro_batch=2)
     )
     found: list[float] = []
@@ -129,15 +129,15 @@ def test_unscaling_happens_once(precision: Any) -> None:
         assert task.weight.grad is not None
         found.append(task.weight.grad.item())
 
-    step({"id": list("abcd")}, Row(step=0, epoch=0, first=0, count=4), Clock(), gradient_seen)
+    step({"id": list("abcd")}, GlobalBatch(step=0, epoch=0, first=0, count=4), Clock(), gradient_seen)
     assert found == [2.0] and task.weight.item() == -1.0
 
 
-def test_an_update_that_overflows_is_left_out_and_the_scale_is_halved() -> None:
+def test_an_overflowing_update_is_skipped_and_the_scale_is_halved() -> None:
     task = One(factor=1e5)  # times the scale of 65536 it is beyond fp32's gradients in fp16 arithmetic
-    step = Standard(task, torch.optim.SGD(task.parameters(), lr=1.0), {"lr": constant}, StepOptions(0, "fp16"))
+    step = StandardStep(task, torch.optim.SGD(task.parameters(), lr=1.0), {"lr": constant}, StepOptions(0, "fp16"))
     task.weight.register_hook(lambda gradient: gradient * math.inf)
-    row = Row(step=0, epoch=0, first=0, count=1)
+    row = GlobalBatch(step=0, epoch=0, first=0, count=1)
     first = step({"id": ["a"]}, row, Clock(), lambda: None)
     second = step({"id": ["a"]}, row, Clock(step=1), lambda: None)
     assert task.weight.item() == 1.0
@@ -145,19 +145,19 @@ def test_an_update_that_overflows_is_left_out_and_the_scale_is_halved() -> None:
 
 
 def test_the_scale_is_saved() -> None:
-    def step() -> Standard:
+    def step() -> StandardStep:
         task = One()
-        return Standard(task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, StepOptions(0, "fp16"))
+        return StandardStep(task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, StepOptions(0, "fp16"))
 
     one, other = step(), step()
     one.load_state_dict({"scaler": {**one.state_dict()["scaler"], "scale": 512.0}})
     other.load_state_dict(one.state_dict())
-    scalars = other({"id": ["a"]}, Row(step=0, epoch=0, first=0, count=1), Clock(), lambda: None)
+    scalars = other({"id": ["a"]}, GlobalBatch(step=0, epoch=0, first=0, count=1), Clock(), lambda: None)
     assert float(scalars["loss_scale"]) == 512.0
 
 
 class Deep(Task):
-    """Gives infinity in its second layer once a value of the batch is large."""
+    """Its second layer overflows if a value of the batch is large."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,21 +169,21 @@ class Deep(Task):
         return self.second(self.first(batch["image"]).abs() + 1).sum()
 
 
-def test_a_loss_that_is_no_number_names_loss_layer_and_shape_and_changes_nothing() -> None:
+def test_the_error_for_a_non_finite_loss_names_layer_and_shape_and_changes_nothing() -> None:
     task = Deep()
     before = {name: value.clone() for name, value in task.state_dict().items()}
-    step = Standard(task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, StepOptions(0))
+    step = StandardStep(task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, StepOptions(0))
     batch = {"image": torch.ones(3, 4), "id": list("abc")}
-    told = r"train/loss is inf at step 7; first not finite after layer second \(Linear, input 3 x 4\)"
-    with pytest.raises(NonFinite, match=told):
-        step(batch, Row(step=6, epoch=0, first=0, count=3), Clock(step=6, total_steps=9), lambda: None)
+    message = r"train/loss is inf at step 7; first not finite after layer second \(Linear, input 3 x 4\)"
+    with pytest.raises(NonFiniteError, match=message):
+        step(batch, GlobalBatch(step=6, epoch=0, first=0, count=3), Clock(step=6, total_steps=9), lambda: None)
     for name, value in task.state_dict().items():
         assert torch.equal(value, before[name])
 
 
-def test_a_batch_that_is_no_number_is_told_as_such() -> None:
+def test_a_non_finite_batch_is_reported() -> None:
     task = Deep()
-    step = Standard(task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, StepOptions(0))
+    step = StandardStep(task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, StepOptions(0))
     batch = {"image": torch.full((3, 4), math.nan), "id": list("abc")}
-    with pytest.raises(NonFinite, match="not finite in the batch already: image"):
-        step(batch, Row(step=0, epoch=0, first=0, count=3), Clock(), lambda: None)
+    with pytest.raises(NonFiniteError, match="the batch itself is not finite: image"):
+        step(batch, GlobalBatch(step=0, epoch=0, first=0, count=3), Clock(), lambda: None)

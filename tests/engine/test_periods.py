@@ -1,4 +1,4 @@
-"""When something periodic is due: each multiple once, and the end."""
+"""Periods: each multiple ends once, and the end of the run counts."""
 
 from fractions import Fraction
 from itertools import pairwise
@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from opabinia.contracts import Clock
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.engine.hooks.periods import due
+from opabinia.engine.hooks.periods import period_ended
 from opabinia.runtime.durations import Duration
 
 
 def due_steps(steps_per_epoch: int, total: int, period: str) -> list[int]:
     plan = ConstantPlan(steps_per_epoch, 1, Duration(total, "it"))
-    return [step for step in range(total + 1) if due(Clock.at(plan, step), Duration.parse(period))]
+    return [step for step in range(total + 1) if period_ended(Clock.at(plan, step), Duration.parse(period))]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_steps_at_every_multiple_once(total: int, period: int, steps_per_epoch: 
 
 @given(st.integers(1, 60), st.integers(1, 300), st.integers(1, 4000))
 def test_epochs_at_every_multiple_once(steps_per_epoch: int, total: int, thousandths: int) -> None:
-    """After a due step the number of multiples that are over is another one; between due steps it stays."""
+    """The number of completed multiples changes at each due step and not in between."""
     period = Fraction(thousandths, 1000)
     assume(period * steps_per_epoch >= 1)
     found = due_steps(steps_per_epoch, total, f"{thousandths / 1000}ep")
@@ -60,4 +60,4 @@ def test_epochs_at_every_multiple_once(steps_per_epoch: int, total: int, thousan
 
 
 def test_nothing_is_due_before_the_first_step() -> None:
-    assert not due(Clock(step=0, total_steps=0), Duration(1, "it"))
+    assert not period_ended(Clock(step=0, total_steps=0), Duration(1, "it"))

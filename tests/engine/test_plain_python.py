@@ -1,4 +1,4 @@
-"""The engine without any config: parts are built by hand and put together."""
+"""The engine without a config: parts are built by hand."""
 
 from functools import partial
 from pathlib import Path
@@ -8,14 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from opabinia.contracts import Backbone, DatasetInfo, Source, StepOptions
-from opabinia.data.loader import Loader, Reader, evaluation_requests, training_requests
+from opabinia.data.loader import BatchReader, Loader, evaluation_requests, training_requests
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.data.sampling.permutation import order
-from opabinia.engine.checkpointing.checkpoint import newest_whole
-from opabinia.engine.hooks import Evaluate, LogMetrics, SaveBest, SaveCheckpoint, in_order
+from opabinia.data.sampling.permutation import epoch_order
+from opabinia.engine.checkpointing.manager import load_latest_checkpoint
+from opabinia.engine.hooks.evaluate import Evaluate
+from opabinia.engine.hooks.log_metrics import LogMetrics
+from opabinia.engine.hooks.order import order_hooks
+from opabinia.engine.hooks.save_best import SaveBest
+from opabinia.engine.hooks.save_checkpoint import SaveCheckpoint
 from opabinia.engine.loggers.metrics_log import MetricsLogger
-from opabinia.engine.loop.evaluate import Validation
-from opabinia.engine.loop.step import Standard
+from opabinia.engine.loop.evaluate import ValidationSet
+from opabinia.engine.loop.step import StandardStep
 from opabinia.engine.loop.trainer import Trainer
 from opabinia.optim.schedules import cosine
 from opabinia.runtime.durations import Duration
@@ -58,42 +62,44 @@ def make_trainer(folder: Path, source: Source, length: str, seed: int = 0) -> Tr
     torch.manual_seed(seed)
     task = Classification(dataset_info, backbone=Flat)
     optimizer = torch.optim.SGD(task.parameters(), lr=0.1, momentum=0.9)
-    orders = partial(order, seed, n=len(source), shuffle=True)
-    validation = Validation("val", Loader(Reader(source), evaluation_requests(len(source), 16, 0, 1)), dataset_info)
+    orders = partial(epoch_order, seed, n=len(source), shuffle=True)
+    validation = ValidationSet(
+        "val", Loader(BatchReader(source), evaluation_requests(len(source), 16, 0, 1)), dataset_info
+    )
     return Trainer(
         task=task,
-        step=Standard(task, optimizer, {"lr": partial(cosine, warmup=Duration(2, "it"))}, StepOptions(seed)),
+        step=StandardStep(task, optimizer, {"lr": partial(cosine, warmup=Duration(2, "it"))}, StepOptions(seed)),
         plan=plan,
-        loader=Loader(Reader(source, seed=seed), training_requests(plan, orders, 0, 1)),
+        loader=Loader(BatchReader(source, seed=seed), training_requests(plan, orders, 0, 1)),
         validation=[validation],
         metrics_log=MetricsLogger(folder / "metrics.jsonl"),
-        hooks=in_order(
+        hooks=order_hooks(
             task={},
             user={},
-            flush=LogMetrics(4),
+            metrics_log=LogMetrics(4),
             save=SaveCheckpoint(Duration(1, "ep")),
             evaluate=Evaluate(Duration(1, "ep")),
-            best=SaveBest("val/top1", "max"),
+            save_best=SaveBest("val/top1", "max"),
         ),
         folder=folder,
         device=torch.device("cpu"),
     )
 
 
-def test_train_and_go_on(tmp_path: Path) -> None:
+def test_train_and_resume(tmp_path: Path) -> None:
     scores = make_trainer(tmp_path, Bars(), "4ep").run()
     assert scores["val/top1"] == scores["val/top5"] == 1.0
-    found = newest_whole(tmp_path / "checkpoints")
+    found = load_latest_checkpoint(tmp_path / "checkpoints")
     assert found and found[1].step == 32
 
     longer = make_trainer(tmp_path, Bars(), "6ep")
     longer.restore(found[1])
     longer.run()
-    again = newest_whole(tmp_path / "checkpoints")
+    again = load_latest_checkpoint(tmp_path / "checkpoints")
     assert again and again[1].step == 48
     assert again[1].state["position"] == 0 and again[1].state["epoch"] == 6
 
 
-def test_it_leaves_what_the_engine_writes_and_no_config(tmp_path: Path) -> None:
+def test_the_run_folder_has_no_config(tmp_path: Path) -> None:
     make_trainer(tmp_path, Bars(), "1it").run()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "eval", "metrics.jsonl"]

@@ -1,4 +1,4 @@
-"""How batches come to the device; what needs CUDA is in tests/gpu."""
+"""Prefetching to the device; tests that need CUDA are in tests/gpu."""
 
 import time
 from collections.abc import Iterator
@@ -6,40 +6,40 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from opabinia.contracts import Batch, Row
+from opabinia.contracts import Batch, GlobalBatch
 from opabinia.contracts import Loader as LoaderContract
-from opabinia.engine.loop.prefetch import Fed, Feeding, one_batch_ahead, prefetch, to_device, to_host
+from opabinia.engine.loop.prefetch import DeviceLoader, PrefetchedBatch, lookahead, prefetch, to_device, to_host
 
 CPU = torch.device("cpu")
 
 
 class Counting:
-    """Batches of their own number; the fifth is broken."""
+    """Batches that contain their number; number 5 raises an error."""
 
     def __init__(self) -> None:
-        self.passed_over, self.seconds, self.closed = 0, 0.0, False
+        self.num_skipped, self.seconds, self.closed = 0, 0.0, False
 
-    def iterate(self, start: int = 0) -> Iterator[tuple[Row, Batch]]:
+    def iterate(self, start: int = 0) -> Iterator[tuple[GlobalBatch, Batch]]:
         for number in range(start, 10):
             if number == 5:
                 raise ValueError("broken")
-            self.seconds, self.passed_over = float(number), number
-            yield Row(number, 0, number, 1), {"image": torch.full((1,), number), "id": [str(number)]}
+            self.seconds, self.num_skipped = float(number), number
+            yield GlobalBatch(number, 0, number, 1), {"image": torch.full((1,), number), "id": [str(number)]}
 
     def close(self) -> None:
         self.closed = True
 
 
-def test_what_finishing_takes() -> None:
-    def finish(batch: Batch, row: Row) -> Batch:
+def test_time_of_the_device_transform() -> None:
+    def transform(batch: Batch, row: GlobalBatch) -> Batch:
         time.sleep(0.02)
         return {**batch, "left": batch.pop("id")}
 
-    assert 0.02 <= Feeding(Counting(), CPU, finish).finishing() < 1
-    assert Feeding(Counting(), CPU).finishing() == 0
+    assert 0.02 <= DeviceLoader(Counting(), CPU, transform).time_transform() < 1
+    assert DeviceLoader(Counting(), CPU).time_transform() == 0
 
 
-def test_one_ahead() -> None:
+def test_lookahead() -> None:
     taken = []
 
     def items() -> Iterator[int]:
@@ -47,42 +47,42 @@ def test_one_ahead() -> None:
             taken.append(number)
             yield number
 
-    seen = [(number, list(taken)) for number in one_batch_ahead(items())]
+    seen = [(number, list(taken)) for number in lookahead(items())]
     assert seen == [(0, [0, 1]), (1, [0, 1, 2]), (2, [0, 1, 2])]
-    assert list(one_batch_ahead(iter(()))) == []
+    assert list(lookahead(iter(()))) == []
 
 
 def test_an_error_ahead_comes_at_its_turn() -> None:
     found = []
     with pytest.raises(ValueError, match="broken"):
-        for row, _ in one_batch_ahead(Counting().iterate(2)):
+        for row, _ in lookahead(Counting().iterate(2)):
             found.append(row.step)
     assert found == [2, 3, 4]
 
 
-def test_on_the_cpu_a_loader_is_read_as_it_is() -> None:
+def test_on_the_cpu_batches_are_those_of_the_loader() -> None:
     loader = Counting()
-    feeding: LoaderContract = Feeding(loader, CPU)
-    batches = feeding.iterate(3)
+    device_loader: LoaderContract = DeviceLoader(loader, CPU)
+    batches = device_loader.iterate(3)
     row, batch = next(batches)
-    assert (row.step, int(batch["image"]), feeding.seconds, feeding.passed_over) == (3, 3, 3.0, 3)
-    assert [row.step for row, _ in Feeding(Counting(), CPU).iterate(8)] == [8, 9]
-    feeding.close()
+    assert (row.step, int(batch["image"]), device_loader.seconds, device_loader.num_skipped) == (3, 3, 3.0, 3)
+    assert [row.step for row, _ in DeviceLoader(Counting(), CPU).iterate(8)] == [8, 9]
+    device_loader.close()
     assert loader.closed
 
 
-def test_what_is_left_to_do_is_done_with_the_row() -> None:
-    feeding = Feeding(Counting(), CPU, lambda batch, row: {**batch, "image": batch["image"] * 10 + row.step})
+def test_the_device_transform_gets_the_row() -> None:
+    device_loader = DeviceLoader(Counting(), CPU, lambda batch, row: {**batch, "image": batch["image"] * 10 + row.step})
     found = []
     with pytest.raises(ValueError, match="broken"):
-        for row, batch in feeding.iterate(1):
-            found.append((row.step, int(batch["image"]), feeding.seconds))
+        for row, batch in device_loader.iterate(1):
+            found.append((row.step, int(batch["image"]), device_loader.seconds))
     assert found == [(1, 11, 1.0), (2, 22, 2.0), (3, 33, 3.0), (4, 44, 4.0)]
 
 
-def test_fed_tells_what_was_loaded() -> None:
+def test_prefetched_batches_keep_the_loaded_one() -> None:
     one = next(iter(prefetch(Counting(), CPU, start=7)))
-    assert isinstance(one, Fed)
+    assert isinstance(one, PrefetchedBatch)
     assert one.row.step == 7
     assert one.batch is one.loaded
 

@@ -1,4 +1,4 @@
-"""A run and its saves in the background: it goes on meanwhile, is told of errors, and ends with all of them done."""
+"""Saving in the background: training continues, errors are raised, and a run ends when all saves are complete."""
 
 import threading
 import time
@@ -10,13 +10,14 @@ import pytest
 
 from opabinia.contracts import Hook, Run
 from opabinia.engine.checkpointing import checkpoint
-from opabinia.engine.checkpointing.checkpoint import listed, save_tensors
+from opabinia.engine.checkpointing.checkpoint import save_tensors
+from opabinia.engine.checkpointing.manager import list_checkpoints
 from opabinia.runtime.files import DiskError
 from tests.engine.toys import Setup
 
 
 class At(Hook):
-    """Does something after a step."""
+    """Calls a function after a step."""
 
     def __init__(self, step: int, act: Callable[[], object]) -> None:
         self.step, self.act = step, act
@@ -31,17 +32,17 @@ def fail(error: BaseException) -> None:
 
 
 def steps(folder: Path) -> list[int]:
-    return [int(path.name[5:]) for path in listed(folder / "checkpoints")]
+    return [int(path.name[5:]) for path in list_checkpoints(folder / "checkpoints")]
 
 
 @pytest.fixture
 def go(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """What lets the writer go on: it waits in the middle of each checkpoint."""
+    """Set it to let the background thread continue: it waits in the middle of each checkpoint."""
     event = threading.Event()
 
     def save(path: Path, tensors: Any) -> None:
         event.wait()
-        time.sleep(0.05)  # who does not wait for the writer comes first
+        time.sleep(0.05)  # whatever does not wait for the save comes first
         save_tensors(path, tensors)
 
     monkeypatch.setattr(checkpoint, "save_tensors", save)
@@ -51,7 +52,7 @@ def go(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk without space for checkpoints."""
+    """A full disk."""
 
     def save(path: Path, tensors: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -63,8 +64,8 @@ def setup(folder: Path, hook: Hook | None = None, save: str = "4it", length: str
     return Setup(folder, save=save, length=length, user={"user": hook} if hook else {}, sets=(), best=False)
 
 
-def test_the_loop_goes_on_while_a_checkpoint_is_written(tmp_path: Path, go: threading.Event) -> None:
-    """The save of step 4 waits for step 6: if the loop waited for it, both would for ever."""
+def test_training_continues_while_a_checkpoint_is_written(tmp_path: Path, go: threading.Event) -> None:
+    """The save of step 4 waits for step 6: if the loop waited for the save, neither would end."""
     seen: list[list[int]] = []
     hook = At(6, lambda: (seen.append(steps(tmp_path)), go.set()))
     setup(tmp_path, hook).trainer().run()
@@ -72,7 +73,7 @@ def test_the_loop_goes_on_while_a_checkpoint_is_written(tmp_path: Path, go: thre
     assert steps(tmp_path) == [4, 7]
 
 
-def test_a_disk_that_is_full_is_told_before_the_next_save(tmp_path: Path, full: None) -> None:
+def test_a_full_disk_is_an_error_before_the_next_save(tmp_path: Path, full: None) -> None:
     trainer = setup(tmp_path, save="2it", length="1000000it").trainer()
     trainer._checkpoints.save = only_once(trainer._checkpoints.save)  # type: ignore[method-assign]
     with pytest.raises(DiskError, match="step-00000002: the disk is full"):
@@ -80,12 +81,12 @@ def test_a_disk_that_is_full_is_told_before_the_next_save(tmp_path: Path, full: 
 
 
 def only_once(save: Callable[[], Path]) -> Callable[[], Path | None]:
-    """Only the first of many saves takes place."""
+    """Do the first save only."""
     calls = iter([save])
     return lambda: next(calls, lambda: None)()
 
 
-def test_a_disk_that_is_full_at_the_end_is_told(tmp_path: Path, full: None) -> None:
+def test_a_full_disk_at_the_end_is_an_error(tmp_path: Path, full: None) -> None:
     ends: list[object] = []
 
     class End(Hook):
@@ -98,7 +99,7 @@ def test_a_disk_that_is_full_at_the_end_is_told(tmp_path: Path, full: None) -> N
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a crash"), KeyboardInterrupt()], ids=["crash", "Ctrl-C"])
-def test_whatever_ends_a_run_the_save_under_way_is_completed(
+def test_a_save_in_progress_is_completed_however_the_run_ends(
     tmp_path: Path, go: threading.Event, error: BaseException
 ) -> None:
     hook = At(6, lambda: (go.set(), fail(error)))
@@ -107,17 +108,17 @@ def test_whatever_ends_a_run_the_save_under_way_is_completed(
     assert steps(tmp_path) == [4]
 
 
-def test_a_save_that_fails_does_not_hide_what_ended_the_run(
+def test_a_failed_save_does_not_hide_the_error_of_the_run(
     tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(checkpoint, "_sealed", lambda state: fail(OSError(28, "No space left on device")))
+    monkeypatch.setattr(checkpoint, "_encode_state", lambda state: fail(OSError(28, "No space left on device")))
     hook = At(6, lambda: (go.set(), fail(RuntimeError("a crash"))))
     with pytest.raises(RuntimeError, match="a crash"):
         setup(tmp_path, hook).trainer().run()
-    assert "besides, the last save has failed: cannot write" in caplog.text
+    assert "in addition, the last save failed: cannot write" in caplog.text
 
 
-def test_who_stops_at_once_does_not_wait(tmp_path: Path, go: threading.Event) -> None:
+def test_an_immediate_exit_does_not_wait(tmp_path: Path, go: threading.Event) -> None:
     hook = At(6, lambda: fail(SystemExit(143)))
     trainer = setup(tmp_path, hook).trainer()
     with pytest.raises(SystemExit):

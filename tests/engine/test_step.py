@@ -1,4 +1,4 @@
-"""Losses to one number, gradients to one update."""
+"""The training step: total loss, clipping, schedules, and no waiting for the device."""
 
 import math
 from typing import Any
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opabinia.contracts import Batch, Clock, Row, StepOptions, Task
-from opabinia.engine.loop.step import Standard, total_loss
-from opabinia.optim.groups import Groups, Rule, apply_factors, parameter_groups
+from opabinia.contracts import Batch, Clock, GlobalBatch, StepOptions, Task
+from opabinia.engine.loop.step import StandardStep, total_loss
+from opabinia.optim.groups import ParamGroups, Rule, apply_factors, parameter_groups
 from tests.engine.toys import Line, Setup, constant, sample_batch
 
-# --- which number is trained (detectron2's and basecls' rules, run there) ---------------------------------------------
+# --- the total loss (rules of detectron2 and basecls, as run there) ---------------------------------------------------
 
 
 def tensors(values: Any) -> Any:
@@ -48,10 +48,10 @@ def test_a_tensor_is_the_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    ("losses", "told"), [({"acc": 1}, r"no key of \['acc'\] contains 'loss'"), ({}, "no key"), ([], "no key")]
+    ("losses", "message"), [({"acc": 1}, r"no key of \['acc'\] contains 'loss'"), ({}, "no key"), ([], "no key")]
 )
-def test_no_loss_is_told(losses: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_a_missing_loss_is_an_error(losses: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         total_loss(tensors(losses))
 
 
@@ -85,16 +85,16 @@ class Fixed(Task):
         return (self.a * torch.tensor([3.0, 4.0])).sum() + (self.b * torch.tensor([0.0, 5.0])).sum()
 
 
-ROW = Row(step=0, epoch=0, first=0, count=2)
+ROW = GlobalBatch(step=0, epoch=0, first=0, count=2)
 CLOCK = Clock(total_steps=10)
 
 
-def step_of(task: Task, *, lr: float = 1.0, clip_norm: float | None = None, schedule: Any = constant) -> Standard:
+def step_of(task: Task, *, lr: float = 1.0, clip_norm: float | None = None, schedule: Any = constant) -> StandardStep:
     groups = [{"params": [parameter], "lr": lr / (number + 1)} for number, parameter in enumerate(task.parameters())]
-    return Standard(task, torch.optim.SGD(groups, lr=lr), {"lr": schedule}, StepOptions(0), clip_norm=clip_norm)
+    return StandardStep(task, torch.optim.SGD(groups, lr=lr), {"lr": schedule}, StepOptions(0), clip_norm=clip_norm)
 
 
-def gradients(step: Standard, task: Task) -> list[list[float]]:
+def gradients(step: StandardStep, task: Task) -> list[list[float]]:
     found: list[list[float]] = []
     step({}, ROW, CLOCK, lambda: None)
     found.extend(parameter.grad.tolist() for parameter in task.parameters() if parameter.grad is not None)
@@ -123,16 +123,16 @@ def test_clipping_scales_all_gradients_together() -> None:
     ],
     ids=str,
 )
-def test_other_ways_to_clip(keys: dict[str, float], a: list[float], b: list[float]) -> None:
-    """Values and each parameter by itself: detectron2's golden numbers."""
+def test_other_kinds_of_clipping(keys: dict[str, float], a: list[float], b: list[float]) -> None:
+    """By value and by parameter: detectron2's golden numbers."""
     task = Fixed()
-    step = Standard(task, torch.optim.SGD(task.parameters(), lr=1.0), {"lr": constant}, StepOptions(0), **keys)
+    step = StandardStep(task, torch.optim.SGD(task.parameters(), lr=1.0), {"lr": constant}, StepOptions(0), **keys)
     found = gradients(step, task)
     assert found[0] == pytest.approx(a, abs=1e-5) and found[1] == pytest.approx(b, abs=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "message"),
     [
         ({"clip_norm": 1.0, "clip_each": 1.0}, "choose one"),
         ({"clip_norm": 1.0, "clip_min": -1.0}, "choose one"),
@@ -140,10 +140,10 @@ def test_other_ways_to_clip(keys: dict[str, float], a: list[float], b: list[floa
     ],
     ids=str,
 )
-def test_clipping_that_cannot_be_meant_is_refused(keys: dict[str, float], told: str) -> None:
+def test_contradictory_clipping_is_refused(keys: dict[str, float], message: str) -> None:
     task = Fixed()
-    with pytest.raises(ValueError, match=told):
-        Standard(task, torch.optim.SGD(task.parameters(), lr=1.0), {"lr": constant}, StepOptions(0), **keys)
+    with pytest.raises(ValueError, match=message):
+        StandardStep(task, torch.optim.SGD(task.parameters(), lr=1.0), {"lr": constant}, StepOptions(0), **keys)
 
 
 def half(clock: Clock) -> float:
@@ -160,21 +160,21 @@ def half(clock: Clock) -> float:
 )
 def test_other_options_follow_schedules_too(optimizer: Any, name: str, found: dict[str, Any]) -> None:
     task = Fixed()
-    step = Standard(task, optimizer(task.parameters()), {"lr": constant, name: half}, StepOptions(0))
+    step = StandardStep(task, optimizer(task.parameters()), {"lr": constant, name: half}, StepOptions(0))
     for number in (0, 1):
         step({}, ROW, Clock(step=number, total_steps=10), lambda: None)
     group = step.optimizer.param_groups[0]
     assert {key: group[key] for key in found} == found and group["lr"] == 0.1
 
 
-def test_a_schedule_of_an_option_that_is_not_there_is_told() -> None:
+def test_a_schedule_of_an_unknown_option_is_an_error() -> None:
     task = Fixed()
-    with pytest.raises(ValueError, match=r"no option 'weight_decy'; it has: .*weight_decay"):
-        Standard(task, torch.optim.AdamW(task.parameters()), {"weight_decy": half}, StepOptions(0))
+    with pytest.raises(ValueError, match=r"no option 'weight_decy'; its options: .*weight_decay"):
+        StandardStep(task, torch.optim.AdamW(task.parameters()), {"weight_decy": half}, StepOptions(0))
 
 
 @pytest.mark.parametrize("clip_norm", [None, 100.0])
-def test_short_gradients_are_left_alone(clip_norm: float | None) -> None:
+def test_short_gradients_are_not_clipped(clip_norm: float | None) -> None:
     task = Fixed()
     assert gradients(step_of(task, clip_norm=clip_norm), task) == [[3, 4], [0, 5]]
 
@@ -185,7 +185,7 @@ def test_the_norm_before_clipping_is_logged(clip_norm: float | None) -> None:
     assert scalars["grad_norm"] == pytest.approx(math.sqrt(50))
 
 
-def test_gradients_are_there_after_backward_and_not_yet_used() -> None:
+def test_after_backward_gradients_are_computed_and_not_yet_used() -> None:
     task = Fixed()
     seen: list[Any] = []
     step = step_of(task, clip_norm=1.0)
@@ -200,10 +200,10 @@ def test_gradients_do_not_add_up_over_steps() -> None:
     assert gradients(step, task) == gradients(step, task) == [[3, 4], [0, 5]]
 
 
-def test_the_rate_is_that_of_each_group_times_schedule_and_row() -> None:
+def test_the_learning_rate_is_that_of_the_group_times_schedule_and_row() -> None:
     task = Fixed()
     step = step_of(task, lr=0.8, schedule=lambda clock: 0.5 if clock.step else 0.25)
-    row = Row(step=0, epoch=0, first=0, count=2, lr_factor=2.0)
+    row = GlobalBatch(step=0, epoch=0, first=0, count=2, lr_factor=2.0)
     for number, factor in ((0, 0.25), (1, 0.5)):
         clock = Clock(step=number, total_steps=10)
         step({}, row, clock, lambda: None)
@@ -211,21 +211,21 @@ def test_the_rate_is_that_of_each_group_times_schedule_and_row() -> None:
         assert rates == pytest.approx([0.8 * factor * 2, 0.4 * factor * 2])
 
 
-def test_the_rate_of_some_groups_is_constant() -> None:
+def test_the_learning_rate_of_some_groups_is_constant() -> None:
     task = Fixed()
-    groups = Groups(rules=[Rule(pattern="^a$", constant_lr=True), Rule(lr_factor=0.5)])
+    groups = ParamGroups(rules=[Rule(pattern="^a$", constant_lr=True), Rule(lr_factor=0.5)])
     optimizer = torch.optim.SGD(parameter_groups(task, groups), lr=0.8)
     apply_factors(optimizer)
-    step = Standard(task, optimizer, {"lr": lambda clock: 0.25}, StepOptions(0))
-    step({}, Row(step=0, epoch=0, first=0, count=2, lr_factor=2.0), CLOCK, lambda: None)
+    step = StandardStep(task, optimizer, {"lr": lambda clock: 0.25}, StepOptions(0))
+    step({}, GlobalBatch(step=0, epoch=0, first=0, count=2, lr_factor=2.0), CLOCK, lambda: None)
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.4 * 2, 0.4 * 0.25 * 2])
 
 
-def test_what_the_model_draws_hangs_on_seed_and_step_alone() -> None:
+def test_random_numbers_of_the_model_depend_on_seed_and_step_alone() -> None:
     def losses(seed: int, steps: list[int]) -> list[float]:
         torch.manual_seed(1)
         task = Line(dropout=0.5)
-        step = Standard(task, torch.optim.SGD(task.parameters(), lr=0.0), {"lr": constant}, StepOptions(seed))
+        step = StandardStep(task, torch.optim.SGD(task.parameters(), lr=0.0), {"lr": constant}, StepOptions(seed))
         found = []
         for number in steps:
             torch.rand(number * 7)  # whoever drew before does not count
@@ -242,75 +242,75 @@ def test_what_the_model_draws_hangs_on_seed_and_step_alone() -> None:
 # --- the host never waits for the device ------------------------------------------------------------------------------
 
 
-class Waits(TorchDispatchMode):
-    """Notes the operations whose result the host must wait for."""
+class SynchronizingOps(TorchDispatchMode):
+    """Records operations whose result the host must wait for."""
 
     NAMES = ("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "unique", "_to_copy", "copy_")
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.calls: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.name().split("::")[1].split(".")[0]
         if name in self.NAMES:
-            self.found.append(name)
+            self.calls.append(name)
         return func(*args, **(kwargs or {}))
 
 
-class Asks(TorchFunctionMode):
-    """Notes the methods by which Python gets at the numbers, also where no operation is dispatched for it."""
+class ReadCalls(TorchFunctionMode):
+    """Records methods by which Python reads values, also those that dispatch no operation."""
 
     NAMES = ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__", "__index__", "__array__", "__iter__")
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.calls: list[str] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in self.NAMES:
-            self.found.append(func.__name__)
+            self.calls.append(func.__name__)
         return func(*args, **(kwargs or {}))
 
 
-def test_both_watchers_see_what_they_are_for() -> None:
-    with Waits() as waits, Asks() as asks:
+def test_both_modes_record_synchronizing_calls() -> None:
+    with SynchronizingOps() as operations, ReadCalls() as reads:
         value = torch.ones(3).sum()
         float(value), bool(value > 0), value.item(), torch.ones(2).tolist()
-    assert waits.found == ["_local_scalar_dense"] * 3
-    assert asks.found == ["__float__", "__bool__", "item", "tolist"]
+    assert operations.calls == ["_local_scalar_dense"] * 3
+    assert reads.calls == ["__float__", "__bool__", "item", "tolist"]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_between_two_lines_the_host_waits_for_nothing(tmp_path: Any, optimizer: str) -> None:
     """All built-in hooks, clipping and a schedule, 10 steps in two lines; saved and evaluated at the end only."""
-    found: list[tuple[int, str]] = []
+    calls: list[tuple[int, str]] = []
     makers = {
         "sgd": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9),
-        # On the CPU the others read their step count, which lies on the host; on a GPU this one is usual, too.
+        # On the CPU optimizers that are not fused read their step count; on a GPU this one is common, too.
         "adamw": lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr, fused=True),
     }
     setup = Setup(tmp_path, save="0ep", evaluate="0ep", log_every=5, length="5ep", optimizer=makers[optimizer])
     trainer = setup.trainer()
-    trainer.step._looks = False  # type: ignore[attr-defined]  # as on a GPU; on the CPU a look at the loss costs nothing
-    with Waits() as waits, Asks() as asks:
+    trainer.step._checks_losses = False  # type: ignore[attr-defined]  # as on a GPU
+    with SynchronizingOps() as operations, ReadCalls() as reads:
         real = setup.events.append
 
         class Events(list[Any]):
-            """A note of how much was read up to each moment."""
+            """Records the calls before each event."""
 
             def append(self, event: Any) -> None:
-                found.extend((event[3], name) for name in waits.found + asks.found)
-                waits.found.clear()
-                asks.found.clear()
+                calls.extend((event[3], name) for name in operations.calls + reads.calls)
+                operations.calls.clear()
+                reads.calls.clear()
                 real(event)
 
-        for hook in trainer._moments.hooks.values():
+        for hook in trainer._hooks.hooks.values():
             hook.events = Events()  # type: ignore[attr-defined]
         trainer.run()
     # A line at 5, 10, 15 and at each end of an epoch of 4 steps; then the save and the evaluation.
-    by_step = {number: [name for at, name in found if at == number] for number in range(20)}
+    by_step = {number: [name for at, name in calls if at == number] for number in range(20)}
     assert {number: names for number, names in by_step.items() if names} == {
         number: ["tolist"] for number in (4, 5, 8, 10, 12, 15, 16)
     }
-    assert [name for at, name in found if at == 20].count("tolist") >= 2
+    assert [name for at, name in calls if at == 20].count("tolist") >= 2

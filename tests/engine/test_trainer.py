@@ -1,4 +1,4 @@
-"""The order of hooks, and stopping and going on at every place there is."""
+"""The order of hooks, and stopping and resuming at every point."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -10,13 +10,17 @@ import torch
 from torch import nn
 
 from opabinia.contracts import Hook, Run
-from opabinia.engine.checkpointing.checkpoint import WeightsMismatch, listed, newest_whole, pointed, read_checkpoint
-from opabinia.engine.hooks import Evaluate, LogMetrics, SaveCheckpoint, in_order, refuse_wrong
+from opabinia.engine.checkpointing.checkpoint import WeightsMismatch, read_checkpoint
+from opabinia.engine.checkpointing.manager import list_checkpoints, load_latest_checkpoint, read_pointer
+from opabinia.engine.hooks.evaluate import Evaluate
+from opabinia.engine.hooks.log_metrics import LogMetrics
+from opabinia.engine.hooks.order import check_hooks, order_hooks
+from opabinia.engine.hooks.save_checkpoint import SaveCheckpoint
 from opabinia.engine.loop.trainer import Trainer
 from opabinia.runtime.durations import Duration
 from tests.engine.toys import Event, Line, Setup, lines, same_tensors, validation, weights
 
-KEYS = ["user", "journal", "save", "evaluate", "best"]
+KEYS = ["user", "metrics_log", "save", "evaluate", "save_best"]
 
 
 def moments(events: list[Event], key: str = "user") -> list[str]:
@@ -31,10 +35,10 @@ def evaluation(number: int) -> list[str]:
     return [f"before_phase evaluate{number}", f"after_phase evaluate{number}"]
 
 
-# --- the moments ----------------------------------------------------------------------------------------------------
+# --- the events -------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_in_its_moments(tmp_path: Path) -> None:
+def test_the_events_of_a_run(tmp_path: Path) -> None:
     """4 steps an epoch, 2.5 epochs, evaluation every 3 steps and at the end."""
     setup = Setup(tmp_path, user={"user": Hook()})
     setup.trainer().run()
@@ -60,7 +64,7 @@ def test_a_run_in_its_moments(tmp_path: Path) -> None:
     ]
 
 
-def test_at_every_moment_hooks_act_in_the_documented_order(tmp_path: Path) -> None:
+def test_hooks_act_in_the_documented_order_at_every_event(tmp_path: Path) -> None:
     setup = Setup(tmp_path, user={"user": Hook()}, evaluate="0ep")
     setup.trainer().run()
     outside = [event for event in setup.events if event[2] != "evaluate"]
@@ -72,15 +76,15 @@ def test_at_every_moment_hooks_act_in_the_documented_order(tmp_path: Path) -> No
 
 def test_a_task_s_hooks_act_before_the_user_s() -> None:
     one = Duration(1, "ep")
-    hooks = in_order(
+    hooks = order_hooks(
         task={"task.0": Hook()},
         user={"mine": Hook()},
-        flush=LogMetrics(1),
+        metrics_log=LogMetrics(1),
         save=SaveCheckpoint(one),
         evaluate=Evaluate(one),
-        best=None,
+        save_best=None,
     )
-    assert list(hooks) == ["task.0", "mine", "journal", "save", "evaluate"]
+    assert list(hooks) == ["task.0", "mine", "metrics_log", "save", "evaluate"]
 
 
 def test_the_clock_and_the_scores_that_hooks_see(tmp_path: Path) -> None:
@@ -120,7 +124,7 @@ class Failing(Hook):
     "moment", ["start", "before_phase", "before_step", "after_backward", "after_step", "after_phase"]
 )
 @pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt(), SystemExit(143)], ids=repr)
-def test_finish_is_told_the_error_and_everything_is_closed(tmp_path: Path, moment: str, error: BaseException) -> None:
+def test_finish_receives_the_error_and_everything_is_closed(tmp_path: Path, moment: str, error: BaseException) -> None:
     hook = Failing(moment, error)
     sets = (validation(),)
     trainer = Setup(tmp_path, user={"user": hook}, sets=sets).trainer()
@@ -130,15 +134,15 @@ def test_finish_is_told_the_error_and_everything_is_closed(tmp_path: Path, momen
     assert trainer.loader.closed == sets[0].loader.closed == 1  # type: ignore[attr-defined]
 
 
-def test_finish_is_told_how_it_ended(tmp_path: Path) -> None:
+def test_finish_receives_the_outcome(tmp_path: Path) -> None:
     how: list[object] = []
 
-    class Ear(Hook):
-        def finish(self, run: Run, told: object) -> None:
-            how.append(told)
+    class Recorder(Hook):
+        def finish(self, run: Run, outcome: object) -> None:
+            how.append(outcome)
 
-    Setup(tmp_path / "a", user={"user": Ear()}).trainer().run()
-    Setup(tmp_path / "b", user={"user": Ear()}, interrupted=lambda: "SIGTERM").trainer().run()
+    Setup(tmp_path / "a", user={"user": Recorder()}).trainer().run()
+    Setup(tmp_path / "b", user={"user": Recorder()}, interrupted=lambda: "SIGTERM").trainer().run()
     assert how == ["done", "stopped"]
 
 
@@ -160,23 +164,23 @@ def test_every_hook_finishes_whatever_those_before_it_did(tmp_path: Path) -> Non
     assert trainer._run.metrics_log._file is None, "closed by the hook behind them"
 
 
-@pytest.mark.parametrize("key", ["journal", "save", "evaluate", "best", "task.0"])
+@pytest.mark.parametrize("key", ["metrics_log", "save", "evaluate", "save_best", "journal", "best", "task.0"])
 def test_a_hook_of_the_user_with_the_key_of_another_is_refused(key: str) -> None:
     one = Duration(1, "ep")
     hooks = {
         "task": {"task.0": Hook()},
-        "flush": LogMetrics(1),
+        "metrics_log": LogMetrics(1),
         "save": SaveCheckpoint(one),
         "evaluate": Evaluate(one),
-        "best": None,
+        "save_best": None,
     }
     with pytest.raises(ValueError, match=f"'{key}' is the key of a built-in hook; choose another, such as my_{key}"):
-        in_order(user={key: Hook()}, **hooks)  # type: ignore[arg-type]
+        order_hooks(user={key: Hook()}, **hooks)  # type: ignore[arg-type]
 
 
-def test_a_hook_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'mine' is a function; a hook's class inherits opabinia.contracts.Hook"):
-        refuse_wrong({"fine": Hook(), "mine": lambda run: None})  # type: ignore[dict-item]
+def test_an_object_that_is_not_a_hook_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'mine' is a function; a hook must inherit from opabinia.contracts.Hook"):
+        check_hooks({"fine": Hook(), "mine": lambda run: None})  # type: ignore[dict-item]
 
 
 def test_a_run_of_no_steps(tmp_path: Path) -> None:
@@ -187,7 +191,7 @@ def test_a_run_of_no_steps(tmp_path: Path) -> None:
     assert {moment for moment, _, _, _ in setup.events} == {"start", "finish"}
 
 
-# --- going on at every place ------------------------------------------------------------------------------------------
+# --- resuming at every point ------------------------------------------------------------------------------------------
 
 
 def undisturbed(tmp_path: Path, **fields: object) -> tuple[Setup, Trainer]:
@@ -198,43 +202,43 @@ def undisturbed(tmp_path: Path, **fields: object) -> tuple[Setup, Trainer]:
 
 
 def rest(events: list[Event]) -> list[Event]:
-    """What is left of a run apart from what a new process begins with."""
+    """Return the events without those at the start of a new process."""
     return [event for event in events if event[0] != "start" and event[:3:2] != ("before_phase", "train")]
 
 
-class Asks(Hook):
-    """Evaluates on its own account."""
+class EvaluatesItself(Hook):
+    """A user hook that evaluates."""
 
     def after_step(self, run: Run) -> None:
         if run.clock.step % 2:
             run.evaluate(lambda name: True)
 
 
-VARIETIES = {
+VARIANTS = {
     "all at different times": {},
     "all at once": {"save": "2it", "evaluate": "2it", "log_every": 2},
     "by epochs": {"save": "1ep", "evaluate": "0.5ep", "log_every": 100},
     "one checkpoint is kept": {"keep": 1, "save": "1it", "evaluate": "1it"},
     "every sample is logged": {"log_samples": True},
     "no best": {"best": False},
-    "a hook of the user's evaluates": {"user": {"user": Asks()}, "save": "1it"},
+    "a hook of the user's evaluates": {"user": {"user": EvaluatesItself()}, "save": "1it"},
     "two validation sets": {"sets": (validation(), validation("other", 4, 2))},
 }
 
 
-@pytest.fixture(params=VARIETIES.values(), ids=VARIETIES.keys())
-def variety(request: pytest.FixtureRequest) -> dict[str, object]:
+@pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())
+def variant(request: pytest.FixtureRequest) -> dict[str, object]:
     return dict(request.param)
 
 
-def test_every_checkpoint_leads_to_the_same_end(tmp_path: Path, variety: dict[str, object]) -> None:
-    """The rest of the moment in which it was saved is done, then the rest of the run, and nothing twice."""
-    whole, trainer = undisturbed(tmp_path, **variety)
-    saved = listed(tmp_path / "undisturbed" / "checkpoints")
+def test_every_checkpoint_leads_to_the_same_result(tmp_path: Path, variant: dict[str, object]) -> None:
+    """A resumed run completes the event in which the checkpoint was saved, then the run, and repeats nothing."""
+    whole, trainer = undisturbed(tmp_path, **variant)
+    saved = list_checkpoints(tmp_path / "undisturbed" / "checkpoints")
     assert len(saved) >= 3
     for path in saved:
         snapshot = read_checkpoint(path)
-        setup = Setup(tmp_path / path.name, **variety)  # type: ignore[arg-type]
+        setup = Setup(tmp_path / path.name, **variant)  # type: ignore[arg-type]
         setup.folder.mkdir()
         (setup.folder / "metrics.jsonl").write_bytes((tmp_path / "undisturbed" / "metrics.jsonl").read_bytes())
         resumed = setup.trainer()
@@ -248,39 +252,39 @@ def test_every_checkpoint_leads_to_the_same_end(tmp_path: Path, variety: dict[st
 
 
 def stop_at(turn: int) -> Callable[[], str | None]:
-    asked = Counter[str]()
+    calls = Counter[str]()
 
     def interrupted() -> str | None:
-        asked["times"] += 1
-        return "SIGTERM" if asked["times"] > turn else None
+        calls["number"] += 1
+        return "SIGTERM" if calls["number"] > turn else None
 
     return interrupted
 
 
 @pytest.mark.parametrize("apart", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_stopped_whenever_it_asks_and_resumed(tmp_path: Path, variety: dict[str, object], apart: int) -> None:
-    whole, trainer = undisturbed(tmp_path, **variety)
+def test_stopped_at_every_point_and_resumed(tmp_path: Path, variant: dict[str, object], apart: int) -> None:
+    whole, trainer = undisturbed(tmp_path, **variant)
     stopped = True
     turn = 0
     while stopped:
-        setup = Setup(tmp_path / f"stopped-{turn}", interrupted=stop_at(turn), **variety)  # type: ignore[arg-type]
+        setup = Setup(tmp_path / f"stopped-{turn}", interrupted=stop_at(turn), **variant)  # type: ignore[arg-type]
         first = setup.trainer()
         first.run()
         stopped = first.stopped == "SIGTERM"
         if stopped:
-            assert newest_whole(setup.folder / "checkpoints") is not None or first._run.clock.step == 0
+            assert load_latest_checkpoint(setup.folder / "checkpoints") is not None or first._run.clock.step == 0
         setup.interrupted = lambda: None
         second = setup.trainer(resume=True)
         second.run()
         assert same_tensors(weights(second), weights(trainer)), turn
         assert lines(setup.folder) == lines(whole.folder), turn
-        assert pointed(setup.folder / "checkpoints", "best") == same_name(whole, setup), turn
+        assert read_pointer(setup.folder / "checkpoints", "best") == same_name(whole, setup), turn
         turn += apart
     assert turn > 20
 
 
 def same_name(whole: Setup, setup: Setup) -> Path | None:
-    path = pointed(whole.folder / "checkpoints", "best")
+    path = read_pointer(whole.folder / "checkpoints", "best")
     return path and setup.folder / "checkpoints" / path.name
 
 
@@ -289,7 +293,7 @@ class Crash(Exception):
 
 
 class CrashAt(list[Event]):
-    """A list of events that fails when it has grown to a length."""
+    """A list of events that raises Crash when it reaches a length."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -301,17 +305,17 @@ class CrashAt(list[Event]):
 
 
 @pytest.mark.parametrize("apart", [pytest.param(2, marks=pytest.mark.slow), 13])
-def test_crashed_at_every_moment_of_every_hook_and_resumed(
-    tmp_path: Path, variety: dict[str, object], apart: int
+def test_crashed_at_every_event_of_every_hook_and_resumed(
+    tmp_path: Path, variant: dict[str, object], apart: int
 ) -> None:
-    whole, trainer = undisturbed(tmp_path, **variety)
+    whole, trainer = undisturbed(tmp_path, **variant)
     for length in range(1, len(whole.events) + 1, apart):
-        setup = Setup(tmp_path / f"crashed-{length}", events=CrashAt(length), **variety)  # type: ignore[arg-type]
+        setup = Setup(tmp_path / f"crashed-{length}", events=CrashAt(length), **variant)  # type: ignore[arg-type]
         try:
             setup.trainer().run()
         except Crash:
             setup.events = []
-            found = newest_whole(setup.folder / "checkpoints")
+            found = load_latest_checkpoint(setup.folder / "checkpoints")
             if found is None:
                 (setup.folder / "metrics.jsonl").unlink()
             second = setup.trainer(resume=True)
@@ -320,10 +324,10 @@ def test_crashed_at_every_moment_of_every_hook_and_resumed(
             assert lines(setup.folder) == lines(whole.folder), length
 
 
-# --- going on with something else -------------------------------------------------------------------------------------
+# --- resuming with other parts ----------------------------------------------------------------------------------------
 
 
-def test_another_model_is_told_with_the_names_of_what_does_not_fit(tmp_path: Path) -> None:
+def test_the_error_for_another_model_names_its_tensors(tmp_path: Path) -> None:
     Setup(tmp_path).trainer().run()
 
     class Other(Line):
@@ -332,7 +336,7 @@ def test_another_model_is_told_with_the_names_of_what_does_not_fit(tmp_path: Pat
             self.layer = nn.Linear(5, 3)
 
     trainer = Setup(tmp_path, task=Other, length="20it").trainer()
-    found = newest_whole(tmp_path / "checkpoints")
+    found = load_latest_checkpoint(tmp_path / "checkpoints")
     assert found
     with pytest.raises(WeightsMismatch, match=r"size mismatch for layer.weight"):
         trainer.restore(found[1])
@@ -340,13 +344,13 @@ def test_another_model_is_told_with_the_names_of_what_does_not_fit(tmp_path: Pat
 
 
 @pytest.mark.parametrize("now", [torch.optim.AdamW, torch.optim.SGD])
-def test_another_optimizer_begins_without_a_state_and_that_is_told(
+def test_another_optimizer_starts_without_state_and_that_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, now: type[torch.optim.Optimizer]
 ) -> None:
     before = torch.optim.SGD if now is torch.optim.AdamW else torch.optim.AdamW
     Setup(tmp_path, optimizer=before).trainer().run()
     trainer = Setup(tmp_path, optimizer=now, length="20it").trainer(resume=True)
-    assert f"the optimizer was {before.__name__} and is {now.__name__} now: it begins without a state" in caplog.text
+    assert f"the optimizer was {before.__name__} and is {now.__name__} now: it starts without state" in caplog.text
     assert trainer.step.optimizer.state_dict()["state"] == {}
     trainer.run()
 
@@ -362,13 +366,13 @@ def test_options_of_the_optimizer_are_those_of_the_config(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("more", [0, *(pytest.param(more, marks=pytest.mark.slow) for more in (1, 5)), 2])
 def test_the_length_is_changed(tmp_path: Path, more: int) -> None:
-    """Stopped whenever it asks, and its new length is over at once or later: each end is evaluated."""
+    """Stopped at every point and resumed with another length, which may be over at once: each end is evaluated."""
     steps = set()
     for turn in range(1, 40, 2):
         folder = tmp_path / str(turn)
         first = Setup(folder, length="10it", interrupted=stop_at(turn)).trainer()
         first.run()
-        found = newest_whole(folder / "checkpoints")
+        found = load_latest_checkpoint(folder / "checkpoints")
         assert found
         done = found[1].step
         steps.add(done)
@@ -383,5 +387,5 @@ def test_the_length_is_changed(tmp_path: Path, more: int) -> None:
         if not more and done < 10:  # evaluated on its way, perhaps, and now as the end
             evaluated = sorted(set(evaluated))
         assert evaluated == sorted({*range(3, done + more + 1, 3), done + more} | ({10} & {done}))
-        assert pointed(folder / "checkpoints", "last") == folder / "checkpoints" / f"step-{done + more:08d}"
+        assert read_pointer(folder / "checkpoints", "last") == folder / "checkpoints" / f"step-{done + more:08d}"
     assert len(steps) >= 8

@@ -1,4 +1,4 @@
-"""A training small enough to be done hundreds of times in a test: ten steps of a linear model, in plain Python."""
+"""A training run small enough to be repeated hundreds of times in a test: ten steps of a linear model."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,31 +15,35 @@ from opabinia.contracts import (
     Clock,
     DatasetInfo,
     Evaluator,
+    GlobalBatch,
     Hook,
     Logger,
     Phase,
     Predictions,
-    Row,
     Run,
     StepOptions,
     Task,
 )
 from opabinia.data.sampling.batches import ConstantPlan, evaluation_rows
-from opabinia.engine.checkpointing.checkpoint import newest_whole
-from opabinia.engine.hooks import Evaluate, LogMetrics, LogSamples, SaveBest, SaveCheckpoint, in_order
+from opabinia.engine.checkpointing.manager import load_latest_checkpoint
+from opabinia.engine.hooks.evaluate import Evaluate
+from opabinia.engine.hooks.log_metrics import LogMetrics, LogSamples
+from opabinia.engine.hooks.order import order_hooks
+from opabinia.engine.hooks.save_best import SaveBest
+from opabinia.engine.hooks.save_checkpoint import SaveCheckpoint
 from opabinia.engine.loggers.metrics_log import MetricsLogger
-from opabinia.engine.loop.evaluate import Validation
-from opabinia.engine.loop.step import Standard
+from opabinia.engine.loop.evaluate import ValidationSet
+from opabinia.engine.loop.step import StandardStep
 from opabinia.engine.loop.trainer import Trainer
 from opabinia.evaluation.classification.topk import TopK
 from opabinia.runtime.durations import Duration
 
 CPU = torch.device("cpu")
 FACTS = DatasetInfo(samples=8, channels=1, classes=("a", "b", "c"))
-MOMENTS = ("start", "before_phase", "before_step", "after_backward", "after_step", "after_phase", "finish")
+EVENTS = ("start", "before_phase", "before_step", "after_backward", "after_step", "after_phase", "finish")
 
 Event = tuple[str, str, str | None, int]
-"""Moment, key of the hook, kind of the phase if the moment is told one, optimizer steps done."""
+"""Event, key of the hook, kind of the phase if the event has one, optimizer steps done."""
 
 
 def constant(clock: Clock) -> float:
@@ -47,12 +51,12 @@ def constant(clock: Clock) -> float:
 
 
 def falling(clock: Clock) -> float:
-    """Another rate at every step, whatever the length: whoever forgets it after a resume is found out."""
+    """A different factor at every step, so that a resumed run with the wrong learning rate is detected."""
     return 1 / (1 + clock.step)
 
 
 class Line(Task):
-    """A linear classifier of vectors of 4, with dropout: what it draws must not depend on the past."""
+    """A linear classifier of vectors of 4, with dropout, whose random numbers must not depend on earlier steps."""
 
     def __init__(self, dropout: float = 0.2) -> None:
         super().__init__()
@@ -70,8 +74,8 @@ class Line(Task):
         return [TopK((1, 2))]
 
 
-def sample_batch(row: Row, seed: int = 0) -> Batch:
-    """A pure function of the row, as every batch is."""
+def sample_batch(row: GlobalBatch, seed: int = 0) -> Batch:
+    """Return the batch of a row; a pure function, as for every loader."""
     generator = torch.Generator().manual_seed(1000 * seed + 100 * row.epoch + row.first)
     label = torch.randint(3, (row.count,), generator=generator)
     image = torch.randn(row.count, 4, generator=generator) + label[:, None]
@@ -79,14 +83,14 @@ def sample_batch(row: Row, seed: int = 0) -> Batch:
 
 
 class Rows:
-    """A loader that reads nothing."""
+    """A loader of synthetic batches."""
 
-    passed_over, seconds = 0, 0.0
+    num_skipped, seconds = 0, 0.0
 
-    def __init__(self, rows: Callable[[int], Sequence[Row]], seed: int = 0) -> None:
+    def __init__(self, rows: Callable[[int], Sequence[GlobalBatch]], seed: int = 0) -> None:
         self.rows, self.seed, self.closed = rows, seed, 0
 
-    def iterate(self, start: int = 0) -> Iterator[tuple[Row, Batch]]:
+    def iterate(self, start: int = 0) -> Iterator[tuple[GlobalBatch, Batch]]:
         for row in self.rows(start):
             yield row, sample_batch(row, self.seed)
 
@@ -94,13 +98,13 @@ class Rows:
         self.closed += 1
 
 
-def validation(name: str = "val", samples: int = 7, seed: int = 1) -> Validation:
+def validation(name: str = "val", samples: int = 7, seed: int = 1) -> ValidationSet:
     rows = list(evaluation_rows(samples, 3, 0, 1))
-    return Validation(name, Rows(lambda start: rows[start:], seed), FACTS)
+    return ValidationSet(name, Rows(lambda start: rows[start:], seed), FACTS)
 
 
-class Watched(Hook):
-    """Passes every moment on to a hook and writes it down first."""
+class RecordedHook(Hook):
+    """Records every event and forwards it to a hook."""
 
     def __init__(self, key: str, hook: Hook, events: list[Event]) -> None:
         self.key, self.hook, self.events = key, hook, events
@@ -140,7 +144,7 @@ class Watched(Hook):
 
 @dataclass
 class Setup:
-    """What a training is made of; the fields are what tests vary."""
+    """The arguments of a training run that tests vary."""
 
     folder: Path
     length: str = "2.5ep"
@@ -151,8 +155,8 @@ class Setup:
     keep: int = 2
     best: bool = True
     user: Mapping[str, Hook] = field(default_factory=dict)
-    sets: tuple[Validation, ...] = field(default_factory=lambda: (validation(),))
-    writers: Sequence[Logger] = ()
+    sets: tuple[ValidationSet, ...] = field(default_factory=lambda: (validation(),))
+    loggers: Sequence[Logger] = ()
     clip_norm: float | None = 1.0
     interrupted: Callable[[], str | None] = lambda: None
     schedule: Callable[[Clock], float] = falling
@@ -166,40 +170,40 @@ class Setup:
         torch.manual_seed(7)
         task = self.task()
         optimizer = self.optimizer(list(task.parameters()), lr=0.05)
-        hooks = in_order(
+        hooks = order_hooks(
             task={},
             user=self.user,
-            flush=LogSamples() if self.log_samples else LogMetrics(self.log_every),
+            metrics_log=LogSamples() if self.log_samples else LogMetrics(self.log_every),
             save=SaveCheckpoint(Duration.parse(self.save)),
             evaluate=Evaluate(Duration.parse(self.evaluate)),
-            best=SaveBest("val/top1", "max") if self.best else None,
+            save_best=SaveBest("val/top1", "max") if self.best else None,
         )
         trainer = Trainer(
             task=task,
-            step=Standard(task, optimizer, {"lr": self.schedule}, StepOptions(5), clip_norm=self.clip_norm),
+            step=StandardStep(task, optimizer, {"lr": self.schedule}, StepOptions(5), clip_norm=self.clip_norm),
             plan=plan,
             loader=Rows(lambda start: [plan.row(step) for step in range(start, plan.total_steps)]),
             validation=self.sets,
-            metrics_log=MetricsLogger(self.folder / "metrics.jsonl", self.writers),
-            hooks={key: Watched(key, hook, self.events) for key, hook in hooks.items()},
+            metrics_log=MetricsLogger(self.folder / "metrics.jsonl", self.loggers),
+            hooks={key: RecordedHook(key, hook, self.events) for key, hook in hooks.items()},
             folder=self.folder,
             device=CPU,
             keep=self.keep,
-            about={"seed": 5},
+            metadata={"seed": 5},
             interrupted=self.interrupted,
         )
-        found = newest_whole(self.folder / "checkpoints") if resume else None
-        if found:
-            trainer.restore(found[1])
+        latest = load_latest_checkpoint(self.folder / "checkpoints") if resume else None
+        if latest:
+            trainer.restore(latest[1])
         return trainer
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    """The journal without what depends on the machine."""
-    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    """Read the metrics log without values that depend on the machine."""
+    parsed = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
         {k: v for k, v in line.items() if k != "samples_per_s" and not k.startswith(("time/", "memory/"))}
-        for line in found
+        for line in parsed
     ]
 
 

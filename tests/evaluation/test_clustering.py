@@ -5,20 +5,20 @@ import pytest
 import torch
 
 from opabinia.contracts import DataMismatch, DatasetInfo
-from opabinia.evaluation.representation.clustering import Clusters, contingency, matched, purity
+from opabinia.evaluation.representation.clustering import Clustering, contingency, matched_accuracy, purity
 from tests.evaluation.features import FACTS, around, batches, scored
 
 APART = batches(*around(torch.eye(3, 6), 10, 0.05))
 
 
 def test_groups_that_are_the_classes() -> None:
-    scores, details = scored(lambda: Clusters(FACTS), [], APART)
+    scores, details = scored(lambda: Clustering(FACTS), [], APART)
     assert scores == {"nmi": pytest.approx(1), "ari": 1.0, "purity": 1.0, "matched": 1.0}
     assert {tuple(row["classes"].items()) for row in details["clusters"]} == {(("a", 10),), (("b", 10),), (("c", 10),)}
 
 
 def test_more_groups_than_classes_are_pure_and_not_matched() -> None:
-    scores, details = scored(lambda: Clusters(FACTS, k=6), [], APART)
+    scores, details = scored(lambda: Clustering(FACTS, k=6), [], APART)
     assert scores["purity"] == 1.0
     assert scores["matched"] < 1 and scores["nmi"] < 1
     sizes = [row["samples"] for row in details["clusters"]]
@@ -27,14 +27,14 @@ def test_more_groups_than_classes_are_pure_and_not_matched() -> None:
 
 def test_embeddings_without_classes_in_them_are_chance() -> None:
     drawn = torch.randn(300, 6, generator=torch.Generator().manual_seed(0))
-    scores, _ = scored(lambda: Clusters(FACTS), [], batches(drawn, torch.arange(300) % 3))
+    scores, _ = scored(lambda: Clustering(FACTS), [], batches(drawn, torch.arange(300) % 3))
     assert abs(scores["ari"]) < 0.05 and scores["nmi"] < 0.05
     assert 1 / 3 <= scores["matched"] <= scores["purity"] < 0.45
 
 
 def test_the_same_digits_on_any_number_of_processes() -> None:
     noisy = batches(*around(torch.eye(3, 6), 10, 0.8))
-    assert scored(lambda: Clusters(FACTS), [], noisy, 3) == scored(lambda: Clusters(FACTS), [], noisy)
+    assert scored(lambda: Clustering(FACTS), [], noisy, 3) == scored(lambda: Clustering(FACTS), [], noisy)
 
 
 def test_cosine_or_distance() -> None:
@@ -42,23 +42,23 @@ def test_cosine_or_distance() -> None:
     features = torch.tensor([[1.0, 0.0], [10.0, 0.0], [0.0, 1.0], [0.0, 10.0]]) * torch.ones(5, 1, 1)
     seen = batches(features.flatten(0, 1), torch.tensor([0, 0, 1, 1]).repeat(5))
     dataset_info = DatasetInfo(samples=20, classes=("a", "b"))
-    assert scored(lambda: Clusters(dataset_info), [], seen)[0]["matched"] == 1
-    assert scored(lambda: Clusters(dataset_info, normalize=False), [], seen)[0]["matched"] == 0.75
+    assert scored(lambda: Clustering(dataset_info), [], seen)[0]["matched"] == 1
+    assert scored(lambda: Clustering(dataset_info, normalize=False), [], seen)[0]["matched"] == 0.75
 
 
 def test_tables_by_hand() -> None:
     table = contingency(np.array([0, 0, 0, 1, 0, 1, 1, 1]), np.array([0, 0, 0, 1, 1, 1, 0, 0]), 2)
     assert table.tolist() == [[3, 1], [2, 2]]
-    assert purity(table) == matched(table) == 5 / 8
-    assert matched(np.array([[3, 1], [3, 1]])) == 0.5 < purity(np.array([[3, 1], [3, 1]]))
-    assert matched(np.array([[2, 0], [2, 0], [0, 2]])) == 4 / 6
+    assert purity(table) == matched_accuracy(table) == 5 / 8
+    assert matched_accuracy(np.array([[3, 1], [3, 1]])) == 0.5 < purity(np.array([[3, 1], [3, 1]]))
+    assert matched_accuracy(np.array([[2, 0], [2, 0], [0, 2]])) == 4 / 6
 
 
-def test_fewer_samples_than_clusters_are_told() -> None:
+def test_fewer_samples_than_clusters_are_reported() -> None:
     with pytest.raises(DataMismatch, match="30 samples are fewer than 31 clusters; lower k"):
-        scored(lambda: Clusters(FACTS, k=31), [], APART)
+        scored(lambda: Clustering(FACTS, k=31), [], APART)
 
 
 def test_data_without_classes_is_refused() -> None:
-    with pytest.raises(ValueError, match="clusters: every image of the data needs one label"):
-        Clusters(DatasetInfo(samples=1))
+    with pytest.raises(ValueError, match="clustering: every image of the data needs one label"):
+        Clustering(DatasetInfo(samples=1))

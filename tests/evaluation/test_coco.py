@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opabinia.contracts import DataMismatch, DatasetInfo, GroundTruth
-from opabinia.evaluation.detection.coco import PREFIXES, Coco, judge
-from tests.evaluation.scenes import FACTS, HEIGHT, WIDTH, Scene, batch_of, coco_file, pycocotools, scene, seen
+from opabinia.evaluation.detection.coco import PREFIXES, Coco, evaluate_files
+from tests.evaluation.scenes import FACTS, HEIGHT, WIDTH, Scene, coco_file, pycocotools, scene, seen
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "detection" / "coco"
 EXPECTED: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_text())
@@ -32,7 +32,7 @@ def golden(name: str) -> Any:
 @pytest.mark.parametrize("name", ["val2014_100/bbox", "val2014_100/segm", "fce_keypoints"])
 def test_published_scores(name: str) -> None:
     case = EXPECTED[name]
-    found = judge(golden(case["gt"]), golden(case["dt"]), case["iou_type"])
+    found = evaluate_files(golden(case["gt"]), golden(case["dt"]), case["iou_type"])
     assert found == pytest.approx(case["stats"], **close)
 
 
@@ -42,16 +42,16 @@ def test_published_scores_of_data_with_ignored_boxes() -> None:
     names = {"AP_all": "AP", "AP_50": "AP50", "AP_75": "AP75", "AP_medium": "APm", "AR_medium": "ARm"}
     names |= {"AR_all": "AR1", "AR_second": "AR10", "AR_third": "AR100"}
     expected = {short: case["stats"][name] for name, short in names.items()}
-    assert judge(golden(case["gt"]), results, "bbox") == pytest.approx(expected, **close)
+    assert evaluate_files(golden(case["gt"]), results, "bbox") == pytest.approx(expected, **close)
 
 
 def test_the_toy_by_hand() -> None:
-    """A medium thing found with an overlap of 0.82, a small one found exactly, and between them a false small one:
+    """A medium object found with an overlap of 0.82, a small one found exactly, and between them a false small one:
     detectron2's [63.4983, 83.4983, 83.4983, 50, 70, nothing, 35, 85, 85, 100, 70, nothing]."""
     boxes = [[10, 10, 50, 50], [100, 100, 20, 20]]
     ground_truth = {
         "images": [{"id": 1, "height": 300, "width": 300}],
-        "categories": [{"id": 1, "name": "thing"}],
+        "categories": [{"id": 1, "name": "object"}],
         "annotations": [
             {"id": n, "image_id": 1, "category_id": 1, "bbox": box, "area": box[2] * box[3], "iscrowd": 0}
             for n, box in enumerate(boxes, 1)
@@ -61,43 +61,43 @@ def test_the_toy_by_hand() -> None:
     results = [{"image_id": 1, "category_id": 1, "bbox": box, "score": score} for box, score in found]
     expected = {"AP": (7 * (51 + 50 * 2 / 3) + 3 * (51 / 3)) / 1010, "AP50": 0.834983, "AP75": 0.834983}
     expected |= {"APs": 0.5, "APm": 0.7, "AR1": 0.35, "AR10": 0.85, "AR100": 0.85, "ARs": 1.0, "ARm": 0.7}
-    assert judge(ground_truth, results) == pytest.approx(expected, abs=1e-6)
+    assert evaluate_files(ground_truth, results) == pytest.approx(expected, abs=1e-6)
 
 
 def test_files_are_read_and_lists_left_alone(tmp_path: Path) -> None:
     case = EXPECTED["fce_ignore"]
     ground_truth, results = golden(case["gt"]), golden(case["dt"])
-    found = judge(ground_truth, results)
+    found = evaluate_files(ground_truth, results)
     assert (ground_truth, results) == (golden(case["gt"]), golden(case["dt"]))
     for name, content in (("ground_truth", ground_truth), ("results", results)):
         (tmp_path / name).write_text(json.dumps(content))
-    assert judge(tmp_path / "ground_truth", str(tmp_path / "results")) == found
+    assert evaluate_files(tmp_path / "ground_truth", str(tmp_path / "results")) == found
 
 
-def test_results_of_a_picture_that_is_not_there() -> None:
+def test_results_of_a_image_that_is_not_there() -> None:
     ground_truth = coco_file([scene(1, np.random.default_rng(0), 2, 0)])
-    with pytest.raises(ValueError, match="not there, such as 7"):
-        judge(ground_truth, [{"image_id": 7, "category_id": 1, "bbox": [0, 0, 1, 1], "score": 1}])
+    with pytest.raises(ValueError, match="not in the ground truth, such as 7"):
+        evaluate_files(ground_truth, [{"image_id": 7, "category_id": 1, "bbox": [0, 0, 1, 1], "score": 1}])
 
 
-def test_what_cannot_be_judged_is_told(tmp_path: Path) -> None:
+def test_what_cannot_be_evaluated_is_reported(tmp_path: Path) -> None:
     ground_truth = coco_file([scene(1, np.random.default_rng(0), 2, 0)])
     (tmp_path / "cut.json").write_text(json.dumps(ground_truth)[:30])
     with pytest.raises(ValueError, match=r"cut\.json is no JSON: "):
-        judge(tmp_path / "cut.json", [])
-    with pytest.raises(ValueError, match="an object with images, annotations, categories, and results come second"):
-        judge([], ground_truth)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="results are a list of what was found, and truth comes first"):
-        judge(ground_truth, ground_truth)  # type: ignore[arg-type]
+        evaluate_files(tmp_path / "cut.json", [])
+    with pytest.raises(ValueError, match="an object with images, annotations, categories; results are the second"):
+        evaluate_files([], ground_truth)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="results must be a list of detections; ground_truth is the first"):
+        evaluate_files(ground_truth, ground_truth)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="kind 'boxes': expected one of bbox, segm, keypoints"):
-        judge(ground_truth, [], "boxes")  # type: ignore[arg-type]
+        evaluate_files(ground_truth, [], "boxes")  # type: ignore[arg-type]
 
 
 # --- the evaluator, beside pycocotools --------------------------------------------------------------------------------
 
 
 def scenes_of(seed: int, most: int = 12) -> list[Scene]:
-    """Some without things, some where nothing is found."""
+    """Some without objects, some where nothing is found."""
     random = np.random.default_rng(seed)
     counts = random.integers(0, (6, most + 1), size=(7, 2))
     return [scene(3 * number + 5, random, *map(int, row)) for number, row in enumerate(counts)]
@@ -130,7 +130,7 @@ def test_beside_pycocotools(seed: int) -> None:
     assert scores.keys() <= evaluator.better.keys()
 
 
-def test_beside_pycocotools_with_more_than_a_hundred_things_found() -> None:
+def test_beside_pycocotools_with_more_than_a_hundred_objects_found() -> None:
     random = np.random.default_rng(4)
     scenes = [scene(number, random, 30, 260) for number in range(1, 4)]
     evaluator = Coco(FACTS)
@@ -149,7 +149,7 @@ def test_other_numbers_of_detections() -> None:
     expected = {renamed.get(name, name): value for name, value in expected.items()}
     del found["AP"]  # pycocotools only knows it of 100
     assert found == pytest.approx({k: v for k, v in expected.items() if k != "AP"}, **close)
-    assert judge(coco_file(scenes), results, max_detections=(9, 5, 2)).items() >= found.items()
+    assert evaluate_files(coco_file(scenes), results, max_detections=(9, 5, 2)).items() >= found.items()
 
 
 def test_results_tell_what_was_found() -> None:
@@ -207,7 +207,7 @@ def test_any_number_of_processes_finds_the_same(world: int, names: str) -> None:
         assert other.files(states) == alone.files(whole)
 
 
-def test_a_process_without_pictures() -> None:
+def test_a_process_without_images() -> None:
     scenes = scenes_of(9)
     evaluator = Coco(FACTS)
     state = seen(evaluator, scenes)
@@ -217,7 +217,7 @@ def test_a_process_without_pictures() -> None:
 # --- what may be missing ----------------------------------------------------------------------------------------------
 
 
-def test_no_pictures_give_no_scores() -> None:
+def test_no_images_give_no_scores() -> None:
     evaluator = Coco(FACTS)
     assert evaluator.compute([evaluator.state()]) == {}
     assert evaluator.details([evaluator.state()]) == {}
@@ -235,7 +235,7 @@ def test_nothing_found_gives_zeros() -> None:
     json.dumps(evaluator.details(states), allow_nan=False)
 
 
-def test_pictures_without_things_give_no_scores_but_count() -> None:
+def test_images_without_objects_give_no_scores_but_count() -> None:
     random = np.random.default_rng(3)
     full, empty = scene(1, random, 5, 12), scene(2, random, 0, 12)
     evaluator = Coco(FACTS)
@@ -255,7 +255,7 @@ def test_only_what_data_and_detector_both_have_is_judged() -> None:
     assert {name.split("_")[0] for name in masks if "_" in name} == {"mask"}
 
 
-def test_a_thing_without_mask_is_a_crowd_in_its_box() -> None:
+def test_a_object_without_mask_is_a_crowd_in_its_box() -> None:
     one = scene(1, np.random.default_rng(1), 4, 9)
     kept = np.array([True, True, False, False])
     segments = [segment if there else [] for segment, there in zip(one.ground_truth.segments, kept, strict=True)]  # type: ignore[arg-type]
@@ -272,7 +272,7 @@ def test_a_thing_without_mask_is_a_crowd_in_its_box() -> None:
 
 
 @pytest.mark.parametrize("name", ["boxes", "scores", "keypoints"])
-def test_what_is_not_finite_is_told(name: str) -> None:
+def test_what_is_not_finite_is_reported(name: str) -> None:
     one = scene(1, np.random.default_rng(1), 4, 9)
     values = getattr(one, name).clone()
     values.view(-1)[3] = float("nan")
@@ -333,17 +333,11 @@ def test_tables() -> None:
     for name in ("AP", "AP50", "mask_AP", "keypoint_AP"):
         assert np.mean([row[name] for row in rows if row[name] is not None]) == pytest.approx(scores[name])
     assert np.mean([row["AR"] for row in rows if row["AR"] is not None]) == pytest.approx(scores["AR100"])
-    assert rows[-1] == {"class": "e", "things": 0} | dict.fromkeys(("AP", "AP50", "AR", "mask_AP", "keypoint_AP"), None)
+    assert rows[-1] == {"class": "e", "objects": 0} | dict.fromkeys(
+        ("AP", "AP50", "AR", "mask_AP", "keypoint_AP"), None
+    )
     curves = tables["precision_recall"]
     assert np.mean(curves["0.5"]) == pytest.approx(scores["AP50"])
     assert np.mean(curves["0.75"]) == pytest.approx(scores["AP75"])
     assert np.mean(curves["0.5:0.95"]) == pytest.approx(scores["AP"])
     assert len(curves["recall"]) == len(curves["0.5"]) == 101
-
-
-def test_it_waits_once_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    copy = torch.Tensor.cpu
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: (calls.append(1), copy(self))[1])
-    Coco(FACTS).update(*batch_of(scenes_of(2)))
-    assert len(calls) == 1

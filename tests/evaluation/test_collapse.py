@@ -54,7 +54,7 @@ def test_scores_need_no_labels(processes: int) -> None:
     }
 
 
-def test_a_collapse_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_collapse_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     almost = torch.ones(20, 4) + 1e-3 * torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
     scores, _ = scored(lambda: Collapse(FACTS), [], batches(almost, None))
@@ -65,8 +65,8 @@ def test_a_collapse_is_told(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.text
 
 
-def test_many_samples_are_judged_by_some_at_even_distances(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collapse, "_MOST", 4)
+def test_many_samples_are_evaluated_by_some_at_even_distances(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collapse, "_MAX_SAMPLES", 4)
     vectors = torch.cat([torch.eye(4)[:2], torch.ones(5, 4)])  # every second one: 0, 2, 4, 6
     scores, _ = scored(lambda: Collapse(FACTS), [], batches(vectors, None))
     assert scores["rank"] == pytest.approx(float(effective_rank(vectors[::2])))

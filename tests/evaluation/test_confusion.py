@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from opabinia.evaluation.classification.confusion import Calibration, Confusion
-from opabinia.evaluation.classification.multilabel import MultiLabel, among_first, attribute_scores, average_precision
+from opabinia.evaluation.classification.multilabel import MultiLabel, attribute_scores, average_precision
 
 NAMES = ("cat", "dog", "emu")
 
@@ -155,33 +155,3 @@ def test_attributes_by_scikit_learn(seed: int) -> None:
 def test_a_sample_without_attributes_is_in_no_mean() -> None:
     found = attribute_scores(torch.tensor([[0.1, 0.1], [0.9, 0.1]]), torch.tensor([[0, 0], [1, 0]]))
     assert {found[name] for name in ("accuracy", "precision", "recall", "f1", "mA")} == {1.0}
-
-
-# --- the first k ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_precision_and_recall_among_the_first(seed: int) -> None:
-    """ClassyVision's meters: hits over k times the samples, and over all that is there."""
-    generator = torch.Generator().manual_seed(seed)
-    scores, there = torch.randn(20, 6, generator=generator), torch.rand(20, 6, generator=generator) < 0.3
-    found = among_first(scores, there, (1, 3))
-    for k in (1, 3):
-        hits = sum(int(there[row, scores[row].topk(k).indices].sum()) for row in range(20))
-        assert found[f"precision{k}"] == pytest.approx(hits / (20 * k))
-        assert found[f"recall{k}"] == pytest.approx(hits / int(there.sum()))
-
-
-def test_class_numbers_are_one_class_a_sample() -> None:
-    """Then recall is the accuracy of the first k, and precision that over k."""
-    scores, labels = torch.tensor([[0.1, 0.9, 0.0], [0.5, 0.5, 0.2]]), torch.tensor([0, 1])
-    found = among_first(scores, labels, (1, 2, 5))
-    assert found == {
-        **{"precision1": 0.0, "precision2": 0.5, "precision5": pytest.approx(1 / 3)},
-        **{"recall1": 0.0, "recall2": 1.0, "recall5": 1.0},
-    }
-
-
-def test_nothing_is_no_score() -> None:
-    assert among_first(torch.zeros(0, 3), torch.zeros(0, 3), (1,)) == {}
-    assert among_first(torch.zeros(2, 3), torch.zeros(2, 3), (1,)) == {"precision1": 0.0}

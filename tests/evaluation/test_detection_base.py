@@ -1,4 +1,4 @@
-"""Evaluations of detection take pictures that were resized, and refuse what moved things in them."""
+"""Evaluations of detection take images that were resized, and refuse what moved objects in them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from torchvision.transforms import v2
 from opabinia.contracts import DataMismatch
 from opabinia.data.collate import collate
 from opabinia.data.sources.digit_scenes import DigitScenes
-from opabinia.evaluation.detection.base import refuse_moved
+from opabinia.evaluation.detection.base import check_only_resized
 
 
 def batch(transform: Callable[[Any], Any]) -> dict[str, Any]:
@@ -20,10 +20,10 @@ def batch(transform: Callable[[Any], Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "transform",
     [v2.Identity(), v2.Resize((64, 96)), v2.Resize((300, 300)), v2.ColorJitter(0.5)],
-    ids=["none", "smaller", "larger", "colours"],
+    ids=["none", "smaller", "larger", "colors"],
 )
-def test_pictures_may_be_resized(transform: v2.Transform) -> None:
-    refuse_moved(batch(transform))
+def test_images_may_be_resized(transform: v2.Transform) -> None:
+    check_only_resized(batch(transform))
 
 
 @pytest.mark.parametrize(
@@ -31,10 +31,10 @@ def test_pictures_may_be_resized(transform: v2.Transform) -> None:
     [v2.CenterCrop(100), v2.RandomHorizontalFlip(1.0), v2.RandomVerticalFlip(1.0), v2.Pad(16)],
     ids=["crop", "mirror", "upside_down", "pad"],
 )
-def test_things_may_not_be_moved(transform: v2.Transform) -> None:
-    with pytest.raises(DataMismatch, match=r"\d+ of \d+ things lie elsewhere .* may resize pictures, and nothing else"):
-        refuse_moved(batch(transform))
+def test_objects_may_not_be_moved(transform: v2.Transform) -> None:
+    with pytest.raises(DataMismatch, match=r"\d+ of \d+ objects lie elsewhere .* may resize images, and nothing else"):
+        check_only_resized(batch(transform))
 
 
 def test_without_boxes_nothing_is_known() -> None:
-    refuse_moved({"id": ["a"]})
+    check_only_resized({"id": ["a"]})

@@ -1,4 +1,4 @@
-"""Which things are found, missed, or taken for others."""
+"""Which objects are found, missed, or taken for others."""
 
 from collections.abc import Sequence
 
@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from opabinia.contracts import GroundTruth
-from opabinia.evaluation.detection.base import Picture
-from opabinia.evaluation.detection.detection_errors import confusion, match, overlaps, worst
+from opabinia.evaluation.detection.base import ImageResult
+from opabinia.evaluation.detection.detection_errors import box_iou, confusion, match_detections, worst_images
 
 CAT, DOG, COW = range(3)
 Row = tuple[int, list[float]]
 HERE, THERE, ELSEWHERE = [0.0, 0, 10, 10], [20.0, 0, 30, 10], [50.0, 50, 60, 60]
 
 
-def picture(
+def image(
     there: list[Row], found: list[tuple[int, list[float], float]], crowds: Sequence[Row] = (), name: str = "p"
-) -> Picture:
+) -> ImageResult:
     rows = [*there, *crowds]
     corners = np.array([box for _, box in rows], float).reshape(-1, 4)
     ground_truth = GroundTruth(
@@ -30,75 +30,79 @@ def picture(
     )
     labels, boxes, scores = ([row[part] for row in found] for part in range(3))
     box_array = np.array(boxes, np.float32).reshape(-1, 4)
-    return Picture(name, ground_truth, box_array, np.array(scores, np.float32), np.array(labels, np.int64), None, None)
+    return ImageResult(
+        name, ground_truth, box_array, np.array(scores, np.float32), np.array(labels, np.int64), None, None
+    )
 
 
-def test_each_thing_in_one_pair() -> None:
-    found = match(picture([(CAT, HERE), (DOG, THERE)], [(CAT, HERE, 0.9), (CAT, HERE, 0.8), (CAT, THERE, 0.9)]), 0.25)
+def test_each_object_in_one_pair() -> None:
+    found = match_detections(
+        image([(CAT, HERE), (DOG, THERE)], [(CAT, HERE, 0.9), (CAT, HERE, 0.8), (CAT, THERE, 0.9)]), 0.25
+    )
     assert found == ([CAT], [(DOG, CAT)], [], [CAT])
 
 
 def test_what_is_found_with_little_confidence_is_not_found() -> None:
-    one = picture([(CAT, HERE)], [(CAT, HERE, 0.3)])
-    assert match(one, 0.5) == ([], [], [CAT], [])
-    assert match(one, 0.25) == ([CAT], [], [], [])
+    one = image([(CAT, HERE)], [(CAT, HERE, 0.3)])
+    assert match_detections(one, 0.5) == ([], [], [CAT], [])
+    assert match_detections(one, 0.25) == ([CAT], [], [], [])
 
 
 def test_overlap_of_a_half_is_enough() -> None:
-    assert match(picture([(CAT, HERE)], [(CAT, [0, 0, 10, 5], 0.9)]), 0.25).right == [CAT]
-    assert match(picture([(CAT, HERE)], [(CAT, [0, 0, 10, 4.9], 0.9)]), 0.25) == ([], [], [CAT], [CAT])
+    assert match_detections(image([(CAT, HERE)], [(CAT, [0, 0, 10, 5], 0.9)]), 0.25).right == [CAT]
+    assert match_detections(image([(CAT, HERE)], [(CAT, [0, 0, 10, 4.9], 0.9)]), 0.25) == ([], [], [CAT], [CAT])
 
 
 def test_the_same_class_comes_before_more_overlap() -> None:
-    found = match(picture([(CAT, HERE)], [(DOG, HERE, 0.9), (CAT, [0, 0, 10, 8], 0.5)]), 0.25)
+    found = match_detections(image([(CAT, HERE)], [(DOG, HERE, 0.9), (CAT, [0, 0, 10, 8], 0.5)]), 0.25)
     assert found == ([CAT], [], [], [DOG])
 
 
 def test_more_overlap_comes_first_within_a_class() -> None:
-    """The second box fits both; taken by the first thing, it would leave the second one missed."""
+    """The second box fits both; taken by the first object, it would leave the second one missed."""
     there: list[Row] = [(CAT, [0.0, 0, 10, 10]), (CAT, [3.0, 0, 13, 10])]
-    found = match(picture(there, [(CAT, [2, 0, 12, 10], 0.9), (CAT, [0, 0, 10, 10], 0.8)]), 0.25)
+    found = match_detections(image(there, [(CAT, [2, 0, 12, 10], 0.9), (CAT, [0, 0, 10, 10], 0.8)]), 0.25)
     assert found == ([CAT, CAT], [], [], [])
 
 
 def test_crowds_are_neither_missed_nor_false() -> None:
     crowds: list[Row] = [(COW, [0.0, 0, 100, 100])]
-    assert match(picture([], [(COW, HERE, 0.9), (CAT, HERE, 0.9)], crowds), 0.25) == ([], [], [], [CAT])
+    assert match_detections(image([], [(COW, HERE, 0.9), (CAT, HERE, 0.9)], crowds), 0.25) == ([], [], [], [CAT])
 
 
-def test_empty_pictures() -> None:
-    assert match(picture([], []), 0.25) == ([], [], [], [])
-    assert match(picture([], [(CAT, HERE, 0.9)]), 0.25) == ([], [], [], [CAT])
+def test_empty_images() -> None:
+    assert match_detections(image([], []), 0.25) == ([], [], [], [])
+    assert match_detections(image([], [(CAT, HERE, 0.9)]), 0.25) == ([], [], [], [CAT])
 
 
 def test_confusion_with_background() -> None:
-    pictures = [
-        picture([(CAT, HERE), (DOG, THERE), (COW, ELSEWHERE)], [(CAT, HERE, 0.9), (CAT, THERE, 0.9)]),
-        picture([(CAT, HERE), (DOG, THERE)], [(CAT, HERE, 0.9), (CAT, THERE, 0.9), (DOG, ELSEWHERE, 0.9)]),
+    images = [
+        image([(CAT, HERE), (DOG, THERE), (COW, ELSEWHERE)], [(CAT, HERE, 0.9), (CAT, THERE, 0.9)]),
+        image([(CAT, HERE), (DOG, THERE)], [(CAT, HERE, 0.9), (CAT, THERE, 0.9), (DOG, ELSEWHERE, 0.9)]),
     ]
-    matches = [match(one, 0.25) for one in pictures]
+    matches = [match_detections(one, 0.25) for one in images]
     assert confusion(matches, 3) == [[DOG, CAT, 2], [COW, 3, 1], [3, DOG, 1], [CAT, CAT, 2]]
 
 
-def test_worst_pictures() -> None:
-    pictures = [
-        picture([(CAT, HERE)], [(CAT, HERE, 0.9)], name="right"),
-        picture([(CAT, HERE), (DOG, THERE)], [(CAT, HERE, 0.9)], name="one of two"),
-        picture([(DOG, THERE)], [], name="one of one"),
-        picture([(DOG, THERE)], [(CAT, THERE, 0.9)], name="another"),
+def test_worst_images() -> None:
+    images = [
+        image([(CAT, HERE)], [(CAT, HERE, 0.9)], name="right"),
+        image([(CAT, HERE), (DOG, THERE)], [(CAT, HERE, 0.9)], name="one of two"),
+        image([(DOG, THERE)], [], name="one of one"),
+        image([(DOG, THERE)], [(CAT, THERE, 0.9)], name="another"),
     ]
-    rows = worst(pictures, [match(one, 0.25) for one in pictures], 100)
+    rows = worst_images(images, [match_detections(one, 0.25) for one in images], 100)
     assert [(row["id"], row["right"], row["missed"], row["false"]) for row in rows] == [
         ("another", 0, 1, 1),
         ("one of one", 0, 1, 0),
         ("one of two", 1, 1, 0),
     ]
     assert rows[0]["image_id"] == "another"
-    assert len(worst(pictures, [match(one, 0.25) for one in pictures], 1)) == 1
+    assert len(worst_images(images, [match_detections(one, 0.25) for one in images], 1)) == 1
 
 
 def test_overlaps_by_hand() -> None:
-    found = overlaps(np.array([HERE, [5, 0, 5, 10]]), np.array([[5.0, 0, 15, 10], ELSEWHERE, [5, 5, 5, 5]]))
+    found = box_iou(np.array([HERE, [5, 0, 5, 10]]), np.array([[5.0, 0, 15, 10], ELSEWHERE, [5, 5, 5, 5]]))
     assert found == pytest.approx(np.array([[1 / 3, 0, 0], [0, 0, 0]]))
 
 
@@ -109,6 +113,6 @@ def test_the_order_of_truth_and_of_what_is_found_changes_nothing() -> None:
     labels = random.integers(3, size=40)
     there = [(int(label), box.tolist()) for label, box in zip(labels[:15], boxes[:15], strict=True)]
     found = [(int(label), box.tolist(), 0.9) for label, box in zip(labels[15:], boxes[15:], strict=True)]
-    one = match(picture(there, found), 0.25)
-    other = match(picture(there[::-1], found[::-1]), 0.25)
+    one = match_detections(image(there, found), 0.25)
+    other = match_detections(image(there[::-1], found[::-1]), 0.25)
     assert [sorted(part) for part in one] == [sorted(part) for part in other]

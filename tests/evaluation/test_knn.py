@@ -10,7 +10,7 @@ from torch import Tensor
 
 from opabinia.contracts import DataMismatch, DatasetInfo
 from opabinia.evaluation.representation import knn
-from opabinia.evaluation.representation.knn import Knn, votes
+from opabinia.evaluation.representation.knn import Knn, knn_votes
 from tests.evaluation.features import FACTS, around, batches, scored
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "selfsup" / "knn.json").read_text())
@@ -25,7 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def all_votes(queries: Tensor, **how: Any) -> Tensor:
-    return torch.cat(list(votes(queries, BANK, LABELS, 3, **how)))
+    return torch.cat(list(knn_votes(queries, BANK, LABELS, 3, **how)))
 
 
 @pytest.mark.parametrize("case", GOLDEN["outputs"])
@@ -47,8 +47,8 @@ def test_of_fewer_training_samples_than_k_all_vote() -> None:
 def test_blocks_of_any_size_give_the_same(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """VISSL fails where they do not divide the queries."""
     expected = all_votes(QUERIES, k=4)
-    monkeypatch.setattr(knn, "_SIMILARITIES", block * len(BANK))
-    blocks = list(votes(QUERIES, BANK, LABELS, 3, k=4))
+    monkeypatch.setattr(knn, "_MAX_SIMILARITIES", block * len(BANK))
+    blocks = list(knn_votes(QUERIES, BANK, LABELS, 3, k=4))
     assert len(blocks) == -(-len(QUERIES) // block)
     torch.testing.assert_close(torch.cat(blocks), expected)
 
@@ -65,7 +65,7 @@ def test_no_vote_overflows() -> None:
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 5])
 def test_scores_are_the_same_on_any_number_of_processes(processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(knn, "_SIMILARITIES", 100)
+    monkeypatch.setattr(knn, "_MAX_SIMILARITIES", 100)
     known, asked = (batches(*around(torch.eye(3, 5), each, 0.5, seed=each)) for each in (11, 8))
     scores, _ = scored(lambda: Knn(FACTS, k=5), known, asked, processes)
     assert scores == scored(lambda: Knn(FACTS, k=5), known, asked)[0]
@@ -83,7 +83,7 @@ def test_a_set_without_samples_has_no_score() -> None:
     assert scored(lambda: Knn(FACTS), batches(*around(torch.eye(3), 2, 0.0)), [])[0] == {}
 
 
-def test_what_cannot_be_compared_is_told() -> None:
+def test_what_cannot_be_compared_is_reported() -> None:
     known = batches(*around(torch.eye(3), 2, 0.0))
     with pytest.raises(DataMismatch, match="no training samples"):
         scored(lambda: Knn(FACTS), [], known)

@@ -8,20 +8,26 @@ import torch
 import torch.nn.functional as F
 
 from opabinia.contracts import DataMismatch, DatasetInfo
-from opabinia.evaluation.representation.linear_probe import LinearProbe, Setting, logits_of, standardised, train_heads
+from opabinia.evaluation.representation.linear_probe import (
+    Hyperparameters,
+    LinearProbe,
+    logits_of,
+    standardize,
+    train_heads,
+)
 from tests.evaluation.features import FACTS, around, batches, scored
 
 KNOWN, ASKED = (batches(*around(torch.eye(3, 6), each, 0.4, seed=each)) for each in (40, 20))
 SHORT: dict[str, Any] = {"epochs": 10, "batch_size": 32}
 
 
-def by_torch(features: torch.Tensor, targets: torch.Tensor, setting: Setting, exclusive: bool) -> torch.Tensor:
+def by_torch(features: torch.Tensor, targets: torch.Tensor, setting: Hyperparameters, exclusive: bool) -> torch.Tensor:
     """The same training with torch's own optimizer, schedule and losses."""
     layer = torch.nn.Linear(features.shape[1], targets.shape[1])
     torch.nn.init.zeros_(layer.weight)
     torch.nn.init.zeros_(layer.bias)
-    groups = [{"params": [layer.weight], "weight_decay": setting.decay}, {"params": [layer.bias]}]
-    optimizer = torch.optim.SGD(groups, lr=setting.rate, momentum=0.9)
+    groups = [{"params": [layer.weight], "weight_decay": setting.weight_decay}, {"params": [layer.bias]}]
+    optimizer = torch.optim.SGD(groups, lr=setting.learning_rate, momentum=0.9)
     generator = torch.Generator().manual_seed(5)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4 * 3)
     for _ in range(4):
@@ -42,7 +48,7 @@ def by_torch(features: torch.Tensor, targets: torch.Tensor, setting: Setting, ex
 def test_each_head_is_trained_as_if_alone(exclusive: bool) -> None:
     features, labels = around(torch.eye(3, 6), 17, 0.5)
     targets = F.one_hot(labels, 3).float()
-    settings = [Setting(0.01, 0.0), Setting(0.3, 0.0), Setting(0.3, 0.1)]
+    settings = [Hyperparameters(0.01, 0.0), Hyperparameters(0.3, 0.0), Hyperparameters(0.3, 0.1)]
     heads = train_heads(features, targets, settings, epochs=4, batch_size=20, seed=5, exclusive=exclusive)
     for head, setting in zip(heads, settings, strict=True):
         torch.testing.assert_close(head, by_torch(features, targets, setting, exclusive), rtol=1e-4, atol=1e-6)
@@ -54,7 +60,7 @@ def test_logits_have_a_bias() -> None:
 
 
 def test_features_are_standardised_by_those_of_training() -> None:
-    known, asked = standardised(torch.tensor([[1.0, 5.0], [3.0, 5.0]]), torch.tensor([[5.0, 5.0]]))
+    known, asked = standardize(torch.tensor([[1.0, 5.0], [3.0, 5.0]]), torch.tensor([[5.0, 5.0]]))
     torch.testing.assert_close(known, torch.tensor([[-1.0, 0.0], [1.0, 0.0]]), atol=1e-5, rtol=0)
     torch.testing.assert_close(asked, torch.tensor([[3.0, 0.0]]), atol=1e-5, rtol=0)
 
@@ -72,16 +78,20 @@ def test_scores_and_tables_are_the_same_on_any_number_of_processes(processes: in
 
 def test_the_table_has_every_layer_and_setting() -> None:
     def make() -> LinearProbe:
-        return LinearProbe(FACTS, layers=["embedding", "wide"], rates=[0.1, 1.0], weight_decays=[0.0, 0.01], **SHORT)
+        return LinearProbe(
+            FACTS, layers=["embedding", "wide"], learning_rates=[0.1, 1.0], weight_decays=[0.0, 0.01], **SHORT
+        )
 
     scores, details = scored(make, KNOWN, ASKED)
     table = details["linear_probe"]
-    assert [(row["layer"], row["rate"], row["decay"]) for row in table["tried"]] == [
+    assert [(row["layer"], row["learning_rate"], row["weight_decay"]) for row in table["tried"]] == [
         (layer, rate, decay) for layer in ("embedding", "wide") for rate in (0.1, 1.0) for decay in (0.0, 0.01)
     ]
     assert [row["layer"] for row in table["layers"]] == ["embedding", "wide"]
     for row in table["layers"]:
-        assert row["held_out"] == max(one["held_out"] for one in table["tried"] if one["layer"] == row["layer"])
+        assert row["validation_score"] == max(
+            one["validation_score"] for one in table["tried"] if one["layer"] == row["layer"]
+        )
     assert scores["linear_top1"] == next(
         row["linear_top1"] for row in table["layers"] if row["layer"] == table["chosen"]
     )
@@ -97,14 +107,14 @@ def test_the_set_itself_chooses_nothing() -> None:
 
 def test_a_rate_that_diverges_is_not_chosen() -> None:
     def make() -> LinearProbe:
-        return LinearProbe(FACTS, rates=[1e38, 0.1], **SHORT)
+        return LinearProbe(FACTS, learning_rates=[1e38, 0.1], **SHORT)
 
     scores, details = scored(make, KNOWN, ASKED)
-    assert details["linear_probe"]["layers"][0]["rate"] == 0.1
+    assert details["linear_probe"]["layers"][0]["learning_rate"] == 0.1
     assert scores["linear_top1"] > 0.9
 
 
-def test_several_labels_are_judged_by_average_precision() -> None:
+def test_several_labels_are_evaluated_by_average_precision() -> None:
     dataset_info = replace(FACTS, multi_label=True)
     several = [
         [(said, {**batch, "label": said["embedding"][:, :3].gt(0.5).float()}) for said, batch in one]
@@ -118,7 +128,7 @@ def test_several_labels_are_judged_by_average_precision() -> None:
 def test_top5_is_told_of_more_than_five_classes() -> None:
     dataset_info = DatasetInfo(samples=7, classes=tuple("abcdefg"))
     known = batches(*around(torch.eye(7), 6, 0.1))
-    scores, _ = scored(lambda: LinearProbe(dataset_info, rates=[0.1], **SHORT), known, known)
+    scores, _ = scored(lambda: LinearProbe(dataset_info, learning_rates=[0.1], **SHORT), known, known)
     assert scores == {"linear_top1": 1.0, "linear_top5": 1.0}
 
 
@@ -127,9 +137,9 @@ def test_top5_is_told_of_more_than_five_classes() -> None:
     [
         (DatasetInfo(samples=1), {}, "linear_probe: every image of the data needs labels"),
         (FACTS, {"layers": []}, "layers is empty"),
-        (FACTS, {"rates": []}, "rates is empty"),
-        (FACTS, {"held_out": 0.0}, "held_out is 0.0; it takes a share between 0 and 1"),
-        (FACTS, {"held_out": 1.0}, "held_out is 1.0"),
+        (FACTS, {"learning_rates": []}, "learning_rates is empty"),
+        (FACTS, {"validation_fraction": 0.0}, "validation_fraction is 0.0; it takes a share between 0 and 1"),
+        (FACTS, {"validation_fraction": 1.0}, "validation_fraction is 1.0"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -138,7 +148,7 @@ def test_what_cannot_be_probed_is_refused(dataset_info: DatasetInfo, keys: dict[
         LinearProbe(dataset_info, **keys)
 
 
-def test_too_few_training_samples_are_told() -> None:
+def test_too_few_training_samples_are_reported() -> None:
     with pytest.raises(DataMismatch, match="1 training samples are too few"):
         scored(lambda: LinearProbe(FACTS), batches(torch.ones(1, 6), torch.zeros(1, dtype=torch.int64)), ASKED)
 

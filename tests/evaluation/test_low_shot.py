@@ -31,13 +31,15 @@ def test_the_same_digits_on_any_number_of_processes() -> None:
 
 def test_draws_hang_on_the_seed_and_hold_each_other() -> None:
     labels = torch.arange(30).remainder(3).numpy()
-    orders = [LowShot(FACTS, shots=[2, 4], seed=seed)._order(labels, draw) for seed in (0, 1) for draw in (0, 1)]
+    orders = [
+        LowShot(FACTS, shots=[2, 4], seed=seed)._sampling_order(labels, draw) for seed in (0, 1) for draw in (0, 1)
+    ]
     assert len({order.tobytes() for order in orders}) == 4
     for order in orders:
         assert order.shape == (3, 4)
         assert (labels[order] == np.arange(3)[:, None]).all()
         assert len(set(order.ravel().tolist())) == 12
-    fewer = LowShot(FACTS, shots=[2], seed=1)._order(labels, 1)
+    fewer = LowShot(FACTS, shots=[2], seed=1)._sampling_order(labels, 1)
     assert (fewer == orders[3][:, :2]).all()
 
 
@@ -48,7 +50,7 @@ def test_a_mean_and_a_length_say_nothing() -> None:
     assert scored(lambda: LowShot(FACTS), other, ASKED)[0] == scored(lambda: LowShot(FACTS), KNOWN, ASKED)[0]
 
 
-def test_a_class_with_too_few_images_is_told() -> None:
+def test_a_class_with_too_few_images_is_reported() -> None:
     with pytest.raises(DataMismatch, match="the class a has 16 training images, fewer than 17; lower shots"):
         scored(lambda: LowShot(FACTS, shots=[1, 17]), KNOWN, ASKED)
 

@@ -9,20 +9,20 @@ import pytest
 
 from opabinia.contracts import GroundTruth
 from opabinia.evaluation.detection import coco as coco_module
-from opabinia.evaluation.detection.base import Picture, in_order
-from opabinia.evaluation.detection.coco_format import results_of, truth_of
-from opabinia.evaluation.detection.lvis import Lvis, judged_part
+from opabinia.evaluation.detection.base import ImageResult, sorted_images
+from opabinia.evaluation.detection.coco_format import coco_ground_truth, coco_results
+from opabinia.evaluation.detection.lvis import Lvis, evaluated_classes
 from tests.evaluation.scenes import FACTS, Scene, scene, seen
 
 LVIS = replace(FACTS, masks=False, keypoints=(), frequencies=tuple("rccff"))
 AREAS = {"": (0, 1e10), "s": (0, 32**2), "m": (32**2, 96**2), "l": (96**2, 1e10)}
 
 
-def scenes_of(seed: int, pictures: int = 6, found: int = 30) -> list[Scene]:
-    """Nothing is known of some classes in a picture, of others that they are not there, of others not all things."""
+def scenes_of(seed: int, images: int = 6, found: int = 30) -> list[Scene]:
+    """Nothing is known of some classes in a image, of others that they are not there, of others not all objects."""
     random = np.random.default_rng(seed)
     result = []
-    for number in range(1, pictures + 1):
+    for number in range(1, images + 1):
         one = scene(number, random, int(random.integers(0, 8)), found)
         there = set(one.ground_truth.labels.tolist())
         absent = tuple(label for label in range(5) if label not in there and random.random() < 0.5)
@@ -43,16 +43,16 @@ def union_share(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def marks(
-    ground_truth: GroundTruth, picture: Picture, label: int, threshold: float, area: str
+    ground_truth: GroundTruth, image: ImageResult, label: int, threshold: float, area: str
 ) -> Iterator[tuple[float, bool]]:
-    """Score of each thing found that counts, and whether it is right."""
+    """Score of each object found that counts, and whether it is right."""
     low, high = AREAS[area]
     there = [row for row in range(len(ground_truth.labels)) if ground_truth.labels[row] == label]
     left_out = {row: not low <= ground_truth.areas[row] <= high for row in there}
     there.sort(key=lambda row: left_out[row])
     taken: set[int] = set()
-    for row in sorted(np.flatnonzero(picture.labels == label), key=lambda row: -picture.scores[row]):
-        box = picture.boxes[row].astype(float)
+    for row in sorted(np.flatnonzero(image.labels == label), key=lambda row: -image.scores[row]):
+        box = image.boxes[row].astype(float)
         best, partner = min(threshold, 1 - 1e-10), -1
         for other in there:
             if other in taken:
@@ -66,38 +66,38 @@ def marks(
         if partner >= 0:
             taken.add(partner)
             if not left_out[partner]:
-                yield float(picture.scores[row]), True
+                yield float(image.scores[row]), True
             continue
         size = (box[2] - box[0]) * (box[3] - box[1])
         if low <= size <= high and label not in ground_truth.not_exhaustive:
-            yield float(picture.scores[row]), False
+            yield float(image.scores[row]), False
 
 
-def precision(pictures: Sequence[Picture], label: int, threshold: float, area: str) -> float | None:
+def precision(images: Sequence[ImageResult], label: int, threshold: float, area: str) -> float | None:
     """AP by 101 recalls."""
     low, high = AREAS[area]
-    things = sum(
+    objects = sum(
         int(
             (
                 (one.ground_truth.labels == label) & (one.ground_truth.areas >= low) & (one.ground_truth.areas <= high)
             ).sum()
         )
-        for one in pictures
+        for one in images
     )
-    if not things:
+    if not objects:
         return None
-    rows = [mark for one in pictures for mark in marks(one.ground_truth, one, label, threshold, area)]
+    rows = [mark for one in images for mark in marks(one.ground_truth, one, label, threshold, area)]
     right = np.array([hit for _, hit in sorted(rows, key=lambda row: -row[0])], float)
-    recalls, shares = right.cumsum() / things, right.cumsum() / np.arange(1, len(right) + 1)
+    recalls, shares = right.cumsum() / objects, right.cumsum() / np.arange(1, len(right) + 1)
     best = [shares[recalls >= recall].max(initial=0.0) for recall in np.linspace(0, 1, 101)]
     return float(np.mean(best))
 
 
-def expected(pictures: Sequence[Picture]) -> dict[str, float]:
+def expected(images: Sequence[ImageResult]) -> dict[str, float]:
     thresholds = np.linspace(0.5, 0.95, 10)
 
     def mean(labels: Sequence[int], chosen: Sequence[float], area: str = "") -> float:
-        values = [precision(pictures, label, threshold, area) for label in labels for threshold in chosen]
+        values = [precision(images, label, threshold, area) for label in labels for threshold in chosen]
         there = [value for value in values if value is not None]
         return float(np.mean(there)) if there else -1
 
@@ -113,16 +113,16 @@ def test_beside_the_rules(seed: int) -> None:
     evaluator = Lvis(LVIS)
     states = [seen(evaluator, scenes_of(seed), kinds=())]
     found = evaluator.compute(states)
-    pictures = [judged_part(one) for one in in_order(states)]
-    assert any(len(one.labels) < len(other.labels) for one, other in zip(pictures, in_order(states), strict=True))
-    wanted = expected(pictures)
+    images = [evaluated_classes(one) for one in sorted_images(states)]
+    assert any(len(one.labels) < len(other.labels) for one, other in zip(images, sorted_images(states), strict=True))
+    wanted = expected(images)
     assert {name: value for name, value in found.items() if "AP" in name} == pytest.approx(wanted, rel=0, abs=1e-9)
     assert found.keys() <= evaluator.better.keys()
 
 
 def test_the_best_of_all_classes_together() -> None:
-    """Three things of a class are left of a picture's twenty, when these have the highest scores."""
-    scenes = scenes_of(3, pictures=4, found=20)
+    """Three objects of a class are left of a image's twenty, when these have the highest scores."""
+    scenes = scenes_of(3, images=4, found=20)
     few, states = Lvis(LVIS, max_detections=3), [seen(Lvis(LVIS), scenes, kinds=())]
     cut = [
         one._replace(boxes=one.boxes[:3], scores=one.scores[:3], labels=one.labels[:3])  # they come best first
@@ -135,8 +135,8 @@ def test_the_best_of_all_classes_together() -> None:
     assert found == wanted
 
 
-def test_what_is_not_judged_changes_nothing() -> None:
-    """A class that is neither in a picture nor known to be absent."""
+def test_what_is_not_evaluated_changes_nothing() -> None:
+    """A class that is neither in a image nor known to be absent."""
     scenes = scenes_of(1)
     for number, one in enumerate(scenes):
         known = {*one.ground_truth.labels.tolist(), *one.ground_truth.absent}
@@ -158,7 +158,7 @@ def test_masks() -> None:
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_any_number_of_processes_finds_the_same(world: int) -> None:
-    scenes = scenes_of(5, pictures=8)
+    scenes = scenes_of(5, images=8)
     alone, other = Lvis(LVIS), Lvis(LVIS)
     whole = [seen(alone, scenes, kinds=())]
     parts = [seen(Lvis(LVIS), scenes[rank::world], kinds=()) for rank in range(world)]
@@ -188,20 +188,20 @@ def test_data_that_does_not_tell_frequencies() -> None:
 @pytest.mark.parametrize("kind", ["bbox", "segm", "keypoints"])
 @pytest.mark.parametrize("cells", [1, 13])
 def test_classes_in_blocks(kind: Any, cells: int) -> None:
-    """Too many pairs of pictures and classes are judged one part after the other."""
+    """Too many pairs of images and classes are evaluated one part after the other."""
     scenes = scenes_of(7)
-    pictures = [judged_part(one) for one in in_order([seen(coco_module.Coco(FACTS), scenes)])]
+    images = [evaluated_classes(one) for one in sorted_images([seen(coco_module.Coco(FACTS), scenes)])]
     federated = kind != "keypoints"
 
-    def found(cells: int) -> coco_module.Tables:
-        ground_truth = truth_of(pictures, FACTS, kind)
-        for image, picture in zip(ground_truth["images"], pictures, strict=True):
-            image["neg_category_ids"] = list(picture.ground_truth.absent)
-            image["not_exhaustive_category_ids"] = list(picture.ground_truth.not_exhaustive)
+    def found(cells: int) -> coco_module.PrecisionRecall:
+        ground_truth = coco_ground_truth(images, FACTS, kind)
+        for entry, image in zip(ground_truth["images"], images, strict=True):
+            entry["neg_category_ids"] = list(image.ground_truth.absent)
+            entry["not_exhaustive_category_ids"] = list(image.ground_truth.not_exhaustive)
         for category in ground_truth["categories"]:
             category["frequency"] = "f"
-        results = results_of(pictures, kind)
-        return coco_module.tables(ground_truth, results, kind, [20], federated=federated, cells=cells)
+        results = coco_results(images, kind)
+        return coco_module.precision_recall(ground_truth, results, kind, [20], federated=federated, cells=cells)
 
     whole, parts = found(10**6), found(cells)
     assert whole.categories == parts.categories

@@ -1,4 +1,4 @@
-"""Re-ranking against the numbers of the originals, and against their steps on dense matrices, one thing at a time."""
+"""Re-ranking against the numbers of the originals, and against their steps on dense matrices, step by step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from opabinia.evaluation.retrieval.rerank import k_reciprocal, k_reciprocal_from_distances
+from opabinia.evaluation.retrieval.rerank import k_reciprocal
 
 GOLDEN: dict[str, Any] = json.loads(
     (Path(__file__).parent.parent / "golden" / "fastreid" / "rerank_zhong.json").read_text()
@@ -80,15 +80,22 @@ GIVEN = torch.tensor(GOLDEN["inputs"]["distances_6x6"])
 QUERIES: int = GOLDEN["inputs"]["num_query"]
 
 
-@pytest.mark.parametrize("said", GOLDEN["outputs"])
-def test_golden_of_zhongs_function(said: str) -> None:
-    keys = dict(pair.split("=") for pair in said.split(","))
-    found = k_reciprocal_from_distances(
-        GIVEN[:QUERIES, QUERIES:], GIVEN[:QUERIES, :QUERIES], GIVEN[QUERIES:, QUERIES:],
-        k1=int(keys["k1"]), k2=int(keys["k2"]), lambda_value=float(keys["lambda"]),
+def features_at(distances: Tensor) -> Tensor:
+    """Return vectors of length 1 with these Euclidean distances, found from their cosines."""
+    lengths, directions = torch.linalg.eigh(1 - distances.double() ** 2 / 2)
+    return (directions * lengths.clamp(min=0).sqrt()).float()
+
+
+@pytest.mark.parametrize("case", GOLDEN["outputs"])
+def test_golden_of_zhongs_function(case: str) -> None:
+    keys = dict(pair.split("=") for pair in case.split(","))
+    features = features_at(GIVEN)
+    reranked = k_reciprocal(
+        features[:QUERIES], features[QUERIES:],
+        k1=int(keys["k1"]), k2=int(keys["k2"]), lambda_value=float(keys["lambda"]), metric="euclidean",
     )  # fmt: skip
-    expected = torch.tensor(GOLDEN["outputs"][said])
-    torch.testing.assert_close(found.distances(0, QUERIES), expected, rtol=0, atol=GOLDEN["tolerance"])
+    expected = torch.tensor(GOLDEN["outputs"][case])
+    torch.testing.assert_close(reranked.distances(0, QUERIES), expected, rtol=0, atol=GOLDEN["tolerance"])
 
 
 FIRST_ROWS = {"zhong": [0.00714, 0.18381, 0.96687, 0.82512], "fastreid": [0.00714, 0.33826, 0.96687, 0.86584]}
@@ -96,9 +103,7 @@ FIRST_ROWS = {"zhong": [0.00714, 0.18381, 0.96687, 0.82512], "fastreid": [0.0071
 
 @variants
 def test_features_at_the_golden_distances(variant: Variant) -> None:
-    """The distances are those of vectors of length 1 in a plane, which are found again from their cosines."""
-    lengths, directions = torch.linalg.eigh(1 - GIVEN.double() ** 2 / 2)
-    features = (directions * lengths.clamp(min=0).sqrt()).float()
+    features = features_at(GIVEN)
     found = k_reciprocal(5 * features[:QUERIES], 3 * features[QUERIES:], k1=3, k2=2, variant=variant)
     torch.testing.assert_close(found.distances(0, 1)[0], torch.tensor(FIRST_ROWS[variant]), rtol=0, atol=1e-5)
 
@@ -133,29 +138,8 @@ def test_euclidean_with_ties_and_copies(variant: Variant, k1: int, k2: int, lamb
 
 
 @variants
-def test_of_distances_that_differ_by_direction_those_to_a_thing_count(variant: Variant) -> None:
-    given = torch.from_numpy(squared_distances(identities())).sqrt().float()
-    given *= 1 + 0.5 * torch.rand(60, 60, generator=generator(0))
-    given[29:, :29] = given[:29, 29:].T  # of a query and the gallery there is one
-    found = k_reciprocal_from_distances(
-        given[:29, 29:], given[:29, :29], given[29:, 29:], k1=6, k2=3, variant=variant, block=7
-    )
-    expected = dense(given.T.double().square().numpy(), 29, 6, 3, 0.3, variant)
-    torch.testing.assert_close(found.distances(0, 29), expected, rtol=0, atol=1e-5)
-
-
-@variants
-def test_distances_give_what_their_features_give(variant: Variant) -> None:
-    features = identities(200)
-    given = torch.from_numpy(squared_distances(features)).sqrt().float()
-    by_features = k_reciprocal(features[:50], features[50:], variant=variant, metric="euclidean", block=64)
-    by_distances = k_reciprocal_from_distances(given[:50, 50:], given[:50, :50], given[50:, 50:], variant=variant)
-    torch.testing.assert_close(by_distances.distances(0, 50), by_features.distances(0, 50), rtol=0, atol=1e-4)
-
-
-@variants
 def test_features_far_apart_do_not_vanish(variant: Variant) -> None:
-    """Without the weights' sum of 1, exp(-d²) of these is 0 in float32 for all but a thing itself."""
+    """Without the weights' sum of 1, exp(-d²) of these is 0 in float32 for all but an image itself."""
     features = 1000 * identities()
     found = k_reciprocal(features[:13], features[13:], lambda_value=0, variant=variant, metric="euclidean")
     expected = dense(squared_distances(features), 13, 20, 6, 0, variant)
@@ -163,7 +147,7 @@ def test_features_far_apart_do_not_vanish(variant: Variant) -> None:
 
 
 @variants
-def test_more_copies_than_neighbours(variant: Variant) -> None:
+def test_more_copies_than_neighbors(variant: Variant) -> None:
     """The later copies are not among their own nearest: their sets are empty, and they share nothing with anyone."""
     features = torch.ones(9, 3)
     found = k_reciprocal(features[:2], features[2:], k1=3, k2=1, variant=variant, metric="euclidean").distances(0, 2)
@@ -242,10 +226,10 @@ def spoiled(row: int, value: float) -> Tensor:
 @pytest.mark.parametrize(
     ("query", "gallery", "said"),
     [
-        (FEATURES[:0], FEATURES, r"query_features has shape \(0, 8\)"),
-        (FEATURES, FEATURES[:0], r"gallery_features has shape \(0, 8\)"),
-        (FEATURES[0], FEATURES, r"query_features has shape \(8,\)"),
-        (FEATURES, FEATURES[:, :7], "8 and 7 wide"),
+        (FEATURES[:0], FEATURES, "there are 0 query and 60 gallery features"),
+        (FEATURES, FEATURES[:0], "there are 60 query and 0 gallery features"),
+        (FEATURES[0], FEATURES, r"query features must be N x D, not of shape \(8,\)"),
+        (FEATURES, FEATURES[:, :7], "query features have 8 numbers, gallery features 7"),
         (spoiled(4, NAN), FEATURES, r"query_features\[4\] is not finite, or too large to be squared \(1 of 120"),
         (FEATURES, spoiled(7, INF), r"gallery_features\[7\] is not finite"),
         (FEATURES, spoiled(7, 1e19), r"gallery_features\[7\] is not finite, or too large"),
@@ -272,8 +256,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 def test_wrong_numbers(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         k_reciprocal(FEATURES, FEATURES, **keys)
-    with pytest.raises(ValueError, match=said):
-        k_reciprocal_from_distances(GIVEN[:2, 2:], GIVEN[:2, :2], GIVEN[2:, 2:], **keys)
 
 
 def test_wrong_metric() -> None:
@@ -281,24 +263,8 @@ def test_wrong_metric() -> None:
         k_reciprocal(FEATURES, FEATURES, metric="cos")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("query_gallery", "query_query", "gallery_gallery", "said"),
-    [
-        (GIVEN[:0, 2:], GIVEN[:0, :0], GIVEN[2:, 2:], "query_gallery has shape"),
-        (GIVEN[:2, 2:], GIVEN[:3, :3], GIVEN[2:, 2:], "query_query has shape .* it is 2 x 2"),
-        (GIVEN[:2, 2:], GIVEN[:2, :2], GIVEN[2:, :4].T[:3], "gallery_gallery has shape .* it is 4 x 4"),
-        (GIVEN[:2, 2:] * NAN, GIVEN[:2, :2], GIVEN[2:, 2:], "query_gallery holds a distance that is not finite"),
-        (GIVEN[:2, 2:], GIVEN[:2, :2], -GIVEN[2:, 2:], "gallery_gallery holds -1.16327;"),
-    ],
-    ids=["no query", "queries", "gallery", "nan", "similarities"],
-)
-def test_wrong_distances(query_gallery: Tensor, query_query: Tensor, gallery_gallery: Tensor, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        k_reciprocal_from_distances(query_gallery, query_query, gallery_gallery)
-
-
 @pytest.mark.parametrize("keys", [{"k": 0}, {"k": 1, "block": 0}], ids=["k", "block"])
-def test_wrong_neighbours(keys: dict[str, int]) -> None:
+def test_wrong_neighbors(keys: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="it is at least 1"):
         k_reciprocal(FEATURES, FEATURES).nearest(**keys)
 
@@ -308,9 +274,6 @@ def test_arrays_give_what_tensors_give(variant: Variant) -> None:
     arrays = FEATURES[:10].numpy(), FEATURES[10:].double().numpy()
     expected = k_reciprocal(FEATURES[:10], FEATURES[10:], variant=variant).distances(0, 10)
     assert torch.equal(k_reciprocal(*arrays, variant=variant).distances(0, 10), expected)
-    parts = GIVEN[:2, 2:], GIVEN[:2, :2], GIVEN[2:, 2:]
-    found = k_reciprocal_from_distances(*(part.numpy() for part in parts), variant=variant)
-    assert torch.equal(found.distances(0, 2), k_reciprocal_from_distances(*parts, variant=variant).distances(0, 2))
 
 
 @pytest.mark.gpu

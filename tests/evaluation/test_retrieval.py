@@ -14,16 +14,21 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from opabinia.contracts import DataMismatch, DatasetInfo
+from opabinia.contracts import DataMismatch, DatasetInfo, DetailsEvaluator
 from opabinia.evaluation.retrieval import distances as distances_module
-from opabinia.evaluation.retrieval.distances import FeatureDistances, smallest, tile
-from opabinia.evaluation.retrieval.ranking import places_on_device, places_on_host
-from opabinia.evaluation.retrieval.retrieval import (
+from opabinia.evaluation.retrieval.distances import (
+    FeatureDistances,
+    MatrixDistances,
     distances,
-    evaluate,
-    evaluate_distances,
     nearest,
-    one_of_each,
+    smallest,
+    tile_size,
+)
+from opabinia.evaluation.retrieval.ranking import Matches, rank, ranks_on_cpu, ranks_on_gpu
+from opabinia.evaluation.retrieval.retrieval import (
+    RANKS,
+    evaluate,
+    first_of_each,
     random_galleries,
     recall,
     single_shot,
@@ -34,6 +39,10 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "fastreid"
 FACTS = DatasetInfo(samples=0, queries=True)
 
 Array = NDArray[Any]
+
+
+def evaluate_distances(matrix: Any, *labels: Any, ranks: Any = RANKS, block: int | None = None) -> dict[str, float]:
+    return rank(MatrixDistances(matrix), Matches(*labels), block).scores(ranks)
 
 
 def golden(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -152,11 +161,11 @@ def test_distances_are_not_rounded() -> None:
 
 def test_texts_are_not_numbers() -> None:
     """NumPy would compare 10 with "9" as texts."""
-    with pytest.raises(ValueError, match="query_ids are texts, gallery_ids numbers: nothing of them is the same"):
+    with pytest.raises(ValueError, match="query_ids are strings, gallery_ids numbers: none of them are equal"):
         evaluate_distances([[1.0, 2.0]], ["1"], [1, 2])
-    with pytest.raises(ValueError, match="query_cameras are numbers, gallery_cameras texts"):
+    with pytest.raises(ValueError, match="query_cameras are numbers, gallery_cameras strings"):
         evaluate_distances([[1.0, 2.0]], [1], [1, 2], [0], ["0", "1"])
-    with pytest.raises(ValueError, match="gallery_ids are to be whole numbers or texts, not NoneType and str"):
+    with pytest.raises(ValueError, match="gallery_ids must be integers or strings, not NoneType and str"):
         evaluate_distances([[1.0, 2.0]], ["1"], np.array(["1", None]))
 
 
@@ -168,12 +177,12 @@ def test_places_are_the_same_on_the_host_and_on_a_device(seed: int) -> None:
     columns = [np.sort(random.permutation(30)[: random.integers(0, 6)]) for _ in matrix]
     for row, own in zip(matrix, columns, strict=True):
         row[np.setdiff1d(random.integers(0, 30, 4), own)] = np.nan
-    found = places_on_device(torch.from_numpy(matrix), columns)
+    found = ranks_on_gpu(torch.from_numpy(matrix), columns)
     for row, own, places in zip(matrix, columns, found, strict=True):
         same = np.isin(np.arange(30), own)
         assert places.tolist() == sorted_places(row, same, np.isnan(row))
         if len(own):
-            assert places_on_host(row, own).tolist() == places.tolist()
+            assert ranks_on_cpu(row, own).tolist() == places.tolist()
 
 
 # --- FastReID's numbers -----------------------------------------------------------------------------------------------
@@ -233,7 +242,7 @@ def test_blocks_change_no_bit() -> None:
 
 
 def test_a_tile_shrinks_with_the_gallery() -> None:
-    assert [tile(n) for n in (0, 1, 15_913, 82_161, 131_072, 131_073, 10**6, 10**9)] == [1024] * 5 + [512, 128, 16]
+    assert [tile_size(n) for n in (0, 1, 15_913, 82_161, 131_072, 131_073, 10**6, 10**9)] == [1024] * 5 + [512, 128, 16]
 
 
 @pytest.mark.parametrize("metric", ["cosine", "squared_euclidean"])
@@ -261,11 +270,11 @@ def test_copies_are_found_and_nothing_else(width: int) -> None:
     """Rows that differ in the last number only are no copies."""
     rows = torch.ones(7, width)
     rows[:, -1] = torch.tensor([0.0, 1, 0, 2, 1, 0, 3])
-    copies, originals = distances_module._copies(rows)
+    copies, originals = distances_module._duplicate_rows(rows)
     assert (copies.tolist(), originals.tolist()) == ([2, 4, 5], [0, 1, 0])
     random = np.random.default_rng(width)
     several = torch.from_numpy(random.integers(0, 2, (40, 5)).astype(np.float32)).repeat(1, width)
-    copies, originals = distances_module._copies(several)
+    copies, originals = distances_module._duplicate_rows(several)
     first = {tuple(row): number for number, row in reversed(list(enumerate(several.tolist())))}
     expected = {number: first[tuple(row)] for number, row in enumerate(several.tolist())}
     found = dict(zip(copies.tolist(), originals.tolist(), strict=True))
@@ -347,7 +356,7 @@ def test_single_shot_by_the_protocol() -> None:
 
 def test_random_galleries_have_one_image_of_each_identity() -> None:
     features, ids, _ = people(60, 10, noise=1.5)
-    shown = one_of_each(ids, np.random.default_rng((7, 0)).permutation(60))
+    shown = first_of_each(ids, np.random.default_rng((7, 0)).permutation(60))
     assert sorted(ids[shown]) == sorted(set(ids))
     others = np.setdiff1d(np.arange(60), shown)
     expected = evaluate(features[others], features[shown], ids[others], ids[shown])
@@ -398,10 +407,10 @@ def broken(value: float) -> Array:
         ((OK, broken(-math.inf), [0, 1, 2], [0, 1, 2]), "row 1 of the gallery features holds -inf"),
         ((OK, broken(1e30), [0, 1, 2], [0, 1, 2]), "row 1 of the gallery features is too long for float32"),
         ((OK, OK[:, :2], [0, 1, 2], [0, 1, 2]), "query features have 3 numbers, gallery features 2"),
-        ((OK[0], OK, [0], [0, 1, 2]), r"query features are to be N x D, not of shape \(3,\)"),
+        ((OK[0], OK, [0], [0, 1, 2]), r"query features must be N x D, not of shape \(3,\)"),
         ((OK, OK, [0, 1], [0, 1, 2]), "there are 3 query images, but 2 query_ids"),
         ((OK, OK, [0, 1, 2], [0, 1]), "there are 3 gallery images, but 2 gallery_ids"),
-        ((OK, OK, [[0, 1, 2]], [0, 1, 2]), "query_ids are to be one number an image"),
+        ((OK, OK, [[0, 1, 2]], [0, 1, 2]), "query_ids must be one number per image"),
         ((OK, OK, [0, 1, 2], [0, 1, 2], [0, 0, 0]), "both the query and the gallery"),
         ((OK, OK, [0, 1, 2], [0, 1, 2], [0, 0], [0, 0, 0]), "there are 2 query_cameras, but 3 query_ids"),
         ((OK, OK, [0, 1, 2], [3, 4, 5]), "none of the 3 queries has a match among the 3 gallery images: 0 identities"),
@@ -413,7 +422,7 @@ def broken(value: float) -> Array:
         ((OK, OK[:0], [0, 1, 2], []), "among the 0 gallery images"),
     ],
 )
-def test_what_is_wrong_is_told(arguments: Any, message: str) -> None:
+def test_what_is_wrong_is_reported(arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         evaluate(*arguments)
 
@@ -423,11 +432,11 @@ def test_what_is_wrong_is_told(arguments: Any, message: str) -> None:
     [
         (lambda: evaluate(OK, OK, [0, 1, 2], [0, 1, 2], metric="l1"), "no metric 'l1'; there are: cosine"),  # type: ignore[arg-type]
         (lambda: evaluate(OK, OK, [0, 1, 2], [0, 1, 2], ranks=(0, 1)), "ranks count from 1, not 0"),
-        (lambda: evaluate(OK, OK, [0, 1, 2], [0, 1, 2], block=0), "block is to be at least 1"),
+        (lambda: evaluate(OK, OK, [0, 1, 2], [0, 1, 2], block=0), "block must be at least 1"),
         (lambda: evaluate_distances(broken(math.nan), [0, 1, 2], [0, 1, 2]), "distances of query 1 are not numbers"),
-        (lambda: evaluate_distances(OK[0], [0], [0, 1, 2]), "distances are to be Q x G"),
-        (lambda: single_shot(OK, OK, [0, 1, 2], [0, 1, 2], repeats=0), "repeats is to be at least 1"),
-        (lambda: random_galleries(OK, [0, 1, 2], repeats=0), "repeats is to be at least 1"),
+        (lambda: evaluate_distances(OK[0], [0], [0, 1, 2]), "distances must be Q x G"),
+        (lambda: single_shot(OK, OK, [0, 1, 2], [0, 1, 2], repeats=0), "repeats must be at least 1"),
+        (lambda: random_galleries(OK, [0, 1, 2], repeats=0), "repeats must be at least 1"),
         (lambda: random_galleries(OK, [0, 1]), "there are 3 images, but 2 ids"),
         (lambda: random_galleries(OK, [0, 1, 2]), "none of the 0 queries"),
         (lambda: single_shot(OK, OK, [0, 1, 2], [3, 4, 5]), "none of the 3 queries"),
@@ -435,7 +444,7 @@ def test_what_is_wrong_is_told(arguments: Any, message: str) -> None:
         (lambda: recall(OK, [0, 0]), "there are 3 query images, but 2 query_ids"),
     ],
 )
-def test_what_else_is_wrong_is_told(call: Callable[[], Any], message: str) -> None:
+def test_what_else_is_wrong_is_reported(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -444,7 +453,7 @@ def test_what_else_is_wrong_is_told(call: Callable[[], Any], message: str) -> No
 
 
 def test_re_ranking_and_expansion_change_what_is_ranked() -> None:
-    from opabinia.evaluation.retrieval.query_expansion import alpha
+    from opabinia.evaluation.retrieval.query_expansion import expand_features
     from opabinia.evaluation.retrieval.rerank import k_reciprocal
 
     given = sides(200, 60, 20, noise=1.6)
@@ -452,7 +461,7 @@ def test_re_ranking_and_expansion_change_what_is_ranked() -> None:
     again = k_reciprocal(q, g, k1=9, k2=3, variant="zhong")
     expected = evaluate_distances(again.distances(0, 60), *given[2:])
     assert evaluate(*given, rerank={"k1": 9, "k2": 3, "variant": "zhong"}) == expected
-    expanded = evaluate(*alpha(q, g, k=4), *given[2:])
+    expanded = evaluate(*expand_features(q, g, k=4), *given[2:])
     assert evaluate(*given, query_expansion={"k": 4}) == expanded
     plain_scores = evaluate(*given)
     assert len({one["mAP"] for one in (plain_scores, expected, expanded)}) == 3
@@ -475,8 +484,7 @@ def fed(make: Callable[[], Any], world: int, given: dict[str, Any], size: int = 
     states = [one.state() for one in evaluators]
     found = [one.compute(states) for one in evaluators]
     assert all(one == found[0] for one in found)
-    table = make().details(states) if hasattr(make(), "details") else None
-    assert table is None or evaluators[0].details(states) == table, "with or without scores before it"
+    table = evaluators[0].details(states) if isinstance(evaluators[0], DetailsEvaluator) else None
     return found[0], table
 
 
@@ -555,12 +563,12 @@ def test_without_cameras_nothing_is_junk() -> None:
 def test_a_set_without_queries_or_without_gallery(marked: bool) -> None:
     given = set_of_people()
     given["query"] = np.full(150, marked)
-    with pytest.raises(ValueError, match=f"{150 * marked} of 150 images are marked as query.*`recall`"):
+    with pytest.raises(ValueError, match=f"{150 * marked} of 150 images are queries.*`recall`"):
         fed(lambda: Retrieval(FACTS), 1, given)
 
 
 def test_data_without_queries_is_refused_before_anything_is_embedded() -> None:
-    with pytest.raises(ValueError, match="does not tell queries and a gallery"):
+    with pytest.raises(ValueError, match="has no queries and gallery"):
         Retrieval(DatasetInfo(samples=150))
 
 
@@ -588,13 +596,13 @@ def test_nothing_seen_gives_no_scores(make: Callable[[DatasetInfo], Any]) -> Non
 def test_a_source_holds_one_tile() -> None:
     """Not Q x G."""
     source = FeatureDistances(torch.randn(2100, 4), torch.randn(300, 4))
-    sizes = [source.distances(*span).shape for span in distances_module.blocks(source)]
+    sizes = [source.distances(*span).shape for span in distances_module.query_blocks(source)]
     assert sizes == [(1024, 300), (1024, 300), (52, 300)]
-    assert source._held.shape == (1024, 300)
+    assert source._buffer.shape == (1024, 300)
 
 
 def test_recall_tells_that_it_looks_past_queries(caplog: pytest.LogCaptureFixture) -> None:
     Recall(replace(FACTS, queries=False))
     assert not caplog.records
     Recall(FACTS)
-    assert "every image for query and gallery" in caplog.text
+    assert "every image as query and gallery" in caplog.text

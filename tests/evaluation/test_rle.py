@@ -6,7 +6,7 @@ import torch
 from pycocotools import mask as coco_mask
 from torch.nn import functional
 
-from opabinia.evaluation.detection.rle import paste
+from opabinia.evaluation.detection.rle import paste_masks
 
 SIZE = (60, 90)
 
@@ -38,7 +38,7 @@ def test_masks_are_pasted_as_by_torch(seed: int) -> None:
     boxes[1] = torch.tensor([-20.0, -20, 110, 80])
     boxes[2] = torch.tensor([10.0, 0, 12, 60])  # its columns follow each other
     masks[2] = 2.0
-    for mask, box, runs in zip(masks, boxes, paste(masks.numpy(), boxes.numpy(), SIZE), strict=True):
+    for mask, box, runs in zip(masks, boxes, paste_masks(masks.numpy(), boxes.numpy(), SIZE), strict=True):
         values = sampled(mask, box, SIZE)
         clear = np.abs(values - 0.5) > 1e-5
         assert np.array_equal(pixels(runs)[clear], (values >= 0.5)[clear])
@@ -51,8 +51,8 @@ def test_masks_are_pasted_as_by_torch(seed: int) -> None:
     "box", [[5, 5, 5, 9], [5, 9, 9, 5], [200, 200, 220, 220], [float("nan"), 0, 9, 9], [0, 0, float("inf"), 9]]
 )
 def test_boxes_without_pixels(box: list[float]) -> None:
-    assert not pixels(paste(np.ones((1, 7, 7), np.float32), np.array([box], np.float32), SIZE)[0]).any()
+    assert not pixels(paste_masks(np.ones((1, 7, 7), np.float32), np.array([box], np.float32), SIZE)[0]).any()
 
 
 def test_no_masks() -> None:
-    assert paste(np.zeros((0, 7, 7), np.float32), np.zeros((0, 4), np.float32), SIZE) == []
+    assert paste_masks(np.zeros((0, 7, 7), np.float32), np.zeros((0, 4), np.float32), SIZE) == []

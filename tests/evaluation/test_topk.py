@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from opabinia.evaluation.classification.topk import TopK, hits
+from opabinia.evaluation.classification.topk import TopK, count_topk_hits
 
 NAN, INF = math.nan, math.inf
 
 
 def hit(logits: list[float], label: int, k: int) -> bool:
-    return bool(hits(torch.tensor([logits]), torch.tensor([label]), [k]))
+    return bool(count_topk_hits(torch.tensor([logits]), torch.tensor([label]), [k]))
 
 
 @pytest.mark.parametrize(("label", "place"), [(2, 1), (0, 2), (1, 3)])
@@ -34,15 +34,15 @@ def test_logits_that_are_not_finite_are_misses_for_every_k(logits: list[float]) 
 
 def test_a_broken_row_leaves_the_others_alone() -> None:
     logits = torch.tensor([[NAN, 0], [1, 0], [0, 1]])
-    assert hits(logits, torch.tensor([0, 0, 0]), [1, 2]).tolist() == [1, 2]
+    assert count_topk_hits(logits, torch.tensor([0, 0, 0]), [1, 2]).tolist() == [1, 2]
 
 
 def test_more_places_than_classes() -> None:
-    assert hits(torch.tensor([[0.0, 1], [1, 0]]), torch.tensor([0, 0]), [1, 5]).tolist() == [1, 2]
+    assert count_topk_hits(torch.tensor([[0.0, 1], [1, 0]]), torch.tensor([0, 0]), [1, 5]).tolist() == [1, 2]
 
 
 def test_no_samples() -> None:
-    assert hits(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), [1, 5]).tolist() == [0, 0]
+    assert count_topk_hits(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), [1, 5]).tolist() == [0, 0]
 
 
 @given(st.data())
@@ -54,7 +54,7 @@ def test_it_agrees_with_sorting(data: st.DataObject) -> None:
     ks = data.draw(st.lists(st.integers(1, 8), min_size=1, max_size=3))
     best = [sorted(range(classes), key=lambda c, row=row: -row[c]) for row in rows]  # type: ignore[misc]
     expected = [sum(label in order[:k] for order, label in zip(best, labels, strict=True)) for k in ks]
-    assert hits(torch.tensor(rows).float(), torch.tensor(labels), ks).tolist() == expected
+    assert count_topk_hits(torch.tensor(rows).float(), torch.tensor(labels), ks).tolist() == expected
 
 
 # --- the accumulator --------------------------------------------------------------------------------------------------

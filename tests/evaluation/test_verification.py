@@ -13,10 +13,16 @@ import pytest
 import torch
 from sklearn.metrics import roc_curve
 
-from opabinia.evaluation.retrieval import query_expansion, verification
-from opabinia.evaluation.retrieval.distances import distances
+from opabinia.evaluation.retrieval import verification
+from opabinia.evaluation.retrieval.distances import FeatureDistances, MatrixDistances, distances
+from opabinia.evaluation.retrieval.query_expansion import expand_features
+from opabinia.evaluation.retrieval.ranking import Matches
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "fastreid"
+
+
+def roc_of(matrix: Any, *labels: Any, fprs: Any = verification.FPRS) -> dict[float, float]:
+    return verification.roc(MatrixDistances(matrix), Matches(*labels), fprs)
 
 
 def golden(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -31,30 +37,30 @@ def golden(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
 def test_golden_aqe(times: int) -> None:
     inputs, outputs = golden("aqe")
     query, gallery = np.array(inputs["query"]), np.array(inputs["gallery"])
-    found = query_expansion.alpha(query, gallery, k=inputs["qe_k"], alpha=inputs["alpha"], times=times)
+    found = expand_features(query, gallery, k=inputs["qe_k"], alpha=inputs["alpha"], times=times)
     expected = outputs[f"qe_times={times}"]
     for side, name in zip(found, ("query", "gallery"), strict=True):
         np.testing.assert_allclose(side, expected[name], rtol=1e-5, atol=1e-5)
 
 
-def test_a_neighbour_that_points_away_has_no_weight() -> None:
+def test_a_neighbor_that_points_away_has_no_weight() -> None:
     """FastReID's weight is NaN here."""
-    query, gallery = query_expansion.alpha([[1.0, 0.0]], [[-1.0, 0.5]], k=2, alpha=2.5)
+    query, gallery = expand_features([[1.0, 0.0]], [[-1.0, 0.5]], k=2, alpha=2.5)
     np.testing.assert_allclose(query, [[0.5, 0]])
     np.testing.assert_allclose(gallery, [[-0.5, 0.25]], rtol=1e-6)
 
 
-def test_fewer_features_than_neighbours() -> None:
+def test_fewer_features_than_neighbors() -> None:
     """FastReID raises here; with alpha 0 it is the plain mean."""
-    query, gallery = query_expansion.alpha([[2.0, 0.0]], [[1.0, 1.0]], k=10, alpha=0)
+    query, gallery = expand_features([[2.0, 0.0]], [[1.0, 1.0]], k=10, alpha=0)
     np.testing.assert_allclose(torch.cat([query, gallery]), [[1.5, 0.5]] * 2)
 
 
 def test_expansion_in_blocks_and_by_its_definition() -> None:
     random = np.random.default_rng(0)
     features = random.standard_normal((700, 8)).astype(np.float32)
-    q, g = query_expansion.alpha(features[:200], features[200:], k=4, alpha=2)
-    again = query_expansion.alpha(features[:200], features[200:], k=4, alpha=2, block=1)
+    q, g = expand_features(features[:200], features[200:], k=4, alpha=2)
+    again = expand_features(features[:200], features[200:], k=4, alpha=2, block=1)
     assert torch.equal(q, again[0]) and torch.equal(g, again[1])
     unit = features / np.linalg.norm(features, axis=1, keepdims=True)
     cosines = unit @ unit.T
@@ -69,12 +75,12 @@ def test_expansion_in_blocks_and_by_its_definition() -> None:
 )
 def test_expansion_out_of_range(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        query_expansion.alpha([[1.0]], [[1.0]], **keys)
+        expand_features([[1.0]], [[1.0]], **keys)
 
 
 def test_expansion_of_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match="query features have 1 numbers, gallery features 2"):
-        query_expansion.alpha([[1.0]], [[1.0, 2.0]])
+        expand_features([[1.0]], [[1.0, 2.0]])
 
 
 # --- shares accepted --------------------------------------------------------------------------------------------------
@@ -99,14 +105,14 @@ def test_shares_by_trying_every_threshold(seed: int) -> None:
     alike = q[:, None] == g
     junk = alike & (qc[:, None] == gc)
     fprs = (0.0, 0.003, 0.01, 0.2, 0.5, 1.0)
-    found = verification.roc_of_distances(matrix, q, g, qc, gc, fprs=fprs)
+    found = roc_of(matrix, q, g, qc, gc, fprs=fprs)
     assert found == pytest.approx({f: accepted(matrix, alike & ~junk, ~alike, f) for f in fprs})
 
 
 def test_who_is_not_in_the_gallery_may_be_taken_for_somebody() -> None:
     """The second query is nobody's; all but the nearest pair of different identities are hers."""
     matrix, ids = [[0.2, 0.5], [0.1, 0.3]], ([1, 9], [1, 2])
-    assert verification.roc_of_distances(matrix, *ids, fprs=(0.0, 0.34)) == {0.0: 0, 0.34: 1}
+    assert roc_of(matrix, *ids, fprs=(0.0, 0.34)) == {0.0: 0, 0.34: 1}
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -115,15 +121,15 @@ def test_the_curve_of_scikit_learn(seed: int) -> None:
     random = np.random.default_rng(seed)
     matrix, q, g = random.random((9, 30)), random.integers(0, 6, 9), random.integers(0, 5, 30)
     wrong, right, _ = roc_curve((q[:, None] == g).ravel(), -matrix.ravel(), drop_intermediate=False)
-    found = verification.roc_of_distances(matrix, q, g, fprs=tuple(wrong.tolist()))
+    found = roc_of(matrix, q, g, fprs=tuple(wrong.tolist()))
     assert found == pytest.approx({f: right[wrong <= f].max() for f in wrong.tolist()})
 
 
 def test_the_same_identity_is_the_positive_class() -> None:
     """A perfect ranking accepts all; a reversed one none. FastReID's numbers are of the other class."""
     near, far = [[0.1, 0.2, 0.8, 0.9]], [[0.9, 0.8, 0.2, 0.1]]
-    assert verification.roc_of_distances(near, [1], [1, 1, 2, 3]) == {1e-4: 1, 1e-3: 1, 1e-2: 1}
-    assert verification.roc_of_distances(far, [1], [1, 1, 2, 3]) == {1e-4: 0, 1e-3: 0, 1e-2: 0}
+    assert roc_of(near, [1], [1, 1, 2, 3]) == {1e-4: 1, 1e-3: 1, 1e-2: 1}
+    assert roc_of(far, [1], [1, 1, 2, 3]) == {1e-4: 0, 1e-3: 0, 1e-2: 0}
 
 
 def test_features_and_their_distances_give_the_same_shares() -> None:
@@ -133,7 +139,7 @@ def test_features_and_their_distances_give_the_same_shares() -> None:
     features = random.standard_normal((30, 16))[ids] + random.standard_normal((1500, 16))
     sides = features[:1200], features[1200:], ids[:1200], ids[1200:]
     fprs = (1e-4, 1e-3, 1e-2)
-    found = verification.roc(*sides, fprs=fprs)
+    found = verification.roc(FeatureDistances(*sides[:2]), Matches(*sides[2:]), fprs)
     matrix = distances(*sides[:2]).numpy()
     same = sides[2][:, None] == sides[3]
     bounds = np.sort(matrix[~same])
@@ -144,14 +150,14 @@ def test_features_and_their_distances_give_the_same_shares() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: verification.roc_of_distances([[1.0]], [1], [1], fprs=(2,)), "shares from 0 to 1"),
-        (lambda: verification.roc_of_distances([[1.0]], [1], [1], fprs=()), "shares from 0 to 1"),
-        (lambda: verification.roc_of_distances([[1.0]], [1], [2]), "none of the 1 queries has a match"),
-        (lambda: verification.roc_of_distances([[1.0]], [1], [1]), "every pair is of the same identity"),
-        (lambda: verification.roc_of_distances([[1.0]], [1], [1, 2]), "there are 1 gallery images, but 2 gallery_ids"),
+        (lambda: roc_of([[1.0]], [1], [1], fprs=(2,)), "rates from 0 to 1"),
+        (lambda: roc_of([[1.0]], [1], [1], fprs=()), "rates from 0 to 1"),
+        (lambda: roc_of([[1.0]], [1], [2]), "none of the 1 queries has a match"),
+        (lambda: roc_of([[1.0]], [1], [1]), "all pairs are of the same identity"),
+        (lambda: roc_of([[1.0]], [1], [1, 2]), "there are 1 gallery images, but 2 gallery_ids"),
     ],
 )
-def test_what_is_wrong_is_told(call: Callable[[], Any], message: str) -> None:
+def test_what_is_wrong_is_reported(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
 

@@ -9,9 +9,9 @@ from opabinia.contracts import DataMismatch
 from opabinia.evaluation.classification.multilabel import MultiLabel
 from opabinia.evaluation.classification.topk import TopK
 from opabinia.evaluation.classification.video import PerVideo
-from opabinia.tasks.classification_base import logits_of
+from opabinia.tasks.classification_base import logits_from
 
-LOGITS = partial(logits_of, multi_label=False)
+LOGITS = partial(logits_from, multi_label=False)
 
 
 def score(evaluator: PerVideo, *batches: dict[str, Any], processes: int = 1) -> dict[str, float]:
@@ -22,12 +22,12 @@ def score(evaluator: PerVideo, *batches: dict[str, Any], processes: int = 1) -> 
     return evaluator.compute([part.state() for part in parts])
 
 
-def views(films: str, probabilities: list[list[float]], labels: list[Any]) -> dict[str, Any]:
-    return {"id": list(films), "probabilities": torch.tensor(probabilities), "label": torch.tensor(labels)}
+def views(videos: str, probabilities: list[list[float]], labels: list[Any]) -> dict[str, Any]:
+    return {"id": list(videos), "probabilities": torch.tensor(probabilities), "label": torch.tensor(labels)}
 
 
-def test_views_are_merged_before_films_are_counted() -> None:
-    # Of film a one view of two is wrong, of film b two of three; of both the mean is right, of b the largest is wrong.
+def test_views_are_merged_before_videos_are_counted() -> None:
+    # One of two views of video a is wrong, two of three of b; the means of both are right, the maximum of b is wrong.
     seen = [
         views("aabb", [[0.8, 0.2], [0.4, 0.6], [0.9, 0.1], [0.45, 0.55]], [0, 0, 1, 1]),
         views("b", [[0.0, 1.0]], [1]),
@@ -49,7 +49,7 @@ def test_the_mean_is_that_of_probabilities() -> None:
 class Keep:
     """Keeps what it is shown."""
 
-    better = {"films": "max"}  # noqa: RUF012
+    better = {"videos": "max"}  # noqa: RUF012
 
     def update(self, predictions: dict[str, Tensor], batch: dict[str, Any]) -> None:
         self.probabilities, self.logits, self.ids = predictions["probabilities"], predictions["logits"], batch["id"]
@@ -57,13 +57,13 @@ class Keep:
     def state(self) -> None: ...
 
     def compute(self, states: list[None]) -> dict[str, float]:
-        return {"films": float(len(self.ids))}
+        return {"videos": float(len(self.ids))}
 
 
 @pytest.mark.parametrize("merge", ["mean", "max"])
 def test_the_same_digits_on_any_number_of_processes(merge: Any) -> None:
     torch.manual_seed(0)
-    probabilities, names = torch.randn(60, 5).softmax(1), [f"film{number // 6}" for number in range(60)]
+    probabilities, names = torch.randn(60, 5).softmax(1), [f"video{number // 6}" for number in range(60)]
     labels = torch.arange(60) // 6 % 5
     batches = [
         {"id": names[at : at + 7], "probabilities": probabilities[at : at + 7], "label": labels[at : at + 7]}
@@ -80,21 +80,21 @@ def test_the_same_digits_on_any_number_of_processes(merge: Any) -> None:
 
 def test_several_labels() -> None:
     seen = views("aabb", [[0.9, 0.2], [0.7, 0.4], [0.1, 0.9], [0.3, 0.3]], [[1.0, 0.0]] * 2 + [[0.0, 1.0]] * 2)
-    merged = PerVideo([MultiLabel(("x", "y"))], partial(logits_of, multi_label=True))
+    merged = PerVideo([MultiLabel(("x", "y"))], partial(logits_from, multi_label=True))
     assert score(merged, seen)["mAP"] == 1.0
     assert [row["samples"] for row in merged.details([])["per_class"]] == [1, 1]
 
 
-def test_a_film_without_finite_views_is_a_miss() -> None:
+def test_a_video_without_finite_views_is_a_miss() -> None:
     seen = views("ab", [[float("nan"), float("nan")], [0.9, 0.1]], [0, 0])
     assert score(PerVideo([TopK((1,))], LOGITS), seen) == {"top1": 0.5}
 
 
-def test_no_films_no_scores() -> None:
+def test_no_videos_no_scores() -> None:
     assert score(PerVideo([TopK((1,))], LOGITS)) == {}
 
 
-def test_views_of_one_film_have_one_label() -> None:
+def test_views_of_one_video_have_one_label() -> None:
     with pytest.raises(DataMismatch, match="views of a have different labels: 0 and 1"):
         score(PerVideo([TopK((1,))], LOGITS), views("aa", [[0.5, 0.5]] * 2, [0, 1]))
     with pytest.raises(DataMismatch, match="views of a"):

@@ -3,19 +3,21 @@
 import pytest
 import torch
 
-from opabinia.evaluation.classification.worst_samples import MOST, WorstSamples
+from opabinia.evaluation.classification.worst_samples import MAX_SAMPLES, WorstSamples
 
 
 def test_mistakes_are_named_the_surest_first() -> None:
-    judge = WorstSamples(["a", "b"])
+    evaluator = WorstSamples(["a", "b"])
     probabilities = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8], [torch.nan, torch.nan]])
-    judge.update({"probabilities": probabilities}, {"label": torch.tensor([0, 0, 0, 1]), "id": ["w", "x", "y", "z"]})
-    assert judge.compute([judge.state()]) == {}
-    worst = judge.details([judge.state()[:1], judge.state()[1:]])["worst"]
+    evaluator.update(
+        {"probabilities": probabilities}, {"label": torch.tensor([0, 0, 0, 1]), "id": ["w", "x", "y", "z"]}
+    )
+    assert evaluator.compute([evaluator.state()]) == {}
+    worst = evaluator.details([evaluator.state()[:1], evaluator.state()[1:]])["worst"]
     assert [one["id"] for one in worst] == ["y", "x", "z"]
     assert worst[1] == {
-        "id": "x", "label": "a", "found": "b",
-        "of_label": pytest.approx(0.4), "of_found": pytest.approx(0.6),
+        "id": "x", "label": "a", "predicted": "b",
+        "of_label": pytest.approx(0.4), "of_predicted": pytest.approx(0.6),
     }  # fmt: skip
 
 
@@ -26,9 +28,9 @@ def test_of_a_large_set_only_the_worst_are_kept() -> None:
     for number in range(40):
         rows = slice(100 * number, 100 * number + 100)
         ids = [f"{row:04d}" for row in range(rows.start, rows.stop)]
-        for judge in (whole, parts[number % 2]):
-            judge.update({"probabilities": probabilities[rows]}, {"label": torch.zeros(100).long(), "id": ids})
-            assert len(judge.state()) == MOST
+        for evaluator in (whole, parts[number % 2]):
+            evaluator.update({"probabilities": probabilities[rows]}, {"label": torch.zeros(100).long(), "id": ids})
+            assert len(evaluator.state()) == MAX_SAMPLES
     told = whole.details([whole.state()])
-    assert [int(one["id"]) for one in told["worst"]] == shares[:, 0].argsort(stable=True)[:MOST].tolist()
+    assert [int(one["id"]) for one in told["worst"]] == shares[:, 0].argsort(stable=True)[:MAX_SAMPLES].tolist()
     assert whole.details([one.state() for one in parts]) == told

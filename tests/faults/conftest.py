@@ -42,7 +42,7 @@ def pair(warm_server: Server, recipe: Path, tmp_path_factory: pytest.TempPathFac
         str(recipe),
         "--out",
         str(out),
-        "train.threads=1",
+        "train.num_threads=1",
         f"train.distributed.init=file://{out}/here",
     ]
     for program in [

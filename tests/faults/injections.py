@@ -76,17 +76,30 @@ def slow_saves() -> None:
     checkpoint.save_tensors = save
 
 
-def signalled_while_resolving() -> None:
-    """SIGTERM while the config is read."""
-    from opabinia.training import launch
+def signalled_while_the_config_is_read() -> None:
+    """SIGTERM before torch is imported."""
+    from opabinia import config
 
-    real = launch.resolve
+    real = config.compose
 
-    def resolve(*arguments: Any) -> Any:
+    def compose(*arguments: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
         return real(*arguments)
 
-    launch.resolve = resolve
+    config.compose = compose
+
+
+def signalled_before_the_run_begins() -> None:
+    """SIGTERM after the imports, before the run handles signals."""
+    from opabinia.training import launch
+
+    real = launch.run_folder_of
+
+    def run_folder_of(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(*arguments)
+
+    launch.run_folder_of = run_folder_of
 
 
 def late_for_the_lock() -> None:
@@ -94,20 +107,20 @@ def late_for_the_lock() -> None:
     from opabinia.training import launch
     from tests.faults.parts import pause_at
 
-    real = launch.only_writer
+    real = launch.exclusive_lock
 
-    def only_writer(folder: Any) -> Any:
+    def exclusive_lock(folder: Any) -> Any:
         pause_at("before the lock")
         return real(folder)
 
-    launch.only_writer = only_writer
+    launch.exclusive_lock = exclusive_lock
 
 
 def killed_while_workers_start() -> None:
     """The first worker kills the main process before it has begun to watch whether that is alive."""
     from opabinia.data import loader
 
-    main, real = os.getpid(), loader._start_worker
+    main, real = os.getpid(), loader._init_worker
 
     def start(*arguments: int) -> None:
         if os.getppid() == main:
@@ -116,4 +129,4 @@ def killed_while_workers_start() -> None:
             time.sleep(0.001)
         real(*arguments)
 
-    loader._start_worker = start
+    loader._init_worker = start

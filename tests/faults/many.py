@@ -23,7 +23,7 @@ data:
   batch_size: 32
 optimizer: {name: adamw, lr: 0.01}
 schedule: {name: cosine, warmup: 5it}
-train: {length: 20it, log_samples: true, threads: 1}
+train: {length: 20it, log_samples: true, num_threads: 1}
 evaluate: {every: 10it, batch_size: 20}
 checkpoint: {every: 5it, keep: 9}
 hooks: {trace: {}}

@@ -26,7 +26,7 @@ from opabinia.contracts import (
     Task,
 )
 from opabinia.data.sources import Digits, DigitScenes
-from opabinia.engine.loop.step import Standard
+from opabinia.engine.loop.step import StandardStep
 from tests.faults.programs import BROKEN, CRASH, PAUSE, SLOW, TRACE
 
 
@@ -42,7 +42,7 @@ def pause_at(line: str) -> None:
 
 @register.backbone
 class Tiny(Backbone):
-    """Two layers, with batch normalisation: its running means are part of what must be saved."""
+    """Two layers, with batch normalization: its running means are part of what must be saved."""
 
     def __init__(self, channels: int, /, *, width: Count = 8) -> None:
         super().__init__()
@@ -84,14 +84,14 @@ class Grouped(Backbone):
 
 
 @register.step
-class Blind(Standard):
+class Blind(StandardStep):
     """A step that does not look at its numbers, as on a GPU."""
 
     def __init__(
-        self, task: Task | ParallelTask, optimizer: Optimizer, schedules: Schedules, arithmetic: StepOptions, /
+        self, task: Task | ParallelTask, optimizer: Optimizer, schedules: Schedules, options: StepOptions, /
     ) -> None:
-        super().__init__(task, optimizer, schedules, arithmetic)
-        self._looks = False
+        super().__init__(task, optimizer, schedules, options)
+        self._checks_losses = False
 
 
 @register.backbone
@@ -167,7 +167,7 @@ class SomeDigits(Digits):
 
 @register.source
 class SomeScenes(DigitScenes):
-    """The first ``n`` of the embedded scenes; ``empty`` leaves nothing to find in them."""
+    """The first ``n`` of the embedded scenes; ``empty``: without objects."""
 
     def __init__(
         self,
@@ -194,13 +194,13 @@ class SomeScenes(DigitScenes):
         nothing |= {name: one and one[:0] for name, one in (("segments", ground_truth.segments),)}
         if ground_truth.keypoints is not None:
             nothing["keypoints"] = ground_truth.keypoints[:0]
-        things = {
+        targets = {
             key: tv_tensors.wrap(sample[key][:0], like=sample[key])
             for key in ("boxes", "masks", "keypoints")
             if key in sample
         }
-        things |= {key: sample[key][:0] for key in ("labels", "visible") if key in sample}
-        return {**sample, **things, "ground_truth": replace(ground_truth, **nothing)}
+        targets |= {key: sample[key][:0] for key in ("labels", "visibility") if key in sample}
+        return {**sample, **targets, "ground_truth": replace(ground_truth, **nothing)}
 
 
 @register.hook

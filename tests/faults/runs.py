@@ -46,7 +46,7 @@ def checkpoint(folder: Path, step: int) -> Path:
 
 @dataclass
 class Outcome:
-    """The end of a run: the newest checkpoint's tensors byte for byte, and the journal."""
+    """The end of a run: the newest checkpoint's tensors byte for byte, and the metrics log."""
 
     model: bytes
     optimizer: bytes

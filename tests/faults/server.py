@@ -26,10 +26,10 @@ def warm() -> None:
     """Do once what every program would begin with: the imports, a check of a config and the templates of the report."""
     for module in WARM:
         importlib.import_module(module)
-    from opabinia.config import check, compose, live_catalog
+    from opabinia.config import catalog, check, compose
     from opabinia.visualization.report.templating import template
 
-    check(compose("classification/digits"), live_catalog())
+    check(compose("classification/digits"), catalog())
     page = template("page.html")
     for name in ("base.html", "blocks.html"):
         page.environment.get_template(name)

@@ -17,10 +17,10 @@ ROOM = "OPABINIA_TEST_ROOM"
 NARROW = [
     "plugins=[tests.faults.parts,tests.faults.narrow]",
     "task.backbone={name: narrow}",
-    "train.threads=1",
+    "train.num_threads=1",
     "train.device=cpu",
 ]
-AUTO = ["data.batch_size=auto", "data.augment_on=auto", "data.workers=auto"]
+AUTO = ["data.batch_size=auto", "data.augment_on=auto", "data.num_workers=auto"]
 
 
 def test_it_is_the_run_with_these_numbers_and_a_resume_keeps_them(server: Server, recipe: Path, tmp_path: Path) -> None:
@@ -29,16 +29,20 @@ def test_it_is_the_run_with_these_numbers_and_a_resume_keeps_them(server: Server
         first = server.run("train", str(recipe), *where, *NARROW, *numbers, "train.length=1ep", environment=roomy)
         again = server.run("train", str(recipe), *where, "--resume", "train.length=2ep", environment=roomy)
         if name == "auto":
-            assert "data.batch_size: 40 (auto: what fits; 40 samples take" in first.err
-            place = re.search(r"data.augment_on: (workers|device) \(auto: a sample takes", first.err)
-            assert place and "data.augment_on: " not in again.err.replace("data.augment_on: device makes", "")
-            assert re.search(r"data.workers: \d \(auto: reading a batch of 40 takes", first.err)
-            assert "data.batch_size: 40" not in again.err and "data.workers: " in again.err, again.err
+            assert "data.batch_size: 40 (auto: the largest that fits; 40 samples take" in first.err
+            match = re.search(r"data.augment_on: (workers|device) \(auto: a sample takes", first.err)
+            assert (
+                match
+                and "data.augment_on: workers (auto" not in again.err
+                and "data.augment_on: device (auto" not in again.err
+            )
+            assert re.search(r"data.num_workers: \d \(auto: reading a batch of 40 takes", first.err)
+            assert "data.batch_size: 40" not in again.err and "data.num_workers: " in again.err, again.err
             assert "changed since the run began: data.batch_size" not in again.err
     auto, said = (Outcome.of(tmp_path / "faults" / name) for name in ("auto", "said"))
     assert (auto.model, auto.optimizer, auto.metrics) == (said.model, said.optimizer, said.metrics)
     config = (tmp_path / "faults" / "auto" / "config.yaml").read_text()
-    assert "batch_size: 40\n" in config and "workers: auto\n" in config and "augment_on: auto" not in config
+    assert "batch_size: 40\n" in config and "num_workers: auto\n" in config and "augment_on: auto" not in config
 
 
 def in_two(server: Server, rooms: tuple[int, int], *arguments: str) -> list[Program]:
@@ -53,7 +57,7 @@ def test_all_processes_take_what_fits_into_each(server: Server, recipe: Path, tm
     first, second = in_two(server, (50, 20), "train", str(recipe), "--out", str(tmp_path), *NARROW, *AUTO)
     first.expect(0)
     second.expect(0)
-    assert "data.batch_size: 32 (auto: what fits; 20 samples take" in first.err
+    assert "data.batch_size: 32 (auto: the largest that fits; 20 samples take" in first.err
     assert "118 samples, 8 steps of 32" in first.err
 
 
@@ -68,7 +72,7 @@ def test_nothing_fits(server: Server, recipe: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_recipe_is_measured_and_nothing_is_kept(server: Server, recipe: Path, tmp_path: Path, processes: int) -> None:
     file = tmp_path / "found.json"
-    command = ["bench", str(recipe), *NARROW, "data.workers=1", "--steps", "4", "--out", str(file), "--json"]
+    command = ["benchmark", str(recipe), *NARROW, "data.num_workers=1", "--steps", "4", "--out", str(file), "--json"]
     if processes == 1:
         programs = [server.start(*command, environment={ROOM: "99"})]
     else:

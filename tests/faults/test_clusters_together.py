@@ -23,7 +23,7 @@ plugins: [tests.faults.parts]
 task: TASK
 data:
   train:
-    source: {name: numbered, source: {name: some_digits, n: 40}}
+    source: {name: indexed, source: {name: some_digits, n: 40}}
     transforms:
       - name: views
         views:
@@ -32,7 +32,7 @@ data:
   val: {source: {name: some_digits, n: 24, split: val}}
   batch_size: 14
 optimizer: {name: sgd, lr: 0.1}
-train: {length: 8it, log_samples: true, threads: 1, sync_batch_norm: true}
+train: {length: 8it, log_samples: true, num_threads: 1, sync_batch_norm: true}
 evaluate: {every: 4it, batch_size: 8}
 checkpoint: {every: 4it, keep: 9}
 seed: 3
@@ -100,5 +100,5 @@ def test_a_run_goes_on_within_an_epoch(
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_sharded_it_learns_the_same(server: Server, tmp_path: Path, alone: Callable[[str], Path], task: str) -> None:
-    many = train(server, tmp_path, task, "many", 2, "train.parallel={name: fsdp, unit: 100}")
+    many = train(server, tmp_path, task, "many", 2, "train.parallel={name: fsdp, min_num_params: 100}")
     assert_same_learning(many, alone(task), 1e-4)

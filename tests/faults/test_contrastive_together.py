@@ -17,13 +17,13 @@ plugins: [tests.faults.parts]
 task: TASK
 data:
   train:
-    source: {name: numbered, source: {name: some_digits, n: 56}}
+    source: {name: indexed, source: {name: some_digits, n: 56}}
     transforms:
       - name: views
         views: [{count: 2, transforms: [{name: RandomAffine, degrees: 10, translate: [0.1, 0.1]}]}]
   batch_size: 14
 optimizer: {name: sgd, lr: 0.01}
-train: {length: 8it, log_samples: true, threads: 1, sync_batch_norm: true}
+train: {length: 8it, log_samples: true, num_threads: 1, sync_batch_norm: true}
 checkpoint: {every: 4it}
 seed: 3
 """

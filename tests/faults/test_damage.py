@@ -64,7 +64,7 @@ def test_the_one_before_is_used(
 ) -> None:
     damage(checkpoint(folder, 17) / name)
     program = server.run("train", str(folder), "--resume")
-    assert f"refused: {checkpoint(folder, 17) / name}: " in program.err
+    assert f"invalid checkpoint: {checkpoint(folder, 17) / name}: " in program.err
     assert f"resuming {folder} from step 15" in program.err
     assert_same(Outcome.of(folder), undisturbed)
 
@@ -73,8 +73,8 @@ def test_two_are_damaged(server: Server, undisturbed: Outcome, folder: Path) -> 
     flip(checkpoint(folder, 17) / "model.safetensors")
     cut(checkpoint(folder, 15) / "optimizer.safetensors")
     program = server.run("train", str(folder), "--resume")
-    assert f"refused: {checkpoint(folder, 17) / 'model.safetensors'}: damaged" in program.err
-    assert f"refused: {checkpoint(folder, 15) / 'optimizer.safetensors'}: " in program.err
+    assert f"invalid checkpoint: {checkpoint(folder, 17) / 'model.safetensors'}: damaged" in program.err
+    assert f"invalid checkpoint: {checkpoint(folder, 15) / 'optimizer.safetensors'}: " in program.err
     assert f"resuming {folder} from step 10" in program.err
     assert_same(Outcome.of(folder), undisturbed)
 
@@ -84,8 +84,11 @@ def test_all_are_damaged(server: Server, folder: Path) -> None:
         flip(checkpoint(folder, step) / "state.json")
     before = contents(folder)
     program = server.run("train", str(folder), "--resume", status=2)
-    assert f"{folder / 'checkpoints'}: none of its 3 checkpoints is whole" in program.err
-    assert all(f"refused: {checkpoint(folder, step) / 'state.json'}: damaged" in program.err for step in (10, 15, 17))
+    assert f"{folder / 'checkpoints'}: none of its 3 checkpoints is valid" in program.err
+    assert all(
+        f"invalid checkpoint: {checkpoint(folder, step) / 'state.json'}: damaged" in program.err
+        for step in (10, 15, 17)
+    )
     assert "Traceback" not in program.err
     after = contents(folder)
     assert {name for name in after if after[name] != before.get(name)} == {"train.log"}
@@ -119,7 +122,7 @@ def test_the_journal_was_deleted(server: Server, undisturbed: Outcome, folder: P
 def test_the_config_of_the_run_was_spoilt(server: Server, recipe: Path, undisturbed: Outcome, folder: Path) -> None:
     (folder / "config.yaml").write_text("task: [")
     program = server.run("train", str(recipe), "--out", str(folder.parents[1]), "--resume")
-    assert f"the config saved in {folder} cannot be read any more" in program.err
+    assert f"the config saved in {folder} can no longer be read" in program.err
     assert_same(Outcome.of(folder), undisturbed)
 
 
@@ -139,7 +142,7 @@ def test_going_back_to_an_older_checkpoint(
 
 
 def test_going_back_and_killed_before_the_next_save(server: Server, undisturbed: Outcome, folder: Path) -> None:
-    """What lay ahead is given up from the moment in which the older one is taken: the journal is cut there."""
+    """Later lines are dropped as soon as the older checkpoint is resumed: the metrics log is truncated there."""
     program = server.start(
         "train", str(folder), "--resume", str(checkpoint(folder, 10)), environment={PAUSE: "after_backward 12"}
     )

@@ -37,7 +37,7 @@ data:
       file: "${vars.root}/annotations/instances_train2017.json"
       masks: true
     transforms:
-      - {name: resize_shortest, short: [40, 48]}
+      - {name: resize_shortest_edge, short_edge_length: [40, 48]}
       - {name: copy_paste, probability: 0.7}
       - {name: mosaic, size: 64, probability: 0.7}
       - {name: mixup_boxes, probability: 0.5}
@@ -48,15 +48,15 @@ data:
       root: "${vars.root}/val2017"
       file: "${vars.root}/annotations/instances_val2017.json"
       masks: true
-  sampler: {name: wide_or_tall, sampler: {name: repeat_factor, threshold: 1.0}}
+  sampler: {name: aspect_ratio_batches, sampler: {name: repeat_factor, threshold: 1.0}}
   batch_size: 4
 optimizer: {name: adamw, lr: 0.005}
 schedule: {name: cosine, warmup: 2it}
-train: {length: 10it, log_every: 1, log_samples: true, threads: 1, deterministic: true}
+train: {length: 10it, log_every: 1, log_samples: true, num_threads: 1, deterministic: true}
 evaluate: {every: 5it, batch_size: 3}
 checkpoint: {every: 3it, keep: 9}
 hooks: {trace: {}}
-writers: []
+loggers: []
 seed: 3
 """
 STEPS = 10
@@ -107,19 +107,19 @@ def test_killed_and_resumed_with_other_workers(
     server: Server, detection: Path, whole: Path, tmp_path: Path, moment: str
 ) -> None:
     arguments = ("train", str(detection), "--out", str(tmp_path))
-    program = server.start(*arguments, "data.workers=2")
+    program = server.start(*arguments, "data.num_workers=2")
     program.until(lambda: moment in program.trace, 300)
     program.kill()
-    server.run(*arguments, "--resume", "data.workers=0", seconds=300)
+    server.run(*arguments, "--resume", "data.num_workers=0", seconds=300)
     assert_same(Outcome.of(tmp_path / "faults" / "default"), Outcome.of(whole))
 
 
 @pytest.mark.slow
 def test_everything_random_counts(detect: Detect, whole: Path) -> None:
     """Without it the tests of kills would prove little: each of these changes what is learned."""
-    transforms = ["resize_shortest", "copy_paste", "mosaic", "mixup_boxes", "RandomHorizontalFlip"]
+    transforms = ["resize_shortest_edge", "copy_paste", "mosaic", "mixup_boxes", "RandomHorizontalFlip"]
     offs = {
-        "shortest": "data.train.transforms.0.short=48",
+        "shortest": "data.train.transforms.0.short_edge_length=48",
         **{f"{name}": f"data.train.transforms.{place}.probability=0" for place, name in enumerate(transforms[1:4], 1)},
         "flip": "data.train.transforms.4.p=0",
         "sampler": "data.sampler=null",
@@ -146,7 +146,7 @@ def test_the_same_scores_on_any_number_of_processes(server: Server, whole: Path)
 
 def test_the_first_loss_is_the_same_on_two_processes(detect: Detect) -> None:
     """Where neither batch norm nor padding looks at what else is in a batch."""
-    fcos = "task.detector={name: fcos, neck: {name: fpn_p3_p7, channels: 64}, convs: 1}"
+    fcos = "task.detector={name: fcos, neck: {name: fpn_p3_p7, channels: 64}, num_convs: 1}"
     alike = ("task.freeze_norms=true", "data.train.transforms.2.probability=1", "data.train.transforms.1.probability=0")
     short = (fcos, *alike, "train.length=3it", "evaluate.every=0it")
     one, two = (steps(detect(f"on{processes}", processes, *short)) for processes in (1, 2))

@@ -8,7 +8,7 @@ from tests.faults.runs import Outcome, assert_same, checkpoint, metrics
 
 
 def test_the_same_command_twice(server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path) -> None:
-    server.run("train", str(recipe), "--out", str(tmp_path), "data.workers=3")
+    server.run("train", str(recipe), "--out", str(tmp_path), "data.num_workers=3")
     assert_same(Outcome.of(tmp_path / "faults" / "default"), undisturbed)
 
 
@@ -39,7 +39,13 @@ def test_everything_random_counts(server: Server, recipe: Path, undisturbed: Out
 def test_samples_are_logged_the_same_with_any_workers(server: Server, recipe: Path, tmp_path: Path) -> None:
     lines = []
     for workers in (0, 2):
-        arguments = ["train.log_samples=true", "train.length=5it", f"data.workers={workers}", "--name", str(workers)]
+        arguments = [
+            "train.log_samples=true",
+            "train.length=5it",
+            f"data.num_workers={workers}",
+            "--name",
+            str(workers),
+        ]
         server.run("train", str(recipe), *arguments, "--out", str(tmp_path))
         lines.append(metrics(tmp_path / "faults" / str(workers)))
     assert lines[0] == lines[1]

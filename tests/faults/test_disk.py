@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from opabinia.engine.checkpointing.checkpoint import newest_whole
+from opabinia.engine.checkpointing.manager import load_latest_checkpoint
 from tests.faults.programs import PAUSE, Program, Server, mounted
 from tests.faults.runs import Outcome, assert_same, metrics
 
@@ -58,15 +58,15 @@ def test_full_when_a_checkpoint_is_saved(
     server: Server, recipe: Path, undisturbed: Outcome, disk: Path, leave: int
 ) -> None:
     """Without anything that writes between; full at the first byte, in the middle and at the end."""
-    program = trained_to(server, "after_backward 9", recipe, disk, "train.log_every=999", "writers=[]")
+    program = trained_to(server, "after_backward 9", recipe, disk, "train.log_every=999", "loggers=[]")
     ballast = fill(disk, leave=leave)
     program.go_on()
     program.expect(1)
     folder = disk / "faults" / "default"
     named = folder / "checkpoints" / "step-00000010"
-    assert f"error: cannot write {named}: the disk is full; the checkpoints before it are whole" in program.err
+    assert f"error: cannot write {named}: the disk is full; earlier checkpoints are complete" in program.err
     no_traceback(program)
-    found = newest_whole(folder / "checkpoints")
+    found = load_latest_checkpoint(folder / "checkpoints")
     assert found and found[1].step == 8
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
         "best", "last", "step-00000005", "step-00000008",

@@ -16,10 +16,10 @@ def run(warm_server: Server, recipe: Path, tmp_path_factory: pytest.TempPathFact
     out = tmp_path_factory.mktemp("run")
     overrides = [
         "train.length=2it",
-        "train.threads=1",
+        "train.num_threads=1",
         "data.train.source.n=470",
         "evaluate.batch_size=8",
-        "data.workers=0",
+        "data.num_workers=0",
     ]
     warm_server.run("train", str(recipe), "--out", str(out), *overrides)
     return out / "faults" / "default"
@@ -36,7 +36,7 @@ def expected(warm_server: Server, run: Path, tmp_path_factory: pytest.TempPathFa
 
 
 def extracted(server: Server, run: Path, out: Path, world: int, *more: str, broken: str = "") -> str:
-    """Extract in this many processes; what the first of them has told."""
+    """Extract in this many processes; return the log of rank 0."""
     meeting = [] if world == 1 else [f"train.distributed.init=file://{out.parent}/meeting-{world}"]
     programs = [
         server.start(
@@ -47,8 +47,8 @@ def extracted(server: Server, run: Path, out: Path, world: int, *more: str, brok
     ]
     for program in programs:
         program.expect(0)
-    # What was passed over is told by who has tried to read it, all else by the first.
-    assert all(line.startswith("passed over: ") for program in programs[1:] for line in program.err.splitlines())
+    # Skipped samples are logged by the process that tried to read them, everything else by rank 0.
+    assert all(line.startswith("skipped: ") for program in programs[1:] for line in program.err.splitlines())
     return programs[0].err
 
 
@@ -56,9 +56,9 @@ def extracted(server: Server, run: Path, out: Path, world: int, *more: str, brok
 def test_any_number_of_processes_writes_the_same(
     server: Server, run: Path, expected: dict[str, bytes], tmp_path: Path, world: int
 ) -> None:
-    told = extracted(server, run, tmp_path / "out", world, "--split", "train,val")
+    log = extracted(server, run, tmp_path / "out", world, "--split", "train,val")
     assert contents(tmp_path / "out") == expected
-    assert f"470 samples of train are in {tmp_path}/out/train" in told
+    assert f"470 samples of train are in {tmp_path}/out/train" in log
 
 
 def test_parquet_of_many_processes_is_that_of_one(server: Server, run: Path, tmp_path: Path) -> None:
@@ -69,12 +69,12 @@ def test_parquet_of_many_processes_is_that_of_one(server: Server, run: Path, tmp
 
 
 @pytest.mark.parametrize("world", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
-def test_samples_that_cannot_be_read_are_left_out_and_counted(
+def test_samples_that_cannot_be_read_are_skipped_and_counted(
     server: Server, run: Path, expected: dict[str, bytes], tmp_path: Path, world: int
 ) -> None:
-    more = ("--split", "train", "data.on_error=skip", "data.workers=1")
-    told = extracted(server, run, tmp_path / "out", world, *more, broken="13")
-    assert "1 samples could not be read and are left out" in told
+    more = ("--split", "train", "data.on_error=skip", "data.num_workers=1")
+    log = extracted(server, run, tmp_path / "out", world, *more, broken="13")
+    assert "1 samples could not be read and are skipped" in log
     found = np.load(tmp_path / "out" / "labels.npy")
     whole = np.frombuffer(expected["train/labels.npy"][-8 * 470 :], np.int64)
     assert np.array_equal(found, np.delete(whole, 13))
@@ -82,14 +82,14 @@ def test_samples_that_cannot_be_read_are_left_out_and_counted(
     assert b'"skipped": 1' in (tmp_path / "out" / "about.json").read_bytes()
 
 
-def test_a_sample_that_cannot_be_read_is_told(server: Server, run: Path, tmp_path: Path) -> None:
+def test_a_sample_that_cannot_be_read_is_named(server: Server, run: Path, tmp_path: Path) -> None:
     command = ("extract", str(run), "--split", "train", "--out", str(tmp_path / "out"))
     program = server.run(*command, status=2, environment={BROKEN: "13"})
     assert "error: sample 13, SomeDigits: OSError: the disk is on fire" in program.err
     assert not (tmp_path / "out").exists()
 
 
-def test_killed_alone_and_gone_on_with_by_others(
+def test_killed_alone_and_resumed_by_others(
     server: Server, run: Path, expected: dict[str, bytes], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -98,9 +98,9 @@ def test_killed_alone_and_gone_on_with_by_others(
     program.until_paused()
     program.kill()
     assert not out.exists() or not list(out.glob("[a-z]*"))
-    told = extracted(server, run, out, 2, "--split", "all")
+    log = extracted(server, run, out, 2, "--split", "all")
     # 12 batches were done; that nothing more belongs to the last shard comes out with the batch behind it.
-    assert f"going on with {out}/train: 11 shards of 1 batches are there" in told
+    assert f"resuming {out}/train: 11 shards of 1 batches are finished" in log
     assert contents(out) == expected
 
 

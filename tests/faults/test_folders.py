@@ -103,7 +103,7 @@ def test_resume_without_a_checkpoint_starts_anew(
 ) -> None:
     program = server.run("train", str(recipe), "--out", str(tmp_path), "--resume")
     folder = tmp_path / "faults" / "default"
-    assert f"no checkpoint in {folder / 'checkpoints'}: starting anew" in program.err
+    assert f"no checkpoint in {folder / 'checkpoints'}: starting from the beginning" in program.err
     assert_same(Outcome.of(folder), undisturbed)
 
 
@@ -153,7 +153,7 @@ def test_a_run_killed_before_its_results_finishes_with_them(
 # --- a changed config -------------------------------------------------------------------------------------------------
 
 
-def test_a_changed_rate_is_told_and_obeyed(server: Server, folder: Path) -> None:
+def test_a_changed_learning_rate_is_logged_and_used(server: Server, folder: Path) -> None:
     program = server.run("train", str(folder), "train.length=12it", "optimizer.lr=0.5", "schedule=constant", "--resume")
     assert "changed since the run began: optimizer.lr: 0.01 -> 0.5" in program.err
     assert "changed since the run began: schedule.name: cosine -> constant" in program.err
@@ -162,22 +162,22 @@ def test_a_changed_rate_is_told_and_obeyed(server: Server, folder: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("override", "path", "told"),
+    ("override", "path", "message"),
     [
         ("data.batch_size=4", "data.batch_size", "the checkpoint has 8, the config gives 4"),
         ("seed=4", "seed", "the checkpoint has 3, the config gives 4"),
-        ("data.train.source.n=110", "data.train.source", "a resumed run keeps its course"),
+        ("data.train.source.n=110", "data.train.source", "a resumed run cannot change this"),
         ("task.backbone.width=9", "task", "size mismatch"),
         ("optimizer.lr=-1", "optimizer", "Invalid learning rate"),
         ("optimizer.lrr=1", "optimizer.lrr", "lr"),
     ],
 )
 def test_what_must_not_change_is_refused_and_nothing_is_touched(
-    server: Server, folder: Path, override: str, path: str, told: str
+    server: Server, folder: Path, override: str, path: str, message: str
 ) -> None:
     before = contents(folder)
     program = server.run("train", str(folder), "train.length=20it", override, "--resume", status=2)
-    assert path in program.err and told in program.err
+    assert path in program.err and message in program.err
     assert "Traceback" not in program.err
     assert {name for name in changed(before, folder) if not name.startswith("tensorboard/")} <= {"train.log"}
     server.run("train", str(folder), "train.length=12it", "--resume")
@@ -196,7 +196,7 @@ def test_another_optimizer_begins_without_a_state(server: Server, folder: Path) 
     program = server.run(
         "train", str(folder), "train.length=20it", "optimizer={name: sgd, lr: 0.1, momentum: 0.9}", "--resume"
     )
-    assert "the optimizer was AdamW and is SGD with momentum now: it begins without a state" in program.err
+    assert "the optimizer was AdamW and is SGD with momentum now: it starts without state" in program.err
     back = server.run("train", str(folder), "train.length=25it", "optimizer={name: adamw, lr: 0.01}", "--resume")
     assert "the optimizer was SGD with momentum and is AdamW now" in back.err
 

@@ -45,7 +45,7 @@ def hosts() -> Iterator[None]:
 
 def launched(recipe: Path, folder: Path) -> list[Launch]:
     """The same command on both, but for the number."""
-    common = ["opabinia", "train", str(recipe), "train.threads=1", "--out", str(folder), "--nproc", "1"]
+    common = ["opabinia", "train", str(recipe), "train.num_threads=1", "--out", str(folder), "--nproc", "1"]
     meeting = ["--nnodes", "2", "--rdzv-endpoint", f"{ADDRESS.format(1)}:29500"]
     return [
         Launch(
@@ -78,7 +78,7 @@ def test_the_cable_is_pulled_and_put_back(hosts: None, recipe: Path, pair: Outco
             program.end()
     assert_same(Outcome.of(first.run), pair)
     for program in programs:
-        assert "starting all workers again" not in program.err and "Traceback" not in program.err
+        assert "restarting all workers" not in program.err and "Traceback" not in program.err
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ def test_an_agent_dies_and_both_hosts_stop(hosts: None, recipe: Path, pair: Outc
         second.process.wait(120)
         assert all_gone(workers, 20)
         assert second.process.returncode == 143, second.err
-        assert "the agent of machine 0 has gone: stopping" in second.err
+        assert "the agent of machine 0 is gone: stopping" in second.err
     finally:
         for program in programs:
             program.end()
@@ -102,7 +102,7 @@ def test_an_agent_dies_and_both_hosts_stop(hosts: None, recipe: Path, pair: Outc
         "opabinia",
         "train",
         str(recipe),
-        "train.threads=1",
+        "train.num_threads=1",
         "--out",
         str(tmp_path),
         "--resume",

@@ -81,7 +81,7 @@ def killed_and_resumed(
     folder = out / "faults" / "default"
     seen: list[str] = []
     for number, (moment, count) in enumerate(zip(moments, workers, strict=False)):
-        arguments = ["train", str(recipe), f"data.workers={count}", "--out", str(out)]
+        arguments = ["train", str(recipe), f"data.num_workers={count}", "--out", str(out)]
         program = server.start(*arguments, *["--resume"] * bool(number), environment={SLOW: "0.002"})
         try:
             program.until(lambda program=program: program.trace)
@@ -90,7 +90,7 @@ def killed_and_resumed(
             break
         program.kill()
         seen.append(program.trace[-1])
-    server.run("train", str(recipe), f"data.workers={workers[len(moments)]}", "--out", str(out), "--resume")
+    server.run("train", str(recipe), f"data.num_workers={workers[len(moments)]}", "--out", str(out), "--resume")
     return folder, seen
 
 
@@ -145,7 +145,7 @@ def test_a_kill_before_the_first_save_begins_anew(
     folder = tmp_path / "faults" / "default"
     assert metrics(folder), "there is a line to be forgotten"
     again = server.run("train", str(recipe), "--out", str(tmp_path), "--resume")
-    assert f"no checkpoint in {folder / 'checkpoints'}: starting anew" in again.err
+    assert f"no checkpoint in {folder / 'checkpoints'}: starting from the beginning" in again.err
     assert_same(Outcome.of(folder), undisturbed)
 
 
@@ -153,7 +153,7 @@ def test_resuming_right_after_a_kill_is_not_refused(
     server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path
 ) -> None:
     """Workers outlive a killed main process by seconds; they hold nothing that the next one needs."""
-    program = server.start("train", str(recipe), "--out", str(tmp_path), "data.workers=3")
+    program = server.start("train", str(recipe), "--out", str(tmp_path), "data.num_workers=3")
     program.until_traced("after_step 6")
     workers = program.children()
     program.kill()
@@ -185,7 +185,7 @@ def test_killed_while_the_loop_is_ahead_of_a_save(
 @pytest.mark.parametrize("part", range(4))
 def test_killed_at_every_write_of_a_run(server: Server, recipe: Path, tmp_path: Path, part: int) -> None:
     """A process that kills itself just before its n-th call that changes a file, for a quarter of all n."""
-    short = ["train", str(recipe), "writers=[]", "train.length=10it", "checkpoint.keep=1"]
+    short = ["train", str(recipe), "loggers=[]", "train.length=10it", "checkpoint.keep=1"]
     server.run(*short, "--out", str(tmp_path))
     expected = Outcome.of(tmp_path / "faults" / "default")
     for turn in range(part + 1, 1000, 4):
@@ -210,7 +210,7 @@ def test_the_command_itself_killed_and_resumed(recipe: Path, undisturbed: Outcom
     command = [sys.executable, "-m", "opabinia", "train", str(recipe), "--out", str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), TRACE: str(tmp_path / "trace"), SLOW: "0.01"}
     folder = tmp_path / "faults" / "default"
-    with subprocess.Popen([*command, "data.workers=2"], env=environment, stderr=subprocess.PIPE) as first:
+    with subprocess.Popen([*command, "data.num_workers=2"], env=environment, stderr=subprocess.PIPE) as first:
         end = time.monotonic() + 60
         while not (folder / "checkpoints" / "last").exists():
             assert first.poll() is None and time.monotonic() < end

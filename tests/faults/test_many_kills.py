@@ -36,7 +36,7 @@ def killed_somewhere(server: Server, recipe: Path, out: Path, name: str, draw: r
     folder = out / "faults" / name
     again = ("--resume",) if (folder / "config.yaml").exists() else ()
     # Saving all the time, or hardly any kill would find it at that.
-    overrides = (f"data.workers={draw.choice(WORKERS)}", "checkpoint.every=1it")
+    overrides = (f"data.num_workers={draw.choice(WORKERS)}", "checkpoint.every=1it")
     program = server.start(
         "train", str(recipe), "--out", str(out), "--name", name, *overrides, *again, environment={SLOW: "0.004"}
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from opabinia.engine.checkpointing.checkpoint import newest_whole
+from opabinia.engine.checkpointing.manager import load_latest_checkpoint
 from tests.faults.programs import SLOW, Program, Server, is_alive
 from tests.faults.runs import STEPS, Outcome, assert_same
 
@@ -15,7 +15,7 @@ TIMES = 100
 
 
 def start(server: Server, recipe: Path, out: Path, processes: int, meeting: Path) -> list[Program]:
-    arguments = ["train", str(recipe), "train.threads=1", "--out", str(out), "--resume"]
+    arguments = ["train", str(recipe), "train.num_threads=1", "--out", str(out), "--resume"]
     ranks = [{"RANK": str(rank), "WORLD_SIZE": str(processes)} for rank in range(processes)]
     arguments += [f"train.distributed.init=file://{meeting}"] if processes > 1 else []
     return [server.start(*arguments, environment={**rank, SLOW: "0.005"}) for rank in ranks]
@@ -68,7 +68,7 @@ def test_a_hundred_signals(
         assert not any("Traceback" in program.err for program in programs)
         stopped += 1
         if (folder / "checkpoints").exists():
-            found = newest_whole(folder / "checkpoints")
+            found = load_latest_checkpoint(folder / "checkpoints")
             if found is not None:
                 assert 0 < found[1].step <= STEPS
                 saved.add((runs, found[1].step))

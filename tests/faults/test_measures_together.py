@@ -10,12 +10,12 @@ from tests.faults.many import start
 from tests.faults.programs import Server
 
 MEASURES = (
-    "evaluate.measures.neighbours.evaluator={name: knn, k: 7}",
-    "evaluate.measures.probe.evaluator={name: linear_probe, layers: [embedding, backbone.layers.0], epochs: 20}",
-    "evaluate.measures.shots.evaluator={name: low_shot, shots: [1, 2], draws: 3}",
-    "evaluate.measures.machines.evaluator={name: linear_svm, costs: [0.1, 1.0]}",
-    "evaluate.measures.groups.evaluator=clusters",
-    "evaluate.measures.alarm.evaluator=collapse",
+    "evaluate.evaluators.neighbours.evaluator={name: knn, k: 7}",
+    "evaluate.evaluators.probe.evaluator={name: linear_probe, layers: [embedding, backbone.layers.0], epochs: 20}",
+    "evaluate.evaluators.shots.evaluator={name: low_shot, shots: [1, 2], repeats: 3}",
+    "evaluate.evaluators.machines.evaluator={name: linear_svm, costs: [0.1, 1.0]}",
+    "evaluate.evaluators.groups.evaluator=clustering",
+    "evaluate.evaluators.alarm.evaluator=collapse",
 )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from opabinia.runtime.signals import TOGETHER
+from opabinia.runtime.signals import SAME_REQUEST_SECONDS
 from tests.faults.launches import Launch
 from tests.faults.programs import BROKEN, CRASH, PAUSE, SLOW, Program, Server, all_gone, is_alive
 from tests.faults.runs import SAVES, STEPS, Outcome, assert_same, checkpoint
@@ -72,7 +72,7 @@ def started(
 
 @pytest.mark.parametrize("way", [by_tcp, by_file, by_slurm])
 def test_however_they_find_each_other(server: Server, recipe: Path, pair: Outcome, tmp_path: Path, way: Way) -> None:
-    first, second = started(server, way, tmp_path, recipe, "train.threads=1")
+    first, second = started(server, way, tmp_path, recipe, "train.num_threads=1")
     first.expect(0)
     second.expect(0)
     folder = tmp_path / "faults" / "default"
@@ -101,7 +101,7 @@ def test_an_error_of_one_process_is_told_by_that_one(server: Server, recipe: Pat
     prefix = "[rank 1] " * (unlucky is second)
     assert (unlucky.status, other.status) == (2, 1)
     assert f"{prefix}error: sample 61, SomeDigits: OSError: the disk is on fire" in unlucky.err
-    assert "another process has gone" in other.err
+    assert "another rank has ended: the connection to it is lost" in other.err
     assert "Traceback" not in first.err + second.err
 
 
@@ -109,14 +109,14 @@ def test_an_error_of_one_process_is_told_by_that_one(server: Server, recipe: Pat
 def test_a_signal_to_one_process_stops_both(
     server: Server, recipe: Path, pair: Outcome, tmp_path: Path, rank: int
 ) -> None:
-    programs = started(server, by_env, tmp_path, recipe, "train.threads=1", environment={SLOW: "0.02"})
+    programs = started(server, by_env, tmp_path, recipe, "train.num_threads=1", environment={SLOW: "0.02"})
     programs[0].until_traced("after_step 6")
     programs[rank].signal(signal.SIGTERM)
     for program in programs:
         program.expect(143)
         assert "Traceback" not in program.err
     assert last_step(tmp_path / "faults" / "default") >= 6
-    for program in started(server, by_env, tmp_path, recipe, "train.threads=1", "--resume"):
+    for program in started(server, by_env, tmp_path, recipe, "train.num_threads=1", "--resume"):
         program.expect(0)
     assert_same(Outcome.of(tmp_path / "faults" / "default"), pair)
 
@@ -153,7 +153,7 @@ def launch(recipe: Path, tmp_path: Path) -> Iterator[Callable[..., Launch]]:
 
     def start(*more: str, nproc: str = "2", environment: dict[str, str] | None = None) -> Launch:
         options = ["--nproc", nproc, "--rdzv-endpoint", "auto"]
-        command = ["opabinia", "train", str(recipe), "train.threads=1", "--out", str(tmp_path), *options, *more]
+        command = ["opabinia", "train", str(recipe), "train.num_threads=1", "--out", str(tmp_path), *options, *more]
         launches.append(Launch(tmp_path, *command, environment=environment))
         return launches[-1]
 
@@ -174,7 +174,7 @@ def test_nproc_and_torchrun_are_the_same(launch: Start, recipe: Path, pair: Outc
     assert own.err.count("rank 0 of 2") == 1 and "WARNING" not in own.err and "torch" not in own.err
     folder = tmp_path / "torchrun"
     folder.mkdir()
-    command = ["opabinia", "train", str(recipe), "train.threads=1", "--out", str(folder)]
+    command = ["opabinia", "train", str(recipe), "train.num_threads=1", "--out", str(folder)]
     other = Launch(folder, "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", *command)
     try:
         other.expect(0)
@@ -193,7 +193,7 @@ def test_a_worker_is_killed_and_the_run_goes_on(launch: Start, pair: Outcome, ra
     os.kill(program.workers()[rank], signal.SIGKILL)
     program.expect(0)
     assert_same(Outcome.of(program.run), pair)
-    assert len(re.findall(r"process \d+ was ended by SIGKILL: starting all workers again", program.err)) == 1
+    assert len(re.findall(r"process \d+ was killed by SIGKILL: restarting all workers", program.err)) == 1
     assert "Traceback" not in program.err
     begun = [line for line in program.trace if line.startswith("start ")]
     assert begun[:2] == ["start 0"] * 2
@@ -214,7 +214,7 @@ def test_a_signal_to_the_agent_saves(launch: Start, pair: Outcome, number: int, 
     assert all_gone(workers, 0)
     stopped = last_step(program.run)
     assert 6 <= stopped < STEPS and (checkpoint(program.run, stopped) / "state.json").exists()
-    assert "starting all workers again" not in program.err and "Traceback" not in program.err
+    assert "restarting all workers" not in program.err and "Traceback" not in program.err
     assert program.err.count("saving after this step") == 1
     again = launch("--resume")
     again.expect(0)
@@ -227,12 +227,12 @@ def test_a_second_signal_to_the_agent_stops_at_once(launch: Start) -> None:
     program.until(lambda: (program.folder / "trace").with_suffix(".paused").exists())
     workers = program.workers()
     program.process.send_signal(signal.SIGTERM)
-    time.sleep(TOGETHER + 0.5)
+    time.sleep(SAME_REQUEST_SECONDS + 0.5)
     assert all(map(is_alive, workers)), "they would save if the step came to its end"
     program.process.send_signal(signal.SIGTERM)
     program.expect(143, 10)
     assert all_gone(workers, 0)
-    assert "starting all workers again" not in program.err
+    assert "restarting all workers" not in program.err
 
 
 @pytest.mark.slow
@@ -242,7 +242,7 @@ def test_a_signal_while_all_still_start(launch: Start, delay: float) -> None:
     time.sleep(delay)
     program.process.send_signal(signal.SIGTERM)
     assert program.process.wait(60) in ((143, -signal.SIGTERM) if delay == 0 else (143,)), program.err
-    assert "Traceback" not in program.err and "starting all workers again" not in program.err
+    assert "Traceback" not in program.err and "restarting all workers" not in program.err
 
 
 @pytest.mark.slow
@@ -263,7 +263,7 @@ def test_an_error_that_would_come_again_is_told_once_and_not_tried_again(launch:
     program = launch(environment={BROKEN: "61"})
     program.expect(2)
     assert program.err.count("error: sample 61, SomeDigits: OSError: the disk is on fire") == 1
-    assert "starting all workers again" not in program.err and "Traceback" not in program.err
+    assert "restarting all workers" not in program.err and "Traceback" not in program.err
 
 
 @pytest.mark.slow
@@ -271,7 +271,7 @@ def test_a_crash_that_comes_again_ends_with_1(launch: Start) -> None:
     program = launch("--max-restarts", "1", environment={CRASH: "after_step 2"})
     program.expect(1)
     assert program.err.count("RuntimeError: crashed at after_step 2") in (2, 4), "both may come to it"
-    assert program.err.count("starting all workers again") == 1
+    assert program.err.count("restarting all workers") == 1
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ task:
   neck: layer
   head: {name: cosface, scale: 8, margin: 0.1}
   metric_losses: [{name: triplet}, {name: supervised_contrastive, scale: 0.5}, {name: circle, gamma: 16, scale: 0.1}]
-  memory: {size: 24, gamma: 8, scale: 0.1}
+  cross_batch_memory: {size: 24, gamma: 8, scale: 0.1}
   mean: [0.5]
   std: [0.25]
 data:
@@ -31,7 +31,7 @@ data:
   sampler: {name: identities, instances: 2}
   batch_size: 14
 optimizer: {name: sgd, lr: 0.05}
-train: {length: 12it, log_samples: true, threads: 1}
+train: {length: 12it, log_samples: true, num_threads: 1}
 evaluate: {every: 4it, batch_size: 5}
 checkpoint: {every: 4it}
 seed: 3
@@ -100,6 +100,6 @@ def test_a_resume_has_the_queue_as_it_was(reid: Reid) -> None:
 
 @pytest.mark.slow
 def test_sharded_it_learns_the_same(reid: Reid) -> None:
-    one = reid("one", 1, "task.memory=null")
-    many = reid("many", 2, "task.memory=null", "train.parallel={name: fsdp, unit: 100}")
+    one = reid("one", 1, "task.cross_batch_memory=null")
+    many = reid("many", 2, "task.cross_batch_memory=null", "train.parallel={name: fsdp, min_num_params: 100}")
     assert_same_learning(many, one, 1e-4)

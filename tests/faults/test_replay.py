@@ -71,6 +71,6 @@ def test_weights_in_many_files_become_one(server: Server, trained: Trained, tmp_
         found = load_file(out)
         assert found.keys() == set(whole) and all(torch.equal(found[name], whole[name]) for name in whole)
     again = server.run("merge", str(folder), "--out", str(tmp_path / "ema.safetensors"), status=2)
-    assert "is there already" in again.err
+    assert "exists already" in again.err
     program = server.run("merge", str(folder), "--weights", "teacher", "--out", str(tmp_path / "x"), status=2)
     assert "has no teacher; it has: " in program.err

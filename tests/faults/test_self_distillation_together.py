@@ -14,7 +14,7 @@ STEPS = 8
 VIT = "{name: timm, model: vit_tiny_patch16_224, options: {img_size: 8, patch_size: 2, embed_dim: 24, depth: 1, \
 num_heads: 3, dynamic_img_size: true}}"
 LARGE = "{name: RandomAffine, degrees: 10, translate: [0.1, 0.1]}"
-MASKS = "{name: block_patches, patch_size: 2, smallest: 2}"
+MASKS = "{name: block_patch_mask, patch_size: 2, min_num_patches: 2}"
 SMALL = "{transforms: [{name: RandomCrop, size: 6}]}"
 CROPS = f"[{{name: views, views: [{{count: 2, transforms: [{LARGE}]}}, {SMALL}]}}]"
 MASKED = CROPS.replace(LARGE, f"{LARGE}, {MASKS}")
@@ -31,21 +31,21 @@ data:
   batch_size: 14
   drop_last: true
 optimizer: {name: sgd, lr: 0.0005}
-train: {length: 8it, log_samples: true, threads: 1, sync_batch_norm: true}
+train: {length: 8it, log_samples: true, num_threads: 1, sync_batch_norm: true}
 checkpoint: {every: 4it, keep: 9}
 seed: 3
 """
 TASKS = {
     "dino": (f"name: dino, {HEAD}, teacher_warmup: 4it, backbone: {{name: grouped}}", CROPS),
-    "ibot": (f"name: ibot, {HEAD}, teacher_warmup: 4it, patches_from: 1it, backbone: {VIT}", MASKED),
+    "ibot": (f"name: ibot, {HEAD}, teacher_warmup: 4it, masking_start: 1it, backbone: {VIT}", MASKED),
     "dinov2": (
-        f"name: ibot, {HEAD}, separate_heads: true, patch_outputs: 10, koleo_weight: 0.1, centring: sinkhorn, "
+        f"name: ibot, {HEAD}, separate_heads: true, patch_outputs: 10, koleo_weight: 0.1, centering: sinkhorn, "
         f"backbone: {VIT}",
         MASKED,
     ),
     "mae": (
         f"name: mae, decoder_width: 16, decoder_depth: 1, decoder_heads: 2, backbone: {VIT}",
-        "[{name: random_patches, patch_size: 2}]",
+        "[{name: random_patch_mask, patch_size: 2}]",
     ),
 }
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("ibot", "mae")]
@@ -91,7 +91,7 @@ def test_the_loss_is_that_of_the_whole_batch(methods: Methods, task: str, proces
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["dinov2", "mae"])
 def test_sharded_parameters_learn_the_same(methods: Methods, task: str) -> None:
-    one, many = methods(task, "one", 1), methods(task, "many", 2, "train.parallel={name: fsdp, unit: 100}")
+    one, many = methods(task, "one", 1), methods(task, "many", 2, "train.parallel={name: fsdp, min_num_params: 100}")
     assert_same_learning(many, one, 1e-4)
 
 

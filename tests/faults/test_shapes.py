@@ -33,9 +33,12 @@ def test_the_batches_of_a_run(trained: Trained) -> None:
     )  # the warm-up is over after one epoch; the drop is behind the fine-tuning's half
     assert 0 < rates[0] < rates[1] < rates[3] < 2
     log = (folder / "train.log").read_text()
-    assert "65 samples, 24 steps of 6 to 24 (4 an epoch); from step 0" in log
-    assert log.count("epoch 0: batches of 24 x 4 x 4, 12 x 6 x 6, 12 x 6 x 6, learning rate x 2, norms in 4 parts") == 1
-    assert "batches of 24 x 4 x 4, 12 x 6 x 6, 6 x 8 x 8, learning rate x 0.1, norms in 2 parts" in log
+    assert "65 samples, 24 steps of 6 to 24 (4 per epoch); from step 0" in log
+    assert (
+        log.count("epoch 0: batches of 24 x 4 x 4, 12 x 6 x 6, 12 x 6 x 6, learning rate x 2, batch norm in 4 parts")
+        == 1
+    )
+    assert "batches of 24 x 4 x 4, 12 x 6 x 6, 6 x 8 x 8, learning rate x 0.1, batch norm in 2 parts" in log
 
 
 @pytest.mark.parametrize("workers", [(0, 2), pytest.param((2, 1), marks=pytest.mark.slow)])
@@ -46,17 +49,17 @@ def test_killed_in_the_middle_of_a_short_cycle(
     more = [*MULTIGRID, "task.backbone.norm=batch"]
     expected = Outcome.of(trained("whole", 1, *more))
     arguments = ("train", str(together), "--out", str(tmp_path), "--name", "killed", *more)
-    program = server.start(*arguments, f"data.workers={workers[0]}", environment={SLOW: "0.02"})
+    program = server.start(*arguments, f"data.num_workers={workers[0]}", environment={SLOW: "0.02"})
     program.until_traced("after_step 7")
     program.kill()
     saved = tmp_path / "together" / "killed" / "checkpoints" / "last"
     assert saved.read_text().strip() == "step-00000005"
-    server.run(*arguments, f"data.workers={workers[1]}", "--resume")
+    server.run(*arguments, f"data.num_workers={workers[1]}", "--resume")
     assert_same(Outcome.of(tmp_path / "together" / "killed"), expected)
 
 
 def test_two_processes(trained: Trained) -> None:
-    one, two = trained("one", 1, *MULTIGRID), trained("two", 2, *MULTIGRID, "data.workers=1")
+    one, two = trained("one", 1, *MULTIGRID), trained("two", 2, *MULTIGRID, "data.num_workers=1")
     assert_same_learning(two, one)
     assert [line["samples"] for line in steps(two)] == [line["samples"] for line in steps(one)]
     assert [line["val/top1"] for line in metrics(two) if "val/top1" in line]
@@ -74,7 +77,7 @@ def test_norms_over_neighbours_are_those_of_one_process(trained: Trained) -> Non
     more = [*MULTIGRID, "shapes.long_cycle=[]", "shapes.bn_base_size=6", "task.backbone.norm=batch"]
     one, two = trained("one", 1, *more), trained("two", 2, *more)
     assert "4 x 4, 12 x 6 x 6, 6 x 8 x 8, learning rate x 1\n" in (one / "train.log").read_text()
-    assert "learning rate x 1, norms over 2 processes" in (two / "train.log").read_text()
+    assert "learning rate x 1, batch norm over 2 processes" in (two / "train.log").read_text()
     assert_same_learning(two, one, 1e-4)
     assert_same_learning(trained("sharded", 2, *more, "train.parallel=fsdp"), one, 1e-4)
 
@@ -82,4 +85,4 @@ def test_norms_over_neighbours_are_those_of_one_process(trained: Trained) -> Non
 def test_what_does_not_divide_is_refused_before_the_first_step(server: Server, together: Path, tmp_path: Path) -> None:
     arguments = ["train", str(together), "--out", str(tmp_path), *MULTIGRID, "shapes.milestones=[4]"]
     program = server.run(*arguments, status=2)
-    assert "shapes: milestones: [4] are to ascend between epoch 0 and 4" in program.err
+    assert "shapes: milestones: [4] must ascend between epoch 0 and 4" in program.err

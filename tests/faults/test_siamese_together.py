@@ -24,7 +24,7 @@ data:
   batch_size: 14
   drop_last: true
 optimizer: {name: sgd, lr: 0.02}
-train: {length: 8it, log_samples: true, threads: 1, sync_batch_norm: true}
+train: {length: 8it, log_samples: true, num_threads: 1, sync_batch_norm: true}
 checkpoint: {every: 4it, keep: 9}
 seed: 3
 """
@@ -81,7 +81,7 @@ def test_of_fewer_images_the_loss_would_be_another(siamese: Siamese, task: str) 
 @pytest.mark.slow
 def test_a_sharded_teacher_follows_too(siamese: Siamese) -> None:
     one = siamese("byol", "one", 1)
-    many = siamese("byol", "many", 2, "train.parallel={name: fsdp, unit: 100}")
+    many = siamese("byol", "many", 2, "train.parallel={name: fsdp, min_num_params: 100}")
     assert_same_learning(many, one, 1e-4)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from opabinia.runtime.signals import TOGETHER
+from opabinia.runtime.signals import SAME_REQUEST_SECONDS
 from tests.faults.programs import PAUSE, SLOW, Program, Server, all_gone, is_alive
 from tests.faults.runs import EVALUATIONS, STEPS, Outcome, assert_same, checkpoint, metrics
 
@@ -33,7 +33,7 @@ def paused(server: Server, moment: str, *arguments: str) -> Program:
 
 
 def test_sigusr1_is_obeyed_like_sigterm(server: Server, recipe: Path, tmp_path: Path) -> None:
-    program = paused(server, "after_backward 6", "train", str(recipe), "--out", str(tmp_path), "data.workers=1")
+    program = paused(server, "after_backward 6", "train", str(recipe), "--out", str(tmp_path), "data.num_workers=1")
     program.signal_group(signal.SIGUSR1)  # srun sends it to all processes
     program.go_on()
     program.expect(143)
@@ -51,16 +51,16 @@ def test_sigterm_saves_and_the_rest_follows(
     program.expect(143)
     folder = tmp_path / "faults" / "default"
     assert last_step(folder) == step
-    assert f"stopped: SIGTERM; to go on: opabinia train {folder} --resume" in program.err
+    assert f"stopped: SIGTERM; to resume: opabinia train {folder} --resume" in program.err
     assert "Traceback" not in program.err
     assert program.trace[-1] == "finish stopped"
     assert not (folder / "results.json").exists()
-    server.run("train", str(folder), "--resume", "data.workers=1")
+    server.run("train", str(folder), "--resume", "data.num_workers=1")
     assert_same(Outcome.of(folder), undisturbed)
 
 
 def test_ctrl_c_reaches_the_whole_group(server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path) -> None:
-    program = paused(server, "after_backward 11", "train", str(recipe), "--out", str(tmp_path), "data.workers=2")
+    program = paused(server, "after_backward 11", "train", str(recipe), "--out", str(tmp_path), "data.num_workers=2")
     workers = program.children()
     assert len(workers) == 4
     program.signal_group(signal.SIGINT)
@@ -69,17 +69,17 @@ def test_ctrl_c_reaches_the_whole_group(server: Server, recipe: Path, undisturbe
     assert all_gone(workers, 1)
     assert "Traceback" not in program.err
     folder = tmp_path / "faults" / "default"
-    server.run("train", str(recipe), "--out", str(tmp_path), "--resume", "data.workers=0")
+    server.run("train", str(recipe), "--out", str(tmp_path), "--resume", "data.num_workers=0")
     assert_same(Outcome.of(folder), undisturbed)
 
 
 def test_a_second_signal_stops_at_once(server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path) -> None:
-    program = paused(server, "after_backward 8", "train", str(recipe), "--out", str(tmp_path), "data.workers=1")
+    program = paused(server, "after_backward 8", "train", str(recipe), "--out", str(tmp_path), "data.num_workers=1")
     workers = program.children()
     program.signal(signal.SIGTERM)
     time.sleep(0.5)
     program.signal(signal.SIGTERM)
-    time.sleep(TOGETHER)
+    time.sleep(SAME_REQUEST_SECONDS)
     assert program.running(), "two at once are one, obeyed at the end of the step, which does not come"
     began = time.monotonic()
     program.signal(signal.SIGTERM)
@@ -137,7 +137,7 @@ def test_before_the_first_step_there_is_nothing_to_save(
     assert list((folder / "checkpoints").iterdir()) == []
     assert program.trace == ["start 0", "finish stopped"]
     again = server.run("train", str(recipe), "--out", str(tmp_path), "--resume")
-    assert "starting anew" in again.err
+    assert "starting from the beginning" in again.err
     assert_same(Outcome.of(folder), undisturbed)
 
 
@@ -178,7 +178,7 @@ def test_an_evaluation_that_was_interrupted_is_still_due(
     assert last_step(folder) == evaluation
     assert state(folder, evaluation)["due"] == ["after_phase" if evaluation % 15 == 0 else "after_step", "save"]
     assert evaluated(folder) == [step for step in EVALUATIONS if step < evaluation]
-    again = server.run("train", str(recipe), "--out", str(tmp_path), "--resume", "data.workers=2")
+    again = server.run("train", str(recipe), "--out", str(tmp_path), "--resume", "data.num_workers=2")
     assert again.trace[1] == f"before_phase evaluate {evaluation}"
     assert_same(Outcome.of(folder), undisturbed)
     assert evaluated(folder) == list(EVALUATIONS)
@@ -205,21 +205,20 @@ def test_asked_to_stop_again_and_again(server: Server, recipe: Path, undisturbed
 def test_the_time_limit_ends_a_run_with_status_0(
     server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path
 ) -> None:
-    limit = "hooks.time_limit={after: 0.0001h}"  # 0.36 s
+    limit = "hooks.time_limit={max_time: 0.0001h}"  # 0.36 s
     program = server.run("train", str(recipe), "--out", str(tmp_path), limit, environment={SLOW: "0.02"})
-    assert "stopped: the time limit of 0.0001h is over" in program.err
+    assert "stopped: the time limit of 0.0001h is reached" in program.err
     folder = tmp_path / "faults" / "default"
     assert 0 < last_step(folder) < STEPS
     # Otherwise the limit holds for the resumed run, too.
-    server.run("train", str(recipe), "--out", str(tmp_path), "--resume", "hooks.time_limit.after=1h")
+    server.run("train", str(recipe), "--out", str(tmp_path), "--resume", "hooks.time_limit.max_time=1h")
     assert_same(Outcome.of(folder), undisturbed)
 
 
-def test_a_signal_while_the_program_still_starts(server: Server, recipe: Path, tmp_path: Path) -> None:
-    """There is nothing to save: it ends, and leaves no run behind that would be in the way."""
-    program = server.start(
-        *("train", str(recipe), "--out", str(tmp_path)), first=["tests.faults.injections:signalled_while_resolving"]
-    )
+@pytest.mark.parametrize("moment", ["signalled_while_the_config_is_read", "signalled_before_the_run_begins"])
+def test_a_signal_while_the_program_still_starts(server: Server, recipe: Path, tmp_path: Path, moment: str) -> None:
+    """There is nothing to save: the program ends, and the next one can use the same folder."""
+    program = server.start(*("train", str(recipe), "--out", str(tmp_path)), first=[f"tests.faults.injections:{moment}"])
     program.expect(143)
     assert not program.err
     assert not is_alive(program.pid)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from opabinia.data.sources import Digits
 from opabinia.engine.checkpointing.checkpoint import read_checkpoint
-from opabinia.runtime.files import mend
+from opabinia.runtime.files import remove_leftovers
 from tests.faults.many import STEPS, Trained, scores, start, steps
 from tests.faults.programs import PAUSE, Server, mounted
 from tests.faults.runs import checkpoint, metrics
@@ -37,42 +37,42 @@ def assert_same_learning(found: Path, expected: Path, losses: float = 2e-5) -> N
     [(2, 4), (3, 1), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((2, 0), (4, 0)))],
 )
 def test_the_same_learning_on_any_number(trained: Trained, alone: Path, processes: int, workers: int) -> None:
-    found = trained("many", processes, f"data.workers={workers}")
+    found = trained("many", processes, f"data.num_workers={workers}")
     assert_same_learning(found, alone)
     assert sum(len(line["sample_ids"]) for line in steps(found)) == steps(found)[-1]["samples"]
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_the_same_learning_with_any_number_of_workers(trained: Trained, alone: Path, workers: int) -> None:
-    assert metrics(trained("many", 1, f"data.workers={workers}")) == metrics(alone)
+    assert metrics(trained("many", 1, f"data.num_workers={workers}")) == metrics(alone)
 
 
 VARIETIES = {
-    "pieces": ["train.micro_batch=5"],
+    "pieces": ["train.micro_batch_size=5"],
     "clipped": ["train.step={name: standard, clip_norm: 0.5}"],
     "averaged": ["ema={momentum: 0.9}"],
-    "frozen for a while": ["hooks.freeze={name: freeze, pattern: ^head, duration: 7it}"],
+    "frozen for a while": ["hooks.freeze={name: freeze, pattern: ^head, until: 7it}"],
     "synchronised norms": ["task.backbone.norm=batch", "train.sync_batch_norm=true"],
     "exact norms": [
         *("task.backbone.norm=batch", "train.sync_batch_norm=true"),
-        "hooks.precise={name: precise_norm, every: 10it, batches: 2}",
+        "hooks.precise={name: precise_bn, every: 10it, batches: 2}",
     ],
     "exact norms of other data": [
         *("task.backbone.norm=batch", "train.sync_batch_norm=true"),
-        "hooks.precise={name: precise_norm, data: val, every: 10it, batches: 5}",
+        "hooks.precise={name: precise_bn, data: val, every: 10it, batches: 5}",
     ],
     "synchronised norms in half precision": [
         *("task.backbone.norm=batch", "train.sync_batch_norm=true", "train.precision=bf16"),
     ],
     "balanced samples": ["data.sampler={name: balanced}"],
-    "growing pictures": ["shapes={name: progressive, start: 4, end: 8, multiple: 4}"],
+    "growing images": ["shapes={name: progressive, start: 4, end: 8, multiple: 4}"],
     "a teacher": ["distill={run: ALONE}"],
     "its own average as a teacher": ["distill={teachers: [{run: ALONE}], average: {momentum: 0.8}}"],
     "half precision": ["train.precision=bf16"],
     "a fixed graph": ["train.parallel={name: ddp, static_graph: true}"],
-    "a fixed graph in pieces": ["train.parallel={name: ddp, static_graph: true}", "train.micro_batch=5"],
+    "a fixed graph in pieces": ["train.parallel={name: ddp, static_graph: true}", "train.micro_batch_size=5"],
     "looking for unused parameters": ["train.parallel={name: ddp, find_unused_parameters: true}"],
-    "sharded": ["train.parallel={name: fsdp, unit: 100}"],
+    "sharded": ["train.parallel={name: fsdp, min_num_params: 100}"],
     "sharded with exact norms": [
         *(
             "train.parallel={name: fsdp}",
@@ -80,13 +80,16 @@ VARIETIES = {
             "train.sync_batch_norm=true",
             "ema={momentum: 0.9}",
         ),
-        "hooks.precise={name: precise_norm, every: 10it, batches: 2}",
+        "hooks.precise={name: precise_bn, every: 10it, batches: 2}",
     ],
-    "sharded in pieces": ["train.parallel={name: fsdp}", "train.micro_batch=5"],
+    "sharded in pieces": ["train.parallel={name: fsdp}", "train.micro_batch_size=5"],
     "sharded and clipped": ["train.parallel={name: fsdp}", "train.step={name: standard, clip_each: 0.2}"],
     "sharded with a teacher": ["train.parallel={name: fsdp}", "distill={run: ALONE}"],
     "sharded with its own average as a teacher": [
-        *("train.parallel={name: fsdp, unit: 100}", "distill={features_weight: 0.5, average: {momentum: 0.8}}"),
+        *(
+            "train.parallel={name: fsdp, min_num_params: 100}",
+            "distill={features_weight: 0.5, average: {momentum: 0.8}}",
+        ),
     ],
     "sharded and averaged": ["train.parallel={name: fsdp}", "ema={momentum: 0.9}"],
     "sharded and frozen": ["train.parallel={name: fsdp}", "hooks.freeze={name: freeze, pattern: ^head}"],
@@ -130,12 +133,12 @@ REFUSED = {
     "is not contiguous.*fsdp excludes train.channels_last": [
         *("train.parallel=fsdp", "train.channels_last=true", "task.backbone={name: timm, model: test_resnet}"),
     ],
-    "say {name: ddp, find_unused_parameters: true}": ["task.backbone={name: forgetful}"],
+    "use {name: ddp, find_unused_parameters: true}": ["task.backbone={name: forgetful}"],
 }
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_cannot_work_is_told(server: Server, together: Path, tmp_path: Path, message: str) -> None:
+def test_unsupported_combinations_are_reported(server: Server, together: Path, tmp_path: Path, message: str) -> None:
     programs = start(server, 2, str(together), "--out", str(tmp_path), *REFUSED[message])
     for program in programs:
         program.expect(2)
@@ -191,7 +194,7 @@ def cut_back(folder: Path, step: int) -> None:
     (folder / "results.json").unlink()
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "{name: fsdp, unit: 100}"])
+@pytest.mark.parametrize("parallel", ["ddp", "{name: fsdp, min_num_params: 100}"])
 @pytest.mark.parametrize("processes", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_resumed_from_two_processes_on_other_numbers(
     server: Server, trained: Trained, parallel: str, processes: int
@@ -269,7 +272,7 @@ def poisoned_steps(alone: Path) -> list[int]:
     return [line["step"] for line in steps(alone) if SPOILED in line["sample_ids"] and line["step"] <= 10]
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "{name: fsdp, unit: 100}"])
+@pytest.mark.parametrize("parallel", ["ddp", "{name: fsdp, min_num_params: 100}"])
 def test_a_layer_that_goes_wrong_in_one_process_is_named(
     server: Server, together: Path, tmp_path: Path, parallel: str
 ) -> None:
@@ -281,12 +284,12 @@ def test_a_layer_that_goes_wrong_in_one_process_is_named(
     assert len(re.findall(r"first not finite after layer backbone\.layers\.5 \(Explosive, ", said)) == 1
 
 
-def test_where_nothing_can_be_learned_going_back_ends(server: Server, together: Path, tmp_path: Path) -> None:
+def test_rollback_gives_up_where_no_batch_is_finite(server: Server, together: Path, tmp_path: Path) -> None:
     nothing = "data={train: {source: {name: poisoned, n: 1, sample: 0}}, batch_size: 1}"
     how = ("train.on_nonfinite=rollback", "train.length=40it", "checkpoint.every=5it", "data.val=null")
     (program,) = start(server, 1, str(together), "--out", str(tmp_path), nothing, *how)
     program.expect(1)
-    assert "numbers have gone wrong" in program.err and "this run does not learn" in program.err
+    assert "had non-finite values" in program.err and "this run does not converge" in program.err
 
 
 def test_the_scale_of_fp16_survives_updates_left_out(trained: Trained) -> None:
@@ -303,7 +306,7 @@ def test_stop_names_the_step_the_loss_and_the_samples(
         program.expect(1)
     said = "".join(program.err for program in programs)
     assert said.count(f"train/loss is nan at step {poisoned_steps[0]}") == 1
-    assert "not finite in the batch already: image" in said and "the weights are as before" in said
+    assert "the batch itself is not finite: image" in said and "the weights were not changed" in said
     assert SPOILED in said
     assert "Traceback" not in said
 
@@ -330,7 +333,7 @@ def test_skip_leaves_the_update_out(
     assert all(bool(weights[name].isfinite().all()) for name in weights)
     log = (folder / "train.log").read_text()
     assert f"nan at step {skipped[0]}" in log or step == "blind"
-    assert f"1 of the updates before step {skipped[0] + 1} were left out" in log
+    assert f"1 of the updates before step {skipped[0] + 1} were skipped" in log
 
 
 @pytest.mark.parametrize(
@@ -347,7 +350,7 @@ def test_rollback_goes_back_and_leaves_the_batch_out(
     assert newest.state["left_out"] == [step - 1 for step in poisoned_steps]
     tensors = load_file(checkpoint(folder, 10) / "model.safetensors")
     assert all(bool(tensor.isfinite().all()) for tensor in tensors.values())
-    assert f"the batch of step {poisoned_steps[0]} will be left out" in (folder / "train.log").read_text()
+    assert f"the batch of step {poisoned_steps[0]} will be skipped" in (folder / "train.log").read_text()
 
 
 # --- a full disk ----------------------------------------------------------------------------------------------------
@@ -366,7 +369,7 @@ def test_a_full_disk_is_told(server: Server, together: Path, tmp_path: Path, par
         said = "".join(program.err for program in programs)
         assert "the disk is full" in said and "Traceback" not in said, said
         checkpoints = small / "together" / "default" / "checkpoints"
-        mend(checkpoints)  # as the next start does: a process may have written after another has failed
+        remove_leftovers(checkpoints)  # as the next start does: a process may have written after another has failed
         assert not list(checkpoints.glob(".*"))
         for path in checkpoints.glob("step-*"):
             read_checkpoint(path)

@@ -14,7 +14,7 @@ RECIPE = """
 task: {name: simclr, backbone: {name: timm, model: test_resnet}, projection: 16, mean: [0.2], std: [0.25]}
 data:
   train:
-    source: {name: without_labels, source: {name: synthetic, samples: 28, channels: 1, size: 32}}
+    source: {name: unlabeled, source: {name: synthetic, samples: 28, channels: 1, size: 32}}
     transforms:
       - name: views
         views:
@@ -22,7 +22,7 @@ data:
           - {count: 1, transforms: [{name: RandomResizedCrop, size: 24}]}
   batch_size: 8
 optimizer: {name: sgd, lr: 0.01}
-train: {length: 7it, device: cpu, threads: 1, log_samples: true}
+train: {length: 7it, device: cpu, num_threads: 1, log_samples: true}
 checkpoint: {every: 2it, keep: 9}
 seed: 3
 """
@@ -31,7 +31,7 @@ seed: 3
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_step_has_the_same_views_when_it_is_done_again(server: Server, tmp_path: Path, workers: int) -> None:
     (tmp_path / "views.yaml").write_text(RECIPE)
-    server.run("train", str(tmp_path / "views.yaml"), "--out", str(tmp_path), f"data.workers={workers}")
+    server.run("train", str(tmp_path / "views.yaml"), "--out", str(tmp_path), f"data.num_workers={workers}")
     folder = tmp_path / "views" / "default"
     views = {}
     for step in (1, 4, 7):  # from the beginning, and from checkpoints in the middle of the first and second epoch

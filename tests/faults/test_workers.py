@@ -11,7 +11,9 @@ from tests.faults.programs import BROKEN, CRASH, PAUSE, Server, all_gone, is_ali
 
 def test_gone_within_seconds_after_a_kill(server: Server, recipe: Path, tmp_path: Path) -> None:
     moment = "after_backward 9"  # both loaders, training and validation, have theirs
-    program = server.start("train", str(recipe), "--out", str(tmp_path), "data.workers=2", environment={PAUSE: moment})
+    program = server.start(
+        "train", str(recipe), "--out", str(tmp_path), "data.num_workers=2", environment={PAUSE: moment}
+    )
     program.until_paused()
     workers = program.children()
     assert len(workers) == 4 and all(map(is_alive, workers))
@@ -21,7 +23,7 @@ def test_gone_within_seconds_after_a_kill(server: Server, recipe: Path, tmp_path
 
 def test_gone_within_seconds_after_a_kill_while_they_start(server: Server, recipe: Path, tmp_path: Path) -> None:
     program = server.start(
-        *("train", str(recipe), "--out", str(tmp_path), "data.workers=2"),
+        *("train", str(recipe), "--out", str(tmp_path), "data.num_workers=2"),
         first=["tests.faults.injections:killed_while_workers_start"],
     )
     program.expect(-signal.SIGKILL)
@@ -31,7 +33,7 @@ def test_gone_within_seconds_after_a_kill_while_they_start(server: Server, recip
 @pytest.mark.parametrize("moment", ["after_backward 9", "after_phase evaluate 8", "after_phase train 15"])
 def test_gone_at_once_after_a_crash(server: Server, recipe: Path, tmp_path: Path, moment: str) -> None:
     program = server.start(
-        *("train", str(recipe), "--out", str(tmp_path), "data.workers=2"),
+        *("train", str(recipe), "--out", str(tmp_path), "data.num_workers=2"),
         environment={PAUSE: "after_backward 7", CRASH: moment},
     )
     program.until_paused()
@@ -50,7 +52,7 @@ def test_gone_at_once_after_a_crash(server: Server, recipe: Path, tmp_path: Path
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_sample_that_cannot_be_read_is_named(server: Server, recipe: Path, tmp_path: Path, workers: int) -> None:
     program = server.run(
-        *("train", str(recipe), "--out", str(tmp_path), f"data.workers={workers}"),
+        *("train", str(recipe), "--out", str(tmp_path), f"data.num_workers={workers}"),
         environment={BROKEN: "61"},
         status=2,
     )
@@ -69,7 +71,9 @@ def test_after_a_broken_sample_was_mended_the_run_goes_on(server: Server, recipe
 
 def test_a_worker_that_is_killed_is_a_crash(server: Server, recipe: Path, tmp_path: Path) -> None:
     moment = "after_backward 2"
-    program = server.start("train", str(recipe), "--out", str(tmp_path), "data.workers=2", environment={PAUSE: moment})
+    program = server.start(
+        "train", str(recipe), "--out", str(tmp_path), "data.num_workers=2", environment={PAUSE: moment}
+    )
     program.until_paused()
     workers = program.children()
     os.kill(workers[0], signal.SIGKILL)

@@ -21,6 +21,6 @@ def test_everything_can_be_built(recipe: str, tmp_path: Path) -> None:
     if recipe in NEEDS and not find_spec(NEEDS[recipe]):
         pytest.skip(f"{NEEDS[recipe]} is not installed")
     done = CliRunner().invoke(
-        app, ["config", "check", "--build", recipe, "data.workers=0", *smaller(recipe, tmp_path / "data")]
+        app, ["config", "check", "--build", recipe, "data.num_workers=0", *smaller(recipe, tmp_path / "data")]
     )
     assert done.exit_code == 0 and f"{recipe}: no problems" in done.output, done.output

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from opabinia.models.norms import GhostBatchNorm, split_norms
+from opabinia.models.norms import GhostBatchNorm, split_batch_norms
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "multigrid" / "sub_batchnorm.json").read_text())
 cases = pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: f"{case['n']} in {case['num_splits']}")
@@ -28,7 +28,7 @@ def clips(count: int) -> Tensor:
 
 def norm_of(splits: int) -> GhostBatchNorm:
     model = nn.Sequential(nn.BatchNorm3d(CHANNELS)).double()
-    assert split_norms(model, splits) == 1
+    assert split_batch_norms(model, splits) == 1
     norm = model[0]
     assert isinstance(norm, GhostBatchNorm)
     return norm

@@ -13,11 +13,11 @@ from opabinia.engine.hooks.bottleneck import Bottleneck
 from opabinia.training.autotune import autotune
 from opabinia.training.benchmark import benchmark, matmul_flops
 from opabinia.training.run_folder import build_parts, resolve
-from tests.engine.test_more_hooks import a_run
+from tests.engine.test_optional_hooks import make_run
 
 pytestmark = pytest.mark.gpu
 
-RECIPE = ["train.device=cuda", "train.threads=1", "data.workers=0", "train.length=100it"]
+RECIPE = ["train.device=cuda", "train.num_threads=1", "data.num_workers=0", "train.length=100it"]
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_the_largest_batch_that_fits_trains_and_a_much_larger_one_does_not(small
 
 
 def test_smaller_pieces_let_all_samples_fit(small_gpu: float) -> None:
-    assert found("data.batch_size=auto", LARGE, "train.micro_batch=16")["batch_size"] == 1437
+    assert found("data.batch_size=auto", LARGE, "train.micro_batch_size=16")["batch_size"] == 1437
 
 
 def test_a_recipe_is_measured_on_the_device() -> None:
@@ -70,9 +70,9 @@ def test_half_precision_multiplies_faster() -> None:
     assert matmul_flops(device, "bf16") > matmul_flops(device, "fp32")
 
 
-@pytest.mark.parametrize(("work", "behind"), [(0, False), (200, True)])
-def test_whether_the_device_is_behind_is_known_without_waiting(work: int, behind: bool) -> None:
-    run: Any = a_run(task=torch.nn.Linear(2, 2).cuda())
+@pytest.mark.parametrize(("work", "queued"), [(0, False), (200, True)])
+def test_the_share_of_queued_steps_is_measured_without_waiting(work: int, queued: bool) -> None:
+    run: Any = make_run(task=torch.nn.Linear(2, 2).cuda())
     hook = Bottleneck(0)
     hook.start(run)
     matrix = torch.randn(4096, 4096, device="cuda")
@@ -82,10 +82,10 @@ def test_whether_the_device_is_behind_is_known_without_waiting(work: int, behind
         for _ in range(10):
             for _ in range(work):
                 matrix @ matrix
-            hook._queue.begin()  # type: ignore[union-attr]
+            hook._gpu_queue.begin_step()  # type: ignore[union-attr]
             if not work:
                 sum(range(10**6))  # the host is slow
-            hook._queue.end()  # type: ignore[union-attr]
+            hook._gpu_queue.end_step()  # type: ignore[union-attr]
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert (hook._queue.behind > 0.5) == behind  # type: ignore[union-attr]
+    assert (hook._gpu_queue.queued_share > 0.5) == queued  # type: ignore[union-attr]

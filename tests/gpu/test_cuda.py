@@ -21,15 +21,15 @@ import torch
 import torch.distributed as dist
 from torchvision.transforms import v2
 
-from opabinia.contracts import Batch, Clock, DatasetInfo, Hook, Row, Run, StepOptions, Task
+from opabinia.contracts import Batch, Clock, DatasetInfo, GlobalBatch, Hook, Run, StepOptions, Task
 from opabinia.data import Data, Stream
 from opabinia.data.batch_mixing import cutmix, mixup
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.data.sampling.permutation import EachOnce
+from opabinia.data.sampling.permutation import EpochSampler
 from opabinia.data.sources import Digits
-from opabinia.engine.checkpointing.checkpoint import newest_whole
+from opabinia.engine.checkpointing.manager import load_latest_checkpoint
 from opabinia.engine.loop.prefetch import to_host
-from opabinia.engine.loop.step import Standard
+from opabinia.engine.loop.step import StandardStep
 from opabinia.models.backbones.timm import timm
 from opabinia.optim.schedules import cosine
 from opabinia.runtime.device import choose_device
@@ -85,7 +85,7 @@ def run(
     """Thirty steps of digits, from the newest checkpoint in the folder if there is one."""
     checkpoints = folder / "checkpoints"
     checkpoints.mkdir(parents=True, exist_ok=True)
-    newest = newest_whole(checkpoints)
+    newest = load_latest_checkpoint(checkpoints)
     return train(
         Session(folder, newest[1] if newest else None),
         task=partial(model, dtype, dropout=dropout),
@@ -93,14 +93,14 @@ def run(
             train=digits("train"),
             val=digits("val"),
             batch_size=64,
-            workers=workers,
+            num_workers=workers,
             mix=[partial(mixup, alpha=0.2)] if mixing else [],
         ),
         optimizer=partial(torch.optim.AdamW, lr=0.004, fused=True),
         schedule=partial(cosine, warmup=Duration(5, "it")),
         train=Training(
             length=Duration(STEPS, "it"),
-            step=partial(Standard, clip_norm=5.0),
+            step=partial(StandardStep, clip_norm=5.0),
             device=device,
             deterministic=deterministic,
             threads=1,
@@ -109,7 +109,7 @@ def run(
         evaluate=Evaluation(every=Duration(0, "ep")),
         checkpoint=Checkpointing(every=Duration(save_every, "it")),
         hooks={"own": hook} if hook else None,
-        writers=[],
+        loggers=[],
         seed=0,
     )
 
@@ -180,8 +180,8 @@ def test_an_update_is_left_out_on_the_device(fused: bool) -> None:
     torch.manual_seed(0)
     task = model(torch.float32, DatasetInfo(samples=8, channels=1, classes=tuple("0123456789"))).to(DEVICE)
     optimizer = torch.optim.AdamW(task.parameters(), lr=0.1, fused=fused)
-    step = Standard(task, optimizer, {}, StepOptions(0, skip_non_finite=True))
-    row = Row(step=0, epoch=0, first=0, count=8)
+    step = StandardStep(task, optimizer, {}, StepOptions(0, skip_non_finite=True))
+    row = GlobalBatch(step=0, epoch=0, first=0, count=8)
     image, label = torch.rand(8, 1, 32, 32, device=DEVICE), torch.arange(8, device=DEVICE)
 
     def trained(pixels: torch.Tensor) -> Any:
@@ -249,7 +249,7 @@ def training_batches(device: torch.device, **keys: Any) -> list[Batch]:
     data = Data(train=train, batch_size=72, mix=[partial(cutmix, alpha=1.0), partial(mixup, alpha=0.2)], **keys)
     dataset_info = DatasetInfo(len(train.source), 1, classes=Digits.classes)
     plan = ConstantPlan(dataset_info.samples, 72, Duration(10, "it"))
-    loader = make_training_loader(data, plan, EachOnce(dataset_info.samples, 0, True), dataset_info, 0, device)
+    loader = make_training_loader(data, plan, EpochSampler(dataset_info.samples, 0, True), dataset_info, 0, device)
     try:
         found = []
         for _, batch in loader.iterate():

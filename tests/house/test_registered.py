@@ -1,7 +1,7 @@
-"""Every registered name, whoever added it: closed, typed, documented, its schema builds, its defaults build and work.
+"""Every registered part: signature closed, typed and documented, schema builds, defaults build and work.
 
-A new part is covered by being registered. If it cannot do without some keys, say in ``MINIMAL`` which values will do;
-a new family says in ``AT_WORK`` what its parts do at run time.
+A new part is covered as soon as it is registered. ``MINIMAL`` needs values for the keys that it requires; a new family
+needs a check of its parts in ``FAMILY_CHECKS``.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from opabinia.contracts import (
     DatasetInfo,
     Detections,
     Detector,
+    GlobalBatch,
     GroundTruth,
     Head,
     Hook,
     Level,
     Neck,
     Predictions,
-    Row,
     RunSpec,
     Sample,
     Source,
@@ -49,7 +49,7 @@ from opabinia.contracts import (
 )
 from opabinia.data.decoding.pack import pack
 from opabinia.data.sampling.batches import ConstantPlan, StagedPlan
-from opabinia.data.sources import Digits, Joined, Videos
+from opabinia.data.sources import Concat, Digits, Videos
 from opabinia.engine.loop.step import total_loss
 from opabinia.optim.schedules import constant
 from opabinia.runtime.durations import Duration
@@ -69,9 +69,9 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("backbone", "tsn"): {"backbone": TINY},
     ("backbone", "vit"): {"model": "test_vit", "image_size": [64, 64]},
     ("hook", "early_stop"): {"metric": "val/top1"},
-    ("hook", "expected"): {"scores": {"val/top1": [0.9, 0.1]}},
+    ("hook", "expected_scores"): {"scores": {"val/top1": [0.9, 0.1]}},
     ("hook", "freeze"): {"pattern": "^backbone"},
-    ("hook", "time_limit"): {"after": "1h"},
+    ("hook", "time_limit"): {"max_time": "1h"},
     ("schedule", "composite"): {"schedules": ["constant", "cosine"], "shares": [0.5, 0.5]},
     ("schedule", "cosine_restarts"): {"cycle": "2it"},
     ("schedule", "multi_step"): {"milestones": ["3it", "1ep"]},
@@ -79,31 +79,31 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("schedule", "step"): {"every": "1ep"},
     ("section", "data"): {"train": {"source": "digits"}, "batch_size": 2},
     ("section", "init"): {"weights": "x.pth"},
-    ("section", "measure"): {"evaluator": "knn"},
+    ("section", "evaluator_run"): {"evaluator": "knn"},
     ("section", "stream"): {"source": "digits"},
     ("section", "validation"): {"source": "digits"},
     ("section", "train"): {"length": "1ep"},
     ("section", "view"): {"transforms": IDENTITY},
-    ("section", "views"): {"scales": [1.0]},
+    ("section", "test_time_augmentation"): {"scales": [1.0]},
     ("shapes", "multi_scale"): {"sizes": [32, 24]},
     ("shapes", "multigrid"): {"size": 32, "milestones": [8]},
     ("shapes", "progressive"): {"start": 32, "end": 64},
-    ("sampler", "mixed"): {"weights": [1, 3]},
+    ("sampler", "mixed_sources"): {"weights": [1, 3]},
     ("sampler", "mixed_identities"): {"weights": [1, 1]},
     ("source", "class_folders"): {"root": "CLASS_FOLDERS"},  # likewise
     ("source", "coco"): {"root": "COCO", "file": "COCO_FILE"},  # likewise
     ("source", "cuhk03"): {"root": "CUHK03"},  # likewise
     ("source", "dukemtmc"): {"root": "MARKET1501"},  # likewise
     ("source", "hugging_face"): {"dataset": "HUGGING_FACE"},  # likewise; the library is an extra
-    ("source", "joined"): {"sources": ["digits", "digits"]},
-    ("source", "joined_identities"): {"sources": ["digits", "digits"]},
+    ("source", "concat"): {"sources": ["digits", "digits"]},
+    ("source", "concat_identities"): {"sources": ["digits", "digits"]},
     ("source", "frame_folders"): {"file": "FRAMES"},  # likewise
     ("source", "identities"): {"file": "LIST"},  # likewise
     ("source", "market1501"): {"root": "MARKET1501"},  # likewise
     ("source", "msmt17"): {"root": "MSMT17"},  # likewise
-    ("source", "numbered"): {"source": "digits"},
+    ("source", "indexed"): {"source": "digits"},
     ("source", "online_products"): {"root": "ONLINE_PRODUCTS"},  # likewise
-    ("source", "packed_films"): {"root": "PACKED_FILMS"},  # likewise
+    ("source", "packed_videos"): {"root": "PACKED_FILMS"},  # likewise
     ("source", "roboflow"): {"root": "ROBOFLOW"},  # likewise
     ("source", "shards"): {"files": "SHARD"},  # likewise
     ("source", "table"): {"file": "TABLE"},  # likewise
@@ -111,13 +111,13 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("source", "veri"): {"root": "VERI"},  # likewise
     ("source", "video_list"): {"file": "FILMS"},  # likewise
     ("source", "videos"): {"root": "FILM_FOLDERS"},  # likewise
-    ("source", "views_of_films"): {"source": "moving_digits"},
+    ("source", "video_views"): {"source": "moving_digits"},
     ("source", "voc"): {"root": "VOC"},  # likewise
     ("source", "yolo"): {"data": "YOLO_FILE"},  # likewise
     ("source", "idx"): {"root": "IDX"},  # a folder that the test makes
     ("source", "image_folder"): {"root": "PICTURES"},  # likewise
     ("source", "images"): {"root": "PICTURES"},  # likewise
-    ("source", "without_labels"): {"source": "digits"},
+    ("source", "unlabeled"): {"source": "digits"},
     ("task", "barlow_twins"): {"backbone": TINY},
     ("task", "byol"): {"backbone": TINY},
     ("task", "classification"): {"backbone": TINY},
@@ -156,25 +156,25 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("transform", "RandomSolarize"): {"threshold": 128},
     ("transform", "Resize"): {"size": 16},
     ("transform", "ScaleJitter"): {"target_size": [20, 20]},
-    ("transform", "block_patches"): {"patch_size": 4},
+    ("transform", "block_patch_mask"): {"patch_size": 4},
     ("transform", "clip"): {"frames": 4},
-    ("transform", "random_patches"): {"patch_size": 4},
+    ("transform", "random_patch_mask"): {"patch_size": 4},
     ("transform", "resize_and_crop"): {"size": 16},
     ("transform", "resize_and_crops"): {"size": 16},
-    ("transform", "resize_shortest"): {"short": 16},
+    ("transform", "resize_shortest_edge"): {"short_edge_length": 16},
     ("transform", "scale_jitter"): {"size": 16},
     ("transform", "three_crop"): {"size": 16},
     ("transform", "views"): {"views": [{"transforms": IDENTITY}]},
     ("transform", "timm_policy"): {"policy": "rand-m9-mstd0.5"},
     ("transform", "SetClampingMode"): {"clamping_mode": "soft"},
 }
-"""Values for the keys that a part requires, as one would write them in YAML."""
+"""Values for the keys that a part requires, as in YAML. Names in capitals are replaced by paths."""
 
-NOT_FOR_DIGITS = {"ElasticTransform": "blurs over 20 pixels, a digit has 8", "lighting": "needs colours"}
+NOT_FOR_DIGITS = {"ElasticTransform": "blurs over 20 pixels, a digit has 8", "pca_lighting": "needs colors"}
 NOT_FOR_IMAGES = {
-    **dict.fromkeys(("copy_paste", "mixup_boxes", "mosaic"), "makes one sample of several"),
+    **dict.fromkeys(("copy_paste", "mixup_boxes", "mosaic"), "combines several samples"),
     "RandomIoUCrop": "needs boxes",
-    "clip": "takes frames of films",
+    "clip": "takes frames of videos",
     "SanitizeBoundingBoxes": "needs boxes",
 }
 
@@ -207,7 +207,7 @@ def test_the_signature_is_closed_and_typed(entry: Entry) -> None:
 
 
 @pytest.mark.parametrize("entry", OWN, ids=label)
-def test_what_is_given_at_run_time_has_a_type_that_exists(entry: Entry) -> None:
+def test_runtime_parameters_have_types_that_exist(entry: Entry) -> None:
     target = inspect.unwrap(entry.target)  # type: ignore[arg-type]
     hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target, include_extras=True)
     assert hints.keys() >= set(entry.runtime)
@@ -220,9 +220,9 @@ def test_it_is_documented(entry: Entry) -> None:
 
 
 @pytest.mark.parametrize("entry", [entry for entry in OWN if not hasattr(entry.target, "__adapts__")], ids=label)
-def test_every_parameter_of_ours_is_described(entry: Entry) -> None:
-    silent = [parameter.name for parameter in entry.parameters if not parameter.doc]
-    assert not silent, f"describe in the Args of {label(entry)}: {', '.join(silent)}"
+def test_every_own_parameter_is_documented(entry: Entry) -> None:
+    missing = [parameter.name for parameter in entry.parameters if not parameter.doc]
+    assert not missing, f"describe in the Args of {label(entry)}: {', '.join(missing)}"
 
 
 # --- schema -----------------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def schema() -> dict[str, Any]:
     return typing.cast("dict[str, Any]", json.loads(json.dumps(json_schema(CATALOG), allow_nan=False)))
 
 
-def test_every_reference_of_the_schema_leads_somewhere(schema: dict[str, Any]) -> None:
+def test_every_reference_of_the_schema_resolves(schema: dict[str, Any]) -> None:
     assert references(schema) <= {f"#/$defs/{name}" for name in schema["$defs"]}
 
 
@@ -273,11 +273,11 @@ SMALL_DATA = (
     small_data.voc,
     small_data.yolo,
 )
-"""What makes a data set in a folder. In ``MINIMAL`` the folder has its name, in capitals."""
+"""Functions that create a small dataset in a folder. In ``MINIMAL`` the folder has the function's name in capitals."""
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("pictures")
     for make in SMALL_DATA:
         make(root / f".{make.__name__}")  # hidden: no folder of a class
@@ -301,41 +301,41 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def with_door(catalog: Catalog, entry: Entry) -> Catalog:
-    """``catalog`` with a command that takes such a part as its only key, and hands it back."""
+def with_test_command(catalog: Catalog, entry: Entry) -> Catalog:
+    """Return ``catalog`` with a command that takes such a part as its only key, and returns it."""
     spec = {"kind": "part", "family": entry.family}
     if entry.family == "section":
         spec["name"] = entry.name
-    door = Entry("command", "door", lambda part: part, (Parameter("part", spec),))
-    return Catalog({**catalog.entries, "command": {"door": door}})
+    command = Entry("command", "build_part", lambda part: part, (Parameter("part", spec),))
+    return Catalog({**catalog.entries, "command": {"build_part": command}})
 
 
-def configured(entry: Entry, keys: dict[str, Any], folder: Path, catalog: Catalog = CATALOG) -> dict[str, Any]:
-    """The complete section of a part, as ``opabinia config show`` would print it."""
+def resolve_section(entry: Entry, keys: dict[str, Any], folder: Path, catalog: Catalog = CATALOG) -> dict[str, Any]:
+    """Return the complete section of a part."""
     named = keys if entry.family == "section" else {"name": entry.name, **keys}
     (folder / "part.yaml").write_text(dump({"part": named}))
-    config = check(compose(folder / "part.yaml"), with_door(catalog, entry), "door").config
+    config = check(compose(folder / "part.yaml"), with_test_command(catalog, entry), "build_part").config
     return typing.cast("dict[str, Any]", config["part"])
 
 
-def made(entry: Entry, folder: Path, pictures: Path) -> Any:
-    """The part that a config makes of nothing but the required keys."""
-    required = [one.name for one in entry.parameters if one.required and not CATALOG.fills_itself(one.spec)]
+def build_default(entry: Entry, folder: Path, data_folder: Path) -> Any:
+    """Build a part from a config with the required keys only."""
+    required = [p.name for p in entry.parameters if p.required and not CATALOG.fills_itself(p.spec)]
     keys = MINIMAL.get((entry.family, entry.name), {})
-    assert keys.keys() == set(required), f"MINIMAL is to hold values for these keys of {label(entry)}: {required}"
-    places = {"PICTURES": str(pictures), "IDX": str(pictures / "cat"), "TABLE": str(pictures / "list.csv")}
-    places["SHARD"] = str(pictures / "shard.tar")
-    places["FILMS"] = str(pictures / ".films" / "films.txt")
-    places["FILM_FOLDERS"] = str(pictures / ".films")
-    places["PACKED_FILMS"] = str(pictures / ".packed")
-    places["FRAMES"] = str(pictures / ".frames.txt")
-    places["COCO_FILE"] = str(pictures / ".coco" / "things.json")
-    places["YOLO_FILE"] = str(pictures / ".yolo" / "data.yaml")
-    places["LIST"] = str(pictures / ".identities" / "list.csv")
-    places |= {make.__name__.upper(): str(pictures / f".{make.__name__}") for make in SMALL_DATA}
-    keys = {key: places.get(value, value) if isinstance(value, str) else value for key, value in keys.items()}
-    section = configured(entry, keys, folder)
-    return build({"part": section}, with_door(CATALOG, entry), "door")()
+    assert keys.keys() == set(required), f"MINIMAL needs values for these keys of {label(entry)}: {required}"
+    paths = {"PICTURES": str(data_folder), "IDX": str(data_folder / "cat"), "TABLE": str(data_folder / "list.csv")}
+    paths["SHARD"] = str(data_folder / "shard.tar")
+    paths["FILMS"] = str(data_folder / ".films" / "films.txt")
+    paths["FILM_FOLDERS"] = str(data_folder / ".films")
+    paths["PACKED_FILMS"] = str(data_folder / ".packed")
+    paths["FRAMES"] = str(data_folder / ".frames.txt")
+    paths["COCO_FILE"] = str(data_folder / ".coco" / "annotations.json")
+    paths["YOLO_FILE"] = str(data_folder / ".yolo" / "data.yaml")
+    paths["LIST"] = str(data_folder / ".identities" / "list.csv")
+    paths |= {make.__name__.upper(): str(data_folder / f".{make.__name__}") for make in SMALL_DATA}
+    keys = {key: paths.get(value, value) if isinstance(value, str) else value for key, value in keys.items()}
+    section = resolve_section(entry, keys, folder)
+    return build({"part": section}, with_test_command(CATALOG, entry), "build_part")()
 
 
 PLAN = ConstantPlan(samples=20, batch_size=4, length=Duration(3, "ep"))
@@ -349,9 +349,9 @@ def batch_of(count: int = 4) -> Batch:
     return {"image": images.to(torch.uint8), "label": labels, "id": [str(number) for number in range(count)]}
 
 
-def things_of(batch: Batch) -> Batch:
-    """The batch with one thing in each image but the first, which is empty; a small, a medium and a large one by what
-    its truth says."""
+def with_objects(batch: Batch) -> Batch:
+    """Return the batch with one object in each image but the first, which is empty: a small, a medium and a large one
+    according to the ground truth."""
     boxes = [torch.tensor([[4.0, 2, 4 + 6 * number, 20]] if number else []).view(-1, 4) for number in range(4)]
     labels = [torch.full((len(one),), 3) for one in boxes]
     ground_truth = [
@@ -371,7 +371,7 @@ def things_of(batch: Batch) -> Batch:
 
 
 class Line(Task):
-    """The smallest thing that can be trained; its one weight is a matrix, the only kind that Muon takes."""
+    """The smallest trainable task; its only weight is a matrix, the only kind that Muon accepts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -382,9 +382,8 @@ class Line(Task):
 
 
 def task_works(make: Callable[[DatasetInfo], Task], folder: Path) -> None:
-    """With labels and numbers of images, things in boxes, and views; what wants only one of them leaves the others
-    alone."""
-    dataset_info, batch = replace(FACTS, boxes=True), things_of(batch_of())
+    """With labels, sample indices, boxes and views; tasks ignore those that they do not need."""
+    dataset_info, batch = replace(FACTS, boxes=True), with_objects(batch_of())
     batch["views"] = (batch["image"], batch["image"].flip(-1))
     batch["patch_mask"] = torch.tensor([[True, False, True, True]] * 4)  # of 32 x 32 pixels in patches of 16
     batch["patch_masks"] = (batch["patch_mask"],) * 2
@@ -400,7 +399,7 @@ def task_works(make: Callable[[DatasetInfo], Task], folder: Path) -> None:
     for name, features in task.features(batch).items():
         assert (name, features.ndim, len(features)) == ("embedding", 2, 4)
     for evaluator in task.evaluators(dataset_info):
-        for _ in range(2):  # what compares samples with each other wants two of each class
+        for _ in range(2):  # evaluators that compare samples need two of each class
             evaluator.update(predictions, batch)
         assert evaluator.compute([evaluator.state()]).keys() == evaluator.better.keys()
         assert set(evaluator.better.values()) <= {"max", "min"}
@@ -466,7 +465,7 @@ def head_works(make: Callable[[int, int], Head], folder: Path) -> None:
 
 
 def neck_works(make: Callable[[Sequence[Level]], Neck], folder: Path) -> None:
-    """Some take maps of many sizes, others the one of a plain transformer."""
+    """Some necks take multi-scale feature maps, others the single one of a plain transformer."""
     levels = [Level(6, 4), Level(8, 8), Level(12, 16), Level(16, 32)]
     try:
         neck = make(levels)
@@ -484,24 +483,24 @@ def neck_works(make: Callable[[Sequence[Level]], Neck], folder: Path) -> None:
 
 
 def detector_works(make: Callable[[Sequence[Level], DatasetInfo], Detector], folder: Path) -> None:
-    """On a batch with things and one without; in boxes found, and in none."""
+    """On a batch with objects and one without; with detections and without."""
     dataset_info = replace(FACTS, boxes=True, masks=True, keypoints=("top", "bottom"))
     levels = [Level(6, 4), Level(8, 8), Level(12, 16), Level(16, 32)]
     detector = make(levels, dataset_info)
-    shape, sizes = (32, 64), [(32, 64), (25, 50)]  # small: those in two stages look again at every place
+    shape, sizes = (32, 64), [(32, 64), (25, 50)]  # small: two-stage detectors are slow
     maps = [torch.rand(2, channels, 32 // stride, 64 // stride) for channels, stride in levels]
     points = torch.tensor([[[15.0, 6, 2], [15, 24, 1]]])
     full = Target(torch.tensor([[5.0, 5, 30, 25]]), torch.tensor([3]), torch.ones(1, *shape).byte(), points)
     empty = Target(*(one[:0] for one in full))
     for targets in ([full, empty], [empty, empty]):
         detector.zero_grad()
-        said = detector.losses(detector.pyramid(maps), shape, sizes, targets)
-        assert all(value.shape == () and value.isfinite() for value in said.values())
-        total_loss(said)[0].backward()  # type: ignore[no-untyped-call]
+        losses = detector.losses(detector.pyramid(maps), shape, sizes, targets)
+        assert all(value.shape == () and value.isfinite() for value in losses.values())
+        total_loss(losses)[0].backward()  # type: ignore[no-untyped-call]
         assert [name for name, one in detector.named_parameters() if one.requires_grad and one.grad is None] == []
     maps = detector.pyramid(maps)
     found = detector.detect(maps, shape, sizes)
-    assert all(len(one.boxes) <= detector.most and (one.scores.diff() <= 0).all() for one in found)
+    assert all(len(one.boxes) <= detector.max_detections and (one.scores.diff() <= 0).all() for one in found)
     for count in (2, 0):
         first = [Detections(one.boxes[:count], one.scores[:count], one.labels[:count]) for one in found]
         for one in detector.describe(maps, shape, sizes, first):
@@ -561,7 +560,7 @@ def source_works(source: Any, folder: Path) -> None:
 
 
 def sampler_works(make: Callable[..., Any], folder: Path) -> None:
-    source: Any = Joined(sources=[Digits(), Digits()])
+    source: Any = Concat(sources=[Digits(), Digits()])
     source.shards = np.array([len(Digits())] * 2)
     source.cameras = np.arange(len(source)) % 3
     source.sizes = np.stack([np.arange(len(source)) % 5, np.arange(len(source)) % 3], 1)
@@ -586,21 +585,21 @@ def hook_works(hook: Any, folder: Path) -> None:
     hook.load_state_dict(hook.state_dict())
 
 
-def writer_works(make: Callable[[Path, Clock], Any], folder: Path) -> None:
-    writer = make(folder, CLOCK)
+def logger_works(make: Callable[[Path, Clock], Any], folder: Path) -> None:
+    logger = make(folder, CLOCK)
     training = {"train/loss": 1.5, "lr": 0.1, "time/data": 0.1, "time/step": 0.2, "samples_per_s": 20.0}
-    writer.write({"step": 1, "epoch": 0.2, "samples": 4, **training})
-    writer.write({"step": 1, "epoch": 0.2, "samples": 4, "val/top1": None})
-    writer.close()
+    logger.write({"step": 1, "epoch": 0.2, "samples": 4, **training})
+    logger.write({"step": 1, "epoch": 0.2, "samples": 4, "val/top1": None})
+    logger.close()
 
 
-def is_made(part: Any, folder: Path) -> None:
-    """What transforms do has tests of its own below; sections are read, not called."""
+def is_built(part: Any, folder: Path) -> None:
+    """Transforms are tested below; sections are read, not called."""
     assert part is not None
 
 
-def pictures_with_things() -> tuple[Predictions, list[GroundTruth]]:
-    """Four pictures with a small, a medium and a large thing each, all of them found."""
+def detected_objects() -> tuple[Predictions, list[GroundTruth]]:
+    """Four images with a small, a medium and a large object each, all detected."""
     boxes = torch.tensor([[10.0, 10, 30, 30], [40, 40, 100, 100], [20, 20, 220, 220]])
     labels = torch.arange(3)
     sides = (boxes[:, 2:] - boxes[:, :2]).double().numpy()
@@ -614,18 +613,18 @@ def pictures_with_things() -> tuple[Predictions, list[GroundTruth]]:
 
 
 def evaluator_works(make: Callable[[DatasetInfo], Any], folder: Path) -> None:
-    """Four images of two identities; the first of each is looked for. In all of them are things in their boxes. For
-    those that measure features forty images of two classes."""
+    """Four images of two identities, the first of each a query, all with objects. Evaluators of features get forty
+    images of two classes."""
     if hasattr(getattr(make, "target", make), "layers"):
         evaluator = make(replace(FACTS, classes=("a", "b")))
         embedding = torch.randn(40, 8, generator=torch.Generator().manual_seed(1))
         seen: tuple[Any, Any] = {"embedding": embedding}, {**batch_of(40), "label": torch.arange(40) % 2}
         lowest, highest = -math.inf, math.inf
     else:
-        things, truths = pictures_with_things()
+        detections, truths = detected_objects()
         evaluator = make(replace(FACTS, queries=True, boxes=True, frequencies=tuple("rcf" + 7 * "f")))
         batch = {**batch_of(), "label": torch.tensor([0, 0, 1, 1]), "query": torch.tensor([True, False] * 2)}
-        seen = {"embedding": torch.eye(4), **things}, {**batch, "ground_truth": truths}
+        seen = {"embedding": torch.eye(4), **detections}, {**batch, "ground_truth": truths}
         lowest, highest = 0.0, 1.0
     getattr(evaluator, "learn", lambda *seen: None)(*seen)
     evaluator.update(*seen)
@@ -634,22 +633,22 @@ def evaluator_works(make: Callable[[DatasetInfo], Any], folder: Path) -> None:
     assert scores.keys() == evaluator.better.keys()
     assert all(lowest <= score <= highest for score in scores.values())
     assert set(evaluator.better.values()) <= {"max", "min"}
-    for told in ("details", "files"):
-        json.dumps(getattr(evaluator, told, lambda states: None)(states), allow_nan=False)
+    for output in ("details", "files"):
+        json.dumps(getattr(evaluator, output, lambda states: None)(states), allow_nan=False)
 
 
 def shapes_work(make: Callable[[RunSpec], BatchSchedule], folder: Path) -> None:
-    course = RunSpec(samples=20, batch_size=4, length=Duration(12, "ep"))
-    layout = make(course)
-    plan = StagedPlan(course.samples, layout.stages, layout.length)
+    spec = RunSpec(samples=20, batch_size=4, length=Duration(12, "ep"))
+    schedule = make(spec)
+    plan = StagedPlan(spec.samples, schedule.stages, schedule.length)
     for step in range(plan.total_steps):
         shape = plan.row(step).shape
         assert shape is not None and len(shape) in (2, 3)
         assert all(isinstance(size, int) and size > 0 for size in shape)
-    assert make(course) == layout
+    assert make(spec) == schedule
 
 
-AT_WORK: dict[str, Callable[[Any, Path], None]] = {
+FAMILY_CHECKS: dict[str, Callable[[Any, Path], None]] = {
     "task": task_works,
     "step": step_works,
     "parallel": parallel_works,
@@ -663,50 +662,50 @@ AT_WORK: dict[str, Callable[[Any, Path], None]] = {
     "optimizer": optimizer_works,
     "schedule": schedule_works,
     "source": source_works,
-    "transform": is_made,
+    "transform": is_built,
     "mix": mix_works,
     "sampler": sampler_works,
     "hook": hook_works,
-    "writer": writer_works,
-    "section": is_made,
+    "logger": logger_works,
+    "section": is_built,
     "evaluator": evaluator_works,
     "shapes": shapes_work,
 }
-"""What the parts of a family do at run time, given what the config makes of them."""
+"""By family, a check of a part that was built from a config."""
 
 
 @pytest.mark.parametrize("entry", [one for one in ENTRIES if one.family != "command"], ids=label)
-def test_the_defaults_build_and_work(entry: Entry, tmp_path: Path, pictures: Path) -> None:
-    """Commands are tried with the packaged recipes (tests/golden)."""
-    assert entry.family in AT_WORK, f"AT_WORK is to say what the parts of the family {entry.family!r} do"
+def test_the_defaults_build_and_work(entry: Entry, tmp_path: Path, data_folder: Path) -> None:
+    """Commands are tested with the packaged recipes (tests/golden)."""
+    assert entry.family in FAMILY_CHECKS, f"FAMILY_CHECKS needs a check of the family {entry.family!r}"
     if (entry.family, entry.name) == ("source", "hugging_face"):
-        pytest.skip("needs a data set in the library's own form: tests/data/test_hugging_face.py makes one")
+        pytest.skip("needs a dataset in the library's own format: tests/data/test_hugging_face.py creates one")
     if (entry.family, entry.name) == ("detector", "rt_detr"):
         pytest.importorskip("transformers", reason="the extra detr is not installed")
-    if entry.family == "writer" and entry.name in ("wandb", "mlflow"):
+    if entry.family == "logger" and entry.name in ("wandb", "mlflow"):
         pytest.skip("needs an extra and a run folder: tests/engine/test_trackers.py has them")
-    AT_WORK[entry.family](made(entry, tmp_path, pictures), tmp_path)
+    FAMILY_CHECKS[entry.family](build_default(entry, tmp_path, data_folder), tmp_path)
 
 
-def test_no_minimal_values_are_left_over() -> None:
+def test_no_minimal_values_are_obsolete() -> None:
     assert MINIMAL.keys() <= {(entry.family, entry.name) for entry in ENTRIES}
 
 
 # --- families with tests of their own ---------------------------------------------------------------------------------
 
 
-def colour_image() -> Sample:
+def color_image() -> Sample:
     pixels = torch.arange(3 * 24 * 36).reshape(3, 24, 36) % 256
-    return {"image": tv_tensors.Image(pixels.to(torch.uint8)), "label": 1, "id": "colour"}
+    return {"image": tv_tensors.Image(pixels.to(torch.uint8)), "label": 1, "id": "color"}
 
 
 @pytest.mark.filterwarnings("ignore:The image decoding and encoding")  # JPEG still uses what torchvision deprecates
-@pytest.mark.parametrize("sample", [pytest.param(lambda: Digits()[0], id="digit"), pytest.param(colour_image)])
+@pytest.mark.parametrize("sample", [pytest.param(lambda: Digits()[0], id="digit"), pytest.param(color_image)])
 @of("transform")
-def test_a_transform_runs(entry: Entry, sample: Callable[[], Sample], tmp_path: Path, pictures: Path) -> None:
+def test_a_transform_runs(entry: Entry, sample: Callable[[], Sample], tmp_path: Path, data_folder: Path) -> None:
     before = sample()
     excuses = NOT_FOR_IMAGES | (NOT_FOR_DIGITS if before["image"].shape[0] == 1 else {})
-    transform = made(entry, tmp_path, pictures)
+    transform = build_default(entry, tmp_path, data_folder)
     if entry.name in excuses:
         with pytest.raises((TypeError, ValueError, RuntimeError)):  # else the list is out of date
             transform(before)
@@ -718,18 +717,18 @@ def test_a_transform_runs(entry: Entry, sample: Callable[[], Sample], tmp_path: 
     assert image.ndim == (4 if entry.name == "resize_and_crops" else 3)
 
 
-def test_no_reason_is_left_over() -> None:
+def test_no_exception_is_obsolete() -> None:
     assert NOT_FOR_DIGITS.keys() | NOT_FOR_IMAGES.keys() <= CATALOG.entries["transform"].keys()
 
 
-def test_a_row_multiplies_the_rate_of_every_step(tmp_path: Path, pictures: Path) -> None:
-    """Multigrid training relies on it, whatever the step is."""
+def test_every_step_applies_the_lr_factor_of_a_batch(tmp_path: Path, data_folder: Path) -> None:
+    """Multigrid training relies on it."""
     for entry in CATALOG.entries["step"].values():
         task = Line()
-        step = made(entry, tmp_path, pictures)(
+        step = build_default(entry, tmp_path, data_folder)(
             task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, StepOptions(0)
         )
-        half = Row(step=0, epoch=0, first=0, count=4, lr_factor=0.5)
+        half = GlobalBatch(step=0, epoch=0, first=0, count=4, lr_factor=0.5)
         step(batch_of(), half, CLOCK, lambda: None)
         assert [group["lr"] for group in step.optimizer.param_groups] == [pytest.approx(0.05)]
 
@@ -737,25 +736,31 @@ def test_a_row_multiplies_the_rate_of_every_step(tmp_path: Path, pictures: Path)
 # --- old names --------------------------------------------------------------------------------------------------------
 
 
-def old_names_that_fail(catalog: Catalog, folder: Path) -> list[str]:
-    """Renamed parameters whose old name does not arrive under the new one."""
+def failing_old_names(catalog: Catalog, folder: Path) -> list[str]:
+    """Return old names of parts and parameters whose section is not the same as with the current name."""
     failed = []
     for entry in (entry for entries in catalog.entries.values() for entry in entries.values()):
+        if entry.family == "command":  # tests/config/test_renames.py
+            continue
         for old, new in entry.renamed.items():
-            keys = {**MINIMAL.get((entry.family, entry.name), {}), new: entry.by_name[new].default}
-            keys = keys if keys[new] is not None else MINIMAL[entry.family, entry.name]
+            keys = {new: entry.by_name[new].default, **MINIMAL.get((entry.family, entry.name), {})}
             written = {old if key == new else key: value for key, value in keys.items()}
-            if configured(entry, written, folder, catalog) != configured(entry, keys, folder, catalog):
+            if resolve_section(entry, written, folder, catalog) != resolve_section(entry, keys, folder, catalog):
                 failed.append(f"{label(entry)}: {old}")
+        for alias in entry.aliases if entry.family != "section" else ():
+            keys = MINIMAL.get((entry.family, entry.name), {})
+            section = resolve_section(replace(entry, name=alias), keys, folder, catalog)
+            if section != resolve_section(entry, keys, folder, catalog):
+                failed.append(f"{label(entry)}: {alias}")
     return failed
 
 
-def test_renamed_parameters_resolve(tmp_path: Path) -> None:
-    assert not old_names_that_fail(CATALOG, tmp_path)
+def test_old_names_resolve(tmp_path: Path) -> None:
+    assert not failing_old_names(CATALOG, tmp_path)
 
 
 def test_a_renamed_parameter_of_a_toy_resolves(tmp_path: Path) -> None:
-    """So that the test above is known to look at something while no part has old names."""
+    """Shows that the test above checks something."""
     register = Register()
 
     @Family(register, "loss")(renamed={"eps": "smoothing"})
@@ -764,6 +769,6 @@ def test_a_renamed_parameter_of_a_toy_resolves(tmp_path: Path) -> None:
         return logits * smoothing
 
     toys = Catalog.of(register)
-    assert not old_names_that_fail(toys, tmp_path)
+    assert not failing_old_names(toys, tmp_path)
     entry = toys.entries["loss"]["toy"]
-    assert configured(entry, {"eps": 0.5}, tmp_path, toys) == {"name": "toy", "smoothing": 0.5}
+    assert resolve_section(entry, {"eps": 0.5}, tmp_path, toys) == {"name": "toy", "smoothing": 0.5}

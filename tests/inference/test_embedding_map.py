@@ -19,10 +19,19 @@ from opabinia.config import ConfigError, dump
 from opabinia.contracts import DataMismatch, Sample
 from opabinia.data.loader import DataError
 from opabinia.data.sources import Digits
-from opabinia.inference.embedding_map import Embedded, Method, chosen, draw_map, drawn, plane, read, with_neighbours
+from opabinia.inference.embedding_map import (
+    EmbeddingSet,
+    Method,
+    add_neighbors,
+    choose_queries,
+    draw_map,
+    draw_scatter,
+    project_to_plane,
+    read_embeddings,
+)
 from opabinia.training.run_folder import resolve
 from opabinia.visualization import drawing
-from opabinia.visualization.drawing import MARKS, scatter
+from opabinia.visualization.drawing import MAX_MARKED_CLASSES, scatter_plot
 
 Array = NDArray[Any]
 
@@ -37,9 +46,9 @@ def features_of(folder: Path, features: Array, labels: Array | None = None, **ab
     return folder
 
 
-def embedded(features: Array, labels: Array) -> Embedded:
+def embedded(features: Array, labels: Array) -> EmbeddingSet:
     rows = F.normalize(torch.from_numpy(features).float(), dim=1)
-    return Embedded(rows, labels, np.arange(len(rows)), len(rows), {"split": "val"})
+    return EmbeddingSet(rows, labels, np.arange(len(rows)), len(rows), {"split": "val"})
 
 
 def groups(count: int = 3, each: int = 12, width: int = 8) -> tuple[Array, Array]:
@@ -55,7 +64,7 @@ def test_principal_components_keep_what_lies_in_a_plane() -> None:
     random = np.random.default_rng(0)
     turn = np.linalg.qr(random.normal(size=(6, 6)))[0][:2]
     flat = random.normal(size=(30, 2)) * [3, 1]
-    places = plane(torch.from_numpy(flat @ turn + 2).float(), "pca")
+    places = project_to_plane(torch.from_numpy(flat @ turn + 2).float(), "pca")
     apart = [np.linalg.norm(one[:, None] - one[None], axis=2) for one in (flat, places)]
     np.testing.assert_allclose(apart[1], apart[0], atol=1e-4)
     assert places[:, 0].std() > places[:, 1].std()
@@ -65,27 +74,27 @@ def test_principal_components_keep_what_lies_in_a_plane() -> None:
 def test_groups_lie_apart_and_the_same_on_every_call(method: Method) -> None:
     features, labels = groups()
     rows = F.normalize(torch.from_numpy(features).float(), dim=1)
-    places = plane(rows, method)
+    places = project_to_plane(rows, method)
     means = np.stack([places[labels == label].mean(0) for label in range(3)])
     nearest = np.linalg.norm(places[:, None] - means[None], axis=2).argmin(1)
     assert (nearest == labels).all()
-    assert np.array_equal(places, plane(rows, method))
+    assert np.array_equal(places, project_to_plane(rows, method))
 
 
 @pytest.mark.parametrize("method", ["pca", "tsne"])
 def test_three_samples_are_enough(method: Method) -> None:
-    assert plane(torch.eye(3), method).shape == (3, 2)
+    assert project_to_plane(torch.eye(3), method).shape == (3, 2)
 
 
 def test_what_varies_along_one_line_lies_on_a_line() -> None:
-    places = plane(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]]), "pca")
+    places = project_to_plane(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]]), "pca")
     assert places.shape == (3, 2) and not places[:, 1].any() and places[0, 0] != places[1, 0]
 
 
 @pytest.mark.parametrize("method", ["pca", "tsne"])
-def test_embeddings_that_are_all_the_same_are_told(method: Method) -> None:
+def test_embeddings_that_are_all_the_same_are_reported(method: Method) -> None:
     with pytest.raises(DataMismatch, match="5 vectors are all the same"):
-        plane(torch.ones(5, 4), method)
+        project_to_plane(torch.ones(5, 4), method)
 
 
 @pytest.mark.skipif(find_spec("umap") is not None, reason="umap is installed")
@@ -106,15 +115,15 @@ def tints(picture: Image.Image) -> set[int]:
 def test_each_class_has_its_colour_and_only_classes_that_are_there() -> None:
     points = np.random.default_rng(0).normal(size=(20, 2))
     names = [f"class {number}" for number in range(10)]
-    assert tints(scatter(points, [0, 3] * 10, names, title="t")) == {0, 3}
-    assert tints(scatter(points, [-1] * 20, names, title="t")) == set()
-    assert scatter(points, [0] * 20, names, title="t", size=(300, 200)).size == (300, 200)
+    assert tints(scatter_plot(points, [0, 3] * 10, names, title="t")) == {0, 3}
+    assert tints(scatter_plot(points, [-1] * 20, names, title="t")) == set()
+    assert scatter_plot(points, [0] * 20, names, title="t", size=(300, 200)).size == (300, 200)
 
 
 def test_points_lie_the_same_way_up_as_their_numbers() -> None:
     """The first coordinate to the right, the second up, one unit as long as the other."""
     points = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    pixels = np.asarray(scatter(points, [0, 1, 2], ["", "", ""], title=""))[40:, :900].astype(int)
+    pixels = np.asarray(scatter_plot(points, [0, 1, 2], ["", "", ""], title=""))[40:, :900].astype(int)
     rows = [np.argwhere((pixels == drawing._TINTS[number]).all(2)).mean(0) for number in range(3)]
     origin, right, up = rows
     assert right[1] - origin[1] == pytest.approx(origin[0] - up[0], abs=2) and right[1] - origin[1] > 100
@@ -123,12 +132,14 @@ def test_points_lie_the_same_way_up_as_their_numbers() -> None:
 
 def test_marks_are_all_different() -> None:
     marks = set()
-    for number in range(MARKS):
-        pixels = np.asarray(scatter(np.zeros((1, 2)), [number], [""] * MARKS, title="", size=(200, 120)))
+    for number in range(MAX_MARKED_CLASSES):
+        pixels = np.asarray(
+            scatter_plot(np.zeros((1, 2)), [number], [""] * MAX_MARKED_CLASSES, title="", size=(200, 120))
+        )
         marks.add(pixels.tobytes())
-    assert len(marks) == MARKS
+    assert len(marks) == MAX_MARKED_CLASSES
     with pytest.raises(ValueError, match="51 classes, but there are 50 marks"):
-        scatter(np.zeros((1, 2)), [0], [""] * 51, title="")
+        scatter_plot(np.zeros((1, 2)), [0], [""] * 51, title="")
 
 
 def test_of_too_many_classes_those_with_most_samples_have_marks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,9 +149,11 @@ def test_of_too_many_classes_those_with_most_samples_have_marks(monkeypatch: pyt
         given.update(classes=classes, names=names, **keys)
         return Image.new("RGB", (2, 2))
 
-    monkeypatch.setattr("opabinia.inference.embedding_map.scatter", seen)
-    labels = np.array([*range(MARKS + 2), *range(2, MARKS + 2)])
-    drawn(embedded(np.random.default_rng(0).normal(size=(len(labels), 4)), labels), [f"c{n}" for n in range(52)], "pca")
+    monkeypatch.setattr("opabinia.inference.embedding_map.scatter_plot", seen)
+    labels = np.array([*range(MAX_MARKED_CLASSES + 2), *range(2, MAX_MARKED_CLASSES + 2)])
+    draw_scatter(
+        embedded(np.random.default_rng(0).normal(size=(len(labels), 4)), labels), [f"c{n}" for n in range(52)], "pca"
+    )
     assert given["names"] == [f"c{n}" for n in range(2, 52)]
     assert given["classes"][:4] == [-1, -1, 0, 1] and given["title"] == "val: 102 samples, principal components"
 
@@ -162,10 +175,10 @@ class Asked(Digits):
 
 def test_the_nearest_by_cosine_stand_beside_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     sheets: list[Any] = []
-    monkeypatch.setattr("opabinia.inference.embedding_map.NEIGHBOURS", 3)
-    real = drawing.sheet
+    monkeypatch.setattr("opabinia.inference.embedding_map.NEIGHBORS", 3)
+    real = drawing.contact_sheet
     monkeypatch.setattr(
-        "opabinia.inference.embedding_map.sheet",
+        "opabinia.inference.embedding_map.contact_sheet",
         lambda *given, **keys: sheets.append((given, keys)) or real(*given, **keys),
     )
     angles = np.array([0.0, 0.1, 0.3, 1.5, 1.4, 1.0])
@@ -175,7 +188,7 @@ def test_the_nearest_by_cosine_stand_beside_a_sample(monkeypatch: pytest.MonkeyP
     found = found._replace(numbers=np.array([5, 7, 9, 11, 13, 15]))
     source = Asked()
     above = Image.new("RGB", (50, 30))
-    picture = with_neighbours(above, found, source, ["cat", "dog"])
+    picture = add_neighbors(above, found, source, ["cat", "dog"])
     assert source.asked == [5, 7, 9, 15, 9, 7, 5, 15], "the first cat, the first dog, and theirs"
     ((_, captions), keys) = sheets[0]
     assert captions[:2] == ["cat", f"cat\n{np.cos(0.1):.2f}"] and captions[4] == "dog"
@@ -184,9 +197,9 @@ def test_the_nearest_by_cosine_stand_beside_a_sample(monkeypatch: pytest.MonkeyP
 
 
 def test_samples_of_many_classes_and_of_none() -> None:
-    assert chosen(np.arange(100)).tolist() == list(range(0, 100, 10))
-    assert chosen(np.array([3, 3, 1, 1, 2])).tolist() == [2, 4, 0], "one of each class, in the order of classes"
-    assert chosen(np.full(40, -1)).tolist() == list(range(0, 40, 4))
+    assert choose_queries(np.arange(100)).tolist() == list(range(0, 100, 10))
+    assert choose_queries(np.array([3, 3, 1, 1, 2])).tolist() == [2, 4, 0], "one of each class, in the order of classes"
+    assert choose_queries(np.full(40, -1)).tolist() == list(range(0, 40, 4))
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -208,7 +221,7 @@ def test_a_map_with_names_and_pictures(digits: Path, tmp_path: Path) -> None:
     assert out == tmp_path / "deep" / "map.png"
     with Image.open(out) as picture:
         assert picture.width == 1080 and picture.height > 720 + 10 * 94
-    assert draw_map(digits, most=50).name == "map-pca.png"
+    assert draw_map(digits, max_samples=50).name == "map-pca.png"
 
 
 def test_without_the_run_there_is_a_map_all_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -217,7 +230,7 @@ def test_without_the_run_there_is_a_map_all_the_same(tmp_path: Path, caplog: pyt
         out = draw_map(folder)
     with Image.open(out) as picture:
         assert picture.size == (1080, 720) and tints(picture) == {0, 1, 2}
-    assert "no names and no pictures: nowhere is no run any more" in caplog.text
+    assert "no class names and no images: nowhere is not a run any more" in caplog.text
 
 
 def test_data_that_has_changed_shows_no_pictures(digits: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -225,12 +238,12 @@ def test_data_that_has_changed_shows_no_pictures(digits: Path, caplog: pytest.Lo
     np.save(digits / "labels.npy", np.load(digits / "labels.npy")[:300])
     with caplog.at_level(logging.WARNING), Image.open(draw_map(digits)) as picture:
         assert picture.height == 720
-    assert "has 360 samples, but features are of 300" in caplog.text
+    assert "has 360 samples, but the features are of 300" in caplog.text
 
 
 def test_samples_are_taken_at_even_distances(tmp_path: Path) -> None:
     folder = features_of(tmp_path / "features", np.arange(40.0).reshape(10, 4), np.arange(10))
-    found = read(folder, "features", 4)
+    found = read_embeddings(folder, "features", 4)
     assert found.numbers.tolist() == found.labels.tolist() == [0, 3, 6, 9] and found.total == 10
     torch.testing.assert_close(found.features[1], F.normalize(torch.arange(12.0, 16.0), dim=0))
 
@@ -238,16 +251,16 @@ def test_samples_are_taken_at_even_distances(tmp_path: Path) -> None:
 def test_several_labels_or_none_are_no_class(tmp_path: Path) -> None:
     features, _ = groups()
     several = features_of(tmp_path / "several", features, np.ones((36, 2), np.float32))
-    assert (read(several, "features", 100).labels == -1).all()
+    assert (read_embeddings(several, "features", 100).labels == -1).all()
     with Image.open(draw_map(features_of(tmp_path / "none", features))) as picture:
         assert tints(picture) == set()
 
 
-def test_what_cannot_be_drawn_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds neither a run nor features"):
+def test_what_cannot_be_drawn_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="neither a run nor a folder of features"):
         draw_map(tmp_path)
     folder = features_of(tmp_path / "few", np.eye(2))
-    with pytest.raises(DataError, match="has 2 samples; a map wants three or more"):
+    with pytest.raises(DataError, match="has 2 samples; a map needs three or more"):
         draw_map(folder)
     with pytest.raises(ConfigError, match=r"there is no .*head.npy; arrays there: features"):
         draw_map(folder, column="head")

@@ -14,21 +14,20 @@ from torch import Tensor, nn
 
 import opabinia
 from opabinia.config import ConfigError
-from opabinia.contracts import DatasetInfo, Detector
+from opabinia.contracts import DatasetInfo, Detector, relative_difference
 from opabinia.data.sources import Digits
 from opabinia.inference.export import export
-from opabinia.inference.export.job import Different
-from opabinia.inference.export.nms import differ_in_things, left_of
-from opabinia.inference.export.wrapper import inference_of, relative
+from opabinia.inference.export.job import ExportMismatch
 from opabinia.models.backbones import timm as backbones
-from opabinia.models.detectors.dense import Found, suppressed
+from opabinia.models.detectors.dense import Candidates, suppress
 from opabinia.models.detectors.fcos import Fcos
 from opabinia.models.weights.files import read_weights
+from opabinia.tasks.detection.export import detection_difference, suppress_static
 from opabinia.tasks.detection.task import Detection
-from opabinia.tasks.detection.test_time_augmentation import Views
+from opabinia.tasks.detection.test_time_augmentation import TestTimeAugmentation
 from opabinia.training import launch
 
-SMALL = ["data.workers=0", "writers=[]", "data.batch_size=16", "evaluate.every=1000ep"]
+SMALL = ["data.num_workers=0", "loggers=[]", "data.batch_size=16", "evaluate.every=1000ep"]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +64,7 @@ def test_timm_reads_a_classifier(run: Path, layout: Path, images: Tensor) -> Non
     assert config["label_names"] == list("0123456789")
 
 
-def test_the_card_tells_scores_classes_and_use(layout: Path) -> None:
+def test_the_model_card_has_scores_classes_and_usage(layout: Path) -> None:
     card = (layout / "README.md").read_text()
     scores = json.loads((layout / "preprocessor_config.json").read_text())
     assert scores["image_mean"] == [0.3]
@@ -74,7 +73,7 @@ def test_the_card_tells_scores_classes_and_use(layout: Path) -> None:
         "`val/top1`" in card
         and "local-dir:PATH" in card
         and "mode L; logits" in card
-        and "# license: yours to say" in card
+        and "# license: yours to choose" in card
     )
     assert sorted(path.name for path in layout.iterdir()) == [
         "README.md",
@@ -115,7 +114,7 @@ def test_a_file_of_torch(run: Path, images: Tensor, tmp_path: Path) -> None:
         assert all(torch.allclose(found[name], original[name], atol=1e-5) for name in original)
     said = json.loads(extra["opabinia.json"])
     assert json.loads(said["classes"]) == list("0123456789")
-    with pytest.raises(Different, match=r"largest difference is .*, allowed is 0e"):
+    with pytest.raises(ExportMismatch, match=r"largest difference is .*, allowed is 0e"):
         export(run, tmp_path / "exact.pt2", form="torch", tolerance=0.0)
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
@@ -162,9 +161,9 @@ def test_clips_and_embeddings(recipe: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("detector", ["fcos", "retinanet"])
 def test_a_detector_with_suppression_in_it(detector: str, tmp_path: Path) -> None:
     pytest.importorskip("onnx", reason="onnx is absent: pip install 'opabinia[onnx]'")
-    few = ["train.length=8it", "schedule.warmup=0it", "task.detector.most=30", "data.val=null"]
+    few = ["train.length=8it", "schedule.warmup=0it", "task.detector.max_detections=30", "data.val=null"]
     # RetinaNet begins with scores of about 0.01.
-    other = ["task.detector={name: retinanet, threshold: 0.004}"] if detector == "retinanet" else []
+    other = ["task.detector={name: retinanet, score_threshold: 0.004}"] if detector == "retinanet" else []
     run, _ = launch.train("detection/digits", [*SMALL, *other, *few], out=tmp_path)
     path = export(run)
     task = opabinia.load(run).task
@@ -174,7 +173,7 @@ def test_a_detector_with_suppression_in_it(detector: str, tmp_path: Path) -> Non
         original = task.predict({"image": image, "image_sizes": sizes, "original_size": sizes})
     assert (original["labels"] >= 0).sum() > 30
     detected: Any = task
-    assert differ_in_things({name: original[name] for name in found}, found, detected.detector.threshold) < 1e-4
+    assert detection_difference({name: original[name] for name in found}, found, detected.detector.threshold) < 1e-4
 
 
 # --- suppression and comparison ---------------------------------------------------------------------------------------
@@ -187,13 +186,13 @@ def test_static_suppression_is_the_same() -> None:
     boxes = torch.cat([corners, corners + 5 + 25 * torch.rand(3, 60, 2, generator=draw)], 2)
     scores = torch.rand(3, 60, generator=draw)
     levels = [
-        Found(scores[:, part], torch.randint(0, 3, (3, 30), generator=draw), boxes[:, part])
+        Candidates(scores[:, part], torch.randint(0, 3, (3, 30), generator=draw), boxes[:, part])
         for part in (slice(30), slice(30, 60))
     ]
     sizes = [(64, 64), (50, 64), (64, 40)]
-    found = left_of(levels, torch.tensor(sizes), 0.3, 0.2, 50)
-    cut = left_of(levels, torch.tensor(sizes), 0.3, 0.2, 7)
-    for number, one in enumerate(suppressed(levels, sizes, 0.3, 0.2, 50)):
+    found = suppress_static(levels, torch.tensor(sizes), 0.3, 0.2, 50)
+    cut = suppress_static(levels, torch.tensor(sizes), 0.3, 0.2, 7)
+    for number, one in enumerate(suppress(levels, sizes, 0.3, 0.2, 50)):
         count = len(one.scores)
         assert 7 < count < (scores[number] > 0.3).sum()
         assert torch.equal(cut.boxes[number], one.boxes[:7])
@@ -203,8 +202,8 @@ def test_static_suppression_is_the_same() -> None:
         assert (found.labels[number, count:] == -1).all() and (found.boxes[number, count:] == 0).all()
 
 
-def things(*rows: tuple[float, float, int]) -> dict[str, Tensor]:
-    """Of one image: left side, score and label of boxes of 10 x 10."""
+def detections(*rows: tuple[float, float, int]) -> dict[str, Tensor]:
+    """Return detections of one image, given left side, score and label of boxes of 10 x 10."""
     return {
         "boxes": torch.tensor([[[left, 0.0, left + 10, 10.0] for left, _, _ in rows]]),
         "scores": torch.tensor([[score for _, score, _ in rows]]),
@@ -212,29 +211,31 @@ def things(*rows: tuple[float, float, int]) -> dict[str, Tensor]:
     }
 
 
-def test_things_are_compared_with_their_like() -> None:
-    some = things((0, 0.9, 1), (30, 0.9, 2), (0, 0, -1))
-    assert differ_in_things(some, things((30, 0.9, 2), (0, 0.9, 1), (0, 0, -1)), 0.05) == 0
-    assert differ_in_things(some, things((0, 0.8996, 1), (30, 0.9, 2), (0, 0, -1)), 0.05) == pytest.approx(0.0004, 1e-3)
-    assert differ_in_things(some, things((0.02, 0.9, 1), (30, 0.9, 2), (0, 0, -1)), 0.05) == pytest.approx(
+def test_detections_are_compared_with_their_counterparts() -> None:
+    some = detections((0, 0.9, 1), (30, 0.9, 2), (0, 0, -1))
+    assert detection_difference(some, detections((30, 0.9, 2), (0, 0.9, 1), (0, 0, -1)), 0.05) == 0
+    assert detection_difference(some, detections((0, 0.8996, 1), (30, 0.9, 2), (0, 0, -1)), 0.05) == pytest.approx(
+        0.0004, 1e-3
+    )
+    assert detection_difference(some, detections((0.02, 0.9, 1), (30, 0.9, 2), (0, 0, -1)), 0.05) == pytest.approx(
         0.02 / 40, 1e-3
     )
-    assert differ_in_things(some, things((1, 0.9, 1), (30, 0.9, 2), (0, 0, -1)), 0.05) == inf
-    assert differ_in_things(some, things((0, 0.8, 1), (30, 0.9, 2), (0, 0, -1)), 0.05) == inf
-    assert differ_in_things(some, things((0, 0.9, 3), (30, 0.9, 2), (0, 0, -1)), 0.05) == inf
+    assert detection_difference(some, detections((1, 0.9, 1), (30, 0.9, 2), (0, 0, -1)), 0.05) == inf
+    assert detection_difference(some, detections((0, 0.8, 1), (30, 0.9, 2), (0, 0, -1)), 0.05) == inf
+    assert detection_difference(some, detections((0, 0.9, 3), (30, 0.9, 2), (0, 0, -1)), 0.05) == inf
     # what is missing because it was at the threshold
-    assert differ_in_things(some, things((0, 0.9, 1), (30, 0.9, 2), (60, 0.0504, 1)), 0.05) == 0
+    assert detection_difference(some, detections((0, 0.9, 1), (30, 0.9, 2), (60, 0.0504, 1)), 0.05) == 0
     # one of 25 where either may have suppressed the other
     many = [(30.0 * number, 0.5 + number / 100, 1) for number in range(25)]
-    assert differ_in_things(things(*many), things(*many[:-1], (723, 0.74, 1)), 0.05) == 0
-    assert differ_in_things(things(*many), things(*many[:-2], (693, 0.73, 1), (723, 0.74, 1)), 0.05) == inf
+    assert detection_difference(detections(*many), detections(*many[:-1], (723, 0.74, 1)), 0.05) == 0
+    assert detection_difference(detections(*many), detections(*many[:-2], (693, 0.73, 1), (723, 0.74, 1)), 0.05) == inf
 
 
 def test_what_is_not_finite_differs() -> None:
-    assert relative(torch.tensor([1.0, 200.0]), torch.tensor([1.0, 202.0])) == pytest.approx(0.01)
-    assert relative(torch.tensor([0.1]), torch.tensor([0.2])) == pytest.approx(0.1)
-    assert relative(torch.ones(2), torch.tensor([1.0, float("nan")])) == inf
-    assert relative(torch.ones(2), torch.ones(3)) == inf
+    assert relative_difference(torch.tensor([1.0, 200.0]), torch.tensor([1.0, 202.0])) == pytest.approx(0.01)
+    assert relative_difference(torch.tensor([0.1]), torch.tensor([0.2])) == pytest.approx(0.1)
+    assert relative_difference(torch.ones(2), torch.tensor([1.0, float("nan")])) == inf
+    assert relative_difference(torch.ones(2), torch.ones(3)) == inf
 
 
 # --- what cannot be ---------------------------------------------------------------------------------------------------
@@ -249,7 +250,7 @@ def test_a_missing_library_is_named(run: Path, tmp_path: Path, monkeypatch: pyte
 def test_what_is_there_stays(run: Path, tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"
     path.write_text("mine")
-    with pytest.raises(ConfigError, match=r"model.pt2 is there already"):
+    with pytest.raises(ConfigError, match=r"model.pt2 exists already"):
         export(run, path, form="torch")
     assert path.read_text() == "mine"
     with pytest.raises(ConfigError, match="holds no run"):
@@ -259,11 +260,11 @@ def test_what_is_there_stays(run: Path, tmp_path: Path) -> None:
 def test_detectors_without_static_shapes_are_refused() -> None:
     dataset_info = DatasetInfo(samples=4, classes=("a", "b"), boxes=True)
     backbone = partial(backbones.timm, model="test_resnet")
-    with pytest.raises(ValueError, match=r"Detector goes on image by image.*fcos and retinanet can be exported"):
+    with pytest.raises(ValueError, match=r"Detector works image by image.*fcos and retinanet can be exported"):
         other = Detection(dataset_info, backbone=backbone, detector=lambda levels, dataset_info: Detector())
-        inference_of(other).refuse_dynamic()
-    with pytest.raises(ValueError, match=r"export with task.views=null"):
-        inference_of(
-            Detection(dataset_info, backbone=backbone, detector=Fcos, views=Views(scales=[0.5]))
-        ).refuse_dynamic()
-    inference_of(Detection(dataset_info, backbone=backbone, detector=Fcos)).refuse_dynamic()
+        other.export_module().check_static()
+    with pytest.raises(ValueError, match=r"export with task.test_time_augmentation=null"):
+        augmentation = TestTimeAugmentation(scales=[0.5])
+        augmented = Detection(dataset_info, backbone=backbone, detector=Fcos, test_time_augmentation=augmentation)
+        augmented.export_module().check_static()
+    Detection(dataset_info, backbone=backbone, detector=Fcos).export_module().check_static()

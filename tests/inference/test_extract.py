@@ -16,11 +16,11 @@ from opabinia.data.loader import DataError
 from opabinia.data.sources import Digits
 from opabinia.inference import extract as extracting
 from opabinia.inference.extract import extract
-from opabinia.inference.layer_names import Layers
+from opabinia.inference.layer_names import LayerFeatures
 from opabinia.inference.predictor import Predictor
 from opabinia.training import launch
 
-SMALL = ["train.length=3it", "data.workers=0", "writers=[]", "evaluate.batch_size=100", "train.threads=1"]
+SMALL = ["train.length=3it", "data.num_workers=0", "loggers=[]", "evaluate.batch_size=100", "train.num_threads=1"]
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_pictures_that_evaluations_keep_are_taken_from_there(
     pictures = f"data.val.source={{name: image_folder, root: {tmp_path / 'pictures'}, channels: 1}}"
     extract(run, tmp_path / "decoded", [pictures])
     extract(run, tmp_path / "keeping", [pictures, "data.cache=disk"])
-    monkeypatch.setattr(decode, "decoded", None)
+    monkeypatch.setattr(decode, "decode_bytes", None)
     extract(run, tmp_path / "kept of them", [pictures, "data.cache=disk"])
     found = [files(tmp_path / name)["features.npy"] for name in ("decoded", "keeping", "kept of them")]
     assert found[0] == found[1] == found[2]
@@ -139,8 +139,8 @@ def test_without_a_place_it_is_written_into_the_run(run: Path) -> None:
 def test_shards_are_large_enough_for_a_disk_and_small_enough_to_share(
     samples: int, batch_size: int, batches: int
 ) -> None:
-    job = extracting.Job(Path("out"), {}, extracting.Reader(range(samples)), batch_size, 0)  # type: ignore[arg-type]
-    assert job.batches_of_shard == batches
+    job = extracting.ExtractJob(Path("out"), {}, extracting.BatchReader(range(samples)), batch_size, 0)  # type: ignore[arg-type]
+    assert job.batches_per_shard == batches
 
 
 def test_what_was_extracted_is_kept_when_it_is_the_same(
@@ -149,7 +149,7 @@ def test_what_was_extracted_is_kept_when_it_is_the_same(
     (out,) = extract(run, tmp_path / "out")
     first = files(out)
     with monkeypatch.context() as nothing_is_computed:
-        nothing_is_computed.setattr(Layers, "__call__", None)
+        nothing_is_computed.setattr(LayerFeatures, "__call__", None)
         assert extract(run, out) == [out] and files(out) == first
     assert f"{out} is finished: nothing to do" in capfd.readouterr().err
     (out / "features.npy").write_bytes(b"")
@@ -165,19 +165,19 @@ def test_other_folders_are_refused(run: Path, tmp_path: Path) -> None:
     assert extract(run, mine) == [mine], "an empty folder is nobody's"
     (mine / "about.json").unlink()
     for other in (mine, mine / "labels.npy"):
-        with pytest.raises(ConfigError, match=r"--out: .* is there already, and holds no features"):
+        with pytest.raises(ConfigError, match=r"--out: .* exists already, and holds no features"):
             extract(run, other)
 
 
 def spoiling(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> list[str]:
     """From now on features of some samples are no numbers; the ids of these."""
-    ids, real = [Digits(split="val")[number]["id"] for number in numbers], Layers.__call__
+    ids, real = [Digits(split="val")[number]["id"] for number in numbers], LayerFeatures.__call__
 
-    def spoiled(self: Layers, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+    def spoiled(self: LayerFeatures, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
         wrong = torch.tensor([one in ids for one in batch["id"]])
         return {name: value.masked_fill(wrong[:, None], float("nan")) for name, value in real(self, batch).items()}
 
-    monkeypatch.setattr(Layers, "__call__", spoiled)
+    monkeypatch.setattr(LayerFeatures, "__call__", spoiled)
     return ids
 
 
@@ -192,7 +192,7 @@ def test_features_that_are_no_numbers_are_told_and_what_was_good_is_kept(
     assert not (tmp_path / "out").exists()
     capfd.readouterr()
     (out,) = extract(run, tmp_path / "out")
-    assert "2 shards of 1 batches are there" in capfd.readouterr().err
+    assert "2 shards of 1 batches are finished" in capfd.readouterr().err
     assert files(out) == files(good) and len(list(tmp_path.iterdir())) == 2
 
 
@@ -224,7 +224,7 @@ def test_what_was_begun_of_something_else_is_not_gone_on_with(
             extract(run, tmp_path / "out")
     capfd.readouterr()
     (out,) = extract(run, tmp_path / "out", overrides, **options)
-    assert f"is of something else ({changed}): beginning anew" in capfd.readouterr().err
+    assert f"outdated ({changed}): restarting" in capfd.readouterr().err
     assert files(out) == files(alone)
 
 
@@ -234,8 +234,8 @@ def test_what_was_begun_of_something_else_is_not_gone_on_with(
         ({"splits": ["vall"]}, r"--split: there is no 'vall'; did you mean 'val'\? sets: train, val"),
         ({"splits": ["val", "test"]}, r"--split: there is no 'test'; sets: train, val"),
         ({"splits": []}, r"--split: there is no ''; sets: train, val"),
-        ({"layers": ["backbone.model.layer22"]}, r"no layer 'backbone.model.layer22'; near: backbone.model.layer2"),
-        ({"layers": ["trunk", "layer9"]}, "--layers: there is no layer 'layer9'; near: layer4, layer3, layer2"),
+        ({"layers": ["backbone.model.layer22"]}, r"no layer 'backbone.model.layer22'; similar: backbone.model.layer2"),
+        ({"layers": ["trunk", "layer9"]}, "--layers: there is no layer 'layer9'; similar: layer4, layer3, layer2"),
         ({"layers": ["labels"]}, "--layers: labels.npy is the file of something else"),
         ({"checkpoint": "best_"}, "--checkpoint: there is no 'best_'"),
     ],

@@ -8,20 +8,22 @@ import pytest
 
 from opabinia.contracts import DataMismatch
 from opabinia.inference import feature_files
-from opabinia.inference.feature_files import NpyFiles, Parquet, Piece, Writer, read_pieces
+from opabinia.inference.feature_files import FeatureRows, FeatureWriter, NpyFiles, Parquet, read_rows
 
 IDS = ['"0\n', "1, ü", "c/2\\.png", "\udcff3", "  4 "]
 """Of files with odd names, one of them no UTF-8."""
 
 
-def pieces() -> list[Piece]:
+def pieces() -> list[FeatureRows]:
     """Identities of two cameras, in pieces of 3 and 2."""
     numbers = np.arange(5)
     whole = {"features": np.float32(numbers[:, None] * np.ones(2)), "cameras": numbers % 2}
-    return [Piece({name: one[part] for name, one in whole.items()}, IDS[part]) for part in (slice(3), slice(3, 5))]
+    return [
+        FeatureRows({name: one[part] for name, one in whole.items()}, IDS[part]) for part in (slice(3), slice(3, 5))
+    ]
 
 
-def written(writer: Writer, some: list[Piece]) -> None:
+def written(writer: FeatureWriter, some: list[FeatureRows]) -> None:
     for one in some:
         writer.append(one)
     writer.close()
@@ -39,7 +41,7 @@ def test_arrays_are_as_numpy_reads_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rows", [1, 2, 5, 100])
 def test_what_is_written_is_read_in_any_pieces(tmp_path: Path, rows: int) -> None:
     written(NpyFiles(tmp_path), pieces())
-    found = list(read_pieces(tmp_path, rows))
+    found = list(read_rows(tmp_path, rows))
     assert all(len(one.ids) <= rows for one in found) and [name for one in found for name in one.ids] == IDS
     assert np.array_equal(np.concatenate([one.columns["features"] for one in found])[:, 0], np.arange(5))
     assert found[0].columns.keys() == {"features", "cameras"}
@@ -47,7 +49,7 @@ def test_what_is_written_is_read_in_any_pieces(tmp_path: Path, rows: int) -> Non
 
 def test_nothing_is_read_where_nothing_was_written(tmp_path: Path) -> None:
     written(NpyFiles(tmp_path), [])
-    assert json.loads((tmp_path / "ids.json").read_text()) == [] == list(read_pieces(tmp_path))
+    assert json.loads((tmp_path / "ids.json").read_text()) == [] == list(read_rows(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -75,22 +77,22 @@ def test_a_table_has_the_same_rows_in_groups(
     [
         (
             np.ones((2, 3), np.float32),
-            "features: 3 float32 for some samples, 2 float32 for others; where images differ",
+            "features: 3 float32 for some samples, 2 float32 for others; if images differ",
         ),
         (np.ones((2, 2), np.float64), "features: 2 float64 for some samples, 2 float32"),
         (np.ones(2, np.float32), "features: one float32 for some samples"),
     ],
     ids=["length", "type", "shape"],
 )
-def test_rows_of_another_length_are_told(
+def test_rows_of_another_length_are_reported(
     tmp_path: Path, form: type[NpyFiles] | type[Parquet], other: np.ndarray, told: str
 ) -> None:
     """Otherwise they would run into each other."""
     if form is Parquet:
         pytest.importorskip("pyarrow")
-    first = Piece({"features": np.ones((2, 2), np.float32)}, ["a", "b"])
+    first = FeatureRows({"features": np.ones((2, 2), np.float32)}, ["a", "b"])
     writer = form(tmp_path)
     writer.append(first)
     with pytest.raises(DataMismatch, match=told):
-        writer.append(Piece({"features": other}, ["c", "d"]))
+        writer.append(FeatureRows({"features": other}, ["c", "d"]))
     writer.close()

@@ -17,12 +17,12 @@ from opabinia.data.loader import DataError
 from opabinia.data.sources import Digits
 from opabinia.evaluation.retrieval.distances import nearest
 from opabinia.inference import predict
-from opabinia.inference.predictor import Prediction, Predictor
-from opabinia.inference.retrieval.gallery import Gallery, Whose, whose
+from opabinia.inference.predictor import Predictor
+from opabinia.inference.retrieval.gallery import Gallery, Identity, identity_from_path
 from opabinia.training import launch
-from opabinia.visualization.drawing import FRAMES, overlay_heatmap, sheet
+from opabinia.visualization.drawing import FRAME_COLORS, contact_sheet, overlay_heatmap
 
-SMALL = ["train.length=60it", "data.workers=0", "writers=[]", "evaluate.batch_size=7"]
+SMALL = ["train.length=60it", "data.num_workers=0", "loggers=[]", "evaluate.batch_size=7"]
 
 
 @pytest.fixture(scope="module")
@@ -60,16 +60,16 @@ def searched(paths: list[Path], features: Tensor, root: Path) -> Gallery:
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("g/0002_c1s1_000451_03.jpg", Whose("0002", "1")),
-        ("g/x/-1_c3s2_1.jpg", Whose("-1", "3")),
-        ("g/0005_C12.png", Whose("0005", "12")),
-        ("g/anna/12_cat.png", Whose("anna")),
-        ("g/12_cat.png", Whose(None)),
+        ("g/0002_c1s1_000451_03.jpg", Identity("0002", "1")),
+        ("g/x/-1_c3s2_1.jpg", Identity("-1", "3")),
+        ("g/0005_C12.png", Identity("0005", "12")),
+        ("g/anna/12_cat.png", Identity("anna")),
+        ("g/12_cat.png", Identity(None)),
     ],
     ids=lambda value: str(value) if isinstance(value, str) else "",
 )
-def test_names_tell_whose_a_picture_is(path: str, expected: Whose) -> None:
-    assert whose(Path(path), Path("g")) == expected
+def test_names_tell_whose_a_picture_is(path: str, expected: Identity) -> None:
+    assert identity_from_path(Path(path), Path("g")) == expected
 
 
 def test_verdicts() -> None:
@@ -142,7 +142,7 @@ def test_embeddings_are_what_is_predicted_or_else_features(predicted: str, runs:
     assert task.predictions == runs, "what is not in the predictions is not looked for in them again"
 
 
-def test_embeddings_that_are_no_numbers_are_told() -> None:
+def test_embeddings_that_are_no_numbers_are_reported() -> None:
     predictor = Predictor(Toy("embedding"), [], DatasetInfo(samples=1))
     with pytest.raises(DataError, match=r"not finite for 1$"):
         predictor.embeddings(samples((1, 1, 1), (float("nan"), 1, 1)))
@@ -160,7 +160,7 @@ def test_a_similarity_is_explained_by_where_it_comes_from() -> None:
     assert predictor.explain(sample).max() == 1, "its length"
 
 
-def test_what_cannot_be_explained_is_told() -> None:
+def test_what_cannot_be_explained_is_reported() -> None:
     predictor = Predictor(Toy("embedding"), [], DatasetInfo(samples=1))
     with pytest.raises(ValueError, match="give a gallery"):
         predictor.explain(samples((1, 0, 0)))
@@ -195,7 +195,7 @@ def test_the_nearest_are_written_and_drawn(run: Path, predictor: Predictor, pict
     with Image.open(tmp_path / "sheets" / f"00001-{gallery[5].stem}.png") as drawn:
         assert drawn.size == (5 * 132, 132 + 2 * 14)
         colours = {colour for _, colour in drawn.getcolors(1 << 20) or []}
-    assert {FRAMES[verdict] in colours for verdict in expected} == {True}
+    assert {FRAME_COLORS[verdict] in colours for verdict in expected} == {True}
 
 
 def test_heat_maps_are_drawn(run: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,10 +214,10 @@ def test_broken_pictures_are_told_and_the_others_done(run: Path, pictures: Path,
     (tmp_path / "gallery").mkdir()
     (tmp_path / "gallery" / "broken.png").write_text("no picture")
     query = pictures / "queries" / "41.png"
-    with pytest.raises(DataError, match=r"none of the 1 pictures in .*gallery can be read; .*broken.png cannot"):
+    with pytest.raises(DataError, match=r"none of the 1 files in .*gallery can be read; .*broken.png cannot"):
         predict.retrieve(run, [query], tmp_path / "gallery", tmp_path / "out")
     (tmp_path / "gallery" / "whole.png").write_bytes(query.read_bytes())
-    with pytest.raises(DataError, match="1 of 3 files were left out"):
+    with pytest.raises(DataError, match="1 of 3 files were skipped"):
         predict.retrieve(run, [query], tmp_path / "gallery", tmp_path / "out")
     (line,) = (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()
     (found,) = json.loads(line)["nearest"]
@@ -227,13 +227,13 @@ def test_broken_pictures_are_told_and_the_others_done(run: Path, pictures: Path,
 def test_a_gallery_of_the_query_alone_explains_nothing(run: Path, pictures: Path, tmp_path: Path) -> None:
     query = pictures / "queries" / "41.png"
     predict.retrieve(run, [query], query, tmp_path / "out")
-    with pytest.raises(ConfigError, match="nothing but the picture"):
+    with pytest.raises(ConfigError, match="no image but the query itself"):
         predict.retrieve(run, [query], query, tmp_path / "out", explain=True)
 
 
-def test_captions_tell_no_long_lists() -> None:
-    embedding = Prediction({}, {"embedding": [0.1] * 128, "count": 2, "box": [1, 2]})
-    assert predict.caption(embedding, ", ") == "embedding: 128 values, count: 2, box: [1, 2]"
+def test_captions_shorten_long_lists() -> None:
+    readable = {"embedding": [0.1] * 128, "count": 2, "box": [1, 2]}
+    assert Task().caption(readable) == ["embedding: 128 values", "count: 2", "box: [1, 2]"]
 
 
 # --- drawing --------------------------------------------------------------------------------------------------------
@@ -241,9 +241,9 @@ def test_captions_tell_no_long_lists() -> None:
 
 def test_frames_have_the_colour_of_the_verdict() -> None:
     pictures = [Image.new("RGB", (20, 10), (1, 2, 3))] * 4
-    paper = sheet(pictures, ["one\ntwo"] * 4, columns=4, size=20, frames=["right", "wrong", "junk", None])
+    paper = contact_sheet(pictures, ["one\ntwo"] * 4, columns=4, size=20, frames=["right", "wrong", "junk", None])
     colours = [paper.getpixel((number * 32 + 6, 6 + 4)) for number in range(4)]  # right above each picture
-    assert colours[:3] == list(FRAMES.values()) and colours[3] not in FRAMES.values()
+    assert colours[:3] == list(FRAME_COLORS.values()) and colours[3] not in FRAME_COLORS.values()
     assert {paper.getpixel((number * 32 + 16, 16)) for number in range(4)} == {(1, 2, 3)}
 
 

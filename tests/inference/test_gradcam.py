@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from opabinia.inference.gradcam import _grid, heat, last_maps
+from opabinia.inference.gradcam import grad_cam_heatmap, last_feature_map_layer, token_grid
 from opabinia.models.backbones.timm import timm
 
 BACKBONES = {
@@ -28,9 +28,9 @@ def test_the_deepest_maps_are_found(model: str, size: tuple[int, int], layer: st
         found: Tensor = net(images)[:, 0]
         return found
 
-    assert last_maps(net, score, size) == layer
+    assert last_feature_map_layer(net, score, size) == layer
     before = [parameter.grad for parameter in net.parameters()]
-    found = heat(net, layer, score, size)
+    found = grad_cam_heatmap(net, layer, score, size)
     assert found.shape == (2, *size) and found.min() >= 0 and found.max() <= 1
     assert [parameter.grad for parameter in net.parameters()] == before == [None] * len(before)
 
@@ -58,20 +58,20 @@ def test_the_heat_is_where_the_score_comes_from(layer: str, frozen: bool) -> Non
     images[0, 0, 16:28, 16:28] = 1.0
     images[0, 2, 4:16, 4:16] = 1.0
     floats = images.clone().requires_grad_()
-    assert last_maps(net, lambda: net(floats), (32, 32)) == "activation"
-    found = heat(net, layer, lambda: net(images), (32, 32))[0]
+    assert last_feature_map_layer(net, lambda: net(floats), (32, 32)) == "activation"
+    found = grad_cam_heatmap(net, layer, lambda: net(images), (32, 32))[0]
     assert found[19:25, 19:25].min() == 1, "the red patch"
     assert found[:14, :14].max() == 0, "the blue one speaks against it"
 
 
-def test_a_score_without_maps_is_told() -> None:
+def test_a_score_without_maps_is_reported() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
     images = torch.rand(1, 3, 2, 2).requires_grad_()
-    with pytest.raises(ValueError, match="gives no maps"):
-        last_maps(net, lambda: net(images)[:, 0], (2, 2))
+    with pytest.raises(ValueError, match="has no feature maps"):
+        last_feature_map_layer(net, lambda: net(images)[:, 0], (2, 2))
     net = nn.Sequential(nn.Conv2d(3, 4, 1))
     with pytest.raises(ValueError, match="does not depend on '0'"):
-        heat(net, "0", lambda: net(images)[:, 0].detach().mean((1, 2)), (2, 2))
+        grad_cam_heatmap(net, "0", lambda: net(images)[:, 0].detach().mean((1, 2)), (2, 2))
 
 
 @pytest.mark.parametrize(
@@ -79,4 +79,4 @@ def test_a_score_without_maps_is_told() -> None:
     [(196, (224, 224), (14, 14)), (210, (256, 128), (21, 10)), (128, (256, 128), (16, 8)), (50, (32, 64), (5, 10))],
 )
 def test_tokens_lie_as_the_picture_does(count: int, size: tuple[int, int], grid: tuple[int, int]) -> None:
-    assert _grid(count, size) == grid
+    assert token_grid(count, size) == grid

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from opabinia.config import ConfigError
 from opabinia.contracts import DataMismatch, Task
-from opabinia.inference.layer_names import Layers, modules_meant
+from opabinia.inference.layer_names import LayerFeatures, resolve_layer_names
 
 
 class Block(nn.Module):
@@ -42,6 +42,8 @@ class Momentum(Task):
         self.teacher = nn.ModuleDict({"backbone": Block(), "projector": nn.Linear(2, 3)})
         self.predictor = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
 
+    predicts_embedding_only = True
+
     @property
     def trunk(self) -> nn.Module:
         return self.teacher["backbone"]
@@ -55,7 +57,7 @@ BATCH = {"image": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "id": ["a", "b"]}
 
 def test_short_names() -> None:
     names = ["trunk", "head", "layer1", "backbone.0.layer2", "backbone"]
-    assert modules_meant(Plain(), names) == {
+    assert resolve_layer_names(Plain(), names) == {
         "trunk": "backbone",
         "head": "head",
         "layer1": "backbone.0.layer1",
@@ -65,7 +67,7 @@ def test_short_names() -> None:
 
 
 def test_of_a_momentum_method_they_are_those_of_what_is_measured() -> None:
-    assert modules_meant(Momentum(), ["trunk", "head", "layer2", "projector", "predictor"]) == {
+    assert resolve_layer_names(Momentum(), ["trunk", "head", "layer2", "projector", "predictor"]) == {
         "trunk": "teacher.backbone",
         "head": "teacher.projector",
         "layer2": "teacher.backbone.layer2",
@@ -84,35 +86,35 @@ class Twins(Task):
 @pytest.mark.parametrize(
     ("task", "name", "told"),
     [
-        (Plain(), "layer3", r"--layers: there is no layer 'layer3'; near: layer\d, layer\d"),
-        (Plain(), "backbone.0.layer22", "near: backbone.0.layer2, backbone.0.layer1"),
+        (Plain(), "layer3", r"--layers: there is no layer 'layer3'; similar: layer\d, layer\d"),
+        (Plain(), "backbone.0.layer22", "similar: backbone.0.layer2, backbone.0.layer1"),
         (Plain(), "projector", "there is no layer 'projector'"),
-        (Twins(), "layer1", "'layer1' is the end of several names; say which: left.layer1, right.layer1"),
+        (Twins(), "layer1", "'layer1' is the end of several names; give one of: left.layer1, right.layer1"),
         (Twins(), "trunk", "there is no layer 'trunk'"),
         (Twins(), "head", "there is no layer 'head'"),
     ],
     ids=["missing", "misspelt", "projector", "several", "no trunk", "no head"],
 )
-def test_what_is_not_clear_is_told(task: Task, name: str, told: str) -> None:
+def test_what_is_not_clear_is_reported(task: Task, name: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        Layers(task, {"column": name})
+        LayerFeatures(task, {"column": name})
 
 
 def test_all_mistakes_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as error:
-        modules_meant(Twins(), ["nothing", "left", "layer1"])
+        resolve_layer_names(Twins(), ["nothing", "left", "layer1"])
     assert len(error.value.problems) == 2
 
 
 @pytest.mark.parametrize("task", [Plain(), Momentum()], ids=["plain", "momentum"])
 def test_a_head_is_asked_where_predicting_does_without(task: Any) -> None:
-    found = Layers(task, {"h": "head", "t": "trunk", "e": "embedding"})(BATCH)
+    found = LayerFeatures(task, {"h": "head", "t": "trunk", "e": "embedding"})(BATCH)
     trunk = task.backbone if isinstance(task, Plain) else task.trunk
     head = task.head if isinstance(task, Plain) else task.teacher["projector"]
     assert torch.equal(found["t"], trunk(BATCH["image"])) and torch.equal(found["e"], found["t"])
     assert torch.equal(found["h"], head(trunk(BATCH["image"])))
-    full = modules_meant(task, ["head"])["head"]
-    alone = Layers(task, {"h": full})(BATCH)
+    full = resolve_layer_names(task, ["head"])["head"]
+    alone = LayerFeatures(task, {"h": full})(BATCH)
     assert alone.keys() == {"h"} and torch.equal(alone["h"], found["h"]), "by its own name, too"
 
 
@@ -133,29 +135,29 @@ class Nested(Task):
 
 
 def test_what_a_layer_gives_becomes_one_row_a_sample() -> None:
-    found = Layers(Nested(), {"parts": "parts"})(BATCH)["parts"]
+    found = LayerFeatures(Nested(), {"parts": "parts"})(BATCH)["parts"]
     assert found.tolist() == [[10, 20, 20, 40, 30], [30, 40, 60, 80, 90]], "of its first call"
 
 
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("idle", "makes no use of 'idle'"),
-        ("total", "'total' does not give a row for each sample"),
+        ("idle", "does not use layer 'idle'"),
+        ("total", "'total' does not output one row per sample"),
         ("embedding", "Nested has no embedding; name its layers"),
     ],
 )
-def test_layers_that_are_of_no_use_are_told(name: str, told: str) -> None:
+def test_layers_that_are_of_no_use_are_reported(name: str, told: str) -> None:
     with pytest.raises(DataMismatch, match=told):
-        Layers(Nested(), {"column": name})(BATCH)
+        LayerFeatures(Nested(), {"column": name})(BATCH)
 
 
 def test_nothing_needs_a_gradient() -> None:
     """A model that is frozen as a whole gives features, too."""
     frozen = Plain()
-    expected = Layers(frozen, {"h": "head"})(BATCH)["h"]
+    expected = LayerFeatures(frozen, {"h": "head"})(BATCH)["h"]
     frozen.requires_grad_(False)
-    assert torch.equal(Layers(frozen, {"h": "head"})(BATCH)["h"], expected.detach())
+    assert torch.equal(LayerFeatures(frozen, {"h": "head"})(BATCH)["h"], expected.detach())
 
 
 @pytest.mark.parametrize("name", ["projector", "expander", "heads.images"])
@@ -164,4 +166,4 @@ def test_a_head_has_many_names(name: str) -> None:
     del task.head
     first, _, last = name.partition(".")
     task.add_module(first, nn.ModuleDict({last: nn.Linear(2, 3)}) if last else nn.Linear(2, 3))
-    assert modules_meant(task, ["head"]) == {"head": name}
+    assert resolve_layer_names(task, ["head"]) == {"head": name}

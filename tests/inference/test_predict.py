@@ -12,11 +12,14 @@ from PIL import Image
 
 import opabinia
 from opabinia.config import ConfigError
+from opabinia.contracts import Task
+from opabinia.data.decoding.images import read_image
 from opabinia.data.sources import Digits
-from opabinia.inference.predictor import Predictor, image_of
+from opabinia.inference.predict import predict
+from opabinia.inference.predictor import Predictor, image_from
 from opabinia.training import launch
 
-SMALL = ["train.length=60it", "data.workers=0", "writers=[]", "evaluate.batch_size=7"]
+SMALL = ["train.length=60it", "data.num_workers=0", "loggers=[]", "evaluate.batch_size=7"]
 
 
 @pytest.fixture(scope="module")
@@ -103,17 +106,17 @@ def test_predicting_disturbs_no_generator(predictor: Predictor, folder: Path) ->
         (torch.zeros(1, 4, 4, dtype=torch.int64), "a tensor is uint8, or float in 0 to 1"),
         (np.zeros((0, 4, 3), dtype=np.uint8), r"an array has pixels, not \(0, 4, 3\)"),
         (torch.zeros(3, 4, 0), r"a tensor has pixels, not \(3, 4, 0\)"),
-        (None, "a picture is a path, a PIL image, an array or a tensor, not a NoneType"),
+        (None, "an image is a path, a PIL image, an array or a tensor, not a NoneType"),
     ],
     ids=str,
 )
-def test_what_is_no_picture_is_told(predictor: Predictor, picture: Any, told: str) -> None:
+def test_what_is_no_picture_is_reported(predictor: Predictor, picture: Any, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         predictor(picture)
 
 
-def test_an_order_of_colours_that_there_is_not_is_told(predictor: Predictor) -> None:
-    with pytest.raises(ValueError, match="the order of colours is RGB or BGR, not 'bgr'"):
+def test_an_unknown_color_order_is_reported(predictor: Predictor) -> None:
+    with pytest.raises(ValueError, match="the color order is RGB or BGR, not 'bgr'"):
         predictor(np.zeros((4, 4, 3), dtype=np.uint8), order="bgr")  # type: ignore[call-overload]
 
 
@@ -121,8 +124,8 @@ def test_colours_have_the_order_red_green_blue() -> None:
     red = np.zeros((2, 2, 3), dtype=np.uint8)
     red[..., 0] = 200
     for kind in (red, Image.fromarray(red), torch.from_numpy(red).permute(2, 0, 1)):
-        assert image_of(kind, 3)[:, 0, 0].tolist() == [200, 0, 0]
-        assert image_of(kind, 1)[0, 0, 0].item() == 60  # ITU-R 601: 0.299 of red
+        assert image_from(kind, 3)[:, 0, 0].tolist() == [200, 0, 0]
+        assert image_from(kind, 1)[0, 0, 0].item() == 60  # ITU-R 601: 0.299 of red
 
 
 def test_a_run_can_be_loaded_without_its_data(run: Path, tmp_path: Path) -> None:
@@ -142,3 +145,32 @@ def test_loading_what_is_not_there(tmp_path: Path, run: Path) -> None:
         opabinia.load(tmp_path / "no")
     with pytest.raises(ConfigError, match="there is no 'step-00000007'; there are: best, last, step-"):
         opabinia.load(run, checkpoint="step-00000007")
+
+
+def test_the_old_name_of_takes_video_still_works(predictor: Predictor) -> None:
+    with pytest.warns(DeprecationWarning, match=r"Predictor.films is now Predictor.takes_video"):
+        assert predictor.films is predictor.takes_video is False
+
+
+def test_an_image_file_is_decoded_once(
+    run: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[Path] = []
+    decode = read_image
+    monkeypatch.setattr(
+        "opabinia.inference.predictor.read_image", lambda path, channels: decoded.append(path) or decode(path, channels)
+    )
+    predict(run, [folder], tmp_path)
+    assert sorted(decoded) == sorted(folder.rglob("*.png"))
+
+
+def test_a_minimal_task_needs_no_drawing() -> None:
+    task = Task()
+    sample = {"image": torch.zeros(3, 4, 4, dtype=torch.uint8), "id": "a", "label": 1}
+    assert task.draw(sample, {}) is None and task.compare(sample, {}, ["cat", "dog"]) is None
+    assert task.ground_truth_caption(sample, ["cat", "dog"]) == ["dog"]
+    assert task.ground_truth_caption({"id": "a"}, []) == []
+    assert task.ground_truth_caption({"label": torch.tensor([1.0, 0, 1])}, ["a", "b", "c"]) == ["a", "c"]
+    assert task.ground_truth_caption({"label": 0.5}, []) == ["label: 0.5"]
+    commands = [" ".join(words) for words, _ in task.next_commands(Path("runs/a"))]
+    assert "opabinia export runs/a" in commands and not any("extract" in command for command in commands)

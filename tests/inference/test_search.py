@@ -16,12 +16,12 @@ from opabinia.config import ConfigError
 from opabinia.data.loader import DataError
 from opabinia.data.sources import Digits
 from opabinia.inference.predictor import Predictor
-from opabinia.inference.retrieval.search import in_order, search
+from opabinia.inference.retrieval.search import search, sort_matches
 from opabinia.training import launch
 
 pytest.importorskip("faiss", reason="the extra opabinia[search] is not installed")
 
-SMALL = ["train.length=9it", "checkpoint.every=5it", "data.workers=0", "writers=[]", "evaluate.batch_size=8"]
+SMALL = ["train.length=9it", "checkpoint.every=5it", "data.num_workers=0", "loggers=[]", "evaluate.batch_size=8"]
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,7 @@ def test_broken_pictures(
 
 def test_equal_ones_come_in_the_order_of_the_gallery() -> None:
     distances, places = torch.tensor([[0.1, 0.1, 0.2, 0.3, 0.3]]), torch.tensor([[7, 2, 9, 5, 0]])
-    sorted_distances, order = in_order(distances, places)
+    sorted_distances, order = sort_matches(distances, places)
     assert order.tolist() == [[2, 7, 9, 0, 5]] and torch.equal(sorted_distances, distances)
 
 

@@ -24,10 +24,10 @@ from PIL import Image
 
 import opabinia
 from opabinia.data.sources import Digits
-from opabinia.inference.serving.limits import Limits, Received, Refused, refuse_film, refuse_picture
+from opabinia.inference.serving.limits import Limits, RequestError, Upload, check_image, check_video
 from opabinia.training import launch
 
-SMALL = ["train.length=4it", "data.workers=0", "writers=[]", "data.batch_size=16"]
+SMALL = ["train.length=4it", "data.num_workers=0", "loggers=[]", "data.batch_size=16"]
 
 
 class Answer(NamedTuple):
@@ -128,7 +128,7 @@ def test_what_is_said_is_what_the_predictor_says(run: Path, server: Server, tmp_
 
 def test_it_tells_what_it_is(server: Server) -> None:
     said = server.get("/model").said
-    assert (said["name"], said["task"], said["takes"]) == ("digits/default", "classification", "pictures")
+    assert (said["name"], said["task"], said["takes"]) == ("digits/default", "classification", "images")
     assert said["classes"] == list("0123456789")
     assert server.get("/health") == (200, {"status": "ok", "requests": 0})
     status, wrong = server.get("/docs")
@@ -143,7 +143,7 @@ def test_it_tells_what_it_is(server: Server) -> None:
 
 def test_what_is_no_picture_is_refused(server: Server) -> None:
     for content, wanted, words in [
-        (b"just some words", 415, "is no picture (BMP, GIF, JPEG"),
+        (b"just some words", 415, "is not an image (BMP, GIF, JPEG"),
         (b"", 422, "empty"),
         (digit(0, "JPEG", 200)[:900], 422, "broken"),
         (digit(0, "PNG", 200)[:-60], 422, "broken"),
@@ -155,7 +155,7 @@ def test_what_is_no_picture_is_refused(server: Server) -> None:
     assert server.post(b"").status == 422
     assert server.post(b"nonsense", **{"Content-Type": "multipart/form-data; boundary=x"}).status == 422
     assert server.post(b"nonsense", **{"Content-Type": "multipart/form-data"}).status == 422
-    assert server.form([("a.png", digit(0))] * 33) == (413, {"error": "at most 32 pictures in one request"})
+    assert server.form([("a.png", digit(0))] * 33) == (413, {"error": "at most 32 files in one request"})
     assert server.post(digit(0)).status == 200
 
 
@@ -220,17 +220,17 @@ def test_many_at_once_are_answered_or_told_to_come_again(server: Server) -> None
 
 def test_kinds_are_told_by_content(tmp_path: Path) -> None:
     for kind in ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM"):
-        refuse_picture(Received("x.txt", digit(0, kind)), Limits())
+        check_image(Upload("x.txt", digit(0, kind)), Limits())
     for content in (b"<svg xmlns='...'/>", b"%PDF-1.7", b"RIFF____AVI ", b"MZ"):
-        with pytest.raises(Refused, match="is no picture") as refused:
-            refuse_picture(Received("x.png", content), Limits())
+        with pytest.raises(RequestError, match="is not an image") as refused:
+            check_image(Upload("x.png", content), Limits())
         assert refused.value.status == 415
-    with pytest.raises(Refused, match="is no film"):
-        refuse_film(Received("x.mp4", digit(0)), Limits())
-    with pytest.raises(Refused, match="header cannot be read"):
-        refuse_film(Received("x.mp4", b"\0\0\0\x20ftypisom"), Limits())
-    with pytest.raises(Refused, match="8 x 8 = 0 megapixels, more than 6e-05"):
-        refuse_picture(Received("x.png", digit(0)), Limits(pixels=60))
+    with pytest.raises(RequestError, match="is not a video"):
+        check_video(Upload("x.mp4", digit(0)), Limits())
+    with pytest.raises(RequestError, match="header cannot be read"):
+        check_video(Upload("x.mp4", b"\0\0\0\x20ftypisom"), Limits())
+    with pytest.raises(RequestError, match="8 x 8 = 0 megapixels, more than 6e-05"):
+        check_image(Upload("x.png", digit(0)), Limits(pixels=60))
 
 
 def test_what_is_wrong_is_said_before_anything_is_loaded(tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ def test_the_page_in_a_browser(server: Server, browser: Any, tmp_path: Path) -> 
     page.set_input_files("#files", [str(tmp_path / hostile), str(tmp_path / "words.jpg")])
     page.get_by_text("done", exact=True).wait_for()
     assert page.get_by_role("heading", level=2).all_text_contents() == ["words.jpg", hostile]
-    assert "is no picture" in page.get_by_role("alert").text_content()
+    assert "is not an image" in page.get_by_role("alert").text_content()
     top = server.post(digit(3)).said["predictions"][0]["top"]
     rows = page.locator(".bars li").all_text_contents()
     assert rows == [f"{one['class']}{100 * one['probability']:.1f} %" for one in top]

@@ -1,4 +1,4 @@
-"""What the tests of imported configs share."""
+"""Helpers for the tests of converted configs."""
 
 from functools import cache
 from pathlib import Path
@@ -13,8 +13,8 @@ def parts() -> Catalog:
     return catalog()
 
 
-def written(folder: Path, files: dict[str, str]) -> Path:
-    """Files below a folder; the last one's path."""
+def write_files(folder: Path, files: dict[str, str]) -> Path:
+    """Write files below a folder; return the path of the last one."""
     for name, text in files.items():
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -22,8 +22,8 @@ def written(folder: Path, files: dict[str, str]) -> Path:
     return file
 
 
-def checked(recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """The complete config that the recipe's text is, which has no problems."""
+def resolve(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    """Return the complete config of the recipe's text, which must have no errors and no deprecated names."""
     file = folder / "recipe.yaml"
     file.write_text(recipe.text(), encoding="utf-8")
     resolved = check(compose(file), parts())
@@ -31,6 +31,6 @@ def checked(recipe: Recipe, folder: Path) -> dict[str, Any]:
     return resolved.config
 
 
-def left(recipe: Recipe) -> dict[str, Any]:
-    """What was not taken over, with the reason."""
-    return {one.path: one.why for one in recipe.left()}
+def unconverted(recipe: Recipe) -> dict[str, Any]:
+    """Return the reasons of the keys that are not converted."""
+    return {key.path: key.why for key in recipe.unconverted()}

@@ -1,4 +1,4 @@
-"""A config of basecls, which is Python, becomes one of ours without being run."""
+"""Conversion of basecls configs, which are Python files, without executing them."""
 
 import math
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from opabinia.config import ConfigError
 from opabinia.migration.basecls import convert
 from opabinia.migration.tables.basecls import FAMILIES, MODELS
-from tests.migration.recipes import checked, left, written
+from tests.migration.recipes import resolve, unconverted, write_files
 
 
 def config_of(family: str, body: str, before: str = "") -> str:
@@ -25,19 +25,19 @@ class Cfg({family}):
 """
 
 
-def imported(folder: Path, text: str, cards: int = 8, *overrides: str) -> Any:
-    return convert(written(folder, {"own.py": text}), cards, overrides)
+def convert_text(folder: Path, text: str, gpus: int = 8, *overrides: str) -> Any:
+    return convert(write_files(folder, {"own.py": text}), gpus, overrides)
 
 
-def test_a_regnet_on_eight_cards(tmp_path: Path) -> None:
+def test_a_regnet_on_eight_gpus(tmp_path: Path) -> None:
     body = """batch_size=64, model=dict(name="regnety_004"), augments={"rand_aug": {"magnitude": 5}},
     solver=dict(basic_lr=0.1 / 2), model_ema=dict(momentum=0.99992), extra=dict(thing=-3), output_dir="here" """
-    recipe = imported(tmp_path, config_of("RegNetConfig", body))
-    config = checked(recipe, tmp_path)
+    recipe = convert_text(tmp_path, config_of("RegNetConfig", body))
+    config = resolve(recipe, tmp_path)
     assert (config["data"]["batch_size"], config["optimizer"]["lr"]) == (512, 0.4)
-    # Of the family, and of all.
+    # Defaults of the base class and of all classes.
     assert (config["optimizer"]["weight_decay"], config["optimizer"]["nesterov"]) == (2e-5, True)
-    assert [rule["kind"] for rule in config["groups"]["rules"]] == ["norm", "bias"]
+    assert [rule["kind"] for rule in config["param_groups"]["rules"]] == ["norm", "bias"]
     assert config["task"]["backbone"]["model"] == "regnety_004" and config["task"]["loss"]["label_smoothing"] == 0.1
     assert config["task"]["mean"] == [0.485, 0.456, 0.406] and config["task"]["std"] == [0.229, 0.224, 0.225]
     names = [step["name"] for step in config["data"]["train"]["transforms"]]
@@ -45,29 +45,29 @@ def test_a_regnet_on_eight_cards(tmp_path: Path) -> None:
     assert config["data"]["train"]["transforms"][2]["policy"] == "rand-m5-n2-p0.5-mstd0.5-inc1"
     assert config["data"]["val"]["transforms"][0]["crop"] == pytest.approx(224 / 232)
     [mix] = config["data"]["mix"]
-    assert [one["alpha"] for one in mix["mixes"]] == [0.2, 1.0] and mix["weights"] == [0.5, 0.5]
-    assert (config["schedule"]["name"], config["schedule"]["rule"], config["schedule"]["by"]) == (
+    assert [entry["alpha"] for entry in mix["mixes"]] == [0.2, 1.0] and mix["weights"] == [0.5, 0.5]
+    assert (config["schedule"]["name"], config["schedule"]["warmup_rule"], config["schedule"]["interval"]) == (
         "cosine",
         "whole",
         "epoch",
     )
-    assert (config["ema"]["momentum"], str(config["ema"]["start"])) == (0.99992, "5ep")
-    assert config["hooks"]["precise_norm"]["batches"] == 16 and config["seed"] == 42
-    assert left(recipe) == {"extra.thing": "nothing here answers to it", "output_dir": "--out"}
-    assert any("here they are those of 8 cards (--cards)" in note for note in recipe.notes)
+    assert (config["ema"]["decay"], str(config["ema"]["start"])) == (0.99992, "5ep")
+    assert config["hooks"]["precise_bn"]["batches"] == 16 and config["seed"] == 42
+    assert unconverted(recipe) == {"extra.thing": "no equivalent", "output_dir": "--out"}
+    assert any("the totals of 8 GPUs (--gpus)" in note for note in recipe.notes)
 
 
-def test_accumulated_gradients_are_a_larger_batch(tmp_path: Path) -> None:
-    config = checked(
-        imported(tmp_path, config_of("SwinConfig", 'model=dict(name="swin_tiny_patch4_window7_224")'), 4), tmp_path
+def test_gradient_accumulation_becomes_a_larger_batch(tmp_path: Path) -> None:
+    config = resolve(
+        convert_text(tmp_path, config_of("SwinConfig", 'model=dict(name="swin_tiny_patch4_window7_224")'), 4), tmp_path
     )
-    assert (config["data"]["batch_size"], config["train"]["micro_batch"]) == (512, 64)
+    assert (config["data"]["batch_size"], config["train"]["micro_batch_size"]) == (512, 64)
     assert config["optimizer"]["lr"] == pytest.approx(5e-4) and config["train"]["step"]["clip_norm"] == 5
-    kinds = [(rule["kind"], rule["weight_decay"]) for rule in config["groups"]["rules"]]
+    kinds = [(rule["kind"], rule["weight_decay"]) for rule in config["param_groups"]["rules"]]
     assert kinds == [("norm", 0), ("bias", 0), ("embedding", 0)]
 
 
-def test_a_class_between_the_file_s_own_and_the_family_s(tmp_path: Path) -> None:
+def test_intermediate_base_classes(tmp_path: Path) -> None:
     text = """
 from basecls.configs import ResNetConfig
 _base = dict(batch_size=16, solver=dict(max_epoch=7, lr_schedule="step", lr_decay_steps=(3, 5)))
@@ -79,31 +79,31 @@ class Cfg(Short):
     def __init__(self, values=None):
         super().__init__(_cfg)
 """
-    config = checked(imported(tmp_path, text, 1), tmp_path)
+    config = resolve(convert_text(tmp_path, text, 1), tmp_path)
     assert (config["data"]["batch_size"], str(config["train"]["length"])) == (8, "7ep")
-    assert [str(one) for one in config["schedule"]["milestones"]] == ["3ep", "5ep"]
+    assert [str(milestone) for milestone in config["schedule"]["milestones"]] == ["3ep", "5ep"]
     assert len(config["data"]["train"]["transforms"]) == 2
 
 
-def test_nothing_is_run_and_code_is_told(tmp_path: Path) -> None:
+def test_code_is_reported_and_not_executed(tmp_path: Path) -> None:
     before = f"import os\nopen({str(tmp_path / 'run')!r}, 'w')\n"
     body = (
         'model=dict(name="resnet50"), batch_size=os.cpu_count(), solver=dict(basic_lr=[1 for _ in "ab"], max_epoch=9)'
     )
-    recipe = imported(tmp_path, config_of("ResNetConfig", body, before))
+    recipe = convert_text(tmp_path, config_of("ResNetConfig", body, before))
     assert not (tmp_path / "run").exists()
     assert recipe.config["data"]["batch_size"] == 256 and recipe.config["train"]["length"] == "9ep"
-    told = [note for note in recipe.notes if "is code, which is not run" in note]
-    assert len(told) == 2 and "own.py:6: os.cpu_count()" in told[0]
+    notes = [note for note in recipe.notes if "is code, which is not executed" in note]
+    assert len(notes) == 2 and "own.py:6: os.cpu_count()" in notes[0]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(family: str, tmp_path: Path) -> None:
-    config = checked(imported(tmp_path, config_of(family, 'model=dict(name="resnet50")')), tmp_path)
+    config = resolve(convert_text(tmp_path, config_of(family, 'model=dict(name="resnet50")')), tmp_path)
     assert config["data"]["batch_size"] > 0 and not math.isinf(config["optimizer"]["lr"])
 
 
-def test_networks_have_their_names_in_timm() -> None:
+def test_models_have_names_in_timm() -> None:
     import re
 
     import timm
@@ -115,41 +115,41 @@ def test_networks_have_their_names_in_timm() -> None:
     vit_base_patch32_384 swin_large_patch4_window12_384"""
     known = set(timm.list_models())
     for name in zoo.split():
-        [ours] = [re.sub(pattern, to, name) for pattern, to in MODELS if re.fullmatch(pattern, name)]
-        assert ours in known, name
+        [timm_name] = [re.sub(pattern, to, name) for pattern, to in MODELS if re.fullmatch(pattern, name)]
+        assert timm_name in known, name
 
 
-def test_networks_that_timm_does_not_have(tmp_path: Path) -> None:
-    recipe = imported(tmp_path, config_of("SNetConfig", 'model=dict(name="snetv2_x100")'))
-    config = checked(recipe, tmp_path)
+def test_models_that_timm_does_not_have(tmp_path: Path) -> None:
+    recipe = convert_text(tmp_path, config_of("SNetConfig", 'model=dict(name="snetv2_x100")'))
+    config = resolve(recipe, tmp_path)
     assert config["task"]["backbone"]["model"] == "snetv2_x100" == recipe.config["vars"]["model"]
     assert any("timm has no snetv2_x100" in note for note in recipe.notes)
     assert (config["schedule"]["name"], str(config["schedule"]["warmup"])) == ("linear", "0ep")
 
 
-def test_changes_from_the_command_line(tmp_path: Path) -> None:
+def test_overrides(tmp_path: Path) -> None:
     text = config_of("ResNetConfig", 'model=dict(name="resnet50")')
-    recipe = imported(
+    recipe = convert_text(
         tmp_path, text, 2, "solver.basic_lr=1", "augments.mixup.mixup_alpha=0.2", "loss.name=BinaryCrossEntropy"
     )
-    config = checked(recipe, tmp_path)
+    config = resolve(recipe, tmp_path)
     assert config["optimizer"]["lr"] == 2 and config["data"]["mix"][0]["name"] == "mixup"
     assert config["task"]["loss"]["name"] == "binary_cross_entropy"
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
-        ("x = 1", "has no class, so it is no config of basecls"),
-        ("def (:", "own.py:1: is no Python"),
-        ("class Cfg(Own): pass", "the class 'Own', which has the rest, is not known; known are: BaseConfig"),
-        (config_of("ResNetConfig", "batch_size='many'"), "batch_size: a number is needed, and there is 'many'"),
-        (config_of("ResNetConfig", "solver=dict(lr_schedule='own')"), "'own' is not known here"),
+        ("x = 1", "has no class, so it is not a config of basecls"),
+        ("def (:", "own.py:1: is not valid Python"),
+        ("class Cfg(Own): pass", "the base class 'Own' is not supported; supported: BaseConfig"),
+        (config_of("ResNetConfig", "batch_size='many'"), "batch_size: expected a number, got 'many'"),
+        (config_of("ResNetConfig", "solver=dict(lr_schedule='own')"), "'own' is not supported"),
         (config_of("ResNetConfig", "solver=dict(weight_decay=())"), "own.py:4: solver.weight_decay"),
-        ("x = " + "[" * 5000 + "]" * 5000, "is no Python|cannot be read as Python"),
+        ("x = " + "[" * 5000 + "]" * 5000, "is not valid Python|cannot be read as Python"),
         (config_of("ResNetConfig", "a=" + "dict(a=" * 45 + "1" + ")" * 45), "nested more than 40 levels deep"),
     ],
 )
-def test_what_cannot_be_taken_over_is_refused(text: str, told: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=told):
-        imported(tmp_path, text)
+def test_unsupported_values_are_rejected(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        convert_text(tmp_path, text)

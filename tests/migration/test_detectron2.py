@@ -1,4 +1,4 @@
-"""A config of detectron2 becomes one of ours: numbers, colours, groups, and what is not here is told."""
+"""Conversion of detectron2 configs: values, channel order, parameter groups, and keys that are not converted."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from opabinia.config import ConfigError
 from opabinia.migration.detectron2 import convert
-from tests.migration.recipes import checked, left, written
+from tests.migration.recipes import resolve, unconverted, write_files
 
 BASE = """
 MODEL:
@@ -40,77 +40,78 @@ SOLVER: {MAX_ITER: 90000}
 """
 
 
-def imported(folder: Path, own: str, *overrides: str) -> Any:
-    return convert(written(folder, {"Base.yaml": BASE, "COCO/own.yaml": f"_BASE_: ../Base.yaml\n{own}"}), overrides)
+def convert_text(folder: Path, own: str, *overrides: str) -> Any:
+    return convert(write_files(folder, {"Base.yaml": BASE, "COCO/own.yaml": f"_BASE_: ../Base.yaml\n{own}"}), overrides)
 
 
 def test_mask_rcnn(tmp_path: Path) -> None:
     own = (
         "MODEL: {WEIGHTS: 'detectron2://ImageNetPretrained/MSRA/R-50.pkl', MASK_ON: True}\nOUTPUT_DIR: ./o\nX: {Y: 1}\n"
     )
-    recipe = imported(tmp_path, own)
-    config = checked(recipe, tmp_path)
+    recipe = convert_text(tmp_path, own)
+    config = resolve(recipe, tmp_path)
     task = config["task"]
     assert task["detector"]["name"] == "mask_rcnn" and task["backbone"]["stride_in_1x1"]
-    assert task["detector"]["proposals"]["before_training"] == 2000 and task["detector"]["box"]["layers"] == 2
+    assert task["detector"]["proposals"]["pre_nms_topk_train"] == 2000 and task["detector"]["box"]["num_fc"] == 2
     assert (task["freeze_stages"], task["freeze_norms"]) == (2, True)
-    # BGR there; a deviation of 1 of 255.
+    # BGR in detectron2; a standard deviation of 1 in 0..255.
     assert task["mean"] == [0.485, 0.456, 0.406] and task["std"] == [0.00392157] * 3
     assert config["data"]["train"]["source"]["masks"] and config["data"]["train"]["source"]["empty"] == "drop"
-    assert config["data"]["train"]["transforms"][0]["short"] == [640, 800]
-    assert config["data"]["sampler"] == {"name": "wide_or_tall", "sampler": None}
+    assert config["data"]["train"]["transforms"][0]["short_edge_length"] == [640, 800]
+    assert config["data"]["sampler"] == {"name": "aspect_ratio_batches", "sampler": None}
     assert (config["data"]["batch_size"], config["optimizer"]["lr"]) == (8, 0.01)
-    # A default of theirs that is not ours.
+    # Defaults of detectron2 that differ from Opabinia's.
     assert (config["optimizer"]["weight_decay"], config["optimizer"]["momentum"]) == (0.0001, 0.9)
-    assert [str(one) for one in config["schedule"]["milestones"]] == ["60000it", "80000it"]
-    assert (str(config["schedule"]["warmup"]), config["schedule"]["rule"]) == ("1000it", "sliced")
-    assert "groups" not in recipe.config  # all norms are frozen: a rule for them would fit nothing
-    assert str(config["init"]["weights"]) == "R-50.pkl" and any("fetch detectron2://" in one for one in recipe.notes)
-    assert left(recipe)["X.Y"] == "nothing here answers to it" and left(recipe)["OUTPUT_DIR"] == "--out"
+    assert [str(milestone) for milestone in config["schedule"]["milestones"]] == ["60000it", "80000it"]
+    assert (str(config["schedule"]["warmup"]), config["schedule"]["warmup_rule"]) == ("1000it", "sliced")
+    assert "param_groups" not in recipe.config  # all norms are frozen: a rule for them would match no parameter
+    assert str(config["init"]["weights"]) == "R-50.pkl" and any("fetch detectron2://" in note for note in recipe.notes)
+    assert unconverted(recipe)["X.Y"] == "no equivalent" and unconverted(recipe)["OUTPUT_DIR"] == "--out"
 
 
-def test_every_value_has_its_origin_and_what_is_left_is_in_the_recipe(tmp_path: Path) -> None:
-    text = imported(tmp_path, "SOLVER: {GAMMA: 0.5}\nX: {Y: 1}\n").text()
+def test_the_recipe_lists_origins_and_unconverted_keys(tmp_path: Path) -> None:
+    text = convert_text(tmp_path, "SOLVER: {GAMMA: 0.5}\nX: {Y: 1}\n").text()
     assert "#   schedule.gamma = SOLVER.GAMMA 0.5 (" in text and "own.yaml:2)" in text
     assert "#   optimizer.lr = SOLVER.BASE_LR 0.01 (" in text and "Base.yaml:16)" in text
     assert "#   optimizer.momentum = SOLVER.MOMENTUM 0.9 (default of detectron2)" in text
-    assert "#   X.Y = 1 (" in text and "own.yaml:3): nothing here answers to it" in text
+    assert "#   X.Y = 1 (" in text and "own.yaml:3): no equivalent" in text
 
 
 def test_keypoints_and_cascade(tmp_path: Path) -> None:
     points = "MODEL: {KEYPOINT_ON: True, ROI_HEADS: {NUM_CLASSES: 1}, ROI_BOX_HEAD: {SMOOTH_L1_BETA: 0.5}}\n"
     points += "DATASETS: {TRAIN: \"('keypoints_coco_2017_train',)\", TEST: \"('keypoints_coco_2017_val',)\"}\n"
-    config = checked(imported(tmp_path, points), tmp_path)
-    assert config["task"]["detector"]["keypoint"]["convolutions"] == 8
+    config = resolve(convert_text(tmp_path, points), tmp_path)
+    assert config["task"]["detector"]["keypoint"]["num_convs"] == 8
     source = config["data"]["train"]["source"]
     assert source["keypoints"] and source["min_keypoints"] == 1
     assert str(source["file"]) == "path/to/coco/annotations/person_keypoints_train2017.json"
     cascade = "MODEL: {MASK_ON: True, ROI_HEADS: {NAME: CascadeROIHeads}, ROI_BOX_HEAD: {CLS_AGNOSTIC_BBOX_REG: True}}"
-    detector = checked(imported(tmp_path, cascade), tmp_path)["task"]["detector"]
-    assert detector["name"] == "cascade_rcnn" and detector["later_overlaps"] == [0.6, 0.7]
-    assert detector["box"]["class_agnostic"] and detector["box"]["weights"] == [10, 10, 5, 5] and detector["mask"]
+    detector = resolve(convert_text(tmp_path, cascade), tmp_path)["task"]["detector"]
+    assert detector["name"] == "cascade_rcnn" and detector["later_ious"] == [0.6, 0.7]
+    assert detector["box"]["class_agnostic"] and detector["mask"]
+    assert detector["box"]["bbox_reg_weights"] == [10, 10, 5, 5]
 
 
-def test_retinanet_with_the_one_expression_that_is_known(tmp_path: Path) -> None:
-    recipe = convert(written(tmp_path, {"own.yaml": RETINANET}))
-    detector = checked(recipe, tmp_path)["task"]["detector"]
-    assert detector["neck"]["name"] == "fpn_p3_p7" and detector["beta"] == 0
-    assert (detector["scales"], detector["anchor_sizes"]) == (3, [32, 64, 128, 256, 512])
-    assert left(recipe)["MODEL.RETINANET.NUM_CONVS"] == "there are four convolutions here"
+def test_retinanet_with_the_supported_expression(tmp_path: Path) -> None:
+    recipe = convert(write_files(tmp_path, {"own.yaml": RETINANET}))
+    detector = resolve(recipe, tmp_path)["task"]["detector"]
+    assert detector["neck"]["name"] == "fpn_p3_p7" and detector["smooth_l1_beta"] == 0
+    assert (detector["scales_per_octave"], detector["anchor_sizes"]) == (3, [32, 64, 128, 256, 512])
+    assert unconverted(recipe)["MODEL.RETINANET.NUM_CONVS"] == "the head has four convolutions"
     assert recipe.config["vars"] == {
-        "train_pictures": "path/to/train", "train_file": "path/to/instances_train.json",
-        "val_pictures": "path/to/val", "val_file": "path/to/instances_val.json",
+        "train_images": "path/to/train", "train_file": "path/to/instances_train.json",
+        "val_images": "path/to/val", "val_file": "path/to/instances_val.json",
     }  # fmt: skip
 
 
-def test_other_norms_have_groups_and_a_backbone_of_theirs(tmp_path: Path) -> None:
+def test_other_norms_have_parameter_groups_and_a_backbone(tmp_path: Path) -> None:
     norms = "MODEL: {RESNETS: {NORM: GN, STRIDE_IN_1X1: False}, FPN: {NORM: GN}}\nSOLVER: {BIAS_LR_FACTOR: 2.0}\n"
-    config = checked(imported(tmp_path, norms), tmp_path)
+    config = resolve(convert_text(tmp_path, norms), tmp_path)
     assert config["task"]["backbone"]["norm"] == "group" and not config["task"]["freeze_norms"]
-    norm, bias = config["groups"]["rules"]
+    norm, bias = config["param_groups"]["rules"]
     assert (norm["kind"], norm["weight_decay"]) == ("norm", 0) and (bias["kind"], bias["lr_factor"]) == ("bias", 2)
     wide = "MODEL: {RESNETS: {DEPTH: 101, NUM_GROUPS: 32, WIDTH_PER_GROUP: 8, STRIDE_IN_1X1: False, NORM: SyncBN}}"
-    config = checked(imported(tmp_path, wide), tmp_path)
+    config = resolve(convert_text(tmp_path, wide), tmp_path)
     assert config["task"]["backbone"]["model"] == "resnext101_32x8d" and config["train"]["sync_batch_norm"]
 
 
@@ -132,64 +133,67 @@ DATASETS: {TRAIN: [lvis_v1_train], TEST: [lvis_v1_val]}
 INPUT: {CROP: {ENABLED: True}, RANDOM_FLIP: none}
 SEED: 3
 """
-    config = checked(imported(tmp_path, own), tmp_path)
+    config = resolve(convert_text(tmp_path, own), tmp_path)
     assert (config["schedule"]["name"], config["schedule"]["end"]) == ("cosine", 0.1)
     assert config["train"]["step"]["clip_each"] == 0.5 and config["train"]["precision"] == "fp16"
-    assert (config["train"]["tuned_for"], config["seed"]) == (8, 3)
-    assert config["task"]["views"]["scales"] == [0.5, 1.5] and config["task"]["evaluator"]["name"] == "lvis"
-    assert config["hooks"]["expected"]["scores"] == {"val/AP": [0.385, 0.002]}
+    assert (config["train"]["reference_world_size"], config["seed"]) == (8, 3)
+    assert (
+        config["task"]["test_time_augmentation"]["scales"] == [0.5, 1.5]
+        and config["task"]["evaluator"]["name"] == "lvis"
+    )
+    assert config["hooks"]["expected_scores"]["scores"] == {"val/AP": [0.385, 0.002]}
     assert config["data"]["sampler"]["sampler"]["threshold"] == 0.001
-    assert [step["name"] for step in config["data"]["train"]["transforms"]] == ["random_crop", "resize_shortest"]
-    assert config["task"]["detector"]["box"]["most"] == 300
+    assert [step["name"] for step in config["data"]["train"]["transforms"]] == ["random_crop", "resize_shortest_edge"]
+    assert config["task"]["detector"]["box"]["max_detections"] == 300
 
 
-def test_steps_behind_the_end_and_changes_from_the_command_line(tmp_path: Path) -> None:
-    recipe = imported(tmp_path, "", "SOLVER.MAX_ITER=70000", "INPUT.FORMAT=RGB", "MODEL.PIXEL_MEAN=[255.0, 0, 0]")
-    config = checked(recipe, tmp_path)
-    assert [str(one) for one in config["schedule"]["milestones"]] == ["60000it"]
+def test_milestones_after_the_end_and_overrides(tmp_path: Path) -> None:
+    recipe = convert_text(tmp_path, "", "SOLVER.MAX_ITER=70000", "INPUT.FORMAT=RGB", "MODEL.PIXEL_MEAN=[255.0, 0, 0]")
+    config = resolve(recipe, tmp_path)
+    assert [str(milestone) for milestone in config["schedule"]["milestones"]] == ["60000it"]
     assert config["task"]["mean"] == [1, 0, 0] and str(config["train"]["length"]) == "70000it"
     assert "(command line: SOLVER.MAX_ITER=70000)" in recipe.text()
 
 
 @pytest.mark.parametrize(
-    ("own", "told"),
+    ("own", "message"),
     [
         (
             "MODEL: {META_ARCHITECTURE: PanopticFPN}",
-            "META_ARCHITECTURE: 'PanopticFPN' is not here; GeneralizedRCNN and",
+            "META_ARCHITECTURE: 'PanopticFPN' is not supported; supported: GeneralizedRCNN",
         ),
-        ("MODEL: {BACKBONE: {NAME: build_resnet_backbone}}", "heads without a pyramid"),
-        ("MODEL: {ROI_HEADS: {NAME: Res5ROIHeads}}", "'Res5ROIHeads' is not here"),
+        ("MODEL: {BACKBONE: {NAME: build_resnet_backbone}}", "heads without a feature pyramid"),
+        ("MODEL: {ROI_HEADS: {NAME: Res5ROIHeads}}", "'Res5ROIHeads' is not supported"),
         ("MODEL: {MASK_ON: True, KEYPOINT_ON: True}", "masks and keypoints in one detector"),
-        ("MODEL: {RESNETS: {DEPTH: 77}}", "no ResNet here has depth, groups and width"),
-        ("SOLVER: {BASE_LR: fast}", "SOLVER.BASE_LR: a number is needed, and there is 'fast'"),
-        ("SOLVER: {MAX_ITER: 0.5}", "SOLVER.MAX_ITER: 0.5 is no number of steps"),
+        ("MODEL: {RESNETS: {DEPTH: 77}}", "no supported ResNet has depth, groups and width"),
+        ("SOLVER: {BASE_LR: fast}", "SOLVER.BASE_LR: expected a number, got 'fast'"),
+        ("SOLVER: {MAX_ITER: 0.5}", "SOLVER.MAX_ITER: 0.5 is not a number of steps"),
         (
             "SOLVER: {CLIP_GRADIENTS: {ENABLED: True, CLIP_TYPE: hard}}",
-            "'hard' is not here; value, norm and full_model",
+            "'hard' is not supported; supported: value, norm",
         ),
-        ("SOLVER: {LR_SCHEDULER_NAME: Own}", "'Own' is not taken over"),
+        ("SOLVER: {LR_SCHEDULER_NAME: Own}", "'Own' is not supported"),
         ("SOLVER: {LR_SCHEDULER_NAME: WarmupCosineLR, BASE_LR: 0}", "SOLVER.BASE_LR: must not be 0"),
-        ("MODEL: {ANCHOR_GENERATOR: {SIZES: [[32, 64]]}}", "one size for each of the 5 maps is needed"),
-        ("MODEL: {FPN: {NORM: XN}}", "'XN' is not known here; known are"),
-        ("INPUT: {MIN_SIZE_TRAIN: [a, b]}", "INPUT.MIN_SIZE_TRAIN: a list such as"),
+        ("MODEL: {ANCHOR_GENERATOR: {SIZES: [[32, 64]]}}", "expected one size for each of the 5 feature maps"),
+        ("MODEL: {FPN: {NORM: XN}}", "'XN' is not supported; supported"),
+        ("INPUT: {MIN_SIZE_TRAIN: [a, b]}", "INPUT.MIN_SIZE_TRAIN: expected a list such as"),
         ("TEST: {EXPECTED_RESULTS: [[box, AP]]}", "task, metric, score, tolerance"),
     ],
 )
-def test_what_cannot_be_taken_over_is_refused(own: str, told: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=told) as caught:
-        imported(tmp_path, own)
+def test_unsupported_values_are_rejected(own: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        convert_text(tmp_path, own)
     assert "own.yaml:2" in str(caught.value)
 
 
 def test_several_mistakes_are_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        imported(tmp_path, "MODEL: {FPN: {NORM: XN}, ROI_BOX_HEAD: {NORM: YN}}")
+        convert_text(tmp_path, "MODEL: {FPN: {NORM: XN}, ROI_BOX_HEAD: {NORM: YN}}")
     assert [problem.path for problem in caught.value.problems] == ["MODEL.FPN.NORM", "MODEL.ROI_BOX_HEAD.NORM"]
 
 
 def test_lazy_configs_are_code(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is code, which is not run here"):
-        convert(written(tmp_path, {"lazy.py": "model = 1"}))
+    with pytest.raises(ConfigError, match="is Python code, which is not executed"):
+        convert(write_files(tmp_path, {"lazy.py": "model = 1"}))
     with pytest.raises(ConfigError, match="LazyConfig"):
-        convert(written(tmp_path, {"lazy.yaml": "model: {_target_: detectron2.modeling.RetinaNet}"}))
+        convert(write_files(tmp_path, {"lazy.yaml": "model: {_target_: detectron2.modeling.RetinaNet}"}))

@@ -1,4 +1,4 @@
-"""A PaddleVideo config becomes one of ours, and what has no home in it is told."""
+"""Conversion of PaddleVideo configs, and the keys that are not converted."""
 
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,14 @@ from opabinia.cli import app
 from opabinia.config import ConfigError, catalog, check, compose
 from opabinia.migration.paddlevideo import convert
 
-# The values of configs/recognition/slowfast/slowfast_multigrid.yaml, and a key of nobody's.
+# The values of configs/recognition/slowfast/slowfast_multigrid.yaml, and an unknown key.
 MULTIGRID = """
 MODEL:
   framework: "Recognizer3D"
   backbone: {name: "ResNetSlowFast", depth: 50, alpha: 4, beta: 8, width_per_group: 64, fusion_kernel_sz: 7}
   head: {name: "SlowFastHead", num_classes: 400, num_frames: 32, crop_size: 224, dropout_rate: 0.5}
 DATASET:
-  batch_size: 8  # of a card
+  batch_size: 8  # per GPU
   num_workers: 4
   train: {format: "SFVideoDataset", file_path: "./data/k400/train.csv"}
   valid: {format: "SFVideoDataset", file_path: "./data/k400/val.csv"}
@@ -61,23 +61,23 @@ EMA: 0.999
 """
 
 
-def written(folder: Path, text: str) -> Path:
+def write_config(folder: Path, text: str) -> Path:
     file = folder / "slowfast.yaml"
     file.write_text(text, encoding="utf-8")
     return file
 
 
-def test_the_batch_of_a_card_becomes_that_of_all_and_is_told(tmp_path: Path) -> None:
-    recipe = convert(written(tmp_path, MULTIGRID), 8)
+def test_the_batch_size_per_gpu_becomes_the_total(tmp_path: Path) -> None:
+    recipe = convert(write_config(tmp_path, MULTIGRID), 8)
     assert recipe.config["data"]["batch_size"] == 64
-    assert recipe.notes[0] == "data.batch_size: 8 samples a card on 8 cards are 64 over all processes"
-    left = {one.path: (one.value, one.why) for one in recipe.left()}
-    assert left["EMA"] == (0.999, "nothing here answers to it")
-    assert left["MODEL.head.num_classes"] == (400, "follows from the data or the network")
+    assert recipe.notes[0] == "data.batch_size: 8 samples per GPU on 8 GPUs are 64 in total"
+    skipped = {key.path: (key.value, key.why) for key in recipe.unconverted()}
+    assert skipped["EMA"] == (0.999, "no equivalent")
+    assert skipped["MODEL.head.num_classes"] == (400, "follows from the data or the model")
 
 
-def test_every_value_has_its_place(tmp_path: Path) -> None:
-    config = convert(written(tmp_path, MULTIGRID), 4).config
+def test_values_are_converted(tmp_path: Path) -> None:
+    config = convert(write_config(tmp_path, MULTIGRID), 4).config
     assert config["task"] == {
         "name": "video",
         "backbone": {"name": "slowfast", "depth": 50, "alpha": 4, "beta": 8, "fusion_kernel": 7},
@@ -88,54 +88,55 @@ def test_every_value_has_its_place(tmp_path: Path) -> None:
         {"name": "scale_jitter", "size": 224, "scale": [256, 320]},
         {"name": "clip_flip"},
     ]
-    assert config["data"]["val"][1]["source"]["clips"] == 10 and config["data"]["workers"] == 4
+    assert config["data"]["val"][1]["source"]["clips"] == 10 and config["data"]["num_workers"] == 4
     optimizer = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}
     assert config["optimizer"] == optimizer
-    # 0.01 of 0.8, the rate of the first shape, whose batches are eight times as large.
+    # 0.01 of 0.8, the learning rate of the first shape, whose batches are eight times as large.
     assert config["schedule"] == {"name": "constant", "warmup": "34ep", "warmup_factor": pytest.approx(0.0125)}
     assert config["shapes"]["milestones"] == [94, 154, 196] and config["shapes"]["long_cycle"][0] == [0.25, 0.7071]
-    assert config["hooks"]["precise_norm"] == {"name": "precise_norm", "every": "10ep", "batches": 200}
+    assert config["hooks"]["precise_bn"] == {"name": "precise_bn", "every": "10ep", "batches": 200}
     assert (config["train"]["length"], config["evaluate"]["every"]) == ("239ep", "10ep")
 
 
-def test_without_multigrid_the_rate_drops_by_steps_or_follows_a_cosine(tmp_path: Path) -> None:
+def test_without_multigrid_the_learning_rate_has_steps_or_a_cosine(tmp_path: Path) -> None:
     plain = MULTIGRID.replace("LONG_CYCLE: True", "LONG_CYCLE: False").replace(
         "SHORT_CYCLE: True", "SHORT_CYCLE: False"
     )
-    config = convert(written(tmp_path, plain), 8).config
+    config = convert(write_config(tmp_path, plain), 8).config
     assert "shapes" not in config
     assert config["schedule"] == {
         "name": "multi_step", "milestones": ["94ep", "154ep", "196ep"], "gamma": 0.1,
         "warmup": "34ep", "warmup_factor": pytest.approx(0.1),
     }  # fmt: skip
     cosine = plain.replace("steps: [0, 94, 154, 196]", "").replace("step_base_lr", "cosine_base_lr")
-    config = convert(written(tmp_path, cosine), 8).config
+    config = convert(write_config(tmp_path, cosine), 8).config
     assert config["schedule"]["name"] == "cosine" and config["optimizer"]["lr"] == 0.1
 
 
-def test_what_comes_out_of_the_command_is_a_config(tmp_path: Path) -> None:
-    file = written(tmp_path, MULTIGRID)
-    done = CliRunner().invoke(app, ["config", "import", "paddlevideo", str(file), "--cards", "2"])
-    assert done.exit_code == 0 and "8 samples a card on 2 cards are 16" in done.stderr
-    tree = compose(written(tmp_path / "..", done.stdout))
+def test_the_command_prints_a_valid_config(tmp_path: Path) -> None:
+    file = write_config(tmp_path, MULTIGRID)
+    done = CliRunner().invoke(app, ["config", "import", "paddlevideo", str(file), "--gpus", "2"])
+    assert done.exit_code == 0 and "8 samples per GPU on 2 GPUs are 16" in done.stderr
+    tree = compose(write_config(tmp_path / "..", done.stdout))
     resolved = check(tree, catalog())
+    assert not resolved.warnings
     assert resolved.config["data"]["batch_size"] == 16 and resolved.config["shapes"]["name"] == "multigrid"
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
-        (("ResNetSlowFast", "TimeSformer"), "MODEL.backbone.name: 'TimeSformer' is not known here"),
-        (("batch_size: 8 ", "batch_size: eight "), "DATASET.batch_size: a number is needed, and there is 'eight'"),
-        (("epochs: 239\nEMA", "EMA"), "epochs: a number is needed, and there is null"),
-        (("lrs: [1, 0.1", "lrs: [1, 0.5"), "OPTIMIZER.learning_rate.lrs: .* are no powers of gamma"),
+        (("ResNetSlowFast", "TimeSformer"), "MODEL.backbone.name: 'TimeSformer' is not supported"),
+        (("batch_size: 8 ", "batch_size: eight "), "DATASET.batch_size: expected a number, got 'eight'"),
+        (("epochs: 239\nEMA", "EMA"), "epochs: expected a number, got null"),
+        (("lrs: [1, 0.1", "lrs: [1, 0.5"), "OPTIMIZER.learning_rate.lrs: .* are not powers of gamma"),
         (("MODEL:", "MODEL: ["), "slowfast.yaml"),
     ],
     ids=["a model", "a word", "nothing", "rates", "no YAML"],
 )
-def test_what_cannot_be_taken_over_is_refused(change: tuple[str, str], told: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=told):
-        convert(written(tmp_path, MULTIGRID.replace(*change)), 8)
+def test_unsupported_values_are_rejected(change: tuple[str, str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        convert(write_config(tmp_path, MULTIGRID.replace(*change)), 8)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

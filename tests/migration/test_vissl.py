@@ -1,4 +1,4 @@
-"""A config of VISSL becomes one of ours: methods, views, learning rates as VISSL computes them."""
+"""Conversion of VISSL configs: methods, views, and learning rates as VISSL computes them."""
 
 import math
 from pathlib import Path
@@ -11,7 +11,7 @@ from opabinia.contracts import Clock
 from opabinia.migration.vissl import convert
 from opabinia.optim import schedules
 from opabinia.runtime.durations import Duration
-from tests.migration.recipes import checked, left, written
+from tests.migration.recipes import resolve, unconverted, write_files
 
 NORMAL = "{name: ToTensor}, {name: Normalize, mean: [0.5, 0.5, 0.5], std: [0.2, 0.2, 0.2]}"
 TWO = (
@@ -57,15 +57,15 @@ config:
 """
 
 
-def imported(folder: Path, text: str, *overrides: str) -> Any:
-    return convert(written(folder, {"configs/config/own.yaml": text}), overrides)
+def convert_text(folder: Path, text: str, *overrides: str) -> Any:
+    return convert(write_files(folder, {"configs/config/own.yaml": text}), overrides)
 
 
 def test_moco(tmp_path: Path) -> None:
     head = '[["mlp", {"dims": [2048, 2048], "use_relu": True}], ["mlp", {"dims": [2048, 64]}]]'
     text = config_of("{name: moco_loss, moco_loss: {queue_size: 4096, temperature: 0.3}}", head=head, more="  FOO: 3")
-    recipe = imported(tmp_path, text)
-    config = checked(recipe, tmp_path)
+    recipe = convert_text(tmp_path, text)
+    config = resolve(recipe, tmp_path)
     task = config["task"]
     assert (task["name"], task["queue"], task["temperature"], task["momentum"]) == ("moco", 4096, 0.3, 0.999)
     assert (task["hidden"], task["projection"], task["backbone"]["model"]) == (2048, 64, "resnet50")
@@ -76,30 +76,35 @@ def test_moco(tmp_path: Path) -> None:
     assert jitter["transforms"][0]["brightness"] == 0.4 and jitter["transforms"][0]["hue"] == 0.1
     assert blur["probability"] == 0.5 and blur["sigma"] == [0.1, 2.0]
     assert (config["optimizer"]["lr"], config["optimizer"]["nesterov"]) == (0.03, True)
-    assert [str(one) for one in config["schedule"]["milestones"]] == ["60ep"] and config["schedule"]["gamma"] == 0.1
-    told = left(recipe)
-    assert told["FOO"] == "nothing here answers to it" and told["VERBOSE"] == "the log is of one kind"
-    assert told["DISTRIBUTED.RUN_ID"] == "opabinia train --nproc, --nnodes"
+    assert [str(milestone) for milestone in config["schedule"]["milestones"]] == ["60ep"] and config["schedule"][
+        "gamma"
+    ] == 0.1
+    skipped = unconverted(recipe)
+    assert skipped["FOO"] == "no equivalent" and skipped["VERBOSE"] == "there are no levels of logging"
+    assert skipped["DISTRIBUTED.RUN_ID"] == "opabinia train --nproc, --nnodes"
 
 
-def test_swav_of_an_older_layout_with_larc(tmp_path: Path) -> None:
+def test_swav_in_an_older_format_with_larc(tmp_path: Path) -> None:
     head = '[["swav_head", {"dims": [2048, 1024, 128], "use_bn": True, "num_clusters": [300, 300]}]]'
     loss = "{name: swav_loss, swav_loss: {epsilon: 0.03, queue: {queue_length: 3840, start_iter: 5}}}"
     text = config_of(loss, MULTI, head, "use_larc: True, larc_config: {trust_coefficient: 0.002}, " + STEPS)
     text = text.replace("RESNETS: {DEPTH: 50}", "TRUNK_PARAMS: {RESNETS: {DEPTH: 101}}").replace(
         "    HEAD:", "    TEMP_FROZEN_PARAMS_ITER_MAP: [['module.heads.0.prototypes0.weight', 313], [a, 3]]\n    HEAD:"
     )
-    recipe = imported(tmp_path, text)
-    config = checked(recipe, tmp_path)
+    recipe = convert_text(tmp_path, text)
+    config = resolve(recipe, tmp_path)
     task = config["task"]
     assert (task["hidden"], task["projection"], task["prototypes"]) == (1024, 128, [300, 300])
     assert (task["epsilon"], task["queue"]["length"], str(task["queue"]["start"])) == (0.03, 3840, "5it")
-    assert str(task["freeze"]) == "313it" and left(recipe)["MODEL.TEMP_FROZEN_PARAMS_ITER_MAP"] == "see the hook freeze"
+    assert (
+        str(task["freeze"]) == "313it"
+        and unconverted(recipe)["MODEL.TEMP_FROZEN_PARAMS_ITER_MAP"] == "see the hook freeze"
+    )
     assert task["backbone"]["model"] == "resnet101"
-    assert (config["optimizer"]["name"], config["optimizer"]["trust"]) == ("lars", 0.002)
+    assert (config["optimizer"]["name"], config["optimizer"]["trust_coefficient"]) == ("lars", 0.002)
     assert not config["optimizer"]["exclude_1d"]
     first, second, small = config["data"]["train"]["transforms"][0]["views"]
-    assert [one["count"] for one in (first, second, small)] == [1, 1, 1] and small["transforms"][0]["size"] == 96
+    assert [view["count"] for view in (first, second, small)] == [1, 1, 1] and small["transforms"][0]["size"] == 96
     assert first["transforms"][-1]["probability"] == 1 and second["transforms"][-1]["name"] == "RandomSolarize"
     assert second["transforms"][-1]["p"] == 0.2 and second["transforms"][-2]["probability"] == 0.1
 
@@ -115,13 +120,15 @@ def test_dino_with_a_transformer_and_a_growing_weight_decay(tmp_path: Path) -> N
     trunk = (
         "TRUNK: {NAME: vision_transformer, VISION_TRANSFORMERS: {NUM_HEADS: 6, HIDDEN_DIM: 384, DROP_PATH_RATE: 0.1}}"
     )
-    config = checked(imported(tmp_path, text.replace("TRUNK: {NAME: resnet, RESNETS: {DEPTH: 50}}", trunk)), tmp_path)
+    config = resolve(
+        convert_text(tmp_path, text.replace("TRUNK: {NAME: resnet, RESNETS: {DEPTH: 50}}", trunk)), tmp_path
+    )
     task = config["task"]
     assert (task["outputs"], task["norm_last_layer"], str(task["teacher_warmup"])) == (4096, False, "100it")
     assert task["backbone"]["model"] == "vit_small_patch16_224" and task["backbone"]["options"]["dynamic_img_size"]
     assert config["schedules"]["weight_decay"]["end"] == 10 and config["optimizer"]["weight_decay"] == 0.04
-    assert (config["schedule"]["end"], config["schedule"]["by"]) == (0.005, "epoch")
-    assert [rule["kind"] for rule in config["groups"]["rules"]] == ["norm", "bias"]
+    assert (config["schedule"]["end"], config["schedule"]["interval"]) == (0.005, "epoch")
+    assert [rule["kind"] for rule in config["param_groups"]["rules"]] == ["norm", "bias"]
 
 
 @pytest.mark.parametrize(
@@ -162,10 +169,10 @@ def test_dino_with_a_transformer_and_a_growing_weight_decay(tmp_path: Path) -> N
     ids=["simclr", "barlow twins", "deepcluster", "npid", "rotation"],
 )
 def test_methods(loss: str, head: str, steps: str, expected: dict[str, Any], tmp_path: Path) -> None:
-    config = checked(imported(tmp_path, config_of(loss, steps, head)), tmp_path)
+    config = resolve(convert_text(tmp_path, config_of(loss, steps, head)), tmp_path)
     assert {key: config["task"][key] for key in expected} == expected
     numbered = expected["name"] in ("deepcluster", "npid")
-    assert config["data"]["train"]["source"]["name"] == ("numbered" if numbered else "image_folder")
+    assert config["data"]["train"]["source"]["name"] == ("indexed" if numbered else "image_folder")
 
 
 def test_a_linear_classifier_on_frozen_layers(tmp_path: Path) -> None:
@@ -181,22 +188,22 @@ def test_a_linear_classifier_on_frozen_layers(tmp_path: Path) -> None:
       TRANSFORMS: [{name: Resize, size: 256}, {name: CenterCrop, size: 224}, {name: ToTensor}]
   MODEL:"""
     text = text.replace("    HEAD:", evaluation).replace("TEST_MODEL: False", "TEST_MODEL: True")
-    recipe = imported(tmp_path, text.replace("  MODEL:", test))
-    config = checked(recipe, tmp_path)
+    recipe = convert_text(tmp_path, text.replace("  MODEL:", test))
+    config = resolve(recipe, tmp_path)
     assert config["hooks"]["freeze"]["pattern"] == "^backbone"
-    assert (str(config["init"]["weights"]), config["init"]["into"]) == ("some/model.torch", "backbone")
-    probe = config["evaluate"]["measures"]["layers"]
+    assert (str(config["init"]["weights"]), config["init"]["target_prefix"]) == ("some/model.torch", "backbone")
+    probe = config["evaluate"]["evaluators"]["layers"]
     assert probe["evaluator"]["layers"] == ["backbone.model.layer3", "backbone.model.layer4"]
     assert [step["name"] for step in config["data"]["val"]["transforms"]] == ["Resize", "CenterCrop"]
     assert config["evaluate"]["batch_size"] == 128
-    assert left(recipe)["MODEL.FEATURE_EVAL_SETTINGS.LINEAR_EVAL_FEAT_POOL_OPS_MAP"] == "no layer here answers to it"
+    assert unconverted(recipe)["MODEL.FEATURE_EVAL_SETTINGS.LINEAR_EVAL_FEAT_POOL_OPS_MAP"] == "no equivalent layer"
 
 
 @pytest.mark.parametrize("scaling", ["rescaled", "fixed"])
 def test_learning_rates_are_those_of_vissl(scaling: str, tmp_path: Path) -> None:
     """Peak: 0.3 of 256 for 256 samples a step. The warm-up begins with what one machine of two would have."""
     text = config_of("{name: simclr_info_nce_loss}", optimizer=WARM.replace("SCALING", scaling))
-    config = checked(imported(tmp_path, text), tmp_path)
+    config = resolve(convert_text(tmp_path, text), tmp_path)
     assert (config["optimizer"]["lr"], config["train"]["lr_batch_size"]) == (0.3, 256)
     value = value_of(config["schedule"])
     for step in (0, 40, 99, 100, 101, 550, 999):
@@ -224,13 +231,13 @@ def value_of(section: dict[str, Any]) -> Any:
 
 def test_on_one_machine_there_is_no_warm_up(tmp_path: Path) -> None:
     text = config_of("{name: simclr_info_nce_loss}", optimizer=WARM.replace("SCALING", "fixed"))
-    recipe = imported(tmp_path, text, "config.DISTRIBUTED.NUM_NODES=1", "+config.OPTIMIZER.num_epochs=50")
-    assert recipe.config["schedule"] == {"name": "cosine", "end": 0.01, "by": "step"}
+    recipe = convert_text(tmp_path, text, "config.DISTRIBUTED.NUM_NODES=1", "+config.OPTIMIZER.num_epochs=50")
+    assert recipe.config["schedule"] == {"name": "cosine", "end": 0.01, "interval": "step"}
     assert recipe.config["train"]["length"] == "50ep"
-    assert any("leaves out the warm-up on one machine" in one for one in recipe.notes)
+    assert any("skips the warm-up on a single machine" in note for note in recipe.notes)
 
 
-def test_files_of_groups_defaults_and_references(tmp_path: Path) -> None:
+def test_config_groups_defaults_and_references(tmp_path: Path) -> None:
     own = config_of("{name: simclr_info_nce_loss}", more="  WORKERS: 7").replace(
         "config:\n", "defaults:\n  - base\n  - optional models: none\n  - _self_\nconfig:\n", 1
     )
@@ -240,37 +247,40 @@ def test_files_of_groups_defaults_and_references(tmp_path: Path) -> None:
         "configs/config/pretrain/models/r18.yaml": "config: {MODEL: {TRUNK: {RESNETS: {DEPTH: 18}}}}",
         "configs/config/pretrain/own.yaml": own,
     }
-    recipe = convert(written(tmp_path, files), ["+config/pretrain/models=r18"])
+    recipe = convert(write_files(tmp_path, files), ["+config/pretrain/models=r18"])
     assert recipe.config["seed"] == 5 and recipe.config["data"]["batch_size"] == 256
-    assert recipe.config["task"]["backbone"]["model"] == "resnet18" and recipe.config["data"]["workers"] == 7
+    assert recipe.config["task"]["backbone"]["model"] == "resnet18" and recipe.config["data"]["num_workers"] == 7
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (
             config_of("{name: swav_momentum_loss}"),
-            "LOSS.name: 'swav_momentum_loss' is not taken over; taken over: simclr",
+            "LOSS.name: 'swav_momentum_loss' is not supported; supported: simclr",
         ),
-        (config_of("{name: CrossEntropyLoss}", "{name: ShuffleImgPatches}"), "Jigsaw and PIRL are not here"),
-        (config_of("{name: moco_loss}").replace("LOSS:", "CRITERION:"), "CRITERION in this file, which is of an older"),
-        (config_of("{name: moco_loss}").replace("DEPTH: 50", "DEPTH: 50, WIDTH_MULTIPLIER: 2"), "no ResNet here has"),
-        (config_of("{name: moco_loss}", "{size: 3}"), "TRANSFORMS: {size: 3} is no transform"),
+        (config_of("{name: CrossEntropyLoss}", "{name: ShuffleImgPatches}"), "Jigsaw and PIRL are not supported"),
+        (config_of("{name: moco_loss}").replace("LOSS:", "CRITERION:"), "this file has CRITERION, a key of an older"),
+        (
+            config_of("{name: moco_loss}").replace("DEPTH: 50", "DEPTH: 50, WIDTH_MULTIPLIER: 2"),
+            "no supported ResNet has",
+        ),
+        (config_of("{name: moco_loss}", "{size: 3}"), "TRANSFORMS: {size: 3} is not a transform"),
         (config_of("{name: moco_loss}", "{name: ImgReplicatePil, num_times: 1000000}"), "views from 1 to 100"),
         (
             config_of("{name: moco_loss}", optimizer="param_schedulers: {lr: {name: cyclic}}"),
-            "'cyclic' is not taken over",
+            "'cyclic' is not supported",
         ),
         (config_of("{name: moco_loss}", optimizer="param_schedulers: {lr: {values: [a]}}"), "a list such as"),
     ],
 )
-def test_what_cannot_be_taken_over_is_refused(text: str, told: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=told):
-        imported(tmp_path, text)
+def test_unsupported_values_are_rejected(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        convert_text(tmp_path, text)
 
 
-def test_transforms_that_are_not_here_are_told(tmp_path: Path) -> None:
-    recipe = imported(tmp_path, config_of("{name: moco_loss}", TWO + ", {name: AugLyAugmentation}"))
-    assert [(one.value, one.why) for one in recipe.left() if one.path == "DATA.TRAIN.TRANSFORMS"] == [
-        ("AugLyAugmentation", "no transform here answers to it")
+def test_unsupported_transforms_are_reported(tmp_path: Path) -> None:
+    recipe = convert_text(tmp_path, config_of("{name: moco_loss}", TWO + ", {name: AugLyAugmentation}"))
+    assert [(key.value, key.why) for key in recipe.unconverted() if key.path == "DATA.TRAIN.TRANSFORMS"] == [
+        ("AugLyAugmentation", "no equivalent transform")
     ]

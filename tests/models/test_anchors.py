@@ -16,16 +16,16 @@ from torchvision.ops import complete_box_iou_loss, distance_box_iou_loss, genera
 
 from opabinia.models.detectors.anchors import (
     AnchorGrid,
-    box_loss,
+    assign_levels,
+    box_regression_loss,
     cell_anchors,
-    decode,
-    encode,
+    decode_boxes,
+    encode_boxes,
     grid_anchors,
-    match,
-    overlap_loss,
-    pyramid_levels,
+    iou_loss,
+    match_anchors,
 )
-from opabinia.models.detectors.dense import focal
+from opabinia.models.detectors.dense import focal_loss
 
 GOLDEN: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "golden" / "detection" / "anchors.json").read_text(encoding="utf-8")
@@ -65,7 +65,7 @@ def test_in_torchvisions_convention_they_are_torchvisions(shape: tuple[int, int]
     expected = AnchorGenerator(tuple(sizes), (ratios,) * 2)(ImageList(torch.zeros(1, 3, *shape), [shape]), maps)
     grid = AnchorGrid(sizes, ratios, [16, 64], convention="torchvision")
     assert torch.equal(torch.cat(grid(maps, shape)), expected[0])
-    assert grid.per_place == 9
+    assert grid.num_anchors == 9
 
 
 def test_a_grid_has_anchors_for_every_level_and_keeps_them() -> None:
@@ -83,12 +83,12 @@ def test_anchors_made_in_inference_mode_take_part_in_training() -> None:
     with torch.inference_mode():
         grid(maps)
     codes = torch.zeros(15, 4, requires_grad=True)
-    decode(codes, grid(maps)[0]).sum().backward()  # type: ignore[no-untyped-call]
+    decode_boxes(codes, grid(maps)[0]).sum().backward()  # type: ignore[no-untyped-call]
     assert codes.grad is not None and codes.grad.any()
 
 
 @pytest.mark.parametrize(
-    ("sizes", "complaint"), [([[8]], "1 of them for 2 levels"), ([[8], [16, 32]], "the same number")]
+    ("sizes", "complaint"), [([[8]], "1 lists for 2 levels"), ([[8], [16, 32]], "the same number")]
 )
 def test_sizes_that_do_not_fit_the_levels_are_told(sizes: list[list[float]], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
@@ -101,8 +101,8 @@ def test_sizes_that_do_not_fit_the_levels_are_told(sizes: list[list[float]], com
 def test_a_box_is_coded_as_in_detectron2() -> None:
     told = GOLDEN["coding"]
     anchor, box, weights = torch.tensor([told["anchor"]]).float(), torch.tensor([told["box"]]).float(), told["weights"]
-    close(encode(box, anchor, weights)[0], told["code"])
-    close(decode(encode(box, anchor, weights), anchor, weights), box)
+    close(encode_boxes(box, anchor, weights)[0], told["code"])
+    close(decode_boxes(encode_boxes(box, anchor, weights), anchor, weights), box)
 
 
 @pytest.mark.parametrize("weights", [(1, 1, 1, 1), (10, 10, 5, 5), (2, 3, 0.5, 4)], ids=str)
@@ -110,12 +110,12 @@ def test_decoding_undoes_coding(weights: tuple[float, float, float, float]) -> N
     corners = torch.rand(20, 2, 2, generator=torch.Generator().manual_seed(0)) * 100
     boxes = torch.cat([corners.amin(1), corners.amax(1) + 1], 1)
     anchors = boxes.roll(1, 0)
-    close(decode(encode(boxes, anchors, weights), anchors, weights), boxes, 1e-3)
+    close(decode_boxes(encode_boxes(boxes, anchors, weights), anchors, weights), boxes, 1e-3)
 
 
 def test_nothing_grows_beyond_a_limit_and_half_precision_gives_full() -> None:
     anchor = torch.tensor([[0.0, 0, 10, 10]])
-    wide = decode(torch.tensor([[0.0, 0, 50, 0]]).half(), anchor)
+    wide = decode_boxes(torch.tensor([[0.0, 0, 50, 0]]).half(), anchor)
     assert wide.dtype == torch.float32
     assert math.log(float(wide[0, 2] - wide[0, 0]) / 10) == pytest.approx(GOLDEN["coding"]["clamp"], abs=1e-5)
 
@@ -125,8 +125,8 @@ def test_nothing_grows_beyond_a_limit_and_half_precision_gives_full() -> None:
 
 def test_matching_is_detectron2s() -> None:
     told = GOLDEN["matching"]
-    found = match(torch.tensor(told["quality"]), *told["thresholds"], low_quality=True)
-    assert found.labels.tolist() == told["labels"] and found.things.tolist() == told["things"]
+    found = match_anchors(torch.tensor(told["quality"]), *told["thresholds"], low_quality=True)
+    assert found.labels.tolist() == told["labels"] and found.indices.tolist() == told["things"]
 
 
 @pytest.mark.parametrize("low_quality", [False, True])
@@ -136,17 +136,17 @@ def test_matching_agrees_with_torchvisions_also_at_the_thresholds(low: float, hi
     generator = torch.Generator().manual_seed(5)
     quality = torch.randint(0, 5, (6, 40), generator=generator) / 4
     expected = Matcher(high, low, low_quality)(quality)
-    found = match(quality, low, high, low_quality=low_quality)
-    assert torch.where(found.labels == 1, found.things, found.labels - 1).tolist() == expected.tolist()
+    found = match_anchors(quality, low, high, low_quality=low_quality)
+    assert torch.where(found.labels == 1, found.indices, found.labels - 1).tolist() == expected.tolist()
 
 
 def test_without_things_all_is_background() -> None:
-    found = match(torch.zeros(0, 5), 0.3, 0.7, low_quality=True)
-    assert found.labels.tolist() == found.things.tolist() == [0] * 5
+    found = match_anchors(torch.zeros(0, 5), 0.3, 0.7, low_quality=True)
+    assert found.labels.tolist() == found.indices.tolist() == [0] * 5
 
 
 def test_a_thing_that_nothing_overlaps_claims_nothing() -> None:
-    found = match(torch.tensor([[0.0, 0, 0], [0.1, 0, 0.9]]), 0.3, 0.7, low_quality=True)
+    found = match_anchors(torch.tensor([[0.0, 0, 0], [0.1, 0, 0.9]]), 0.3, 0.7, low_quality=True)
     assert found.labels.tolist() == [0, 0, 1]
 
 
@@ -158,14 +158,14 @@ def squares(sides: list[float]) -> Tensor:
 
 
 def test_levels_are_detectron2s() -> None:
-    assert pyramid_levels(squares(GOLDEN["levels"]["sides"])).tolist() == GOLDEN["levels"]["levels"]
+    assert assign_levels(squares(GOLDEN["levels"]["sides"])).tolist() == GOLDEN["levels"]["levels"]
 
 
 def test_levels_end_somewhere_and_follow_the_area() -> None:
-    assert pyramid_levels(squares([1, 5000]), 3, 4).tolist() == [3, 4]
+    assert assign_levels(squares([1, 5000]), 3, 4).tolist() == [3, 4]
     flat = torch.tensor([[0.0, 0, 448, 112]])
-    assert pyramid_levels(flat).tolist() == [4]
-    assert pyramid_levels(flat, 0, 9, canonical_size=32, canonical_level=1).tolist() == [3]
+    assert assign_levels(flat).tolist() == [4]
+    assert assign_levels(flat, 0, 9, canonical_size=32, canonical_level=1).tolist() == [3]
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
@@ -175,15 +175,15 @@ def test_focal_loss_is_fvcores() -> None:
     told = GOLDEN["focal"]
     logits = torch.tensor(told["logits"]).float().view(1, -1, 1)
     classes = torch.tensor(told["there"]).view(1, -1) - 1  # of one class: 0, or -1 for background
-    close(focal(logits, classes, 0.25, 2.0)[0], told["losses"], 5e-5)
+    close(focal_loss(logits, classes, 0.25, 2.0)[0], told["losses"], 5e-5)
 
 
 def test_focal_loss_adds_up_the_classes() -> None:
     logits = torch.tensor([[[0.3, -1.2, 2.0]]])
     by_hand = [0.75 * torch.sigmoid(x) ** 2 * -torch.log(torch.sigmoid(-x)) for x in logits[0, 0]]
     by_hand[1] = 0.25 * torch.sigmoid(-logits[0, 0, 1]) ** 2 * -torch.log(torch.sigmoid(logits[0, 0, 1]))
-    close(focal(logits, torch.tensor([[1]]), 0.25, 2.0), [[float(sum(by_hand))]], 1e-6)
-    cross_entropy = focal(logits.bfloat16(), torch.tensor([[-1]]), 0.25, 0.0)
+    close(focal_loss(logits, torch.tensor([[1]]), 0.25, 2.0), [[float(sum(by_hand))]], 1e-6)
+    cross_entropy = focal_loss(logits.bfloat16(), torch.tensor([[-1]]), 0.25, 0.0)
     assert cross_entropy.dtype == torch.float32
     close(cross_entropy, 0.75 * torch.nn.functional.softplus(logits).sum(2), 0.02)
 
@@ -193,14 +193,14 @@ def test_smooth_l1_is_fvcores() -> None:
     anchors = torch.tensor([[0.0, 0, 8, 8]] * 2)
     deltas = torch.zeros(2, 4)
     deltas[:, 2] = torch.tensor(told["errors"])
-    close(box_loss(deltas, anchors, anchors, beta=told["beta"]), told["losses"], 1e-6)
-    close(box_loss(deltas, anchors, anchors), told["errors"], 1e-6)
+    close(box_regression_loss(deltas, anchors, anchors, beta=told["beta"]), told["losses"], 1e-6)
+    close(box_regression_loss(deltas, anchors, anchors), told["errors"], 1e-6)
 
 
 @pytest.mark.parametrize("kind", ["giou", "diou", "ciou"])
 def test_losses_of_overlap_are_fvcores(kind: Literal["giou", "diou", "ciou"]) -> None:
     anchor, box = (torch.tensor([one]).float() for one in GOLDEN["overlap"]["boxes"])
-    found = box_loss(torch.zeros(1, 4, dtype=torch.bfloat16), anchor, box, kind)
+    found = box_regression_loss(torch.zeros(1, 4, dtype=torch.bfloat16), anchor, box, kind)
     assert found.dtype == torch.float32
     close(found, [GOLDEN["overlap"][kind]])
 
@@ -216,7 +216,7 @@ def test_losses_of_overlap_are_torchvisions(kind: Literal["giou", "diou", "ciou"
     boxes = torch.cat([corners.amin(2), corners.amax(2) + 1], 2)
     goals = boxes.roll(1, 1)
     gradients = []
-    for loss in (partial(overlap_loss, kind=kind), partial(theirs, reduction="none")):
+    for loss in (partial(iou_loss, kind=kind), partial(theirs, reduction="none")):
         own = boxes.clone().requires_grad_()
         values = loss(own, goals)
         values.sum().backward()

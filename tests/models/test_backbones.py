@@ -70,8 +70,8 @@ def test_options_reach_the_model() -> None:
         ({"model": "test_resnet", "options": {"in_chans": 4}}, "in_chans .*: it follows from the data"),
         ({"model": "test_resnet", "options": {"num_classes": 4}}, "num_classes .*: the task brings its own head"),
         ({"model": "test_resnet", "options": {"drop_path_rate": 0.1}}, "it is called drop_path"),
-        ({"model": "test_resnet", "options": {"features_only": True}}, "one vector an image"),
-        ({"model": "test_resnet", "options": {"global_pool": ""}}, "one vector an image"),
+        ({"model": "test_resnet", "options": {"features_only": True}}, "one vector per image"),
+        ({"model": "test_resnet", "options": {"global_pool": ""}}, "one vector per image"),
     ],
 )
 def test_what_timm_refuses_is_a_mistake_in_the_config(arguments: dict[str, Any], message: str) -> None:
@@ -193,7 +193,7 @@ def test_pretrained_models_tell_what_images_they_know(tmp_path: Path) -> None:
 def test_pretrained_weights_that_do_not_fill_the_model_are_refused_unless_asked_for(tmp_path: Path) -> None:
     _, options = trained(tmp_path, "test_vit")
     options["global_pool"] = "avg"
-    with pytest.raises(ValueError, match=r"(?s)^options: .*fc_norm.weight.*\{pretrained_strict: false\} leaves out"):
+    with pytest.raises(ValueError, match=r"(?s)^options: .*fc_norm.weight.*\{pretrained_strict: false\} skips"):
         timm(3, model="test_vit", pretrained=True, options=options)
     net = timm(3, model="test_vit", pretrained=True, options={**options, "pretrained_strict": False})
     assert net.out_channels == 64
@@ -233,7 +233,10 @@ def test_depths_of_a_vit_by_name() -> None:
 
 
 def test_a_model_that_timm_does_not_layer_tells_no_depths() -> None:
-    with torch.device("meta"), pytest.raises(ValueError, match="TimmBackbone does not tell the depth"):
+    with (
+        torch.device("meta"),
+        pytest.raises(ValueError, match="the depths of the layers of TimmBackbone are not known"),
+    ):
         timm(3, model="poolformerv2_s12").depths()
 
 
@@ -281,7 +284,7 @@ def test_maps_are_what_is_pooled(model: str) -> None:
     net = timm(3, model=model).eval()
     assert isinstance(net, TimmBackbone)
     images = torch.rand(2, 3, *MAPS[model])
-    maps = net.maps(images)
+    maps = net.feature_maps(images)
     assert maps.ndim == 4
     assert maps.shape[:2] == (2, net.map_channels)
     height, width = maps.shape[2:]
@@ -297,13 +300,13 @@ def test_maps_are_what_is_pooled(model: str) -> None:
 def test_maps_pooled_by_their_mean_are_the_vectors() -> None:
     for model in ("test_resnet", "resnet10t"):
         net, images = timm(3, model=model).eval(), torch.rand(2, 3, 64, 64)
-        torch.testing.assert_close(net.maps(images).mean((2, 3)), net(images))
+        torch.testing.assert_close(net.feature_maps(images).mean((2, 3)), net(images))
 
 
 def test_models_without_maps_say_so() -> None:
     for model in ("levit_128s", "pit_ti_224"):
         with torch.device("meta"), pytest.raises(ValueError, match=r"^timm's \w+ gives no feature maps"):
-            timm(3, model=model).eval().maps(torch.zeros(1, 3, 224, 224))
+            timm(3, model=model).eval().feature_maps(torch.zeros(1, 3, 224, 224))
 
 
 @pytest.mark.parametrize("options", [{}, {"dynamic_img_size": True}, {"global_pool": "avg"}], ids=str)
@@ -311,7 +314,7 @@ def test_an_offset_of_0_changes_nothing(options: dict[str, Any]) -> None:
     net, images = timm(3, model="test_vit", options=options).eval(), torch.rand(2, 3, 160, 160)
     nothing = torch.zeros(2, net.token_channels)
     torch.testing.assert_close(net(images, nothing), net(images))
-    torch.testing.assert_close(net.maps(images, nothing), net.maps(images))
+    torch.testing.assert_close(net.feature_maps(images, nothing), net.feature_maps(images))
 
 
 def test_an_offset_is_added_to_all_tokens_before_the_blocks() -> None:
@@ -319,7 +322,7 @@ def test_an_offset_is_added_to_all_tokens_before_the_blocks() -> None:
     images, offset = torch.rand(2, 3, 160, 160), torch.randn(2, net.token_channels)
     seen: list[Tensor] = []
     net.get_submodule("model.blocks.0").register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    net(images), net(images, offset), net.maps(images, offset)
+    net(images), net(images, offset), net.feature_maps(images, offset)
     plain, *moved = seen
     assert plain.shape[1] > 100
     for tokens in moved:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from opabinia.models.capture import capture, grad_cam, kernels
+from opabinia.models.capture import capture, grad_cam, kernel_grid
 from opabinia.visualization.drawing import to_pil
 from tests.faults.programs import Server
 
@@ -146,7 +146,7 @@ def test_an_edited_gradient_goes_on_and_is_seen(net: Net) -> None:
 @pytest.mark.parametrize("edit", ["edit", "edit_gradient"])
 def test_an_edit_that_forgets_to_return_is_told(net: Net, edit: str) -> None:
     forgets: Any = {edit: lambda name, value: None}
-    with pytest.raises(TypeError, match=f"{edit} gave nothing back for 'neck'"), capture(net, ["neck"], **forgets):
+    with pytest.raises(TypeError, match=f"{edit} returned None for 'neck'"), capture(net, ["neck"], **forgets):
         net(IMAGES).sum().backward()
     assert hooks_on(net) == 0
 
@@ -239,8 +239,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from opabinia.inspect import capture
-from tests.test_inspect import IMAGES, Net
+from opabinia.models.capture import capture
+from tests.models.test_capture import IMAGES, Net
 number = 0 if os.fork() else 1
 limit = datetime.timedelta(seconds=60)
 dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 2), rank=number, world_size=2, timeout=limit)
@@ -295,7 +295,7 @@ def test_on_two_processes(warm_server: Server, tmp_path: Path) -> None:
 
 
 def test_kernels_in_colour_and_in_grey(net: Net) -> None:
-    picture = kernels(net, zoom=2, columns=3)
+    picture = kernel_grid(net, zoom=2, columns=3)
     assert picture.shape == (3, 2 * (3 * 2 + 2) + 2, 3 * (3 * 2 + 2) + 2)
     to_pil(picture)
     first = picture[:, 2:8, 2:8]
@@ -307,18 +307,18 @@ def test_kernels_in_colour_and_in_grey(net: Net) -> None:
 
 def test_kernels_of_many_channels_have_a_row_each() -> None:
     layer = nn.Conv2d(5, 2, 3)
-    picture = kernels(nn.Sequential(nn.Conv2d(1, 5, 3), layer), "1", zoom=1)
+    picture = kernel_grid(nn.Sequential(nn.Conv2d(1, 5, 3), layer), "1", zoom=1)
     assert picture.shape == (3, 2 * 4 + 1, 5 * 4 + 1)
     tile, weight = picture[0, 1:4, 5:8], layer.weight[0, 1].detach()
     torch.testing.assert_close(tile, (weight - weight.min()) / (weight.max() - weight.min()))
 
 
-@pytest.mark.parametrize(("layer", "told"), [("neck", "'neck' is no convolution"), ("bodi", "near: body")])
+@pytest.mark.parametrize(("layer", "told"), [("neck", "'neck' is not a convolution"), ("bodi", "near: body")])
 def test_no_convolution(net: Net, layer: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        kernels(net, layer)
+        kernel_grid(net, layer)
     with pytest.raises(ValueError, match="this model has no convolution"):
-        kernels(net.head)
+        kernel_grid(net.head)
 
 
 def test_grad_cam_by_hand() -> None:

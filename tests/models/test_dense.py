@@ -19,11 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torchvision.models import detection as torchvisions
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelP6P7
 
-from opabinia.contracts import DatasetInfo, Detections, Detector, Level, Row, Target
-from opabinia.models.detectors.anchors import _kept as anchors_kept
-from opabinia.models.detectors.anchors import grid_anchors
-from opabinia.models.detectors.dense import Found, Said, best_candidates, by_level, says_right, suppressed
-from opabinia.models.detectors.fcos import Fcos, assign, centre_of
+from opabinia.contracts import DatasetInfo, Detections, Detector, GlobalBatch, Level, Target
+from opabinia.models.detectors.anchors import _cached_anchors, grid_anchors
+from opabinia.models.detectors.dense import Candidates, HeadOutput, is_top1, split_levels, suppress, top_candidates
+from opabinia.models.detectors.fcos import Fcos, assign_points, centerness_targets
 from opabinia.models.detectors.retinanet import RetinaNet
 from opabinia.models.necks import fpn, fpn_p3_p7_from_p5
 from tests.faults.programs import Server
@@ -89,8 +88,12 @@ def learned(detector: nn.Module) -> None:
 
 
 SETTINGS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], dict[str, Any]]] = {
-    "fcos": (torchvisions.FCOS, {"score_thresh": 0.2}, {"offset": 0, "threshold": 0.2}),
-    "retinanet": (torchvisions.RetinaNet, {"score_thresh": 0.05}, {"beta": 0, "most": 300, "threshold": 0.05}),
+    "fcos": (torchvisions.FCOS, {"score_thresh": 0.2}, {"offset": 0, "score_threshold": 0.2}),
+    "retinanet": (
+        torchvisions.RetinaNet,
+        {"score_thresh": 0.05},
+        {"smooth_l1_beta": 0, "max_detections": 300, "score_threshold": 0.05},
+    ),
 }
 
 
@@ -159,16 +162,16 @@ def test_every_parameter_learns_in_every_step(name: str, counts: list[int]) -> N
 @pytest.fixture
 def no_values() -> Iterator[None]:
     """Tensors without values: what asks for one on the host, or keeps as many rows as are true, fails."""
-    anchors_kept.cache_clear()
+    _cached_anchors.cache_clear()
     with FakeTensorMode():
         yield
-    anchors_kept.cache_clear()
+    _cached_anchors.cache_clear()
 
 
 @pytest.mark.usefixtures("no_values")
 @pytest.mark.parametrize(
     "make",
-    [DETECTORS["fcos"], *(partial(DETECTORS["retinanet"], loss=loss) for loss in ("smooth_l1", "giou", "ciou"))],
+    [DETECTORS["fcos"], *(partial(DETECTORS["retinanet"], box_loss=loss) for loss in ("smooth_l1", "giou", "ciou"))],
     ids=["fcos", "retinanet", "retinanet-giou", "retinanet-ciou"],
 )
 def test_no_step_waits_for_the_device(make: Callable[..., Detector]) -> None:
@@ -214,13 +217,13 @@ def test_half_precision_computes_losses_and_boxes_in_full(name: str, dtype: torc
 @torch.no_grad()
 def test_things_lie_in_their_image_best_first_and_not_too_many(name: str) -> None:
     torch.manual_seed(0)
-    detector = DETECTORS[name](threshold=0.0, most=7)
+    detector = DETECTORS[name](score_threshold=0.0, max_detections=7)
     learned(detector)
     sizes = [(96, 160), (50, 90)]
     for one, (height, width) in zip(
         detector.detect(detector.pyramid(Body().maps(images_of(2))), SHAPE, sizes), sizes, strict=True
     ):
-        assert len(one.boxes) == detector.most == 7
+        assert len(one.boxes) == detector.max_detections == 7
         assert one.boxes.amin() >= 0 and one.boxes[:, 2].amax() <= width and one.boxes[:, 3].amax() <= height
         assert one.scores.tolist() == sorted(one.scores.tolist(), reverse=True)
 
@@ -261,7 +264,7 @@ def points_of(*strides: int, side: int = 128) -> list[Tensor]:
 
 def learners(points: list[Tensor], boxes: list[list[float]], radius: float = 1.5) -> list[list[list[float]]]:
     """For each thing the points (x, y, stride) that learn it; its label is its place in the list."""
-    goals = assign(points, [Target(torch.tensor(boxes), torch.arange(len(boxes)))], radius)
+    goals = assign_points(points, [Target(torch.tensor(boxes), torch.arange(len(boxes)))], radius)
     anchors = torch.cat(points)
     for number, box in enumerate(boxes):
         assert (goals.boxes[0][goals.classes[0] == number] == torch.tensor(box)).all()
@@ -299,15 +302,15 @@ def test_levels_are_for_distances_of_four_to_eight_strides() -> None:
 def test_centerness_is_that_of_the_paper() -> None:
     anchors = torch.tensor([[-2.0, 1, 6, 9], [1, 1, 9, 9], [20, 0, 28, 8]])
     boxes = torch.tensor([0.0, 0, 10, 10]).expand(1, 3, 4)
-    assert centre_of(anchors, boxes).tolist() == [[pytest.approx(0.5), 1, 0]]
+    assert centerness_targets(anchors, boxes).tolist() == [[pytest.approx(0.5), 1, 0]]
 
 
 def test_the_best_pairs_of_a_level_are_found_by_their_places() -> None:
     generator = torch.Generator().manual_seed(0)
     logits, centerness = torch.randn(2, 50, 4, generator=generator), torch.randn(2, 50, generator=generator)
     anchors = torch.arange(50.0)[:, None].expand(-1, 4)
-    level = Said(logits, torch.zeros(2, 50, 4), anchors, centerness)
-    found = best_candidates(level, lambda codes, anchors: codes + anchors, 9)
+    level = HeadOutput(logits, torch.zeros(2, 50, 4), anchors, centerness)
+    found = top_candidates(level, lambda codes, anchors: codes + anchors, 9)
     whole = (logits.sigmoid() * centerness.sigmoid()[..., None]).sqrt().flatten(1).topk(9)
     torch.testing.assert_close(found.scores, whole.values)
     assert torch.equal(found.labels, whole.indices % 4)
@@ -316,27 +319,27 @@ def test_the_best_pairs_of_a_level_are_found_by_their_places() -> None:
 
 def test_levels_lie_one_behind_the_other() -> None:
     logits = torch.arange(5.0).view(1, 5, 1)
-    first, second = by_level(logits, logits.expand(-1, -1, 4), [torch.zeros(3, 4), torch.ones(2, 4)])
-    assert first.logits.flatten().tolist() == [0, 1, 2] and second.codes[0, :, 0].tolist() == [3, 4]
+    first, second = split_levels(logits, logits.expand(-1, -1, 4), [torch.zeros(3, 4), torch.ones(2, 4)])
+    assert first.logits.flatten().tolist() == [0, 1, 2] and second.deltas[0, :, 0].tolist() == [3, 4]
 
 
 def test_of_a_class_the_better_of_two_boxes_is_kept_and_what_is_no_number_shows() -> None:
     boxes = torch.tensor([[[0.0, 0, 20, 20], [0, 0, 20, 19], [0, 0, 20, 19], [5, 5, 30, 30]]])
-    found = Found(torch.tensor([[0.9, 0.8, 0.7, 0.05]]), torch.tensor([[0, 0, 1, 1]]), boxes)
-    (one,) = suppressed([found], [(16, 40)], 0.05, 0.5, 10)
+    found = Candidates(torch.tensor([[0.9, 0.8, 0.7, 0.05]]), torch.tensor([[0, 0, 1, 1]]), boxes)
+    (one,) = suppress([found], [(16, 40)], 0.05, 0.5, 10)
     assert one.labels.tolist() == [0, 1] and one.boxes[0].tolist() == [0, 0, 20, 16]
-    (broken,) = suppressed([found._replace(scores=found.scores / 0)], [(16, 40)], 0.05, 0.5, 10)
+    (broken,) = suppress([found._replace(scores=found.scores / 0)], [(16, 40)], 0.05, 0.5, 10)
     assert isinstance(broken, Detections) and not broken.scores.isfinite().any()
 
 
 def test_the_right_class_may_be_as_likely_as_another() -> None:
     logits = torch.tensor([[[1.0, 1, 0], [0, 2, 1], [5, 0, 0]]])
-    assert says_right(logits, torch.tensor([[1, 2, -1]])).tolist() == [[True, False, False]]
+    assert is_top1(logits, torch.tensor([[1, 2, -1]])).tolist() == [[True, False, False]]
 
 
 @pytest.mark.parametrize(("norm", "layers"), [("group", 10), ("none", 0)])
 def test_norms_of_the_head(norm: str, layers: int) -> None:
-    found = DETECTORS["fcos"](norm=norm, convs=5)
+    found = DETECTORS["fcos"](norm=norm, num_convs=5)
     assert sum(isinstance(one, nn.GroupNorm) for one in found.modules()) == layers
     retinanet = DETECTORS["retinanet"](norm=norm)
     assert sum(isinstance(one, nn.GroupNorm) for one in retinanet.modules()) == (8 if layers else 0)
@@ -354,9 +357,9 @@ def test_anchors_of_retinanet_are_those_of_the_paper() -> None:
 @pytest.mark.parametrize(
     ("name", "keys", "complaint"),
     [
-        ("fcos", {"neck": partial(fpn_p3_p7_from_p5, channels=40)}, "multiple of 32"),
-        ("retinanet", {"background": 0.6}, r"background \(0.6\) must not be above foreground \(0.5\)"),
-        ("retinanet", {"anchor_sizes": [8.0, 16.0]}, "2 of them for 5 levels"),
+        ("fcos", {"neck": partial(fpn_p3_p7_from_p5, channels=40)}, "32 groups, which do not divide the 40 channels"),
+        ("retinanet", {"background_iou": 0.6}, r"background_iou \(0.6\) must not be above foreground_iou \(0.5\)"),
+        ("retinanet", {"anchor_sizes": [8.0, 16.0]}, "2 lists for 5 levels"),
     ],
     ids=["channels", "thresholds", "sizes"],
 )
@@ -395,11 +398,11 @@ def first_step(name: str, counts: list[int], rank: int = 0, world: int = 1) -> d
     torch.manual_seed(0)
     learner = Learner(name)
     trained = DistributedDataParallel(learner) if world > 1 else learner
-    row = Row(step=0, epoch=0, first=0, count=len(counts))
+    row = GlobalBatch(step=0, epoch=0, first=0, count=len(counts))
     mine = list(row.share(rank, world))
     targets = targets_of(counts)
     said = trained(images_of(len(counts))[mine], [targets[one] for one in mine])
-    weight = len(mine) * world / row.seen(world)
+    weight = len(mine) * world / row.num_processed(world)
     (weight * sum(losses_of(said).values())).backward()
     norm = torch.stack([one.grad.norm() for one in learner.parameters() if one.grad is not None]).norm()
     means = torch.stack([value.detach().float() * weight for value in said.values()])

@@ -11,8 +11,8 @@ from torchvision.ops import box_iou
 
 from opabinia.contracts import DatasetInfo, Detections, Detector, Level, Target
 from opabinia.models.detectors import detr
-from opabinia.models.detectors.detr import rt_detr
-from opabinia.models.necks import simple_pyramid
+from opabinia.models.detectors.detr import RTDetr
+from opabinia.models.necks import SimplePyramid
 
 pytest.importorskip("transformers", reason="the extra detr is not installed")
 
@@ -20,12 +20,12 @@ FACTS = DatasetInfo(samples=1, classes=("circle", "square"), boxes=True)
 LEVELS = (Level(6, 4), Level(8, 8), Level(12, 16), Level(16, 32))
 SMALL: dict[str, Any] = {
     "channels": 16,
-    "queries": 12,
+    "num_queries": 12,
     "decoder_layers": 2,
-    "heads": 4,
-    "feedforward": 24,
-    "denoising": 10,
-    "most": 5,
+    "attention_heads": 4,
+    "ffn_dim": 24,
+    "num_denoising": 10,
+    "max_detections": 5,
 }
 SHAPE = (64, 96)
 SIZES = [(64, 96), (50, 40)]
@@ -37,7 +37,7 @@ def _seeded() -> None:
 
 
 def made(**keys: Any) -> Any:
-    return rt_detr(LEVELS, FACTS, **{**SMALL, **keys})
+    return RTDetr(LEVELS, FACTS, **{**SMALL, **keys})
 
 
 def drawn_maps(images: int = 2, shape: tuple[int, int] = SHAPE, levels: Sequence[Level] = LEVELS) -> list[Tensor]:
@@ -58,7 +58,7 @@ EMPTY = [wanted(), wanted()]
 @pytest.mark.parametrize("targets", [TARGETS, [TARGETS[0], EMPTY[1]], EMPTY], ids=["boxes", "one without", "none"])
 @pytest.mark.parametrize("denoising", [0, 10])
 def test_every_parameter_learns_in_every_step(targets: list[Target], denoising: int) -> None:
-    detector = made(denoising=denoising)
+    detector = made(num_denoising=denoising)
     maps = [one.requires_grad_() for one in drawn_maps()]
     losses = detector.losses(maps, SHAPE, SIZES, targets)
     names = {"loss_vfl", "loss_bbox", "loss_giou", "loss_auxiliary"} | ({"loss_denoising"} if denoising else set())
@@ -91,7 +91,7 @@ def test_losses_are_the_same_in_training_and_in_evaluation() -> None:
 
 
 def test_weights_of_losses_multiply_them() -> None:
-    plain, weighted = made(), made(vfl_weight=3, box_weight=10, giou_weight=0, denoising=0)
+    plain, weighted = made(), made(vfl_weight=3, box_weight=10, giou_weight=0, num_denoising=0)
     weighted.load_state_dict(plain.state_dict(), strict=False)
     maps = drawn_maps()
     a, b = (one.eval().losses(maps, SHAPE, SIZES, TARGETS) for one in (plain, weighted))
@@ -102,11 +102,11 @@ def test_weights_of_losses_multiply_them() -> None:
 
 def test_parts_of_a_batch_on_many_processes_count_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven boxes in one image and one in the other; each process has one of the two images."""
-    detector, maps = made(denoising=0).eval(), drawn_maps()
+    detector, maps = made(num_denoising=0).eval(), drawn_maps()
     many = wanted(*([float(x), 4.0, x + 20.0, 30.0] for x in range(7)))
     targets = [many, TARGETS[1]]
     whole = detector.losses(maps, SHAPE, SIZES, targets)
-    monkeypatch.setattr(detr, "per_sample", lambda total, samples: torch.tensor(8 / 2))
+    monkeypatch.setattr(detr, "mean_over_samples", lambda total, samples: torch.tensor(8 / 2))
     parts = [detector.losses([one[[n]] for one in maps], SHAPE, [SIZES[n]], [targets[n]]) for n in range(2)]
     for name, value in whole.items():
         assert (parts[0][name] + parts[1][name]).item() / 2 == pytest.approx(value.item(), rel=1e-5), name
@@ -116,7 +116,7 @@ def test_parts_of_a_batch_on_many_processes_count_as_the_whole(monkeypatch: pyte
 def test_it_learns_where_squares_are() -> None:
     """From nothing, in 250 steps of 8 images."""
     body = Body()
-    detector = made(channels=32, queries=30, feedforward=64, denoising=30, most=10)
+    detector = made(channels=32, num_queries=30, ffn_dim=64, num_denoising=30, max_detections=10)
     both = nn.ModuleList([body, detector])
     optimizer = torch.optim.AdamW(both.parameters(), lr=1e-3)
     for step in range(250):
@@ -200,7 +200,7 @@ def library_model(detector: Any, maps: Sequence[Tensor]) -> Any:
 
 
 def test_an_image_without_padding_gives_what_the_library_gives() -> None:
-    detector, maps = made(denoising=0), drawn_maps()
+    detector, maps = made(num_denoising=0), drawn_maps()
     for weights in detector.parameters():
         nn.init.normal_(weights, std=0.3)
     model = library_model(detector.eval(), maps[1:]).eval()
@@ -274,7 +274,7 @@ class Passing(nn.Module):
 
 
 def test_small_images_have_as_many_queries_as_places() -> None:
-    detector = made(queries=300, most=100).eval()
+    detector = made(num_queries=300, max_detections=100).eval()
     maps = drawn_maps(shape=(32, 32))  # 16 + 4 + 1 places
     found = detector.detect(maps, (32, 32), [(32, 32)] * 2)
     assert [len(one.boxes) for one in found] == [42, 42]
@@ -331,11 +331,13 @@ def test_it_can_be_copied() -> None:
 def test_a_vision_transformer_takes_a_neck() -> None:
     levels = [Level(8, 16)]
     with pytest.raises(ValueError, match=r"strides 8, 16, 32, and the backbone gives 16; .* neck: \{name: simple_pyr"):
-        rt_detr(levels, FACTS, **SMALL)
-    with pytest.raises(ValueError, match=r"neck: it gives maps of strides 4, 8, 16, 32, 64; rt_detr takes 8, 16, 32"):
-        rt_detr(levels, FACTS, neck=simple_pyramid, **SMALL)
-    detector: Detector = rt_detr(
-        levels, FACTS, neck=lambda given: simple_pyramid(given, channels=8, strides=(8, 16, 32)), **SMALL
+        RTDetr(levels, FACTS, **SMALL)
+    with pytest.raises(
+        ValueError, match=r"neck: it gives feature maps of strides 4, 8, 16, 32, 64; rt_detr takes 8, 16, 32"
+    ):
+        RTDetr(levels, FACTS, neck=SimplePyramid, **SMALL)
+    detector: Detector = RTDetr(
+        levels, FACTS, neck=lambda given: SimplePyramid(given, channels=8, strides=(8, 16, 32)), **SMALL
     )
     losses = detector.losses(detector.pyramid(drawn_maps(levels=levels)), SHAPE, SIZES, TARGETS)
     torch.stack(list(losses.values())).sum().backward()
@@ -344,8 +346,10 @@ def test_a_vision_transformer_takes_a_neck() -> None:
 
 @pytest.mark.parametrize(("channels", "heads"), [(20, 8), (18, 6)])
 def test_channels_that_cannot_be_divided_are_told(channels: int, heads: int) -> None:
-    with pytest.raises(ValueError, match=rf"channels: a multiple of 4 and of heads \({heads}\), not {channels}"):
-        made(channels=channels, heads=heads)
+    with pytest.raises(
+        ValueError, match=rf"channels: a multiple of 4 and of attention_heads \({heads}\), not {channels}"
+    ):
+        made(channels=channels, attention_heads=heads)
 
 
 def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opabinia.models.feature_queue import FeatureQueue, MemoryBank, VectorQueue
+from opabinia.models.feature_queue import FeatureQueue, MemoryBank
+from opabinia.models.feature_queue import VectorQueue as VectorQueue
 
 GOLDEN_FOLDER = Path(__file__).resolve().parent.parent / "golden"
 GOLDEN = GOLDEN_FOLDER / "fastreid" / "moco_memory.json"
@@ -67,7 +68,7 @@ def test_it_is_saved_with_the_model() -> None:
 
 def test_a_queue_may_begin_with_drawn_vectors() -> None:
     torch.manual_seed(0)
-    queue = VectorQueue(16, 200, drawn=True)
+    queue = VectorQueue(16, 200, random_init=True)
     torch.testing.assert_close(queue.features.norm(dim=1), torch.ones(200))
     assert queue.features.mean(0).norm() < 0.2, "they point everywhere"
     assert not VectorQueue(16, 200).features.any()
@@ -86,7 +87,7 @@ def test_it_tells_where_vectors_were_put() -> None:
 def test_vissls_memory() -> None:
     bank = MemoryBank(5, 2)
     bank.vectors.copy_(torch.tensor(OF_VISSL["inputs"]["memory"]))
-    bank.renew(torch.tensor(OF_VISSL["inputs"]["targets"]), torch.tensor(OF_VISSL["inputs"]["embedding"]), 0.5)
+    bank.update(torch.tensor(OF_VISSL["inputs"]["targets"]), torch.tensor(OF_VISSL["inputs"]["embedding"]), 0.5)
     expected = torch.tensor(OF_VISSL["outputs"]["cross_entropy"]["memory_after"])
     torch.testing.assert_close(bank.vectors, expected, atol=1e-6, rtol=1e-6)
 
@@ -102,13 +103,13 @@ def test_of_an_image_that_is_there_twice_the_last_view_counts() -> None:
     bank, once = MemoryBank(4, 3), MemoryBank(4, 3)
     once.load_state_dict(bank.state_dict())
     views = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1]])
-    bank.renew(torch.tensor([2, 0, 2]), views, 0.25)
-    once.renew(torch.tensor([0, 2]), views[1:], 0.25)
+    bank.update(torch.tensor([2, 0, 2]), views, 0.25)
+    once.update(torch.tensor([0, 2]), views[1:], 0.25)
     assert torch.equal(bank.vectors, once.vectors)
 
 
 def test_what_is_not_finite_is_not_remembered() -> None:
     bank = MemoryBank(4, 2)
     before = bank.vectors.clone()
-    bank.renew(torch.tensor([1, 3]), torch.tensor([[torch.nan, 1.0], [torch.inf, 2.0]]), 0.5)
+    bank.update(torch.tensor([1, 3]), torch.tensor([[torch.nan, 1.0], [torch.inf, 2.0]]), 0.5)
     assert torch.equal(bank.vectors, before)

@@ -19,7 +19,7 @@ GOLDEN: dict[str, Any] = json.loads(
 ARCFACE = {"scale": 30.0, "margin": 0.5}
 RULES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "CosSoftmax s=30 m=0.35": lambda cosines, labels: cosface_logits(cosines, labels, scale=30, margin=0.35),
-    "ArcSoftmax s=30 m=0.5": lambda cosines, labels: arcface_logits(cosines, labels, **ARCFACE, beyond="cosine"),
+    "ArcSoftmax s=30 m=0.5": lambda cosines, labels: arcface_logits(cosines, labels, **ARCFACE, beyond_pi="cosine"),
     "CircleSoftmax s=64 m=0.35": lambda cosines, labels: circle_logits(cosines, labels, scale=64, margin=0.35),
 }
 HEADS: dict[str, Callable[[int, int], Head]] = {
@@ -43,14 +43,14 @@ def test_golden(name: str, some_of_no_class: bool) -> None:
     assert torch.equal(cosines, before), "nothing is changed in place"
 
 
-@pytest.mark.parametrize("beyond", ["line", "cosine"])
+@pytest.mark.parametrize("beyond_pi", ["line", "cosine"])
 @pytest.mark.parametrize("cosine", [1.0, -1.0, 1.0000001, -1.0000001, 0.99999994, 0.0])
-def test_the_angle_is_safe(cosine: float, beyond: Any) -> None:
+def test_the_angle_is_safe(cosine: float, beyond_pi: Any) -> None:
     """FastReID: an infinite gradient at 1, NaN behind it."""
     cosines = torch.tensor([[cosine, 0.2]], requires_grad=True)
-    logits = arcface_logits(cosines, torch.tensor([0]), **ARCFACE, beyond=beyond)
+    logits = arcface_logits(cosines, torch.tensor([0]), **ARCFACE, beyond_pi=beyond_pi)
     angle = math.acos(max(-1, min(1, cosine)))
-    if angle + 0.5 <= math.pi or beyond == "cosine":
+    if angle + 0.5 <= math.pi or beyond_pi == "cosine":
         assert logits[0, 0].item() == pytest.approx(30 * math.cos(angle + 0.5), abs=1e-2)
     logits.sum().backward()  # type: ignore[no-untyped-call]
     assert cosines.grad is not None
@@ -108,7 +108,7 @@ def test_without_labels_they_are_scaled_cosines(make: Callable[..., Head]) -> No
     ("head", "rule"),
     [
         (cosface(4, 3, scale=30, margin=0.35), RULES["CosSoftmax s=30 m=0.35"]),
-        (arcface(4, 3, scale=30, margin=0.5, beyond="cosine"), RULES["ArcSoftmax s=30 m=0.5"]),
+        (arcface(4, 3, scale=30, margin=0.5, beyond_pi="cosine"), RULES["ArcSoftmax s=30 m=0.5"]),
         (circle(4, 3, scale=64, margin=0.35), RULES["CircleSoftmax s=64 m=0.35"]),
     ],
     ids=["cosface", "arcface", "circle"],

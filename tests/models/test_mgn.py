@@ -34,7 +34,7 @@ def test_shapes_are_the_models(model: str, last_stride: Any, rows: int) -> None:
 def test_branches_begin_as_copies_of_the_backbone() -> None:
     net, images = network(last_stride=1).eval(), torch.rand(2, 3, 128, 64)
     whole, halves, thirds, *stripes = net(images)
-    torch.testing.assert_close(whole, net.backbone.maps(images))
+    torch.testing.assert_close(whole, net.backbone.feature_maps(images))
     assert torch.equal(whole, halves)
     assert torch.equal(whole, thirds)
     assert torch.equal(torch.cat(stripes[:2], 2), halves)
@@ -82,8 +82,8 @@ def test_activations_are_computed_again_in_every_branch() -> None:
 
 
 def test_mistakes() -> None:
-    with pytest.raises(ValueError, match=r"backbone: multiple granularities are of ResNets.* this one is a ByobNet"):
+    with pytest.raises(ValueError, match=r"backbone: multiple granularities need a ResNet.* this one is a ByobNet"):
         MultiGranularity(timm(3, model="test_byobnet"))
-    with pytest.raises(DataMismatch, match=r"images of 32 rows are too small: their maps have 2 of 3 rows"):
+    with pytest.raises(DataMismatch, match=r"images of 32 rows are too small: their feature maps have 2 of 3 rows"):
         network().eval()(torch.rand(1, 3, 32, 64))
     assert isinstance(MultiGranularity(timm(3, model="test_resnet")), nn.Module), "any ResNet of timm will do"

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from opabinia.contracts import DataMismatch, Level
 from opabinia.models import norms
-from opabinia.models.backbones.multi_scale import Levels
+from opabinia.models.backbones.multi_scale import MultiScaleFeatures
 from opabinia.models.backbones.resnet import resnet
 from opabinia.models.backbones.timm import TimmBackbone, timm
 from opabinia.models.backbones.vit import vit
-from opabinia.models.weights.init import Init, initialise
+from opabinia.models.weights.init import Init, initialize
 
 SMALL_SWIN: dict[str, Any] = {"embed_dim": 12, "depths": (1, 2, 2, 2), "num_heads": (1, 2, 2, 2)}
 MODELS: dict[str, dict[str, Any]] = {
@@ -57,11 +57,11 @@ def gradients(net: nn.Module, maps: list[Tensor]) -> dict[str, Tensor | None]:
 def test_maps_are_as_told_and_every_parameter_is_trained_by_them(model: str) -> None:
     net = made(model)
     before = {name: one.shape for name, one in net.state_dict().items()}
-    levels = net.use_levels()
+    levels = net.enable_multi_scale()
     assert [level.stride for level in levels] == ([16] if "vit" in model else [4, 8, 16, 32])
     assert net.state_dict().keys() <= before.keys(), "names of weights stay"
     for size in ((64, 96), (224, 32)):
-        maps = net.levels(images(*size))
+        maps = net.pyramid_features(images(*size))
         assert [tuple(one.shape) for one in maps] == [
             (2, channels, size[0] // stride, size[1] // stride) for channels, stride in levels
         ]
@@ -70,8 +70,8 @@ def test_maps_are_as_told_and_every_parameter_is_trained_by_them(model: str) -> 
 
 def test_those_of_names_that_everyone_knows() -> None:
     with torch.device("meta"):
-        levels = {model: timm(3, model=model).use_levels() for model in ("resnet50", "convnext_tiny")}
-        plain = timm(3, model="vit_base_patch16_224").use_levels()
+        levels = {model: timm(3, model=model).enable_multi_scale() for model in ("resnet50", "convnext_tiny")}
+        plain = timm(3, model="vit_base_patch16_224").enable_multi_scale()
     assert levels["resnet50"] == [(256, 4), (512, 8), (1024, 16), (2048, 32)]
     assert levels["convnext_tiny"] == [(96, 4), (192, 8), (384, 16), (768, 32)]
     assert plain == [(768, 16)]
@@ -81,7 +81,7 @@ def test_those_of_names_that_everyone_knows() -> None:
 @torch.no_grad()
 def test_they_are_those_of_timms_features_only(model: str) -> None:
     net = made(model).eval()
-    levels = net.use_levels()
+    levels = net.enable_multi_scale()
     first = -len(levels)
     reference = timm_library.create_model(model, features_only=True, out_indices=range(first, 0), **MODELS[model])
     weights = {name.removeprefix("model."): one for name, one in net.state_dict().items()}
@@ -89,7 +89,7 @@ def test_they_are_those_of_timms_features_only(model: str) -> None:
         weights = {name.replace("stem.", "stem_").replace("stages.", "stages_"): one for name, one in weights.items()}
     reference.load_state_dict(weights)
     expected = reference.eval()(images(96, 64))
-    for one, other in zip(net.levels(images(96, 64)), expected, strict=True):
+    for one, other in zip(net.pyramid_features(images(96, 64)), expected, strict=True):
         torch.testing.assert_close(one, other)
 
 
@@ -109,20 +109,20 @@ def test_transformers_of_any_size_are_what_timm_makes_for_that(
     net = made(model).eval()
     reference: Any = timm_library.create_model(model, num_classes=0, **MODELS[model], **keys).eval()
     reference.load_state_dict({name.removeprefix("model."): one for name, one in net.state_dict().items()})
-    plain = len(net.use_levels()) == 1
+    plain = len(net.enable_multi_scale()) == 1
     expected = reference.forward_intermediates(
         images(*size), indices=1 if plain else 4, norm=plain, intermediates_only=True
     )
-    for one, other in zip(net.levels(images(*size)), expected, strict=True):
+    for one, other in zip(net.pyramid_features(images(*size)), expected, strict=True):
         torch.testing.assert_close(one, other)
 
 
 @torch.no_grad()
 def test_the_map_of_a_plain_transformer_is_the_one_that_is_pooled() -> None:
     net = made("test_vit").eval()
-    expected = net.maps(images(160, 160))
-    net.use_levels()
-    (found,) = net.levels(images(160, 160))
+    expected = net.feature_maps(images(160, 160))
+    net.enable_multi_scale()
+    (found,) = net.pyramid_features(images(160, 160))
     torch.testing.assert_close(found, expected)
 
 
@@ -131,9 +131,9 @@ def test_the_map_of_a_plain_transformer_is_the_one_that_is_pooled() -> None:
 def test_windows_of_a_swin_made_for_small_images_are_those_of_large_ones() -> None:
     """timm makes windows as small as the maps; detection pictures are larger."""
     net = made("swin_tiny_patch4_window7_224", img_size=64)
-    net.use_levels()
+    net.enable_multi_scale()
     full = made("swin_tiny_patch4_window7_224")
-    full.use_levels()
+    full.enable_multi_scale()
     assert {name: one.shape for name, one in net.state_dict().items()} == {
         name: one.shape for name, one in full.state_dict().items()
     }
@@ -141,25 +141,25 @@ def test_windows_of_a_swin_made_for_small_images_are_those_of_large_ones() -> No
 
 def test_they_keep_the_memory_layout() -> None:
     net = made("resnet10t").to(memory_format=torch.channels_last)
-    net.use_levels()
-    maps = net.levels(images(64, 64).to(memory_format=torch.channels_last))
+    net.enable_multi_scale()
+    maps = net.pyramid_features(images(64, 64).to(memory_format=torch.channels_last))
     assert all(one.is_contiguous(memory_format=torch.channels_last) for one in maps)
 
 
 def test_what_has_no_maps_is_refused() -> None:
     coarse = made("test_vit", patch_size=40)
     with pytest.raises(ValueError, match=r"VisionTransformer gives no feature maps of strides 4 to 32; ResNet, Conv"):
-        coarse.use_levels()
+        coarse.enable_multi_scale()
     with pytest.raises(ValueError, match="timm's Sequential gives no feature maps"):
-        Levels(nn.Sequential())
+        MultiScaleFeatures(nn.Sequential())
 
 
 def test_a_model_of_one_size_tells_it() -> None:
     net = timm(3, model="test_vit_relpos")
-    assert net.use_levels() == [Level(net.out_channels, 16)]
-    assert net.levels(images(160, 160))[0].shape == (2, net.out_channels, 10, 10)
+    assert net.enable_multi_scale() == [Level(net.out_channels, 16)]
+    assert net.pyramid_features(images(160, 160))[0].shape == (2, net.out_channels, 10, 10)
     with pytest.raises(DataMismatch, match=r"does not take images of 96 x 160: .*img_size: \[height, width\]"):
-        net.levels(images(96, 160))
+        net.pyramid_features(images(96, 160))
 
 
 # --- our own backbones ------------------------------------------------------------------------------------------------
@@ -170,13 +170,13 @@ TINY: dict[str, Any] = {"model": "resnet10t", "options": MODELS["resnet10t"]}
 def test_a_finer_last_stage_gives_three_strides() -> None:
     """The maps of the third stage are as large as those of the fourth, which are the ones to take."""
     coarse, fine = resnet(3, last_stride=2, **TINY), resnet(3, **TINY)
-    assert coarse.use_levels() == [(32, 4), (64, 8), (128, 16), (256, 32)]
-    assert fine.use_levels() == [(32, 4), (64, 8), (256, 16)]
-    maps = fine.levels(images(64, 96))
+    assert coarse.enable_multi_scale() == [(32, 4), (64, 8), (128, 16), (256, 32)]
+    assert fine.enable_multi_scale() == [(32, 4), (64, 8), (256, 16)]
+    maps = fine.pyramid_features(images(64, 96))
     assert [tuple(one.shape[1:]) for one in maps] == [(32, 16, 24), (64, 8, 12), (256, 4, 6)]
     assert all(one is not None for one in gradients(fine, maps).values())
     dilated = timm(3, model="resnet10t", options=MODELS["resnet10t"] | {"output_stride": 8})
-    assert dilated.use_levels() == [(32, 4), (256, 8)]
+    assert dilated.enable_multi_scale() == [(32, 4), (256, 8)]
 
 
 @pytest.mark.parametrize("last_stride", [1, 2])
@@ -188,10 +188,10 @@ def test_strides_in_the_first_convolution(last_stride: Any) -> None:
     for one in plain.parameters():  # no branch is to begin with a norm of weight 0
         nn.init.uniform_(one, -0.1, 0.1)
     moved.load_state_dict(plain.state_dict())
-    levels = moved.use_levels()
-    assert plain.use_levels() == levels
+    levels = moved.enable_multi_scale()
+    assert plain.enable_multi_scale() == levels
     maps = images(64, 96)
-    found, other = moved.levels(maps), plain.levels(maps)
+    found, other = moved.pyramid_features(maps), plain.pyramid_features(maps)
     assert [one.shape for one in found] == [one.shape for one in other]
     torch.testing.assert_close(found[0], other[0])
     assert not torch.allclose(found[1], other[1])
@@ -210,13 +210,13 @@ def test_strides_that_cannot_move(model: str) -> None:
 
 def test_a_plain_transformer_with_its_own_patches() -> None:
     net = vit(3, model="test_vit", image_size=(64, 96))
-    assert net.use_levels() == [Level(64, 16)]
-    assert net.levels(images(64, 96))[0].shape == (2, 64, 4, 6)
+    assert net.enable_multi_scale() == [Level(64, 16)]
+    assert net.pyramid_features(images(64, 96))[0].shape == (2, 64, 4, 6)
     with pytest.raises(DataMismatch, match="images of 64 x 96"):
-        net.levels(images(96, 96))
-    assert vit(3, model="test_vit", image_size=(64, 96), stride=8).use_levels() == [Level(64, 8)]
+        net.pyramid_features(images(96, 96))
+    assert vit(3, model="test_vit", image_size=(64, 96), stride=8).enable_multi_scale() == [Level(64, 8)]
     with pytest.raises(ValueError, match="gives no feature maps"):
-        vit(3, model="test_vit", image_size=(64, 96), stride=(8, 16)).use_levels()
+        vit(3, model="test_vit", image_size=(64, 96), stride=(8, 16)).enable_multi_scale()
 
 
 # --- weights of other runs --------------------------------------------------------------------------------------------
@@ -235,9 +235,9 @@ def test_weights_of_a_classifier_fill_it(model: str, tmp_path: Path) -> None:
     torch.save({name.removeprefix("model."): one for name, one in own.items()} | head, tmp_path / "timm.pth")
     for file, prefix, behind in (("task.pth", "backbone.model.", set()), ("timm.pth", "", set(head))):
         net = made(model)
-        net.use_levels()
+        net.enable_multi_scale()
         detector = nn.ModuleDict({"backbone": net, "detector": nn.Linear(2, 2)})
-        report = initialise(detector, Init(weights=tmp_path / file, into="backbone"))
+        report = initialize(detector, Init(weights=tmp_path / file, target_prefix="backbone"))
         filled = net.state_dict()
         assert not report.missing and not report.other_shape and not report.resized
         assert all(torch.equal(one, own[name]) for name, one in filled.items())
@@ -273,7 +273,7 @@ FIRST = {
 def test_frozen_stages(model: str, count: int) -> None:
     net = made(model)
     names = set(net.state_dict())
-    net.use_levels()
+    net.enable_multi_scale()
     net.freeze_stages(count)
     begins = STEMS[model] if count == 1 else (*STEMS[model], FIRST[model])
     still = {name.removeprefix("model.") for name, one in net.named_parameters() if not one.requires_grad}
@@ -284,7 +284,7 @@ def test_frozen_stages(model: str, count: int) -> None:
     }
     assert set(net.state_dict()) <= names
     before = {name: one.clone() for name, one in net.state_dict().items()}
-    found = gradients(net.train(), net.levels(images(64, 64)))
+    found = gradients(net.train(), net.pyramid_features(images(64, 64)))
     assert {name.removeprefix("model.") for name, one in found.items() if one is None} == still
     for name, one in net.state_dict().items():
         if "running" in name:
@@ -293,7 +293,7 @@ def test_frozen_stages(model: str, count: int) -> None:
 
 def test_more_stages_than_there_are() -> None:
     net = made("resnet10t")
-    with pytest.raises(ValueError, match=r"^ResNet has 5 stages, its stem being the first; 6 cannot be frozen"):
+    with pytest.raises(ValueError, match=r"^ResNet has 5 stages including the stem; 6 cannot be frozen"):
         net.freeze_stages(6)
     net.freeze_stages(5)
     assert not any(one.requires_grad for one in net.parameters())
@@ -301,12 +301,14 @@ def test_more_stages_than_there_are() -> None:
 
 def test_frozen_norms_and_stages_go_together() -> None:
     net = made("test_resnet")
-    net.use_levels()
-    norms.freeze(net)
+    net.enable_multi_scale()
+    norms.freeze_batch_norms(net)
     net.freeze_stages(2)
     learned = {name for name, one in net.named_parameters() if one.requires_grad}
     assert learned and not any(".bn" in name or "layer1" in name or "conv1.0" in name for name in learned)
-    assert {name for name, one in gradients(net, net.levels(images(64, 64))).items() if one is not None} == learned
+    assert {
+        name for name, one in gradients(net, net.pyramid_features(images(64, 64))).items() if one is not None
+    } == learned
 
 
 # --- recomputed, copied, compiled -------------------------------------------------------------------------------------
@@ -317,16 +319,16 @@ def test_frozen_norms_and_stages_go_together() -> None:
 def test_activations_can_be_computed_again(model: str, frozen: int) -> None:
     plain, again = made(model), made(model)
     for net in (plain, again):
-        net.use_levels()
+        net.enable_multi_scale()
         net.freeze_stages(frozen)
     again.checkpoint_activations()
     calls: list[int] = []
     last = next(one for one in reversed(list(again.modules())) if isinstance(one, nn.Conv2d | nn.Linear))
     last.register_forward_pre_hook(lambda *_: calls.append(1))
     torch.manual_seed(1)  # timm's Swin leaves out branches
-    expected = gradients(plain, plain.levels(images(64, 64)))
+    expected = gradients(plain, plain.pyramid_features(images(64, 64)))
     torch.manual_seed(1)
-    found = gradients(again, again.levels(images(64, 64)))
+    found = gradients(again, again.pyramid_features(images(64, 64)))
     assert len(calls) == 2, "once more in the backward pass"
     for name, one in expected.items():
         assert (one is None) == (found[name] is None)
@@ -338,7 +340,7 @@ def test_activations_can_be_computed_again(model: str, frozen: int) -> None:
 def test_layers_still_have_depths(model: str) -> None:
     net = made(model)
     before = net.depths()
-    net.use_levels()
+    net.enable_multi_scale()
     after = net.depths()
     assert after.keys() == dict(net.named_parameters()).keys()
     assert all(before[name] == depth for name, depth in after.items())
@@ -347,12 +349,12 @@ def test_layers_still_have_depths(model: str) -> None:
 @torch.no_grad()
 def test_a_copy_has_its_own() -> None:
     net = made("test_resnet").eval()
-    net.use_levels()
+    net.enable_multi_scale()
     twin = copy.deepcopy(net)
-    expected = [one.clone() for one in twin.levels(images(64, 64))]
+    expected = [one.clone() for one in twin.pyramid_features(images(64, 64))]
     for parameter in net.parameters():
         parameter.zero_()
-    for one, other in zip(twin.levels(images(64, 64)), expected, strict=True):
+    for one, other in zip(twin.pyramid_features(images(64, 64)), expected, strict=True):
         assert torch.equal(one, other)
 
 
@@ -377,11 +379,11 @@ def test_levels_are_what_is_compiled(model: str) -> None:
 
     torch.compiler.reset()
     net = made(model).eval()
-    net.use_levels()
+    net.enable_multi_scale()
     names = list(net.state_dict())
-    expected = net.levels(images(64, 96))
+    expected = net.pyramid_features(images(64, 96))
     net.compile(backend=counting, fullgraph=True)
-    for one, other in zip(net.levels(images(64, 96)), expected, strict=True):
+    for one, other in zip(net.pyramid_features(images(64, 96)), expected, strict=True):
         torch.testing.assert_close(one, other)
     assert runs == [1]
     assert list(net.state_dict()) == names

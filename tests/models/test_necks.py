@@ -12,7 +12,7 @@ from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from opabinia.contracts import Level, Neck
-from opabinia.models.necks import fpn, fpn_p3_p7, fpn_p3_p7_from_p5, simple_pyramid
+from opabinia.models.necks import SimplePyramid, fpn, fpn_p3_p7, fpn_p3_p7_from_p5
 
 LEVELS = [Level(6, 4), Level(8, 8), Level(12, 16), Level(16, 32)]
 PLAIN = [Level(12, 16)]
@@ -94,7 +94,7 @@ def test_with_a_norm_there_are_no_biases() -> None:
     assert sum(isinstance(module, nn.BatchNorm2d) for module in batch.modules()) == 8
     found = [module for module in group.modules() if isinstance(module, nn.GroupNorm)]
     assert [module.num_groups for module in found] == [32] * 8
-    with pytest.raises(ValueError, match=r"^channels: .* multiple of its 32 groups, not 48"):
+    with pytest.raises(ValueError, match=r"^norm: group has 32 groups, which do not divide the 48 channels"):
         fpn(LEVELS, channels=48, norm="group")
 
 
@@ -132,7 +132,7 @@ def test_what_is_built_on_the_backbones_map_has_its_channels() -> None:
 
 @torch.no_grad()
 def test_the_simple_pyramid() -> None:
-    neck = simple_pyramid(PLAIN, channels=8)
+    neck = SimplePyramid(PLAIN, channels=8)
     assert neck.out_levels == tuple(Level(8, stride) for stride in (4, 8, 16, 32, 64))
     (only,) = maps = maps_of(PLAIN, 128, 96)
     found = neck(maps)
@@ -159,7 +159,7 @@ def test_the_finest_maps_are_made_as_in_detectron2() -> None:
         return width * 256 + 9 * 256 * 256 + 4 * 256
 
     with torch.device("meta"):
-        neck = simple_pyramid([Level(768, 16)])
+        neck = SimplePyramid([Level(768, 16)])
     counts = [sum(one.numel() for one in stage.parameters()) for stage in neck.get_submodule("stages").children()]
     first = 768 * 384 * 4 + 384
     assert counts == [
@@ -173,7 +173,7 @@ def test_the_finest_maps_are_made_as_in_detectron2() -> None:
 
 
 def test_the_simple_pyramid_of_other_strides() -> None:
-    neck = simple_pyramid(PLAIN, channels=8, strides=(8, 16, 32, 64, 128))
+    neck = SimplePyramid(PLAIN, channels=8, strides=(8, 16, 32, 64, 128))
     assert [tuple(one.shape[2:]) for one in neck(maps_of(PLAIN, 256, 128))] == [
         (32, 16), (16, 8), (8, 4), (4, 2), (2, 1)
     ]  # fmt: skip
@@ -182,8 +182,8 @@ def test_the_simple_pyramid_of_other_strides() -> None:
 
 @pytest.mark.parametrize("strides", [(), (4,), (4, 8), (32, 64), (4, 16, 32), (16, 8, 32)], ids=str)
 def test_strides_that_do_not_go_together(strides: Any) -> None:
-    with pytest.raises(ValueError, match=r"^strides: each is the double of the one before, from 4, 8 or 16"):
-        simple_pyramid(PLAIN, strides=strides)
+    with pytest.raises(ValueError, match=r"^strides: each is twice the one before, from 4, 8 or 16"):
+        SimplePyramid(PLAIN, strides=strides)
 
 
 # --- what does not fit ------------------------------------------------------------------------------------------------
@@ -194,15 +194,15 @@ def test_strides_that_do_not_go_together(strides: Any) -> None:
     [
         (fpn, [16], r"strides 4, 8, 16, 32, and the backbone gives 16; the neck simple_pyramid makes them from one"),
         (fpn_p3_p7, [16], r"strides 8, 16, 32, and .* gives 16; the neck simple_pyramid"),
-        (fpn, [4, 8, 16, 16], r"gives 4, 8, 16, 16; last_stride: 2 of a ResNet gives them; the neck simple_pyramid"),
-        (fpn, [8, 16, 32], r"gives 8, 16, 32; take a backbone that has them \(ResNet"),
+        (fpn, [4, 8, 16, 16], r"gives 4, 8, 16, 16; a ResNet gives them with last_stride: 2; the neck simple_pyramid"),
+        (fpn, [8, 16, 32], r"gives 8, 16, 32; use a backbone that has them \(ResNet"),
         (fpn_p3_p7, [4, 8, 16, 32, 64], r"strides 8, 16, 32, and the backbone gives 4, 8, 16, 32, 64"),
         (
-            simple_pyramid,
+            SimplePyramid,
             [4, 8, 16, 32],
-            r"last map of stride 16, and .* 4, 8, 16, 32; for strides 4 to 32 .* neck fpn",
+            r"last feature map of stride 16, and .* 4, 8, 16, 32; for strides 4 to 32 .* neck fpn",
         ),
-        (simple_pyramid, [14], r"the backbone gives 14; .* patches of 16 \(options: \{patch_size: 16\}\)"),
+        (SimplePyramid, [14], r"the backbone gives 14; .* patches of 16 \(options: \{patch_size: 16\}\)"),
     ],
 )
 def test_a_backbone_without_the_maps_is_refused(neck: Any, strides: list[int], message: str) -> None:
@@ -210,9 +210,9 @@ def test_a_backbone_without_the_maps_is_refused(neck: Any, strides: list[int], m
         neck([Level(8, stride) for stride in strides])
 
 
-@pytest.mark.parametrize("neck", [fpn, fpn_p3_p7, fpn_p3_p7_from_p5, simple_pyramid], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("neck", [fpn, fpn_p3_p7, fpn_p3_p7_from_p5, SimplePyramid], ids=lambda one: one.__name__)
 def test_every_parameter_gets_a_gradient_and_pictures_may_be_small(neck: Any) -> None:
-    levels = PLAIN if neck is simple_pyramid else LEVELS
+    levels = PLAIN if neck is SimplePyramid else LEVELS
     own: Neck = neck(levels, channels=8).to(memory_format=torch.channels_last)
     pyramid = own([one.to(memory_format=torch.channels_last) for one in maps_of(levels, 32, 32)])
     assert [one.shape[1] for one in pyramid] == [level.channels for level in own.out_levels]

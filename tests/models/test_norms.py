@@ -104,10 +104,10 @@ def test_a_mean_over_all_batches_where_no_momentum_is_set() -> None:
 # --- replacing --------------------------------------------------------------------------------------------------------
 
 REPLACED: dict[str, Any] = {
-    "ghost": lambda model: norms.ghost(model, 2),
-    "freeze": norms.freeze,
-    "group": lambda model: norms.group(model, 4),
-    "synchronise": norms.synchronise,
+    "ghost": lambda model: norms.convert_ghost_batch_norm(model, 2),
+    "freeze": norms.freeze_batch_norms,
+    "group": lambda model: norms.convert_group_norm(model, 4),
+    "synchronise": norms.convert_sync_batch_norm,
 }
 WITH_ACT = "test_efficientnet"
 """Its batch norms hold activations."""
@@ -148,7 +148,7 @@ def test_the_same_is_evaluated(kind: str, name: str) -> None:
 
 def test_frozen_norms_learn_nothing() -> None:
     model, images = trained(WITH_ACT), torch.rand(4, 3, 64, 64)
-    norms.freeze(model)
+    norms.freeze_batch_norms(model)
     frozen = [module for module in model.modules() if isinstance(module, FrozenBatchNorm)]
     before = [tensor.clone() for module in frozen for tensor in module.state_dict().values()]
     evaluated = model(images)
@@ -171,11 +171,11 @@ def test_a_single_value_of_a_group_is_normalised_alone_as_in_company() -> None:
 
 def test_groups() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8))
-    norms.group(model, 2)
+    norms.convert_group_norm(model, 2)
     input = drawn((3, 3, 4, 4))
     torch.testing.assert_close(model(input), F.group_norm(model[0](input), 2))
     with pytest.raises(ValueError, match="divisible"):
-        norms.group(nn.Sequential(nn.BatchNorm2d(24)))
+        norms.convert_group_norm(nn.Sequential(nn.BatchNorm2d(24)))
 
 
 def test_what_has_been_replaced_on_purpose_stays() -> None:
@@ -183,5 +183,5 @@ def test_what_has_been_replaced_on_purpose_stays() -> None:
         model = trained("test_resnet")
         REPLACED[kind](model)
         chosen = [type(module) for module in model.modules()]
-        norms.synchronise(model)
+        norms.convert_sync_batch_norm(model)
         assert [type(module) for module in model.modules()] == chosen

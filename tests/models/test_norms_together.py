@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from opabinia.models import norms
-from opabinia.models.norms import GhostBatchNorm, split_norms
+from opabinia.models.norms import GhostBatchNorm, split_batch_norms
 from opabinia.runtime.processes import neighbor_group
 
 ROOT = Path(norms.__file__).parents[2]
@@ -32,7 +32,7 @@ def clips(rank: int, step: int) -> Tensor:
 
 def made() -> nn.Module:
     net = nn.Sequential(nn.BatchNorm3d(4))
-    split_norms(net, 1)
+    split_batch_norms(net, 1)
     return net
 
 
@@ -57,7 +57,7 @@ def together(folder: str) -> None:
     where = f"file://{folder}/here"
     dist.init_process_group("gloo", where, timedelta(seconds=60), world_size=len(SIZES), rank=rank)
     net = made()
-    split_norms(net, 1, neighbor_group(2))
+    split_batch_norms(net, 1, neighbor_group(2))
     found = trained(net, [clips(rank, step) for step in range(STEPS)])
     Path(folder, f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()

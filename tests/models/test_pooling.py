@@ -18,7 +18,7 @@ from opabinia.models.pooling import (
     GemLearned,
     Max,
     Rmac,
-    generalised_mean,
+    generalized_mean,
     rmac_descriptors,
     rmac_regions,
 )
@@ -69,7 +69,7 @@ def test_nothing_is_changed_in_place(pooling: nn.Module) -> None:
 
 def test_a_generalised_mean_lies_between_mean_and_maximum() -> None:
     maps = torch.rand(4, 8, 6, 6)
-    means = [generalised_mean(maps, p) for p in (1.0, 2.0, 8.0, 64.0)]
+    means = [generalized_mean(maps, p) for p in (1.0, 2.0, 8.0, 64.0)]
     assert all((low < high).all() for low, high in pairwise(means))
     torch.testing.assert_close(means[0], Average(2)(maps))
     torch.testing.assert_close(means[-1], Max(2)(maps), atol=0.1, rtol=0)
@@ -81,7 +81,7 @@ def test_the_power_is_learned_from_zeros_too() -> None:
     (power,) = pooling.parameters()
     assert power.grad is not None
     step = 1e-3
-    higher, lower = (generalised_mean(torch.tensor([[[[0.0, 0, 1, 3]]]]), 3 + sign * step) for sign in (1, -1))
+    higher, lower = (generalized_mean(torch.tensor([[[[0.0, 0, 1, 3]]]]), 3 + sign * step) for sign in (1, -1))
     assert power.grad.item() == pytest.approx(((higher - lower) / (2 * step)).item(), rel=1e-2)
     assert math.isfinite(power.grad.item())
 

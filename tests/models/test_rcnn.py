@@ -21,13 +21,21 @@ from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.ops import MultiScaleRoIAlign, box_iou
 
 from opabinia.contracts import DatasetInfo, Detections, Detector, Level, Neck, Target
-from opabinia.models.detectors.boxes import Boxes, BoxLayers, Judged, chosen
-from opabinia.models.detectors.cascade import CascadeHead, cascade_rcnn, scaled_gradient
-from opabinia.models.detectors.keypoints import Keypoints, peaks
-from opabinia.models.detectors.masks import MaskHead, Masks
+from opabinia.models.detectors.boxes import BoxLayers, BoxOptions, BoxPredictions, postprocess
+from opabinia.models.detectors.cascade import CascadeHead, cascade_rcnn, scale_gradient
+from opabinia.models.detectors.keypoints import KeypointOptions, heatmaps_to_keypoints
+from opabinia.models.detectors.masks import MaskHead, MaskOptions
 from opabinia.models.detectors.rcnn import faster_rcnn, keypoint_rcnn, mask_rcnn
-from opabinia.models.detectors.regions import Pooling, RegionPool, Regions, draw, has_extent, labelled, sampled
-from opabinia.models.detectors.rpn import Guesses, Proposals, RegionProposals
+from opabinia.models.detectors.regions import (
+    PoolingOptions,
+    RegionPool,
+    Regions,
+    draw_samples,
+    exceeds_size,
+    label_regions,
+    sample_regions,
+)
+from opabinia.models.detectors.rpn import ProposalOptions, RegionProposals, RpnOutput
 
 SHAPE = (96, 128)
 SIZES = [(96, 128), (90, 100)]
@@ -35,8 +43,10 @@ LEVELS = tuple(Level(16, stride) for stride in (4, 8, 16, 32, 64))
 POINTS = ("nose", "left", "right")
 FACTS = DatasetInfo(samples=2, classes=("cat", "dog", "bird"), boxes=True, masks=True, keypoints=POINTS)
 ANCHORS = [8.0, 16, 32, 64, 128]
-SMALL = Proposals(anchor_sizes=ANCHORS, before=200, after=60, before_training=200, after_training=60)
-BOX = Boxes(width=32, threshold=0.01)
+SMALL = ProposalOptions(
+    anchor_sizes=ANCHORS, pre_nms_topk_test=200, post_nms_topk_test=60, pre_nms_topk_train=200, post_nms_topk_train=60
+)
+BOX = BoxOptions(fc_dim=32, score_threshold=0.01)
 
 
 class Given(Neck):
@@ -71,11 +81,11 @@ def empty() -> Target:
 
 
 def made(name: str, **changes: Any) -> Detector:
-    keys: dict[str, Any] = {"neck": Given, "proposals": SMALL, "pooling": Pooling(), "box": BOX}
+    keys: dict[str, Any] = {"neck": Given, "proposals": SMALL, "pooling": PoolingOptions(), "box": BOX}
     if name in ("mask_rcnn", "cascade_mask"):
-        keys["mask"] = Masks(channels=16, convolutions=2)
+        keys["mask"] = MaskOptions(channels=16, num_convs=2)
     if name == "keypoint_rcnn":
-        keys["keypoint"] = Keypoints(channels=16, convolutions=2)
+        keys["keypoint"] = KeypointOptions(channels=16, num_convs=2)
     make: Mapping[str, Callable[..., Detector]] = {
         "faster_rcnn": faster_rcnn,
         "mask_rcnn": mask_rcnn,
@@ -96,11 +106,11 @@ def total(said: Mapping[str, Tensor]) -> Tensor:
 
 
 VARIANTS = {
-    "convolutions": {"box": replace(BOX, convolutions=2, layers=1)},
+    "convolutions": {"box": replace(BOX, num_convs=2, num_fc=1)},
     "norms": {
-        "box": replace(BOX, convolutions=1, norm="batch"),
-        "mask": Masks(channels=32, convolutions=1, norm="group"),
-        "proposals": replace(SMALL, convolutions=2),
+        "box": replace(BOX, num_convs=1, norm="batch"),
+        "mask": MaskOptions(channels=32, num_convs=1, norm="group"),
+        "proposals": replace(SMALL, num_convs=2),
     },
 }
 
@@ -153,7 +163,7 @@ def test_it_finds_and_describes(name: str) -> None:
     found = detector.describe(maps, SHAPE, SIZES, detector.detect(maps, SHAPE, SIZES))
     for one, (height, width) in zip(found, SIZES, strict=True):
         count = len(one.boxes)
-        assert 0 < count <= detector.most
+        assert 0 < count <= detector.max_detections
         assert one.boxes.shape == (count, 4) and one.scores.shape == one.labels.shape == (count,)
         assert (one.scores.diff() <= 0).all()
         assert one.boxes.min() >= 0 and one.boxes[:, 2].max() <= width and one.boxes[:, 3].max() <= height
@@ -179,7 +189,7 @@ def test_nothing_is_found_where_nothing_is_proposed(name: str) -> None:
     detector, nowhere = made(name), [torch.zeros(0, 4)] * 2
     box: Any = detector.box
     assert [len(one.boxes) for one in box.detect(pyramid(), SIZES, nowhere)] == [0, 0]
-    regions = [sampled(one, empty(), foreground=0.5, samples=8, positive=0.25, classes=3) for one in nowhere]
+    regions = [sample_regions(one, empty(), 0.5, 8, 0.25, 3) for one in nowhere]
     losses = box.losses(pyramid(), SIZES, regions, [empty()] * 2)
     assert total(losses) == 0
     total(losses).backward()  # type: ignore[no-untyped-call]
@@ -227,23 +237,31 @@ def test_what_is_not_a_number_shows(name: str) -> None:
 
 def test_masks_and_keypoints_are_refused_where_there_are_none() -> None:
     plain = DatasetInfo(samples=2, classes=("cat",), boxes=True)
-    keys: dict[str, Any] = {"neck": Given, "proposals": SMALL, "pooling": Pooling(), "box": BOX}
+    keys: dict[str, Any] = {"neck": Given, "proposals": SMALL, "pooling": PoolingOptions(), "box": BOX}
     with pytest.raises(ValueError, match="masks: true"):
-        mask_rcnn(LEVELS, plain, **keys, mask=Masks())
+        mask_rcnn(LEVELS, plain, **keys, mask=MaskOptions())
     with pytest.raises(ValueError, match="masks: true"):
-        cascade_rcnn(LEVELS, plain, **keys, mask=Masks())
+        cascade_rcnn(LEVELS, plain, **keys, mask=MaskOptions())
     with pytest.raises(ValueError, match="keypoint_rcnn learns keypoints"):
-        keypoint_rcnn(LEVELS, plain, **keys, keypoint=Keypoints())
+        keypoint_rcnn(LEVELS, plain, **keys, keypoint=KeypointOptions())
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "says"),
     [
-        ("faster_rcnn", {"proposals": Proposals(anchor_sizes=[8, 16])}, "sizes: there are 2 of them for 5 levels"),
-        ("faster_rcnn", {"proposals": Proposals(background=0.8)}, "background .0.8. must not be above"),
-        ("faster_rcnn", {"pooling": Pooling(maps=6)}, "maps: 6 are to be looked at, and the neck gives 5"),
-        ("cascade", {"later_overlaps": (0.6,)}, "later_overlaps has 1 stages, later_weights 2"),
-        ("cascade", {"box": Boxes(class_agnostic=False)}, "one box for all classes"),
+        (
+            "faster_rcnn",
+            {"proposals": ProposalOptions(anchor_sizes=[8, 16])},
+            "sizes: 2 lists for 5 levels",
+        ),
+        ("faster_rcnn", {"proposals": ProposalOptions(background_iou=0.8)}, "background_iou .0.8. must not be above"),
+        (
+            "faster_rcnn",
+            {"pooling": PoolingOptions(num_levels=6)},
+            "num_levels: 6 levels to pool from, and the neck has 5",
+        ),
+        ("cascade", {"later_ious": (0.6,)}, "later_ious has 1 stages, later_bbox_reg_weights 2"),
+        ("cascade", {"box": BoxOptions(class_agnostic=False)}, "boxes of a cascade are class-agnostic"),
     ],
     ids=["sizes", "overlaps", "maps", "stages", "classes"],
 )
@@ -272,25 +290,25 @@ class SameDraw:
     def __call__(self, labels: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         masks = []
         for one in labels:
-            rows, counts = draw(one.long().clamp(max=1), self.count, self.positive)
+            rows, counts = draw_samples(one.long().clamp(max=1), self.count, self.positive)
             masks.append(torch.zeros(len(one), dtype=torch.bool).index_fill(0, rows[counts], True))
         positive = [mask & (one > 0) for mask, one in zip(masks, labels, strict=True)]
         return positive, [mask & ~these for mask, these in zip(masks, positive, strict=True)]
 
 
 TORCHVISION: dict[str, Any] = {
-    "proposals": Proposals(
+    "proposals": ProposalOptions(
         anchor_sizes=ANCHORS,
         convention="torchvision",
-        beta=1 / 9,
-        before=200,
-        after=60,
-        before_training=300,
-        after_training=80,
-        smallest=1e-3,
+        smooth_l1_beta=1 / 9,
+        pre_nms_topk_test=200,
+        post_nms_topk_test=60,
+        pre_nms_topk_train=300,
+        post_nms_topk_train=80,
+        min_size=1e-3,
     ),
-    "pooling": Pooling(aligned=False, samples=2),
-    "box": Boxes(width=32, samples=64, threshold=0.01, beta=1 / 9, smallest=1e-2),
+    "pooling": PoolingOptions(aligned=False, sampling_ratio=2),
+    "box": BoxOptions(fc_dim=32, batch_size_per_image=64, score_threshold=0.01, smooth_l1_beta=1 / 9, min_size=1e-2),
 }
 
 
@@ -355,7 +373,7 @@ def both(name: str) -> tuple[Torchvision, Detector]:
     theirs = Torchvision()
     for parameter in theirs.parameters():
         nn.init.normal_(parameter, std=0.1)
-    changes = {**TORCHVISION, "mask": Masks(channels=16, convolutions=2, soft=True)}
+    changes = {**TORCHVISION, "mask": MaskOptions(channels=16, num_convs=2, soft_targets=True)}
     ours = made(name, **(changes if name == "mask_rcnn" else TORCHVISION))
     known = ours.state_dict()
     ours.load_state_dict({key: value for key, value in renamed(theirs.state_dict()).items() if key in known})
@@ -408,13 +426,13 @@ def test_torchvisions_weights_lose_what_they_lose_there(name: str, targets: list
 
 def test_draws_are_limited_and_say_what_counts() -> None:
     labels = torch.tensor([1, 1, -1] + [0] * 9)
-    rows, counts = draw(labels, 8, 0.5)
+    rows, counts = draw_samples(labels, 8, 0.5)
     assert counts.sum() == 8
     assert sorted(labels[rows[counts]].tolist()) == [0] * 6 + [1, 1]
     assert len(set(rows[counts].tolist())) == 8
-    rows, counts = draw(labels, 8, 0.125)
+    rows, counts = draw_samples(labels, 8, 0.125)
     assert sorted(labels[rows[counts]].tolist()) == [0] * 7 + [1]
-    rows, counts = draw(labels, 100, 0.5)
+    rows, counts = draw_samples(labels, 100, 0.5)
     assert counts.sum() == 11
 
 
@@ -423,7 +441,7 @@ def test_draws_are_fair() -> None:
     labels = torch.tensor([0, 1, 1, 1, 1, 0])
     hits = torch.zeros(6)
     for _ in range(600):
-        rows, counts = draw(labels, 3, 0.5)
+        rows, counts = draw_samples(labels, 3, 0.5)
         hits[rows[counts]] += 1
     assert hits.sum() == 3 * 600
     torch.testing.assert_close(hits / 600, torch.tensor([1, 0.25, 0.25, 0.25, 0.25, 1]), atol=0.08, rtol=0)
@@ -433,45 +451,45 @@ def test_regions_are_things_from_half_an_overlap_on() -> None:
     """Golden: 0.49, 0.5 and 0.51 are background, thing, thing."""
     target = Target(torch.tensor([[0.0, 0, 100, 100]]), torch.tensor([1]))
     boxes = torch.tensor([[0.0, 0, 100, 49], [0, 0, 100, 50], [0, 0, 100, 51]])
-    found = labelled(boxes, target, 0.5, classes=3)
+    found = label_regions(boxes, target, 0.5, classes=3)
     assert found.labels.tolist() == [3, 1, 1]
-    assert torch.equal(found.goals, torch.stack([boxes[0], target.boxes[0], target.boxes[0]]))
-    assert labelled(boxes, empty(), 0.5, classes=3).labels.tolist() == [3, 3, 3]
+    assert torch.equal(found.targets, torch.stack([boxes[0], target.boxes[0], target.boxes[0]]))
+    assert label_regions(boxes, empty(), 0.5, classes=3).labels.tolist() == [3, 3, 3]
 
 
 def test_true_boxes_are_among_the_regions() -> None:
-    found = sampled(torch.zeros(0, 4), full(), foreground=0.5, samples=8, positive=0.25, classes=3)
+    found = sample_regions(torch.zeros(0, 4), full(), 0.5, 8, 0.25, 3)
     assert sorted(found.labels.tolist()) == [0, 2]
-    nothing = sampled(torch.zeros(0, 4), empty(), foreground=0.5, samples=8, positive=0.25, classes=3)
+    nothing = sample_regions(torch.zeros(0, 4), empty(), 0.5, 8, 0.25, 3)
     assert len(nothing.boxes) == 0
 
 
 def test_anchors_are_eight_strides_wide() -> None:
     """detectron2's 32 to 512 for strides of 4 to 64."""
-    guesses = RegionProposals(LEVELS, Proposals())([torch.zeros(1, 16, 2, 3)] * 5, SHAPE)
+    guesses = RegionProposals(LEVELS, ProposalOptions())([torch.zeros(1, 16, 2, 3)] * 5, SHAPE)
     assert [len(one) for one in guesses.anchors] == [18] * 5
     assert [(one[1, 2] - one[1, 0]).item() for one in guesses.anchors] == [32, 64, 128, 256, 512]
 
 
 def test_proposals_are_suppressed_by_level_and_cut() -> None:
     """The same box on two levels stays twice; the lesser of two on one level goes, and so does one without extent."""
-    rpn = RegionProposals(LEVELS[:2], Proposals())
+    rpn = RegionProposals(LEVELS[:2], ProposalOptions())
     box, shifted, other = [0.0, 0, 20, 20], [1.0, 0, 21, 20], [40.0, 40, 60, 70]
     anchors = [torch.tensor([box, shifted, [130.0, 5, 140, 9]]), torch.tensor([box, other])]
     logits = [torch.tensor([[3.0, 2, 9]]), torch.tensor([[1.0, 4]])]
-    guesses = Guesses(logits, [torch.zeros(1, len(one), 4) for one in anchors], anchors)
-    (found,) = rpn.propose(guesses, SIZES[:1], before=10, after=10)
+    guesses = RpnOutput(logits, [torch.zeros(1, len(one), 4) for one in anchors], anchors)
+    (found,) = rpn.propose(guesses, SIZES[:1], pre_nms_topk=10, post_nms_topk=10)
     assert found.tolist() == [other, box, box]
-    assert rpn.propose(guesses, SIZES[:1], before=10, after=2)[0].tolist() == [other, box]
-    assert rpn.propose(guesses, SIZES[:1], before=1, after=10)[0].tolist() == [other]
+    assert rpn.propose(guesses, SIZES[:1], pre_nms_topk=10, post_nms_topk=2)[0].tolist() == [other, box]
+    assert rpn.propose(guesses, SIZES[:1], pre_nms_topk=1, post_nms_topk=10)[0].tolist() == [other]
 
 
 def test_losses_of_proposals_are_means_over_the_quota() -> None:
     """4 anchors of 256 asked for: the sum is divided by 256 (detectron2)."""
-    rpn = RegionProposals(LEVELS[:1], Proposals())
+    rpn = RegionProposals(LEVELS[:1], ProposalOptions())
     anchors = torch.tensor([[0.0, 0, 10, 10], [20, 20, 30, 30], [40, 40, 50, 50], [0, 0, 10, 14]])
     target = Target(torch.tensor([[0.0, 0, 10, 10]]), torch.tensor([0]))
-    guesses = Guesses([torch.tensor([[1.0, -2, 0, 0]])], [torch.full((1, 4, 4), 0.25)], [anchors])
+    guesses = RpnOutput([torch.tensor([[1.0, -2, 0, 0]])], [torch.full((1, 4, 4), 0.25)], [anchors])
     said = rpn.losses(guesses, [target])
     assert box_iou(anchors[3:], target.boxes).item() > 0.7
     existence = [math.log1p(math.exp(value)) for value in (-1, -2, 0, 0)]
@@ -482,7 +500,7 @@ def test_losses_of_proposals_are_means_over_the_quota() -> None:
 
 
 def test_losses_of_boxes_and_what_is_told_beside_them() -> None:
-    layers = BoxLayers(1, 2, Boxes(width=4), (10, 10, 5, 5))
+    layers = BoxLayers(1, 2, BoxOptions(fc_dim=4), (10, 10, 5, 5))
     boxes = torch.tensor([[0.0, 0, 10, 10]]).repeat(4, 1)
     goals = boxes.clone()
     goals[0] = torch.tensor([2.0, 2, 12, 14])  # coded [2, 3, 0, 0.9116]
@@ -492,7 +510,7 @@ def test_losses_of_boxes_and_what_is_told_beside_them() -> None:
     deltas[0, 4:] = torch.tensor([2.0, 3, 0, 0])
     deltas[0, :4] = deltas[2] = 100  # of other classes, of background
     deltas[1, 0] = 0.5
-    said = layers.losses(Judged(logits, deltas), regions)
+    said = layers.losses(BoxPredictions(logits, deltas), regions)
     assert said["loss_box_reg"].item() == pytest.approx((0.911607 + 0.5) / 4, abs=1e-5)
     assert said["loss_cls"].item() == pytest.approx(F.cross_entropy(logits, regions.labels).item())
     told = [said[f"fast_rcnn/{name}"] for name in ("cls_accuracy", "fg_cls_accuracy", "false_negative")]
@@ -502,22 +520,22 @@ def test_losses_of_boxes_and_what_is_told_beside_them() -> None:
 def test_the_best_of_each_class_stays() -> None:
     boxes = torch.tensor([[0.0, 0, 20, 20], [1, 0, 21, 20], [50, 50, 200, 90], [9, 9, 9, 30]])[:, None]
     scores = torch.tensor([[0.6, 0.3, 0.1], [0.5, 0.04, 0.46], [0.05, 0.2, 0.75], [0.9, 0, 0.1]])
-    found = chosen(boxes, scores, (96, 128), Boxes())
+    found = postprocess(boxes, scores, (96, 128), BoxOptions())
     assert found.scores.tolist() == pytest.approx([0.6, 0.3, 0.2])
     assert found.labels.tolist() == [0, 1, 1]
     assert found.boxes[2].tolist() == [50, 50, 128, 90]
-    assert chosen(boxes, scores, (96, 128), Boxes(most=1)).labels.tolist() == [0]
+    assert postprocess(boxes, scores, (96, 128), BoxOptions(max_detections=1)).labels.tolist() == [0]
 
 
 def test_extent_is_asked_of_both_sides() -> None:
     boxes = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 1], [0, 0, 1, 0], [0, 0, math.nan, 1]])
-    assert has_extent(boxes, 0).tolist() == [True, False, False, True]
-    assert has_extent(boxes, 1).tolist() == [False, False, False, False]
+    assert exceeds_size(boxes, 0).tolist() == [True, False, False, True]
+    assert exceeds_size(boxes, 1).tolist() == [False, False, False, False]
 
 
 def test_a_region_is_taken_from_the_level_of_its_size() -> None:
     """Golden: sides of 111 and 112, 223 and 224, 447 and 448 are where the level changes."""
-    pool = RegionPool([Level(1, stride) for stride in (4, 8, 16, 32, 64)], 2, Pooling())
+    pool = RegionPool([Level(1, stride) for stride in (4, 8, 16, 32, 64)], 2, PoolingOptions())
     maps = [torch.full((2, 1, 600 // stride, 600 // stride), float(stride)) for stride in (4, 8, 16, 32, 64)]
     sides = torch.tensor([5.0, 111, 112, 223, 224, 447, 448, 590])
     boxes = torch.cat([torch.zeros(8, 2), sides[:, None].expand(-1, 2)], dim=1)
@@ -529,29 +547,29 @@ def test_a_region_is_taken_from_the_level_of_its_size() -> None:
 
 
 def test_true_masks_are_cut_out() -> None:
-    head = MaskHead(LEVELS, 3, Masks(channels=4, convolutions=1), Pooling())
+    head = MaskHead(LEVELS, 3, MaskOptions(channels=4, num_convs=1), PoolingOptions())
     mask = torch.zeros(1, *SHAPE, dtype=torch.uint8)
     mask[0, 0:20, 0:10] = 1
     target = Target(torch.tensor([[0.0, 0, 20, 20]]), torch.tensor([1]), mask)
     regions = Regions(target.boxes, target.labels, torch.tensor([0]), target.boxes)
-    assert torch.equal(head._goals(regions, target, 4)[0], torch.tensor([[1.0, 1, 0, 0]] * 4))
+    assert torch.equal(head._target_masks(regions, target, 4)[0], torch.tensor([[1.0, 1, 0, 0]] * 4))
 
 
 def test_peaks_are_where_the_maps_are_highest() -> None:
     logits = torch.zeros(2, 1, 4, 4)
     logits[0, 0, 1, 2] = logits[1, 0, 3, 0] = 8
     boxes = torch.tensor([[10.0, 20, 14, 24], [0, 0, 40, 40]])
-    found = peaks(logits, boxes)
+    found = heatmaps_to_keypoints(logits, boxes)
     assert found[0, 0].tolist() == pytest.approx([12.5, 21.5, math.exp(8) / (math.exp(8) + 15)], abs=1e-3)
     assert 0 < found[1, 0, 0] < 10 and 30 < found[1, 0, 1] < 40
-    assert peaks(logits[:0], boxes[:0]).shape == (0, 1, 3)
-    lost = peaks(logits, torch.stack([boxes[0], torch.full((4,), math.nan)]))
+    assert heatmaps_to_keypoints(logits[:0], boxes[:0]).shape == (0, 1, 3)
+    lost = heatmaps_to_keypoints(logits, torch.stack([boxes[0], torch.full((4,), math.nan)]))
     assert torch.equal(lost[0], found[0]) and lost[1, :, :2].isnan().all()
 
 
 def test_gradients_are_shared_among_stages() -> None:
     values = torch.tensor([1.0, -2, 1e9], requires_grad=True)
-    shared = scaled_gradient(values, 1 / 3)
+    shared = scale_gradient(values, 1 / 3)
     assert torch.equal(shared, values)
     shared.sum().backward()  # type: ignore[no-untyped-call]
     assert values.grad is not None
@@ -560,7 +578,9 @@ def test_gradients_are_shared_among_stages() -> None:
 
 def test_a_cascade_means_scores_and_moves_boxes() -> None:
     """Stage by stage the box moves by a tenth of its width, and its score is 0.9, 0.6 and 0.3."""
-    head = CascadeHead(LEVELS, 1, Boxes(width=4), (0.6, 0.7), ((20, 20, 10, 10), (30, 30, 15, 15)), Pooling())
+    head = CascadeHead(
+        LEVELS, 1, BoxOptions(fc_dim=4), (0.6, 0.7), ((20, 20, 10, 10), (30, 30, 15, 15)), PoolingOptions()
+    )
     stages: Any = head.stages
     for stage, score in zip(stages, (0.9, 0.6, 0.3), strict=True):
         nn.init.zeros_(stage.predictor.cls_score.weight)
@@ -573,13 +593,15 @@ def test_a_cascade_means_scores_and_moves_boxes() -> None:
 
 
 def test_later_stages_learn_from_what_fits_better() -> None:
-    head = CascadeHead(LEVELS, 3, Boxes(width=4), (0.6, 0.7), ((20, 20, 10, 10), (30, 30, 15, 15)), Pooling())
+    head = CascadeHead(
+        LEVELS, 3, BoxOptions(fc_dim=4), (0.6, 0.7), ((20, 20, 10, 10), (30, 30, 15, 15)), PoolingOptions()
+    )
     stages: Any = head.stages
     for stage in stages:
         nn.init.zeros_(stage.predictor.bbox_pred.weight)
     target = Target(torch.tensor([[0.0, 0, 100, 100]]), torch.tensor([1]))
     boxes = torch.tensor([[0.0, 0, 100, 55], [0, 0, 100, 65], [0, 0, 100, 75]])
-    said = head.losses(pyramid(1), [(128, 128)], [labelled(boxes, target, 0.5, 3)], [target])
+    said = head.losses(pyramid(1), [(128, 128)], [label_regions(boxes, target, 0.5, 3)], [target])
     assert [said[f"stage{number}/roi_head/num_fg_samples"].item() for number in (1, 2)] == [2, 1]
 
 
@@ -632,10 +654,16 @@ def test_squares_are_learned_by_heart(name: str) -> None:
     levels = [Level(16, 4), Level(16, 8), Level(16, 16)]
     keys: dict[str, Any] = {
         "neck": Given,
-        "proposals": Proposals(anchor_sizes=[12, 18, 24], ratios=(1,), before=100, after=30, after_training=60),
-        "pooling": Pooling(maps=3, canonical_size=56),
-        "box": Boxes(width=64, samples=32),
-        "mask": Masks(channels=16, convolutions=2),
+        "proposals": ProposalOptions(
+            anchor_sizes=[12, 18, 24],
+            aspect_ratios=(1,),
+            pre_nms_topk_test=100,
+            post_nms_topk_test=30,
+            post_nms_topk_train=60,
+        ),
+        "pooling": PoolingOptions(num_levels=3, canonical_size=56),
+        "box": BoxOptions(fc_dim=64, batch_size_per_image=32),
+        "mask": MaskOptions(channels=16, num_convs=2),
     }
     net = Strided()
     make: Any = {"mask_rcnn": mask_rcnn, "cascade": cascade_rcnn}[name]

@@ -14,7 +14,7 @@ from opabinia.models import norms
 from opabinia.models.backbones.resnet import IBN, NonLocal, resnet
 from opabinia.models.heads import linear
 from opabinia.models.layers import BNNeck
-from opabinia.models.weights.init import fit
+from opabinia.models.weights.init import load_matching
 
 GOLDEN: dict[str, Any] = json.loads(
     (Path(__file__).parent.parent / "golden" / "fastreid" / "model_shapes.json").read_text()
@@ -41,7 +41,7 @@ def test_golden(name: str) -> None:
     expected = GOLDEN["outputs"][name]
     net = on_meta(model="resnet50", **OURS[name])
     images = torch.empty(GOLDEN["inputs"]["input"], device="meta")
-    assert list(net.maps(images).shape) == expected["feature_map"]
+    assert list(net.feature_maps(images).shape) == expected["feature_map"]
     assert list(net(images).shape) == expected["feature"]
     count = expected["backbone_params"]
     if name == "resnet50_nl":  # FastReID's blocks have one inner channel by mistake; half as many as outside are meant
@@ -54,12 +54,12 @@ def test_golden(name: str) -> None:
 @pytest.mark.parametrize("model", ["resnet18", "resnet10t", "resnet50d", "resnetblur50", "resnetaa50"])
 def test_a_stem_for_small_images(model: str) -> None:
     for reduction in (1, 2, 4):
-        net = on_meta(model=model, stem_reduction=reduction, last_stride=2)
+        net = on_meta(model=model, stem_stride=reduction, last_stride=2)
         images = torch.empty(1, 3, 64, 64, device="meta")
-        assert net.maps(images).shape[2:] == (8 // reduction, 8 // reduction)
-        levels = net.use_levels()
+        assert net.feature_maps(images).shape[2:] == (8 // reduction, 8 // reduction)
+        levels = net.enable_multi_scale()
         assert [level.stride for level in levels] == [stride for stride in (4, 8, 16, 32) if stride <= 8 * reduction]
-        assert [64 // one.shape[2] for one in net.levels(images)] == [level.stride for level in levels]
+        assert [64 // one.shape[2] for one in net.pyramid_features(images)] == [level.stride for level in levels]
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_a_stem_for_small_images(model: str) -> None:
 def test_the_last_stride(model: str) -> None:
     images = torch.empty(1, 3, 256, 128, device="meta")
     fine, coarse = on_meta(model=model), on_meta(model=model, last_stride=2)
-    assert fine.maps(images).shape[2:] == (16, 8)
-    assert coarse.maps(images).shape[2:] == (8, 4)
+    assert fine.feature_maps(images).shape[2:] == (16, 8)
+    assert coarse.feature_maps(images).shape[2:] == (8, 4)
     assert [(name, one.shape) for name, one in fine.state_dict().items()] == [
         (name, one.shape) for name, one in coarse.state_dict().items()
     ], "weights of the one fit the other"
@@ -121,14 +121,14 @@ def test_weights_of_its_authors_fit() -> None:
     }
     given |= {"fc.weight": torch.zeros(1000, 512), "fc.bias": torch.zeros(1000)}
     net = resnet(3, model="resnet18", ibn=True)
-    report = fit(net, {f"module.{name}": one for name, one in given.items()})
+    report = load_matching(net, {f"module.{name}": one for name, one in given.items()})
     assert (report.missing, set(report.unexpected)) == ((), {"module.fc.weight", "module.fc.bias"})
     assert torch.equal(net.state_dict()["model.layer1.0.bn1.IN.bias"], given["layer1.0.bn1.IN.bias"])
 
 
 def test_synchronised_are_the_batch_norms_of_ibn_only() -> None:
     net = resnet(3, model="test_resnet", ibn=True)
-    norms.synchronise(net)
+    norms.convert_sync_batch_norm(net)
     for module in net.modules():
         assert type(module) is not nn.BatchNorm2d
         if isinstance(module, IBN):
@@ -164,7 +164,7 @@ def test_a_non_local_block_begins_as_nothing_and_then_looks_everywhere() -> None
 @torch.no_grad()
 def test_non_local_blocks_leave_a_trained_model_as_it_is() -> None:
     plain, other = resnet(3, model="resnet18").eval(), resnet(3, model="resnet18", non_local=True).eval()
-    report = fit(other, plain.state_dict())
+    report = load_matching(other, plain.state_dict())
     assert all("non_local" in name for name in report.missing)
     images = torch.rand(2, 3, 64, 32)
     torch.testing.assert_close(other(images), plain(images))
@@ -214,12 +214,12 @@ def test_activations_are_computed_again_with_everything_on() -> None:
     [
         ({"model": "convnext_tiny"}, "^model: timm's 'convnext_tiny' is a ConvNeXt, not a ResNet"),
         ({"model": "resnet81"}, r"^model: timm [\d.]+ has no 'resnet81'"),
-        ({"model": "seresnet50", "se": True}, "^se: the blocks of this model have attention"),
+        ({"model": "seresnet50", "se": True}, "^se: the blocks of this model already have attention"),
         ({"model": "resnet50_gn", "ibn": True}, "^ibn: Bottleneck of this model has no batch norm"),
         ({"model": "skresnet18", "ibn": True}, "^ibn: SelectiveKernelBasic"),
         ({"model": "resnest14d", "non_local": True}, "^non_local: not for ResNestBottleneck"),
-        ({"norm": "ghost"}, "^ghost_splits: it goes with norm: ghost"),
-        ({"ghost_splits": 2}, "^ghost_splits: it goes with norm: ghost"),
+        ({"norm": "ghost"}, "^ghost_splits: it belongs to norm: ghost"),
+        ({"ghost_splits": 2}, "^ghost_splits: it belongs to norm: ghost"),
     ],
 )
 def test_mistakes(keys: dict[str, Any], message: str) -> None:

@@ -135,7 +135,7 @@ NAMES = {
     "np.fromfile": "numpy.*fromfile",
     "pickle.loads": "pickle.loads",
     "torch.load": "torch.serialization.load",
-    "own class": "test_pickles.Anything",
+    "own class": "test_safe_pickle.Anything",
     "defaultdict": "collections.defaultdict",
 }
 

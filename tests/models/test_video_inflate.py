@@ -15,13 +15,13 @@ from opabinia.contracts import Backbone, Preprocessing
 from opabinia.models.backbones import timm as backbones
 from opabinia.models.backbones.video import inflate, resnet3d
 from opabinia.models.backbones.video import slow as slow_backbone
-from opabinia.models.backbones.video.inflate import Inflation, inflated, inflated_kernel
+from opabinia.models.backbones.video.inflate import Inflation, inflate_kernel, inflate_weights
 from opabinia.models.backbones.video.resnet3d import ResNet3d
-from opabinia.models.weights.init import Init, fit, initialise
+from opabinia.models.weights.init import Init, initialize, load_matching
 
 LIKE_RESNET18: Any = {
     **{"widths": [64, 128, 256, 512], "blocks": [2, 2, 2, 2], "stem_kernel": (3, 7, 7), "stem_pool": True},
-    "frames": [1, 1, 3, 3],
+    "temporal_kernels": [1, 1, 3, 3],
 }
 REACH = 9
 """Frames to each side that a place of the last maps sees: one for the stem and for each convolution of two stages."""
@@ -60,20 +60,20 @@ def still(frames: int, size: int = 64) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("frames", [1, 3, 5])
 def test_kernels(frames: int) -> None:
     kernel = torch.randn(4, 3, 3, 3)
-    mean, centre = inflated_kernel(kernel, frames), inflated_kernel(kernel, frames, "centre")
-    assert mean.shape == centre.shape == (4, 3, frames, 3, 3)
-    for made in (mean, centre):
+    mean, center = inflate_kernel(kernel, frames), inflate_kernel(kernel, frames, "center")
+    assert mean.shape == center.shape == (4, 3, frames, 3, 3)
+    for made in (mean, center):
         torch.testing.assert_close(made.sum(2), kernel)
     assert torch.equal(mean[:, :, 0], kernel / frames) and torch.equal(mean[:, :, 0], mean[:, :, -1])
-    assert torch.equal(centre[:, :, frames // 2], kernel)
+    assert torch.equal(center[:, :, frames // 2], kernel)
     with pytest.raises(ValueError, match="4 dimensions, not 5"):
-        inflated_kernel(mean, frames)
+        inflate_kernel(mean, frames)
 
 
 def test_it_tells_what_became_of_weights() -> None:
     state = {"conv.weight": torch.ones(2, 3, 3, 3), "bn.weight": torch.ones(2), "fc.weight": torch.ones(4, 2)}
     wanted = {"conv.weight": (2, 3, 5, 3, 3), "bn.weight": (2,), "bn.bias": (2,), "fc.weight": (4, 8)}
-    found = inflated(state, wanted)
+    found = inflate_weights(state, wanted)
     assert {name: tuple(one.shape) for name, one in found.weights.items()} == {
         "conv.weight": (2, 3, 5, 3, 3),
         "bn.weight": (2,),
@@ -81,7 +81,7 @@ def test_it_tells_what_became_of_weights() -> None:
     assert found.inflated == {"conv.weight": "2x3x3x3 -> 2x3x5x3x3"}
     assert found.missing == ("bn.bias",)
     assert found.other_shape == {"fc.weight": "4x2 -> 4x8"}
-    assert not inflated(state, {"conv.weight": (2, 3, 5, 7, 7)}).weights
+    assert not inflate_weights(state, {"conv.weight": (2, 3, 5, 7, 7)}).weights
 
 
 # --- a clip that stands still -----------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def test_it_tells_what_became_of_weights() -> None:
 @torch.no_grad()
 def test_centred_a_still_clip_gives_the_features_of_the_image(frames: int) -> None:
     source, net = images(), small()
-    net.load_state_dict(inflated(source.state_dict(), shapes(net), "centre").weights)
+    net.load_state_dict(inflate_weights(source.state_dict(), shapes(net), "center").weights)
     image, clip = still(frames)
     torch.testing.assert_close(net(clip), source(image), rtol=1e-5, atol=1e-5)
 
@@ -101,7 +101,7 @@ def test_by_the_mean_it_does_where_the_ends_are_out_of_sight() -> None:
     """Around a clip there are zeros; what sees nothing of them has what the image has."""
     source: Any = images()
     net = small()
-    net.load_state_dict(inflated(source.state_dict(), shapes(net)).weights)
+    net.load_state_dict(inflate_weights(source.state_dict(), shapes(net)).weights)
     image, clip = still(2 * REACH + 1)
     maps, expected = net.clip_maps(clip), source.forward_features(image)
     torch.testing.assert_close(maps[:, :, REACH], expected, rtol=1e-5, atol=1e-5)
@@ -110,8 +110,8 @@ def test_by_the_mean_it_does_where_the_ends_are_out_of_sight() -> None:
 
 @torch.no_grad()
 def test_a_network_of_single_frames_is_the_one_for_images() -> None:
-    source, net = images(), small(frames=[1, 1, 1, 1], stem_kernel=(1, 7, 7))
-    net.load_state_dict(inflated(source.state_dict(), shapes(net)).weights)
+    source, net = images(), small(temporal_kernels=[1, 1, 1, 1], stem_kernel=(1, 7, 7))
+    net.load_state_dict(inflate_weights(source.state_dict(), shapes(net)).weights)
     image, clip = still(4)
     torch.testing.assert_close(net(clip), source(image), rtol=1e-5, atol=1e-5)
 
@@ -124,10 +124,10 @@ def test_init_inflates_what_a_file_has(tmp_path: Path) -> None:
     source, net = images(), nn.ModuleDict({"backbone": backbone})
     file = tmp_path / "images.safetensors"
     save_file({f"backbone.model.{name}": one for name, one in source.state_dict().items()}, file)
-    report = initialise(net, Init(weights=file, into="backbone"))
+    report = initialize(net, Init(weights=file, target_prefix="backbone"))
     assert report.complete
     assert report.resized["conv1.weight"] == "64x3x7x7 -> 64x3x3x7x7"
-    expected = inflated(source.state_dict(), shapes(backbone)).weights
+    expected = inflate_weights(source.state_dict(), shapes(backbone)).weights
     assert all(torch.equal(one, expected[name]) for name, one in backbone.state_dict().items())
 
 
@@ -135,7 +135,7 @@ def test_init_inflates_what_a_file_has(tmp_path: Path) -> None:
 def test_init_fits_the_first_kernel_to_grey_clips() -> None:
     """timm sums the colours' kernels, as it does for images."""
     source, net = images(), small(1)
-    assert fit(net, source.state_dict()).complete
+    assert load_matching(net, source.state_dict()).complete
     torch.testing.assert_close(
         net.state_dict()["conv1.weight"].sum(2), source.state_dict()["conv1.weight"].sum(1, keepdim=True)
     )
@@ -144,7 +144,7 @@ def test_init_fits_the_first_kernel_to_grey_clips() -> None:
 def test_init_leaves_kernels_of_other_sides() -> None:
     net = small(stem_kernel=(3, 3, 3))
     before = net.state_dict()["conv1.weight"].clone()
-    report = fit(net, images().state_dict())
+    report = load_matching(net, images().state_dict())
     assert report.other_shape == {"conv1.weight": "64x3x7x7 -> 64x3x3x3x3"}
     assert torch.equal(net.state_dict()["conv1.weight"], before)
 
@@ -169,22 +169,24 @@ def downloaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-@pytest.mark.parametrize("inflation", ["mean", "centre"])
+@pytest.mark.parametrize("inflation", ["mean", "center"])
 def test_a_network_begins_with_timms_weights(downloaded: list[str], inflation: Inflation) -> None:
-    net = small(images="resnet18", inflation=inflation)
+    net = small(pretrained_2d="resnet18", inflation=inflation)
     torch.manual_seed(0)
     source = backbones.timm(3, model="resnet18").get_submodule("model").state_dict()
-    expected = inflated(source, shapes(net), inflation).weights
+    expected = inflate_weights(source, shapes(net), inflation).weights
     assert all(torch.equal(one, expected[name]) for name, one in net.state_dict().items())
     assert net.preprocessing is not None and net.preprocessing.interpolation == "bicubic"
     assert downloaded == ["resnet18"]
 
 
 def test_weights_that_do_not_fill_it_are_refused(downloaded: list[str]) -> None:
-    with pytest.raises(ValueError, match=r"images: .*'resnet18' do not fill.*it has no layer1\.0\.conv3\.weight.*more"):
-        slow_backbone(3, images="resnet18")
+    with pytest.raises(
+        ValueError, match=r"pretrained_2d: .*'resnet18' do not fill.*it has no layer1\.0\.conv3\.weight.*more"
+    ):
+        slow_backbone(3, pretrained_2d="resnet18")
     with pytest.raises(ValueError, match=r"conv1\.weight 64x3x7x7 -> 64x3x3x3x3"):
-        small(images="resnet18", stem_kernel=(3, 3, 3))
+        small(pretrained_2d="resnet18", stem_kernel=(3, 3, 3))
 
 
 def test_nothing_is_downloaded_unasked(downloaded: list[str]) -> None:

@@ -14,25 +14,26 @@ from torch import Tensor, nn
 from torchvision import models
 
 from opabinia.contracts import Backbone, DataMismatch
-from opabinia.models.backbones.video import resnet3d, slow, slowfast, torchvision_video, x3d
-from opabinia.models.backbones.video import torchvision_video as torchvision_nets
+from opabinia.models.backbones.video import SlowFast, TorchvisionVideo, X3d, resnet3d, slow, torchvision_video
 from opabinia.models.backbones.video.base import ClipBackbone, FramePool, convolution
 from opabinia.models.backbones.video.slowfast import slow_frames
-from opabinia.models.backbones.video.torchvision_video import MVIT_SIZE, S3D_LEAST
+from opabinia.models.backbones.video.torchvision_video import MVIT_SIZE, S3D_MIN_SIZE
 
 R2PLUS1D: Any = {"widths": [64, 128, 256, 512], "blocks": [2, 2, 2, 2], "temporal_strides": [1, 2, 2, 2]}
 SMALL: dict[str, Callable[[int], Backbone]] = {
     "resnet3d": lambda channels: resnet3d(channels, widths=[4, 8], blocks=[1, 1]),
-    "2+1d": lambda channels: resnet3d(channels, widths=[4, 8], blocks=[1, 2], form="2+1d", temporal_strides=[1, 2]),
+    "2+1d": lambda channels: resnet3d(
+        channels, widths=[4, 8], blocks=[1, 2], conv_type="2+1d", temporal_strides=[1, 2]
+    ),
     "bottlenecks": lambda channels: resnet3d(
-        channels, widths=[4, 8], blocks=[1, 1], block="bottleneck", frames=[1, 3], stem_pool=True
+        channels, widths=[4, 8], blocks=[1, 1], block="bottleneck", temporal_kernels=[1, 3], stem_pool=True
     ),
 }
 LARGE: dict[str, Callable[[int], Backbone]] = {
     "slow": slow,
-    "slowfast": slowfast,
-    "4x16": lambda channels: slowfast(channels, alpha=8, fusion_kernel=5),
-    "x3d": lambda channels: x3d(channels, size="S"),
+    "slowfast": SlowFast,
+    "4x16": lambda channels: SlowFast(channels, alpha=8, fusion_kernel=5),
+    "x3d": lambda channels: X3d(channels, size="S"),
 }
 ANY_SIZE = ("r3d_18", "mc3_18", "r2plus1d_18", "swin3d_t")
 OTHERS = ("s3d", "mvit_v1_b", "mvit_v2_s")
@@ -48,7 +49,7 @@ def made(make: Callable[[int], Backbone], channels: int = 3, device: str = "cpu"
 
 
 def of_torchvision(name: Any) -> Callable[[int], Backbone]:
-    return lambda channels: torchvision_video(channels, model=name)
+    return lambda channels: TorchvisionVideo(channels, model=name)
 
 
 # --- any number of frames, any size -----------------------------------------------------------------------------------
@@ -134,13 +135,13 @@ def counted(net: Backbone, size: tuple[int, ...], classes: int = 400) -> tuple[f
 PUBLISHED: dict[str, tuple[Callable[[int], Backbone], tuple[int, int, int], float, float]] = {
     # PyTorchVideo's model zoo
     "slow 8x8": (slow, (8, 256, 256), 32.45, 54.52),
-    "slowfast 8x8": (slowfast, (32, 256, 256), 34.57, 65.71),
+    "slowfast 8x8": (SlowFast, (32, 256, 256), 34.57, 65.71),
     "slowfast 4x16": (LARGE["4x16"], (32, 256, 256), 34.48, 36.1),  # the zoo has 36.69; counted by hand here: 36.10
     # weights of XS, S and M: PyTorchVideo's model zoo; the rest: SlowFast's
-    "x3d XS": (lambda channels: x3d(channels, size="XS"), (4, 160, 160), 3.79, 0.60),
-    "x3d S": (lambda channels: x3d(channels, size="S"), (13, 160, 160), 3.79, 1.96),
-    "x3d M": (lambda channels: x3d(channels, size="M"), (16, 224, 224), 3.79, 4.73),
-    "x3d L": (lambda channels: x3d(channels, size="L"), (16, 312, 312), 6.2, 18.37),
+    "x3d XS": (lambda channels: X3d(channels, size="XS"), (4, 160, 160), 3.79, 0.60),
+    "x3d S": (lambda channels: X3d(channels, size="S"), (13, 160, 160), 3.79, 1.96),
+    "x3d M": (lambda channels: X3d(channels, size="M"), (16, 224, 224), 3.79, 4.73),
+    "x3d L": (lambda channels: X3d(channels, size="L"), (16, 312, 312), 6.2, 18.37),
     # torchvision's weights
     "r3d 18": (lambda channels: resnet3d(channels, **R2PLUS1D, stem_kernel=(3, 7, 7)), (16, 112, 112), 33.37, 40.70),
 }
@@ -153,7 +154,7 @@ def test_weights_and_multiply_adds(name: str) -> None:
 
 
 def test_slowfast_of_101_layers() -> None:
-    net = made(lambda channels: slowfast(channels, depth=101, fusion_kernel=5), device="meta")
+    net = made(lambda channels: SlowFast(channels, depth=101, fusion_kernel=5), device="meta")
     assert counted(net, (32, 64, 64))[0] == pytest.approx(62.83, rel=1e-3)
 
 
@@ -164,9 +165,9 @@ def test_the_smallest_has_a_quarter_of_a_million_weights() -> None:
 def test_two_convolutions_have_the_weights_of_one() -> None:
     """Tran et al. 2018, section 3.5."""
     whole = made(lambda channels: resnet3d(channels, **R2PLUS1D), device="meta")
-    apart = made(lambda channels: resnet3d(channels, **R2PLUS1D, form="2+1d"), device="meta")
+    apart = made(lambda channels: resnet3d(channels, **R2PLUS1D, conv_type="2+1d"), device="meta")
     assert counted(apart, (8, 32, 32))[0] == pytest.approx(counted(whole, (8, 32, 32))[0], rel=1e-3)
-    layer = convolution(64, 64, (3, 3, 3), form="2+1d")
+    layer = convolution(64, 64, (3, 3, 3), conv_type="2+1d")
     assert isinstance(layer, nn.Sequential)
     assert [one.weight.shape for one in layer if isinstance(one, nn.Conv3d)] == [(144, 64, 1, 3, 3), (64, 144, 3, 1, 1)]
 
@@ -194,7 +195,7 @@ def test_frames_of_any_number_are_divided() -> None:
 
 
 def test_both_pathways_count() -> None:
-    net, clips = made(slowfast).eval(), torch.rand(1, 3, 8, 32, 32)
+    net, clips = made(SlowFast).eval(), torch.rand(1, 3, 8, 32, 32)
     before = net(clips)
     clips[:, :, 3] = 0  # the slow pathway sees frames 0 and 7
     changed = net(clips) != before
@@ -253,7 +254,7 @@ def test_depths_go_up_block_by_block() -> None:
         4,
     ]
     assert depths["layer4.2.bn3.weight"] == 16
-    both = made(slowfast, device="meta").depths()
+    both = made(SlowFast, device="meta").depths()
     assert both["fast.layer2.1.bn1.weight"] == both["slow.layer2.1.bn1.weight"] == 5
     assert both["fusions.0.bn.weight"] == 0 and both["fusions.1.bn.weight"] == 3
 
@@ -273,16 +274,16 @@ def test_images_are_refused(name: str) -> None:
 def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(ValueError, match=r"blocks: 3 numbers for 2 stages"):
         resnet3d(3, widths=[4, 8])
-    with pytest.raises(ValueError, match=r"frames: .* odd numbers, not \[1, 2, 3\]"):
-        resnet3d(3, frames=[1, 2, 3])
+    with pytest.raises(ValueError, match=r"temporal_kernels: .* odd numbers, not \[1, 2, 3\]"):
+        resnet3d(3, temporal_kernels=[1, 2, 3])
     with pytest.raises(ValueError, match=r"stem_kernel: .* not \[2, 7, 7\]"):
         resnet3d(3, stem_kernel=(2, 7, 7))
-    with pytest.raises(ValueError, match="form"):
-        resnet3d(3, form="2+1d", block="bottleneck")
-    with pytest.raises(ValueError, match="beta: it divides"):
-        slowfast(3, beta=7)
+    with pytest.raises(ValueError, match="conv_type"):
+        resnet3d(3, conv_type="2+1d", block="bottleneck")
+    with pytest.raises(ValueError, match="beta: it must divide"):
+        SlowFast(3, beta=7)
     with pytest.raises(ValueError, match=r"fusion_kernel: .* not 4"):
-        slowfast(3, fusion_kernel=4)
+        SlowFast(3, fusion_kernel=4)
 
 
 @pytest.mark.parametrize("name", ["mvit_v1_b", "mvit_v2_s"])
@@ -295,9 +296,9 @@ def test_mvits_tell_the_only_size_that_they_take(name: str) -> None:
 
 def test_s3d_tells_what_is_too_small() -> None:
     net = made(of_torchvision("s3d"), device="meta").eval()
-    assert net(torch.zeros(1, 3, *S3D_LEAST, device="meta")).shape == (1, 1024)
+    assert net(torch.zeros(1, 3, *S3D_MIN_SIZE, device="meta")).shape == (1, 1024)
     for axis in range(3):
-        size = [side - (i == axis) for i, side in enumerate(S3D_LEAST)]
+        size = [side - (i == axis) for i, side in enumerate(S3D_MIN_SIZE)]
         with pytest.raises(DataMismatch, match="takes clips of 5 x 17 x 17 or more"):
             net(torch.zeros(1, 3, *size, device="meta"))
     with pytest.raises(ValueError, match="s3d"):
@@ -321,7 +322,7 @@ def filled(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
         return copy
 
     fake = SimpleNamespace(get_model=get_model, get_model_weights=models.get_model_weights)
-    monkeypatch.setattr(torchvision_nets, "models", fake)
+    monkeypatch.setattr(torchvision_video, "models", fake)
     return whole, weights, asked
 
 
@@ -330,7 +331,7 @@ def test_with_its_head_a_pretrained_network_says_what_torchvisions_does(
     name: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, weights, asked = filled(monkeypatch, name)
-    net = torchvision_video(3, model=name, pretrained=True).eval()
+    net = TorchvisionVideo(3, model=name, pretrained=True).eval()
     head = net.make_head(400)
     clips = torch.rand(1, 3, 16, 224, 224) if name == "s3d" else torch.rand(2, 3, 4, 32, 32)
     with torch.no_grad():
@@ -345,7 +346,7 @@ def test_with_its_head_a_pretrained_network_says_what_torchvisions_does(
 
 def test_grey_clips_have_the_sum_of_trained_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, _, _ = filled(monkeypatch, "mc3_18")
-    net = torchvision_video(1, model="mc3_18", pretrained=True).eval()
+    net = TorchvisionVideo(1, model="mc3_18", pretrained=True).eval()
     grey = torch.rand(1, 1, 4, 32, 32)
     whole.fc = nn.Identity()
     with torch.no_grad():
@@ -354,6 +355,6 @@ def test_grey_clips_have_the_sum_of_trained_kernels(monkeypatch: pytest.MonkeyPa
 
 
 def test_nothing_is_downloaded_unasked() -> None:
-    net = torchvision_video(3, model="mc3_18")
+    net = TorchvisionVideo(3, model="mc3_18")
     assert net.preprocessing is None and net.trained_classes == 0
     assert net.make_head(400).out_features == 400

@@ -8,20 +8,20 @@ from torch import nn
 
 from opabinia.models import norms
 from opabinia.models.backbones.video import resnet3d
-from opabinia.models.norms import FrozenBatchNorm, GhostBatchNorm, split_norms
+from opabinia.models.norms import FrozenBatchNorm, GhostBatchNorm, split_batch_norms
 
 SIZE = (3, 4, 12, 12)
 
 
 def made() -> nn.Module:
     torch.manual_seed(0)
-    return resnet3d(3, widths=[4, 8], blocks=[1, 1], zero_init=False)
+    return resnet3d(3, widths=[4, 8], blocks=[1, 1], zero_init_last=False)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d], ids=str)
 def test_each_part_is_as_a_batch_of_its_own(layout: torch.memory_format) -> None:
     net, clips = made(), torch.rand(6, *SIZE)
-    split_norms(net, 3)
+    split_batch_norms(net, 3)
     found = net(clips.contiguous(memory_format=layout))
     for part in range(3):
         torch.testing.assert_close(found[part::3], made()(clips[part::3]), rtol=1e-4, atol=1e-5)
@@ -29,7 +29,7 @@ def test_each_part_is_as_a_batch_of_its_own(layout: torch.memory_format) -> None
 
 def test_a_ragged_batch_has_parts_that_differ_by_one() -> None:
     net, clips = made(), torch.rand(7, *SIZE)
-    split_norms(net, 3)
+    split_batch_norms(net, 3)
     found = net(clips)
     for part in range(3):
         torch.testing.assert_close(found[part::3], made()(clips[part::3]), rtol=1e-4, atol=1e-5)
@@ -42,7 +42,7 @@ def test_the_number_changes_at_any_time_and_nothing_else_does() -> None:
     parameters = list(net.parameters())
     count = sum(isinstance(module, nn.BatchNorm3d) for module in net.modules())
     for splits in (1, 8, 2, 1, 4):
-        assert split_norms(net, splits) == count
+        assert split_batch_norms(net, splits) == count
         assert {one.splits for one in net.modules() if isinstance(one, GhostBatchNorm)} == {splits}
         net(torch.rand(8, *SIZE)).sum().backward()
         assert {n: (one.data_ptr(), one.shape) for n, one in net.state_dict(keep_vars=True).items()} == before
@@ -56,7 +56,7 @@ def test_the_number_changes_at_any_time_and_nothing_else_does() -> None:
 
 def test_one_part_is_a_batch_norm() -> None:
     net, plain, clips = made(), made(), torch.rand(5, *SIZE)
-    split_norms(net, 1)
+    split_batch_norms(net, 1)
     torch.testing.assert_close(net(clips), plain(clips))
     for name, one in plain.state_dict().items():
         torch.testing.assert_close(net.state_dict()[name], one)
@@ -84,19 +84,19 @@ def test_a_norm_whose_statistics_stand_still_keeps_them() -> None:
 
 def test_frozen_and_synchronised_norms_stay() -> None:
     net = made()
-    norms.freeze(net)
-    assert split_norms(net, 4) == 0
+    norms.freeze_batch_norms(net)
+    assert split_batch_norms(net, 4) == 0
     assert any(isinstance(module, FrozenBatchNorm) for module in net.modules())
     other = made()
-    norms.synchronise(other)
-    assert split_norms(other, 4) == 0
+    norms.convert_sync_batch_norm(other)
+    assert split_batch_norms(other, 4) == 0
 
 
 def test_no_parts_are_refused() -> None:
-    with pytest.raises(ValueError, match="splits: a batch has at least 1 part, not 0"):
-        split_norms(made(), 0)
+    with pytest.raises(ValueError, match="splits: must be at least 1, not 0"):
+        split_batch_norms(made(), 0)
 
 
 def test_parts_over_several_processes_are_refused() -> None:
-    with pytest.raises(ValueError, match="splits: batches of several processes together have 1 part, not 2"):
-        split_norms(made(), 2, object())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="splits: must be 1 when several processes share their statistics, not 2"):
+        split_batch_norms(made(), 2, object())  # type: ignore[arg-type]

@@ -13,8 +13,8 @@ from opabinia.contracts import Backbone
 from opabinia.models import norms
 from opabinia.models.backbones.resnet import resnet
 from opabinia.models.backbones.timm import timm
-from opabinia.models.backbones.video import resnet3d, tsn
-from opabinia.models.backbones.video.tsn import ShiftedConvolution, add_shifts, shifted
+from opabinia.models.backbones.video import Tsn, resnet3d
+from opabinia.models.backbones.video.tsn import ShiftedConv2d, add_temporal_shifts, shift_channels
 
 
 def of_timm(model: str) -> Callable[[int], Backbone]:
@@ -24,7 +24,7 @@ def of_timm(model: str) -> Callable[[int], Backbone]:
 def made(model: str = "test_resnet", shift: Any = "none", channels: int = 3) -> Any:
     """Its blocks are no mere shortcuts, as timm has them begin."""
     torch.manual_seed(0)
-    net = tsn(channels, backbone=of_timm(model), shift=shift)
+    net = Tsn(channels, backbone=of_timm(model), shift=shift)
     torch.manual_seed(1)
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -70,7 +70,7 @@ def test_without_shifts_the_order_of_frames_says_nothing() -> None:
 def test_an_eighth_of_the_channels_comes_from_each_side() -> None:
     """By hand: B = 2 clips of 3 frames, 9 channels; a value says its clip (hundreds), frame (tens) and channel."""
     maps = torch.tensor([[[100 * b + 10 * t + c for c in range(9)] for b in (1, 2)] for t in (1, 2, 3)]).float()
-    found = shifted(maps.flatten(0, 1)[:, :, None, None], 3)[:, :, 0, 0].unflatten(0, (3, 2))
+    found = shift_channels(maps.flatten(0, 1)[:, :, None, None], 3)[:, :, 0, 0].unflatten(0, (3, 2))
     assert found[:, 0, 0].tolist() == [120, 130, 0]  # from the next frame
     assert found[:, 0, 1].tolist() == [0, 111, 121]  # from the one before
     assert found[:, 1, 1].tolist() == [0, 211, 221]
@@ -81,7 +81,7 @@ def test_every_block_is_shifted_and_names_stay() -> None:
     plain, moving = made("resnet18"), made("resnet18", "tsm")
     assert plain.state_dict().keys() == moving.state_dict().keys()
     assert all(torch.equal(one, moving.state_dict()[name]) for name, one in plain.state_dict().items())
-    blocks = [name for name, module in moving.named_modules() if isinstance(module, ShiftedConvolution)]
+    blocks = [name for name, module in moving.named_modules() if isinstance(module, ShiftedConv2d)]
     assert blocks == [f"frames.model.layer{stage}.{block}.conv1" for stage in range(1, 5) for block in range(2)]
 
 
@@ -92,14 +92,14 @@ def test_the_shortcut_sees_its_own_frame() -> None:
     block = moving.frames.model.layer1[0].eval()
     block.conv1.frames = 2
     maps = torch.rand(2, 64, 8, 8)
-    expected = block.conv2(block.act1(block.bn1(torch.conv2d(shifted(maps, 2), block.conv1.weight, padding=1))))
+    expected = block.conv2(block.act1(block.bn1(torch.conv2d(shift_channels(maps, 2), block.conv1.weight, padding=1))))
     torch.testing.assert_close(block(maps), (block.bn2(expected) + maps).relu())
 
 
 def test_long_stages_have_every_second_block_shifted() -> None:
     with torch.device("meta"):
         net = timm(3, model="resnet101")
-        assert len(add_shifts(net)) == 2 + 2 + 12 + 2
+        assert len(add_temporal_shifts(net)) == 2 + 2 + 12 + 2
 
 
 def test_a_clip_that_stands_still_is_no_image_at_its_ends() -> None:
@@ -114,10 +114,10 @@ def test_a_clip_that_stands_still_is_no_image_at_its_ends() -> None:
 def test_frames_of_a_clip_are_in_one_part_of_the_batch() -> None:
     """With parts of two clips, four clips give what each two give by themselves."""
     net = made().train()
-    norms.split_norms(net, 2)
+    norms.split_batch_norms(net, 2)
     clips = torch.rand(4, 3, 3, 32, 32)
     together = net(clips)
-    norms.split_norms(net, 1)
+    norms.split_batch_norms(net, 1)
     for part in range(2):
         torch.testing.assert_close(together[part::2], net(clips[part::2]), rtol=1e-4, atol=1e-5)
 
@@ -132,7 +132,7 @@ def test_what_the_network_for_images_tells_is_passed_on() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="backbone: it takes clips itself"):
-        tsn(3, backbone=lambda channels: resnet3d(channels))
+        Tsn(3, backbone=lambda channels: resnet3d(channels))
     for model in ("test_vit", "test_efficientnet"):
         with pytest.raises(ValueError, match=r"shift: tsm is for .* such as resnet50"):
             made(model, "tsm")
@@ -142,6 +142,6 @@ def test_changed_resnets_are_shifted_too() -> None:
     def changed(channels: int) -> Backbone:
         return resnet(channels, model="resnet18", ibn=True)
 
-    net = tsn(3, backbone=changed, shift="tsm")
+    net = Tsn(3, backbone=changed, shift="tsm")
     output: Tensor = net(torch.rand(2, 3, 4, 32, 32))
     assert output.isfinite().all()

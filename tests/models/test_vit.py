@@ -8,7 +8,7 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from opabinia.contracts import DataMismatch
 from opabinia.models.backbones import timm as backbones
 from opabinia.models.backbones.vit import vit
-from opabinia.models.weights.init import fit
+from opabinia.models.weights.init import load_matching
 
 
 def timm(**keys: Any) -> Any:
@@ -28,7 +28,7 @@ def test_patches_overlap(stride: Any, grid: tuple[int, int]) -> None:
     with torch.device("meta"):
         net: Any = vit(3, model="vit_small_patch16_224", image_size=(256, 128), stride=stride).eval()
         images = torch.empty(2, 3, 256, 128)
-        assert tuple(net.maps(images).shape) == (2, 384, *grid)
+        assert tuple(net.feature_maps(images).shape) == (2, 384, *grid)
         assert tuple(net(images).shape) == (2, 384)
     assert net.model.pos_embed.shape[1] == 1 + grid[0] * grid[1]
 
@@ -65,7 +65,7 @@ def test_positions_are_resized_from_those_of_the_model() -> None:
 def test_positions_of_a_file_are_resized() -> None:
     weights = timm(model="test_vit").model.state_dict()
     net = small(stride=8)
-    report = fit(net, weights)
+    report = load_matching(net, weights)
     assert not report.missing
     assert list(report.resized) == ["model.pos_embed"]
     expected = resample_abs_pos_embed(weights["pos_embed"], [7, 3], [10, 10])
@@ -97,7 +97,7 @@ def test_it_learns_with_an_offset() -> None:
         ({"model": "vit_base_mci_224"}, "^model: timm's 'vit_base_mci_224' is no plain"),
         ({"model": "vit_base_patch16_siglip_224"}, "is no plain vision transformer with a class token"),
         ({"model": "vit_smal"}, r"^model: timm [\d.]+ has no 'vit_smal'"),
-        ({"stride": 17}, "^stride: at most the patches' own size, 16 x 16, not 17 x 17"),
+        ({"stride": 17}, "^stride: at most the size of the patches, 16 x 16, not 17 x 17"),
         ({"stride": (16, 20)}, "^stride: at most"),
         ({"image_size": (64, 8)}, "^image_size: no patch of 16 x 16 fits into 64 x 8"),
     ],

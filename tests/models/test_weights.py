@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from opabinia.engine.checkpointing.checkpoint import Snapshot, save_tensors, write_checkpoint
 from opabinia.models.backbones.timm import TimmBackbone, timm
-from opabinia.models.weights.init import Init, fit, initialise, read_weights
+from opabinia.models.weights.init import Init, initialize, load_matching, read_weights
 
 State = dict[str, Tensor]
 
@@ -86,10 +86,10 @@ def test_several_sets_of_weights_are_told_apart(tmp_path: Path) -> None:
     torch.save({"student": student, "teacher": renamed(teacher, "module."), "epoch": 1}, tmp_path / "a.pth")
     net = Net()
     with pytest.raises(
-        ValueError, match=r"a.pth: it fits in several ways \(student\.\*.*; teacher\..*say which by take"
+        ValueError, match=r"a.pth: it fits in several ways \(student\.\*.*; teacher\..*set source_prefix"
     ):
-        initialise(net, Init(weights=tmp_path / "a.pth"))
-    initialise(net, Init(weights=tmp_path / "a.pth", take="teacher"))
+        initialize(net, Init(weights=tmp_path / "a.pth"))
+    initialize(net, Init(weights=tmp_path / "a.pth", source_prefix="teacher"))
     assert_same(net.state_dict(), teacher)
 
 
@@ -224,7 +224,7 @@ def test_prefixes_on_either_side_are_found(file: str, ours: str) -> None:
         holder = nn.Module()
         holder.add_module(name, outer)
         outer = holder
-    report = fit(outer, renamed(source.state_dict(), file))
+    report = load_matching(outer, renamed(source.state_dict(), file))
     assert_same(target.state_dict(), source.state_dict())
     assert report.complete
     assert report.prefixes == ((file, ours),) or file.endswith(ours)
@@ -234,14 +234,14 @@ def test_prefixes_on_either_side_are_found(file: str, ours: str) -> None:
 def test_a_backbone_alone_and_the_backbone_of_a_task() -> None:
     source, target = drawn(Net, 0), drawn(Net, 1)
     head = {name: tensor.clone() for name, tensor in target.head.state_dict().items()}
-    report = fit(target, source.backbone.state_dict())
+    report = load_matching(target, source.backbone.state_dict())
     assert_same(target.backbone.state_dict(), source.backbone.state_dict())
     assert_same(target.head.state_dict(), head)
     assert report.missing == ("head.1.weight", "head.1.bias")
     assert not report.complete
 
     alone = drawn(Net, 2).backbone
-    report = fit(alone, source.state_dict())
+    report = load_matching(alone, source.state_dict())
     assert_same(alone.state_dict(), source.backbone.state_dict())
     assert report.unexpected == ("head.1.weight", "head.1.bias")
 
@@ -254,13 +254,13 @@ def test_timms_whole_model_and_a_task_fill_each_other(model: str) -> None:
     backbone = timm(3, model=model)
     assert isinstance(backbone, TimmBackbone)
     task = nn.ModuleDict({"backbone": backbone, "head": nn.Sequential(nn.Dropout(), backbone.make_head(7))}).eval()
-    assert fit(task, source.state_dict()).complete
+    assert load_matching(task, source.state_dict()).complete
     images = torch.rand(2, 3, 160, 160)
     logits = task["head"](task["backbone"](images))
     torch.testing.assert_close(logits, source(images))
 
     other = drawn(lambda: timm_library.create_model(model, num_classes=7), 1).eval()
-    assert fit(other, task.state_dict()).complete
+    assert load_matching(other, task.state_dict()).complete
     torch.testing.assert_close(other(images), logits)
 
 
@@ -269,35 +269,35 @@ def test_a_part_of_a_file_is_taken_by_name() -> None:
     weights = {**renamed(query.state_dict(), "encoder_q."), **renamed(key.state_dict(), "encoder_k.")}
     weights["queue"] = torch.ones(2, 3)
     with pytest.raises(ValueError, match=r"several ways \(encoder_k\.\* as \*; encoder_q\.\* as \*\)"):
-        fit(Net(), weights)
+        load_matching(Net(), weights)
     net = Net()
-    report = fit(net, weights, take="encoder_k")
+    report = load_matching(net, weights, source_prefix="encoder_k")
     assert_same(net.state_dict(), key.state_dict())
     assert report.complete, "what is not taken is not looked at"
     with pytest.raises(
-        ValueError, match=r"take: no name begins with 'encoder\.'; names: encoder_q.backbone.0.weight, "
+        ValueError, match=r"source_prefix: no name begins with 'encoder\.'; names: encoder_q.backbone.0.weight, "
     ):
-        fit(net, weights, take="encoder")
+        load_matching(net, weights, source_prefix="encoder")
 
 
 def test_a_model_of_two_equal_parts_wants_to_be_told_which() -> None:
     pair = nn.ModuleDict({"student": Net(), "teacher": Net()})
-    with pytest.raises(ValueError, match=r"\* as student\.\*; \* as teacher\.\*\).*into"):
-        fit(pair, drawn(Net, 0).state_dict())
+    with pytest.raises(ValueError, match=r"\* as student\.\*; \* as teacher\.\*\).*target_prefix"):
+        load_matching(pair, drawn(Net, 0).state_dict())
 
 
 def test_only_some_tensors_are_filled() -> None:
     source, target = drawn(Net, 0), drawn(Net, 1)
     before = {name: tensor.clone() for name, tensor in target.state_dict().items()}
-    report = fit(target, source.state_dict(), only=r"^head|3\.bias")
+    report = load_matching(target, source.state_dict(), include=r"^head|3\.bias")
     assert report.loaded == ("backbone.3.bias", "head.1.weight", "head.1.bias")
     assert report.complete
     expected = {name: source.state_dict()[name] if name in report.loaded else before[name] for name in before}
     assert_same(target.state_dict(), expected)
-    with pytest.raises(ValueError, match=r"only: no tensor of the model has 'tail' in its name: backbone.0.weight"):
-        fit(target, source.state_dict(), only="tail")
-    with pytest.raises(ValueError, match=r"only: '\[' is no regular expression"):
-        fit(target, source.state_dict(), only="[")
+    with pytest.raises(ValueError, match=r"include: no tensor of the model has 'tail' in its name: backbone.0.weight"):
+        load_matching(target, source.state_dict(), include="tail")
+    with pytest.raises(ValueError, match=r"include: '\[' is not a regular expression"):
+        load_matching(target, source.state_dict(), include="[")
 
 
 @pytest.mark.parametrize(
@@ -313,14 +313,14 @@ def test_nothing_fits(weights: State) -> None:
     net = drawn(Net, 0)
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     with pytest.raises(ValueError, match=r"nothing fits: the file has .*; the model has backbone.0.weight, "):
-        fit(net, weights)
+        load_matching(net, weights)
     assert_same(net.state_dict(), before)
 
 
 def test_of_another_width_only_counters_would_fit() -> None:
     weights = {"backbone.1.num_batches_tracked": torch.tensor(7), "backbone.1.weight": torch.ones(9)}
     with pytest.raises(ValueError, match=r"nothing fits: .*; of another shape: backbone.1.weight 9 -> 4$"):
-        fit(Net(), weights)
+        load_matching(Net(), weights)
 
 
 def test_a_coincidence_is_no_fit() -> None:
@@ -330,7 +330,7 @@ def test_a_coincidence_is_no_fit() -> None:
     model = timm(3, model="test_vit")
     assert model.get_parameter("model.blocks.0.attn.proj.bias").shape == (64,)
     with pytest.raises(ValueError, match="nothing fits"):
-        fit(model, source)
+        load_matching(model, source)
 
 
 # --- shapes -----------------------------------------------------------------------------------------------------------
@@ -339,7 +339,7 @@ def test_a_coincidence_is_no_fit() -> None:
 def test_a_classifier_of_other_classes_is_left_out() -> None:
     source, target = drawn(lambda: Net(9), 0), drawn(Net, 1)
     before = target.head[1].weight.clone()
-    report = fit(target, source.state_dict())
+    report = load_matching(target, source.state_dict())
     assert report.other_shape == {"head.1.weight": "9x5 -> 3x5", "head.1.bias": "9 -> 3"}
     assert torch.equal(target.head[1].weight, before)
     assert_same(target.backbone.state_dict(), source.backbone.state_dict())
@@ -349,7 +349,7 @@ def test_a_classifier_of_other_classes_is_left_out() -> None:
 def test_counters_that_old_files_lack_are_not_missed() -> None:
     weights = drawn(Net, 0).state_dict()
     del weights["backbone.1.num_batches_tracked"]
-    assert fit(Net(), weights).complete
+    assert load_matching(Net(), weights).complete
 
 
 def vit(**options: Any) -> Any:
@@ -370,7 +370,7 @@ def vit(**options: Any) -> Any:
 def test_position_embeddings_are_resized_as_timm_does(options: dict[str, Any]) -> None:
     source = drawn(lambda: vit(**{**options, "img_size": 160}), 0)
     target = drawn(lambda: vit(**options), 1)
-    report = fit(target, source.state_dict())
+    report = load_matching(target, source.state_dict())
     assert report.complete
     (shapes,) = report.resized.values()
     ahead = source.pos_embed.shape[1] - 100
@@ -392,7 +392,7 @@ class Positions(nn.Module):
 @pytest.mark.parametrize(("old", "new", "ahead"), [(16, 64, 0), (17, 65, 1), (21, 9, 5), (18, 66, 2)])
 def test_position_embeddings_of_models_that_tell_no_grid(old: int, new: int, ahead: int) -> None:
     source, target = Positions(old), Positions(new)
-    assert list(fit(target, source.state_dict()).resized) == ["pos_embed"]
+    assert list(load_matching(target, source.state_dict()).resized) == ["pos_embed"]
     assert torch.equal(target.pos_embed[:, :ahead], source.pos_embed[:, :ahead])
     side = int((new - ahead) ** 0.5)
     expected = resample_abs_pos_embed(source.pos_embed, [side, side], num_prefix_tokens=ahead)
@@ -401,7 +401,7 @@ def test_position_embeddings_of_models_that_tell_no_grid(old: int, new: int, ahe
 
 def test_position_embeddings_that_are_no_grid_are_left_out() -> None:
     target = Positions(3)
-    report = fit(target, Positions(7).state_dict())
+    report = load_matching(target, Positions(7).state_dict())
     assert report.other_shape == {"pos_embed": "1x7x2 -> 1x3x2"}
 
 
@@ -413,7 +413,7 @@ def test_tables_of_relative_positions_are_resized_as_timm_does() -> None:
     source, target = drawn(lambda: swin(4), 0), drawn(lambda: swin(6), 1)
     weights = source.state_dict()
     weights["layers.0.blocks.0.attn.relative_position_index"] = torch.zeros(16, 16)  # older files have it
-    report = fit(target, weights)
+    report = load_matching(target, weights)
     name = "layers.0.blocks.1.attn.relative_position_bias_table"
     assert report.resized[name] == "49x2 -> 121x2"
     with warnings.catch_warnings(action="ignore"):
@@ -426,7 +426,7 @@ def test_tables_of_relative_positions_are_resized_as_timm_does() -> None:
 def test_the_first_convolution_is_fitted_to_its_channels(old: int, new: int) -> None:
     source = drawn(lambda: timm(old, model="test_resnet"), 0)
     target = drawn(lambda: timm(new, model="test_resnet"), 1)
-    report = fit(target, source.state_dict())
+    report = load_matching(target, source.state_dict())
     assert list(report.resized) == ["model.conv1.0.weight"] or list(report.resized) == ["model.conv1.weight"]
     (name,) = report.resized
     weight = source.state_dict()[name]
@@ -441,7 +441,7 @@ def test_other_convolutions_are_not() -> None:
     def net(width: int) -> nn.Sequential:
         return nn.Sequential(nn.Conv2d(3, width, 1), nn.Conv2d(width, 4, 1), nn.Conv2d(4, 5, 1))
 
-    report = fit(net(8), net(6).state_dict())
+    report = load_matching(net(8), net(6).state_dict())
     assert report.other_shape.keys() == {"0.weight", "0.bias", "1.weight"}
     assert not report.resized
 
@@ -453,7 +453,7 @@ def test_a_run_hands_its_backbone_to_another_task(tmp_path: Path) -> None:
     best, _ = a_run(tmp_path)
     task = drawn(lambda: Net(9), 5)
     head = task.head[1].weight.clone()
-    report = initialise(task, Init(weights=tmp_path, into="backbone", strict=True))
+    report = initialize(task, Init(weights=tmp_path, target_prefix="backbone", strict=True))
     assert report.complete
     assert_same(
         task.backbone.state_dict(), {n.removeprefix("backbone."): t for n, t in best.items() if "backbone" in n}
@@ -463,24 +463,24 @@ def test_a_run_hands_its_backbone_to_another_task(tmp_path: Path) -> None:
 
 def test_strict_does_not_go_on_with_what_is_left(tmp_path: Path) -> None:
     a_run(tmp_path)
-    assert not initialise(Net(9), Init(weights=tmp_path)).complete
+    assert not initialize(Net(9), Init(weights=tmp_path)).complete
     with pytest.raises(ValueError, match=r"(?s)^strict: not everything fits; .*: 9 of 11 .*head.1.weight 3x5 -> 9x5"):
-        initialise(Net(9), Init(weights=tmp_path, strict=True))
+        initialize(Net(9), Init(weights=tmp_path, strict=True))
 
 
 def test_mistakes_in_init_are_told(tmp_path: Path) -> None:
     a_run(tmp_path)
-    with pytest.raises(ValueError, match="into: the task has no 'bakbone'; it has: backbone, head"):
-        initialise(Net(), Init(weights=tmp_path, into="bakbone"))
+    with pytest.raises(ValueError, match="target_prefix: the task has no 'bakbone'; it has: backbone, head"):
+        initialize(Net(), Init(weights=tmp_path, target_prefix="bakbone"))
     torch.save({"a": torch.ones(3, 3)}, tmp_path / "a.pth")
     with pytest.raises(ValueError, match=r"a.pth: nothing fits"):
-        initialise(Net(), Init(weights=tmp_path / "a.pth"))
+        initialize(Net(), Init(weights=tmp_path / "a.pth"))
 
 
 def test_half_precision_files_fill_full_precision_models(tmp_path: Path) -> None:
     source = drawn(Net, 0)
     net = Net()
-    fit(net, {name: tensor.half() for name, tensor in source.state_dict().items()})
+    load_matching(net, {name: tensor.half() for name, tensor in source.state_dict().items()})
     assert net.backbone[0].weight.dtype == torch.float32
     torch.testing.assert_close(net.backbone[0].weight, source.backbone[0].weight, atol=1e-3, rtol=1e-3)
 
@@ -490,11 +490,11 @@ def test_the_report_reads_well() -> None:
     weights["module.net.backbone.0.weight"] = torch.ones(4, 1, 3, 3)
     del weights["module.net.backbone.3.bias"]
     weights.update({f"module.net.queue.{number}": torch.ones(1) for number in range(7)})
-    assert str(fit(Net(), weights)) == (
+    assert str(load_matching(Net(), weights)) == (
         "8 of 11 tensors loaded (module.net.* as *)\n"
         "  resized (1): backbone.0.weight 4x1x3x3 -> 4x3x3x3\n"
         "  missing in the file (1): backbone.3.bias\n"
         "  unexpected in the file (7): module.net.queue.0, module.net.queue.1, module.net.queue.2, module.net.queue.3, "
         "module.net.queue.4 ... (2 more)\n"
-        "  left out, of another shape (2): head.1.weight 9x5 -> 3x5, head.1.bias 9 -> 3"
+        "  skipped, of another shape (2): head.1.weight 9x5 -> 3x5, head.1.bias 9 -> 3"
     )

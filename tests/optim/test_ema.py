@@ -1,4 +1,4 @@
-"""Averages of weights: which momentum when (pycls', basecls' and BYOL's rules), and what is averaged."""
+"""Averages of weights: which decay when (pycls', basecls' and BYOL's rules), and what is averaged."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from opabinia.contracts import Clock
-from opabinia.optim.ema import Average, Ema, momentum_at, pycls_momentum
+from opabinia.optim.ema import Ema, WeightAverage, decay_at, pycls_decay
 from opabinia.runtime.durations import Duration
 
 
@@ -17,38 +17,38 @@ def clock(step: int, total: int = 100, per_epoch: int = 10) -> Clock:
     return Clock(step, step // per_epoch, step % per_epoch, 0, total, per_epoch)
 
 
-@pytest.mark.parametrize(("alpha", "momentum"), [(1e-5, 0.9967231750488281), (1e-4, 0.967232), (1.0, 0.0)])
-def test_pycls_rule(alpha: float, momentum: float) -> None:
+@pytest.mark.parametrize(("alpha", "decay"), [(1e-5, 0.9967231750488281), (1e-4, 0.967232), (1.0, 0.0)])
+def test_pycls_rule(alpha: float, decay: float) -> None:
     """The reference's numbers: batch 1024, 100 epochs, an update every 32 steps."""
-    assert pycls_momentum(alpha, 1024, 100, 32) == pytest.approx(momentum, abs=1e-7)
+    assert pycls_decay(alpha, 1024, 100, 32) == pytest.approx(decay, abs=1e-7)
     ema = Ema(alpha=alpha, every=32)
-    assert momentum_at(ema, clock(64, total=1000, per_epoch=10), 1024) == pytest.approx(momentum, abs=1e-7)
+    assert decay_at(ema, clock(64, total=1000, per_epoch=10), 1024) == pytest.approx(decay, abs=1e-7)
 
 
 @pytest.mark.parametrize(("start", "copies"), [("0ep", 0), ("2ep", 20), ("7it", 7)])
 def test_it_is_a_copy_until_its_start(start: str, copies: int) -> None:
-    ema = Ema(momentum=0.9, start=Duration.parse(start))
-    assert [momentum_at(ema, clock(step), 1) for step in range(1, 31)] == [0.0] * copies + [0.9] * (30 - copies)
+    ema = Ema(decay=0.9, start=Duration.parse(start))
+    assert [decay_at(ema, clock(step), 1) for step in range(1, 31)] == [0.0] * copies + [0.9] * (30 - copies)
 
 
 def test_only_every_so_many_steps() -> None:
-    found = [momentum_at(Ema(momentum=0.9, every=4), clock(step), 1) for step in range(1, 10)]
+    found = [decay_at(Ema(decay=0.9, every=4), clock(step), 1) for step in range(1, 10)]
     assert found == [None, None, None, 0.9, None, None, None, 0.9, None]
 
 
-def test_the_momentum_may_rise() -> None:
-    found = [momentum_at(Ema(momentum=0.5, warmup=True), clock(step), 1) for step in (1, 2, 8, 9, 50)]
+def test_the_decay_may_rise() -> None:
+    found = [decay_at(Ema(decay=0.5, warmup=True), clock(step), 1) for step in (1, 2, 8, 9, 50)]
     assert found == pytest.approx([2 / 11, 3 / 12, 9 / 18, 0.5, 0.5])
 
 
 def test_a_schedule_takes_it_to_one() -> None:
-    ema = Ema(momentum=0.996, schedule=lambda clock: 1 - clock.progress)
-    assert momentum_at(ema, clock(50), 1) == pytest.approx(0.998) and momentum_at(ema, clock(100), 1) == 1.0
+    ema = Ema(decay=0.996, schedule=lambda clock: 1 - clock.progress)
+    assert decay_at(ema, clock(50), 1) == pytest.approx(0.998) and decay_at(ema, clock(100), 1) == 1.0
 
 
 @given(st.integers(1, 1000), st.floats(0, 1), st.integers(1, 8), st.booleans())
-def test_it_stays_between_0_and_1(step: int, momentum: float, every: int, warmup: bool) -> None:
-    found = momentum_at(Ema(momentum=momentum, every=every, warmup=warmup), clock(step, 1000), 64)
+def test_it_stays_between_0_and_1(step: int, decay: float, every: int, warmup: bool) -> None:
+    found = decay_at(Ema(decay=decay, every=every, warmup=warmup), clock(step, 1000), 64)
     assert found is None or 0 <= found <= 1
 
 
@@ -67,7 +67,7 @@ def changed(model: nn.Module, by: float) -> None:
 @pytest.mark.parametrize("buffers", ["average", "copy"])
 def test_weights_and_buffers(buffers: Any) -> None:
     model = Model()
-    average = Average(model, buffers)
+    average = WeightAverage(model, buffers)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     changed(model, 1.0)
     average.update(0.75)
@@ -81,7 +81,7 @@ def test_weights_and_buffers(buffers: Any) -> None:
 
 def test_it_neither_trains_nor_is_trained() -> None:
     model = Model()
-    average = Average(model)
+    average = WeightAverage(model)
     assert not average.model.training and model.training
     assert not any(parameter.requires_grad for parameter in average.model.parameters())
     changed(model, 1.0)

@@ -10,8 +10,8 @@ import opabinia
 from opabinia.engine.checkpointing.checkpoint import load_tensors, read_checkpoint
 from opabinia.training import launch
 
-SMALL = ["train.length=12it", "evaluate.every=6it", "checkpoint.every=6it", "data.workers=0", "writers=[]"]
-EMA = ["ema.momentum=0.9", "ema.every=2"]
+SMALL = ["train.length=12it", "evaluate.every=6it", "checkpoint.every=6it", "data.num_workers=0", "loggers=[]"]
+EMA = ["ema.decay=0.9", "ema.every=2"]
 
 
 def trained(folder: Path, *overrides: str, **how: Any) -> tuple[Path, dict[str, float]]:
@@ -52,7 +52,7 @@ def test_a_resumed_run_has_the_same_average(tmp_path: Path) -> None:
 
 def test_an_average_may_begin_with_a_resumed_run(tmp_path: Path) -> None:
     launch.train("classification/digits", [*SMALL, "train.length=6it"], out=tmp_path)
-    folder, scores = trained(tmp_path, "ema.momentum=1.0", resume="last")
+    folder, scores = trained(tmp_path, "ema.decay=1.0", resume="last")
     assert "val_ema/top1" in scores
     early, average = tensors(folder, 6, "model"), tensors(folder, 12, "ema")
     assert all(torch.equal(early[name], average[name]) for name in early if early[name].is_floating_point())
@@ -64,7 +64,7 @@ def test_only_one_of_them_if_asked(tmp_path: Path) -> None:
         assert {score[: score.index("/") + 1] for score in scores} == {prefix}
 
 
-def test_a_set_with_a_period_of_its_own_keeps_it_for_the_average(tmp_path: Path) -> None:
+def test_a_validation_set_with_its_own_period_keeps_it_for_the_average(tmp_path: Path) -> None:
     source = "source: {name: digits, split: val}"
     folder, _ = trained(tmp_path, f"data.val=[{{{source}}}, {{prefix: late, every: 0ep, {source}}}]")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

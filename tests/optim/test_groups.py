@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 from opabinia.models.backbones.timm import timm
-from opabinia.optim.groups import Groups, Rule, apply_factors, layer_factors, parameter_groups
+from opabinia.optim.groups import ParamGroups, Rule, apply_factors, layer_factors, parameter_groups
 
 
-def options(task: nn.Module, groups: Groups, lr: float = 0.1, decay: float = 0.0) -> dict[str, tuple[float, float]]:
+def options(
+    task: nn.Module, groups: ParamGroups, lr: float = 0.1, decay: float = 0.0
+) -> dict[str, tuple[float, float]]:
     """(lr, weight decay) of each parameter by its name, as the optimizer has them."""
     optimizer = torch.optim.SGD(parameter_groups(task, groups), lr=lr, weight_decay=decay)
     apply_factors(optimizer)
@@ -25,7 +27,7 @@ def options(task: nn.Module, groups: Groups, lr: float = 0.1, decay: float = 0.0
     }
 
 
-def counted(groups: Groups, **optimizer: Any) -> Counter[tuple[float, float]]:
+def counted(groups: ParamGroups, **optimizer: Any) -> Counter[tuple[float, float]]:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 2))
     return Counter(options(net, groups, **optimizer).values())
 
@@ -33,13 +35,13 @@ def counted(groups: Groups, **optimizer: Any) -> Counter[tuple[float, float]]:
 def test_detectron2s_groups() -> None:
     """Convolution, batch norm and linear layer with biases: golden case 13."""
     norm = Rule(kind="norm", weight_decay=0.0)
-    assert counted(Groups(rules=[norm]), decay=1e-4) == {(0.1, 1e-4): 4, (0.1, 0.0): 2}
+    assert counted(ParamGroups(rules=[norm]), decay=1e-4) == {(0.1, 1e-4): 4, (0.1, 0.0): 2}
 
 
 def test_detectron2s_biases() -> None:
     # There the rule for norms wins over that for biases, so it stands behind.
     rules = [Rule(kind="bias", lr_factor=2, weight_decay=0.0), Rule(kind="norm", weight_decay=0.0)]
-    assert counted(Groups(rules=rules), decay=1e-4) == {(0.1, 1e-4): 2, (0.2, 0.0): 3, (0.1, 0.0): 1}
+    assert counted(ParamGroups(rules=rules), decay=1e-4) == {(0.1, 1e-4): 2, (0.2, 0.0): 3, (0.1, 0.0): 1}
 
 
 class Reid(nn.Module):
@@ -55,7 +57,7 @@ def test_fastreids_groups() -> None:
         Rule(kind="bias", lr_factor=2, weight_decay=0.0),
         Rule(pattern="^heads", lr_factor=10),
     ]
-    assert options(Reid(), Groups(rules=rules), decay=5e-4) == {
+    assert options(Reid(), ParamGroups(rules=rules), decay=5e-4) == {
         "backbone.conv.weight": (0.1, 5e-4),
         "backbone.conv.bias": (0.2, 0.0),
         "backbone.bn.weight": (0.1, 1e-4),
@@ -68,7 +70,7 @@ def test_fastreids_groups() -> None:
 
 
 def test_a_bias_decays_as_the_optimizer_says_unless_a_rule_does() -> None:
-    found = options(Reid(), Groups(rules=[Rule(kind="bias", lr_factor=2)]), decay=5e-4)
+    found = options(Reid(), ParamGroups(rules=[Rule(kind="bias", lr_factor=2)]), decay=5e-4)
     assert {decay for _, decay in found.values()} == {5e-4}
 
 
@@ -87,7 +89,7 @@ def test_vissls_layer_decay() -> None:
     }
     for name, factor in expected.items():
         assert next(value for key, value in factors.items() if key.endswith(name)) == pytest.approx(factor)
-    groups = parameter_groups(task, Groups(layer_decay=0.75))
+    groups = parameter_groups(task, ParamGroups(layer_decay=0.75))
     heads = set(task["heads"].parameters())
     assert [group["lr_factor"] for group in groups if set(group["params"]) & heads] == [1.0]
     assert len(groups) == 14, "one for each depth, and one for the head"
@@ -96,35 +98,38 @@ def test_vissls_layer_decay() -> None:
 def test_embeddings_are_known() -> None:
     with torch.device("meta"):
         task = nn.ModuleDict({"net": timm(3, model="vit_tiny_patch16_224"), "words": nn.Embedding(3, 2)})
-    found = options(task, Groups(rules=[Rule(kind="embedding", weight_decay=0.0)]), decay=0.1)
+    found = options(task, ParamGroups(rules=[Rule(kind="embedding", weight_decay=0.0)]), decay=0.1)
     assert {name.rsplit(".", 1)[-1] for name, (_, decay) in found.items() if decay == 0} >= {"pos_embed", "cls_token"}
     assert found["words.weight"] == (0.1, 0.0)
 
 
 def test_vectors_are_a_kind() -> None:
-    assert counted(Groups(rules=[Rule(kind="1d", weight_decay=0.0)]), decay=1.0) == {(0.1, 1.0): 2, (0.1, 0.0): 4}
+    assert counted(ParamGroups(rules=[Rule(kind="1d", weight_decay=0.0)]), decay=1.0) == {(0.1, 1.0): 2, (0.1, 0.0): 4}
 
 
 def test_equal_options_are_one_group_and_frozen_parameters_none() -> None:
     task = Reid()
     task.backbone.requires_grad_(False)
     rules = [Rule(pattern="fc", lr_factor=3), Rule(pattern="heads.bn", lr_factor=3)]
-    (group,) = parameter_groups(task, Groups(rules=rules))
+    (group,) = parameter_groups(task, ParamGroups(rules=rules))
     assert (len(group["params"]), group["lr_factor"]) == (4, 3.0)
     assert parameter_groups(task)[0].keys() == {"params", "lr_factor"}
-    apart = parameter_groups(task, Groups(rules=[*rules, Rule(pattern="fc", constant_lr=True)]))
+    apart = parameter_groups(task, ParamGroups(rules=[*rules, Rule(pattern="fc", constant_lr=True)]))
     assert [group.get("constant_lr", False) for group in apart].count(True) == 1
 
 
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        (Groups(rules=[Rule(pattern="haeds")]), r"rules\.0: there is no parameter whose name has 'haeds' .*heads\.bn"),
-        (Groups(rules=[Rule(), Rule(kind="embedding")]), r"rules\.1: there is no embedding parameter"),
-        (Groups(rules=[Rule(pattern="(")]), r"rules\.0\.pattern: '\(' is no regular expression"),
-        (Groups(layer_decay=0.5), "layer_decay: the task has no backbone"),
+        (
+            ParamGroups(rules=[Rule(pattern="haeds")]),
+            r"rules\.0: there is no parameter whose name matches 'haeds'; .*heads\.bn",
+        ),
+        (ParamGroups(rules=[Rule(), Rule(kind="embedding")]), r"rules\.1: there is no embedding parameter"),
+        (ParamGroups(rules=[Rule(pattern="(")]), r"rules\.0\.pattern: '\(' is not a regular expression"),
+        (ParamGroups(layer_decay=0.5), "layer_decay: the task has no backbone"),
     ],
 )
-def test_rules_without_effect_are_told(groups: Groups, message: str) -> None:
+def test_rules_without_effect_are_errors(groups: ParamGroups, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parameter_groups(Reid(), groups)

@@ -11,17 +11,16 @@ from opabinia.optim.multigrid import (
     LONG_CYCLE,
     Multigrid,
     Norm,
-    account,
     learning_rates,
     long_shapes,
     norm,
-    refuse_wrong,
     rows,
     short_cycle,
     short_sizes,
     stretches,
-    strides,
+    validate,
 )
+from tests.optim.multigrid_savings import savings
 
 KINETICS = Multigrid(239, 64, 224, 32, (94, 154, 196))
 
@@ -32,12 +31,6 @@ def test_the_examples_of_the_docstrings() -> None:
     assert short_sizes(replace(KINETICS, short_cycle_relative_to="base"), 158) == (79, 112, 158)
     assert norm(512, 8) == Norm(splits=8)
     assert norm(32, 8) == Norm(processes=2)
-    assert strides(2, 32, 8) == (2, 8)
-
-
-def test_strides_never_shrink() -> None:
-    """T0 // T is 0 where a clip is longer than the baseline's."""
-    assert strides(4, 8, 16) == (4, 4)
 
 
 def test_norms_keep_to_whole_numbers() -> None:
@@ -51,7 +44,7 @@ def test_sizes_are_multiples() -> None:
     grid = replace(KINETICS, size_multiple=32)
     assert [shape.size for shape in long_shapes(grid)] == [160, 160, 224, 224]
     assert short_cycle(grid, long_shapes(grid)[-1]) == ((3 * 64, 128), (2 * 64, 160), (64, 224))
-    refuse_wrong(grid)
+    validate(grid)
 
 
 def test_the_halves_of_the_fine_tuning() -> None:
@@ -68,9 +61,9 @@ def test_without_gamma_the_learning_rate_follows_the_batch_alone() -> None:
 def test_pictures_have_no_frames() -> None:
     grid = Multigrid(20, 64, 32, None, (12,), long_cycle=((1, 0.71), (1, 1)))
     assert long_shapes(grid) == ((2, 1, 23), (1, 1, 32))
-    refuse_wrong(grid)
-    with pytest.raises(ValueError, match=r"long_cycle\.0: a picture, which has one frame, times 0.25 is 0.25"):
-        refuse_wrong(replace(grid, long_cycle=LONG_CYCLE))
+    validate(grid)
+    with pytest.raises(ValueError, match=r"long_cycle\.0: an image, which has one frame, times 0.25 is 0.25"):
+        validate(replace(grid, long_cycle=LONG_CYCLE))
 
 
 keys = {
@@ -109,7 +102,7 @@ def test_every_schedule_holds_together(
         assert found[-1].end == round(epochs * factor) or abs(found[-1].end - epochs * factor) <= 0.5 + 1e-6
     assert [row.end for row in rows(grid)] == sorted(row.end for row in rows(grid))
     try:
-        refuse_wrong(grid, 8, empty=True)
+        validate(grid, 8, empty=True)
     except ValueError as error:
         assert "row" in str(error) or "long_cycle" in str(error)
         return
@@ -118,23 +111,23 @@ def test_every_schedule_holds_together(
         assert max(turn.size for turn in one.turns) == one.shape.size <= size
         of_cycle = {round(turn.batch_size * turn.size**2 / batch_size / size**2, 0) for turn in one.turns}
         assert min(of_cycle) >= 0
-    assert account(grid).steps > 0
+    assert savings(grid).steps > 0
 
 
 WRONG: dict[str, tuple[dict[str, Any], int]] = {
-    "milestones: [94, 94] are to ascend between epoch 0 and 239": ({"milestones": (94, 94)}, 1),
-    "milestones: [239] are to ascend": ({"milestones": (239,)}, 1),
-    "milestones: [0, 94] are to ascend": ({"milestones": (0, 94)}, 1),
-    "milestones: a long cycle wants at least one": ({"milestones": ()}, 1),
-    "size: 224 is no multiple of size_multiple (48)": ({"size_multiple": 48}, 1),
-    "long_cycle.0: 30 frames times 0.25 is 7.5, which is to be a whole number": ({"frames": 30}, 1),
+    "milestones: [94, 94] must ascend between epoch 0 and 239": ({"milestones": (94, 94)}, 1),
+    "milestones: [239] must ascend": ({"milestones": (239,)}, 1),
+    "milestones: [0, 94] must ascend": ({"milestones": (0, 94)}, 1),
+    "milestones: a long cycle needs at least one": ({"milestones": ()}, 1),
+    "size: 224 is not a multiple of size_multiple (48)": ({"size_multiple": 48}, 1),
+    "long_cycle.0: 30 frames times 0.25 is 7.5, and must be a whole number": ({"frames": 30}, 1),
     "long_cycle.0: 2 frames times 0.25 is 0.5": ({"frames": 2}, 1),
     "long_cycle.1: factors are above 0 and at most 1, not 1, 1.5": ({"long_cycle": ((1, 1), (1, 1.5))}, 1),
     "row 0 (epochs 0 to 93, 32 frames of 90 x 90, batch 384): the short cycle's size 112 is larger than 90": (
         {"long_cycle": ((1, 0.4), (1, 1))},
         1,
     ),
-    "row 3 (epochs 142 to 158, 32 frames of 224 x 224, batch 64): its batch of 64 does not divide over 128": ({}, 128),
+    "row 3 (epochs 142 to 158, 32 frames of 224 x 224, batch 64): its batch of 64 does not divide by 128": ({}, 128),
     "row 0 (epochs 0 to 0, 8 frames of 158 x 158, batch 512): it has no epochs": (
         {"epochs": 3, "milestones": (1, 2), "epoch_factor": 0.1},
         1,
@@ -143,16 +136,16 @@ WRONG: dict[str, tuple[dict[str, Any], int]] = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_what_cannot_be_meant_is_refused(message: str) -> None:
+def test_invalid_grids_are_rejected(message: str) -> None:
     changes, world = WRONG[message]
     with pytest.raises(ValueError) as caught:
-        refuse_wrong(replace(KINETICS, **changes), world)
+        validate(replace(KINETICS, **changes), world)
     assert message in str(caught.value)
 
 
-def test_a_batch_of_nothing_is_refused() -> None:
+def test_an_empty_batch_is_rejected() -> None:
     """``round((S / s) ** 2)`` is 0 where a size of the short cycle is much larger than that of the long one."""
     with pytest.raises(ValueError, match="larger than"):
-        refuse_wrong(replace(KINETICS, long_cycle=((1, 0.4), (1, 1))), 1)
+        validate(replace(KINETICS, long_cycle=((1, 0.4), (1, 1))), 1)
     cycle = short_cycle(replace(KINETICS, long_cycle=((1, 0.4), (1, 1))), long_shapes(KINETICS)[0]._replace(size=90))
     assert [turn.batch_size for turn in cycle][1] == 0

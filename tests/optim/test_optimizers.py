@@ -11,10 +11,11 @@ from torch import nn
 from opabinia.config import Catalog, ConfigError, Resolved, build, check, compose, dump, register
 from opabinia.config.registry import Entry
 from opabinia.config.types import Parameter
-from opabinia.engine.checkpointing.checkpoint import load_optimizer_state, load_tensors, optimizer_state, save_tensors
-from opabinia.engine.loop.skip_nonfinite import begin_momentum
+from opabinia.engine.checkpointing.checkpoint import load_tensors, save_tensors
+from opabinia.engine.checkpointing.optimizer_state import load_optimizer_state, optimizer_state
+from opabinia.engine.loop.nonfinite import init_momentum_buffers
 from opabinia.optim.lars import Lars
-from opabinia.optim.optimizers import NAMES, OF_TIMM, fuse
+from opabinia.optim.optimizers import NAMES, TIMM_NAMES, fuse
 
 DOOR = Entry("command", "door", lambda part: part, (Parameter("part", {"kind": "part", "family": "optimizer"}),))
 CATALOG = Catalog({"optimizer": register.entries["optimizer"], "command": {"door": DOOR}})
@@ -24,7 +25,7 @@ OUTSIDE = {
     "SparseAdam": "needs sparse gradients",
     "Muon": "timm's",
 }
-BOTH = (*((torch.optim, name) for name in NAMES), *((timm.optim, name) for name in OF_TIMM))
+BOTH = (*((torch.optim, name) for name in NAMES), *((timm.optim, name) for name in TIMM_NAMES))
 ALL = [*(name.lower() for _, name in BOTH), Lars.__name__.lower()]
 
 
@@ -54,7 +55,7 @@ def train(net: nn.Linear, optimizer: torch.optim.Optimizer, steps: int) -> float
     return (net(inputs) - 1).square().sum().item()
 
 
-def test_every_optimizer_of_torch_is_registered_or_left_out_for_a_reason() -> None:
+def test_every_optimizer_of_torch_is_registered_or_excluded_for_a_reason() -> None:
     classes = {name for name, cls in inspect.getmembers(torch.optim, inspect.isclass) if "." not in name}
     optimizers = {name for name in classes if issubclass(getattr(torch.optim, name), torch.optim.Optimizer)}
     assert optimizers == set(NAMES) | OUTSIDE.keys()
@@ -76,7 +77,7 @@ def test_it_trains(name: str, made: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_saved_and_loaded_it_goes_on_to_the_same_bits(name: str, made: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_restored_state_continues_bit_identically(name: str, made: Callable[..., Any], tmp_path: Path) -> None:
     straight, stopped, resumed = model(), model(), model()
     train(straight, made(name, lr=0.05)(straight.parameters()), 6)
     first = made(name, lr=0.05)(stopped.parameters())
@@ -97,7 +98,7 @@ def test_keys_reach_the_optimizer(made: Callable[..., Any]) -> None:
     assert adamw.defaults["betas"] == (0.8, 0.9)
 
 
-def test_what_torch_refuses_is_told_with_its_place(made: Callable[..., Any]) -> None:
+def test_an_error_of_torch_has_its_place(made: Callable[..., Any]) -> None:
     factory = made("sgd", nesterov=True)
     with pytest.raises(ConfigError, match=r"^part: .*Nesterov momentum requires a momentum"):
         factory(model().parameters())
@@ -122,9 +123,17 @@ LAMB = {"lr": 0.1, "weight_decay": 0.1, "max_grad_norm": None}
 @pytest.mark.parametrize(
     ("name", "keys", "after"),
     [
-        ("lars", {"lr": 0.1, "weight_decay": 0.1, "momentum": 0, "trust": 1, "adapt": "direction"}, [2.7, 3.6]),
-        ("lars", {"lr": 0.1, "momentum": 0, "trust": 1, "adapt": "direction"}, [2.94, 3.92]),
-        ("lars", {"lr": 0.1, "momentum": 0, "trust": 1, "adapt": "direction", "always_adapt": True}, [2.7, 3.6]),
+        (
+            "lars",
+            {"lr": 0.1, "weight_decay": 0.1, "momentum": 0, "trust_coefficient": 1, "adapt": "direction"},
+            [2.7, 3.6],
+        ),
+        ("lars", {"lr": 0.1, "momentum": 0, "trust_coefficient": 1, "adapt": "direction"}, [2.94, 3.92]),
+        (
+            "lars",
+            {"lr": 0.1, "momentum": 0, "trust_coefficient": 1, "adapt": "direction", "always_adapt": True},
+            [2.7, 3.6],
+        ),
         ("lamb", LAMB, [2.65977445, 3.63360325]),
         ("lamb", LAMB | {"weight_decay": 0.0}, [2.9, 3.9]),
     ],
@@ -181,7 +190,7 @@ def test_muon_takes_a_whole_network(made: Callable[..., Any]) -> None:
         ("RMSprop", {}, False),
     ],
 )
-def test_where_the_config_leaves_it_open_torch_updates_all_parameters_at_once(
+def test_fused_updates_are_the_default_if_the_config_does_not_choose(
     name: str, keys: dict[str, Any], fused: bool
 ) -> None:
     made = getattr(torch.optim, name)(nn.Linear(2, 2).parameters(), **keys)
@@ -209,10 +218,20 @@ def test_a_parameter_whose_first_gradient_comes_later_is_updated_with_the_others
     early, late = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([early, late], lr=0.1, momentum=0.9)
     fuse(optimizer)
-    begin_momentum(optimizer)
+    init_momentum_buffers(optimizer)
     for gradients in ((1.0, None), (1.0, 2.0)):
         for parameter, gradient in zip((early, late), gradients, strict=True):
             parameter.grad = None if gradient is None else torch.full((3,), gradient)
         optimizer.step()
     torch.testing.assert_close(early, nn.Parameter(torch.full((3,), 1 - 0.1 - 0.19)))
     torch.testing.assert_close(late, nn.Parameter(torch.full((3,), 1 - 0.2)))
+
+
+def test_lars_loads_states_with_the_old_name_of_its_coefficient() -> None:
+    weight = torch.nn.Parameter(torch.tensor([[3.0, 4.0]]))
+    optimizer = Lars([weight], trust_coefficient=0.5)
+    state = optimizer.state_dict()
+    state["param_groups"][0]["trust"] = state["param_groups"][0].pop("trust_coefficient")
+    other = Lars([weight])
+    other.load_state_dict(state)
+    assert other.param_groups[0]["trust_coefficient"] == 0.5 and "trust" not in other.param_groups[0]

@@ -8,8 +8,8 @@ import pytest
 
 from opabinia.contracts import BatchShape, Clock, Stage
 from opabinia.data.sampling.batches import StagedPlan
-from opabinia.engine.hooks.periods import due
-from opabinia.optim.ema import Ema, momentum_at
+from opabinia.engine.hooks.periods import period_ended
+from opabinia.optim.ema import Ema, decay_at
 from opabinia.optim.schedules import (
     composite,
     constant,
@@ -67,7 +67,7 @@ def test_falling_in_equal_numbers_of_epochs() -> None:
 def test_restarts_in_equal_numbers_of_epochs() -> None:
     found = values(lambda clock: cosine_restarts(clock, cycle=ep(2)))
     assert found == pytest.approx([1, 0.5, 1, 0.5, 1, 0.5, 1])
-    longer = values(lambda clock: cosine_restarts(clock, cycle=ep(1), longer=2))
+    longer = values(lambda clock: cosine_restarts(clock, cycle=ep(1), cycle_mult=2))
     assert longer == pytest.approx(
         [1, 1, 0.5, 1, *((1 + math.cos(math.pi * share)) / 2 for share in (0.25, 0.5, 0.75))]
     )
@@ -86,9 +86,9 @@ def test_the_progress_is_in_steps() -> None:
 
 
 def test_the_last_epoch_has_the_ends_value() -> None:
-    found = values(lambda clock: linear(clock, by="epoch", reach_end=True))
+    found = values(lambda clock: linear(clock, interval="epoch", reach_end=True))
     assert found[:6] == pytest.approx([1 - done / 32 for done in (0, 4, 8, 16, 24, 32)])
-    inside = linear(Clock.at(PLAN, 13), by="epoch", reach_end=True)
+    inside = linear(Clock.at(PLAN, 13), interval="epoch", reach_end=True)
     assert inside == found[2]
 
 
@@ -108,15 +108,15 @@ def test_schedules_one_after_the_other_count_from_their_beginning() -> None:
     assert values(warm) == [1, 1, 1, 1, 1, 0.5, 0.5]
 
 
-def test_fastreids_rule_is_refused() -> None:
-    with pytest.raises(ValueError, match="rule: fastreid counts in epochs of one length"):
-        values(lambda clock: cosine(clock, warmup=ep(1), rule="fastreid"))
+def test_the_fastreid_rule_needs_epochs_of_equal_length() -> None:
+    with pytest.raises(ValueError, match="warmup_rule: fastreid needs epochs of equal length"):
+        values(lambda clock: cosine(clock, warmup=ep(1), warmup_rule="fastreid"))
 
 
-def test_an_average_knows_how_many_epochs_there_are() -> None:
+def test_the_decay_rule_uses_the_number_of_epochs() -> None:
     """pycls' rule: 1 - alpha * batch / epochs * every."""
     ema = Ema(alpha=0.01, every=1)
-    found = [momentum_at(ema, Clock.at(PLAN, now), 12) for now in range(1, 41)]
+    found = [decay_at(ema, Clock.at(PLAN, now), 12) for now in range(1, 41)]
     assert found == pytest.approx([1 - 0.01 * 12 / 6] * 40)
 
 
@@ -132,5 +132,5 @@ def test_an_average_knows_how_many_epochs_there_are() -> None:
     ],
 )
 def test_periods(period: str, expected: list[int]) -> None:
-    found = [now for now in range(41) if due(Clock.at(PLAN, now), Duration.parse(period))]
+    found = [now for now in range(41) if period_ended(Clock.at(PLAN, now), Duration.parse(period))]
     assert found == expected

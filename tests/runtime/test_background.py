@@ -23,34 +23,34 @@ def fail(error: BaseException) -> None:
     raise error
 
 
-def test_jobs_are_done_in_turn_while_the_caller_goes_on() -> None:
+def test_jobs_run_in_order_while_the_caller_continues() -> None:
     go, seen, jobs = threading.Event(), list[object](), Background("test")
-    jobs.do(go.wait)
+    jobs.submit(go.wait)
     for number in range(100):
-        jobs.do(partial(seen.append, number))
+        jobs.submit(partial(seen.append, number))
     assert seen == []
     go.set()
     jobs.wait()
     assert seen == list(range(100))
 
 
-def test_its_thread_is_there_only_while_there_are_jobs() -> None:
+def test_the_thread_exists_only_while_there_are_jobs() -> None:
     jobs = Background("test")
     jobs.wait()
     assert not at_work()
     for _ in range(3):
         go = threading.Event()
-        jobs.do(go.wait)
+        jobs.submit(go.wait)
         assert at_work()
         go.set()
         jobs.wait()
-        assert not background._at_work
+        assert not background._active
 
 
-def test_the_first_error_is_told_once_and_later_jobs_are_done() -> None:
+def test_the_first_error_is_raised_once_and_later_jobs_run() -> None:
     jobs, seen = Background("test"), list[int]()
     for job in (partial(fail, OSError(1)), partial(fail, OSError(2)), partial(seen.append, 3)):
-        jobs.do(job)
+        jobs.submit(job)
     with pytest.raises(OSError, match="1"):
         jobs.wait()
     assert seen == [3]
@@ -58,10 +58,10 @@ def test_the_first_error_is_told_once_and_later_jobs_are_done() -> None:
     jobs.check()
 
 
-def test_an_error_is_told_without_waiting_for_the_jobs_behind_it() -> None:
+def test_check_raises_without_waiting_for_later_jobs() -> None:
     failed, go, jobs = threading.Event(), threading.Event(), Background("test")
-    jobs.do(partial(fail, OSError("full")))
-    jobs.do(lambda: (failed.set(), go.wait()))
+    jobs.submit(partial(fail, OSError("full")))
+    jobs.submit(lambda: (failed.set(), go.wait()))
     failed.wait()
     with pytest.raises(OSError, match="full"):
         jobs.check()
@@ -94,7 +94,7 @@ def test_a_fork_waits_for_the_jobs() -> None:
             time.sleep(0.2)  # a fork that does not wait finds the lock held
             done.append(1)
 
-    jobs.do(job)
+    jobs.submit(job)
     at_fork.append(go.set)
 
     def child() -> None:
@@ -105,12 +105,12 @@ def test_a_fork_waits_for_the_jobs() -> None:
     jobs.wait()
 
 
-def test_a_forked_process_has_a_background_of_its_own() -> None:
+def test_a_forked_process_has_its_own_background() -> None:
     jobs, seen = Background("test"), list[int]()
-    jobs.do(partial(seen.append, 1))
+    jobs.submit(partial(seen.append, 1))
 
     def child() -> None:
-        jobs.do(partial(seen.append, 2))
+        jobs.submit(partial(seen.append, 2))
         jobs.wait()
         assert seen == [1, 2]
 
@@ -121,14 +121,14 @@ def test_a_forked_process_has_a_background_of_its_own() -> None:
 
 def test_a_job_may_fork_itself() -> None:
     jobs, seen = Background("test"), list[bool]()
-    jobs.do(lambda: seen.append(exits_with_0(lambda: None)))
+    jobs.submit(lambda: seen.append(exits_with_0(lambda: None)))
     jobs.wait()
     assert seen == [True]
 
 
 def test_signals_stay_with_the_main_thread() -> None:
     jobs, seen = Background("test"), list[set[int]]()
-    jobs.do(lambda: seen.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+    jobs.submit(lambda: seen.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
     jobs.wait()
     assert {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1} <= seen[0]
 
@@ -137,7 +137,7 @@ PROGRAM = """
 import threading
 from opabinia.runtime.background import Background
 jobs = Background("test")
-jobs.do(threading.Event().wait)
+jobs.submit(threading.Event().wait)
 {}
 """
 

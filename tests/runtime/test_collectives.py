@@ -16,10 +16,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from opabinia.contracts import Row
+from opabinia.contracts import GlobalBatch
 from opabinia.models.feature_queue import FeatureQueue
-from opabinia.models.losses.metric import circle, memory_loss, pairs, supervised_contrastive, triplet
-from opabinia.runtime.collectives import gather_batch, gather_with_gradient, per_sample, shuffle_between_ranks
+from opabinia.models.losses.metric import circle, count_pairs, cross_batch_memory_loss, supervised_contrastive, triplet
+from opabinia.runtime.collectives import gather_batch, gather_with_gradient, mean_over_samples, shuffle_between_ranks
 from opabinia.runtime.processes import all_reduce_mean, gather
 from tests.faults.programs import Server
 
@@ -33,7 +33,9 @@ LOSSES: dict[str, Loss] = {
     "weighted triplet": partial(triplet, margin=5.0, mining="weighted"),
     "circle": partial(circle, gamma=8.0),
     "contrastive": supervised_contrastive,
-    "memory": partial(memory_loss, queue_features=torch.eye(4).double(), queue_labels=torch.tensor([0, 1, 2, -1])),
+    "memory": partial(
+        cross_batch_memory_loss, queue_features=torch.eye(4).double(), queue_labels=torch.tensor([0, 1, 2, -1])
+    ),
 }
 
 
@@ -41,7 +43,7 @@ def gradient(loss: Loss, count: int, rank: int = 0, world: int = 1) -> list[floa
     """Of a tiny model, after a loss of the global batch's features and one of each sample by itself."""
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 4)).double()
-    images, row = torch.randn(12, 5).double(), Row(step=0, epoch=0, first=0, count=count)
+    images, row = torch.randn(12, 5).double(), GlobalBatch(step=0, epoch=0, first=0, count=count)
     parameters = list(model.parameters())
     if world > 1:
         model = DistributedDataParallel(model)
@@ -49,7 +51,7 @@ def gradient(loss: Loss, count: int, rank: int = 0, world: int = 1) -> list[floa
     features = model(images[mine])
     whole, labels = gather_batch(features, LABELS[mine], [f"sample {number}" for number in mine])
     assert labels.tolist() == LABELS[:count].tolist()
-    weight = len(mine) * world / row.seen(world)  # as in engine/step.py
+    weight = len(mine) * world / row.num_processed(world)  # as in engine/step.py
     (weight * (loss(whole, labels) + features.square().mean())).backward()
     return [number for one in parameters if one.grad is not None for number in one.grad.flatten().tolist()]
 
@@ -100,7 +102,7 @@ def queues(rank: int, world: int) -> dict[str, list[Any]]:
     queue = FeatureQueue(4, 5)
     torch.manual_seed(rank)
     for count in (12, 1):
-        mine = list(Row(step=0, epoch=0, first=0, count=count).share(rank, world))
+        mine = list(GlobalBatch(step=0, epoch=0, first=0, count=count).share(rank, world))
         queue.enqueue(*gather_batch(torch.randn(len(mine), 4), LABELS[mine], [str(number) for number in mine]))
     assert all(torch.equal(queue.features, other) for other in gather(queue.features))
     assert torch.equal(all_reduce_mean([queue.features])[0], queue.features)
@@ -118,10 +120,10 @@ def compiled(rank: int, world: int) -> dict[str, list[Any]]:
 def numbers(rank: int, world: int) -> dict[str, list[Any]]:
     """Each process has one sample more than the one before, and in each sample as much as it has samples."""
     count = rank + 1
-    learned = per_sample(torch.tensor(count * count), count)
+    learned = mean_over_samples(torch.tensor(count * count), count)
     with torch.no_grad():
-        evaluated = per_sample(torch.tensor(count * count), count)
-        alone = [float(per_sample(torch.tensor(3), 2))] if rank else []
+        evaluated = mean_over_samples(torch.tensor(count * count), count)
+        alone = [float(mean_over_samples(torch.tensor(3), 2))] if rank else []
     return {"learned": [float(learned)], "evaluated": [float(evaluated)], "alone": alone}
 
 
@@ -210,7 +212,7 @@ def test_the_losses_have_gradients() -> None:
     nothing = gradient(lambda features, labels: features.sum() * 0, 12)
     for name, loss in LOSSES.items():
         assert gradient(loss, 12) != pytest.approx(nothing, rel=1e-2), name
-    assert pairs(LABELS).anchors == 1
+    assert count_pairs(LABELS).anchors == 1
 
 
 @many
@@ -225,7 +227,7 @@ def test_rows_are_those_of_all_processes(found: Found, world: int) -> None:
 
 
 @many
-def test_what_goes_backwards_is_not_changed(found: Found, world: int) -> None:
+def test_backward_does_not_change_the_incoming_gradient(found: Found, world: int) -> None:
     for one in found(world):
         assert one["the_gradient_given_stays"] == {"given": [1] * world, "own": [world]}
 
@@ -237,7 +239,7 @@ def test_copies_of_a_batch_count_once(found: Found, world: int) -> None:
 
 
 @many
-def test_queues_are_the_same_everywhere(found: Found, world: int) -> None:
+def test_queues_are_identical_on_all_ranks(found: Found, world: int) -> None:
     for one in found(world):
         assert one["queues"]["labels"] == queue_alone()
 
@@ -250,7 +252,7 @@ def queue_alone() -> list[int]:
 
 
 @many
-def test_rows_are_dealt_and_what_is_made_of_them_comes_back(found: Found, world: int) -> None:
+def test_rows_are_shuffled_between_ranks_and_returned(found: Found, world: int) -> None:
     told = [one["dealt"] for one in found(world)]
     everything = [number for one in told for number in one["own"]]
     for name in ("dealt", "with another seed"):
@@ -262,7 +264,7 @@ def test_rows_are_dealt_and_what_is_made_of_them_comes_back(found: Found, world:
         assert one["back"] == [number + 0.5 for number in one["own"]]
 
 
-def test_alone_rows_change_their_order() -> None:
+def test_a_single_process_shuffles_rows() -> None:
     rows = torch.arange(12.0).view(6, 2)
     dealt, back = shuffle_between_ranks(rows, seed=1)
     assert dealt.tolist() != rows.tolist() and sorted(dealt.tolist()) == rows.tolist()
@@ -276,7 +278,7 @@ def test_it_can_be_compiled(found: Found, world: int) -> None:
 
 
 @many
-def test_a_number_in_each_sample_is_that_of_all_where_it_is_learned_from(found: Found, world: int) -> None:
+def test_the_mean_over_samples_is_global_in_training(found: Found, world: int) -> None:
     counts = [rank + 1 for rank in range(world)]
     for rank, one in enumerate(found(world)):
         told = one["numbers"]
@@ -285,8 +287,8 @@ def test_a_number_in_each_sample_is_that_of_all_where_it_is_learned_from(found: 
         assert told["alone"] == ([1.5] if rank else [])
 
 
-def test_alone_nothing_is_gathered() -> None:
+def test_a_single_process_gathers_nothing() -> None:
     features, labels = torch.ones(2, 3), torch.tensor([0, 1])
     assert gather_with_gradient(features) is features
     assert gather_batch(features, labels, ["a", "b"]) == (features, labels)
-    assert float(per_sample(labels.sum(), 4)) == 0.25
+    assert float(mean_over_samples(labels.sum(), 4)) == 0.25

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from opabinia.runtime import device as module
-from opabinia.runtime.device import choose_device, set_arithmetic
+from opabinia.runtime.device import choose_device, configure_backends
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def test_the_device_is_that_of_the_local_rank(
         (2, "13.0", 2, "local rank 2 has no GPU of its own: this machine has 2"),
     ],
 )
-def test_what_is_not_there_is_told(
+def test_missing_devices_are_reported(
     monkeypatch: pytest.MonkeyPatch, gpus: int, build: str | None, rank: int, told: str
 ) -> None:
     pretend(monkeypatch, gpus=gpus, build=build, rank=rank)
@@ -63,7 +63,7 @@ def test_what_is_not_there_is_told(
 
 @pytest.mark.parametrize(("deterministic", "benchmark"), [(False, False), (False, True), (True, False), (True, True)])
 def test_arithmetic(deterministic: bool, benchmark: bool) -> None:
-    set_arithmetic(deterministic=deterministic, cudnn_benchmark=benchmark, threads=None)
+    configure_backends(deterministic=deterministic, cudnn_benchmark=benchmark, threads=None)
     assert torch.are_deterministic_algorithms_enabled() is deterministic
     assert torch.backends.cudnn.deterministic is deterministic
     assert torch.backends.cudnn.benchmark is (benchmark and not deterministic)
@@ -72,6 +72,6 @@ def test_arithmetic(deterministic: bool, benchmark: bool) -> None:
 
 def test_threads() -> None:
     before = torch.get_num_threads()
-    assert set_arithmetic(deterministic=False, cudnn_benchmark=False, threads=None) == before
-    assert set_arithmetic(deterministic=False, cudnn_benchmark=False, threads=before + 1) == before + 1
+    assert configure_backends(deterministic=False, cudnn_benchmark=False, threads=None) == before
+    assert configure_backends(deterministic=False, cudnn_benchmark=False, threads=before + 1) == before + 1
     assert torch.get_num_threads() == before + 1

@@ -24,7 +24,7 @@ def test_parse(text: str, value: float, unit: str) -> None:
     "text",
     ["", "12", "ep", "1.5h", "-1ep", "1e3it", "1,5ep", "12epochs", "12 ep 3", "nanep", "infep", ".5ep", "5.ep", "12EP"],
 )
-def test_what_is_no_duration_is_told_with_examples(text: str) -> None:
+def test_an_invalid_duration_is_reported_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match="not a duration such as 12ep or 5000it"):
         Duration.parse(text)
 
@@ -39,20 +39,20 @@ def test_hours_only_where_they_are_allowed() -> None:
 @pytest.mark.parametrize(
     ("value", "unit", "told"),
     [
-        (1.5, "it", "whole numbers, not 1.5"),
-        (-1, "ep", "from 0 on, not -1"),
+        (1.5, "it", "a whole number, not 1.5"),
+        (-1, "ep", "at least 0, not -1"),
         (float("nan"), "ep", "finite"),
         (float("inf"), "it", "finite"),
-        (1, "min", "unit 'min' is unknown; use one of ep, it, h"),
+        (1, "min", "unknown unit 'min'; use one of ep, it, h"),
     ],
 )
-def test_what_cannot_be(value: float, unit: str, told: str) -> None:
+def test_invalid_durations(value: float, unit: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         Duration(value, unit)
 
 
-def test_fractions_of_iterations_are_refused_when_read() -> None:
-    with pytest.raises(ValueError, match="whole numbers"):
+def test_fractions_of_iterations_are_rejected() -> None:
+    with pytest.raises(ValueError, match="a whole number"):
         Duration.parse("2.5it")
 
 
@@ -88,11 +88,11 @@ durations = st.one_of(
 @example(Duration(1e-7, "ep"))
 @example(Duration(10**17, "it"))
 @example(Duration(0.1 + 0.2, "ep"))
-def test_what_is_written_is_read_again(duration: Duration) -> None:
+def test_text_is_parsed_to_the_same_duration(duration: Duration) -> None:
     """A resumed run reads its length from the config.yaml of the run."""
     assert Duration.parse(str(duration), ("ep", "it", "h")) == duration
 
 
 @pytest.mark.parametrize("text", ["12ep", "0.5ep", "5000it", "1.5h", "0.0000001ep"])
-def test_it_is_written_as_people_write_it(text: str) -> None:
+def test_text_has_the_usual_form(text: str) -> None:
     assert str(Duration.parse(text, ("ep", "it", "h"))) == text

@@ -12,7 +12,7 @@ from opabinia.runtime.environment import LIBRARIES, describe_environment, librar
 CPU = torch.device("cpu")
 
 
-def test_versions_of_what_decides_the_numbers() -> None:
+def test_library_versions() -> None:
     found = library_versions()
     assert list(found) == ["python", *LIBRARIES]
     assert found["python"] == platform.python_version()
@@ -20,7 +20,7 @@ def test_versions_of_what_decides_the_numbers() -> None:
     assert "not installed" not in found.values()
 
 
-def test_a_library_that_is_absent_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> str:
         raise PackageNotFoundError(name)
 
@@ -28,7 +28,7 @@ def test_a_library_that_is_absent_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     assert library_versions()["timm"] == "not installed"
 
 
-def test_one_line_for_each_thing() -> None:
+def test_one_line_per_fact() -> None:
     lines = dict(line.split(maxsplit=1) for line in describe_environment(CPU, 3).splitlines())
     assert lines["threads"] == "3"
     assert lines["device"] == "cpu"
@@ -41,7 +41,7 @@ def git(folder: Path, *arguments: str) -> None:
     )
 
 
-def test_the_commit_and_whether_something_was_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commit_and_uncommitted_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert "  git " not in describe_environment(CPU, 1)

@@ -12,11 +12,11 @@ import pytest
 from opabinia.runtime import files
 from opabinia.runtime.files import (
     DiskError,
-    InUse,
+    FolderInUse,
     disk_errors,
     exclusive_lock,
     flush_to_disk,
-    mend,
+    remove_leftovers,
     temporary_folder,
     write_atomic,
 )
@@ -46,7 +46,7 @@ def failing(number: int) -> Any:
         (errno.EIO, "Input/output error"),
     ],
 )
-def test_told_names_the_file_the_reason_and_what_is_left(number: int, reason: str) -> None:
+def test_disk_errors_name_the_file_the_reason_and_the_consequence(number: int, reason: str) -> None:
     with pytest.raises(DiskError) as caught, disk_errors(Path("a/b"), "the rest is whole"):
         failing(number)()
     assert str(caught.value) == f"cannot write a/b: {reason}; the rest is whole"
@@ -55,7 +55,7 @@ def test_told_names_the_file_the_reason_and_what_is_left(number: int, reason: st
     assert str(caught.value) == f"cannot write a/b: {reason}"
 
 
-def test_told_once() -> None:
+def test_disk_errors_are_wrapped_once() -> None:
     with (
         pytest.raises(DiskError, match=r"^cannot write inner: the disk is full$"),
         disk_errors(Path("outer")),
@@ -64,7 +64,7 @@ def test_told_once() -> None:
         failing(errno.ENOSPC)()
 
 
-def test_told_leaves_other_errors_alone() -> None:
+def test_disk_errors_do_not_change_other_errors() -> None:
     with pytest.raises(ValueError, match="other"), disk_errors(Path("x")):
         raise ValueError("other")
     with pytest.raises(DiskError, match="cannot write x: odd"), disk_errors(Path("x")):
@@ -77,7 +77,7 @@ def test_told_leaves_other_errors_alone() -> None:
 @pytest.mark.parametrize(
     ("content", "expected"), [("größer\n", "größer\n".encode()), (b"\x00\xff", b"\x00\xff"), ("", b"")]
 )
-def test_write_aside(tmp_path: Path, content: str | bytes, expected: bytes) -> None:
+def test_write_atomic(tmp_path: Path, content: str | bytes, expected: bytes) -> None:
     path = tmp_path / "file"
     write_atomic(path, content)
     assert path.read_bytes() == expected
@@ -109,7 +109,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["fsync", "rename"])
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()], ids=["full", "interrupt"])
-def test_what_goes_wrong_leaves_the_old_file(
+def test_a_failed_write_keeps_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException
 ) -> None:
     path = tmp_path / "file"
@@ -159,7 +159,7 @@ def fill(folder: Path, text: str) -> None:
     (folder / "b").write_text(text)
 
 
-def test_folder_aside(tmp_path: Path) -> None:
+def test_temporary_folder(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "folder"
     for text in ("one", "two"):
         with temporary_folder(path) as aside:
@@ -181,12 +181,12 @@ def test_a_folder_that_is_not_finished_does_not_appear(tmp_path: Path) -> None:
         assert names(tmp_path) == ["folder"]
 
 
-def test_flushing_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_flushing_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         flush_to_disk(tmp_path / "absent")
 
 
-def test_mend_clears_away_and_gives_back(tmp_path: Path) -> None:
+def test_remove_leftovers(tmp_path: Path) -> None:
     (tmp_path / ".step-1.77.tmp").mkdir()
     (tmp_path / ".step-1.77.tmp" / "half").write_text("x")
     (tmp_path / ".last.8.tmp").write_text("half")
@@ -197,11 +197,11 @@ def test_mend_clears_away_and_gives_back(tmp_path: Path) -> None:
         (tmp_path / name / "old").write_text("old")
     for name in (".lock", ".hidden.tmp", "file.7.tmp", ".gitignore"):
         (tmp_path / name).write_text("not ours")
-    mend(tmp_path)
+    remove_leftovers(tmp_path)
     assert names(tmp_path) == [".gitignore", ".hidden.tmp", ".lock", "file.7.tmp", "step-2", "step-3"]
     assert names(tmp_path / "step-2") == ["new"]
     assert names(tmp_path / "step-3") == ["old"]
-    mend(tmp_path / "absent")
+    remove_leftovers(tmp_path / "absent")
 
 
 # --- the only writer --------------------------------------------------------------------------------------------------
@@ -209,8 +209,8 @@ def test_mend_clears_away_and_gives_back(tmp_path: Path) -> None:
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from opabinia.runtime.files import only_writer
-with only_writer(Path(sys.argv[1])):
+from opabinia.runtime.files import exclusive_lock
+with exclusive_lock(Path(sys.argv[1])):
     child = os.fork()
     if child == 0:
         time.sleep(60)
@@ -219,7 +219,7 @@ with only_writer(Path(sys.argv[1])):
 """
 
 
-def test_a_second_writer_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
+def test_a_second_writer_is_rejected_until_the_first_has_ended(tmp_path: Path) -> None:
     """Also while what the first has forked (loader workers) still lives: they write nothing."""
     root = Path(files.__file__).parents[2]
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
@@ -228,7 +228,7 @@ def test_a_second_writer_is_refused_until_the_first_is_gone(tmp_path: Path) -> N
         child = int(first.stdout.readline())
         try:
             with (
-                pytest.raises(InUse, match=f"{tmp_path}: another process is writing this run"),
+                pytest.raises(FolderInUse, match=f"{tmp_path}: another process is writing this run"),
                 exclusive_lock(tmp_path),
             ):
                 pass
@@ -242,7 +242,7 @@ def test_a_second_writer_is_refused_until_the_first_is_gone(tmp_path: Path) -> N
             first.kill()
 
 
-def test_the_lock_is_given_back(tmp_path: Path) -> None:
+def test_the_lock_is_released(tmp_path: Path) -> None:
     for _ in range(2):
         with exclusive_lock(tmp_path):
             pass
@@ -252,7 +252,7 @@ def test_the_lock_is_given_back(tmp_path: Path) -> None:
         pass
 
 
-def test_a_folder_that_cannot_be_locked_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_locked_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DiskError, match="cannot write"), exclusive_lock(tmp_path / "absent"):
         pass
 

@@ -6,16 +6,16 @@ import pytest
 
 from opabinia.runtime import log as module
 from opabinia.runtime.files import DiskError
-from opabinia.runtime.log import log, log_in_full, logging_to
+from opabinia.runtime.log import log, log_to_file, logging_to
 
 
-def test_the_file_has_everything_and_the_terminal_what_is_short(
+def test_the_file_has_everything_and_the_terminal_short_texts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with logging_to(tmp_path):
         log.info("hello %d", 5)
         log.warning("careful")
-        log_in_full("model", "line 1\nline 2")
+        log_to_file("model", "line 1\nline 2")
         log.debug("nobody asked")
     out, err = capsys.readouterr()
     assert (out, err) == ("", "hello 5\ncareful\n")
@@ -24,14 +24,14 @@ def test_the_file_has_everything_and_the_terminal_what_is_short(
     assert lines[3:] == ["line 1", "line 2"]
 
 
-def test_a_resumed_run_goes_on_in_the_same_file(tmp_path: Path) -> None:
+def test_a_resumed_run_appends_to_the_same_file(tmp_path: Path) -> None:
     for text in ("first", "second"):
         with logging_to(tmp_path, terminal=False):
             log.info(text)
     assert (tmp_path / "train.log").read_text().count("\n") == 2
 
 
-def test_outside_it_is_silent_and_nothing_is_left_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outside_the_block_nothing_is_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     handlers, raising = list(log.handlers), logging.raiseExceptions
     with pytest.raises(ZeroDivisionError), logging_to(tmp_path):
         raise ZeroDivisionError
@@ -42,7 +42,7 @@ def test_outside_it_is_silent_and_nothing_is_left_behind(tmp_path: Path, capsys:
     assert capsys.readouterr().err == ""
 
 
-def test_the_terminal_follows_whoever_stands_in_for_stderr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_terminal_follows_a_replaced_stderr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Bar:
         text = ""
 
@@ -61,7 +61,7 @@ def test_the_terminal_follows_whoever_stands_in_for_stderr(tmp_path: Path, monke
 def test_other_processes_write_a_file_of_their_own_and_no_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(module, "is_first", lambda: False)
+    monkeypatch.setattr(module, "is_rank_zero", lambda: False)
     monkeypatch.setattr(module, "rank", lambda: 3)
     with logging_to(tmp_path):
         log.info("from afar")
@@ -78,6 +78,6 @@ def test_a_full_disk_is_no_error_of_the_log(tmp_path: Path, capsys: pytest.Captu
     assert capsys.readouterr().err == "hello\nagain\n"
 
 
-def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DiskError, match=r"cannot write .*/absent/train.log"), logging_to(tmp_path / "absent"):
         pass

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from opabinia.runtime.process_group import CannotJoin, Place, address_towards, joined_process_group, place_of
+from opabinia.runtime.process_group import ProcessGroupError, RankInfo, local_address, process_group, rank_info
 from opabinia.runtime.processes import world_size
 from tests.runtime.test_slurm import STEP
 
@@ -25,30 +25,30 @@ def environment() -> Iterator[None]:
     os.environ.update(before)
 
 
-def test_alone() -> None:
-    assert place_of({}) is None
-    assert place_of({"RANK": "0", "WORLD_SIZE": "1"}) is None
-    with joined_process_group():
+def test_a_single_process() -> None:
+    assert rank_info({}) is None
+    assert rank_info({"RANK": "0", "WORLD_SIZE": "1"}) is None
+    with process_group():
         assert not dist.is_initialized()
 
 
-def test_what_torchrun_says() -> None:
+def test_torchrun_variables() -> None:
     found = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
-    assert place_of({**STEP, **found}) == Place(5, 8, 4)
+    assert rank_info({**STEP, **found}) == RankInfo(5, 8, 4)
 
 
 def test_without_a_local_rank_it_follows_from_the_rank() -> None:
     found = {"RANK": "5", "WORLD_SIZE": "8"}
-    assert place_of(found) == Place(5, 8, None)
+    assert rank_info(found) == RankInfo(5, 8, None)
     assert found["LOCAL_RANK"] == "5"
     found = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
-    assert place_of(found) == Place(5, 8, 4)
+    assert rank_info(found) == RankInfo(5, 8, 4)
     assert found["LOCAL_RANK"] == "1"
 
 
-def test_what_slurm_says_stands_in_the_environment_from_then_on() -> None:
+def test_slurm_variables_are_added_to_the_environment() -> None:
     found = dict(STEP)
-    assert place_of(found) == Place(5, 8, 4)
+    assert rank_info(found) == RankInfo(5, 8, 4)
     assert (found["LOCAL_RANK"], found["MASTER_ADDR"]) == ("1", "gpu003")
 
 
@@ -57,19 +57,19 @@ def test_what_slurm_says_stands_in_the_environment_from_then_on() -> None:
     [
         ({"WORLD_SIZE": "2"}, "RANK is missing"),
         ({"RANK": "1"}, "WORLD_SIZE is missing"),
-        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK='one' is no number"),
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK='one' is not a number"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2, WORLD_SIZE=2: ranks go from 0"),
         ({"RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}, "WORLD_SIZE=3 does not divide"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT is missing"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "y"}, "MASTER_PORT='y' is no port"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "y"}, "MASTER_PORT='y' is not a port"),
     ],
 )
-def test_an_environment_that_does_not_do(monkeypatch: pytest.MonkeyPatch, found: dict[str, str], message: str) -> None:
+def test_invalid_environments(monkeypatch: pytest.MonkeyPatch, found: dict[str, str], message: str) -> None:
     for name, value in found.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(CannotJoin, match=message) as caught, joined_process_group():
+    with pytest.raises(ProcessGroupError, match=message) as caught, process_group():
         pass
-    assert caught.value.alike and caught.value.exit_status == 2
+    assert caught.value.on_all_ranks and caught.value.exit_status == 2
 
 
 @pytest.mark.parametrize(
@@ -81,36 +81,36 @@ def test_an_environment_that_does_not_do(monkeypatch: pytest.MonkeyPatch, found:
         ({"init": "tcp://localhost:29500", "backend": "nccl", "device": "cpu"}, "'nccl' needs a GPU"),
     ],
 )
-def test_settings_that_do_not_do(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], message: str) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(CannotJoin, match=f"train.distributed: .*{message}"), joined_process_group(**settings):
+    with pytest.raises(ProcessGroupError, match=f"train.distributed: .*{message}"), process_group(**settings):
         pass
 
 
-def test_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    alone = joined_process_group(f"tcp://127.0.0.1:{port}", timeout=1 / 60)
-    with pytest.raises(CannotJoin, match=f"cannot be reached at tcp://127.0.0.1:{port}: ") as caught, alone:
+    alone = process_group(f"tcp://127.0.0.1:{port}", timeout=1 / 60)
+    with pytest.raises(ProcessGroupError, match=f"cannot be reached at tcp://127.0.0.1:{port}: ") as caught, alone:
         pass
-    assert "\n" not in str(caught.value) and not caught.value.alike
+    assert "\n" not in str(caught.value) and not caught.value.on_all_ranks
     assert not dist.is_initialized()
 
 
-def test_a_group_that_is_there_is_used_and_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_existing_group_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     try:
-        with caplog.at_level(logging.WARNING, "opabinia"), joined_process_group("tcp://localhost:1"):
+        with caplog.at_level(logging.WARNING, "opabinia"), process_group("tcp://localhost:1"):
             assert world_size() == 1
-        assert "joined before" in caplog.text
+        assert "already exists" in caplog.text
         assert dist.is_initialized()
     finally:
         dist.destroy_process_group()
 
 
-def test_the_way_to_an_address() -> None:
-    assert address_towards("127.0.0.1") == "127.0.0.1"
-    assert address_towards("no.such.host.invalid") is None
+def test_local_address() -> None:
+    assert local_address("127.0.0.1") == "127.0.0.1"
+    assert local_address("no.such.host.invalid") is None

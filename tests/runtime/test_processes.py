@@ -6,7 +6,7 @@ from opabinia.runtime.processes import from_rank_zero, gather, is_rank_zero, loc
 from tests.faults.programs import Server
 
 
-def test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "7")  # left over from something else
     assert (rank(), world_size(), local_rank(), is_rank_zero()) == (0, 1, 0, True)
     value = {"a": object()}
@@ -25,15 +25,15 @@ def test_the_local_rank_is_known_before_the_group_is(monkeypatch: pytest.MonkeyP
 TOGETHER = """
 import os, sys
 import torch.distributed as dist
-from opabinia.runtime.processes import first_says, gather, is_first, local_rank, rank, world_size
+from opabinia.runtime.processes import from_rank_zero, gather, is_rank_zero, local_rank, rank, world_size
 import datetime
 number = int(sys.argv[1]) if os.fork() else int(sys.argv[1]) + 1
 os.environ["LOCAL_RANK"] = str(number)
 limit = datetime.timedelta(seconds=30)
 dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], 2), rank=number, world_size=2, timeout=limit)
-found = gather((rank(), world_size(), local_rank(), is_first(), "x" * number))
+found = gather((rank(), world_size(), local_rank(), is_rank_zero(), "x" * number))
 assert found == [(0, 2, 0, True, ""), (1, 2, 1, False, "x")], found
-assert first_says(lambda: ("seed", number)) == ("seed", 0)
+assert from_rank_zero(lambda: ("seed", number)) == ("seed", 0)
 
 class OfTwo(Exception):
     def __init__(self, one, two):
@@ -45,7 +45,7 @@ def refuse(error):
 
 for error in (KeyError("lost"), OfTwo(1, 2)):
     try:
-        first_says(lambda: refuse(error))
+        from_rank_zero(lambda: refuse(error))
     except Exception as caught:
         text = str(caught)
     assert str(error) in text, text
@@ -56,5 +56,5 @@ assert os.wait()[1] == 0
 """
 
 
-def test_two_processes_know_each_other(warm_server: Server, tmp_path: Path) -> None:
+def test_two_processes_exchange_values(warm_server: Server, tmp_path: Path) -> None:
     warm_server.run("0", str(tmp_path / "store"), code=TOGETHER, seconds=100)

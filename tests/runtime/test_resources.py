@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from opabinia.runtime.resources import cores, memory_left, peak_memory, quota, reset_peak_memory
+from opabinia.runtime.resources import available_memory, cores, cpu_quota, peak_memory, reset_peak_memory
 
 MEMINFO = "MemTotal: 9000000 kB\nMemFree: 10 kB\nMemAvailable: 8000000 kB\n"
 LEFT = 8_000_000 * 1024
@@ -26,8 +26,8 @@ def system(root: Path, group: str, **files: str) -> Path:
 
 def test_without_limits(tmp_path: Path) -> None:
     root = system(tmp_path, "0::/\n")
-    assert quota(root) == float("inf")
-    assert memory_left(root) == LEFT
+    assert cpu_quota(root) == float("inf")
+    assert available_memory(root) == LEFT
 
 
 def test_the_tightest_group_around_the_process_counts(tmp_path: Path) -> None:
@@ -40,8 +40,8 @@ def test_the_tightest_group_around_the_process_counts(tmp_path: Path) -> None:
     (base / "outer/memory.current").write_text(str(3 * 2**30))
     (base / "outer/memory.stat").write_text(f"anon 5\ninactive_file {2**30}\n")
     (base / "outer/inner/memory.max").write_text("max")
-    assert quota(root) == 2.5
-    assert memory_left(root) == 2 * 2**30, "what files take is given back"
+    assert cpu_quota(root) == 2.5
+    assert available_memory(root) == 2 * 2**30, "what files take is given back"
 
 
 def test_the_older_kind_of_groups_in_a_container_that_does_not_see_its_path(tmp_path: Path) -> None:
@@ -52,13 +52,13 @@ def test_the_older_kind_of_groups_in_a_container_that_does_not_see_its_path(tmp_
     (tmp_path / "sys/fs/cgroup/memory/memory.usage_in_bytes").write_text("400")
     (tmp_path / "sys/fs/cgroup/cpu/cpu.cfs_quota_us").write_text("300000")
     (tmp_path / "sys/fs/cgroup/cpu/cpu.cfs_period_us").write_text("100000")
-    assert quota(root) == 3
-    assert memory_left(root) == 600
+    assert cpu_quota(root) == 3
+    assert available_memory(root) == 600
     (tmp_path / "sys/fs/cgroup/cpu/cpu.cfs_quota_us").write_text("-1")
-    assert quota(root) == float("inf")
+    assert cpu_quota(root) == float("inf")
 
 
-def test_cores_are_divided_by_the_processes_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_divided_by_the_ranks_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     alone = cores()
@@ -75,4 +75,4 @@ def test_the_peak_is_of_this_process_and_can_be_forgotten() -> None:
     held = np.ones(30_000_000)
     del held
     assert peak_memory() >= before + 200_000_000
-    assert memory_left() > 0
+    assert available_memory() > 0

@@ -14,8 +14,8 @@ from opabinia.runtime.seeds import (
     ORDER,
     SAMPLE,
     draw_seed,
-    generators_kept,
     hash32,
+    preserve_generators,
     seed_model,
     seed_sample,
 )
@@ -44,7 +44,7 @@ def test_hash_is_32_bits_for_python_and_numpy_integers(counters: list[int]) -> N
     assert value == hash32(*np.array(counters, dtype=np.int64))
 
 
-def test_hash_tells_neighbours_orders_and_lengths_apart() -> None:
+def test_hash_depends_on_values_order_and_length() -> None:
     grid = [hash32(purpose, 0, epoch, at) for purpose in (SAMPLE, MIX) for epoch in range(30) for at in range(300)]
     assert len(set(grid)) >= len(grid) - 2  # 18,000 draws of 2**32: 0.04 collisions expected
     assert len({hash32(1, 2), hash32(2, 1), hash32(1, 2, 0), hash32(0, 1, 2)}) == 4
@@ -69,11 +69,11 @@ def test_a_sample_seed_fixes_all_three_generators() -> None:
     assert all(a != b for a, b in zip(draws(), first, strict=True))
 
 
-def test_generators_are_kept_even_through_an_error() -> None:
+def test_generators_are_restored_after_an_error() -> None:
     seed_sample(5)
     expected = draws()
     seed_sample(5)
-    with pytest.raises(ZeroDivisionError), generators_kept():
+    with pytest.raises(ZeroDivisionError), preserve_generators():
         seed_sample(6)
         draws()
         raise ZeroDivisionError

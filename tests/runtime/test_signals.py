@@ -6,12 +6,12 @@ from collections.abc import Iterator
 import pytest
 
 from opabinia.runtime import signals
-from opabinia.runtime.signals import STOPPING, TOGETHER, Stopped, StopSignal, stop_signals
+from opabinia.runtime.signals import SAME_REQUEST_SECONDS, STOP_SIGNALS, Stopped, StopSignal, stop_signals
 
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in STOPPING}
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     yield
     assert {number: signal.getsignal(number) for number in before} == before
 
@@ -20,7 +20,7 @@ def handlers() -> Iterator[None]:
     ("number", "name", "status"),
     [(signal.SIGTERM, "SIGTERM", 143), (signal.SIGUSR1, "SIGUSR1", 143), (signal.SIGINT, "SIGINT", 130)],
 )
-def test_the_first_signal_is_noted(number: int, name: str, status: int) -> None:
+def test_the_first_signal_is_remembered(number: int, name: str, status: int) -> None:
     with stop_signals(StopSignal()) as stop:
         assert (stop.reason, stop.exit_status) == (None, 0)
         os.kill(os.getpid(), number)
@@ -42,28 +42,28 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_later_one_stops_at_once(now: list[float], first: str, second: str, status: int) -> None:
     with pytest.raises(SystemExit) as caught, stop_signals(StopSignal()):
         os.kill(os.getpid(), signal.Signals[first])
-        now[0] += TOGETHER + 0.1
+        now[0] += SAME_REQUEST_SECONDS + 0.1
         os.kill(os.getpid(), signal.Signals[second])
     assert caught.value.code == status
 
 
-def test_what_comes_at_about_the_same_time_is_one_request(now: list[float]) -> None:
+def test_signals_at_about_the_same_time_are_one_request(now: list[float]) -> None:
     """A scheduler sends a signal to all processes, and the agent passes its own on."""
     with stop_signals(StopSignal()) as stop:
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
             os.kill(os.getpid(), number)
-            now[0] += TOGETHER / 3
+            now[0] += SAME_REQUEST_SECONDS / 3
         assert (stop.reason, stop.exit_status) == ("SIGUSR1", 143)
 
 
-def test_afterwards_signals_do_what_they_did_before() -> None:
+def test_handlers_are_restored() -> None:
     with stop_signals(StopSignal()):
         pass
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_in_another_thread_nothing_is_changed() -> None:
+def test_other_threads_change_no_handlers() -> None:
     seen: list[object] = []
 
     def work() -> None:
@@ -76,6 +76,6 @@ def test_in_another_thread_nothing_is_changed() -> None:
     assert seen == [None, signal.getsignal(signal.SIGINT)]
 
 
-def test_stopped_says_why_and_with_what_status() -> None:
+def test_stopped_has_reason_and_status() -> None:
     assert (str(Stopped("SIGTERM", 143)), Stopped("SIGTERM", 143).exit_status) == ("SIGTERM", 143)
     assert Stopped("the time limit").exit_status == 0

@@ -1,6 +1,6 @@
 import pytest
 
-from opabinia.runtime.slurm import address, first_host, is_step, port_of, told_rank, variables
+from opabinia.runtime.slurm import first_host, is_step, launched_rank, port_for, rendezvous_address, torchrun_variables
 
 STEP = {
     "SLURM_JOB_ID": "4711",
@@ -32,7 +32,7 @@ def test_first_host(nodes: str, host: str) -> None:
 
 def test_a_task_of_a_step() -> None:
     assert is_step(STEP)
-    assert variables(STEP) == {
+    assert torchrun_variables(STEP) == {
         "RANK": "5",
         "WORLD_SIZE": "8",
         "LOCAL_RANK": "1",
@@ -41,7 +41,7 @@ def test_a_task_of_a_step() -> None:
         "MASTER_PORT": str(49152 + 4713),
     }
     given = {"MASTER_ADDR": "here", "MASTER_PORT": "1234"}
-    assert given.items() <= variables({**STEP, **given}).items()
+    assert given.items() <= torchrun_variables({**STEP, **given}).items()
 
 
 def test_a_batch_script_is_no_step() -> None:
@@ -49,20 +49,20 @@ def test_a_batch_script_is_no_step() -> None:
     shell = {"SLURM_JOB_ID": "4711", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_JOB_NODELIST": "gpu[003-004]"}
     assert not is_step(shell)
     assert not is_step({**STEP, "SLURM_STEP_NUM_TASKS": "1"})
-    assert (told_rank(shell), told_rank({}), told_rank(STEP)) == (0, 0, 5)
+    assert (launched_rank(shell), launched_rank({}), launched_rank(STEP)) == (0, 0, 5)
 
 
 def test_the_rank_that_an_agent_says_comes_first() -> None:
-    assert told_rank({**STEP, "WORLD_SIZE": "2", "RANK": "1"}) == 1
-    assert told_rank({"WORLD_SIZE": "1", "RANK": "1"}) == 0
+    assert launched_rank({**STEP, "WORLD_SIZE": "2", "RANK": "1"}) == 1
+    assert launched_rank({"WORLD_SIZE": "1", "RANK": "1"}) == 0
 
 
 def test_nodes_have_the_same_number_of_tasks() -> None:
-    with pytest.raises(ValueError, match="7 tasks cannot be shared out evenly among 2 nodes"):
-        variables({**STEP, "SLURM_STEP_NUM_TASKS": "7"})
+    with pytest.raises(ValueError, match="7 tasks cannot be distributed evenly over 2 nodes"):
+        torchrun_variables({**STEP, "SLURM_STEP_NUM_TASKS": "7"})
 
 
 def test_ports_follow_from_a_number() -> None:
-    ports = [port_of(number) for number in (0, 1, 2**14 - 1, 2**14, 2**31)]
+    ports = [port_for(number) for number in (0, 1, 2**14 - 1, 2**14, 2**31)]
     assert ports == [49152, 49153, 65535, 49152, 49152]
-    assert address({**STEP, "SLURM_STEP_ID": "3"})[1] == address(STEP)[1] + 1
+    assert rendezvous_address({**STEP, "SLURM_STEP_ID": "3"})[1] == rendezvous_address(STEP)[1] + 1

@@ -26,8 +26,14 @@ from opabinia.contracts import (
 )
 from opabinia.data.collate import collate
 from opabinia.tasks.detection import Detection
-from opabinia.tasks.detection.task import inside, scaled, stacked, targets
-from opabinia.tasks.detection.test_time_augmentation import Views, mirrored
+from opabinia.tasks.detection.task import (
+    ReadableDetections,
+    image_area,
+    scale_to_original,
+    stack_detections,
+    targets_from,
+)
+from opabinia.tasks.detection.test_time_augmentation import TestTimeAugmentation, mirror
 
 FACTS = DatasetInfo(samples=4, channels=1, classes=("dot", "bar"), boxes=True)
 SIDE = 8
@@ -42,10 +48,10 @@ class Pixels(Backbone):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(1))
 
-    def use_levels(self) -> list[Level]:
+    def enable_multi_scale(self) -> list[Level]:
         return [Level(1, 1)]
 
-    def levels(self, images: Tensor) -> list[Tensor]:
+    def pyramid_features(self, images: Tensor) -> list[Tensor]:
         return [images * self.scale]
 
 
@@ -53,7 +59,7 @@ class Brightest(Detector):
     """Finds what is brighter than the mean colour: one box around it, its score the share of it that is full."""
 
     size_multiple = 4
-    most = 3
+    max_detections = 3
 
     def __init__(self, levels: Sequence[Level], dataset_info: DatasetInfo) -> None:
         super().__init__()
@@ -148,13 +154,13 @@ def test_boxes_are_in_the_pixels_of_the_picture_as_it_was_read() -> None:
 
 def test_boxes_are_cut_off_at_the_edges_of_the_picture() -> None:
     found = Detections(torch.tensor([[-1.0, 2, 9, 20]]), torch.ones(1), torch.zeros(1, dtype=torch.int64))
-    assert scaled(found, (8, 8), (16, 8)).boxes.tolist() == [[0, 4, 8, 16]]
+    assert scale_to_original(found, (8, 8), (16, 8)).boxes.tolist() == [[0, 4, 8, 16]]
 
 
 def test_keypoints_follow_the_picture_too() -> None:
     points = torch.tensor([[[1.0, 2.0, 0.5]]])
     found = Detections(torch.zeros(1, 4), torch.ones(1), torch.zeros(1, dtype=torch.int64), None, points)
-    assert scaled(found, (4, 4), (8, 12)).keypoints.tolist() == [[[3, 4, 0.5]]]  # type: ignore[union-attr]
+    assert scale_to_original(found, (4, 4), (8, 12)).keypoints.tolist() == [[[3, 4, 0.5]]]  # type: ignore[union-attr]
 
 
 def test_an_image_is_found_the_same_in_any_batch() -> None:
@@ -166,20 +172,20 @@ def test_an_image_is_found_the_same_in_any_batch() -> None:
 
 
 def test_what_lies_outside_of_an_image_is_known() -> None:
-    mask = inside(torch.zeros(2, 1, 2, 3), [(2, 3), (1, 2)])
+    mask = image_area(torch.zeros(2, 1, 2, 3), [(2, 3), (1, 2)])
     assert mask[:, 0].int().tolist() == [[[1, 1, 1], [1, 1, 1]], [[1, 1, 0], [0, 0, 0]]]
 
 
 def test_a_picture_without_anything_has_no_rows() -> None:
     found = detection().predict(batch_of(sample((8, 8), None)))
     assert found["labels"].tolist() == [[-1, -1, -1]]
-    assert detection().readable({name: value[0] for name, value in found.items()}) == {"things": []}
+    assert detection().readable({name: value[0] for name, value in found.items()}) == {"detections": []}
 
 
 def test_rows_are_filled_up() -> None:
     one = Detections(torch.ones(1, 4), torch.ones(1), torch.ones(1, dtype=torch.int64), masks=torch.ones(1, 2, 2))
     none = Detections(torch.ones(0, 4), torch.ones(0), torch.ones(0, dtype=torch.int64), masks=torch.ones(0, 2, 2))
-    found = stacked([one, none], 2)
+    found = stack_detections([one, none], 2)
     assert found["labels"].tolist() == [[1, -1], [-1, -1]]
     assert found["masks"].shape == (2, 2, 2, 2)
     assert "keypoints" not in found
@@ -188,16 +194,16 @@ def test_rows_are_filled_up() -> None:
 def test_people_read_classes_scores_and_boxes() -> None:
     found = detection().predict(batch_of(TWO[0]))
     said = detection().readable({name: value[0] for name, value in found.items() if not name.startswith("losses/")})
-    assert said == {"things": [{"class": "bar", "score": 0.75, "box": [2.0, 3.0, 6.0, 7.0]}]}
+    assert said == {"detections": [{"class": "bar", "score": 0.75, "box": [2.0, 3.0, 6.0, 7.0]}]}
 
 
 # --- what is to be learned --------------------------------------------------------------------------------------------
 
 
 def test_targets_are_those_of_the_batch() -> None:
-    points = {"keypoints": torch.tensor([[[1.0, 2.0]]]), "visible": torch.tensor([[2]])}
+    points = {"keypoints": torch.tensor([[[1.0, 2.0]]]), "visibility": torch.tensor([[2]])}
     batch = batch_of({**TWO[0], **points})
-    (target,) = targets(batch)
+    (target,) = targets_from(batch)
     assert target.boxes.tolist() == [[2, 3, 6, 7]]
     assert target.labels.tolist() == [1]
     assert target.masks is None
@@ -229,12 +235,23 @@ def test_without_boxes_in_the_batch_there_are_no_losses() -> None:
     assert not [name for name in detection(validation_loss=False).predict(batch_of(*TWO)) if "losses" in name]
 
 
+def test_the_old_key_of_a_readable_prediction_still_works() -> None:
+    readable = ReadableDetections(detections=[1])
+    with pytest.warns(DeprecationWarning, match="'things' of a prediction is now 'detections'"):
+        assert readable["things"] == [1]
+    with pytest.warns(DeprecationWarning):
+        assert readable.get("things") == [1]
+    assert readable.get("top") is None and list(readable) == ["detections"]
+    with pytest.raises(KeyError):
+        readable["top"]
+
+
 # --- several views ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scales", [[1.0], [2.0], [1.0, 2.0]], ids=str)
 def test_views_agree_on_what_is_there(scales: list[float]) -> None:
-    found = detection(views=Views(scales=scales)).predict(batch_of(*TWO))
+    found = detection(test_time_augmentation=TestTimeAugmentation(scales=scales)).predict(batch_of(*TWO))
     for number, expected in enumerate(([2, 3, 6, 7], [3, 0, 12, 4])):
         (box,) = rows(found, number)
         assert np.allclose(box, expected, atol=1.6), box  # a view twice as large is blurred
@@ -243,16 +260,16 @@ def test_views_agree_on_what_is_there(scales: list[float]) -> None:
 @pytest.mark.parametrize(("loss", "passes"), [(True, 5), (False, 4)])
 def test_a_view_is_looked_at_once(loss: bool, passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two sizes and their mirror images, and what the losses are computed of."""
-    task = detection(views=Views(scales=[1.0, 2.0]), validation_loss=loss)
+    task = detection(test_time_augmentation=TestTimeAugmentation(scales=[1.0, 2.0]), validation_loss=loss)
     seen: list[Tensor] = []
-    look = task.backbone.levels
-    monkeypatch.setattr(task.backbone, "levels", lambda images: seen.append(images) or look(images))
+    look = task.backbone.pyramid_features
+    monkeypatch.setattr(task.backbone, "pyramid_features", lambda images: seen.append(images) or look(images))
     task.predict(batch_of(*TWO))
     assert len(seen) == passes
 
 
 def test_views_are_padded_as_a_person_says() -> None:
-    task = detection(size_multiple=32, views=Views(scales=[1.5]), validation_loss=False)
+    task = detection(size_multiple=32, test_time_augmentation=TestTimeAugmentation(scales=[1.5]), validation_loss=False)
     shapes: list[tuple[int, int]] = []
     find = task.detector.detect
     task.detector.detect = lambda maps, shape, sizes: shapes.append(shape) or find(maps, shape, sizes)  # type: ignore[method-assign, func-returns-value]
@@ -262,14 +279,14 @@ def test_views_are_padded_as_a_person_says() -> None:
 
 def test_images_are_mirrored_where_they_are() -> None:
     images = torch.tensor([[[[1, 2, 3]]], [[[4, 5, 0]]]])
-    assert mirrored(images, [(1, 3), (1, 2)])[:, 0, 0].tolist() == [[3, 2, 1], [5, 4, 0]]
+    assert mirror(images, [(1, 3), (1, 2)])[:, 0, 0].tolist() == [[3, 2, 1], [5, 4, 0]]
 
 
 def test_masks_of_views_are_turned_back_and_averaged() -> None:
     one = sample((8, 8), (2, 2, 6, 6))
     one["image"][0, 2:6, 4:6] = 0.8  # the right half is darker
     plain = detection(Halves).predict(batch_of(one))
-    views = detection(Halves, views=Views(scales=[1.0])).predict(batch_of(one))
+    views = detection(Halves, test_time_augmentation=TestTimeAugmentation(scales=[1.0])).predict(batch_of(one))
     assert plain["masks"][0, 0, 0].tolist() == pytest.approx([0.8, 0.6])
     assert torch.allclose(views["masks"], plain["masks"])
     assert views["keypoints"][0, 0].tolist() == [[2, 2, 1]]
@@ -280,7 +297,7 @@ def test_masks_of_views_are_turned_back_and_averaged() -> None:
 
 @pytest.mark.parametrize(
     ("dataset_info", "message"),
-    [(DatasetInfo(4, classes=("a",)), "no boxes|has boxes|coco"), (DatasetInfo(4, boxes=True), "no class of things")],
+    [(DatasetInfo(4, classes=("a",)), "no boxes|has boxes|coco"), (DatasetInfo(4, boxes=True), "has no classes")],
     ids=["no boxes", "no classes"],
 )
 def test_data_that_cannot_be_learned_is_refused(dataset_info: DatasetInfo, message: str) -> None:

@@ -21,19 +21,19 @@ plugins: [tests.faults.parts]
 task:
   name: detection
   backbone: {name: timm, model: test_resnet}
-  detector: {name: fcos, neck: {name: fpn_p3_p7, channels: 64}, convs: 1, threshold: 0.01, most: 20}
+  detector: {name: fcos, neck: {name: fpn_p3_p7, channels: 64}, num_convs: 1, score_threshold: 0.01, max_detections: 20}
   mean: [0.4]
   std: [0.25]
 data:
   train: {source: {name: some_scenes, n: 24, split: val}}
   val:
     source: {name: some_scenes, n: 6, split: val}
-    transforms: [{name: resize_shortest, short: 96}]
+    transforms: [{name: resize_shortest_edge, short_edge_length: 96}]
   batch_size: 8
 optimizer: {name: adamw, lr: 0.003}
-train: {length: 6it, threads: 1}
+train: {length: 6it, num_threads: 1}
 evaluate: {every: 6it, batch_size: 4}
-writers: []
+loggers: []
 seed: 0
 """
 
@@ -53,7 +53,7 @@ def predictor(run: Path) -> Predictor:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three scenes as files: as it is, twice as wide, cut."""
-    folder = tmp_path_factory.mktemp("pictures")
+    folder = tmp_path_factory.mktemp("images")
     source = DigitScenes(split="val")
     images = [Image.fromarray(source[number]["image"][0].numpy()) for number in range(3)]
     for name, image in zip(
@@ -98,7 +98,7 @@ def test_boxes_are_in_the_pixels_of_the_picture(predictor: Predictor, folder: Pa
 
 def test_what_people_read(predictor: Predictor, folder: Path) -> None:
     found = predictor(folder / "a.png")
-    things = found.readable["things"]
+    things = found.readable["detections"]
     assert len(things) == int((found["labels"] >= 0).sum()) > 0
     for number, thing in enumerate(things):
         assert thing["class"] == predictor.classes[int(found["labels"][number])]
@@ -129,11 +129,11 @@ def test_the_command_writes_things_and_draws_them(run: Path, folder: Path, tmp_p
     lines = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
     assert [Path(line["path"]).name for line in lines] == ["a.png", "b.png", "c.png"]
     for line, (width, height) in zip(lines, ((128, 128), (256, 128), (128, 80)), strict=True):
-        corners = np.array([thing["box"] for thing in line["things"]])
+        corners = np.array([thing["box"] for thing in line["detections"]])
         assert (corners >= 0).all() and (corners[:, 2] <= width).all() and (corners[:, 3] <= height).all()
-        assert {thing["class"] for thing in line["things"]} <= set("0123456789")
+        assert {thing["class"] for thing in line["detections"]} <= set("0123456789")
     sizes = []
-    for path in sorted((tmp_path / "pictures").iterdir()):
+    for path in sorted((tmp_path / "images").iterdir()):
         with Image.open(path) as picture:
             sizes.append((path.name, picture.size))
             colours = {colour for _, colour in picture.getcolors(1 << 20) or ()}
@@ -145,51 +145,51 @@ def test_the_command_writes_things_and_draws_them(run: Path, folder: Path, tmp_p
 def test_nothing_is_drawn_of_what_is_not_sure(run: Path, folder: Path, tmp_path: Path) -> None:
     done = command("predict", run, folder / "a.png", "--out", tmp_path, "--score", "1")
     assert done.exit_code == 0 and "a.png  nothing" in done.output
-    with Image.open(tmp_path / "pictures" / "00000-a.png") as picture:
+    with Image.open(tmp_path / "images" / "00000-a.png") as picture:
         assert all(len(set(colour)) == 1 for _, colour in picture.getcolors(1 << 20) or ())
-    assert json.loads((tmp_path / "predictions.jsonl").read_text())["things"]
+    assert json.loads((tmp_path / "predictions.jsonl").read_text())["detections"]
 
 
 def test_what_is_there_beside_what_is_found_the_worst_first(run: Path, tmp_path: Path) -> None:
     details = json.loads((run / "eval" / "val" / "details.json").read_text())
     done = command("predict", run, "--split", "val", "--out", tmp_path, "--most", "4", "--score", "0.011")
     assert done.exit_code == 0, done.output
-    found = [path.name.split("-")[1].removesuffix(".png") for path in sorted((tmp_path / "pictures").iterdir())]
+    found = [path.name.split("-")[1].removesuffix(".png") for path in sorted((tmp_path / "images").iterdir())]
     worst = [Path(one["id"]).stem for one in details["worst"]]
     others = [name for name in (f"{number:06d}" for number in range(6)) if name not in worst]
     assert found == [*worst, *others][:4]
-    assert "val/000000.png  there are " in command("predict", run, "--split", "val", "--out", tmp_path).output
-    with Image.open(tmp_path / "pictures" / f"00000-{found[0]}.png") as picture:
+    assert "val/000000.png  ground truth: " in command("predict", run, "--split", "val", "--out", tmp_path).output
+    with Image.open(tmp_path / "images" / f"00000-{found[0]}.png") as picture:
         assert picture.width > 2 * 512
 
 
 def test_the_training_data_can_be_drawn_too(run: Path, tmp_path: Path) -> None:
     done = command("predict", run, "--split", "train", "--out", tmp_path, "--most", "2")
     assert done.exit_code == 0, done.output
-    assert [path.name for path in sorted((tmp_path / "pictures").iterdir())] == ["00000-000000.png", "00001-000001.png"]
+    assert [path.name for path in sorted((tmp_path / "images").iterdir())] == ["00000-000000.png", "00001-000001.png"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "give pictures, or --split to take those of the run's data"),
-        (("PICTURE", "--split", "val"), "give pictures, or --split to take those of the run's data"),
+        ((), "give images or videos, or --split for those of the run's data"),
+        (("PICTURE", "--split", "val"), "give images or videos, or --split for those of the run's data"),
         (("--split", "test"), "there is no 'test'"),
-        (("PICTURE", "--explain"), "a detector's boxes say where its predictions come from"),
+        (("PICTURE", "--explain"), "a detector's boxes show where its predictions come from"),
     ],
     ids=["neither", "both", "another set", "explain"],
 )
-def test_what_cannot_be_done_is_told(run: Path, folder: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_done_is_reported(run: Path, folder: Path, arguments: tuple[str, ...], said: str) -> None:
     words = [str(folder / "a.png") if word == "PICTURE" else word for word in arguments]
     done = command("predict", run, *words)
     assert done.exit_code == 2 and said in done.output and "Traceback" not in done.output
 
 
 def test_only_detectors_have_something_to_compare(tmp_path: Path) -> None:
-    short = ["train.length=1it", "data.workers=0", "writers=[]", "data.val.source={name: digits, split: val}"]
+    short = ["train.length=1it", "data.num_workers=0", "loggers=[]", "data.val.source={name: digits, split: val}"]
     other = launch.train("classification/digits", short, out=tmp_path)[0]
     done = command("predict", other, "--split", "val")
-    assert done.exit_code == 2 and "val does not tell where things are" in done.output
+    assert done.exit_code == 2 and "draws no ground truth of the samples of val" in done.output
 
 
 # --- other commands ---------------------------------------------------------------------------------------------------

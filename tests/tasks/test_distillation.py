@@ -13,16 +13,16 @@ from opabinia.contracts import Backbone, Batch, Clock, DataMismatch, DatasetInfo
 from opabinia.engine.loop.step import total_loss
 from opabinia.models.backbones.timm import timm
 from opabinia.models.losses.distillation import logits_loss
+from opabinia.models.projectors import without_projectors
 from opabinia.tasks import distillation
 from opabinia.tasks.classification import Classification
 from opabinia.tasks.distillation import (
     Distill,
-    Distilled,
-    OwnAverage,
+    DistilledTask,
+    EmaTeacher,
     Teacher,
-    make_teacher,
-    own_average,
-    student_weights,
+    build_teacher,
+    ema_teacher,
 )
 
 CLASSES = ("cat", "dog", "emu", "fox")
@@ -60,8 +60,8 @@ def batch_of(count: int = 8) -> Batch:
 RUN = Path("runs/teacher")
 
 
-def distilled(student: Task | None = None, teacher: nn.Module | None = None, **keys: Any) -> Distilled:
-    return distillation.distilled(student or task_of(), [teacher or task_of(9, seed=1)], Distill(run=RUN, **keys))
+def distilled(student: Task | None = None, teacher: nn.Module | None = None, **keys: Any) -> DistilledTask:
+    return distillation.add_teachers(student or task_of(), [teacher or task_of(9, seed=1)], Distill(run=RUN, **keys))
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def test_losses_of_any_form_are_weighted(form: Any, trained: Any) -> None:
         torch.testing.assert_close(losses["accuracy"], 7 * own)
 
 
-def test_shapes_that_differ_are_told() -> None:
+def test_shapes_that_differ_are_reported() -> None:
     other = task_of(seed=1, dataset_info=DatasetInfo(8, 3, (*CLASSES, "gnu")))
     with pytest.raises(
         DataMismatch, match=r"the student's logits are of shape \(8, 4\), the teacher's of shape \(8, 5\)"
@@ -179,9 +179,9 @@ def test_names_are_those_of_the_student() -> None:
     extra = {"distill_projector.weight", "distill_projector.bias"}
     assert set(task.state_dict()) == set(alone.state_dict()) | extra
     assert {name for name, _ in task.named_parameters()} == {name for name, _ in alone.named_parameters()} | extra
-    assert set(student_weights(task.state_dict())) == set(alone.state_dict())
+    assert set(without_projectors(task.state_dict())) == set(alone.state_dict())
     assert set(distilled().state_dict()) == set(alone.state_dict()), "widths do not matter to logits"
-    alone.load_state_dict(student_weights(task.state_dict()))
+    alone.load_state_dict(without_projectors(task.state_dict()))
     batch = batch_of()
     torch.testing.assert_close(alone.eval().predict(batch), task.eval().predict(batch))
 
@@ -292,7 +292,7 @@ def test_the_teacher_follows_but_is_no_part() -> None:
 
 
 def test_a_copy_is_whole_and_its_own_but_for_the_teachers() -> None:
-    task = distilled(features_weight=1.0, average=OwnAverage())
+    task = distilled(features_weight=1.0, ema_teacher=EmaTeacher())
     other = copy.deepcopy(task)
     batch = batch_of()
     torch.testing.assert_close(other.eval()(batch, Clock()), task.eval()(batch, Clock()))
@@ -301,22 +301,25 @@ def test_a_copy_is_whole_and_its_own_but_for_the_teachers() -> None:
             parameter.zero_()
     assert any(parameter.any() for parameter in task.parameters())
     assert other(batch, Clock())["distill_logits_loss"] != task(batch, Clock())["distill_logits_loss"]
-    assert [one.model for one in other._lessons.teachers] == [one.model for one in task._lessons.teachers]
+    assert [one.model for one in other._distillation.teachers] == [one.model for one in task._distillation.teachers]
     other.note = 1
     assert not hasattr(task, "note")
 
 
 def test_graphs_and_activations_are_not_kept() -> None:
-    task = distilled(features_weight=1.0, average=OwnAverage())
+    task = distilled(features_weight=1.0, ema_teacher=EmaTeacher())
     task(batch_of(), Clock())
     task.predict(batch_of())
-    taps = [*task._lessons.taps.values(), *(tap for one in task._lessons.teachers for tap in one.taps.values())]
+    taps = [
+        *task._distillation.recorders.values(),
+        *(tap for one in task._distillation.teachers for tap in one.recorders.values()),
+    ]
     assert len(taps) == 6
     assert not [tap.outputs for tap in taps if tap.outputs]
 
 
 def test_the_log_shows_the_teacher() -> None:
-    text = str(distilled(average=OwnAverage()))
+    text = str(distilled(ema_teacher=EmaTeacher()))
     assert "(teacher): Classification" in text
     assert "(average): Classification" in text
     assert "(loss): <function cross_entropy" in text
@@ -334,18 +337,18 @@ def test_of_several_teachers_the_mean_is_learned(kind: Any) -> None:
     keys: dict[str, Any] = {"logits_loss": kind, "features_weight": 1.0, "temperature": 16.0}
     teachers, batch = [task_of(seed=1), task_of(seed=2)], batch_of()
     alone = [distilled(teacher=copy.deepcopy(one), **keys)(batch, Clock()) for one in teachers]
-    losses = distillation.distilled(task_of(), teachers, of_several(**keys))(batch, Clock())
+    losses = distillation.add_teachers(task_of(), teachers, of_several(**keys))(batch, Clock())
     for name in ("distill_logits_loss", "distill_features_loss"):
         torch.testing.assert_close(losses[name], (alone[0][name] + alone[1][name]) / 2)
     assert losses["loss"] == alone[0]["loss"]
 
 
 def test_each_teacher_has_a_projector_if_it_needs_one() -> None:
-    keys: dict[str, Any] = {"features_weight": 1.0, "average": OwnAverage()}
-    task = distillation.distilled(task_of(), [task_of(seed=1), task_of(9, seed=2)], of_several(**keys))
+    keys: dict[str, Any] = {"features_weight": 1.0, "ema_teacher": EmaTeacher()}
+    task = distillation.add_teachers(task_of(), [task_of(seed=1), task_of(9, seed=2)], of_several(**keys))
     extra = {"distill_projector_2.weight", "distill_projector_2.bias"}
     assert set(task.state_dict()) == set(task_of().state_dict()) | extra
-    assert set(student_weights(task.state_dict())) == set(task_of().state_dict())
+    assert set(without_projectors(task.state_dict())) == set(task_of().state_dict())
     assert task(batch_of(), Clock())["distill_features_loss"].isfinite()
 
 
@@ -368,10 +371,10 @@ def test_what_a_teacher_says_of_mirror_images_is_left_out() -> None:
 # --- its own average --------------------------------------------------------------------------------------------------
 
 
-def following(momentum: float, **keys: Any) -> tuple[Distilled, Task, Hook]:
+def following(momentum: float, **keys: Any) -> tuple[DistilledTask, Task, Hook]:
     """A task that its own average teaches, the average, and the hook that updates it."""
-    task = distillation.distilled(task_of(), [], Distill(average=OwnAverage(momentum=momentum), **keys))
-    average = own_average(task)
+    task = distillation.add_teachers(task_of(), [], Distill(ema_teacher=EmaTeacher(decay=momentum), **keys))
+    average = ema_teacher(task)
     assert average is not None
     (hook,) = task.hooks(FACTS)
     hook.start(NO_RUN)
@@ -433,7 +436,7 @@ def test_the_average_is_no_part_of_the_student_but_saved() -> None:
 
 def test_the_mean_is_taken_over_the_average_too() -> None:
     teacher, batch = task_of(seed=1), batch_of()
-    both = distilled(task_of().eval(), teacher, average=OwnAverage())(batch, Clock())["distill_logits_loss"]
+    both = distilled(task_of().eval(), teacher, ema_teacher=EmaTeacher())(batch, Clock())["distill_logits_loss"]
     alone = distilled(task_of().eval(), teacher)(batch, Clock())["distill_logits_loss"]
     torch.testing.assert_close(both, alone / 2)  # which says nothing else than the student so far
 
@@ -482,16 +485,16 @@ def test_outputs_of_several_calls_are_put_together() -> None:
         ({"teacher_logits": "had"}, "the teacher has no module 'had'; it has: normalize, backbone, head"),
         (
             {"features_weight": 1.0, "student_features": "backbone.layers.1"},
-            "the student's 'backbone.layers.1' does not tell how wide",
+            "the student's 'backbone.layers.1': the width of its features is unknown",
         ),
     ],
 )
-def test_mistakes_are_told_at_once(keys: dict[str, Any], message: str) -> None:
+def test_mistakes_are_reported_at_once(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         distilled(**keys)
 
 
-def test_modules_that_take_no_part_are_told() -> None:
+def test_modules_that_take_no_part_are_reported() -> None:
     student = task_of()
     student.add_module("idle", nn.Linear(1, 4))
     with pytest.raises(ValueError, match="the student's 'idle' was not called in the forward pass"):
@@ -506,7 +509,7 @@ def teach(**keys: Any) -> Teacher:
 
 
 def image_teacher(teacher: Teacher, *, logits: bool = True) -> Any:
-    return make_teacher(teacher, FACTS, lambda run: nn.Identity(), logits=logits).eval()
+    return build_teacher(teacher, FACTS, lambda run: nn.Identity(), logits=logits).eval()
 
 
 def pretrained(folder: Path, classes: int) -> tuple[Any, dict[str, Any]]:
@@ -544,7 +547,7 @@ def test_a_file_of_weights_makes_a_teacher(tmp_path: Path) -> None:
 def test_teachers_that_know_nothing_are_refused(tmp_path: Path) -> None:
     _, options = pretrained(tmp_path, 9)
     drawn = teach(backbone=lambda c: timm(c, model="test_vit"))
-    with pytest.raises(ValueError, match="nobody taught this teacher"):
+    with pytest.raises(ValueError, match="this teacher has no trained weights"):
         image_teacher(drawn)
     other = teach(backbone=lambda c: timm(c, model="test_vit", pretrained=True, options=options))
     with pytest.raises(ValueError, match=r"the teacher's classifier has 9 classes, the data 4; .* logits_weight: 0"):
@@ -552,10 +555,10 @@ def test_teachers_that_know_nothing_are_refused(tmp_path: Path) -> None:
     for neither_or_both in (teach(), teach(run=tmp_path, backbone=lambda c: timm(c, model="test_vit"))):
         with pytest.raises(ValueError, match="either a run or a backbone"):
             image_teacher(neither_or_both)
-    with pytest.raises(ValueError, match=r"^mean: belongs to a backbone that teaches"):
+    with pytest.raises(ValueError, match=r"^mean: belongs to a teacher that is a backbone"):
         image_teacher(teach(run=tmp_path, mean=[0.5]))
     grey = task_of(dataset_info=DatasetInfo(8, 1, CLASSES))
-    with pytest.raises(ValueError, match=r"^run: .* knows images with 1 channels, the data's have 3"):
-        make_teacher(teach(run=tmp_path), FACTS, lambda _: grey, logits=True)
-    with pytest.raises(ValueError, match="nobody teaches; give a run, a backbone, teachers or average"):
-        _ = Distill().others
+    with pytest.raises(ValueError, match=r"^run: .* takes images with 1 channels, the data's have 3"):
+        build_teacher(teach(run=tmp_path), FACTS, lambda _: grey, logits=True)
+    with pytest.raises(ValueError, match="there is no teacher; give a run, a backbone, teachers or ema_teacher"):
+        _ = Distill().fixed_teachers

@@ -11,8 +11,8 @@ from opabinia.models.heads import arcface
 from opabinia.models.losses.cross_entropy import cross_entropy
 from opabinia.models.losses.metric import circle, triplet
 from opabinia.models.pooling import Gem
-from opabinia.tasks.reid.baseline import Baseline, SideEmbedding
-from opabinia.tasks.reid.cross_batch_memory import Memory
+from opabinia.tasks.reid.baseline import Baseline, CameraEmbedding
+from opabinia.tasks.reid.cross_batch_memory import CrossBatchMemory
 
 FACTS = DatasetInfo(samples=16, channels=3, classes=("ann", "bob", "cid", "dot"), cameras=2, queries=True)
 
@@ -26,12 +26,12 @@ class Maps(Backbone):
         super().__init__()
         self.layer = nn.Conv2d(channels, 6, 3, stride=2)
 
-    def maps(self, images: Tensor, offset: Tensor | None = None) -> Tensor:
+    def feature_maps(self, images: Tensor, offset: Tensor | None = None) -> Tensor:
         found = self.layer(images).relu()
         return found if offset is None else found + offset[:, :, None, None]
 
     def forward(self, images: Tensor, offset: Tensor | None = None) -> Tensor:
-        return self.maps(images, offset).mean((2, 3))
+        return self.feature_maps(images, offset).mean((2, 3))
 
 
 def make(dataset_info: DatasetInfo = FACTS, **keys: Any) -> Baseline:
@@ -86,7 +86,7 @@ def test_several_losses_of_one_kind_have_names_of_their_own() -> None:
 
 def test_the_four_methods() -> None:
     task, batch = make(pooling=Gem, embedding=5).eval(), batch_of()
-    assert isinstance(task, Task) and not task.whole_batches and make(metric_losses=[triplet]).whole_batches
+    assert isinstance(task, Task) and not task.requires_full_batch and make(metric_losses=[triplet]).requires_full_batch
     predictions = task.predict(batch)
     assert predictions["embedding"].shape == (8, 5)
     assert predictions["logits"].shape == (8, 4)
@@ -125,8 +125,8 @@ def test_flip_test_is_the_mean_over_image_and_mirror_image() -> None:
     torch.testing.assert_close(both.predict(mirrored)["embedding"], expected)
 
 
-def test_side_information_is_used() -> None:
-    task, batch = make(side_information=3.0).eval(), batch_of()
+def test_camera_embeddings_are_used() -> None:
+    task, batch = make(camera_embedding_scale=3.0).eval(), batch_of()
     other = {**batch, "camera": 1 - batch["camera"]}
     seen, swapped = (task.predict(one)["embedding"] for one in (batch, other))
     assert not torch.allclose(seen, swapped)
@@ -139,7 +139,7 @@ def test_side_information_is_used() -> None:
 
 
 def test_what_nobody_tells_of_an_image_is_the_mean_of_all_there_is() -> None:
-    side = SideEmbedding(cameras=2, views=3, width=4, factor=2.0)
+    side = CameraEmbedding(cameras=2, views=3, width=4, scale=2.0)
     table, count = 2.0 * side.table.view(2, 3, 4), 5
     camera, view, batch = torch.tensor([0, 1, 1, 0, 1]), torch.tensor([2, 0, 1, 1, 2]), {"image": torch.zeros(count)}
     torch.testing.assert_close(side({**batch, "camera": camera, "view": view}), table[camera, view])
@@ -149,7 +149,7 @@ def test_what_nobody_tells_of_an_image_is_the_mean_of_all_there_is() -> None:
 
 
 def test_the_queue_is_filled_once_a_step() -> None:
-    task, batch = make(memory=Memory(size=12)), batch_of()
+    task, batch = make(cross_batch_memory=CrossBatchMemory(size=12)), batch_of()
     (hook,) = task.hooks(FACTS)
     run: Run = None  # type: ignore[assignment]  # the hook does not look at it
     first = task(batch, Clock())["memory_loss"]
@@ -165,9 +165,9 @@ def test_the_queue_is_filled_once_a_step() -> None:
 
 
 def test_features_that_are_not_finite_are_not_remembered() -> None:
-    task, batch = make(memory=Memory(size=8)), batch_of()
+    task, batch = make(cross_batch_memory=CrossBatchMemory(size=8)), batch_of()
     task.memory(torch.full((8, 6), float("nan")), batch["label"])
-    task.memory.remember()
+    task.memory.update()
     assert task.memory.queue.features.isfinite().all() and (task.memory.queue.labels == -1).all()
 
 
@@ -177,33 +177,33 @@ def test_features_that_are_not_finite_are_not_remembered() -> None:
         ({"loss": None}, "nothing is learned"),
         ({"dataset_info": DatasetInfo(8, classes=("ann",))}, "two identities or more; the training data has 1"),
         (
-            {"dataset_info": DatasetInfo(8, classes=("ann", "bob")), "side_information": 3.0},
+            {"dataset_info": DatasetInfo(8, classes=("ann", "bob")), "camera_embedding_scale": 3.0},
             "neither cameras nor views",
         ),
     ],
 )
-def test_what_cannot_be_learned_is_told(keys: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_learned_is_reported(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(**keys)
 
 
-def test_a_backbone_without_maps_or_tokens_is_told() -> None:
+def test_a_backbone_without_maps_or_tokens_is_reported() -> None:
     class Vectors(Maps):
         map_channels = token_channels = 0
 
     for keys, message in (
         ({"pooling": Gem}, "no feature maps to pool"),
-        ({"side_information": 3.0}, "added to tokens"),
+        ({"camera_embedding_scale": 3.0}, "added to tokens"),
     ):
         with pytest.raises(ValueError, match=message):
             Baseline(FACTS, backbone=Vectors, **keys)
 
 
-def test_a_set_it_cannot_be_evaluated_on_is_told() -> None:
+def test_a_set_it_cannot_be_evaluated_on_is_reported() -> None:
     with pytest.raises(ValueError, match="1 channels, those of training 3"):
         make().evaluators(DatasetInfo(8, channels=1))
-    with pytest.raises(ValueError, match="tell 3 cameras, those of training 2"):
-        make(side_information=3.0).evaluators(DatasetInfo(8, cameras=3))
+    with pytest.raises(ValueError, match="have 3 cameras, those of training 2"):
+        make(camera_embedding_scale=3.0).evaluators(DatasetInfo(8, cameras=3))
     assert make().evaluators(DatasetInfo(8, cameras=3)), "without side information any camera will do"
 
 

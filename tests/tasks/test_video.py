@@ -65,7 +65,7 @@ def test_views_of_a_film_are_merged() -> None:
     assert judge.compute([judge.state()])["top1"] == pytest.approx(float(right))
 
 
-def test_what_does_not_fit_is_told() -> None:
+def test_what_does_not_fit_is_reported() -> None:
     with pytest.raises(ValueError, match=r"backbone: .*\{name: tsn, backbone: \.\.\.\}"):
         Video(FACTS, backbone=lambda channels: timm(channels, model="test_resnet"))
     with pytest.raises(ValueError, match="video needs two classes or more"):

@@ -16,7 +16,8 @@ from opabinia.data import Data, Stream
 from opabinia.data.sampling.identity_samplers import identities
 from opabinia.data.sources import Digits
 from opabinia.training.auto_values import replace_auto, with_values
-from opabinia.training.autotune import Attempt, Tried, agreed_place, largest, out_of_memory, repeated, suited
+from opabinia.training.autotune import Trial, agree_on_augmentation, suitable_batch_size
+from opabinia.training.batch_size_search import Attempt, is_out_of_memory, largest_fitting, repeat_samples
 from opabinia.training.run_folder import resolve
 
 # --- the search -------------------------------------------------------------------------------------------------------
@@ -32,13 +33,13 @@ def search(
         tried.append(samples)
         return Attempt(samples, memory(samples), seconds(samples))
 
-    found, why = largest(attempt, budget, attempt(1), most)
+    found, why = largest_fitting(attempt, budget, attempt(1), most)
     return found.samples, why, tried
 
 
 def test_sizes_are_doubled_and_then_filled_up() -> None:
-    assert search(lambda n: 2 + 3 * n, 100) == (32, "what fits", [1, 2, 4, 8, 16, 32])
-    assert search(lambda n: 2 + 3 * n, 70) == (22, "what fits", [1, 2, 4, 8, 16, 22])
+    assert search(lambda n: 2 + 3 * n, 100) == (32, "the largest that fits", [1, 2, 4, 8, 16, 32])
+    assert search(lambda n: 2 + 3 * n, 70) == (22, "the largest that fits", [1, 2, 4, 8, 16, 22])
 
 
 @settings(max_examples=50)
@@ -67,16 +68,16 @@ def test_running_out_of_memory_unexpectedly(room: int) -> None:
 
 
 def test_what_else_ends_it() -> None:
-    assert search(lambda n: n, 10**9, most=50)[:2] == (50, "all samples there are")
+    assert search(lambda n: n, 10**9, most=50)[:2] == (50, "all samples of the dataset")
     found, why, _ = search(lambda n: n, 10**9, seconds=lambda n: n / 10)
-    assert found == 64 and why == "a step with it takes 6.4 s, and no longer one is tried"
+    assert found == 64 and why == "a step takes 6.4 s, and no longer one is tried"
 
 
 def test_what_says_that_memory_is_short() -> None:
-    assert out_of_memory(torch.OutOfMemoryError("x")) and out_of_memory(MemoryError())
-    assert out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"))
-    assert out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
-    assert not out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert is_out_of_memory(torch.OutOfMemoryError("x")) and is_out_of_memory(MemoryError())
+    assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"))
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------
@@ -89,11 +90,11 @@ def test_samples_of_a_batch_in_turn() -> None:
         "views": (torch.tensor([3, 4]), torch.tensor([5, 6])),
         "boxes": [torch.zeros(1, 4), torch.zeros(2, 4)],
     }
-    found = repeated(batch, 3)
+    found = repeat_samples(batch, 3)
     assert found["id"] == ["a", "b", "a"] and [len(one) for one in found["boxes"]] == [1, 2, 1]
     assert found["image"].tolist() == [[1], [2], [1]]
     assert [view.tolist() for view in found["views"]] == [[3, 4, 3], [5, 6, 5]]
-    assert repeated(batch, 1)["id"] == ["a"]
+    assert repeat_samples(batch, 1)["id"] == ["a"]
 
 
 def data(**keys: object) -> Data:
@@ -101,18 +102,18 @@ def data(**keys: object) -> Data:
 
 
 def test_a_batch_divides_over_processes_and_by_eight() -> None:
-    assert suited(data(), 100, 1) == 96
-    assert suited(data(), 100, 3) == 96
-    assert suited(data(), 13, 1) == 13, "too few to care"
-    assert suited(data(), 14, 4) == 12
-    assert suited(data(), 10**6, 2) == 1437, "all there are"
+    assert suitable_batch_size(data(), 100, 1) == 96
+    assert suitable_batch_size(data(), 100, 3) == 96
+    assert suitable_batch_size(data(), 13, 1) == 13, "too few to care"
+    assert suitable_batch_size(data(), 14, 4) == 12
+    assert suitable_batch_size(data(), 10**6, 2) == 1437, "all there are"
 
 
 def test_a_batch_suits_the_sampler() -> None:
     by_class = data(sampler=partial(identities, instances=6))
-    assert suited(by_class, 59, 1) == 48
+    assert suitable_batch_size(by_class, 59, 1) == 48
     with pytest.raises(ConfigError, match=r"data\.batch_size: auto: no batch of up to 5 suits: .*6"):
-        suited(by_class, 5, 1)
+        suitable_batch_size(by_class, 5, 1)
 
 
 # --- configs ----------------------------------------------------------------------------------------------------------
@@ -135,23 +136,23 @@ def test_pictures_are_changed_where_it_takes_less_time(
     hands: int, workers: tuple[float, float, float], device: tuple[float, float, float], place: str
 ) -> None:
     quick, (slow, other) = tried(0.1, 0.1, 0.1), (tried(*workers), tried(*device))
-    found, everybody = agreed_place(hands, [quick, slow], [other, quick])
+    found, everybody = agree_on_augmentation(hands, [quick, slow], [other, quick])
     assert found == place and everybody == ([other, quick] if place == "device" else [quick, slow])
 
 
-def tried(read: float, step: float, finish: float) -> Tried:
-    return Tried(samples=8, memory=1.0, budget=2.0, read=read, step=step, finish=finish)
+def tried(read: float, step: float, finish: float) -> Trial:
+    return Trial(samples=8, memory=1.0, budget=2.0, read=read, step=step, finish=finish)
 
 
 def test_numbers_stand_in_the_place_of_auto_only() -> None:
     config = resolve("classification/digits", ["data.batch_size=auto"]).config
-    found = with_values(config, batch_size=40, workers=7)
-    assert (found["data"]["batch_size"], found["data"]["workers"]) == (40, 2)
+    found = with_values(config, batch_size=40, num_workers=7)
+    assert (found["data"]["batch_size"], found["data"]["num_workers"]) == (40, 2)
     assert config["data"]["batch_size"] == "auto", "the given one stays"
 
 
 def test_who_does_not_train_is_told() -> None:
-    with pytest.raises(ConfigError, match=r"data\.batch_size: auto is found out by `opabinia train`"):
+    with pytest.raises(ConfigError, match=r"data\.batch_size: auto is tuned by `opabinia train`"):
         replace_auto(resolve("classification/digits", ["data.batch_size=auto"]).config)
-    found = replace_auto(resolve("classification/digits", ["data.workers=auto"]).config)
-    assert found["data"]["workers"] >= 1
+    found = replace_auto(resolve("classification/digits", ["data.num_workers=auto"]).config)
+    assert found["data"]["num_workers"] >= 1

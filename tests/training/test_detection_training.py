@@ -17,7 +17,7 @@ vars: {root: data}
 task:
   name: detection
   backbone: {name: timm, model: test_resnet}
-  detector: {name: fcos, neck: {name: fpn_p3_p7, channels: 64}, convs: 1, threshold: 0.01}
+  detector: {name: fcos, neck: {name: fpn_p3_p7, channels: 64}, num_convs: 1, score_threshold: 0.01}
   mean: [0.2]
   std: [0.2]
 data:
@@ -37,9 +37,9 @@ data:
       keypoints: true
   batch_size: 4
 optimizer: {name: adamw, lr: 0.001}
-train: {length: 3it, log_every: 1, threads: 1}
+train: {length: 3it, log_every: 1, num_threads: 1}
 evaluate: {every: 3it, batch_size: 4}
-writers: []
+loggers: []
 seed: 0
 """
 
@@ -48,7 +48,7 @@ _REGIONS = (
     "proposals: {anchor_sizes: [8, 16, 32, 64, 128], samples: 16, before_training: 30, after_training: 20, after: 10}"
 )
 DETECTORS = {
-    "fcos": "{name: fcos, neck: {name: fpn_p3_p7, channels: 64}, convs: 1}",
+    "fcos": "{name: fcos, neck: {name: fpn_p3_p7, channels: 64}, num_convs: 1}",
     "retinanet": "{name: retinanet, neck: {name: fpn_p3_p7, channels: 64}, norm: group}",
     "faster_rcnn": f"{{name: faster_rcnn, {_REGIONS}}}",
     "mask_rcnn": f"{{name: mask_rcnn, {_REGIONS}, mask: {{convolutions: 1, channels: 16}}}}",
@@ -126,7 +126,7 @@ def test_pieces_of_a_batch_learn_the_same(data: Path, tmp_path: Path) -> None:
     same = ("task.freeze_norms=true", "train.length=1it", "evaluate.every=0it", "train.step.name=standard")
     whole, pieces = (
         lines(train(data, tmp_path, *same, *more, name=name))[0]
-        for name, more in (("whole", ()), ("pieces", ("train.micro_batch=2",)))
+        for name, more in (("whole", ()), ("pieces", ("train.micro_batch_size=2",)))
     )
     assert pieces["train/loss"] == pytest.approx(whole["train/loss"], rel=0.1)
     assert pieces["train/loss"] != whole["train/loss"], "it went through in pieces"
@@ -143,7 +143,7 @@ def test_the_average_of_weights_is_evaluated(data: Path, tmp_path: Path) -> None
 
 def test_half_precision(data: Path, tmp_path: Path) -> None:
     """Of pictures so large that no map has one pixel alone: there oneDNN's gradient of a stride of 2 is no number."""
-    large = "data.train.transforms=[{name: resize_shortest, short: 96}]"
+    large = "data.train.transforms=[{name: resize_shortest_edge, short_edge_length: 96}]"
     for detector in ("fcos", "mask_rcnn"):
         how = (f"task.detector={DETECTORS[detector]}", large, "data.val=null")
         half = train(data, tmp_path, *how, "train.precision=bf16", name=detector)
@@ -161,11 +161,11 @@ def test_pictures_that_cannot_be_read_are_passed_over(data: Path, tmp_path: Path
         train(root, tmp_path, "train.length=6it", "data.val=null", name="told")
     run = train(root, tmp_path, "train.length=6it", "data.on_error=skip", "evaluate.every=6it")
     assert lines(run)[-1]["val/skipped"] == 1
-    assert "passed over: sample" in (run / "train.log").read_text()
+    assert "skipped: sample" in (run / "train.log").read_text()
 
 
 def test_shapes_are_refused(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="shapes: boxes do not follow; take resize_shortest"):
+    with pytest.raises(Exception, match="shapes: boxes do not follow; take resize_shortest_edge"):
         train(data, tmp_path, "shapes={name: progressive, start: 32, end: 64, multiple: 32}")
 
 
@@ -181,19 +181,19 @@ def test_the_best_checkpoint_by_any_score(data: Path, tmp_path: Path, score: str
 
 
 def test_a_score_that_no_evaluation_gives_is_told(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no evaluation gives the score 'val/mAP'; did you mean 'val/AP'"):
+    with pytest.raises(ConfigError, match="no evaluation computes the score 'val/mAP'; did you mean 'val/AP'"):
         train(data, tmp_path, "checkpoint.best=val/mAP")
 
 
 def test_hooks_that_look_at_scores(data: Path, tmp_path: Path) -> None:
-    stop = "hooks.stop={name: early_stop, metric: val/loss, better: min, patience: 1, by: 100}"
+    stop = "hooks.stop={name: early_stop, metric: val/loss, better: min, patience: 1, min_delta: 100}"
     run = train(data, tmp_path, stop, "evaluate.every=1it", name="stopped")
     assert lines(run)[-1]["step"] == 2
     with pytest.raises(Exception, match="val/AP"):
-        train(data, tmp_path, "hooks.expected={name: expected, scores: {val/AP: [0.9, 0.01]}}", name="expected")
+        train(data, tmp_path, "hooks.expected={name: expected_scores, scores: {val/AP: [0.9, 0.01]}}", name="expected")
 
 
 def test_a_teacher_of_detectors_is_refused(data: Path, tmp_path: Path) -> None:
     run = train(data, tmp_path, name="teacher")
-    with pytest.raises(ConfigError, match="a task that finds things in them cannot be taught"):
+    with pytest.raises(ConfigError, match="a task that detects objects in them cannot be distilled"):
         train(data, tmp_path, f"distill={{run: {run}}}", name="student")

@@ -1,4 +1,4 @@
-"""Evaluators beside a task's own: in a run, by ``evaluate.measures``, and afterwards, by ``opabinia eval``."""
+"""Evaluators beside a task's own: in a run, by ``evaluate.evaluators``, and afterwards, by ``opabinia eval``."""
 
 import json
 from functools import partial
@@ -13,7 +13,7 @@ from opabinia.evaluation.representation.collapse import Collapse
 from opabinia.evaluation.representation.knn import Knn
 from opabinia.evaluation.representation.low_shot import LowShot
 from opabinia.training import dry_run, launch
-from opabinia.training.validation import _judged
+from opabinia.training.validation import _task_and_additional
 
 RECIPE = """
 plugins: [tests.faults.parts]
@@ -22,16 +22,16 @@ data:
   train: {source: {name: some_digits, n: 96, split: train}}
   val: {source: {name: some_digits, n: 60, split: val}}
   batch_size: 24
-  workers: 0
+  num_workers: 0
 optimizer: {name: sgd, lr: 0.1}
-train: {length: 8it, log_every: 100, threads: 1}
+train: {length: 8it, log_every: 100, num_threads: 1}
 evaluate:
   every: 4it
-  measures:
+  evaluators:
     often: {evaluator: {name: knn, k: 5}, every: 2it}
     always: {evaluator: collapse}
 checkpoint: {every: 4it}
-writers: []
+loggers: []
 seed: 3
 """
 OWN = {"top1", "top5", "mean_recall", "macro_f1", "ece", "nll"}
@@ -86,7 +86,7 @@ def test_a_resumed_run_measures_as_one_that_nothing_disturbed(recipe: Path, whol
 
 def test_a_measure_of_one_set(recipe: Path) -> None:
     val = "{source: {name: some_digits, n: 30, split: val}, prefix: %s}"
-    changes = [f"data.val=[{val % 'val'}, {val % 'other'}]", "evaluate.measures.often.on=other", "train.length=2it"]
+    changes = [f"data.val=[{val % 'val'}, {val % 'other'}]", "evaluate.evaluators.often.on=other", "train.length=2it"]
     folder, _ = launch.train(str(recipe), changes, out=recipe.parent, name="sets")
     assert set(scores(folder)[2]) == names("val", OWN, COLLAPSE) | names("other", OWN, COLLAPSE, KNN)
 
@@ -94,15 +94,18 @@ def test_a_measure_of_one_set(recipe: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("evaluate.measures.twice.evaluator=knn", "two evaluators give the score 'val/knn_top1': leave the"),
-        ("evaluate.measures.often.on=vla", "there is no validation set 'vla'.*'val'"),
-        ("evaluate.measures.often.evaluator=kn", "there is no evaluator of this name .*did you mean 'knn'"),
+        ("evaluate.evaluators.twice.evaluator=knn", "two evaluators compute the score 'val/knn_top1': remove one"),
+        ("evaluate.evaluators.often.on=vla", "there is no validation set 'vla'.*'val'"),
+        ("evaluate.evaluators.often.evaluator=kn", "there is no evaluator of this name .*did you mean 'knn'"),
         (
-            "evaluate.measures.probe.evaluator={name: linear_probe, layers: [backbone.layer.0]}",
+            "evaluate.evaluators.probe.evaluator={name: linear_probe, layers: [backbone.layer.0]}",
             "there is no layer 'backbone.layer.0'; near: backbone.layers.0",
         ),
-        ("evaluate.measures.probe.evaluator={name: linear_probe, held_out: 0}", "held_out is 0"),
-        ("evaluate.measures.probe.evaluator={name: low_shot, shots: [0]}", "shots"),
+        (
+            "evaluate.evaluators.probe.evaluator={name: linear_probe, validation_fraction: 0}",
+            "validation_fraction is 0",
+        ),
+        ("evaluate.evaluators.probe.evaluator={name: low_shot, shots: [0]}", "shots"),
     ],
     ids=["twice", "another set", "another name", "another layer", "nothing held out", "no shots"],
 )
@@ -111,7 +114,7 @@ def test_what_cannot_be_measured_is_told_before_the_first_step(recipe: Path, cha
         launch.train(str(recipe), [change], out=recipe.parent, name="wrong")
     assert not (recipe.parent / "measured" / "wrong" / "config.yaml").exists()
     with pytest.raises(ConfigError, match=message):
-        dry_run.dry_run(launch.parts_of(launch.resolve(str(recipe), [change])).keywords)
+        dry_run.dry_run(launch.build_parts(launch.resolve(str(recipe), [change])).keywords)
 
 
 def test_a_layer_that_is_not_used_is_told_by_a_rehearsal(recipe: Path) -> None:
@@ -119,26 +122,26 @@ def test_a_layer_that_is_not_used_is_told_by_a_rehearsal(recipe: Path) -> None:
     changes = [
         "task={name: simclr, backbone: tiny, mean: [0.3], std: [0.38]}",
         "data.train.transforms=[{name: views, views: [{count: 2, transforms: []}]}]",
-        "evaluate.measures=null",
-        "evaluate.measures.probe.evaluator={name: linear_probe, layers: [projector]}",
+        "evaluate.evaluators=null",
+        "evaluate.evaluators.probe.evaluator={name: linear_probe, layers: [projector]}",
     ]
-    with pytest.raises(ConfigError, match="the task makes no use of 'projector' when it predicts"):
-        dry_run.dry_run(launch.parts_of(launch.resolve(str(recipe), changes)).keywords)
+    with pytest.raises(ConfigError, match="the task does not use layer 'projector' in predict"):
+        dry_run.dry_run(launch.build_parts(launch.resolve(str(recipe), changes)).keywords)
 
 
 def test_classes_that_the_training_data_has_not_cannot_be_learned(recipe: Path) -> None:
     changes = [
         "task={name: simclr, backbone: tiny, mean: [0.3], std: [0.38]}",
-        "evaluate.measures=null",
-        "evaluate.measures.often={evaluator: knn, every: 2it}",
-        "data.train.source={name: without_labels, source: {name: some_digits, n: 96, split: train}}",
+        "evaluate.evaluators=null",
+        "evaluate.evaluators.often={evaluator: knn, every: 2it}",
+        "data.train.source={name: unlabeled, source: {name: some_digits, n: 96, split: train}}",
         "data.train.transforms=[{name: views, views: [{count: 2, transforms: []}]}]",
     ]
-    message = "evaluate.measures: Knn: learns the 0 classes of the training data, and val_often has 10 others"
+    message = "evaluate.evaluators: Knn: learns the 0 classes of the training data, and val_often has 10 others"
     with pytest.raises(ConfigError, match=message):
         launch.train(str(recipe), changes, out=recipe.parent, name="wrong")
     with pytest.raises(ConfigError, match=message):
-        dry_run.dry_run(launch.parts_of(launch.resolve(str(recipe), changes)).keywords)
+        dry_run.dry_run(launch.build_parts(launch.resolve(str(recipe), changes)).keywords)
 
 
 # --- on a finished run ------------------------------------------------------------------------------------------------
@@ -151,7 +154,7 @@ def test_a_finished_run_is_measured_as_it_was_in_training(whole: Path) -> None:
 
 def test_evaluators_learn_from_the_training_data_and_not_from_the_set_itself(whole: Path) -> None:
     """Among the samples themselves each would find itself."""
-    changes = ["evaluate.measures.often.evaluator.k=1", "evaluate.weights=raw"]
+    changes = ["evaluate.evaluators.often.evaluator.k=1", "evaluate.weights=raw"]
     assert 0.1 < launch.evaluate(whole, changes, checkpoint="last")["val/knn_top1"] < 1
 
 
@@ -159,16 +162,16 @@ def test_the_training_data_is_opened_only_to_learn_from(whole: Path) -> None:
     gone = ["data.train.source={name: image_folder, root: nowhere}", "evaluate.weights=raw"]
     with pytest.raises(ConfigError, match="nowhere"):
         launch.evaluate(whole, gone, checkpoint="last")
-    found = launch.evaluate(whole, [*gone, "evaluate.measures=null"], checkpoint="last")
+    found = launch.evaluate(whole, [*gone, "evaluate.evaluators=null"], checkpoint="last")
     assert set(found) == names("val", OWN)
 
 
 def test_any_measure_of_any_run_with_embeddings(whole: Path) -> None:
     probe = "{evaluator: {name: linear_probe, layers: [embedding, backbone.layers.0], epochs: 5}}"
-    shots = "{evaluator: {name: low_shot, shots: [1, 2], draws: 2}}"
+    shots = "{evaluator: {name: low_shot, shots: [1, 2], repeats: 2}}"
     changes = [
-        f"evaluate.measures={{probe: {probe}, shots: {shots}, groups: {{evaluator: clusters}}}}",
-        "evaluate.measures.svm.evaluator={name: linear_svm, costs: [1.0]}",
+        f"evaluate.evaluators={{probe: {probe}, shots: {shots}, groups: {{evaluator: clustering}}}}",
+        "evaluate.evaluators.svm.evaluator={name: linear_svm, costs: [1.0]}",
         "evaluate.weights=raw",
     ]
     found = launch.evaluate(whole, changes, checkpoint="last")
@@ -184,7 +187,7 @@ def test_any_measure_of_any_run_with_embeddings(whole: Path) -> None:
 
 def kinds(recipe: Path, dataset_info: DatasetInfo, training: DatasetInfo | None = None) -> list[type]:
     changes = ["task={name: simclr, backbone: tiny, mean: [0.3], std: [0.38]}"]
-    parts = launch.parts_of(launch.resolve(str(recipe), changes)).keywords
+    parts = launch.build_parts(launch.resolve(str(recipe), changes)).keywords
     return [type(one) for one in parts["task"](training or dataset_info).evaluators(dataset_info)]
 
 
@@ -207,7 +210,7 @@ def test_a_measure_stands_in_for_the_evaluator_that_gives_its_scores() -> None:
     """``--measure knn`` of a task that has it already, with other keys; its score stays the first one."""
     dataset_info = DatasetInfo(samples=4, classes=("a", "b"))
     other = partial(Knn, k=3)
-    assert [type(one) for one in _judged([other], Measured(), dataset_info)] == [Knn, Collapse]
-    assert [type(one) for one in _judged([Collapse], Measured(), dataset_info)] == [Knn, Collapse]
-    assert [type(one) for one in _judged([LowShot], Measured(), dataset_info)] == [Knn, Collapse, LowShot]
-    assert _judged([other], Measured(), dataset_info)[0]._k == 3  # type: ignore[attr-defined]
+    assert [type(one) for one in _task_and_additional([other], Measured(), dataset_info)] == [Knn, Collapse]
+    assert [type(one) for one in _task_and_additional([Collapse], Measured(), dataset_info)] == [Knn, Collapse]
+    assert [type(one) for one in _task_and_additional([LowShot], Measured(), dataset_info)] == [Knn, Collapse, LowShot]
+    assert _task_and_additional([other], Measured(), dataset_info)[0]._k == 3  # type: ignore[attr-defined]

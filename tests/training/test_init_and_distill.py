@@ -11,7 +11,7 @@ from opabinia.config import ConfigError
 from opabinia.engine.checkpointing.checkpoint import load_tensors
 from opabinia.training import launch
 
-SMALL = ["train.length=4it", "data.workers=0", "writers=[]", "train.log_every=1", "evaluate.every=0ep"]
+SMALL = ["train.length=4it", "data.num_workers=0", "loggers=[]", "train.log_every=1", "evaluate.every=0ep"]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_a_run_begins_where_another_ended(teacher: Path, tmp_path: Path) -> None
 
 
 def test_only_the_backbone_if_asked(teacher: Path, tmp_path: Path) -> None:
-    changes = [*SMALL, f"init.weights={teacher}", "init.into=backbone", "optimizer.lr=0.0"]
+    changes = [*SMALL, f"init.weights={teacher}", "init.target_prefix=backbone", "optimizer.lr=0.0"]
     folder, _ = launch.train("classification/digits", changes, out=tmp_path)
     plain, _ = launch.train("classification/digits", [*SMALL, "optimizer.lr=0.0"], out=tmp_path / "plain")
     name = "backbone.model.conv1.0.weight"
@@ -49,12 +49,12 @@ def test_only_the_backbone_if_asked(teacher: Path, tmp_path: Path) -> None:
 def test_weights_that_cannot_be_used_are_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"init: .*there is no such file or folder"):
         launch.train("classification/digits", [*SMALL, f"init.weights={tmp_path / 'no.pth'}"], out=tmp_path)
-    with pytest.raises(ConfigError, match="init: into: the task has no 'backbon'"):
-        launch.train("classification/digits", [*SMALL, "init={weights: x, into: backbon}"], out=tmp_path)
+    with pytest.raises(ConfigError, match="init: target_prefix: the task has no 'backbon'"):
+        launch.train("classification/digits", [*SMALL, "init={weights: x, target_prefix: backbon}"], out=tmp_path)
 
 
 def test_a_run_teaches(teacher: Path, tmp_path: Path) -> None:
-    changes = [*SMALL, f"distill.run={teacher}", "distill.features_weight=1.0", "ema.momentum=0.5"]
+    changes = [*SMALL, f"distill.run={teacher}", "distill.features_weight=1.0", "ema.decay=0.5"]
     folder, scores = launch.train("classification/digits", changes, out=tmp_path)
     line = losses(folder)[0]
     assert {"train/distill_logits_loss", "train/distill_features_loss"} <= line.keys()
@@ -98,7 +98,7 @@ def test_a_run_and_the_students_average_teach_together(teacher: Path, tmp_path: 
     [
         ("{run: RUN, backbone: {name: timm, model: test_resnet}}", "distill: give either a run or a backbone"),
         ("{teachers: [{}]}", "distill: give either a run or a backbone"),
-        ("{}", "distill: nobody teaches; give a run"),
+        ("{}", "distill: there is no teacher; give a run"),
     ],
 )
 def test_teachers_that_are_told_wrong(teacher: Path, tmp_path: Path, distill: str, message: str) -> None:

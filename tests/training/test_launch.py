@@ -13,7 +13,7 @@ from opabinia.engine.checkpointing.checkpoint import read_checkpoint
 from opabinia.training import launch
 from opabinia.training.trained_model import dataset_info_from
 
-SMALL = ("train.device=cpu", "data.workers=0", "writers=[]", "train.threads=1")
+SMALL = ("train.device=cpu", "data.num_workers=0", "loggers=[]", "train.num_threads=1")
 
 
 def train(out: Path, *overrides: str, **options: Any) -> tuple[Path, dict[str, float]]:
@@ -47,7 +47,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_resume_need_not_repeat_what_the_command_line_changed(folder: Path) -> None:
     assert resume(folder, "train.length=6it")[0] == folder
     config = launch.resolve(folder).config
-    assert (config["optimizer"]["lr"], config["train"]["length"], config["writers"]) == (0.002, "6it", [])
+    assert (config["optimizer"]["lr"], config["train"]["length"], config["loggers"]) == (0.002, "6it", [])
     resume(folder, "train.length=8it")
     assert json.loads((folder / "results.json").read_text())
     assert "train.length: 6it -> 8it" in (folder / "train.log").read_text()
@@ -57,11 +57,14 @@ def test_a_resume_need_not_repeat_what_the_command_line_changed(folder: Path) ->
     ("overrides", "message"),
     [
         (["train.length=3it"], "train.length: the checkpoint is at step 4, and the run would end at step 3"),
-        (["train.length=9it", "data.shuffle=false"], "data.shuffle: a resumed run keeps its course"),
-        (["train.length=9it", "data.batch_size=32"], "data.batch_size: a resumed run keeps its course"),
-        (["train.length=9it", "seed=5"], "seed: a resumed run keeps its course"),
-        (["train.length=9it", "data.train.source.split=val"], "data.train.source: a resumed run keeps its course"),
-        (["train.length=9it", "hooks={save: {name: time_limit, after: 1h}}"], "hooks: 'save' is the key of a built-in"),
+        (["train.length=9it", "data.shuffle=false"], "data.shuffle: a resumed run cannot change this"),
+        (["train.length=9it", "data.batch_size=32"], "data.batch_size: a resumed run cannot change this"),
+        (["train.length=9it", "seed=5"], "seed: a resumed run cannot change this"),
+        (["train.length=9it", "data.train.source.split=val"], "data.train.source: a resumed run cannot change this"),
+        (
+            ["train.length=9it", "hooks={save: {name: time_limit, max_time: 1h}}"],
+            "hooks: 'save' is the key of a built-in",
+        ),
         (["train.length=9it", "task.backbone.model=test_vit"], "task"),
     ],
 )
@@ -74,12 +77,12 @@ def test_a_refused_resume_changes_nothing(folder: Path, overrides: list[str], me
 def test_batches_of_an_epoch_may_not_change(tmp_path: Path) -> None:
     folder, _ = train(tmp_path, "train.length=24it")  # 23 steps an epoch
     text = problem(lambda: resume(folder, "train.length=30it", "data.drop_last=true"))
-    assert "data: step 24 would not be where it was in the data" in text
+    assert "data: step 24 would be at another position in the data" in text
 
 
 def test_the_best_score_must_exist_even_without_validation(tmp_path: Path) -> None:
     text = problem(lambda: train(tmp_path, "data.val=null", "checkpoint.best=val/top1"))
-    assert "checkpoint.best: no evaluation gives the score 'val/top1'; scores: none" in text
+    assert "checkpoint.best: no evaluation computes the score 'val/top1'; scores: none" in text
     assert not (tmp_path / "classification/digits/default/config.yaml").exists()
 
 
@@ -97,7 +100,7 @@ def test_checkpoints_without_a_config_are_not_overwritten(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "a b"])
 def test_names_of_runs(tmp_path: Path, name: str) -> None:
-    assert "is no name for a run" in problem(lambda: train(tmp_path, name=name))
+    assert "is not valid for a run" in problem(lambda: train(tmp_path, name=name))
     assert not list(tmp_path.iterdir())
 
 
@@ -110,7 +113,7 @@ def test_going_back_tells_what_it_costs_and_keeps_the_best_honest(folder: Path) 
     older = folder / "checkpoints" / "step-00000002"
     launch.train(str(folder), ["train.length=6it"], resume=str(older))
     log = (folder / "train.log").read_text()
-    assert "going back to step 2: the next save deletes step-00000004" in log
+    assert "resuming at step 2: the next save deletes step-00000004" in log
     best = (folder / "checkpoints" / "best").read_text().strip()
     assert (folder / "checkpoints" / best).is_dir()
 
@@ -144,13 +147,16 @@ def test_every_module_keeps_its_mode_through_an_evaluation(tmp_path: Path) -> No
 
     resolved = launch.resolve("classification/digits", [*SMALL, "train.length=2it", "evaluate.every=1it"])
     (tmp_path / "checkpoints").mkdir()
-    launch.parts_of(resolved)(launch.session.Session(tmp_path), hooks={"freeze": Freeze()})
+    launch.train_session(
+        launch.Session(tmp_path), **{**launch.build_parts(resolved).keywords, "hooks": {"freeze": Freeze()}}
+    )
 
 
 def test_an_optimizer_that_keeps_another_state_begins_without(folder: Path) -> None:
     resume(folder, "train.length=6it", "optimizer.amsgrad=true")
     assert (
-        "the optimizer was AdamW and is AdamW with amsgrad now: it begins without" in (folder / "train.log").read_text()
+        "the optimizer was AdamW and is AdamW with amsgrad now: it starts without state"
+        in (folder / "train.log").read_text()
     )
 
 
@@ -167,6 +173,6 @@ def test_all_constructors_that_refuse_are_told(tmp_path: Path) -> None:
     overrides = ["train.source={name: image_folder, root: no/where}", "val.source={name: image_folder, root: nor/here}"]
     resolved = launch.resolve("classification/digits", [f"data.{one}" for one in overrides])
     with pytest.raises(ConfigError) as caught:
-        launch.parts_of(resolved)
+        launch.build_parts(resolved)
     assert [one.path for one in caught.value.problems] == ["data.train.source", "data.val.source"]
     assert all(one.where.startswith("command line") for one in caught.value.problems)

@@ -12,37 +12,37 @@ from opabinia.data.sampling.batch_shapes import multi_scale, multigrid, progress
 from opabinia.data.sampling.batches import ConstantPlan, StagedPlan
 from opabinia.optim.schedules import constant
 from opabinia.runtime.durations import Duration
-from opabinia.training.schedule_preview import Timetable, drawn, timetable
-from opabinia.visualization.drawing import Panel, line_chart
+from opabinia.training.schedule_preview import SchedulePreview, draw_preview, preview_of_plan
+from opabinia.visualization.drawing import ChartPanel, line_chart
 
 EPOCHS = Duration(24, "ep")
 MARKS = [9, 15, 20]
 
 
-def made(part: object, samples: int = 1000, length: Duration = EPOCHS, **keys: object) -> Timetable:
+def made(part: object, samples: int = 1000, length: Duration = EPOCHS, **keys: object) -> SchedulePreview:
     layout = part(RunSpec(samples, 8, length), **keys)  # type: ignore[operator]
     plan = StagedPlan(samples, layout.stages, layout.length)
-    return timetable(plan, ConstantPlan(samples, 8, layout.baseline or length))
+    return preview_of_plan(plan, ConstantPlan(samples, 8, layout.baseline or length))
 
 
 def test_without_shapes_there_is_one_row() -> None:
     plan = ConstantPlan(1000, 32, Duration.parse("2.5ep"))
-    (line,) = timetable(plan, plan).lines
-    assert (line.begin, line.end, line.steps, line.in_all) == (0, 2.5, 80, 1.0)
-    assert line.a_step == pytest.approx(2512 / (80 * 32)), "the last batch of an epoch is smaller"
+    (line,) = preview_of_plan(plan, plan).rows
+    assert (line.begin, line.end, line.steps, line.cost_share) == (0, 2.5, 80, 1.0)
+    assert line.step_cost == pytest.approx(2512 / (80 * 32)), "the last batch of an epoch is smaller"
 
 
 def test_multigrid_by_the_authors_numbers() -> None:
     """SlowFast's Kinetics config: 358 epochs, 3.42 times fewer steps."""
     length = Duration(239, "ep")
     layout = multigrid(RunSpec(240_000, 64, length, world=8), size=224, frames=32, milestones=[94, 154, 196])
-    table = timetable(StagedPlan(240_000, layout.stages, layout.length), ConstantPlan(240_000, 64, length))
-    assert [line.end for line in table.lines][:4] == [73, 110, 142, 158]
-    assert table.lines[-1].end == 358
-    assert table.fewer_steps == pytest.approx(3.42, abs=0.01)
+    table = preview_of_plan(StagedPlan(240_000, layout.stages, layout.length), ConstantPlan(240_000, 64, length))
+    assert [line.end for line in table.rows][:4] == [73, 110, 142, 158]
+    assert table.rows[-1].end == 358
+    assert table.step_ratio == pytest.approx(3.42, abs=0.01)
     # A short cycle costs about as much in each of its steps, and sizes are whole numbers of pixels.
-    assert all(line.a_step == pytest.approx(1, abs=0.02) for line in table.lines)
-    assert table.cheaper == pytest.approx(3.4, abs=0.05)
+    assert all(line.step_cost == pytest.approx(1, abs=0.02) for line in table.rows)
+    assert table.pixel_ratio == pytest.approx(3.4, abs=0.05)
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -50,48 +50,48 @@ def test_costs_are_those_of_the_batches_one_by_one(drop_last: bool) -> None:
     layout = multigrid(RunSpec(1000, 8, EPOCHS, 1, drop_last), size=32, frames=16, milestones=MARKS)
     plan = StagedPlan(1000, layout.stages, layout.length, drop_last)
     baseline = ConstantPlan(1000, 8, EPOCHS, drop_last)
-    table = timetable(plan, baseline)
+    table = preview_of_plan(plan, baseline)
     rows = [plan.row(step) for step in range(plan.total_steps)]
-    ends = list(itertools.accumulate(line.steps for line in table.lines))
+    ends = list(itertools.accumulate(line.steps for line in table.rows))
     assert ends[-1] == plan.total_steps
-    for line, last in zip(table.lines, ends, strict=True):
+    for line, last in zip(table.rows, ends, strict=True):
         own = rows[last - line.steps : last]
         pixels = sum(row.count * frames * high * wide for row in own for frames, high, wide in [row.shape or (0, 0, 0)])
-        assert line.in_all == pytest.approx(pixels / (16 * 32**2 * baseline.samples_before(baseline.total_steps)))
-        assert line.a_step == pytest.approx(pixels / line.steps / (8 * 16 * 32**2))
+        assert line.cost_share == pytest.approx(pixels / (16 * 32**2 * baseline.samples_before(baseline.total_steps)))
+        assert line.step_cost == pytest.approx(pixels / line.steps / (8 * 16 * 32**2))
         assert (own[0].epoch, own[-1].epoch) == (line.begin, line.end - 1)
 
 
 def test_the_baseline_may_be_another_length() -> None:
     """A run cut short after 10 of 36 epochs is a part of what 24 epochs would cost."""
     table = made(multigrid, length=Duration(10, "ep"), size=32, frames=16, milestones=MARKS, epochs=24)
-    assert table.lines[-1].end == 10
+    assert table.rows[-1].end == 10
     assert table.baseline.total_steps == 24 * 125
-    assert table.cheaper > 10
+    assert table.pixel_ratio > 10
 
 
 def test_past_the_end_the_last_row_goes_on() -> None:
     table = made(multigrid, length=Duration(40, "ep"), size=32, milestones=MARKS, epochs=24)
-    assert table.lines[-1].end == 40
+    assert table.rows[-1].end == 40
 
 
 def test_pictures_that_grow() -> None:
     table = made(progressive, length=Duration(4, "ep"), start=32, end=64, multiple=32, until=0.5)
-    assert [(line.begin, line.end) for line in table.lines] == [(0, 1), (1, 4)]
-    assert [line.a_step for line in table.lines] == pytest.approx([0.25, 1])
-    assert table.cheaper == pytest.approx(4 / 3.25)
-    assert table.fewer_steps == 1
+    assert [(line.begin, line.end) for line in table.rows] == [(0, 1), (1, 4)]
+    assert [line.step_cost for line in table.rows] == pytest.approx([0.25, 1])
+    assert table.pixel_ratio == pytest.approx(4 / 3.25)
+    assert table.step_ratio == 1
 
 
 def test_sizes_in_turn() -> None:
-    (line,) = made(multi_scale, length=Duration(2, "ep"), sizes=[64, 32]).lines
-    assert line.a_step == pytest.approx((63 + 62 * 0.25) / 125)
+    (line,) = made(multi_scale, length=Duration(2, "ep"), sizes=[64, 32]).rows
+    assert line.step_cost == pytest.approx((63 + 62 * 0.25) / 125)
 
 
 def test_no_steps_are_refused() -> None:
     plan = ConstantPlan(10, 2, Duration(0, "ep"))
     with pytest.raises(ValueError, match="0ep is a run without a single step"):
-        timetable(plan, plan)
+        preview_of_plan(plan, plan)
 
 
 # --- as a picture -----------------------------------------------------------------------------------------------------
@@ -102,16 +102,16 @@ def test_a_picture_of_all_kinds() -> None:
     panels = {
         "clips": (made(multigrid, size=32, frames=16, milestones=MARKS), 4),
         "pictures": (made(progressive, start=32, end=64), 3),
-        "nothing": (timetable(plain, plain), 2),
+        "nothing": (preview_of_plan(plain, plain), 2),
     }
-    heights = {name: drawn(table, constant).height for name, (table, _) in panels.items()}
+    heights = {name: draw_preview(table, constant).height for name, (table, _) in panels.items()}
     one = heights["pictures"] - heights["nothing"]
     assert heights["clips"] - heights["pictures"] == one > 0
 
 
 def test_a_panel_shows_its_lines() -> None:
     """A line at the top for the first half, at the bottom for the second."""
-    panel = Panel("size", [[(0, 20.0), (5, 20.0), (5, 1.0), (10, 1.0)]])
+    panel = ChartPanel("size", [[(0, 20.0), (5, 20.0), (5, 1.0), (10, 1.0)]])
     picture = line_chart([panel], title="a title", across="epochs", end=10, marks=[5])
     blue = (np.asarray(picture) == (0, 114, 178)).all(2)
     left, right = (np.flatnonzero(blue[:, side].any(1)) for side in (slice(100, 400), slice(550, 850)))
@@ -122,15 +122,15 @@ def test_a_panel_shows_its_lines() -> None:
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("lines", [[], [[]], [[(0, 1.0)]], [[(0, 0.0), (1, 1e-9), (2, 1.0)]]], ids=str)
 def test_panels_may_hold_little(lines: list[list[tuple[float, float]]], log: bool) -> None:
-    assert line_chart([Panel("rate", lines, log)], title="", across="", end=2).width == 900
+    assert line_chart([ChartPanel("rate", lines, log)], title="", across="", end=2).width == 900
 
 
 def test_the_learning_rate_is_drawn_as_it_is_learned_with() -> None:
-    from opabinia.training.schedule_preview import _rates
+    from opabinia.training.schedule_preview import _learning_rates
 
     table = made(multigrid, size=32, frames=16, milestones=MARKS)
-    rates = dict(_rates(table, lambda clock: 1 - clock.progress))
-    first = table.lines[0]
+    rates = dict(_learning_rates(table, lambda clock: 1 - clock.progress))
+    first = table.rows[0]
     before, after = first.steps - 1, first.steps
     clocks = [Clock.at(table.plan, step) for step in (before, after)]
     expected = [(1 - clock.progress) * factor for clock, factor in zip(clocks, (8, 4), strict=True)]

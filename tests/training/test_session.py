@@ -9,14 +9,15 @@ from opabinia.config import ConfigError
 from opabinia.contracts import Hook
 from opabinia.data import Stream
 from opabinia.data.sources.digits import Digits
-from opabinia.training import dry_run, launch, trained_model
+from opabinia.training import dry_run, launch
+from opabinia.training.evaluate import evaluate as evaluate_trained
 from opabinia.training.samples import read_dataset_info
 
-SMALL = ("train.device=cpu", "data.workers=0")
+SMALL = ("train.device=cpu", "data.num_workers=0")
 
 
 def rehearse(*overrides: str) -> None:
-    dry_run.dry_run(launch.parts_of(launch.resolve("classification/digits", [*SMALL, *overrides])).keywords)
+    dry_run.dry_run(launch.build_parts(launch.resolve("classification/digits", [*SMALL, *overrides])).keywords)
 
 
 def test_the_packaged_recipe_passes_a_rehearsal() -> None:
@@ -54,7 +55,7 @@ def test_mixed_batches_pass_a_rehearsal() -> None:
                 "data.mix=[mixup]",
             ],
             "data.mix",
-            "views stand in the place of the images",
+            "the batch has views instead of images",
         ),
         (
             [
@@ -63,7 +64,7 @@ def test_mixed_batches_pass_a_rehearsal() -> None:
                 "data.batch_size=359",
             ],
             "data.batch_size",
-            "SimCLR learns from 2 samples or more for each process, and of the batch of 1 at step",
+            "SimCLR needs at least 2 samples per rank, and of the batch of 1 at step",
         ),
         (["optimizer.lr=-1"], "optimizer", "Invalid learning rate"),
         (["data.drop_last=true", "data.batch_size=2000"], "data", "1437 samples do not fill one batch of 2000"),
@@ -95,13 +96,13 @@ def test_an_unavailable_device_is_an_error(tmp_path: Path, monkeypatch: pytest.M
 
 def test_an_evaluation_has_the_layout_of_the_training(tmp_path: Path) -> None:
     """Other kernels would give other last bits."""
-    overrides = [*SMALL, "train.length=5it", "train.channels_last=true", "ema.momentum=0.5", "writers=[]"]
+    overrides = [*SMALL, "train.length=5it", "train.channels_last=true", "ema.decay=0.5", "loggers=[]"]
     folder, scores = launch.train("classification/digits", overrides, out=tmp_path)
     assert launch.evaluate(folder, checkpoint="last") == scores
 
 
 def test_a_run_gives_its_final_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, scores = launch.train("classification/digits", [*SMALL, "train.length=3it", "writers=[]"], out=tmp_path)
+    folder, scores = launch.train("classification/digits", [*SMALL, "train.length=3it", "loggers=[]"], out=tmp_path)
     names = ("top1", "top5", "mean_recall", "macro_f1", "ece", "nll")
     assert list(scores) == [f"val/{name}" for name in names]
     assert launch.evaluate(folder, checkpoint="last") == scores
@@ -130,8 +131,8 @@ def test_a_hook_sees_an_evaluation_run(tmp_path: Path) -> None:
         def finish(self, run: Any, how: Any) -> None:
             seen.append("finish")
 
-    folder, _ = launch.train("classification/digits", [*SMALL, "train.length=1it", "writers=[]"], out=tmp_path)
-    parts = dict(launch.parts_of(launch.resolve(folder)).keywords, hooks={"watch": Watch()})
+    folder, _ = launch.train("classification/digits", [*SMALL, "train.length=1it", "loggers=[]"], out=tmp_path)
+    parts = dict(launch.build_parts(launch.resolve(folder)).keywords, hooks={"watch": Watch()})
     snapshot = launch.read_checkpoint(folder / "checkpoints" / "step-00000001")
-    trained_model.evaluate(folder, parts, snapshot, lambda: parts["data"])
+    evaluate_trained(folder, parts, snapshot, lambda: parts["data"])
     assert seen == ["start", "before_phase", "after_phase", "finish"]

@@ -1,4 +1,4 @@
-"""The points of a sweep, what is told before the first run, the order of results, and the numbers of repeats."""
+"""Hyperparameter sweeps: search space and methods, checks before the first run, ranking, records, repeated seeds."""
 
 import math
 import statistics
@@ -9,31 +9,31 @@ from pathlib import Path
 import pytest
 
 from opabinia.config import ConfigError
-from opabinia.runtime.files import DiskError, InUse
+from opabinia.runtime.files import DiskError, FolderInUse
 from opabinia.runtime.signals import Stopped
 from opabinia.training.sweep import (
-    MOST,
+    MAX_GRID_SIZE,
     Choices,
+    Range,
     Record,
-    Span,
-    Tried,
-    better_way,
-    check_all,
-    chosen_metric,
-    draw,
-    grid,
+    Trial,
+    boundary_trials,
+    check_configs,
+    check_count,
+    choose_metric,
+    grid_trials,
+    metric_direction,
     parse_seeds,
     parse_space,
-    probes,
-    propose,
-    ranked,
-    refuse_too_many,
+    random_trials,
+    rank_trials,
+    run_trial,
     split_choices,
-    summarise,
-    try_run,
+    suggest,
+    summarize,
 )
 
-# --- the space --------------------------------------------------------------------------------------------------------
+# --- search space -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -48,17 +48,17 @@ from opabinia.training.sweep import (
         ("1,", ["1", ""]),
     ],
 )
-def test_commas_inside_something_divide_nothing(text: str, parts: list[str]) -> None:
+def test_commas_in_brackets_and_quotes_do_not_split(text: str, parts: list[str]) -> None:
     assert split_choices(text) == parts
 
 
-def test_a_space() -> None:
+def test_parse_space() -> None:
     space = parse_space(["--optimizer.lr=0.1, 0.3", "seed=1", "a=log(1e-4..1e-1)", "b=lin(0..0.5)", "c=int(1..8)"])
     assert space.axes == (
         Choices("optimizer.lr", ("0.1", "0.3")),
-        Span("a", "log", 1e-4, 1e-1),
-        Span("b", "lin", 0, 0.5),
-        Span("c", "int", 1, 8),
+        Range("a", "log", 1e-4, 1e-1),
+        Range("b", "lin", 0, 0.5),
+        Range("c", "int", 1, 8),
     )
     assert space.shared == ("seed=1",)
     assert space.size is None
@@ -71,71 +71,71 @@ def test_a_space() -> None:
         ("a", "KEY=VALUE"),
         ("=1,2", "KEY=VALUE"),
         ("a=1,", "a: a choice is empty"),
-        ("a=1,2,1", "a: the choice 1 is there twice"),
-        ("a=0.1,1e-1", "a: the choice 1e-1 is there twice"),
-        ("a=lin(0..1),2", "a: a range stands alone"),
-        ("a=uniform(0..1)", r"uniform\(0..1\) is no range: log"),
-        ("a=lin(1..0)", "the first end is the smaller one"),
-        ("a=lin(1..1)", "the first end is the smaller one"),
-        ("a=lin(0..x)", "'x' is no number"),
-        ("a=lin(0...inf)", "is no number"),
-        ("a=log(0..1)", "both ends are above 0"),
-        ("a=int(0.5..2)", "both ends are whole numbers"),
+        ("a=1,2,1", "a: the choice 1 occurs twice"),
+        ("a=0.1,1e-1", "a: the choice 1e-1 occurs twice"),
+        ("a=lin(0..1),2", "a: a range cannot be combined"),
+        ("a=uniform(0..1)", r"uniform\(0..1\) is not a range: use log"),
+        ("a=lin(1..0)", "the first end must be less"),
+        ("a=lin(1..1)", "the first end must be less"),
+        ("a=lin(0..x)", "'x' is not a number"),
+        ("a=lin(0...inf)", "is not a number"),
+        ("a=log(0..1)", "both ends must be above 0"),
+        ("a=int(0.5..2)", "both ends must be whole numbers"),
         ("a=2", "nothing varies"),
     ],
 )
-def test_what_is_no_space(word: str, message: str) -> None:
+def test_invalid_spaces(word: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_space([word])
 
 
-def test_all_mistakes_in_a_space_are_told() -> None:
+def test_all_errors_in_a_space_are_reported() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_space(["a=1,1", "b=lin(1..0)", "c=1,2", "c=3"])
     assert [problem.path for problem in caught.value.problems] == ["a", "b", "c"]
 
 
-# --- its points -------------------------------------------------------------------------------------------------------
+# --- search methods ---------------------------------------------------------------------------------------------------
 
 
 def test_grid() -> None:
     space = parse_space(["a=1,2", "x=0", "b=p,q,r"])
-    points = [tuple(point.items()) for point in grid(space)]
+    points = [tuple(point.items()) for point in grid_trials(space)]
     assert points[:2] == [(("a", "1"), ("b", "p")), (("a", "1"), ("b", "q"))]
     assert len(set(points)) == 6
-    assert space.overrides(grid(space)[5]) == ["x=0", "a=2", "b=r"]
+    assert space.overrides(grid_trials(space)[5]) == ["x=0", "a=2", "b=r"]
 
 
-def test_what_has_no_grid() -> None:
-    with pytest.raises(ConfigError, match="b: a range has no grid: --random N or --optuna N"):
-        grid(parse_space(["a=1,2", "b=lin(0..1)"]))
+def test_spaces_without_a_grid() -> None:
+    with pytest.raises(ConfigError, match="b: a range cannot be used in a grid: use --random N or --optuna N"):
+        grid_trials(parse_space(["a=1,2", "b=lin(0..1)"]))
     words = [f"{key}={','.join(map(str, range(10)))}" for key in "abcd"]
-    assert len(grid(parse_space(words))) == MOST
-    with pytest.raises(ConfigError, match="20,000 points"):
-        grid(parse_space([*words, "e=1,2"]))
+    assert len(grid_trials(parse_space(words))) == MAX_GRID_SIZE
+    with pytest.raises(ConfigError, match="20,000 trials"):
+        grid_trials(parse_space([*words, "e=1,2"]))
 
 
-def test_random_points_of_a_grid() -> None:
+def test_random_trials_of_a_grid() -> None:
     space = parse_space(["a=1,2,3", "b=int(4..7)"])
-    points = draw(space, 12, seed=1)
+    points = random_trials(space, 12, seed=1)
     assert {(point["a"], point["b"]) for point in points} == {(a, b) for a in "123" for b in "4567"}
-    assert draw(space, 5, seed=1) == points[:5], "a sweep may be made longer"
-    assert draw(space, 12, seed=2) != points
-    with pytest.raises(ConfigError, match="--random: there are only 12 different points, not 13"):
-        draw(space, 13, seed=1)
+    assert random_trials(space, 5, seed=1) == points[:5], "a sweep can be extended"
+    assert random_trials(space, 12, seed=2) != points
+    with pytest.raises(ConfigError, match="--random: there are only 12 different trials, not 13"):
+        random_trials(space, 13, seed=1)
 
 
-def test_every_point_is_as_likely() -> None:
+def test_random_trials_are_uniform() -> None:
     space = parse_space(["a=1,2", "b=1,2,3"])
-    found = Counter(tuple(point.values()) for seed in range(1200) for point in draw(space, 2, seed))
-    assert len(found) == 6
-    assert all(340 < count < 460 for count in found.values()), "400 each; the standard deviation is 16"
+    counts = Counter(tuple(point.values()) for seed in range(1200) for point in random_trials(space, 2, seed))
+    assert len(counts) == 6
+    assert all(340 < count < 460 for count in counts.values()), "400 each; the standard deviation is 16"
 
 
-def test_random_points_of_ranges() -> None:
+def test_random_trials_of_ranges() -> None:
     space = parse_space(["a=log(1e-4..1e-1)", "b=lin(-1..3)", "c=int(1..3)", "d=x,y"])
-    points = draw(space, 600, seed=0)
-    assert draw(space, 10, seed=0) == points[:10]
+    points = random_trials(space, 600, seed=0)
+    assert random_trials(space, 10, seed=0) == points[:10]
     assert len({tuple(point.values()) for point in points}) == 600
     a, b = ([float(point[key]) for point in points] for key in "ab")
     assert 1e-4 <= min(a) < 1.1e-4 and 0.09 < max(a) <= 0.1
@@ -148,71 +148,71 @@ def test_random_points_of_ranges() -> None:
 
 
 def test_a_range_too_narrow_for_six_digits() -> None:
-    with pytest.raises(ConfigError, match="only 1 different points were found, not 5"):
-        draw(parse_space(["a=lin(1.00000001..1.00000002)"]), 5, seed=0)
+    with pytest.raises(ConfigError, match="only 1 different trials, not 5"):
+        random_trials(parse_space(["a=lin(1.00000001..1.00000002)"]), 5, seed=0)
 
 
-def test_probes_show_every_choice_and_both_ends() -> None:
-    points = probes(parse_space(["a=1,2,3", "b=log(0.1..10)", "c=int(1..8)"]))
+def test_boundary_trials_contain_every_choice_and_both_ends() -> None:
+    points = boundary_trials(parse_space(["a=1,2,3", "b=log(0.1..10)", "c=int(1..8)"]))
     assert len(points) == 5
     assert {point["a"] for point in points} == {"1", "2", "3"}
     assert {point["b"] for point in points} == {"0.1", "10.0"}
     assert {point["c"] for point in points} == {"1", "8"}
 
 
-def test_all_configs_are_checked_and_each_mistake_is_told_once() -> None:
+def test_all_configs_are_checked_and_each_error_is_reported_once() -> None:
     space = parse_space(["optimizer.lr=0.1,x", "train.length=2it,4", "data.batch_size=8"])
     with pytest.raises(ConfigError) as caught:
-        check_all("classification/digits", [space.overrides(point) for point in grid(space)])
+        check_configs("classification/digits", [space.overrides(point) for point in grid_trials(space)])
     assert sorted(problem.path for problem in caught.value.problems) == ["optimizer.lr", "train.length"]
     good = parse_space(["optimizer.lr=0.1,0.2"])
-    resolved = check_all("classification/digits", [good.overrides(point) for point in grid(good)])
-    assert [one.config["optimizer"]["lr"] for one in resolved] == [0.1, 0.2]
+    resolved = check_configs("classification/digits", [good.overrides(point) for point in grid_trials(good)])
+    assert [config.config["optimizer"]["lr"] for config in resolved] == [0.1, 0.2]
 
 
 # --- Optuna -----------------------------------------------------------------------------------------------------------
 
 
-def test_optuna_finds_what_is_good() -> None:
+def test_optuna_converges() -> None:
     pytest.importorskip("optuna")
     space = parse_space(["a=log(1e-4..1)", "b=int(0..9)", "c=x,y"])
 
     def score(point: dict[str, str]) -> float:
         return -((math.log10(float(point["a"])) + 2) ** 2) - (int(point["b"]) - 3) ** 2 / 10 + (point["c"] == "y")
 
-    def tried(count: int, better: str = "max") -> list[tuple[dict[str, str], float | None]]:
+    def run_sweep(count: int, better: str = "max") -> list[tuple[dict[str, str], float | None]]:
         known: list[tuple[dict[str, str], float | None]] = []
         for _ in range(count):
-            point = propose(space, known, 0, "min" if better == "min" else "max")
+            point = suggest(space, known, 0, "min" if better == "min" else "max")
             known.append((point, score(point) * (1 if better == "max" else -1)))
         return known
 
-    known = tried(40)
+    known = run_sweep(40)
     assert len({tuple(point.values()) for point, _ in known}) == 40
     late = statistics.mean(score(point) for point, _ in known[25:])
-    drawn = statistics.mean(map(score, draw(space, 200, seed=0)))
+    drawn = statistics.mean(map(score, random_trials(space, 200, seed=0)))
     assert late > drawn + 0.5
-    assert [point for point, _ in tried(15)] == [point for point, _ in known[:15]], "it hangs on its arguments alone"
-    downwards = [point for point, _ in tried(15, "min")]
-    assert downwards == [point for point, _ in known[:15]], "the same search the other way round"
-    assert propose(space, known[:5], 1, "max") != known[5][0], "another seed"
+    assert [point for point, _ in run_sweep(15)] == [point for point, _ in known[:15]], "depends only on its arguments"
+    downwards = [point for point, _ in run_sweep(15, "min")]
+    assert downwards == [point for point, _ in known[:15]], "the same search with the opposite direction"
+    assert suggest(space, known[:5], 1, "max") != known[5][0], "another seed"
 
 
-def test_optuna_takes_no_point_twice() -> None:
+def test_optuna_repeats_no_trial() -> None:
     pytest.importorskip("optuna")
     space = parse_space(["a=1,2,3", "b=x,y"])
     known: list[tuple[dict[str, str], float | None]] = []
     for number in range(6):
-        known.append((propose(space, known, 0, "max"), None if number == 2 else float(number)))
+        known.append((suggest(space, known, 0, "max"), None if number == 2 else float(number)))
     assert len({tuple(point.values()) for point, _ in known}) == 6
-    with pytest.raises(ConfigError, match="--optuna: there are only 6 different points, not 7"):
-        refuse_too_many(space, 7, "--optuna")
+    with pytest.raises(ConfigError, match="--optuna: there are only 6 different trials, not 7"):
+        check_count(space, 7, "--optuna")
 
 
-def test_without_optuna_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_optuna_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ConfigError, match=r"--optuna: needs Optuna .*pip install 'opabinia\[sweep\]'"):
-        propose(parse_space(["a=1,2"]), [], 0, "max")
+        suggest(parse_space(["a=1,2"]), [], 0, "max")
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
@@ -226,84 +226,87 @@ def test_without_optuna_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch
         (FloatingPointError("loss is nan\n\nmore"), "FloatingPointError: loss is nan"),
     ],
 )
-def test_a_run_that_fails_is_a_line(
+def test_a_failed_run_returns_one_line(
     error: Exception, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr("opabinia.training.launch.train", fail)
-    outcome = try_run("classification/digits", [], out=tmp_path, name="a")
+    outcome = run_trial("classification/digits", [], out=tmp_path, name="a")
     assert isinstance(outcome, str)
     assert outcome.startswith(reason) and "\n" not in outcome and "more" not in outcome
 
 
-@pytest.mark.parametrize("error", [Stopped("SIGINT", 130), DiskError("full"), InUse("busy"), KeyboardInterrupt()])
-def test_what_ends_the_sweep(error: BaseException, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [Stopped("SIGINT", 130), DiskError("full"), FolderInUse("busy"), KeyboardInterrupt()])
+def test_errors_that_stop_the_sweep(error: BaseException, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fail(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr("opabinia.training.launch.train", fail)
     with pytest.raises(type(error)):
-        try_run("classification/digits", [], out=tmp_path, name="a")
+        run_trial("classification/digits", [], out=tmp_path, name="a")
 
 
-# --- what came of it --------------------------------------------------------------------------------------------------
+# --- records and ranking ----------------------------------------------------------------------------------------------
 
 
-def test_the_record_is_kept(tmp_path: Path) -> None:
+def test_the_record_is_written_and_loaded(tmp_path: Path) -> None:
     path = tmp_path / "digits" / "sweep.json"
     runs = [
-        Tried("sweep-000", {"a": "1"}, {"val/top1": 0.5}),
-        Tried("sweep-001", {"a": "2"}, failed="no"),
-        Tried("s", {}),
+        Trial("sweep-000", {"a": "1"}, {"val/top1": 0.5}),
+        Trial("sweep-001", {"a": "2"}, failed="no"),
+        Trial("s", {}),
     ]
     Record("digits", ["a=1,2"], "random", 3, runs).write(path)
-    assert [file.name for file in path.parent.iterdir()] == ["sweep.json"], "nothing is left of writing aside"
-    again = Record("digits", ["a=1,2"], "random", 3)
-    again.take_over(path)
-    assert again.runs == runs
-    assert [run.done for run in again.runs] == [True, True, False]
-    Record("digits", ["a=1,2"], "grid", None).take_over(tmp_path / "nothing.json")
+    assert [file.name for file in path.parent.iterdir()] == ["sweep.json"], "no temporary file remains"
+    loaded = Record("digits", ["a=1,2"], "random", 3)
+    loaded.load_runs(path)
+    assert loaded.runs == runs
+    assert [run.done for run in loaded.runs] == [True, True, False]
+    Record("digits", ["a=1,2"], "grid", None).load_runs(tmp_path / "nothing.json")
 
 
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (Record("other", ["a=1,2"], "grid", None), r"sweep.json: is a sweep with another recipe \(digits there, other"),
-        (Record("digits", ["a=1,3"], "grid", None), r"another space \(a=1,2 there, a=1,3 here\): --name begins"),
-        (Record("digits", ["a=1,2"], "random", None), r"another how \(grid there, random here\)"),
+        (
+            Record("other", ["a=1,2"], "grid", None),
+            r"sweep.json: belongs to a sweep with another recipe \(digits, not other",
+        ),
+        (Record("digits", ["a=1,3"], "grid", None), r"another space \(a=1,2, not a=1,3\): choose another --name"),
+        (Record("digits", ["a=1,2"], "random", None), r"another search method \(grid, not random\)"),
         (Record("digits", ["a=1,2"], "grid", 1), "another seed"),
     ],
 )
 def test_the_record_of_another_sweep(record: Record, message: str, tmp_path: Path) -> None:
     Record("digits", ["a=1,2"], "grid", None).write(tmp_path / "sweep.json")
     with pytest.raises(ConfigError, match=message):
-        record.take_over(tmp_path / "sweep.json")
+        record.load_runs(tmp_path / "sweep.json")
 
 
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", '{"recipe": "d", "space": [], "how": "grid", "seed": null, "runs": [1]}']
 )
-def test_a_record_that_is_none(text: str, tmp_path: Path) -> None:
+def test_files_that_are_not_records(text: str, tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text(text)
     with pytest.raises(ConfigError, match=r"sweep\.json: (cannot be read|is not the record of a sweep)"):
-        Record("d", [], "grid", None).take_over(tmp_path / "sweep.json")
+        Record("d", [], "grid", None).load_runs(tmp_path / "sweep.json")
 
 
-def test_the_best_comes_first() -> None:
+def test_ranking() -> None:
     values = {"a": 0.2, "b": math.nan, "c": 0.9, "d": 0.5}
-    runs = [Tried("failed", {}, failed="no"), *(Tried(name, {}, {"x": value}) for name, value in values.items())]
-    assert [run.name for run in ranked(runs, "x", "max")] == ["c", "d", "a", "b", "failed"]
-    assert [run.name for run in ranked(runs, "x", "min")] == ["a", "d", "c", "b", "failed"]
+    runs = [Trial("failed", {}, failed="no"), *(Trial(name, {}, {"x": value}) for name, value in values.items())]
+    assert [run.name for run in rank_trials(runs, "x", "max")] == ["c", "d", "a", "b", "failed"]
+    assert [run.name for run in rank_trials(runs, "x", "min")] == ["a", "d", "c", "b", "failed"]
 
 
-def test_the_metric() -> None:
-    assert chosen_metric(None, {"val/top1": 1, "val/top5": 1}) == "val/top1"
-    assert chosen_metric("val/top5", {"val/top1": 1, "val/top5": 1}) == "val/top5"
-    assert chosen_metric(None, {}) is None
-    with pytest.raises(ConfigError, match="--metric: the runs give no score 'val/top2'; did you mean 'val/top"):
-        chosen_metric("val/top2", {"val/top1": 1})
+def test_choose_metric() -> None:
+    assert choose_metric(None, {"val/top1": 1, "val/top5": 1}) == "val/top1"
+    assert choose_metric("val/top5", {"val/top1": 1, "val/top5": 1}) == "val/top5"
+    assert choose_metric(None, {}) is None
+    with pytest.raises(ConfigError, match="--metric: the runs have no score 'val/top2'; did you mean 'val/top"):
+        choose_metric("val/top2", {"val/top1": 1})
 
 
 @pytest.mark.parametrize(
@@ -311,11 +314,11 @@ def test_the_metric() -> None:
     [("val/top1", "max"), ("val/mAP", "max"), ("val/nll", "min"), ("val/ece", "min"), ("val/bbox_loss", "min"),
      ("val_ema/Error", "min"), ("val/lossless", "max"), ("", "max")],
 )  # fmt: skip
-def test_which_way_is_better(metric: str, better: str) -> None:
-    assert better_way(metric) == better
+def test_metric_direction(metric: str, better: str) -> None:
+    assert metric_direction(metric) == better
 
 
-# --- repeats ----------------------------------------------------------------------------------------------------------
+# --- repeated seeds ---------------------------------------------------------------------------------------------------
 
 
 def test_seeds() -> None:
@@ -323,20 +326,20 @@ def test_seeds() -> None:
 
 
 @pytest.mark.parametrize("text", ["", ",", "0,", "a", "-1", "1.5", "1;2", "0,1,0", "1,01", str(2**63)])
-def test_what_is_no_list_of_seeds(text: str) -> None:
+def test_invalid_lists_of_seeds(text: str) -> None:
     with pytest.raises(ConfigError, match="command line: --seeds: "):
         parse_seeds(text)
 
 
 def test_mean_and_deviation() -> None:
     values = {0: 0.5, 1: 0.75, 7: 0.625}
-    summary = summarise({seed: {"x": value, **({"y": 2.0} if seed == 7 else {})} for seed, value in values.items()})
+    summary = summarize({seed: {"x": value, **({"y": 2.0} if seed == 7 else {})} for seed, value in values.items()})
     assert summary["x"].values == values
     assert summary["x"].mean == 0.625
     assert summary["x"].std == 0.125, "of a sample: n - 1"
     assert (summary["y"].values, summary["y"].mean, summary["y"].std) == ({7: 2.0}, 2.0, None)
 
 
-def test_a_score_that_is_no_number_is_not_hidden() -> None:
-    summary = summarise({0: {"x": math.nan}, 1: {"x": 1.0}})["x"]
+def test_nan_scores_are_not_hidden() -> None:
+    summary = summarize({0: {"x": math.nan}, 1: {"x": 1.0}})["x"]
     assert math.isnan(summary.mean) and summary.std is not None and math.isnan(summary.std)

@@ -11,7 +11,7 @@ from opabinia.training.world_size_scaling import auto_scale
 
 
 def config(**found: Any) -> dict[str, Any]:
-    train = {"tuned_for": 8, "lr_batch_size": None, "length": found.get("length", "5000it"), "log_every": 20}
+    train = {"reference_world_size": 8, "lr_batch_size": None, "length": found.get("length", "5000it"), "log_every": 20}
     return {
         "data": {"batch_size": found.get("batch", 16)},
         "optimizer": {"name": "sgd", "lr": found.get("lr", 0.1)},
@@ -19,8 +19,8 @@ def config(**found: Any) -> dict[str, Any]:
         "train": {**train, **found.get("train", {})},
         "evaluate": {"every": found.get("evaluate", "1ep")},
         "checkpoint": {"every": found.get("save", "1000it")},
-        "ema": {"every": 8, "momentum": 0.99},
-        "hooks": {"precise": {"name": "precise_norm", "batches": 200}, "limit": {"after": "1.5h"}},
+        "ema": {"every": 8, "decay": 0.99},
+        "hooks": {"precise": {"name": "precise_bn", "batches": 200}, "limit": {"max_time": "1.5h"}},
     }
 
 
@@ -45,7 +45,7 @@ def numbers(found: dict[str, Any]) -> tuple[Any, ...]:
 def test_as_detectron2_does(processes: int, expected: tuple[Any, ...]) -> None:
     found, changes = auto_scale(config(), processes)
     assert numbers(found) == expected
-    assert found["train"]["tuned_for"] == processes
+    assert found["train"]["reference_world_size"] == processes
     assert auto_scale(found, processes) == (found, [])  # once is enough
     assert f"optimizer.lr: 0.1 -> {expected[1]}" in changes
     assert f"schedule.milestones.0: 4000it -> {expected[3][0]}" in changes
@@ -62,9 +62,9 @@ def test_halves_go_to_the_even_number_and_no_period_becomes_zero() -> None:
 
 def test_what_is_counted_without_a_unit_follows_and_what_is_not_counted_in_steps_stays() -> None:
     found, _ = auto_scale(config(), 16)
-    assert found["ema"] == {"every": 4, "momentum": 0.99}
+    assert found["ema"] == {"every": 4, "decay": 0.99}
     assert found["train"]["log_every"] == 10
-    assert found["hooks"] == {"precise": {"name": "precise_norm", "batches": 100}, "limit": {"after": "1.5h"}}
+    assert found["hooks"] == {"precise": {"name": "precise_bn", "batches": 100}, "limit": {"max_time": "1.5h"}}
     assert found["evaluate"]["every"] == "1ep"
 
 
@@ -75,18 +75,18 @@ def test_a_rate_that_follows_the_batch_anyway_is_not_scaled_twice() -> None:
 
 @pytest.mark.parametrize("tuned", [None, 16])
 def test_nothing_to_do(tuned: int | None) -> None:
-    given = config(train={"tuned_for": tuned})
+    given = config(train={"reference_world_size": tuned})
     assert auto_scale(given, 16) == (given, [])
 
 
 def test_a_batch_that_does_not_divide_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"data.batch_size.*15 does not divide over 8 processes"):
+    with pytest.raises(ConfigError, match=r"data.batch_size.*15 does not divide over 8 ranks"):
         auto_scale(config(batch=15), 16)
 
 
 def test_a_real_recipe(tmp_path: Path) -> None:
     whole = resolve(
-        "classification/digits", ["train.tuned_for=4", "data.batch_size=64", "checkpoint.every=10it"]
+        "classification/digits", ["train.reference_world_size=4", "data.batch_size=64", "checkpoint.every=10it"]
     ).config
     found, changes = auto_scale(whole, 1)
     assert found["data"]["batch_size"] == 16 and found["checkpoint"]["every"] == "40it"

@@ -1,4 +1,4 @@
-"""Films in, predictions out: from Python and from the command line, with strips and labelled clips to be looked at."""
+"""Videos in, predictions out: from Python and from the command line, with strips and labelled clips to be looked at."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,8 @@ from torch import Tensor
 import opabinia
 from opabinia.config import ConfigError
 from opabinia.contracts import Video
-from opabinia.data.decoding.video import VideoFile, VideoInMemory
+from opabinia.data.decoding.frames import VideoInMemory
+from opabinia.data.decoding.video import VideoFile
 from opabinia.data.loader import DataError
 from opabinia.inference.compare import compare
 from opabinia.inference.embedding_map import draw_map
@@ -22,31 +23,39 @@ from opabinia.inference.extract import extract
 from opabinia.inference.predict import predict, retrieve
 from opabinia.inference.predictor import Predictor
 from opabinia.training import launch
-from opabinia.visualization.drawing import FRAMES
-from opabinia.visualization.video_strips import LEAST_WIDTH, Noted, Seen, picture_of, seen_clips, strip, write_clip
+from opabinia.visualization.drawing import FRAME_COLORS
+from opabinia.visualization.video_strips import (
+    MIN_WIDTH,
+    RecordingVideo,
+    SampledClip,
+    draw_strip,
+    representative_image,
+    sampled_clips,
+    write_clip,
+)
 from tests.data.videos import write
 
-CROPPED = "[{name: clip, frames: 4, stride: 2, place: middle}, {name: three_crop, size: 32}]"
+CROPPED = "[{name: clip, frames: 4, stride: 2, position: middle}, {name: three_crop, size: 32}]"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three films of each of two classes, of different lengths."""
-    folder = tmp_path_factory.mktemp("films")
+    """Three videos of each of two classes, of different lengths."""
+    folder = tmp_path_factory.mktemp("videos")
     for number in range(6):
         write(folder / ("odd" if number % 2 else "even") / f"{number}.mp4", 12 + 2 * number, size=(48, 64))
     return folder
 
 
 def sources(folder: Path, views: bool = False) -> list[str]:
-    films = f"{{name: videos, root: {json.dumps(str(folder))}, channels: 1}}"
-    seen = f"{{name: views_of_films, source: {films}, clips: 3, crops: 2}}" if views else films
-    return [f"data.train.source={films}", f"data.val.source={seen}", f"data.val.transforms={CROPPED}"]
+    videos = f"{{name: videos, root: {json.dumps(str(folder))}, channels: 1}}"
+    seen = f"{{name: video_views, source: {videos}, clips: 3, crops: 2}}" if views else videos
+    return [f"data.train.source={videos}", f"data.val.source={seen}", f"data.val.transforms={CROPPED}"]
 
 
 @pytest.fixture(scope="module")
 def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    small = ["train.length=2it", "data.workers=0", "data.batch_size=4", "writers=[]", "schedule.warmup=1it"]
+    small = ["train.length=2it", "data.num_workers=0", "data.batch_size=4", "loggers=[]", "schedule.warmup=1it"]
     crop = "data.train.transforms=[{name: clip, frames: 4, stride: 2}, {name: scale_jitter, size: 32, scale: [32, 40]}]"
     overrides = [*sources(folder), crop, *small]
     return launch.train("video/digits", overrides, out=tmp_path_factory.mktemp("runs"))[0]
@@ -65,7 +74,7 @@ def of_views(run: Path, folder: Path) -> Predictor:
 # --- from Python ------------------------------------------------------------------------------------------------------
 
 
-def test_every_kind_of_film_gives_the_same(predictor: Predictor, folder: Path) -> None:
+def test_every_kind_of_video_gives_the_same(predictor: Predictor, folder: Path) -> None:
     path = folder / "odd" / "1.mp4"
     frames = VideoFile(path, 1).read(range(14))
     grey = frames[:, 0].numpy()[..., None]
@@ -76,20 +85,20 @@ def test_every_kind_of_film_gives_the_same(predictor: Predictor, folder: Path) -
 
 
 @pytest.mark.parametrize(
-    ("film", "told"),
+    ("video", "told"),
     [
-        (np.zeros((8, 8, 3), dtype=np.uint8), r"a film is a path, an array .* not a ndarray \(8, 8, 3\)"),
+        (np.zeros((8, 8, 3), dtype=np.uint8), r"a video is a path, an array .* not a ndarray \(8, 8, 3\)"),
         (torch.zeros(0, 1, 8, 8), "not a Tensor"),
         (None, "not a NoneType"),
     ],
-    ids=["a picture", "no frames", "nothing"],
+    ids=["a image", "no frames", "nothing"],
 )
-def test_what_is_no_film_is_told(predictor: Predictor, film: Any, told: str) -> None:
+def test_what_is_no_video_is_reported(predictor: Predictor, video: Any, told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        predictor(film)
+        predictor(video)
 
 
-def test_a_film_is_seen_in_the_views_of_the_evaluation_and_they_are_merged(
+def test_a_video_is_seen_in_the_views_of_the_evaluation_and_they_are_merged(
     predictor: Predictor, of_views: Predictor, folder: Path
 ) -> None:
     path = folder / "odd" / "5.mp4"  # 22 frames: a clip may begin at 0, 7 and 15
@@ -114,12 +123,12 @@ def test_what_is_predicted_is_what_was_evaluated(run: Path, of_views: Predictor,
     right = [
         one.readable["top"][0]["class"] == path.parent.name for path, one in zip(files, of_views(files), strict=True)
     ]
-    scores = launch.evaluate(run, [*sources(folder, views=True), "data.workers=0"])
+    scores = launch.evaluate(run, [*sources(folder, views=True), "data.num_workers=0"])
     assert sum(right) / len(files) == pytest.approx(scores["val/top1"])
 
 
-def test_films_are_not_explained(predictor: Predictor, folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"only pictures .* can be explained, not films"):
+def test_videos_are_not_explained(predictor: Predictor, folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"only images .* can be explained, not videos"):
         predictor.explain([predictor.sample(folder / "odd" / "1.mp4")])
 
 
@@ -138,47 +147,49 @@ class Counting(VideoInMemory):
 
 def test_frames_that_are_asked_for_are_noted_and_read_once() -> None:
     inner = Counting(torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1).expand(6, 1, 4, 4))
-    film = Noted(inner)
-    assert isinstance(film, Video) and (film.frames, film.size, film.fps, film.seconds) == (6, (4, 4), 30.0, 0.2)
-    first = film.read([1, 3])
+    video = RecordingVideo(inner)
+    assert isinstance(video, Video) and (video.frames, video.size, video.fps, video.seconds) == (6, (4, 4), 30.0, 0.2)
+    first = video.read([1, 3])
     first.zero_()  # a transform may
-    assert film.read([1, 3])[:, 0, 0, 0].tolist() == [1, 3] and inner.reads == 1
-    film.read([1, 3], 2)
-    film.read(range(2))
-    assert inner.reads == 3 and film.asked == [[1, 3], [1, 3], [1, 3], [0, 1]]
+    assert video.read([1, 3])[:, 0, 0, 0].tolist() == [1, 3] and inner.reads == 1
+    video.read([1, 3], 2)
+    video.read(range(2))
+    assert inner.reads == 3 and video.requests == [[1, 3], [1, 3], [1, 3], [0, 1]]
 
 
-def test_crops_of_a_clip_are_told_together() -> None:
+def test_crops_of_a_clip_are_reported_together() -> None:
     views = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]])
-    found = seen_clips([[0, 2], [0, 2], [4, 6], [4, 6]], {"probabilities": views.mean(0), "views": views}, ["a", "b"])
+    found = sampled_clips(
+        [[0, 2], [0, 2], [4, 6], [4, 6]], {"probabilities": views.mean(0), "views": views}, ["a", "b"]
+    )
     assert found == [
-        Seen([0, 2], "clip 1 of 2", 0, "a 90.0% 80.0%"),
-        Seen([4, 6], "clip 2 of 2", 0, "a 30.0% 40.0%"),
+        SampledClip([0, 2], "clip 1 of 2", 0, "a 90.0% 80.0%"),
+        SampledClip([4, 6], "clip 2 of 2", 0, "a 30.0% 40.0%"),
     ]
-    one = seen_clips([[0, 2]], {"probabilities": torch.tensor([0.25, 0.75])}, ["a", "b"])
-    assert one == [Seen([0, 2], "", 1, "b 75.0%")]
+    one = sampled_clips([[0, 2]], {"probabilities": torch.tensor([0.25, 0.75])}, ["a", "b"])
+    assert one == [SampledClip([0, 2], "", 1, "b 75.0%")]
 
 
 def brightness(count: int, height: int = 16, width: int = 16) -> VideoInMemory:
-    """A film whose frames are as bright as their number, times ten."""
+    """A video whose frames are as bright as their number, times ten."""
     frames = 10 * torch.arange(count, dtype=torch.uint8).view(count, 1, 1, 1)
     return VideoInMemory(frames.expand(count, 3, height, width), fps=10.0)
 
 
 def test_a_strip_shows_frames_side_by_side_a_row_for_each_clip() -> None:
-    clips = [Seen([0, 4, 8], "clip 1 of 2", 0, "a 90.0%"), Seen([9, 13, 17], "clip 2 of 2", 0, "a 80.0%")]
-    picture = strip(brightness(18), clips, "film: a", "wrong")
-    pixels = np.asarray(picture)
-    assert tuple(pixels[0, 0]) == FRAMES["wrong"]
+    clips = [SampledClip([0, 4, 8], "clip 1 of 2", 0, "a 90.0%"), SampledClip([9, 13, 17], "clip 2 of 2", 0, "a 80.0%")]
+    image = draw_strip(brightness(18), clips, "video: a", "wrong")
+    pixels = np.asarray(image)
+    assert tuple(pixels[0, 0]) == FRAME_COLORS["wrong"]
     for number in (0, 40, 80, 90, 130, 170):  # each frame is 128 pixels high and wide
         assert (pixels == number).all(2).sum() >= 128 * 128
-    assert picture.width == LEAST_WIDTH + 10
-    plain = strip(brightness(18), [clips[0]._replace(name="")], "film: a")
-    assert plain.height < picture.height / 2 and (np.asarray(plain)[0, 0] > 240).all()
+    assert image.width == MIN_WIDTH + 10
+    plain = draw_strip(brightness(18), [clips[0]._replace(name="")], "video: a")
+    assert plain.height < image.height / 2 and (np.asarray(plain)[0, 0] > 240).all()
 
 
 def test_of_many_frames_some_are_shown_from_the_first_to_the_last() -> None:
-    pixels = np.asarray(strip(brightness(25), [Seen(list(range(25)), "", 0, "a")], ""))
+    pixels = np.asarray(draw_strip(brightness(25), [SampledClip(list(range(25)), "", 0, "a")], ""))
     shown = [number for number in range(25) if (pixels == 10 * number).all(2).sum() >= 128 * 128]
     assert shown == [0, 3, 6, 10, 13, 17, 20, 24]
 
@@ -187,7 +198,7 @@ def test_of_many_frames_some_are_shown_from_the_first_to_the_last() -> None:
     ("size", "written"), [((16, 16), (256, 256)), ((301, 455), (256, 388)), ((17, 9), (476, 252))], ids=str
 )
 def test_a_clip_lasts_as_long_as_what_it_shows(size: Any, written: Any, tmp_path: Path) -> None:
-    clips = [Seen([0, 2, 4], "", 0, "a 90.0%"), Seen([10, 12, 14], "", 1, "a 80.0%")]
+    clips = [SampledClip([0, 2, 4], "", 0, "a 90.0%"), SampledClip([10, 12, 14], "", 1, "a 80.0%")]
     path = tmp_path / "clips" / "clip.mp4"
     write_clip(path, brightness(15, *size), clips)
     with av.open(str(path)) as container:
@@ -200,49 +211,49 @@ def test_a_clip_lasts_as_long_as_what_it_shows(size: Any, written: Any, tmp_path
 
 
 def test_a_single_frame_stays_for_a_second(tmp_path: Path) -> None:
-    write_clip(tmp_path / "clip.mp4", brightness(3), [Seen([1], "", 0, "a")])
+    write_clip(tmp_path / "clip.mp4", brightness(3), [SampledClip([1], "", 0, "a")])
     with av.open(str(tmp_path / "clip.mp4")) as container:
         assert container.streams.video[0].average_rate == 1
 
 
-def test_a_film_is_shown_by_its_middle() -> None:
-    assert int(picture_of({"video": brightness(9)})[0, 0, 0]) == 40
-    assert picture_of({"image": torch.ones(1, 2, 2)}).shape == (1, 2, 2)
+def test_a_video_is_shown_by_its_middle() -> None:
+    assert int(representative_image({"video": brightness(9)})[0, 0, 0]) == 40
+    assert representative_image({"image": torch.ones(1, 2, 2)}).shape == (1, 2, 2)
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 
-def test_films_are_told_drawn_and_written(run: Path, folder: Path, tmp_path: Path, capsys: Any) -> None:
-    (tmp_path / "text.mp4").write_text("no film")
+def test_videos_are_reported_drawn_and_written(run: Path, folder: Path, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "text.mp4").write_text("no video")
     (tmp_path / "empty.mp4").touch()
     out = tmp_path / "out"
     with pytest.raises(DataError) as told:
         predict(run, [folder / "odd", tmp_path / "text.mp4", tmp_path / "empty.mp4"], out)
     assert str(told.value).splitlines() == [
-        "2 of 5 files were left out:",
-        f"{tmp_path / 'text.mp4'} is no film, but text",
+        "2 of 5 files were skipped:",
+        f"{tmp_path / 'text.mp4'} is not a video, but text",
         f"{tmp_path / 'empty.mp4'} is empty: it has 0 bytes",
     ]
     lines = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
     assert [line["path"] for line in lines] == [str(path) for path in sorted(folder.glob("odd/*.mp4"))]
     said = capsys.readouterr().out
-    assert f"3 films; predictions.jsonl, strips and clips are in {out}" in said
-    names = [f"0000{number}-{film}" for number, film in enumerate("135")]
+    assert f"3 videos; predictions.jsonl, strips and clips are in {out}" in said
+    names = [f"0000{number}-{video}" for number, video in enumerate("135")]
     assert sorted(path.stem for path in (out / "strips").iterdir()) == names
-    with Image.open(out / "strips" / f"{names[0]}.png") as picture:
-        assert picture.width == 6 + 4 * (6 + 171)  # four frames of 48 x 64 at a height of 128
+    with Image.open(out / "strips" / f"{names[0]}.png") as image:
+        assert image.width == 6 + 4 * (6 + 171)  # four frames of 48 x 64 at a height of 128
     with av.open(str(out / "clips" / f"{names[0]}.mp4")) as container:
         assert len(list(container.decode(video=0))) == 4
 
 
-def test_a_folder_without_films_is_told(run: Path, tmp_path: Path) -> None:
-    Image.new("L", (8, 8)).save(tmp_path / "picture.png")
-    with pytest.raises(ConfigError, match=r"holds no films \(\.mp4, "):
+def test_a_folder_without_videos_is_reported(run: Path, tmp_path: Path) -> None:
+    Image.new("L", (8, 8)).save(tmp_path / "image.png")
+    with pytest.raises(ConfigError, match=r"has no videos \(\.mp4, "):
         predict(run, [tmp_path], tmp_path / "out")
 
 
-def test_films_like_a_film(run: Path, folder: Path, tmp_path: Path) -> None:
+def test_videos_like_a_video(run: Path, folder: Path, tmp_path: Path) -> None:
     query = folder / "odd" / "1.mp4"
     retrieve(run, [query], folder, tmp_path, nearest=9)
     (line,) = map(json.loads, (tmp_path / "predictions.jsonl").read_text().splitlines())
@@ -251,29 +262,30 @@ def test_films_like_a_film(run: Path, folder: Path, tmp_path: Path) -> None:
     assert (tmp_path / "sheets" / "00000-1.png").is_file()
 
 
-def test_films_of_the_data_are_drawn_framed_as_right_or_wrong(run: Path, tmp_path: Path, capsys: Any) -> None:
-    """With a network of two steps all films are of one class, so half of them are wrong."""
-    compare(run, "val", tmp_path, most=4)
+def test_videos_of_the_data_are_drawn_framed_as_right_or_wrong(run: Path, tmp_path: Path, capsys: Any) -> None:
+    """With a network of two steps all videos are of one class, so half of them are wrong."""
+    compare(run, "val", tmp_path, max_images=4)
     verdicts = [line.split("  ")[1].split(":")[0] for line in capsys.readouterr().out.splitlines()[:-1]]
     assert verdicts == ["wrong", "wrong", "right", "right"]
-    for path, verdict in zip(sorted((tmp_path / "strips").iterdir()), verdicts, strict=True):
-        with Image.open(path) as picture:
-            assert picture.getpixel((0, 0)) == FRAMES[verdict]
+    for path, verdict in zip(sorted((tmp_path / "images").iterdir()), verdicts, strict=True):
+        with Image.open(path) as image:
+            assert image.getpixel((0, 0)) == FRAME_COLORS[verdict]
 
 
-def test_what_is_extracted_of_films_is_mapped(run: Path) -> None:
+def test_what_is_extracted_of_videos_is_mapped(run: Path) -> None:
     (out,) = extract(run, layers=["layer3", "trunk", "embedding"])
     assert np.load(out / "layer3.npy").shape[0] == 6 and np.load(out / "trunk.npy").shape == (6, 64)
     np.testing.assert_array_equal(np.load(out / "trunk.npy"), np.load(out / "embedding.npy"))
     path = draw_map(out, column="embedding")
-    with Image.open(path) as picture:
-        assert picture.height > 800  # the map, and a row of films for each class
+    with Image.open(path) as image:
+        assert image.height > 800  # the map, and a row of videos for each class
 
 
 def test_neighbours_and_probes_judge_clips_and_their_maps(run: Path) -> None:
-    probe = "{name: linear_probe, layers: [backbone.layer2, embedding], rates: [0.1], epochs: 2, held_out: 0.5}"
-    measures = f"evaluate.measures={{near: {{evaluator: {{name: knn, k: 1}}}}, probe: {{evaluator: {probe}}}}}"
-    scores = launch.evaluate(run, [measures, "data.workers=0"])
+    options = "learning_rates: [0.1], epochs: 2, validation_fraction: 0.5"
+    probe = f"{{name: linear_probe, layers: [backbone.layer2, embedding], {options}}}"
+    measures = f"evaluate.evaluators={{near: {{evaluator: {{name: knn, k: 1}}}}, probe: {{evaluator: {probe}}}}}"
+    scores = launch.evaluate(run, [measures, "data.num_workers=0"])
     assert scores["val/knn_top1"] > 0.99  # what is judged was learned from
     assert 0 <= scores["val/linear_top1"] <= 1
     told = json.loads((run / "eval" / "val" / "details.json").read_text())

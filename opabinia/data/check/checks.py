@@ -1,81 +1,81 @@
-"""The data doctor: what data sets hold, and what is wrong with them."""
+"""Run all checks of datasets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from opabinia.contracts import Source
-from opabinia.contracts.masks import decoded
+from opabinia.contracts import IdentitySource, QuerySource, Source
+from opabinia.contracts.masks import decode_rle
 from opabinia.data.check import findings as kinds
-from opabinia.data.check.counts import TINY, Holding, boxes_of, lengths_of, people_of, sides_of, sizes_of
-from opabinia.data.check.datasets import id_of, is_of_identities, label_of, labels_of, parts_of, pictures_of_classes
-from opabinia.data.check.duplicates import TRAIN, Entry, first_of_labels, tell_duplicates
-from opabinia.data.check.findings import Finding, Findings, Member
-from opabinia.data.check.scan import Look, Place, look_at
+from opabinia.data.check import statistics
+from opabinia.data.check.datasets import count_per_class, label_name, leaf_sources, sample_id, single_labels
+from opabinia.data.check.duplicates import TRAIN, ScannedSample, find_duplicates
+from opabinia.data.check.findings import Finding, Findings, SampleRef
+from opabinia.data.check.scan import Position, SampleScan, scan_samples
+from opabinia.data.check.statistics import DatasetStatistics
 from opabinia.data.sources import annotation_errors
-from opabinia.data.sources.detection_base import Annotated
+from opabinia.data.sources.detection_base import AnnotatedImages
 from opabinia.runtime.log import log
 
 NEAR = 4
-"""Bits that may differ in the hashes of pictures that are nearly the same."""
+"""Bits that may differ in the hashes of nearly identical images."""
 
 SMALL = 8
-"""Pixels: a picture with a shorter side is told."""
+"""Pixels: images with a shorter side are reported."""
 
 
 @dataclass(frozen=True)
 class DataReport:
-    """What was found.
+    """Result of the checks.
 
     Attributes:
-        sets: what each data set holds, by its name.
-        findings: what is wrong, and after it what may be.
-        parts: the sources that were looked at.
-        stopped: it was stopped before everything was read.
+        datasets: statistics by dataset name.
+        findings: errors, then notes.
+        sources: the sources that were read.
+        stopped: the check was interrupted before everything was read.
     """
 
-    sets: dict[str, Holding]
+    datasets: dict[str, DatasetStatistics]
     findings: list[Finding]
-    parts: Sequence[Source]
+    sources: Sequence[Source]
     stopped: bool = False
 
     @property
-    def wrong(self) -> int:
-        """How many things are wrong."""
-        return sum(one.count for one in self.findings if one.wrong)
+    def error_count(self) -> int:
+        """Number of errors."""
+        return sum(finding.count for finding in self.findings if finding.is_error)
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
         return {
             "stopped": self.stopped,
-            "wrong": self.wrong,
-            "sets": {name: asdict(one) for name, one in self.sets.items()},
+            "error_count": self.error_count,
+            "datasets": {name: asdict(dataset) for name, dataset in self.datasets.items()},
             "findings": [
                 {
-                    "kind": one.kind,
-                    "wrong": one.wrong,
-                    "count": one.count,
-                    "cases": [[_plain(member) for member in case] for case in one.cases],
+                    "kind": finding.kind,
+                    "is_error": finding.is_error,
+                    "count": finding.count,
+                    "cases": [[_to_json(sample) for sample in case] for case in finding.cases],
                 }
-                for one in self.findings
+                for finding in self.findings
             ],
         }
 
 
-def _plain(member: Member) -> dict[str, Any]:
-    return {name: value for name, value in asdict(member).items() if name not in ("part", "index")}
+def _to_json(sample: SampleRef) -> dict[str, Any]:
+    return {name: value for name, value in asdict(sample).items() if name not in ("source", "index")}
 
 
 class _Part(NamedTuple):
-    """A source, the data set it belongs to, and the first of its samples in there."""
+    """A source and the name of its dataset."""
 
-    set: str
+    dataset: str
     source: Source
-    start: int
 
 
 def run_checks(
@@ -85,212 +85,196 @@ def run_checks(
     limit: int | None = None,
     seed: int = 0,
     workers: int = 0,
-    tell: Callable[[int, int], None] = lambda done, of: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> DataReport:
-    """Count what data sets hold, and look for what is wrong with them, each by itself and all together.
+    """Compute statistics of datasets, and find errors in each and between them.
 
-    Every sample is read once: pictures are decoded in full, of films the first, the middle and the last frame. What the
-    sources had to mend is told, too. Counts of classes, things and identities are of all samples, also with ``limit``.
+    Every sample is read once: images are decoded, and of videos the first, the middle and the last frame. Errors that
+    the sources have fixed are included. Statistics of classes, objects and identities include all samples even with
+    ``limit``.
 
     Args:
-        sources: by the name of the data set; the one called ``train`` is trained on, all others are to measure.
-        near: bits that may differ in the hashes of pictures that are nearly the same, 0 to 12.
-        limit: read only so many samples of each data set, drawn by ``seed``.
+        sources: by dataset name; ``train`` is the training set, all others are for validation.
+        near: bits that may differ in the hashes of nearly identical images, 0 to 12.
+        limit: read only this many samples of each dataset, drawn with ``seed``.
         seed: of that draw.
         workers: processes that read; 0 reads in this one.
-        tell: is told how many samples were read, and of how many.
+        progress: called with the number of samples read, and of all to read.
 
     Returns:
-        What was found; also after Ctrl-C, with ``stopped``.
+        The report; also after Ctrl-C, with ``stopped``.
 
     Raises:
-        Crashed: reading has ended a process.
+        WorkerDied: reading has killed a process.
     """
-    parts = list(_parts(sources))
-    places = [place for name in sources for place in _drawn(parts, name, limit, seed)]
-    looks, stopped = _looks([one.source for one in parts], places, workers, tell)
-    entries = [_entry(parts, place, look) for place, look in zip(places, looks, strict=False)]
+    parts = [_Part(name, leaf) for name, source in sources.items() for leaf in leaf_sources(source)]
+    all_positions: dict[str, list[Position]] = {name: [] for name in sources}
+    for number, part in enumerate(parts):
+        all_positions[part.dataset] += [(number, index) for index in range(len(part.source))]
+    positions = [position for own in all_positions.values() for position in _draw(own, limit, seed)]
+    scans, stopped = _scan([part.source for part in parts], positions, workers, progress)
+    samples = [_scanned(parts, position, scan) for position, scan in zip(positions, scans, strict=False)]
     findings = Findings()
     for number, part in enumerate(parts):
-        if isinstance(part.source, Annotated):
-            findings.add_faults(part.set, number, part.source.faults)
-            own = [index for of, index in places if of == number]
-            findings.add_faults(part.set, number, _broken_runs(part.source, own))
-    for entry in entries:
-        _tell_look(parts, entry, findings)
-    tell_duplicates(entries, near, findings)
-    _tell_identities(sources, parts, findings)
+        if isinstance(part.source, AnnotatedImages):
+            findings.add_errors(part.dataset, number, part.source.errors)
+            indices = [index for source, index in positions if source == number]
+            findings.add_errors(part.dataset, number, _find_broken_rle(part.source, indices))
+    for sample in samples:
+        _check_scan(parts, sample, findings)
+    find_duplicates(samples, near, findings)
+    _check_identities(sources, all_positions, parts, findings)
     for number, part in enumerate(parts):
-        if isinstance(part.source, Annotated):
-            _tell_things(part.set, number, part.source, findings)
-    held = {name: _holding(name, source, entries) for name, source in sources.items()}
-    for name, holding in held.items():
-        _tell_classes(name, sources[name], holding, findings)
-    return DataReport(held, findings.all(), [one.source for one in parts], stopped)
+        if isinstance(part.source, AnnotatedImages):
+            _check_objects(part.dataset, number, part.source, findings)
+    datasets = {name: _summarize(name, source, samples) for name, source in sources.items()}
+    for name, dataset in datasets.items():
+        if not isinstance(sources[name], IdentitySource):
+            for class_name, count in dataset.per_class.items():
+                if not count:
+                    findings.add(kinds.NO_SAMPLES, [SampleRef(name, class_name)])
+    return DataReport(datasets, findings.sorted(), [part.source for part in parts], stopped)
 
 
-def _parts(sources: Mapping[str, Source]) -> Iterator[_Part]:
-    for name, source in sources.items():
-        start = 0
-        for part in parts_of(source):
-            yield _Part(name, part, start)
-            start += len(part)
+def _draw(positions: list[Position], limit: int | None, seed: int) -> list[Position]:
+    """Return the samples of a dataset that are to be read."""
+    if limit is None or limit >= len(positions):
+        return positions
+    chosen = np.random.default_rng(seed).choice(len(positions), limit, replace=False)
+    return [positions[i] for i in np.sort(chosen).tolist()]
 
 
-def _drawn(parts: Sequence[_Part], name: str, limit: int | None, seed: int) -> list[Place]:
-    """The samples of a data set that are to be read."""
-    own = [
-        (number, index) for number, part in enumerate(parts) if part.set == name for index in range(len(part.source))
-    ]
-    if limit is None or limit >= len(own):
-        return own
-    chosen = np.random.default_rng(seed).choice(len(own), limit, replace=False)
-    return [own[place] for place in np.sort(chosen).tolist()]
-
-
-def _looks(
-    sources: Sequence[Source], places: Sequence[Place], workers: int, tell: Callable[[int, int], None]
-) -> tuple[list[Look], bool]:
-    """What was seen, and whether Ctrl-C has ended it."""
-    looks: list[Look] = []
-    log.disabled, before = True, log.disabled  # damage is a finding here
+def _scan(
+    sources: Sequence[Source], positions: Sequence[Position], workers: int, progress: Callable[[int, int], None]
+) -> tuple[list[SampleScan], bool]:
+    """Return the scans, and whether Ctrl-C has interrupted them."""
+    scans: list[SampleScan] = []
+    log.disabled, before = True, log.disabled  # damage is a finding here, not a warning
     try:
-        for look in look_at(sources, places, workers):
-            looks.append(look)
-            tell(len(looks), len(places))
+        for scan in scan_samples(sources, positions, workers):
+            scans.append(scan)
+            progress(len(scans), len(positions))
     except KeyboardInterrupt:
-        return looks, True
+        return scans, True
     finally:
         log.disabled = before
-    return looks, False
+    return scans, False
 
 
-def _entry(parts: Sequence[_Part], place: Place, look: Look) -> Entry:
-    number, index = place
+def _scanned(parts: Sequence[_Part], position: Position, scan: SampleScan) -> ScannedSample:
+    number, index = position
     part = parts[number]
-    queries = getattr(part.source, "queries", None)
-    label = label_of(part.source, index)
-    return Entry(
-        look,
-        Member(part.set, look.id, value=label or "", part=number, index=index),
-        None if queries is None else bool(queries[index]),
+    label = label_name(part.source, index)
+    return ScannedSample(
+        scan,
+        SampleRef(part.dataset, scan.id, value=label or "", source=number, index=index),
+        bool(part.source.queries[index]) if isinstance(part.source, QuerySource) else None,
         () if label is None else tuple(part.source.classes),
     )
 
 
-# --- of one sample ----------------------------------------------------------------------------------------------------
+# --- checks of a sample -----------------------------------------------------------------------------------------------
 
 
-def _tell_look(parts: Sequence[_Part], entry: Entry, findings: Findings) -> None:
-    look, member = entry.look, entry.member
+def _check_scan(parts: Sequence[_Part], scanned: ScannedSample, findings: Findings) -> None:
+    scan, sample = scanned.scan, scanned.sample
 
-    def tell(kind: str, value: str) -> None:
-        findings.add(kind, [Member(member.set, member.id, "", value, member.part, member.index)])
+    def add(kind: str, value: str) -> None:
+        findings.add(kind, [SampleRef(sample.dataset, sample.id, "", value, sample.source, sample.index)])
 
-    if look.error is not None:
-        readable = kinds.TRUNCATED if look.cut else annotation_errors.UNREADABLE
-        tell(annotation_errors.UNREADABLE_FILM if look.is_film else readable, look.error)
-    if look.damage is not None:
-        tell(annotation_errors.DAMAGED_FILM, look.damage)
-    if look.size is None or member.part is None or member.index is None:
+    if scan.error is not None:
+        image_kind = kinds.TRUNCATED if scan.truncated else annotation_errors.UNREADABLE
+        add(annotation_errors.UNREADABLE_VIDEO if scan.is_video else image_kind, scan.error)
+    if scan.damage is not None:
+        add(annotation_errors.DAMAGED_VIDEO, scan.damage)
+    if scan.size is None or sample.source is None or sample.index is None:
         return
-    height, width = look.size
-    if min(look.size) < SMALL and not look.is_film:
-        tell(kinds.SMALL_PICTURE, f"{width} x {height} pixels")
-    source = parts[member.part].source
-    if isinstance(source, Annotated) and tuple(source.sizes[member.index].tolist()) != look.size:
-        said_height, said_width = source.sizes[member.index].tolist()
-        tell(
-            annotation_errors.OTHER_SIZE, f"{width} x {height} pixels, {source.file} says {said_width} x {said_height}"
-        )
+    height, width = scan.size
+    if min(scan.size) < SMALL and not scan.is_video:
+        add(kinds.SMALL_IMAGE, f"{width} x {height} pixels")
+    source = parts[sample.source].source
+    if isinstance(source, AnnotatedImages) and tuple(source.sizes[sample.index].tolist()) != scan.size:
+        file_height, file_width = source.sizes[sample.index].tolist()
+        value = f"{width} x {height} pixels, {source.file} says {file_width} x {file_height}"
+        add(annotation_errors.WRONG_SIZE, value)
 
 
-def _broken_runs(source: Annotated, indices: Sequence[int]) -> list[annotation_errors.Fault]:
-    """Outlines that are run lengths and cannot be decoded."""
-    told = annotation_errors.Faults()
+def _find_broken_rle(source: AnnotatedImages, indices: Sequence[int]) -> list[annotation_errors.ErrorGroup]:
+    """Return the segmentations in RLE that cannot be decoded."""
+    errors = annotation_errors.ErrorCollector()
     for index in indices if source.has_masks else ():
         ground_truth = source.ground_truth(index)
-        for thing, segment in zip(ground_truth.ids.tolist(), ground_truth.segments or (), strict=True):
+        for number, segment in zip(ground_truth.ids.tolist(), ground_truth.segments or (), strict=True):
             try:
                 if isinstance(segment, dict):
-                    decoded(segment, ground_truth.size)
+                    decode_rle(segment, ground_truth.size)
             except ValueError as error:
-                told.add(annotation_errors.BAD_OUTLINE, source.id(index), f"{source.word} {thing}", error)
-    return told.found()
+                errors.add(annotation_errors.BAD_SEGMENTATION, source.id(index), f"{source.noun} {number}", error)
+    return errors.groups()
 
 
-# --- of a data set ----------------------------------------------------------------------------------------------------
+# --- checks of a dataset ----------------------------------------------------------------------------------------------
 
 
-def _holding(name: str, source: Source, entries: Sequence[Entry]) -> Holding:
-    looks = [one.look for one in entries if one.member.set == name]
-    parts = list(parts_of(source))
-    return Holding(
-        samples=sum(map(len, parts)),
-        read=len(looks),
-        films=any(look.is_film for look in looks),
-        of_class=pictures_of_classes(source),
-        boxes=boxes_of(source.classes, parts),
-        lengths=lengths_of([look.length for look in looks if look.length is not None]),
-        people=people_of(source),
-        sizes=sizes_of([look.size for look in looks if look.size is not None]),
+def _summarize(name: str, source: Source, samples: Sequence[ScannedSample]) -> DatasetStatistics:
+    scans = [sample.scan for sample in samples if sample.sample.dataset == name]
+    leaves = list(leaf_sources(source))
+    return DatasetStatistics(
+        samples=sum(map(len, leaves)),
+        read=len(scans),
+        is_video=any(scan.is_video for scan in scans),
+        per_class=count_per_class(source),
+        boxes=statistics.box_statistics(source.classes, leaves),
+        lengths=statistics.length_statistics([scan.length for scan in scans if scan.length is not None]),
+        identities=statistics.identity_statistics(source),
+        sizes=statistics.size_statistics([scan.size for scan in scans if scan.size is not None]),
     )
 
 
-def _tell_things(name: str, part: int, source: Annotated, findings: Findings) -> None:
-    """Tiny boxes, and pictures without any."""
-    things = source.things.take(source.things.learnt)
-    sides = sides_of(source)
-    for row in np.flatnonzero((sides < TINY).any(1)).tolist():
-        index = int(things.pictures[row])
-        left, top, width, height = things.boxes[row].tolist()
-        thing = f"{source.word} {things.ids[row]}"
-        value = f"{source.classes[int(things.labels[row])]}, {sides[row, 0]:.4g} x {sides[row, 1]:.4g} pixels"
+def _check_objects(dataset: str, number: int, source: AnnotatedImages, findings: Findings) -> None:
+    """Add tiny boxes, and images without boxes."""
+    annotations = source.annotations.take(source.annotations.trainable)
+    sides = statistics.box_sides(source)
+    for row in np.flatnonzero((sides < statistics.TINY).any(1)).tolist():
+        index = int(annotations.image_indices[row])
+        left, top, width, height = annotations.boxes[row].tolist()
+        name = f"{source.noun} {annotations.ids[row]}"
+        value = f"{source.classes[int(annotations.labels[row])]}, {sides[row, 0]:.4g} x {sides[row, 1]:.4g} pixels"
         box = (left, top, left + width, top + height)
-        findings.add(kinds.TINY_BOX, [Member(name, source.id(index), thing, value, part, index, box)])
+        findings.add(kinds.TINY_BOX, [SampleRef(dataset, source.id(index), name, value, number, index, box)])
     for index in range(len(source)):
         if not len(source.present[index]):
-            findings.add(kinds.EMPTY, [Member(name, source.id(index), part=part, index=index)])
+            findings.add(kinds.EMPTY, [SampleRef(dataset, source.id(index), source=number, index=index)])
 
 
-def _tell_classes(name: str, source: Source, holding: Holding, findings: Findings) -> None:
-    if not is_of_identities(source):
-        for of_class, count in holding.of_class.items():
-            if not count:
-                findings.add(kinds.NO_SAMPLES, [Member(name, of_class)])
-
-
-def _tell_identities(sources: Mapping[str, Source], parts: Sequence[_Part], findings: Findings) -> None:
-    """Identities that are trained and measured on, each with a picture of either."""
+def _check_identities(
+    sources: Mapping[str, Source],
+    positions: Mapping[str, Sequence[Position]],
+    parts: Sequence[_Part],
+    findings: Findings,
+) -> None:
+    """Add identities that are in training and validation, each with an image of both."""
     train = sources.get(TRAIN)
-    if train is None or not is_of_identities(train):
+    if not isinstance(train, IdentitySource):
         return
-    trained = _first_pictures(train)
+    trained = _first_images(train)
     for name, source in sources.items():
-        # Some data sets number the people of their test set from 0 again.
-        if name == TRAIN or not is_of_identities(source) or getattr(source, "numbered_anew", False):
+        # Some datasets number the identities of their test set from 0 again.
+        if name == TRAIN or not isinstance(source, IdentitySource) or getattr(source, "reuses_names", False):
             continue
-        for identity, index in _first_pictures(source).items():
+        for identity, index in _first_images(source).items():
             if identity in trained:
-                found = ((TRAIN, trained[identity]), (name, index))
-                findings.add(
-                    kinds.SAME_IDENTITY, [_member(parts, of, place, f"identity {identity}") for of, place in found]
-                )
+                samples = []
+                for number, own in (positions[TRAIN][trained[identity]], positions[name][index]):
+                    part, value = parts[number], f"identity {identity}"
+                    samples.append(SampleRef(part.dataset, sample_id(part.source, own), "", value, number, own))
+                findings.add(kinds.SAME_IDENTITY, samples)
 
 
-def _first_pictures(source: Source) -> dict[str, int]:
-    """The first sample of each identity that there are any of, by its name."""
-    labels = labels_of(source)
-    firsts = {} if labels is None else first_of_labels(labels)
-    return {str(source.classes[label]): index for label, index in firsts.items()}
-
-
-def _member(parts: Sequence[_Part], name: str, index: int, value: str) -> Member:
-    """A sample by its number in its data set."""
-    number, part = next(
-        (number, part)
-        for number, part in enumerate(parts)
-        if part.set == name and part.start <= index < part.start + len(part.source)
-    )
-    own = index - part.start
-    return Member(name, id_of(part.source, own), "", value, number, own)
+def _first_images(source: Source) -> dict[str, int]:
+    """Return the index of the first image of each identity with images, by name."""
+    labels = single_labels(source)
+    if labels is None:
+        return {}
+    values, indices = np.unique(labels, return_index=True)
+    return {str(source.classes[value]): index for value, index in zip(values.tolist(), indices.tolist(), strict=True)}

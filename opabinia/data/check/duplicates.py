@@ -1,130 +1,113 @@
-"""The same picture several times: within a set, and in training and validation."""
+"""Duplicate images: within a dataset, and in training and validation."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from opabinia.data.check.findings import (
-    IN_GALLERY,
-    LEAKED,
-    NEAR_OTHER_LABEL,
-    NEARLY,
-    OTHER_LABEL,
-    SAME_FILE,
-    SAME_PIXELS,
-    TWICE,
-    Findings,
-    Member,
-)
-from opabinia.data.check.image_hash import groups_of, near_pairs
-from opabinia.data.check.scan import Look
+from opabinia.data.check import findings as kinds
+from opabinia.data.check.findings import Findings, SampleRef
+from opabinia.data.check.image_hash import connected_groups, find_near_pairs
+from opabinia.data.check.scan import SampleScan
 
 TRAIN = "train"
 
 
 @dataclass(frozen=True)
-class Entry:
+class ScannedSample:
     """A sample that was read.
 
     Attributes:
-        look: what was seen of it.
-        member: which one it is; its value is its label.
-        query: whether it is looked for among the others of its set; None where none is.
-        labels: from which list of classes its label is; empty: it has none.
+        scan: the result of reading it.
+        sample: the sample; its value is its label.
+        is_query: whether it is a query; None if its dataset has no query set.
+        classes: the list of classes that its label is from; empty if it has no label.
     """
 
-    look: Look
-    member: Member
-    query: bool | None
-    labels: tuple[str, ...]
+    scan: SampleScan
+    sample: SampleRef
+    is_query: bool | None
+    classes: tuple[str, ...]
 
 
-def tell_duplicates(entries: Sequence[Entry], near: int, findings: Findings) -> None:
-    """Tell samples that are the same: by the bytes of their file, by their pixels, or nearly, by their look.
+def find_duplicates(samples: Sequence[ScannedSample], max_bits: int, findings: Findings) -> None:
+    """Find duplicate samples by the bytes of their file, by their pixels, and nearly identical ones by their hash.
 
-    Of those that are the same in one way only one of each set is compared in the next.
+    Among samples that are duplicates at one level only one of each dataset is compared at the next level.
 
     Args:
-        entries: all samples that were read.
-        near: bits that may differ in the hashes of nearly equal pictures.
-        findings: get what is found.
+        samples: all samples that were read.
+        max_bits: bits that may differ in the hashes of nearly identical images.
+        findings: get the duplicates.
     """
-    rest = list(range(len(entries)))
-    same_file = _same([entries[number].look.content for number in rest])
-    _tell(entries, same_file, SAME_FILE, findings)
-    rest = _without_repeats(entries, rest, same_file)
-    same_pixels = [[rest[place] for place in group] for group in _same([entries[n].look.pixels for n in rest])]
-    _tell(entries, same_pixels, SAME_PIXELS, findings)
-    rest = _without_repeats(entries, rest, same_pixels)
-    for films in (False, True):
-        _tell(entries, _near(entries, [n for n in rest if entries[n].look.is_film == films], near), NEARLY, findings)
+    rest = list(range(len(samples)))
+    for level, name in ((kinds.SAME_FILE, "file_digest"), (kinds.SAME_PIXELS, "pixel_digest")):
+        groups: dict[Hashable, list[int]] = {}
+        for index in rest:
+            digest = getattr(samples[index].scan, name)
+            if digest is not None:
+                groups.setdefault(digest, []).append(index)
+        repeated = [group for group in groups.values() if len(group) > 1]
+        _add_groups(samples, repeated, level, findings)
+        rest = _drop_repeats(samples, rest, repeated)
+    for is_video in (False, True):
+        indices = [index for index in rest if samples[index].scan.is_video == is_video]
+        _add_groups(samples, _group_near(samples, indices, max_bits), kinds.NEAR_DUPLICATE, findings)
 
 
-def _same(digests: Sequence[bytes | None]) -> list[list[int]]:
-    """Places of equal digests."""
-    places: dict[bytes, list[int]] = {}
-    for place, digest in enumerate(digests):
-        if digest is not None:
-            places.setdefault(digest, []).append(place)
-    return [one for one in places.values() if len(one) > 1]
+def _group_near(samples: Sequence[ScannedSample], indices: Sequence[int], max_bits: int) -> list[list[int]]:
+    """Return groups of samples that look alike."""
+    hashed = [(index, value) for index in indices if (value := samples[index].scan.image_hash) is not None]
+    pairs = find_near_pairs([value for _, value in hashed], max_bits)
+    return [[hashed[i][0] for i in group] for group in connected_groups(pairs, len(hashed))]
 
 
-def _near(entries: Sequence[Entry], numbers: Sequence[int], most: int) -> list[list[int]]:
-    """Numbers of entries that look alike, in groups; those with the same pixels are no pair."""
-    kept = [number for number in numbers if entries[number].look.sketch is not None]
-    pairs = near_pairs([sketch for number in kept if (sketch := entries[number].look.sketch) is not None], most)
-    return [[kept[place] for place in group] for group in groups_of(pairs, len(kept))]
-
-
-def _without_repeats(entries: Sequence[Entry], rest: Sequence[int], groups: Sequence[Sequence[int]]) -> list[int]:
-    """Of each group only the first sample of each role; a role is a data set, or the queries or the gallery of one."""
-    left_out = set()
+def _drop_repeats(samples: Sequence[ScannedSample], rest: Sequence[int], groups: Sequence[Sequence[int]]) -> list[int]:
+    """Keep the first sample of each group for each dataset, and for queries and gallery."""
+    dropped = set()
     for group in groups:
-        met = set()
-        for number in group:
-            role = entries[number].member.set, entries[number].query
-            if role in met:
-                left_out.add(number)
-            met.add(role)
-    return [number for number in rest if number not in left_out]
+        seen = set()
+        for index in group:
+            role = samples[index].sample.dataset, samples[index].is_query
+            if role in seen:
+                dropped.add(index)
+            seen.add(role)
+    return [index for index in rest if index not in dropped]
 
 
-def _tell(entries: Sequence[Entry], groups: Sequence[Sequence[int]], level: str, findings: Findings) -> None:
-    for group in groups:
-        found = [entries[number] for number in group]
-        if _contradicts(found):
-            findings.add(NEAR_OTHER_LABEL if level == NEARLY else OTHER_LABEL, [one.member for one in found])
-        sets = list(dict.fromkeys(one.member.set for one in found))
-        if TRAIN in sets and len(sets) > 1:
-            _tell_new(found, LEAKED, level, findings)
+def _add_groups(
+    samples: Sequence[ScannedSample], groups: Sequence[Sequence[int]], level: str, findings: Findings
+) -> None:
+    for indices in groups:
+        group = [samples[index] for index in indices]
+        if _labels_differ(group):
+            kind = kinds.NEAR_OTHER_LABEL if level == kinds.NEAR_DUPLICATE else kinds.OTHER_LABEL
+            findings.add(kind, [duplicate.sample for duplicate in group])
+        datasets = list(dict.fromkeys(duplicate.sample.dataset for duplicate in group))
+        if TRAIN in datasets and len(datasets) > 1:
+            _add_new(group, kinds.LEAKED, level, findings)
             continue
-        for name in sets:
-            own = [one for one in found if one.member.set == name]
-            roles = {one.query for one in own}
-            _tell_new(own, IN_GALLERY if len(roles) > 1 else TWICE, level, findings)
+        for name in datasets:
+            own = [duplicate for duplicate in group if duplicate.sample.dataset == name]
+            roles = {duplicate.is_query for duplicate in own}
+            _add_new(own, kinds.IN_GALLERY if len(roles) > 1 else kinds.REPEATED, level, findings)
 
 
-def _tell_new(found: Sequence[Entry], what: str, level: str, findings: Findings) -> None:
-    """Tell samples that are the same in this way, unless they all are the same in a stricter one."""
-    stricter = {SAME_FILE: None, SAME_PIXELS: "content", NEARLY: "pixels"}[level]
-    digests = [
-        number if stricter is None else getattr(one.look, stricter) or number for number, one in enumerate(found)
-    ]
-    if len(set(digests)) > 1:
-        findings.add(f"{what}: {level}", [one.member for one in found])
+def _add_new(group: Sequence[ScannedSample], kind: str, level: str, findings: Findings) -> None:
+    """Add duplicates of this level, unless all of them are duplicates of a stricter level."""
+    stricter = {kinds.SAME_FILE: None, kinds.SAME_PIXELS: "file_digest", kinds.NEAR_DUPLICATE: "pixel_digest"}[level]
+    digests = {
+        number if stricter is None else getattr(duplicate.scan, stricter) or number
+        for number, duplicate in enumerate(group)
+    }
+    if len(digests) > 1:
+        findings.add(f"{kind}: {level}", [duplicate.sample for duplicate in group])
 
 
-def _contradicts(found: Sequence[Entry]) -> bool:
-    """Whether labels differ that are of one list of classes."""
+def _labels_differ(group: Sequence[ScannedSample]) -> bool:
+    """Return whether labels from the same list of classes differ."""
     first: dict[tuple[str, ...], str] = {}
-    return any(one.labels and first.setdefault(one.labels, one.member.value) != one.member.value for one in found)
-
-
-def first_of_labels(labels: NDArray[np.int64]) -> dict[int, int]:
-    """The first sample of each label."""
-    values, places = np.unique(labels, return_index=True)
-    return dict(zip(values.tolist(), places.tolist(), strict=True))
+    return any(
+        duplicate.classes and first.setdefault(duplicate.classes, duplicate.sample.value) != duplicate.sample.value
+        for duplicate in group
+    )

@@ -1,4 +1,4 @@
-"""What is wrong with data sets: kinds of findings, and the samples they are of."""
+"""Findings about datasets, by kind, and the samples that they concern."""
 
 from __future__ import annotations
 
@@ -7,98 +7,103 @@ from dataclasses import dataclass, field
 
 from opabinia.data.sources import annotation_errors
 
-TRUNCATED = "pictures that are cut off"
-SMALL_PICTURE = "pictures with a side of less than 8 pixels"
+TRUNCATED = "truncated images"
+SMALL_IMAGE = "images with a side of less than 8 pixels"
 TINY_BOX = "boxes with a side of less than 2 pixels"
-EMPTY = "pictures without things"
+EMPTY = "images without objects"
 NO_SAMPLES = "classes without samples"
-SAME_FILE, SAME_PIXELS, NEARLY = "the same file", "the same pixels", "nearly the same"
-LEVELS = (SAME_FILE, SAME_PIXELS, NEARLY)
-LEAKED = "in training and in validation"
-IN_GALLERY = "among the queries and in the gallery"
-TWICE = "several times in a set"
-OTHER_LABEL = "the same picture under different labels"
-NEAR_OTHER_LABEL = "nearly the same picture under different labels"
-SAME_IDENTITY = "identities in training and in validation"
+SAME_FILE, SAME_PIXELS, NEAR_DUPLICATE = "identical file", "identical pixels", "nearly identical"
+LEVELS = (SAME_FILE, SAME_PIXELS, NEAR_DUPLICATE)
+LEAKED = "in training and validation"
+IN_GALLERY = "in query and gallery"
+REPEATED = "repeated in a dataset"
+OTHER_LABEL = "identical images with different labels"
+NEAR_OTHER_LABEL = "nearly identical images with different labels"
+SAME_IDENTITY = "identities in training and validation"
 
-NOTES = {SMALL_PICTURE, TINY_BOX, EMPTY, NO_SAMPLES, NEAR_OTHER_LABEL, f"{IN_GALLERY}: {NEARLY}"}
-NOTES |= {f"{TWICE}: {level}" for level in LEVELS}
-"""What may be meant so; all other findings are wrong."""
+NOTES = {SMALL_IMAGE, TINY_BOX, EMPTY, NO_SAMPLES, NEAR_OTHER_LABEL, f"{IN_GALLERY}: {NEAR_DUPLICATE}"}
+NOTES |= {f"{REPEATED}: {level}" for level in LEVELS}
+"""Findings that may be intended; all others are errors."""
 
 
 @dataclass(frozen=True)
-class Member:
-    """A sample, or something in it, that a finding is of.
+class SampleRef:
+    """A sample, or an annotation in it, that a finding concerns.
 
     Attributes:
-        set: the data set it is in.
+        dataset: name of its dataset.
         id: of the sample.
-        thing: in it, such as ``annotation 17``; empty where all of it is meant.
-        value: what is wrong with it, or what it is; may be empty.
-        part: the number of its source among all that were looked at.
-        index: its number in there; None where the source has left it out.
-        box: left, top, right, bottom of the thing in pixels.
+        annotation: such as ``annotation 17``; empty if the whole sample is meant.
+        value: the faulty value, or the label; may be empty.
+        source: the index of its source among all that were read.
+        index: its index in that source; None if the source has dropped it.
+        box: left, top, right, bottom of the object in pixels.
     """
 
-    set: str
+    dataset: str
     id: str
-    thing: str = ""
+    annotation: str = ""
     value: str = ""
-    part: int | None = None
+    source: int | None = None
     index: int | None = None
     box: tuple[float, float, float, float] | None = None
 
     def __str__(self) -> str:
-        name = ", ".join(one for one in (self.id, self.thing) if one)
+        name = ", ".join(part for part in (self.id, self.annotation) if part)
         return f"{name}: {self.value}" if self.value else name
 
 
 @dataclass
 class Finding:
-    """One kind of thing that is wrong, or that should be looked at.
+    """One kind of error or note.
 
     Attributes:
-        kind: what it is.
-        count: how often.
-        cases: of each case the samples it is of, several where they are the same; fewer cases than ``count`` where a
-            source tells its first ones only.
+        kind: one of the constants above or in ``annotation_errors``, perhaps with a level.
+        count: number of cases.
+        cases: the samples of each case, several if they are duplicates; fewer than ``count`` if a source only keeps
+            its first errors.
     """
 
     kind: str
     count: int = 0
-    cases: list[Sequence[Member]] = field(default_factory=list)
+    cases: list[Sequence[SampleRef]] = field(default_factory=list)
 
     @property
-    def wrong(self) -> bool:
-        """Whether it is a mistake; else it may be meant so."""
+    def is_error(self) -> bool:
+        """Whether it is an error; else it may be intended."""
         return self.kind not in NOTES
 
     @property
-    def sets(self) -> list[str]:
-        """The data sets it is found in."""
-        return list(dict.fromkeys(member.set for case in self.cases for member in case))
+    def title(self) -> str:
+        """The kind, marked if it is an error."""
+        return f"error: {self.kind}" if self.is_error else self.kind
+
+    @property
+    def datasets(self) -> list[str]:
+        """The datasets that it occurs in."""
+        return list(dict.fromkeys(sample.dataset for case in self.cases for sample in case))
 
 
 class Findings:
-    """Gathers findings by kind."""
+    """Collects findings by kind."""
 
     def __init__(self) -> None:
-        self._found: dict[str, Finding] = {}
+        self._by_kind: dict[str, Finding] = {}
 
-    def add(self, kind: str, members: Sequence[Member], *, count: int = 1) -> None:
-        """One more case; or ``count`` cases, of which the first is told."""
-        found = self._found.setdefault(kind, Finding(kind))
-        found.count += count
-        found.cases.append(members)
+    def add(self, kind: str, samples: Sequence[SampleRef], *, count: int = 1) -> None:
+        """Add a case; or ``count`` cases, of which the first is given."""
+        finding = self._by_kind.setdefault(kind, Finding(kind))
+        finding.count += count
+        finding.cases.append(samples)
 
-    def add_faults(self, name: str, part: int, told: Iterable[annotation_errors.Fault]) -> None:
-        """What a source of the data set ``name`` had to mend or to leave out."""
-        for fault in told:
-            for number, case in enumerate(fault.first):
-                more = 0 if number else fault.count - len(fault.first)
-                member = Member(name, case.picture, case.thing, case.value, part, None, case.box)
-                self.add(fault.kind, [member], count=1 + more)
+    def add_errors(self, dataset: str, source: int, groups: Iterable[annotation_errors.ErrorGroup]) -> None:
+        """Add the annotation errors of a source."""
+        for group in groups:
+            for number, case in enumerate(group.cases):
+                count = 1 if number else 1 + group.count - len(group.cases)
+                sample = SampleRef(dataset, case.image, case.annotation, case.value, source, None, case.box)
+                self.add(group.kind, [sample], count=count)
 
-    def all(self) -> list[Finding]:
-        """What is wrong first; the first found first."""
-        return sorted(self._found.values(), key=lambda one: not one.wrong)
+    def sorted(self) -> list[Finding]:
+        """Return errors, then notes, each in the order of their first case."""
+        return sorted(self._by_kind.values(), key=lambda finding: not finding.is_error)

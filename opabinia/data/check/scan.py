@@ -1,4 +1,4 @@
-"""Reading every sample once, in several processes: sizes, errors, and what duplicates are told by."""
+"""Read every sample once, in several processes: size, errors, digests and hashes for finding duplicates."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from multiprocessing import get_context
 from threading import Thread
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Sample, Source, Video
-from opabinia.data.check.datasets import id_of, picture_file
-from opabinia.data.check.image_hash import Sketch, sketched
-from opabinia.data.decoding.images import Encoded
-from opabinia.data.decoding.video import damage
+from opabinia.contracts import Source, Video
+from opabinia.data.check.datasets import lazy_image, sample_id
+from opabinia.data.check.image_hash import ImageHash, compute_hash
+from opabinia.data.decoding.images import EncodedImage
+from opabinia.data.decoding.video_index import damage
 
-Place = tuple[int, int]
-"""A sample: the number of its source, and its number in there."""
+Position = tuple[int, int]
+"""A sample: the index of its source, and its index in that source."""
 
 CHUNK = 8
 """Samples that a process takes at once."""
 
 
-class Crashed(Exception):
-    """Reading has ended a process, which no error in Python does."""
+class WorkerDied(Exception):
+    """Reading has killed a process, which no Python error does."""
 
     exit_status = 2
 
 
-@dataclass(frozen=True)
-class Length:
-    """How long a film is: ``frames``, ``seconds``, and frames a second (``fps``)."""
+class VideoLength(NamedTuple):
+    """Length of a video."""
 
     frames: int
     seconds: float
@@ -46,64 +46,61 @@ class Length:
 
 
 @dataclass(frozen=True)
-class Look:
-    """What was seen of a sample.
+class SampleScan:
+    """Result of reading a sample.
 
     Attributes:
-        id: what it is called.
-        is_film: or a picture.
+        id: of the sample.
+        is_video: a video, or an image.
         error: why it cannot be read; None if it can.
-        cut: it cannot be read because its file ends early.
+        truncated: it cannot be read because its file ends early.
         size: height and width.
-        content: digest of its file; None where the source does not tell the file, and of films.
-        pixels: digest of size and pixels; of films of the number of frames, and of the first, middle and last one.
-        sketch: of the picture, or of these three frames; None where there is too little in it to be compared.
-        length: of a film.
-        damage: what is wrong with a film that can be used nonetheless.
+        file_digest: of its file; None if the source does not give the file, and for videos.
+        pixel_digest: of size and pixels; for videos of the number of frames and of the first, middle and last frame.
+        image_hash: of the image, or of these three frames; None if they have too little content to be compared.
+        length: of a video.
+        damage: what is wrong with a video that is still usable.
     """
 
     id: str
-    is_film: bool = False
+    is_video: bool = False
     error: str | None = None
-    cut: bool = False
+    truncated: bool = False
     size: tuple[int, int] | None = None
-    content: bytes | None = None
-    pixels: bytes | None = None
-    sketch: Sketch | None = None
-    length: Length | None = None
+    file_digest: bytes | None = None
+    pixel_digest: bytes | None = None
+    image_hash: ImageHash | None = None
+    length: VideoLength | None = None
     damage: str | None = None
 
 
-def look_at(sources: Sequence[Source], places: Sequence[Place], workers: int) -> Iterator[Look]:
-    """Read samples, each once.
+def scan_samples(sources: Sequence[Source], positions: Sequence[Position], workers: int) -> Iterator[SampleScan]:
+    """Read samples, each once, and yield the results in the order of ``positions``.
 
     Args:
-        sources: that hold them.
-        places: which ones.
+        sources: hold the samples.
+        positions: the samples to read.
         workers: processes; 0 reads in this one.
 
-    Yields:
-        What was seen, in the order of ``places``.
-
     Raises:
-        Crashed: reading has ended a process; the text names the samples that may have done it.
+        WorkerDied: reading has killed a process; the text names the samples that may be the cause.
     """
     if not workers:
-        yield from (look(sources[number], index) for number, index in places)
+        yield from (scan_sample(sources[source], index) for source, index in positions)
         return
-    # The sources go to the processes by the fork: they may be large, and some hold open files.
-    pool = ProcessPoolExecutor(workers, get_context("fork"), _begin, (sources, os.getpid()))
+    # Processes inherit the sources through fork: they may be large, and some hold open files.
+    pool = ProcessPoolExecutor(workers, get_context("fork"), _init_worker, (sources, os.getpid()))
     done = 0
     try:
-        for seen in pool.map(_look, places, chunksize=CHUNK):
-            yield seen
+        for result in pool.map(_scan_position, positions, chunksize=CHUNK):
+            yield result
             done += 1
     except BrokenProcessPool as error:
-        number, index = places[done]
+        source, index = positions[done]
         after = CHUNK * workers
-        raise Crashed(
-            f"a process that reads was ended, by too little memory or by a file that crashes its decoder; it is "
-            f"{id_of(sources[number], index)} or one of the {after} samples after it (--workers 0 reads one by one)"
+        raise WorkerDied(
+            f"a reading process was killed, by too little memory or by a file that crashes its decoder: "
+            f"{sample_id(sources[source], index)} or one of the {after} samples after it (--workers 0 reads one by one)"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
@@ -112,90 +109,78 @@ def look_at(sources: Sequence[Source], places: Sequence[Place], workers: int) ->
 _sources: Sequence[Source] = ()
 
 
-def _begin(sources: Sequence[Source], parent: int) -> None:
-    """Ctrl-C is for the process that waits; threads would be in the other processes' way."""
+def _init_worker(sources: Sequence[Source], parent: int) -> None:
     global _sources
     _sources = sources
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent process
     torch.set_num_threads(1)
-    Thread(target=_end_with, args=(parent,), daemon=True).start()
+    Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
 
 
-def _end_with(parent: int) -> None:
-    """Nobody tells a process of the pool that the one that reads its results was killed: it would wait for ever."""
+def _exit_with_parent(parent: int) -> None:
+    """Exit when the parent process has been killed; otherwise a worker would wait forever for the next task."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
 
 
-def _look(place: Place) -> Look:
-    number, index = place
-    return look(_sources[number], index)
+def _scan_position(position: Position) -> SampleScan:
+    source, index = position
+    return scan_sample(_sources[source], index)
 
 
-def look(source: Source, index: int) -> Look:
+def scan_sample(source: Source, index: int) -> SampleScan:
     """Read one sample."""
+    name = f"sample {index}"
     try:
-        name = id_of(source, index)
-    except (ValueError, OSError) as error:
-        return Look(f"sample {index}", error=str(error))
-    try:
-        picture = picture_file(source, index)
-        if picture is not None:
-            content = picture.content if isinstance(picture, Encoded) else None
-            return _of_picture(name, content, picture.pixels())
+        name = sample_id(source, index)
+        lazy = lazy_image(source, index)
+        if lazy is not None:
+            return _scan_image(name, lazy.decode(), lazy.content if isinstance(lazy, EncodedImage) else None)
         sample = source[index]
     except (ValueError, OSError) as error:
-        return Look(name, error=str(error), cut=_ends_early(str(error)))
-    return _of_film(name, sample["video"]) if "video" in sample else _of_sample(name, sample)
+        truncated = re.search("truncated|incomplete|premature|ends early|end of file", str(error), re.IGNORECASE)
+        return SampleScan(name, error=str(error), truncated=truncated is not None)
+    if "video" in sample:
+        return _scan_video(name, sample["video"])
+    image = sample.get("image")
+    if not isinstance(image, Tensor):
+        return SampleScan(name)
+    return _scan_image(str(sample.get("id", name)), image if image.dtype == torch.uint8 else (image * 255).byte())
 
 
-def _ends_early(reason: str) -> bool:
-    return re.search("truncated|incomplete|premature|ends early|end of file", reason, re.IGNORECASE) is not None
-
-
-def _of_sample(name: str, sample: Sample) -> Look:
-    if not isinstance(sample.get("image"), Tensor):
-        return Look(name)
-    image = sample["image"]
-    return _of_picture(str(sample.get("id", name)), None, image if image.dtype == torch.uint8 else (image * 255).byte())
-
-
-def _of_picture(name: str, content: bytes | None, image: Tensor) -> Look:
-    return Look(
-        name,
-        size=_size(image),
-        content=None if content is None else blake2b(content, digest_size=16).digest(),
-        pixels=_digest([image]),
-        sketch=sketched(image.unsqueeze(0)),
-    )
-
-
-def _of_film(name: str, film: Video) -> Look:
-    try:
-        count = film.frames
-        frames = film.read([0, count // 2, count - 1])
-        length = Length(count, film.seconds, film.fps)
-    except (ValueError, OSError) as error:
-        return Look(name, is_film=True, error=str(error))
-    return Look(
-        name,
-        is_film=True,
-        size=_size(frames),
-        pixels=_digest([torch.tensor([count]), frames]),
-        sketch=sketched(frames),
-        length=length,
-        damage=damage(film.path),
-    )
-
-
-def _size(image: Tensor) -> tuple[int, int]:
+def _scan_image(name: str, image: Tensor, content: bytes | None = None) -> SampleScan:
     height, width = image.shape[-2:]
-    return height, width
+    return SampleScan(
+        name,
+        size=(height, width),
+        file_digest=None if content is None else blake2b(content, digest_size=16).digest(),
+        pixel_digest=_digest([image]),
+        image_hash=compute_hash(image.unsqueeze(0)),
+    )
 
 
-def _digest(values: Sequence[Tensor]) -> bytes:
-    found = blake2b(digest_size=16)
-    for value in values:
-        found.update(str(tuple(value.shape)).encode() + value.contiguous().numpy().tobytes())
-    return found.digest()
+def _scan_video(name: str, video: Video) -> SampleScan:
+    try:
+        count = video.frames
+        frames = video.read([0, count // 2, count - 1])
+        length = VideoLength(count, video.seconds, video.fps)
+    except (ValueError, OSError) as error:
+        return SampleScan(name, is_video=True, error=str(error))
+    height, width = frames.shape[-2:]
+    return SampleScan(
+        name,
+        is_video=True,
+        size=(height, width),
+        pixel_digest=_digest([torch.tensor([count]), frames]),
+        image_hash=compute_hash(frames),
+        length=length,
+        damage=damage(video.path),
+    )
+
+
+def _digest(tensors: Sequence[Tensor]) -> bytes:
+    digest = blake2b(digest_size=16)
+    for tensor in tensors:
+        digest.update(str(tuple(tensor.shape)).encode() + tensor.contiguous().numpy().tobytes())
+    return digest.digest()

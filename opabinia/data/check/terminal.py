@@ -1,4 +1,4 @@
-"""What the data doctor found, as tables on a terminal."""
+"""Print a data report as tables on a terminal."""
 
 from __future__ import annotations
 
@@ -8,107 +8,100 @@ from rich.console import Console
 from rich.table import Table
 
 from opabinia.data.check.checks import DataReport
-from opabinia.data.check.counts import Holding
 from opabinia.data.check.findings import Finding
+from opabinia.data.check.statistics import DatasetStatistics, Range
 
-SHOWN = 5
-"""Cases of a finding."""
+MAX_CASES = 5
+"""Cases that are listed per finding."""
 
-MOST_CLASSES = 40
+MAX_CLASSES = 40
 """Rows of a table of classes; JSON and the page have all."""
 
 
-def show(found: DataReport, console: Console) -> None:
-    """A table for each data set, one of all findings, and the first cases of each."""
-    for name, holding in found.sets.items():
+def print_report(report: DataReport, console: Console) -> None:
+    """Print a table for each dataset, one of all findings, and the first cases of each."""
+    for name, dataset in report.datasets.items():
         table = Table(_printable(name), "count")
-        for what, count in counts_of(holding).items():
-            table.add_row(what, f"{count}")
+        for label, value in summary_rows(dataset).items():
+            table.add_row(label, f"{value}")
         console.print(table)
-        if holding.of_class and holding.people is None:
-            console.print(_classes(holding))
-    if found.findings:
-        console.print(_findings(found))
-    for finding in found.findings:
-        _show_cases(finding, console)
+        if dataset.per_class and dataset.identities is None:
+            console.print(_class_table(dataset))
+    if report.findings:
+        table = Table("finding", "dataset", "count")
+        for finding in report.findings:
+            table.add_row(finding.title, _cell(", ".join(finding.datasets)), f"{finding.count}")
+        console.print(table)
+    for finding in report.findings:
+        _print_cases(finding, console)
 
 
-def counts_of(holding: Holding) -> dict[str, object]:
-    """What a data set holds, in words."""
-    what = "films" if holding.films else "pictures"
-    counts: dict[str, object] = {what: holding.samples}
-    if holding.read < holding.samples:
-        counts["of them looked at"] = holding.read
-    if holding.sizes is not None:
-        one = what[:-1]
-        counts |= {f"smallest {one}": pixels(holding.sizes.smallest), f"largest {one}": pixels(holding.sizes.largest)}
-    if (lengths := holding.lengths) is not None:
-        counts |= {"frames": spread(lengths.frames), "seconds": spread(lengths.seconds)}
-        counts |= {"frames a second": spread(lengths.fps)}
-    if (boxes := holding.boxes) is not None:
-        counts |= {"of them without things": boxes.empty, "things": boxes.things, "crowds": boxes.crowds}
-        counts |= {"tiny things (< 2 pixels)": boxes.tiny}
-    if (people := holding.people) is not None:
-        counts |= {"identities": people.identities, "pictures of an identity": spread(people.pictures)}
-        counts |= {"queries": people.queries} if people.queries is not None else {}
-        counts |= {f"camera {camera}": count for camera, count in people.of_camera.items()}
-        counts |= {"identities seen by one camera only": people.one_camera} if people.of_camera else {}
-        counts |= {f"view {view}": count for view, count in people.of_view.items()}
-    return counts
+def summary_rows(dataset: DatasetStatistics) -> dict[str, object]:
+    """Return the statistics of a dataset by their labels."""
+    noun = "video" if dataset.is_video else "image"
+    rows: dict[str, object] = {f"{noun}s": dataset.samples}
+    if dataset.read < dataset.samples:
+        rows["read"] = dataset.read
+    if (sizes := dataset.sizes) is not None:
+        rows |= {f"smallest {noun}": _pixels(sizes.smallest), f"largest {noun}": _pixels(sizes.largest)}
+    if (lengths := dataset.lengths) is not None:
+        rows |= {"frames": _range(lengths.frames), "seconds": _range(lengths.seconds)}
+        rows |= {"frames per second": _range(lengths.fps)}
+    if (boxes := dataset.boxes) is not None:
+        rows |= {"images without objects": boxes.empty_images, "objects": boxes.objects, "crowds": boxes.crowds}
+        rows |= {"tiny objects (< 2 pixels)": boxes.tiny}
+    if (identities := dataset.identities) is not None:
+        rows |= {"identities": identities.identities, "images per identity": _range(identities.images)}
+        rows |= {"queries": identities.queries} if identities.queries is not None else {}
+        rows |= {f"camera {camera}": count for camera, count in identities.per_camera.items()}
+        rows |= {"identities seen by one camera only": identities.single_camera} if identities.per_camera else {}
+        rows |= {f"view {view}": count for view, count in identities.per_view.items()}
+    return rows
 
 
-def _classes(holding: Holding) -> Table:
-    """A row for each class; such as nothing is of say so."""
-    boxes = holding.boxes
-    table = Table("class", "films" if holding.films else "pictures", *(["things"] if boxes else []))
-    for name, count in list(holding.of_class.items())[:MOST_CLASSES]:
-        things = [f"{boxes.of_class[name]}"] if boxes else []
-        table.add_row(_cell(name), f"{count}" if count else "none", *things)
-    if (more := len(holding.of_class) - MOST_CLASSES) > 0:
+def _class_table(dataset: DatasetStatistics) -> Table:
+    boxes = dataset.boxes
+    table = Table("class", "videos" if dataset.is_video else "images", *(["objects"] if boxes else []))
+    for name, count in list(dataset.per_class.items())[:MAX_CLASSES]:
+        objects = [f"{boxes.per_class[name]}"] if boxes else []
+        table.add_row(_cell(name), f"{count}" if count else "none", *objects)
+    if (more := len(dataset.per_class) - MAX_CLASSES) > 0:
         table.add_row(f"and {more} more classes", "")
     return table
 
 
-def _findings(found: DataReport) -> Table:
-    table = Table("found", "in", "count")
-    for one in found.findings:
-        table.add_row(f"wrong: {one.kind}" if one.wrong else one.kind, _cell(", ".join(one.sets)), f"{one.count}")
-    return table
-
-
-def _show_cases(finding: Finding, console: Console) -> None:
-    several = len(finding.sets) > 1
+def _print_cases(finding: Finding, console: Console) -> None:
+    several = len(finding.datasets) > 1
     console.print(f"{finding.kind}:", markup=False)
-    for case in finding.cases[:SHOWN]:
-        members = [f"{one.set}: {one}" if several else f"{one}" for one in case[:SHOWN]]
-        more = f" and {len(case) - SHOWN} more" if len(case) > SHOWN else ""
-        console.print(f"  {_printable(' = '.join(members))}{more}", markup=False, soft_wrap=True)
-    if finding.count > SHOWN:
-        console.print(f"  and {finding.count - min(SHOWN, len(finding.cases))} more")
+    for case in finding.cases[:MAX_CASES]:
+        samples = [f"{sample.dataset}: {sample}" if several else f"{sample}" for sample in case[:MAX_CASES]]
+        more = f" and {len(case) - MAX_CASES} more" if len(case) > MAX_CASES else ""
+        console.print(f"  {_printable(' = '.join(samples))}{more}", markup=False, soft_wrap=True)
+    if finding.count > MAX_CASES:
+        console.print(f"  and {finding.count - min(MAX_CASES, len(finding.cases))} more")
 
 
 def _printable(text: str) -> str:
-    """Names come from other people's disks: what would steer the terminal, or is no character, is shown as its code."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+    """Escape control characters and invalid ones: names come from untrusted disks and could steer the terminal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
 def _cell(text: str) -> str:
-    """As it stands in a table of rich, which takes brackets for styles."""
+    """Escape text for a table cell of rich, which takes brackets for styles."""
     return _printable(text).replace("[", r"\[")
 
 
-def spread(values: tuple[float, float, float]) -> str:
-    """The least, the median and the largest of some numbers."""
-    least, middle, most = values
-    return f"{least:g}" if least == most else f"{least:.4g} to {most:.4g}, half of them up to {middle:.4g}"
+def _range(values: Range) -> str:
+    minimum, median, maximum = values
+    return f"{minimum:g}" if minimum == maximum else f"{minimum:.4g} to {maximum:.4g}, median {median:.4g}"
 
 
-def pixels(size: tuple[int, int]) -> str:
-    """Height and width, as people say it."""
+def _pixels(size: tuple[int, int]) -> str:
+    """Return (height, width) as width x height."""
     return f"{size[1]} x {size[0]}"
 
 
-def bars(counts: Mapping[str, int]) -> list[tuple[str, int, float]]:
-    """Rows of name, count and share."""
+def with_shares(counts: Mapping[str, int]) -> list[tuple[str, int, float]]:
+    """Return rows of name, count and share of the total."""
     total = max(1, sum(counts.values()))
     return [(name, count, count / total) for name, count in counts.items()]

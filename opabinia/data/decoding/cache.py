@@ -1,9 +1,9 @@
-"""Decoded pictures in one file, so that only the first epoch decodes them.
+"""Cache of decoded images in one file, so that only the first epoch decodes them.
 
-The file: a header, an entry of fixed size for each picture, pixels in the order in which they came. Workers and
-processes fill it together: space is taken under a lock, pixels are written, then the entry, which holds checksums of
-both. Who is killed in between leaves space that nobody uses. What is not there, of another file, or damaged counts as
-missing and is decoded anew, so what stands in the cache never decides which pixels a batch has.
+File layout: a header, an entry of fixed size for each image, then pixels in the order in which they arrived. All
+workers and processes fill the file together: a process reserves space under a lock, writes the pixels, then the entry,
+which holds checksums of both. If it is killed in between, the space stays unused. A missing, damaged or outdated image
+counts as not cached and is decoded again, so the state of the cache never changes the pixels of a batch.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchvision.transforms.v2.functional import resize
 
-from opabinia.contracts import Sample, Source
-from opabinia.data.decoding.images import Box, LazyImage, whole
+from opabinia.contracts import EncodedSource, FingerprintedSource, Sample, Source
+from opabinia.data.decoding.images import Box, LazyImage, decode_sample
 from opabinia.runtime.files import cache_folder
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import gather, local_rank, world_size
@@ -39,21 +39,21 @@ Pixels = NDArray[np.uint8]
 
 # --- the file ---------------------------------------------------------------------------------------------------------
 
-_HEADER = struct.Struct("<16sQI36x")  # magic, pictures, checksum of both
+_HEADER = struct.Struct("<16sQI36x")  # magic, number of images, checksum of both
 _MAGIC = b"opabinia pixels1"
-_ENTRY = struct.Struct("<16sQIIBxxxI")  # stamp, place, height, width, channels, checksum of the pixels
-_SUM = struct.Struct("<I")  # of the entry
-_ENTRY_SIZE = _ENTRY.size + _SUM.size
+_ENTRY = struct.Struct("<16sQIIBxxxI")  # stamp, offset, height, width, channels, checksum of the pixels
+_CHECKSUM = struct.Struct("<I")  # of the entry
+_ENTRY_SIZE = _ENTRY.size + _CHECKSUM.size
 
-_LOOK = 2**24
-"""Bytes after which is looked how much room is left."""
+_SPACE_CHECK_INTERVAL = 2**24
+"""Written bytes after which the free space is checked again."""
 
 
 class Entry(NamedTuple):
-    """Where a picture lies in the file, H x W x C, row by row."""
+    """Location of an image in the file, H x W x C, row by row."""
 
     stamp: bytes
-    place: int
+    offset: int
     height: int
     width: int
     channels: int
@@ -61,102 +61,103 @@ class Entry(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of its pixels."""
+        """Size of its pixels."""
         return self.height * self.width * self.channels
 
 
 class PixelFile:
-    """Pictures by number in a file, for any number of processes.
+    """Images by index in a file that any number of processes read and write.
 
     Args:
         path: of the file.
-        pictures: how many there may be.
+        images: maximum number of images.
         name: for messages.
-        room: whether so many more bytes may be written.
+        has_space: returns whether this number of further bytes may be written.
 
     Raises:
         OSError: the file cannot be opened for reading and writing.
-        ValueError: it is none of these, or of another number of pictures.
+        ValueError: it is not such a file, or for another number of images.
     """
 
-    def __init__(self, path: Path, pictures: int, name: str, room: Callable[[int], bool]) -> None:
+    def __init__(self, path: Path, images: int, name: str, has_space: Callable[[int], bool]) -> None:
         self.path, self.name = path, name
-        self._pictures, self._room = pictures, room
+        self._images, self._has_space = images, has_space
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         finalize(self, os.close, self._descriptor)
-        if os.pread(self._descriptor, _HEADER.size, 0) != _header(pictures):
-            raise ValueError(f"{name} holds no {pictures} pictures")
+        if os.pread(self._descriptor, _HEADER.size, 0) != _header(images):
+            raise ValueError(f"{name} is not a cache of {images} images")
         self._mapped: Pixels = np.empty(0, dtype=np.uint8)
-        # Shared with workers that are forked: whether there is room, then for each picture whether its pixels are known
-        # to be whole.
-        self._flags = mmap.mmap(-1, 1 + pictures)
+        # Shared with forked workers. Byte 0: whether the file is full; byte 1 + index: whether the checksum of this
+        # image was verified.
+        self._flags = mmap.mmap(-1, 1 + images)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PixelFile, (self.path, self._pictures, self.name, self._room)
+        return PixelFile, (self.path, self._images, self.name, self._has_space)
 
     @property
     def used(self) -> int:
         """Bytes on the disk or in memory."""
         return os.fstat(self._descriptor).st_blocks * 512
 
-    def find(self, number: int, stamp: bytes) -> Entry | None:
-        """Where picture ``number`` lies, if it is there with this stamp (16 bytes) and whole."""
-        content = os.pread(self._descriptor, _ENTRY_SIZE, _HEADER.size + number * _ENTRY_SIZE)
+    def find(self, index: int, stamp: bytes) -> Entry | None:
+        """Return the entry of image ``index`` if it is cached with this stamp (16 bytes) and undamaged."""
+        content = os.pread(self._descriptor, _ENTRY_SIZE, _HEADER.size + index * _ENTRY_SIZE)
         if len(content) < _ENTRY_SIZE or not content.startswith(stamp):
             return None
-        if _SUM.pack(crc32(content[: _ENTRY.size])) != content[_ENTRY.size :]:
+        if _CHECKSUM.pack(crc32(content[: _ENTRY.size])) != content[_ENTRY.size :]:
             return None
         entry = Entry(*_ENTRY.unpack(content[: _ENTRY.size]))
-        if not self._maps(entry.place + entry.bytes):
+        if not self._map_to(entry.offset + entry.bytes):
             return None
-        if not self._flags[1 + number]:
+        if not self._flags[1 + index]:
             if crc32(self.rows(entry, 0, entry.height).data) != entry.checksum:
                 return None
-            self._flags[1 + number] = 1
+            self._flags[1 + index] = 1
         return entry
 
     def rows(self, entry: Entry, top: int, bottom: int) -> Pixels:
-        """Some rows of a picture that was found (rows x W x C), not to be written to."""
+        """Return rows of a cached image (rows x W x C), read-only."""
         row = entry.width * entry.channels
-        part = self._mapped[entry.place + top * row : entry.place + bottom * row]
-        return part.reshape(bottom - top, entry.width, entry.channels)
+        pixels = self._mapped[entry.offset + top * row : entry.offset + bottom * row]
+        return pixels.reshape(bottom - top, entry.width, entry.channels)
 
-    def add(self, number: int, stamp: bytes, pixels: Pixels) -> None:
-        """Keep a picture (H x W x C), if there is room; if not, it is told once."""
+    def add(self, index: int, stamp: bytes, pixels: Pixels) -> None:
+        """Cache an image (H x W x C) if there is space; the first failure is logged and ends caching."""
         if self._flags[0]:
             return
         try:
-            place = self._take(pixels.nbytes)
-            if place is None:
-                self._stop("there is no more room")
+            offset = self._reserve(pixels.nbytes)
+            if offset is None:
+                self._stop("there is no more space")
                 return
-            _write(self._descriptor, pixels.reshape(-1).data, place)
-            entry = _ENTRY.pack(stamp, place, *pixels.shape, crc32(pixels.data))
-            _write(self._descriptor, entry + _SUM.pack(crc32(entry)), _HEADER.size + number * _ENTRY_SIZE)
-            self._flags[1 + number] = 1
+            _write(self._descriptor, pixels.reshape(-1).data, offset)
+            entry = _ENTRY.pack(stamp, offset, *pixels.shape, crc32(pixels.data))
+            _write(self._descriptor, entry + _CHECKSUM.pack(crc32(entry)), _HEADER.size + index * _ENTRY_SIZE)
+            self._flags[1 + index] = 1
         except OSError as error:
             self._stop("the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error))
 
-    def _take(self, size: int) -> int | None:
-        """The beginning of so many bytes that are nobody else's."""
-        # Not flock: forked workers share that one.
+    def _reserve(self, size: int) -> int | None:
+        """Extend the file for this process and return the offset; None if there is no space."""
+        # Not flock: forked workers would share the lock.
         fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
         try:
             end = os.fstat(self._descriptor).st_size
-            if end // _LOOK != (end + size) // _LOOK and not self._room(max(size, _LOOK)):
+            crosses = end // _SPACE_CHECK_INTERVAL != (end + size) // _SPACE_CHECK_INTERVAL
+            if crosses and not self._has_space(max(size, _SPACE_CHECK_INTERVAL)):
                 return None
             os.ftruncate(self._descriptor, end + size)
             return end
         finally:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
-    def _stop(self, why: str) -> None:
+    def _stop(self, reason: str) -> None:
         if not self._flags[0]:
             self._flags[0] = 1
-            log.warning("data.cache: %s takes no more pictures, %s; the others are decoded anew", self.name, why)
+            log.warning("data.cache: %s is full: %s; the other images are decoded every time", self.name, reason)
 
-    def _maps(self, end: int) -> bool:
-        """Whether the file reaches as far; it is mapped as far as it does."""
+    def _map_to(self, end: int) -> bool:
+        """Map the file up to its present end; return False if it is shorter than ``end``."""
         if end > len(self._mapped):
             size = os.fstat(self._descriptor).st_size
             if end > size:
@@ -166,28 +167,28 @@ class PixelFile:
         return True
 
 
-def _header(pictures: int) -> bytes:
-    return _HEADER.pack(_MAGIC, pictures, crc32(b"%d" % pictures))
+def _header(images: int) -> bytes:
+    return _HEADER.pack(_MAGIC, images, crc32(b"%d" % images))
 
 
-def _write(descriptor: int, content: bytes | memoryview, place: int) -> None:
-    left = memoryview(content)
-    while left:
-        written = os.pwrite(descriptor, left, place)
-        left, place = left[written:], place + written
+def _write(descriptor: int, content: bytes | memoryview, offset: int) -> None:
+    remaining = memoryview(content)
+    while remaining:
+        written = os.pwrite(descriptor, remaining, offset)
+        remaining, offset = remaining[written:], offset + written
 
 
-def _prepare(descriptor: int, pictures: int) -> None:
-    """Make an empty file one for so many pictures."""
-    os.ftruncate(descriptor, _HEADER.size + pictures * _ENTRY_SIZE)
-    _write(descriptor, _header(pictures), 0)
+def _initialize(descriptor: int, images: int) -> None:
+    """Turn an empty file into a cache without images."""
+    os.ftruncate(descriptor, _HEADER.size + images * _ENTRY_SIZE)
+    _write(descriptor, _header(images), 0)
 
 
-# --- on the disk, in memory -------------------------------------------------------------------------------------------
+# --- on disk, in memory -----------------------------------------------------------------------------------------------
 
 
-def on_disk(path: Path, pictures: int) -> PixelFile:
-    """The file at ``path``, made anew if there is none, or none that can be used.
+def disk_file(path: Path, images: int) -> PixelFile:
+    """Open the cache at ``path``; create it if there is none, or none that can be used.
 
     Raises:
         OSError: it cannot be written.
@@ -195,89 +196,90 @@ def on_disk(path: Path, pictures: int) -> PixelFile:
     path.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(2):
         with suppress(FileNotFoundError, ValueError):
-            return PixelFile(path, pictures, str(path), partial(_disk_has_room, path.parent))
-        _make(path, pictures)
-    raise OSError(errno.EIO, "what was just written cannot be read", str(path))
+            return PixelFile(path, images, str(path), partial(_disk_has_space, path.parent))
+        _create(path, images)
+    raise OSError(errno.EIO, "the file just written cannot be read", str(path))
 
 
-def _make(path: Path, pictures: int) -> None:
-    """Put a new file in place. Who has the old one open goes on with that."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+def _create(path: Path, images: int) -> None:
+    """Replace ``path`` by a new file. Processes that have the old one open keep using that."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
-        _prepare(descriptor, pictures)
-        aside.replace(path)
+        _initialize(descriptor, images)
+        temporary.replace(path)
     except BaseException:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     finally:
         os.close(descriptor)
 
 
-def in_memory(pictures: int, name: str) -> PixelFile:
-    """A file in memory, which is gone with the last process that has it open, killed or not.
+def memory_file(images: int, name: str) -> PixelFile:
+    """Create a cache in memory, which disappears with the last process that has it open, however that ends.
 
-    Processes of one machine share that of the first of them.
+    The processes of a machine share the one of the first of them; so all processes call this together.
     """
-    descriptor = os.memfd_create("opabinia pictures")
+    descriptor = os.memfd_create("opabinia images")
     try:
-        _prepare(descriptor, pictures)
-        own = PixelFile(Path(f"/proc/{os.getpid()}/fd/{descriptor}"), pictures, name, _memory_has_room)
+        _initialize(descriptor, images)
+        own = PixelFile(Path(f"/proc/{os.getpid()}/fd/{descriptor}"), images, name, _memory_has_space)
     except BaseException:
         os.close(descriptor)
         raise
-    finalize(own, os.close, descriptor)  # others, who look for it by its path, may come at any time
+    finalize(own, os.close, descriptor)  # not earlier: other processes open the file by its path at any time
     if world_size() == 1:
         return own
-    offers = gather((_machine(), local_rank(), own.path))
-    path = min(offer for offer in offers if offer[0] == _machine())[2]
-    found = own if path == own.path else _shared(path, pictures, name) or own
-    gather(None)  # nobody gives up what others are about to open
-    return found
+    offers = gather((_machine_id(), local_rank(), own.path))
+    path = min(offer for offer in offers if offer[0] == _machine_id())[2]
+    shared = own if path == own.path else _open_shared(path, images, name) or own
+    gather(None)  # a barrier: no process may close its file before the others have opened it
+    return shared
 
 
-def _shared(path: Path, pictures: int, name: str) -> PixelFile | None:
+def _open_shared(path: Path, images: int, name: str) -> PixelFile | None:
     try:
-        return PixelFile(path, pictures, name, _memory_has_room)
+        return PixelFile(path, images, name, _memory_has_space)
     except (OSError, ValueError) as error:
         log.warning("data.cache: %s cannot be shared between processes (%s); each has its own", name, error)
         return None
 
 
-def _machine() -> str:
+def _machine_id() -> str:
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.uname().nodename
     return os.uname().nodename
 
 
-def _disk_has_room(folder: Path, size: int) -> bool:
-    """Whether a twentieth of the disk stays free."""
+def _disk_has_space(folder: Path, size: int) -> bool:
+    """Return whether a twentieth of the disk stays free."""
     disk = os.statvfs(folder)
     return disk.f_bavail * disk.f_frsize - size > disk.f_blocks * disk.f_frsize / 20
 
 
-def _memory_has_room(size: int) -> bool:
-    """Whether a quarter of the memory stays free, of the machine's and of what this process may have (cgroup v2)."""
-    return all(free - size > total / 4 for free, total in (_of_machine(), *_of_group()))
+def _memory_has_space(size: int) -> bool:
+    """Return whether a quarter of the memory stays free: of the machine's and of this process's limit (cgroup v2)."""
+    return all(free - size > total / 4 for free, total in (_machine_memory(), *_cgroup_memory()))
 
 
-def _of_machine() -> tuple[int, int]:
-    """Bytes that are available, and all."""
-    known = dict(_numbers(Path("/proc/meminfo")))
-    return known["MemAvailable:"] * 1024, known["MemTotal:"] * 1024
+def _machine_memory() -> tuple[int, int]:
+    """Return available and total bytes."""
+    values = dict(_read_numbers(Path("/proc/meminfo")))
+    return values["MemAvailable:"] * 1024, values["MemTotal:"] * 1024
 
 
-def _of_group() -> Iterator[tuple[int, int]]:
+def _cgroup_memory() -> Iterator[tuple[int, int]]:
+    """Yield available and total bytes, if there is a limit."""
     with suppress(OSError, ValueError, KeyError):
         group = Path("/proc/self/cgroup").read_text().split("0::", 1)[1].split()[0]
         folder = Path("/sys/fs/cgroup" + group)
         total = int((folder / "memory.max").read_text())
-        known = dict(_numbers(folder / "memory.stat"))
-        used = int((folder / "memory.current").read_text()) - known["inactive_file"] - known["active_file"]
+        values = dict(_read_numbers(folder / "memory.stat"))
+        used = int((folder / "memory.current").read_text()) - values["inactive_file"] - values["active_file"]
         yield total - used, total
 
 
-def _numbers(path: Path) -> Iterator[tuple[str, int]]:
+def _read_numbers(path: Path) -> Iterator[tuple[str, int]]:
     for line in path.read_text().splitlines():
         name, number, *_ = line.split()
         yield name, int(number)
@@ -286,16 +288,16 @@ def _numbers(path: Path) -> Iterator[tuple[str, int]]:
 # --- the source -------------------------------------------------------------------------------------------------------
 
 
-class Cached:
-    """A source whose pictures are decoded once and kept.
+class CachedSource:
+    """A source whose images are decoded once and cached.
 
-    Its samples are those of the source; ``encoded`` gives pictures whose parts are those of the whole picture, whether
-    it was there already or not.
+    Its samples are those of the source; crops from ``encoded`` are cut out of the whole decoded image, whether it was
+    cached already or not.
 
     Args:
         source: has ``encoded``.
-        file: where they are kept; None keeps none, with the same samples.
-        size: shrink larger pictures until their shorter side has so many pixels.
+        file: the cache; None caches nothing and gives the same samples.
+        size: downscale larger images to this length of the shorter side.
     """
 
     def __init__(self, source: Source, file: PixelFile | None, size: int | None = None) -> None:
@@ -306,51 +308,46 @@ class Cached:
         return len(self._source)
 
     def __getitem__(self, index: int) -> Sample:
-        return whole(self.encoded(index))
+        return decode_sample(self.encoded(index))
 
     def encoded(self, index: int) -> Sample:
-        """The sample, of whose picture a part may be taken.
+        """Return the sample with a :class:`CachedImage`.
 
         Raises:
-            OSError: its file cannot be read.
-            ValueError: it is no picture, or a broken one.
+            OSError: the image file cannot be read.
+            ValueError: it is not an image, or a broken one.
         """
         sample = self._source.encoded(index)  # type: ignore[attr-defined]
-        return {**sample, "image": self._kept(index, sample["image"])}
-
-    def _kept(self, index: int, image: LazyImage) -> LazyImage:
-        stamp = self._stamp(image)
-        found = self._file.find(index, stamp) if self._file else None
-        if self._file and found:
-            return Kept(image, (found.height, found.width), partial(self._file.rows, found))
-        pixels = shrunk(image, self._size)
-        array: Pixels = np.ascontiguousarray(pixels.permute(1, 2, 0).numpy())
+        image: LazyImage = sample["image"]
+        text = f"{_VERSION} {image.stamp()} {image.channels} {self._size}"
+        stamp = blake2b(text.encode("utf-8", "backslashreplace"), digest_size=16).digest()
+        entry = self._file.find(index, stamp) if self._file else None
+        if self._file and entry:
+            cached = CachedImage(image, (entry.height, entry.width), partial(self._file.rows, entry))
+            return {**sample, "image": cached}
+        array: Pixels = np.ascontiguousarray(decode_shrunk(image, self._size).permute(1, 2, 0).numpy())
         if self._file:
             self._file.add(index, stamp, array)
-        return Kept(image, array.shape[:2], lambda top, bottom: array[top:bottom])
-
-    def _stamp(self, image: LazyImage) -> bytes:
-        text = f"{_DECODED} {image.stamp()} {image.channels} {self._size}"
-        return blake2b(text.encode("utf-8", "backslashreplace"), digest_size=16).digest()
+        return {**sample, "image": CachedImage(image, array.shape[:2], lambda top, bottom: array[top:bottom])}
 
     def __getattr__(self, name: str) -> Any:
-        # What else the source has (labels, fingerprint ...), but whole batches, which would pass by the cache.
+        # Everything else the source has (labels, fingerprint ...), except whole batches, which would bypass the cache.
         if name.startswith("_") or name == "batch":
             raise AttributeError(name)
         return getattr(self._source, name)
 
 
-_DECODED = 1
-"""Raised when pictures are decoded to other pixels."""
+_VERSION = 1
+"""To be incremented when decoding changes the pixels of an image."""
 
 
-class Kept(LazyImage):
-    """A decoded picture, perhaps a shrunk one.
+class CachedImage(LazyImage):
+    """A decoded image, possibly downscaled.
 
     Args:
-        image: what it was decoded from.
+        image: the encoded image.
         size: height and width.
-        rows: gives some rows (rows x W x C), from the first to before the second.
+        rows: returns the rows (rows x W x C) from the first argument to before the second.
     """
 
     def __init__(self, image: LazyImage, size: tuple[int, int], rows: Callable[[int, int], Pixels]) -> None:
@@ -358,7 +355,7 @@ class Kept(LazyImage):
         self._image, self._size, self._rows = image, size, rows
 
     def stamp(self) -> str:
-        """What changes with its file."""
+        """Return the stamp of the encoded image."""
         return self._image.stamp()
 
     @property
@@ -366,25 +363,24 @@ class Kept(LazyImage):
         """Height and width."""
         return self._size
 
-    def pixels(self) -> Tensor:
-        """All of it, the channels of a pixel beside each other, as decoders give them."""
+    def decode(self) -> Tensor:
+        """Return the whole image, the channels of a pixel adjacent in memory as after decoding."""
         return torch.from_numpy(self._rows(0, self.size[0]).copy()).permute(2, 0, 1)
 
-    def part(self, box: Box, least: tuple[int, int]) -> Tensor:
-        """A part, in full size."""
+    def crop(self, box: Box, min_size: tuple[int, int]) -> Tensor:
+        """Return a crop at full resolution."""
         rows = self._rows(box.top, box.top + box.height)
         return torch.from_numpy(rows[:, box.left : box.left + box.width].copy()).permute(2, 0, 1)
 
 
-def shrunk(image: LazyImage, size: int | None) -> Tensor:
-    """All of a picture (uint8, C x H x W), its shorter side of at most ``size`` pixels; decoded in the smallest of
-    libjpeg's sizes that is not below that."""
+def decode_shrunk(image: LazyImage, size: int | None) -> Tensor:
+    """Decode an image (uint8, C x H x W) and downscale it to a shorter side of at most ``size`` pixels. It is decoded
+    at the lowest of libjpeg's resolutions that is not below that."""
     if size is None or image.size is None:
-        pixels = image.pixels()
+        pixels = image.decode()
     else:
         height, width = image.size
-        least = (min(size, height), min(size, width))
-        pixels = image.part(Box(0, 0, height, width), least)
+        pixels = image.crop(Box(0, 0, height, width), (min(size, height), min(size, width)))
     if size is None or min(pixels.shape[-2:]) <= size:
         return pixels
     resized: Tensor = resize(pixels, [size], antialias=True)
@@ -394,59 +390,55 @@ def shrunk(image: LazyImage, size: int | None) -> Tensor:
 _files: WeakKeyDictionary[Source, dict[tuple[Kind, int | None], PixelFile | None]] = WeakKeyDictionary()
 
 
-def cached(source: Source, kind: Kind, size: int | None, name: str) -> Cached:
-    """The source with a cache, the same one every time. To be called by all processes at the same time.
+def with_cache(source: Source, kind: Kind, size: int | None, name: str) -> CachedSource:
+    """Return the source with a cache, the same cache every time. All processes call this together.
 
-    Where the cache cannot be written, it is told, and pictures are decoded every time.
+    If the cache cannot be written, this is logged, and images are decoded every time.
 
     Args:
-        source: where pictures come from.
-        kind: ``ram``: in memory, shared by all workers and by the processes of a machine, until the run ends; ``disk``:
-            below ``$XDG_CACHE_HOME/opabinia`` or ``~/.cache/opabinia``, for later runs, too.
-        size: as in :class:`Cached`.
-        name: of the data set, for messages.
+        source: of the images.
+        kind: ``ram``: in memory, shared by all workers and processes of a machine, until the run ends; ``disk``: below
+            ``$XDG_CACHE_HOME/opabinia`` or ``~/.cache/opabinia``, for later runs, too.
+        size: as in :class:`CachedSource`.
+        name: of the dataset, for messages.
 
     Raises:
         ValueError: the source has no ``encoded``, or this system cannot share memory.
     """
-    if not hasattr(source, "encoded"):
+    if not isinstance(source, EncodedSource):
         raise ValueError(
-            f"{kind}: {type(source).__name__} has no pictures in files that could be kept decoded; "
-            "image_folder, images, table, shards, identities and what joins them have, others take null"
+            f"{kind}: {type(source).__name__} has no image files whose pixels could be cached; image_folder, images, "
+            "table, shards, identities and concatenations of them have, for others take null"
         )
     if kind == "ram" and not hasattr(os, "memfd_create"):
-        raise ValueError("ram: only Linux shares memory in this way; take disk")
-    known = _files.setdefault(source, {})
-    if (kind, size) not in known:
-        known[kind, size] = _file(source, kind, size, name)
-    return Cached(source, known[kind, size], size)
+        raise ValueError("ram: only Linux can share memory in this way; take disk")
+    files = _files.setdefault(source, {})
+    if (kind, size) not in files:
+        files[kind, size] = _open_file(source, kind, size, name)
+    return CachedSource(source, files[kind, size], size)
 
 
-def _file(source: Source, kind: Kind, size: int | None, name: str) -> PixelFile | None:
+def _open_file(source: EncodedSource, kind: Kind, size: int | None, name: str) -> PixelFile | None:
     if not len(source):
         return None
     if kind == "ram":
-        return in_memory(len(source), f"{name} in memory")
-    path = _folder() / f"{_digest(source, size)}.pixels"
+        return memory_file(len(source), f"{name} in memory")
+    path = cache_folder() / "pictures" / f"{_digest(source, size)}.pixels"
     try:
-        file = on_disk(path, len(source))
+        file = disk_file(path, len(source))
     except OSError as error:
-        log.warning("data.cache: cannot write %s: %s; pictures are decoded every time", path, error.strerror or error)
+        log.warning("data.cache: cannot write %s: %s; images are decoded every time", path, error.strerror or error)
         return None
-    log.info("pictures of %s are kept in %s, %.1f MB so far", name, path, file.used / 1e6)
+    log.info("decoded images of %s are cached in %s, %.1f MB so far", name, path, file.used / 1e6)
     return file
 
 
-def _folder() -> Path:
-    return cache_folder() / "pictures"
-
-
-def _digest(source: Source, size: int | None) -> str:
-    """Tells sources apart, so that each has its own file; what is in it is told apart by stamps."""
-    own = getattr(source, "fingerprint", None)
+def _digest(source: EncodedSource, size: int | None) -> str:
+    """Return a file name for the source. Only the stamps of the images decide whether the content fits."""
     try:
-        first = source.encoded(0)["image"].name  # type: ignore[attr-defined]
+        first = source.encoded(0)["image"].name
     except (OSError, ValueError):
         first = ""
-    content = [own() if callable(own) else "", os.path.abspath(first), len(source), source.channels, size]
+    fingerprint = source.fingerprint() if isinstance(source, FingerprintedSource) else ""
+    content = [fingerprint, os.path.abspath(first), len(source), source.channels, size]
     return blake2b(repr(content).encode(), digest_size=8).hexdigest()

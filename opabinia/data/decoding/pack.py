@@ -1,4 +1,4 @@
-"""Films taken apart into JPEGs, which are read more quickly: what ``opabinia data pack`` does."""
+"""Convert videos to JPEG frames in tar files, which are faster to read (``opabinia data pack``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import tarfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
@@ -18,191 +17,191 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from opabinia.contracts import DataMismatch, Source, Video
-from opabinia.data.sources.packed_videos import COLUMNS, FORMAT, INDEX, PLACE, shard_name
-from opabinia.data.sources.video_views import ViewsOfFilms
+from opabinia.contracts import DataMismatch, FingerprintedSource, Source, Video
+from opabinia.data.sources.packed_videos import FORMAT, FRAME_RECORD, INDEX_COLUMNS, INDEX_FILE, shard_name
+from opabinia.data.sources.video_views import VideoViews
 from opabinia.runtime.files import DiskError, disk_errors, exclusive_lock, write_atomic
 from opabinia.runtime.log import log
 
-FILMS = 64
-"""In a shard."""
+VIDEOS_PER_SHARD = 64
 
-_MEMORY = 256 * 2**20
-"""Bytes of pixels that are decoded at once, of one film."""
+_MAX_PIXEL_BYTES = 256 * 2**20
+"""Maximum bytes of pixels that are decoded at once, per thread."""
 
 Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Packed:
-    """What was written.
+class PackResult:
+    """Size of a packed dataset.
 
     Attributes:
-        films, frames: how many.
-        bytes: of all files.
-        left_out: films that could not be read.
+        videos: number of packed videos.
+        frames: number of frames in them.
+        bytes: size of all files.
+        skipped: number of videos that could not be read.
     """
 
-    films: int
+    videos: int
     frames: int
     bytes: int
-    left_out: int
+    skipped: int
+
+
+@dataclass(frozen=True)
+class _Packer:
+    """Properties that all shards share."""
+
+    source: Source
+    folder: Path
+    size: int | None
+    quality: int
+    skip: bool
+
+    def write_shard(self, number: int, videos: range) -> Rows:
+        """Write a shard and return the rows of the index; a finished shard of an interrupted run is kept."""
+        finished = self.rows_file(number)
+        digest = self._digest()
+        if finished.exists():
+            content = json.loads(finished.read_bytes())
+            if content["of"] != digest:
+                raise DataMismatch(
+                    f"{self.folder} holds a part of other videos, or of another size or quality; take another folder"
+                )
+            packed: Rows = content["films"]
+            return packed
+        path = self.folder / shard_name(number)
+        temporary = path.with_name(f".{path.name}.tmp")
+        try:
+            with disk_errors(path), tarfile.open(temporary, "w", format=tarfile.USTAR_FORMAT) as tar:
+                rows = [row for index in videos if (row := self._add_video(index, tar, path)) is not None]
+            with disk_errors(path):
+                with temporary.open("rb") as file:
+                    os.fsync(file.fileno())
+                temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        rows = [{**row, "shard": number} for row in rows]
+        write_atomic(finished, json.dumps({"of": digest, "films": rows}))
+        log.info("%s: videos %d to %d, %.1f MB", path, videos.start, videos.stop - 1, path.stat().st_size / 1e6)
+        return rows
+
+    def rows_file(self, number: int) -> Path:
+        """Return the file with the rows of a finished shard, which exists until all are finished."""
+        return self.folder / f"{number:05d}.json"
+
+    def _digest(self) -> str:
+        source = self.source
+        fingerprint = source.fingerprint() if isinstance(source, FingerprintedSource) else len(source)
+        content = [FORMAT, VIDEOS_PER_SHARD, str(fingerprint), source.channels, self.size, self.quality]
+        return blake2b(json.dumps(content).encode(), digest_size=8).hexdigest()
+
+    def _add_video(self, index: int, tar: tarfile.TarFile, path: Path) -> dict[str, Any] | None:
+        """Write the frames of a video and return its row of the index; None if it cannot be read and is skipped."""
+        try:
+            sample = self.source[index]
+            video: Video = sample["video"]
+            locations = [
+                _add_file(tar, path, f"{index:08d}/{number:06d}.jpg", _encode(frame, self.quality))
+                for number, frame in enumerate(_frames(video, self.size))
+            ]
+        except (ValueError, OSError) as error:
+            if not self.skip or isinstance(error, DiskError):
+                raise DataMismatch(f"video {index}: {error}") from error
+            log.warning("skipped: video %d: %s", index, error)
+            return None
+        table = BytesIO()
+        np.save(table, np.array(locations, dtype=FRAME_RECORD), allow_pickle=False)
+        place, place_size = _add_file(tar, path, f"{index:08d}.npy", table.getvalue())
+        tar.members.clear()  # type: ignore[attr-defined]  # tarfile keeps a record of every frame in memory
+        label = sample["label"]
+        return {
+            "id": sample["id"],
+            "label": label.nonzero().flatten().tolist() if isinstance(label, Tensor) else int(label),
+            "directed": bool(sample.get("flip_changes_label", False)),
+            "frames": len(locations),
+            "fps": video.fps,
+            "seconds": video.seconds,
+            "place": place,
+            "place_size": place_size,
+        }
 
 
 def pack(
     source: Source, folder: Path, *, size: int | None = None, quality: int = 90, workers: int = 1, skip: bool = False
-) -> Packed:
-    """Write the films of a source as JPEGs in tar files, for the source ``packed_films``.
+) -> PackResult:
+    """Write the videos of a source as JPEG frames in tar files, for the source ``packed_videos``.
 
-    Each shard is written aside and renamed; who is stopped goes on with the first one that is missing. The index is
-    written last.
+    Each shard is written under a temporary name and renamed; after an interruption packing resumes with the first
+    missing shard. The index is written last.
 
     Args:
-        source: of films; of several views of each (``views_of_films``) the films are taken.
-        folder: to be written; new, or left by a packing of the same films that was stopped.
-        size: shrink larger frames until their shorter side has so many pixels.
+        source: of videos; of a source of views of videos the videos are packed.
+        folder: output; new, or left by an interrupted packing of the same videos.
+        size: downscale larger frames to this length of the shorter side, in pixels.
         quality: of the JPEGs, 1 to 95.
         workers: threads that decode and write, a shard each.
-        skip: leave out films that cannot be read, which are told.
+        skip: skip videos that cannot be read, with a warning.
 
     Raises:
-        Unfit: the samples are no films, the folder holds other ones, or (without ``skip``) one cannot be read.
+        DataMismatch: the samples are not videos, the folder holds other ones, or (without ``skip``) one cannot be read.
         DiskError: the folder cannot be written to.
     """
-    source = source.source if isinstance(source, ViewsOfFilms) else source
+    source = source.source if isinstance(source, VideoViews) else source
     if not len(source) or "video" not in source[0]:
-        raise DataMismatch("only films can be packed, and the samples of this source are none")
-    if (folder / INDEX).exists():
-        raise DataMismatch(f"{folder} holds packed films already; take another folder")
+        raise DataMismatch("only videos can be packed, and the samples of this source are not videos")
+    if (folder / INDEX_FILE).exists():
+        raise DataMismatch(f"{folder} holds packed videos already; take another folder")
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
+    packer = _Packer(source, folder, size, quality, skip)
     with exclusive_lock(folder):
-        shards = [range(first, min(first + FILMS, len(source))) for first in range(0, len(source), FILMS)]
-        write = partial(_shard, source, folder, size=size, quality=quality, skip=skip)
+        starts = range(0, len(source), VIDEOS_PER_SHARD)
+        shards = [range(first, min(first + VIDEOS_PER_SHARD, len(source))) for first in starts]
         with ThreadPoolExecutor(workers) as pool:
             try:
-                rows = [row for own in pool.map(write, range(len(shards)), shards) for row in own]
+                written = pool.map(packer.write_shard, range(len(shards)), shards)
+                rows = [row for shard_rows in written for row in shard_rows]
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
         if not rows:
-            raise DataMismatch(f"none of the {len(source)} films can be read")
+            raise DataMismatch(f"none of the {len(source)} videos can be read")
         sizes = [(folder / shard_name(number)).stat().st_size for number in range(len(shards))]
-        _write_index(source, folder, rows, sizes)
+        index = {
+            "format": FORMAT,
+            "classes": list(source.classes),
+            "multi_label": bool(getattr(source, "multi_label", False)),
+            "channels": source.channels,
+            "sizes": sizes,
+            "films": {name: [row[name] for row in rows] for name in INDEX_COLUMNS},
+        }
+        write_atomic(folder / INDEX_FILE, json.dumps(index))
         for number in range(len(shards)):
-            _part(folder, number).unlink(missing_ok=True)
-    written = sum(sizes) + (folder / INDEX).stat().st_size
-    return Packed(len(rows), sum(row["frames"] for row in rows), written, len(source) - len(rows))
+            packer.rows_file(number).unlink(missing_ok=True)
+    total = sum(sizes) + (folder / INDEX_FILE).stat().st_size
+    return PackResult(len(rows), sum(row["frames"] for row in rows), total, len(source) - len(rows))
 
 
-def _write_index(source: Source, folder: Path, rows: Rows, sizes: list[int]) -> None:
-    known = {
-        "format": FORMAT,
-        "classes": list(source.classes),
-        "multi_label": bool(getattr(source, "multi_label", False)),
-        "channels": source.channels,
-        "sizes": sizes,
-        "films": {name: [row[name] for row in rows] for name in COLUMNS},
-    }
-    write_atomic(folder / INDEX, json.dumps(known))
+def _frames(video: Video, size: int | None) -> Iterator[Tensor]:
+    """Yield all frames in order, decoding several at a time."""
+    height, width = video.size
+    scale = min(1.0, size / min(height, width)) if size else 1.0
+    chunk = max(1, int(_MAX_PIXEL_BYTES / (3 * height * width * scale**2)))
+    for first in range(0, video.frames, chunk):
+        yield from video.read(range(first, min(first + chunk, video.frames)), size)
 
 
-# --- shards -----------------------------------------------------------------------------------------------------------
-
-
-def _part(folder: Path, number: int) -> Path:
-    """What is known of the films of a finished shard, until all are finished."""
-    return folder / f"{number:05d}.json"
-
-
-def _shard(
-    source: Source, folder: Path, number: int, films: range, *, size: int | None, quality: int, skip: bool
-) -> Rows:
-    """Write a shard, unless that is done already."""
-    part = _part(folder, number)
-    asked = _digest(source, size, quality)
-    if part.exists():
-        known = json.loads(part.read_bytes())
-        if known["of"] != asked:
-            raise DataMismatch(
-                f"{folder} holds a part of other films, or of another size or quality; take another folder"
-            )
-        rows: Rows = known["films"]
-        return rows
-    path = folder / shard_name(number)
-    aside = path.with_name(f".{path.name}.tmp")
-    try:
-        with disk_errors(path), tarfile.open(aside, "w", format=tarfile.USTAR_FORMAT) as tar:
-            found = [_film(source, index, tar, path, size, quality, skip) for index in films]
-        with disk_errors(path):
-            with aside.open("rb") as file:
-                os.fsync(file.fileno())
-            aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
-    rows = [{**row, "shard": number} for row in found if row is not None]
-    write_atomic(part, json.dumps({"of": asked, "films": rows}))
-    log.info("%s: films %d to %d, %.1f MB", path, films.start, films.stop - 1, path.stat().st_size / 1e6)
-    return rows
-
-
-def _digest(source: Source, size: int | None, quality: int) -> str:
-    own = getattr(source, "fingerprint", None)
-    content = [FORMAT, FILMS, str(own() if callable(own) else len(source)), source.channels, size, quality]
-    return blake2b(json.dumps(content).encode(), digest_size=8).hexdigest()
-
-
-def _film(
-    source: Source, index: int, tar: tarfile.TarFile, path: Path, size: int | None, quality: int, skip: bool
-) -> dict[str, Any] | None:
-    """Write a film, and what the index says of it; None where it cannot be read and is left out."""
-    try:
-        sample = source[index]
-        film: Video = sample["video"]
-        places = []
-        for number, frame in enumerate(_frames(film, size)):
-            places.append(_add(tar, path, f"{index:08d}/{number:06d}.jpg", _jpeg(frame, quality)))
-    except (ValueError, OSError) as error:
-        if not skip or isinstance(error, DiskError):
-            raise DataMismatch(f"film {index}: {error}") from error
-        log.warning("left out: film %d: %s", index, error)
-        return None
-    table = BytesIO()
-    np.save(table, np.array(places, dtype=PLACE), allow_pickle=False)
-    place, place_size = _add(tar, path, f"{index:08d}.npy", table.getvalue())
-    tar.members.clear()  # type: ignore[attr-defined]  # it would keep one for every frame
-    label = sample["label"]
-    return {
-        "id": sample["id"],
-        "label": label.nonzero().flatten().tolist() if isinstance(label, Tensor) else int(label),
-        "directed": bool(sample.get("directed", False)),
-        "frames": len(places),
-        "fps": film.fps,
-        "seconds": film.seconds,
-        "place": place,
-        "place_size": place_size,
-    }
-
-
-def _frames(film: Video, size: int | None) -> Iterator[Tensor]:
-    """All frames in order, some at a time."""
-    height, width = film.size
-    shrunk = min(1.0, size / min(height, width)) if size else 1.0
-    few = max(1, int(_MEMORY / (3 * height * width * shrunk**2)))
-    for first in range(0, film.frames, few):
-        yield from film.read(range(first, min(first + few, film.frames)), size)
-
-
-def _jpeg(frame: Tensor, quality: int) -> bytes:
+def _encode(frame: Tensor, quality: int) -> bytes:
     pixels = frame.permute(1, 2, 0).contiguous().numpy()
     content = BytesIO()
     Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(content, "JPEG", quality=quality)
     return content.getvalue()
 
 
-def _add(tar: tarfile.TarFile, path: Path, name: str, content: bytes) -> tuple[int, int]:
-    """Where the content lies in the file: offset and size."""
+def _add_file(tar: tarfile.TarFile, path: Path, name: str, content: bytes) -> tuple[int, int]:
+    """Add a file and return the offset and size of its content in the tar file."""
     member = tarfile.TarInfo(name)
     member.size = len(content)
     with disk_errors(path):

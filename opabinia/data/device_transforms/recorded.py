@@ -1,7 +1,7 @@
-"""Pictures that note what would be done to them, in the place of having it done.
+"""Images that record the operations applied to them instead of computing them.
 
-A transform draws its random numbers from its own generator as it always does, in the same order; only what it computes
-with them is left for later (:mod:`opabinia.data.device_transforms.apply`).
+A transform draws its random numbers from its own generator as always, in the same order; only the computation is
+deferred.
 """
 
 from __future__ import annotations
@@ -16,50 +16,50 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-CHANGES = "changes"
-"""Key of a sample: what is left to be done to its picture."""
+RECORDED_OPS = "recorded_ops"
+"""Key of a sample: the operations still to be applied to its image."""
 
 
-class Change(NamedTuple):
-    """One change to a picture.
+class ImageOp(NamedTuple):
+    """One operation on an image.
 
     Attributes:
-        name: torchvision's functional of this name, or one of ours.
+        name: of a torchvision functional, or of an operation of ``kernels``.
         values: its arguments, in the order in which they were given.
-        keys: names of the last of them; those before have been given without one.
+        keywords: names of the last of them, which were given by keyword.
     """
 
     name: str
     values: tuple[Any, ...]
-    keys: tuple[str, ...] = ()
+    keywords: tuple[str, ...] = ()
 
 
-class Recorded(tv_tensors.Image):  # type: ignore[misc]
-    """A picture without pixels. Each change gives another one of the same size and type.
+class RecordedImage(tv_tensors.Image):  # type: ignore[misc]
+    """An image without pixels. Each operation returns another one of the same size and type.
 
     Attributes:
-        changes: so far.
-        film: whether it stands for the frames of a clip.
+        ops: recorded so far.
+        is_clip: whether it stands for the frames of a clip.
     """
 
-    changes: tuple[Change, ...] = ()
-    film: bool = False
+    ops: tuple[ImageOp, ...] = ()
+    is_clip: bool = False
 
     @classmethod
-    def like(cls, image: Tensor) -> Recorded:
-        """One to which nothing has been done yet, as large as ``image``."""
+    def like(cls, image: Tensor) -> RecordedImage:
+        """Return one of the size of ``image`` without any operation."""
         blank = torch.empty(image.shape, dtype=image.dtype, device="meta").as_subclass(cls)
-        blank.film = image.film if isinstance(image, Recorded) else isinstance(image, tv_tensors.Video)
+        blank.is_clip = image.is_clip if isinstance(image, RecordedImage) else isinstance(image, tv_tensors.Video)
         return blank
 
-    def then(self, change: Change) -> Recorded:
-        """The picture after one more change, which leaves its size as it is."""
-        changed = Recorded.like(self)
-        changed.changes = (*self.changes, change)
-        return changed
+    def then(self, op: ImageOp) -> RecordedImage:
+        """Return the image after one more operation, which does not change its size."""
+        image = RecordedImage.like(self)
+        image.ops = (*self.ops, op)
+        return image
 
 
-KNOWN = (
+_FUNCTIONALS = [
     "adjust_brightness",
     "adjust_contrast",
     "adjust_hue",
@@ -77,24 +77,19 @@ KNOWN = (
     "rotate",
     "solarize",
     "vertical_flip",
-)
-"""torchvision's functionals that are noted."""
+]
+"""torchvision's functionals that can be recorded."""
+
+_NOT_FOR_CLIPS = ("rgb_to_grayscale",)
+"""Functionals that torchvision does not apply to videos."""
 
 
-NOT_OF_FILMS = ("rgb_to_grayscale",)
-"""What torchvision leaves as it is where it is a film."""
-
-
-def _noted(name: str, image: Recorded, *values: Any, **keys: Any) -> Recorded:
-    if image.film and name in NOT_OF_FILMS:
+def _record(name: str, image: RecordedImage, *values: Any, **keywords: Any) -> RecordedImage:
+    if image.is_clip and name in _NOT_FOR_CLIPS:
         return image
-    return image.then(Change(name, (*values, *keys.values()), tuple(keys)))
+    return image.then(ImageOp(name, (*values, *keywords.values()), tuple(keywords)))
 
 
-def _note(name: str) -> None:
-    kernel: Callable[..., Any] = partial(_noted, name)
-    v2.functional.register_kernel(getattr(F, name), Recorded)(kernel)
-
-
-for _name in KNOWN:
-    _note(_name)
+for _name in _FUNCTIONALS:
+    _kernel: Callable[..., Any] = partial(_record, _name)
+    v2.functional.register_kernel(getattr(F, _name), RecordedImage)(_kernel)

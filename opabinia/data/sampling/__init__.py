@@ -1,1 +1,1 @@
-"""Which samples form which batch: permutations of an epoch, samplers, and batch shapes over time."""
+"""The samples of an epoch and their order, and how they are divided into batches."""

@@ -1,4 +1,4 @@
-"""Positions to batches: which samples make up step k, and which of them are this process's. Pure arithmetic."""
+"""Plans: the positions of an epoch that form the batch of each step. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from opabinia.contracts import Row, Stage
+from opabinia.contracts import GlobalBatch, Stage
 from opabinia.runtime.durations import Duration
 
 _EMPTY = "the training data is empty: there is nothing to make batches of"
@@ -18,17 +18,17 @@ _EMPTY = "the training data is empty: there is nothing to make batches of"
 class ConstantPlan:
     """Batches of one size (:class:`opabinia.contracts.Plan`).
 
-    The last batch of an epoch is smaller when the size does not divide the number of samples, or is left out
-    (``drop_last``). A length in steps may end in the middle of an epoch.
+    The last batch of an epoch is smaller if the batch size does not divide the number of samples, or is dropped
+    (``drop_last``). A length in steps may end within an epoch.
 
     Attributes:
         samples: number of training samples.
         batch_size: samples of one optimizer step over all processes.
         length: of the whole run, in epochs (fractions are fine) or iterations; 0 means no step at all.
-        drop_last: leave out the incomplete batch at the end of each epoch.
+        drop_last: drop the incomplete batch at the end of each epoch.
 
     Raises:
-        ValueError: there is no sample, or no complete batch while ``drop_last`` asks for one.
+        ValueError: there are no samples, or with ``drop_last`` no complete batch.
     """
 
     samples: int
@@ -43,46 +43,46 @@ class ConstantPlan:
             raise ValueError(f"a batch holds at least 1 sample, not {self.batch_size}")
         if self.steps_per_epoch == 0:
             raise ValueError(
-                f"{self.samples} samples do not fill one batch of {self.batch_size} and drop_last leaves out "
+                f"{self.samples} samples do not fill one batch of {self.batch_size} and drop_last drops "
                 f"incomplete ones: set drop_last to false or batch_size to {self.samples} or less"
             )
 
     @cached_property
     def steps_per_epoch(self) -> int:
-        """Steps of a whole epoch."""
+        """Number of steps in an epoch."""
         return self.samples // self.batch_size if self.drop_last else -(-self.samples // self.batch_size)
 
     @cached_property
     def total_steps(self) -> int:
-        """Steps of the run."""
+        """Number of steps in the run."""
         return self.length.steps(self.steps_per_epoch)
 
     @cached_property
     def epochs(self) -> int:
-        """Epochs of the run; the last may be cut short."""
+        """Number of epochs in the run; the last may be incomplete."""
         return -(-self.total_steps // self.steps_per_epoch)
 
-    def row(self, step: int) -> Row:
-        """The global batch of ``step`` (0 to total_steps - 1).
+    def row(self, step: int) -> GlobalBatch:
+        """Return the global batch of ``step`` (0 to total_steps - 1).
 
         Raises:
-            IndexError: the run has no such step.
+            IndexError: the step is out of range.
         """
         if not 0 <= step < self.total_steps:
             raise IndexError(f"step {step} of a run of {self.total_steps}")
         epoch, batch = divmod(step, self.steps_per_epoch)
         first = batch * self.batch_size
-        return Row(step=step, epoch=epoch, first=first, count=min(self.batch_size, self.samples - first))
+        return GlobalBatch(step=step, epoch=epoch, first=first, count=min(self.batch_size, self.samples - first))
 
     def epoch_start(self, epoch: int) -> int:
-        """Step of the first batch of ``epoch``, for 0 to ``epochs``.
+        """Return the step of the first batch of ``epoch``, for 0 to ``epochs``.
 
-        The end of the last epoch lies beyond ``total_steps`` when the run ends within it.
+        The end of the last epoch lies beyond ``total_steps`` if the run ends within it.
         """
         return epoch * self.steps_per_epoch
 
     def samples_before(self, step: int) -> int:
-        """Samples in the batches before ``step``."""
+        """Return the number of samples in the batches before ``step``."""
         epochs, batches = divmod(step, self.steps_per_epoch)
         samples_per_epoch = min(self.steps_per_epoch * self.batch_size, self.samples)
         return epochs * samples_per_epoch + batches * self.batch_size
@@ -93,17 +93,17 @@ class StagedPlan:
     """Batches that change over time (:class:`opabinia.contracts.Plan`).
 
     In every epoch of a stage its batches are taken in turn, from the first one on, until the samples are used up; the
-    last batch is smaller, or left out (``drop_last``). Any row is found by arithmetic, in the time of a search among
-    the stages, so going on in the middle of a cycle is nothing special.
+    last batch is smaller, or dropped (``drop_last``). Any batch is found by a binary search among the stages and
+    arithmetic, so a run can be resumed in the middle of a cycle.
 
     Attributes:
         samples: positions in an epoch.
-        stages: one after the other; past their end the last one goes on.
-        length: of the run: whole and half epochs are those of the stages they lie in.
-        drop_last: leave out the incomplete batch at the end of each epoch.
+        stages: one after the other; the last one continues to the end of the run.
+        length: of the run; epochs, and fractions of them, are those of the stages.
+        drop_last: drop the incomplete batch at the end of each epoch.
 
     Raises:
-        ValueError: there is no sample, no stage, or a stage without epochs or (``drop_last``) without a complete batch.
+        ValueError: there are no samples or stages, or a stage has no epochs or (with ``drop_last``) no complete batch.
 
     Example: 10 samples and a stage with the cycle 4, 2 make batches of 4, 2, 4 in each epoch, 3 steps.
     """
@@ -119,7 +119,7 @@ class StagedPlan:
         if not self.stages:
             raise ValueError("a run has at least one stage")
         for number, (stage, steps) in enumerate(zip(self.stages, self._steps, strict=True)):
-            counts = [one.samples for one in stage.cycle]
+            counts = [shape.samples for shape in stage.cycle]
             if stage.epochs < 1 or not counts or min(counts) < 1:
                 raise ValueError(
                     f"stage {number} has {stage.epochs} epochs with batches of {counts}; a stage has at least one "
@@ -128,17 +128,17 @@ class StagedPlan:
             if not steps:
                 raise ValueError(
                     f"stage {number}: {self.samples} samples do not fill its first batch of {counts[0]} and drop_last "
-                    "leaves out incomplete ones: set drop_last to false or batch_size lower"
+                    "drops incomplete ones: set drop_last to false or batch_size lower"
                 )
 
     @cached_property
     def _sizes(self) -> tuple[tuple[int, ...], ...]:
-        """Samples before each batch of the cycle, and behind the last one, by stage."""
-        return tuple((0, *accumulate(one.samples for one in stage.cycle)) for stage in self.stages)
+        """Number of samples before each batch of the cycle, and after the last one, by stage."""
+        return tuple((0, *accumulate(shape.samples for shape in stage.cycle)) for stage in self.stages)
 
     @cached_property
     def _steps(self) -> tuple[int, ...]:
-        """Steps of an epoch, by stage."""
+        """Number of steps in an epoch, by stage."""
         return tuple(self._steps_of(sizes) for sizes in self._sizes)
 
     def _steps_of(self, sizes: tuple[int, ...]) -> int:
@@ -159,68 +159,68 @@ class StagedPlan:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Steps of a whole epoch, if all have as many; else None."""
+        """Number of steps in an epoch, if it is the same in all; else None."""
         return self._steps[0] if len(set(self._steps)) == 1 else None
 
     @cached_property
     def total_steps(self) -> int:
-        """Steps of the run."""
+        """Number of steps in the run."""
         even = self.steps_per_epoch
-        return self.length.steps(even) if even else self.length.steps_along(self.epoch_start)
+        return self.length.steps(even) if even else self.length.steps_from(self.epoch_start)
 
     @cached_property
     def epochs(self) -> int:
-        """Epochs of the run; the last may be cut short."""
-        return self._place(self.total_steps - 1)[1] + 1 if self.total_steps else 0
+        """Number of epochs in the run; the last may be incomplete."""
+        return self._locate(self.total_steps - 1)[1] + 1 if self.total_steps else 0
 
-    def _place(self, step: int) -> tuple[int, int, int]:
-        """The stage of ``step``, its epoch in the run, and its number in the epoch."""
+    def _locate(self, step: int) -> tuple[int, int, int]:
+        """Return the stage of ``step``, its epoch in the run, and its number in the epoch."""
         number = bisect_right(self._first_steps, step) - 1
         epoch, batch = divmod(step - self._first_steps[number], self._steps[number])
         return number, self._first_epochs[number] + epoch, batch
 
-    def _samples_until(self, number: int, batch: int) -> int:
-        """Samples before this batch of an epoch of a stage."""
+    def _samples_before(self, number: int, batch: int) -> int:
+        """Return the number of samples before this batch in an epoch of a stage."""
         sizes = self._sizes[number]
-        cycles, place = divmod(batch, len(sizes) - 1)
-        return min(self.samples, cycles * sizes[-1] + sizes[place])
+        cycles, within = divmod(batch, len(sizes) - 1)
+        return min(self.samples, cycles * sizes[-1] + sizes[within])
 
-    def row(self, step: int) -> Row:
-        """The global batch of ``step`` (0 to total_steps - 1).
+    def row(self, step: int) -> GlobalBatch:
+        """Return the global batch of ``step`` (0 to total_steps - 1).
 
         Raises:
-            IndexError: the run has no such step.
+            IndexError: the step is out of range.
         """
         if not 0 <= step < self.total_steps:
             raise IndexError(f"step {step} of a run of {self.total_steps}")
-        number, epoch, batch = self._place(step)
-        stage, first = self.stages[number], self._samples_until(number, batch)
+        number, epoch, batch = self._locate(step)
+        stage, first = self.stages[number], self._samples_before(number, batch)
         size, shape = stage.cycle[batch % len(stage.cycle)]
-        return Row(step, epoch, first, min(size, self.samples - first), shape, stage.lr_factor)
+        return GlobalBatch(step, epoch, first, min(size, self.samples - first), shape, stage.lr_factor)
 
     def epoch_start(self, epoch: int) -> int:
-        """Step of the first batch of ``epoch``, from 0 on; past the end of the stages the last one goes on.
+        """Return the step of the first batch of ``epoch``, from 0 on; the last stage continues beyond its end.
 
-        The end of the last epoch lies beyond ``total_steps`` when the run ends within it.
+        The end of the last epoch lies beyond ``total_steps`` if the run ends within it.
         """
         number = bisect_right(self._first_epochs, epoch) - 1
         return self._first_steps[number] + (epoch - self._first_epochs[number]) * self._steps[number]
 
     def samples_before(self, step: int) -> int:
-        """Samples in the batches before ``step``."""
-        number, epoch, batch = self._place(step)
+        """Return the number of samples in the batches before ``step``."""
+        number, epoch, batch = self._locate(step)
         seen = 0
         for earlier, stage in enumerate(self.stages[:number]):
-            seen += stage.epochs * self._samples_until(earlier, self._steps[earlier])
+            seen += stage.epochs * self._samples_before(earlier, self._steps[earlier])
         in_stage = epoch - self._first_epochs[number]
-        return seen + in_stage * self._samples_until(number, self._steps[number]) + self._samples_until(number, batch)
+        return seen + in_stage * self._samples_before(number, self._steps[number]) + self._samples_before(number, batch)
 
 
-def evaluation_rows(samples: int, batch_size: int, rank: int, world: int) -> Iterator[Row]:
-    """Batches of process ``rank`` in one pass over all samples: whole ones, in turn.
+def evaluation_rows(samples: int, batch_size: int, rank: int, world: int) -> Iterator[GlobalBatch]:
+    """Yield the batches of process ``rank`` in one pass over all samples: whole ones, in turn.
 
-    Batch i belongs to process ``i % world``, so each forward pass sees the same samples on any number of processes.
+    Batch i belongs to process ``i % world``, so each forward pass sees the same samples with any number of processes.
     """
     for step in range(rank, -(-samples // batch_size), world):
         first = step * batch_size
-        yield Row(step=step, epoch=0, first=first, count=min(batch_size, samples - first))
+        yield GlobalBatch(step=step, epoch=0, first=first, count=min(batch_size, samples - first))

@@ -1,4 +1,4 @@
-"""Which pictures of things make up an epoch, and which of them share a batch."""
+"""Samplers for detection: batches of similar aspect ratios, and images of rare classes more often."""
 
 from __future__ import annotations
 
@@ -10,64 +10,63 @@ from annotated_types import Interval
 from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import Indices, Sampler, SamplerPart, Source
-from opabinia.data.sampling.permutation import EachOnce, Order, Permutation
+from opabinia.contracts import ImageClassesSource, Indices, Sampler, SamplerPart, SizedSource, Source
+from opabinia.data.sampling.permutation import EpochSampler, Order, Permutation
 from opabinia.runtime.seeds import DRAW, ORDER, hash32
 
-# --- wide or tall -----------------------------------------------------------------------------------------------------
+# --- aspect ratios ----------------------------------------------------------------------------------------------------
 
 
-@register.sampler
-class WideOrTall:
-    """Batches of pictures that are all wide, or all tall, so that little of a padded batch is padding (detectron2's
-    aspect-ratio grouping, which keeps what fills no batch back for ever).
+@register.sampler(aliases=("wide_or_tall",))
+class AspectRatioBatches:
+    """Batches of only landscape or only portrait images, so that a padded batch has little padding (detectron2's
+    aspect-ratio grouping, which holds images back until they fill a batch).
 
-    What is left of both kinds fills the last batches of an epoch together: no picture is lost.
+    The rest of both kinds fills the last batches of an epoch together: no image is lost.
 
     Args:
-        source: tells the ``sizes`` of its pictures.
+        source: knows the ``sizes`` of its images.
         seed: of the run.
         batch_size: samples of a batch over all processes.
-        sampler: which pictures make up an epoch; null takes each once.
+        sampler: chooses the images of an epoch; null takes each once.
 
     Raises:
-        ValueError: the source does not tell the sizes.
+        ValueError: the source does not know the sizes.
 
     Example:
-        7 wide pictures and 6 tall ones in batches of 4: one batch of wide and one of tall ones, in any order; then one
-        of 3 wide ones and a tall one, and the last tall one.
+        7 landscape and 6 portrait images in batches of 4: one batch of each kind, in random order; then one of 3
+        landscape images and a portrait one, and the last portrait image.
     """
 
     def __init__(self, source: Source, seed: int, batch_size: int, /, *, sampler: SamplerPart | None = None) -> None:
-        sizes = getattr(source, "sizes", None)
-        if sizes is None:
+        if not isinstance(source, SizedSource):
             raise ValueError(
-                f"{type(source).__name__} does not tell the sizes of its pictures, which wide_or_tall needs; "
-                "sources of pictures with boxes do"
+                f"{type(source).__name__} does not know the sizes of its images, which aspect_ratio_batches needs; "
+                "detection sources do"
             )
-        sizes = np.asarray(sizes).reshape(-1, 2)
-        self._wide = sizes[:, 1] > sizes[:, 0]
-        self._inner: Sampler = EachOnce(len(source), seed) if sampler is None else sampler(source, seed, batch_size)
+        sizes = np.asarray(source.sizes).reshape(-1, 2)
+        self._landscape = sizes[:, 1] > sizes[:, 0]
+        self._inner: Sampler = EpochSampler(len(source), seed) if sampler is None else sampler(source, seed, batch_size)
         self._seed, self._batch_size = seed, batch_size
 
     def __len__(self) -> int:
         return len(self._inner)
 
     def order(self, epoch: int) -> Order:
-        """Whole batches of each kind, shuffled among each other; then what is left."""
+        """Full batches of each kind, shuffled together; then the rest."""
         drawn = self._inner.order(epoch)(np.arange(len(self)))
-        wide = self._wide[drawn]
-        kinds = [drawn[wide], drawn[~wide]]
-        whole = [len(kind) // self._batch_size * self._batch_size for kind in kinds]
-        batches = np.concatenate([kind[:end] for kind, end in zip(kinds, whole, strict=True)])
+        landscape = self._landscape[drawn]
+        kinds = [drawn[landscape], drawn[~landscape]]
+        ends = [len(kind) // self._batch_size * self._batch_size for kind in kinds]
+        batches = np.concatenate([kind[:end] for kind, end in zip(kinds, ends, strict=True)])
         batches = batches.reshape(-1, self._batch_size)
         shuffled = batches[Permutation(len(batches), hash32(ORDER, self._seed, epoch, 1))(np.arange(len(batches)))]
-        left = [kind[end:] for kind, end in zip(kinds, whole, strict=True)]
-        indices = np.concatenate([shuffled.ravel(), *left])
+        rest = [kind[end:] for kind, end in zip(kinds, ends, strict=True)]
+        indices = np.concatenate([shuffled.ravel(), *rest])
         return lambda positions: indices[np.asarray(positions)]
 
 
-# --- rare classes more often ------------------------------------------------------------------------------------------
+# --- rare classes -----------------------------------------------------------------------------------------------------
 
 
 @register.sampler
@@ -80,59 +79,58 @@ def repeat_factor(
     threshold: Annotated[float, Interval(gt=0, le=1)] = 0.001,
     sqrt: bool = True,
 ) -> Sampler:
-    """Pictures of rare classes several times an epoch (Gupta et al. 2019, LVIS, section 5.1).
+    """Images of rare classes several times per epoch (Gupta et al. 2019, LVIS, section 5.1).
 
-    A picture's factor is that of its rarest class (:func:`repeat_factors`). In each epoch it comes as often as the
-    factor says, rounded up or down, and as often up as its fraction says. All epochs have the same length.
+    An image's factor is that of its rarest class (:func:`repeat_factors`). In each epoch it is repeated as often as the
+    factor, rounded up with the probability of its fraction, else down. All epochs have the same length.
 
     Args:
-        source: tells which classes are ``present`` in each picture.
+        source: knows the classes in each image (``present``).
         seed: of the run.
-        batch_size: plays no part here.
-        threshold: share of the pictures below which a class is rare (the paper's, for LVIS).
-        sqrt: dampen the factor by a square root, as the paper does; without it a class below the threshold comes about
+        batch_size: not used.
+        threshold: share of images below which a class is rare (default: the paper's, for LVIS).
+        sqrt: dampen the factor by a square root, as in the paper; without it a class below the threshold appears about
             as often as if it were at the threshold.
 
     Raises:
-        ValueError: the source does not tell the classes.
+        ValueError: the source does not know the classes.
     """
-    present = getattr(source, "present", None)
-    if present is None:
+    if not isinstance(source, ImageClassesSource):
         raise ValueError(
-            f"{type(source).__name__} does not tell which classes are in its pictures, which repeat_factor needs; "
-            "sources of pictures with boxes do"
+            f"{type(source).__name__} does not know the classes in its images, which repeat_factor needs; detection "
+            "sources do"
         )
-    return Rounded(repeat_factors(present, len(source.classes), threshold, sqrt), seed)
+    return StochasticRounding(repeat_factors(source.present, len(source.classes), threshold, sqrt), seed)
 
 
-class Rounded:
-    """Each sample in an epoch as often as its factor says, rounded up or down at random.
+class StochasticRounding:
+    """A sampler that repeats each sample by its factor, randomly rounded up or down in each epoch.
 
     Args:
-        factors: how often, at least 0 (float64, N).
+        factors: repeats per epoch, at least 0 (float64, N).
         seed: of the run.
     """
 
     def __init__(self, factors: NDArray[np.float64], seed: int) -> None:
         self._times = np.floor(factors).astype(np.int64)
         fractions = factors - self._times
-        self._more = round(float(fractions.sum()))
-        self._chances = with_sum(fractions, self._more)
+        self._rounded_up = round(float(fractions.sum()))
+        self._probabilities = rescale_to_sum(fractions, self._rounded_up)
         self._seed = seed
 
     def __len__(self) -> int:
-        return int(self._times.sum()) + self._more
+        return int(self._times.sum()) + self._rounded_up
 
     def order(self, epoch: int) -> Order:
-        """All of them shuffled."""
+        """All repeats, shuffled."""
         key = hash32(DRAW, self._seed, epoch)
         samples = Permutation(len(self._times), key)(np.arange(len(self._times)))
-        # One of them comes once more wherever the sum of their chances passes another whole number.
-        ends = np.minimum(np.cumsum(self._chances[samples]), self._more)
-        ends[-1:] = self._more
-        passed: Indices = np.floor(ends + hash32(key) / 2**32).astype(np.int64)
+        # Systematic sampling: a sample is rounded up if the running sum of probabilities crosses a whole number there.
+        ends = np.minimum(np.cumsum(self._probabilities[samples]), self._rounded_up)
+        ends[-1:] = self._rounded_up
+        crossed: Indices = np.floor(ends + hash32(key) / 2**32).astype(np.int64)
         times = self._times.copy()
-        times[samples] += passed - np.concatenate([[0], passed[:-1]])
+        times[samples] += crossed - np.concatenate([[0], crossed[:-1]])
         indices = np.repeat(np.arange(len(times)), times)
         shuffled = Permutation(len(indices), hash32(ORDER, self._seed, epoch))
         return lambda positions: indices[shuffled(positions)]
@@ -141,35 +139,35 @@ class Rounded:
 def repeat_factors(
     present: Sequence[Indices], classes: int, threshold: float, sqrt: bool = True
 ) -> NDArray[np.float64]:
-    """How often each picture is to come in an epoch (float64, N): max(1, sqrt(threshold / share)) of its rarest class,
-    the share being that of pictures with the class; 1 for pictures in which there is nothing.
+    """Return the repeats of each image per epoch (float64, N): max(1, sqrt(threshold / share)) of its rarest class,
+    where share is that of images with the class; 1 for images without objects.
 
     Args:
-        present: the classes in each picture (N arrays of int64, each class once).
-        classes: how many there are.
-        threshold: share from which on a class is not repeated.
+        present: the classes in each image (N arrays of int64, each class once).
+        classes: number of classes.
+        threshold: share above which a class is not repeated.
         sqrt: take the square root; otherwise threshold / share itself.
 
-    Example: at a threshold of 0.1 classes in 0.99, 0.09 and 0.01 of the pictures have 1, 1.054 and 3.162.
+    Example: with a threshold of 0.1, classes in 0.99, 0.09 and 0.01 of the images have 1, 1.054 and 3.162.
     """
-    counts = [len(one) for one in present]
-    found = np.concatenate([np.empty(0, np.int64), *present]).astype(np.int64)
-    shares = np.bincount(found, minlength=classes) / max(1, len(counts))
-    # A class that is nowhere is never looked up.
+    counts = [len(image_classes) for image_classes in present]
+    labels = np.concatenate([np.empty(0, np.int64), *present]).astype(np.int64)
+    shares = np.bincount(labels, minlength=classes) / max(1, len(counts))
+    # A class without images is never looked up.
     factors = np.maximum(1, (threshold / np.where(shares, shares, 1)) ** (0.5 if sqrt else 1.0))
     largest = np.ones(len(counts))
-    np.maximum.at(largest, np.repeat(np.arange(len(counts)), counts), factors[found])
+    np.maximum.at(largest, np.repeat(np.arange(len(counts)), counts), factors[labels])
     return largest
 
 
-def with_sum(chances: NDArray[np.float64], total: int) -> NDArray[np.float64]:
-    """Chances (0 to below 1) with this whole sum, next to the one they have; 0 stays 0 and none is above 1.
+def rescale_to_sum(probabilities: NDArray[np.float64], total: int) -> NDArray[np.float64]:
+    """Rescale probabilities (0 to below 1) to the integer ``total`` nearest to their sum; 0 stays 0, none exceeds 1.
 
-    Example: 0.5, 0.5, 0.7 with the sum 2 are 0.615, 0.615, 0.769: what lacks to 1 is scaled.
+    Example: 0.5, 0.5, 0.7 with the sum 2 become 0.615, 0.615, 0.769: the differences to 1 are scaled.
     """
-    now = float(chances.sum())
-    if total <= now:
-        return chances * (total / now if now else 0.0)
-    lacking = np.where(chances > 0, 1 - chances, 0)
-    some = int((chances > 0).sum())
-    return np.where(chances > 0, 1 - lacking * ((some - total) / (some - now)), 0)
+    current = float(probabilities.sum())
+    if total <= current:
+        return probabilities * (total / current if current else 0.0)
+    missing = np.where(probabilities > 0, 1 - probabilities, 0)
+    positive = int((probabilities > 0).sum())
+    return np.where(probabilities > 0, 1 - missing * ((positive - total) / (positive - current)), 0)

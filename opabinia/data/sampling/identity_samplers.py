@@ -1,8 +1,8 @@
-"""Batches of P identities with K images each, for losses that compare the samples of a batch with each other.
+"""Batches of P identities with K images each, for losses that compare the samples of a batch.
 
-An identity is a class of the source. Batches are drawn in passes over the identities, and passes go on from one epoch
-to the next. A whole pass is drawn at once, from the seed and its number alone: so any batch of any epoch is found by
-division, and only the newest pass is kept.
+An identity is a class of the source. Batches are drawn in passes over the identities, and passes continue from one
+epoch to the next. A whole pass is drawn at once, from the seed and its number alone: so any batch of any epoch is found
+by division, and only the latest pass is kept.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from annotated_types import Ge, MinLen
 from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import Count, Indices, Sampler, Source
+from opabinia.contracts import CameraSource, ConcatenatedSource, Count, Indices, Sampler, Source
 from opabinia.data.sampling.permutation import Order
 from opabinia.data.sampling.samplers import labels_of, uniform
 from opabinia.runtime.seeds import DRAW, ORDER, hash32
 
-Few = Literal["repeat", "leave_out"]
+SmallIdentities = Literal["repeat", "drop", "leave_out"]
+Domain = Literal["source", "camera"]
 Weight = Annotated[int, Ge(0)]
 
 # --- the samplers -----------------------------------------------------------------------------------------------------
 
 
-@register.sampler
+@register.sampler(renamed={"few": "small_identities"})
 def identities(
     source: Source,
     seed: int,
@@ -36,36 +37,36 @@ def identities(
     /,
     *,
     instances: Count = 4,
-    few: Few = "repeat",
+    small_identities: SmallIdentities = "repeat",
     length: Count | None = None,
 ) -> Sampler:
-    """In every batch P = batch_size / K different identities with K images each.
+    """Batches of P = batch_size / K different identities with K images each.
 
     An identity with n images comes n // K times in a pass, each time with other images (FastReID's
-    NaiveIdentitySampler; its passes leave more images out, ours have as many batches as can be filled).
+    NaiveIdentitySampler; its passes omit more images, these have as many batches as can be filled).
 
     Args:
         source: has labels.
         seed: of the run.
         batch_size: samples of a batch over all processes.
-        instances: K, images of an identity in a batch; 4 is FastReID's default.
-        few: what is done about identities with fewer than K images: ``repeat`` takes some of them several times,
-            ``leave_out`` never trains on them.
-        length: samples of an epoch, of which whole batches are taken, and at least one; null takes as many as there
-            are.
+        instances: K, images of an identity in a batch (default: FastReID's).
+        small_identities: for identities with fewer than K images: ``repeat`` repeats some of them, ``drop`` never
+            trains on these identities (``leave_out`` is its former name).
+        length: samples per epoch, rounded down to whole batches, at least one; null takes the number of samples of the
+            source.
 
     Raises:
         ValueError: the source has no labels or too few identities, or K does not divide the batch.
 
     Example:
-        18 images of identities with 5, 4, 2, 6 and 1 images, in batches of 8: a pass has two batches, each of two
-        identities, and one identity waits for the next pass.
+        18 images of identities with 5, 4, 2, 6 and 1 images, in batches of 8: a pass has two batches of two identities,
+        and one identity waits for the next pass.
     """
-    images, taken = _images_and_identities(labels_of(source), batch_size, instances, few)
-    return _Batches([_InTurns(images, taken, instances)], instances, seed, length or len(source))
+    images, taken = _images_and_identities(labels_of(source), batch_size, instances, small_identities)
+    return _BatchSampler([_TurnsPass(images, taken, instances)], instances, seed, length or len(source))
 
 
-@register.sampler
+@register.sampler(renamed={"few": "small_identities"})
 def balanced_identities(
     source: Source,
     seed: int,
@@ -73,23 +74,23 @@ def balanced_identities(
     /,
     *,
     instances: Count = 4,
-    few: Few = "repeat",
+    small_identities: SmallIdentities = "repeat",
     length: Count | None = None,
 ) -> Sampler:
-    """Every identity once in a pass, however many images it has, seen by as many cameras as possible: one image, and
-    K - 1 more from other cameras than its own as long as there are any (FastReID's BalancedIdentitySampler).
+    """Batches in which every identity comes once per pass, regardless of its number of images, from as many cameras as
+    possible: one image, and K - 1 from other cameras as long as there are any (FastReID's BalancedIdentitySampler).
 
-    Identities that fill no batch at the end of a pass are left out of it; they are others each time.
+    Identities that fill no batch at the end of a pass are dropped from it; they are others each time.
 
     Args:
         source: has labels and ``cameras``.
         seed: of the run.
         batch_size: samples of a batch over all processes.
-        instances: K, images of an identity in a batch; 4 is FastReID's default.
-        few: what is done about identities with fewer than K images: ``repeat`` takes some of them several times,
-            ``leave_out`` never trains on them.
-        length: samples of an epoch, of which whole batches are taken, and at least one; null takes as many as there
-            are.
+        instances: K, images of an identity in a batch (default: FastReID's).
+        small_identities: for identities with fewer than K images: ``repeat`` repeats some of them, ``drop`` never
+            trains on these identities (``leave_out`` is its former name).
+        length: samples per epoch, rounded down to whole batches, at least one; null takes the number of samples of the
+            source.
 
     Raises:
         ValueError: the source has no labels, no cameras or too few identities, or K does not divide the batch.
@@ -99,13 +100,12 @@ def balanced_identities(
         b or a, d, c, b.
     """
     cameras = _cameras_of(source)
-    images, taken = _images_and_identities(labels_of(source), batch_size, instances, few)
-    return _Batches(
-        [_EachOnce(images, taken, instances, cameras[images.members])], instances, seed, length or len(source)
-    )
+    images, taken = _images_and_identities(labels_of(source), batch_size, instances, small_identities)
+    one_pass = _CamerasPass(images, taken, instances, cameras[images.members])
+    return _BatchSampler([one_pass], instances, seed, length or len(source))
 
 
-@register.sampler
+@register.sampler(renamed={"few": "small_identities", "by": "domain"})
 def mixed_identities(
     source: Source,
     seed: int,
@@ -113,125 +113,129 @@ def mixed_identities(
     /,
     *,
     weights: Annotated[list[Weight], MinLen(1)],
-    by: Literal["source", "camera"] = "source",
+    domain: Domain = "source",
     instances: Count = 4,
-    few: Few = "repeat",
+    small_identities: SmallIdentities = "repeat",
     length: Count | None = None,
 ) -> Sampler:
-    """As ``identities``, with the same number of identities from each camera, or each source of ``joined_identities``
-    or ``joined``, in every batch (what FastReID's SetReWeightSampler was meant to do).
+    """Like ``identities``, with a fixed number of identities from each camera, or each source of a concatenation, in
+    every batch (the intention of FastReID's SetReWeightSampler).
 
-    All K images of an identity are from one camera when they are divided by cameras. An identity that several cameras
-    have seen may then come from two of them in one batch, with K images each.
+    With cameras, all K images of an identity are from one camera. An identity seen by several cameras may come from two
+    of them in one batch, with K images each.
 
     Args:
-        source: has labels, and ``cameras`` or is the source ``joined_identities`` or ``joined``.
+        source: has labels, and ``cameras`` or is a concatenation of sources.
         seed: of the run.
         batch_size: samples of a batch over all processes.
         weights: of the sources or cameras in their order, relative to each other: of 16 identities [3, 1] takes 12 and
-            4. They must come out even.
-        by: what has the weights, ``source`` or ``camera``.
-        instances: K, images of an identity in a batch; 4 is FastReID's default.
-        few: what is done about identities with fewer than K images there: ``repeat`` takes some of them several times,
-            ``leave_out`` never trains on them.
-        length: samples of an epoch, of which whole batches are taken, and at least one; null takes as many as there
-            are.
+            4. They must divide the identities of a batch without remainder.
+        domain: whether the weights are those of each ``source`` or each ``camera``.
+        instances: K, images of an identity in a batch (default: FastReID's).
+        small_identities: for identities with fewer than K images there: ``repeat`` repeats some of them, ``drop`` never
+            trains on these identities (``leave_out`` is its former name).
+        length: samples per epoch, rounded down to whole batches, at least one; null takes the number of samples of the
+            source.
 
     Raises:
-        ValueError: the source does not tell what is needed, the weights do not fit to it or to the batch, or a source
-            or camera has too few identities.
+        ValueError: the source lacks labels, cameras or sources, the weights do not fit to it or to the batch, or a
+            source or camera has too few identities.
     """
     labels = labels_of(source)
-    domains, count = _domains_of(source, by)
+    domains, count = _domains_of(source, domain)
     if len(weights) != count or not sum(weights):
-        raise ValueError(f"weights: {count} {by}s need as many weights, not all 0; there are {weights}")
-    takes = _shares(_identities_of_a_batch(batch_size, instances), weights, instances)
-    _refuse_one(len(np.unique(labels)))
+        raise ValueError(f"weights: {count} {domain}s need as many weights, not all 0, instead of {weights}")
+    takes = _identity_counts(_identities_per_batch(batch_size, instances), weights, instances)
+    _check_several(len(np.unique(labels)))
     passes = []
-    for domain, taken in enumerate(takes):
+    for number, taken in enumerate(takes):
         if not taken:
             continue
-        images = _Images.of(labels, np.flatnonzero(domains == domain), instances, few)
-        if (found := len(images.sizes)) < taken:
-            message = f"weights.{domain}: each batch takes {taken} identities of this {by}, which has {found}"
+        images = _Images.of(labels, np.flatnonzero(domains == number), instances, small_identities)
+        if (available := len(images.sizes)) < taken:
+            message = f"weights.{number}: each batch takes {taken} identities of this {domain}, which has {available}"
             remedy = "give it a smaller weight or take a smaller batch_size"
-            raise ValueError(f"{message}{_with_enough(instances, few)}; {remedy}")
-        passes.append(_InTurns(images, taken, instances))
-    return _Batches(passes, instances, seed, length or len(labels))
+            raise ValueError(f"{message}{_condition(instances, small_identities)}; {remedy}")
+        passes.append(_TurnsPass(images, taken, instances))
+    return _BatchSampler(passes, instances, seed, length or len(labels))
 
 
-# --- what they are built on -------------------------------------------------------------------------------------------
+# --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def _identities_of_a_batch(batch_size: int, instances: int) -> int:
+def _identities_per_batch(batch_size: int, instances: int) -> int:
     if batch_size % instances:
-        message = f"instances: a batch of {batch_size} does not hold {instances} images of each of its identities; "
-        raise ValueError(message + _that_would_do(batch_size, instances))
+        message = f"instances: a batch of {batch_size} cannot hold {instances} images of each of its identities; "
+        raise ValueError(message + _suggest_batch_size(batch_size, instances))
     return batch_size // instances
 
 
-def _shares(identities: int, weights: Sequence[int], instances: int) -> list[int]:
-    """The identities of a batch, divided by weights."""
+def _identity_counts(identities: int, weights: Sequence[int], instances: int) -> list[int]:
+    """Return the identities of a batch, divided by weights."""
     whole = sum(weights)
     if any(identities * weight % whole for weight in weights):
         message = f"weights: {identities} identities of a batch cannot be divided as {':'.join(map(str, weights))}; "
-        raise ValueError(message + _that_would_do(identities * instances, whole // gcd(*weights) * instances))
+        raise ValueError(message + _suggest_batch_size(identities * instances, whole // gcd(*weights) * instances))
     return [identities * weight // whole for weight in weights]
 
 
-def _that_would_do(batch_size: int, step: int) -> str:
+def _suggest_batch_size(batch_size: int, step: int) -> str:
     below = batch_size // step * step
     return f"batch_size {f'{below} or ' if below else ''}{below + step} would do"
 
 
-def _images_and_identities(labels: Indices, batch_size: int, instances: int, few: Few) -> tuple[_Images, int]:
-    """All images to draw from, and P."""
-    taken = _identities_of_a_batch(batch_size, instances)
-    images = _Images.of(labels, np.arange(len(labels)), instances, few)
-    found = len(images.sizes)
-    _refuse_one(found, _with_enough(instances, few))
-    if found < taken:
-        message = f"a batch of {batch_size} with {instances} images each has {taken} identities, and there are {found}"
-        raise ValueError(f"{message}{_with_enough(instances, few)}; batch_size {found * instances} would do")
+def _images_and_identities(
+    labels: Indices, batch_size: int, instances: int, small_identities: SmallIdentities
+) -> tuple[_Images, int]:
+    """Return all images to draw from, and P."""
+    taken = _identities_per_batch(batch_size, instances)
+    images = _Images.of(labels, np.arange(len(labels)), instances, small_identities)
+    available, condition = len(images.sizes), _condition(instances, small_identities)
+    _check_several(available, condition)
+    if available < taken:
+        raise ValueError(
+            f"a batch of {batch_size} with {instances} images each has {taken} identities, and there are {available}"
+            f"{condition}; batch_size {available * instances} would do"
+        )
     return images, taken
 
 
-def _refuse_one(found: int, which: str = "") -> None:
-    if found < 2:
-        raise ValueError(f"only {found} identities{which}: there is nothing to compare with each other")
+def _check_several(identities: int, condition: str = "") -> None:
+    if identities < 2:
+        raise ValueError(f"only {identities} identities{condition}: there is nothing to compare with each other")
 
 
-def _with_enough(instances: int, few: Few) -> str:
-    return f" with {instances} images or more (few: leave_out)" if few == "leave_out" else ""
+def _condition(instances: int, small_identities: SmallIdentities) -> str:
+    """Return which identities count, for messages."""
+    return "" if small_identities == "repeat" else f" with {instances} images or more (small_identities: drop)"
 
 
 def _cameras_of(source: Source) -> Indices:
-    cameras = getattr(source, "cameras", None)
-    if cameras is None:
-        raise ValueError(f"{type(source).__name__} does not tell the cameras of its images, which this sampler needs")
-    return np.asarray(cameras, dtype=np.int64)
+    if not isinstance(source, CameraSource):
+        raise ValueError(f"{type(source).__name__} does not know the cameras of its images, which this sampler needs")
+    return np.asarray(source.cameras, dtype=np.int64)
 
 
-def _domains_of(source: Source, by: Literal["source", "camera"]) -> tuple[Indices, int]:
-    """The number of each image's camera or source (N), and how many there are."""
-    if by == "camera":
+def _domains_of(source: Source, domain: Domain) -> tuple[Indices, int]:
+    """Return the number of each image's camera or source (N), and how many there are."""
+    if domain == "camera":
         cameras = _cameras_of(source)
         return cameras, int(cameras.max(initial=-1)) + 1
-    starts = getattr(source, "starts", None)
-    if starts is None:
-        raise ValueError(f"by: source is for 'joined' and 'joined_identities'; this is a {type(source).__name__}")
+    if not isinstance(source, ConcatenatedSource):
+        raise ValueError(f"domain: source is for concatenated sources; this is a {type(source).__name__}")
+    starts = source.starts
     return np.searchsorted(starts, np.arange(len(source)), "right").astype(np.int64) - 1, len(starts)
 
 
 @dataclass(frozen=True)
 class _Images:
-    """Images in the order of their identities.
+    """Images sorted by identity.
 
     Attributes:
         members: their indices in the source (n).
         owners: numbers of their identities (n), ascending from 0.
-        sizes: how many each identity has (I).
-        starts: the first of each identity (I).
+        sizes: number of images of each identity (I).
+        starts: the first image of each identity (I).
     """
 
     members: Indices
@@ -240,9 +244,9 @@ class _Images:
     starts: Indices
 
     @classmethod
-    def of(cls, labels: Indices, members: Indices, instances: int, few: Few) -> _Images:
-        """The images with these indices; ``labels`` are those of the whole source."""
-        if few == "leave_out":
+    def of(cls, labels: Indices, members: Indices, instances: int, small_identities: SmallIdentities) -> _Images:
+        """Return the images with these indices; ``labels`` are those of the whole source."""
+        if small_identities != "repeat":
             members = members[np.bincount(labels[members])[labels[members]] >= instances]
         members = members[np.argsort(labels[members], kind="stable")]
         _, starts, owners, sizes = np.unique(
@@ -251,7 +255,7 @@ class _Images:
         return cls(members, owners.astype(np.int64), sizes.astype(np.int64), starts.astype(np.int64))
 
     def sorted_by(self, *keys: NDArray[np.generic]) -> Indices:
-        """Those of each identity sorted, by the last key first (n)."""
+        """Return the images of each identity sorted, by the last key first (n)."""
         return np.lexsort((*keys, self.owners)).astype(np.int64)
 
 
@@ -259,22 +263,22 @@ class _Images:
 
 
 class _Pass(Protocol):
-    """A pass over identities, chosen by a key.
+    """A pass over identities, drawn by a key.
 
     Attributes:
-        batches: of a pass.
-        width: samples that it gives to each batch, those of an identity beside each other.
+        batches: number of batches in a pass.
+        width: samples that it contributes to each batch, those of an identity next to each other.
     """
 
     batches: int
     width: int
 
     def __call__(self, key: int) -> Indices:
-        """Indices of the source (batches x width)."""
+        """Return indices of the source (batches x width)."""
         ...
 
 
-class _InTurns:
+class _TurnsPass:
     """Passes in which an identity has as many turns as its images allow.
 
     Args:
@@ -286,27 +290,27 @@ class _InTurns:
     def __init__(self, images: _Images, taken: int, instances: int) -> None:
         self._images, self._taken, self._instances = images, taken, instances
         turns = np.maximum(1, images.sizes // instances)
-        self.batches = most_batches(turns, taken)
+        self.batches = max_batches(turns, taken)
         self.width = taken * instances
         self._turns = np.minimum(turns, self.batches)
 
     def __call__(self, key: int) -> Indices:
-        """Who is left over is who happens to be the last."""
+        """Draw a pass; the identities that are left over are random."""
         images, instances = self._images, self._instances
-        drawn = shuffled(len(images.sizes), hash32(DRAW, key, 0))
+        drawn = shuffled_range(len(images.sizes), hash32(DRAW, key, 0))
         turns = self._turns[drawn]
         firsts = np.repeat(np.cumsum(turns) - turns, turns)
         line = np.repeat(drawn, turns)[: self.batches * self._taken]
-        slots = dealt(line, self.batches, hash32(DRAW, key, 1))
-        whose, turn = line[slots][..., None], (slots - firsts[slots])[..., None]
-        places = (turn * instances + np.arange(instances)) % images.sizes[whose] + images.starts[whose]
-        mingled = images.sorted_by(uniform(hash32(DRAW, key, 2), np.arange(len(images.members))))
-        table: Indices = images.members[mingled[places]].reshape(self.batches, self.width)
+        slots = deal_turns(line, self.batches, hash32(DRAW, key, 1))
+        identity, turn = line[slots][..., None], (slots - firsts[slots])[..., None]
+        offsets = (turn * instances + np.arange(instances)) % images.sizes[identity] + images.starts[identity]
+        shuffled = images.sorted_by(uniform(hash32(DRAW, key, 2), np.arange(len(images.members))))
+        table: Indices = images.members[shuffled[offsets]].reshape(self.batches, self.width)
         return table
 
 
-class _EachOnce:
-    """Passes in which every identity comes once, one image and then those of other cameras.
+class _CamerasPass:
+    """Passes in which every identity comes once, with one image and then those of other cameras.
 
     Args:
         images: of the identities.
@@ -321,30 +325,30 @@ class _EachOnce:
         self.width = taken * instances
 
     def __call__(self, key: int) -> Indices:
-        """Where there are fewer than K images, those after the first come again."""
+        """Draw a pass; with fewer than K images, those after the first are repeated."""
         images, owners = self._images, self._images.owners
-        chance = uniform(hash32(DRAW, key, 0), np.arange(len(images.members)))
-        firsts = images.sorted_by(chance)[images.starts]
-        same = self._cameras == self._cameras[firsts][owners]
-        first = np.zeros(len(owners), dtype=bool)
-        first[firsts] = True
-        preferred = images.sorted_by(chance, same, ~first)
-        whose = shuffled(len(images.sizes), hash32(DRAW, key, 1))[: self.batches * self._taken, None]
-        ranks, others = np.arange(self._instances), images.sizes[whose] - 1
+        random = uniform(hash32(DRAW, key, 0), np.arange(len(images.members)))
+        firsts = images.sorted_by(random)[images.starts]
+        same_camera = self._cameras == self._cameras[firsts][owners]
+        is_first = np.zeros(len(owners), dtype=bool)
+        is_first[firsts] = True
+        preferred = images.sorted_by(random, same_camera, ~is_first)
+        identity = shuffled_range(len(images.sizes), hash32(DRAW, key, 1))[: self.batches * self._taken, None]
+        ranks, others = np.arange(self._instances), images.sizes[identity] - 1
         ranks = np.where((ranks > 0) & (others > 0), 1 + (ranks - 1) % np.maximum(1, others), 0)
-        table: Indices = images.members[preferred[images.starts[whose] + ranks]].reshape(self.batches, self.width)
+        table: Indices = images.members[preferred[images.starts[identity] + ranks]].reshape(self.batches, self.width)
         return table
 
 
-def shuffled(count: int, key: int) -> Indices:
-    """The numbers from 0 to ``count`` - 1, all at once."""
+def shuffled_range(count: int, key: int) -> Indices:
+    """Return the numbers from 0 to ``count`` - 1, shuffled."""
     return np.argsort(uniform(key, np.arange(count)), kind="stable").astype(np.int64)
 
 
-def most_batches(turns: Indices, taken: int) -> int:
-    """How many batches of so many different identities can be filled, where each has a number of turns.
+def max_batches(turns: Indices, taken: int) -> int:
+    """Return the maximum number of batches of ``taken`` different identities, each with a number of turns.
 
-    Identities with more turns than there are batches cannot take them all, so fewer are left than it seems.
+    An identity cannot use more turns than there are batches, so fewer batches are filled than the sum suggests.
 
     Example: turns [9, 2, 1] in batches of 2 are 3 batches: each with the first identity and one of the others.
     """
@@ -354,100 +358,102 @@ def most_batches(turns: Indices, taken: int) -> int:
     return batches
 
 
-def dealt(line: Indices, batches: int, key: int) -> Indices:
-    """Places in ``line`` for each batch (batches x P), so that the turns of an identity are in different batches.
+def deal_turns(line: Indices, batches: int, key: int) -> Indices:
+    """Return positions in ``line`` for each batch (batches x P), so that the turns of an identity are in different
+    batches.
 
-    The line is cut into P pieces, and each piece is dealt to all batches in a shuffled order. Only an identity that is
-    cut in two can come twice to a batch; so its second part begins with the batches that have not had the first
+    The line is cut into P segments, and each segment is dealt to all batches in a shuffled order. Only an identity that
+    is cut in two can come twice to a batch; so its second part begins with the batches that have not had the first
     (McNaughton's rule for schedules, Scheduling with Deadlines and Loss Functions, 1959, shuffled).
 
     Args:
-        line: identities, equal ones beside each other and none more often than there are batches (batches * P).
-        batches: how many.
-        key: chooses one of the many ways.
+        line: identities, equal ones next to each other and none more often than there are batches (batches * P).
+        batches: number of batches.
+        key: of the random order.
     """
-    pieces = np.arange(len(line)).reshape(-1, batches)
-    slots = np.empty((batches, len(pieces)), dtype=np.int64)
-    for number, piece in enumerate(pieces):
-        rows = shuffled(batches, hash32(DRAW, key, number))
+    segments = np.arange(len(line)).reshape(-1, batches)
+    slots = np.empty((batches, len(segments)), dtype=np.int64)
+    for number, segment in enumerate(segments):
+        rows = shuffled_range(batches, hash32(DRAW, key, number))
         if number:
-            had = line[slots[:, number - 1]] == line[piece[0]]
+            had = line[slots[:, number - 1]] == line[segment[0]]
             rows = rows[np.argsort(had[rows], kind="stable")]
-        slots[rows, number] = piece
+        slots[rows, number] = segment
     return slots
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 
-class _Batches:
-    """A sampler of whole batches, to which one or several passes give identities, evenly mixed.
+class _BatchSampler:
+    """A sampler of whole batches, to which one or several passes contribute identities, evenly interleaved.
 
     Args:
-        passes: what gives samples to each batch.
+        passes: contribute samples to each batch.
         instances: K.
         seed: of the run.
-        samples: of an epoch, rounded down to whole batches.
+        samples: per epoch, rounded down to whole batches.
     """
 
     def __init__(self, passes: Sequence[_Pass], instances: int, seed: int, samples: int) -> None:
-        self._streams = [_Endless(one, hash32(DRAW, seed, number)) for number, one in enumerate(passes)]
-        self._givers = np.repeat(evenly([one.width // instances for one in passes]), instances)
-        self._places = np.empty_like(self._givers)
-        for number, one in enumerate(passes):
-            self._places[self._givers == number] = np.arange(one.width)
-        self._batches = max(1, samples // len(self._givers))
+        self._streams = [_PassStream(draw, hash32(DRAW, seed, number)) for number, draw in enumerate(passes)]
+        # For each sample of a batch: the pass that it comes from, and its column there.
+        self._passes = np.repeat(interleave([draw.width // instances for draw in passes]), instances)
+        self._columns = np.empty_like(self._passes)
+        for number, draw in enumerate(passes):
+            self._columns[self._passes == number] = np.arange(draw.width)
+        self._batches = max(1, samples // len(self._passes))
 
     def __len__(self) -> int:
-        return self._batches * len(self._givers)
+        return self._batches * len(self._passes)
 
     def order(self, epoch: int) -> Order:
         """The batches of an epoch follow those of the one before."""
 
         def indices(positions: Indices) -> Indices:
-            batches, places = np.divmod(np.asarray(positions, dtype=np.int64), len(self._givers))
+            batches, within = np.divmod(np.asarray(positions, dtype=np.int64), len(self._passes))
             batches = batches + epoch * self._batches
-            found = np.empty(batches.shape, dtype=np.int64)
+            indices = np.empty(batches.shape, dtype=np.int64)
             for number, stream in enumerate(self._streams):
-                here = self._givers[places] == number
-                found[here] = stream(batches[here], self._places[places[here]])
-            return found
+                here = self._passes[within] == number
+                indices[here] = stream(batches[here], self._columns[within[here]])
+            return indices
 
         return indices
 
 
-def evenly(counts: Sequence[int]) -> Indices:
-    """Numbers of parts, each as often as it counts, evenly mixed: so every process has some of each.
+def interleave(counts: Sequence[int]) -> Indices:
+    """Return numbers of groups, each as often as its count, evenly interleaved: so every process has some of each.
 
     Example: [4, 2] is [0, 1, 0, 0, 1, 0].
     """
-    spread = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
-    parts: Indices = np.repeat(np.arange(len(counts)), counts)[np.argsort(spread, kind="stable")]
-    return parts
+    keys = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
+    groups: Indices = np.repeat(np.arange(len(counts)), counts)[np.argsort(keys, kind="stable")]
+    return groups
 
 
-class _Endless:
-    """Passes one after the other, the newest of them kept.
+class _PassStream:
+    """Passes one after the other, the latest of them kept.
 
     Args:
-        draw: a pass.
-        seed: chooses all of them.
+        draw: draws a pass.
+        seed: of all passes.
     """
 
     def __init__(self, draw: _Pass, seed: int) -> None:
         self._draw, self._seed = draw, seed
-        self._newest = 0, draw(hash32(ORDER, seed, 0))
+        self._latest = 0, draw(hash32(ORDER, seed, 0))
 
-    def __call__(self, batches: Indices, places: Indices) -> Indices:
-        """The index at a place of a batch, counted from the beginning of the run (both of n)."""
+    def __call__(self, batches: Indices, columns: Indices) -> Indices:
+        """Return the indices at columns of batches, counted from the beginning of the run (both of n)."""
         passes, rows = np.divmod(batches, self._draw.batches)
-        found = np.empty(batches.shape, dtype=np.int64)
+        indices = np.empty(batches.shape, dtype=np.int64)
         for number in np.unique(passes).tolist():
             here = passes == number
-            found[here] = self._pass(number)[rows[here], places[here]]
-        return found
+            indices[here] = self._pass(number)[rows[here], columns[here]]
+        return indices
 
     def _pass(self, number: int) -> Indices:
-        if self._newest[0] != number:
-            self._newest = number, self._draw(hash32(ORDER, self._seed, number))
-        return self._newest[1]
+        if self._latest[0] != number:
+            self._latest = number, self._draw(hash32(ORDER, self._seed, number))
+        return self._latest[1]

@@ -1,7 +1,7 @@
-"""Order of an epoch: positions (0 to n - 1, in the order of training) to indices of the source.
+"""Order of an epoch: a function from positions (0 to n - 1, in the order of training) to indices of the source.
 
-A shuffled order is a keyed permutation by arithmetic: any position can be asked for alone, nothing is as long as the
-data set, and all processes agree without talking.
+A shuffled order is a keyed permutation computed by arithmetic: any position can be looked up alone, no array has the
+length of the dataset, and all processes agree without communication.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from opabinia.contracts import Indices
 from opabinia.runtime.seeds import ORDER, hash32
 
 Order = Callable[[Indices], Indices]
-"""From positions (int64, any shape) to indices of the source, of the same shape."""
+"""Maps positions (int64, any shape) to indices of the source, of the same shape."""
 
 _Words = NDArray[np.uint64]
 
@@ -32,11 +32,12 @@ _ROUNDS_SMALL, _ROUNDS = 24, 8
 class Permutation:
     """A permutation of 0 to n - 1 chosen by ``key``, for n from 0 to 2**62.
 
-    A generalised Feistel network over Z_a x Z_b with a * b >= n that walks the cycle on while it stands outside of
-    0 to n - 1 (Black and Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002). For shuffling, not for secrecy.
+    A generalized Feistel network over Z_a x Z_b with a * b >= n, applied again while the result is outside of 0 to n -
+    1 (cycle walking; Black and Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002). For shuffling, not for
+    cryptography.
 
     Small domains get more rounds: the distance from the uniform distribution over all n! orders halves with every two
-    (exact computation for n <= 7), and 8 would be visible there.
+    rounds (exact computation for n <= 7), and with 8 it would be noticeable.
 
     >>> sorted(Permutation(5, key=7)(np.arange(5)).tolist())
     [0, 1, 2, 3, 4]
@@ -46,14 +47,14 @@ class Permutation:
         if not 0 <= n <= 2**62:
             raise ValueError(f"a permutation of {n} items: the number must lie between 0 and 2**62")
         self.n = n
-        # One side is even: on two odd ones each round is an even permutation, and half of all orders out of reach.
+        # One side is even: with two odd ones every round is an even permutation, and half of all orders are impossible.
         a = max(2, isqrt(n) // 2 * 2)
         self._sides = np.uint64(a), np.uint64(max(1, -(-n // a)))
         rounds = _ROUNDS_SMALL if n < _SMALL else _ROUNDS
         self._keys = [np.uint64(_mix64(key + i * _GOLDEN)) for i in range(1, rounds + 1)]
 
     def __call__(self, positions: Indices) -> Indices:
-        """Indices at these positions (int64, any shape).
+        """Return the indices at these positions (int64, any shape).
 
         Raises:
             IndexError: a position is negative or not below n.
@@ -79,13 +80,13 @@ class Permutation:
 
 def _add(x: _Words, y: _Words, modulus: np.uint64) -> _Words:
     total: _Words = x + y
-    # Below the modulus the difference wraps round to a huge number, so the minimum is the remainder (and no division).
+    # For a total below the modulus the difference wraps around to a huge number, so the minimum is the remainder.
     remainder: _Words = np.minimum(total, total - modulus)
     return remainder
 
 
 def _draw(x: _Words, key: np.uint64, size: np.uint64) -> _Words:
-    """A keyed pseudo-random number from 0 to size - 1 for each x; size is at most 2**32."""
+    """Return a keyed pseudo-random number from 0 to size - 1 for each x; size is at most 2**32."""
     h: _Words = (x ^ key) * _MULTIPLIER_1
     h ^= h >> _HALF
     h *= _MULTIPLIER_2
@@ -96,7 +97,7 @@ def _draw(x: _Words, key: np.uint64, size: np.uint64) -> _Words:
 
 
 def _mix64(x: int) -> int:
-    """splitmix64's finaliser, on 64 bits."""
+    """Apply the finalizer of splitmix64 to 64 bits."""
     mask = 2**64 - 1
     x &= mask
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & mask
@@ -104,23 +105,23 @@ def _mix64(x: int) -> int:
     return x ^ x >> 31
 
 
-def order(seed: int, epoch: int, n: int, shuffle: bool) -> Order:
-    """The order of one epoch over n samples: shuffled anew for each (seed, epoch), or as they lie in the source."""
-    return Permutation(n, hash32(ORDER, seed, epoch)) if shuffle else _in_turn
+def epoch_order(seed: int, epoch: int, n: int, shuffle: bool) -> Order:
+    """Return the order of an epoch over n samples: shuffled by (seed, epoch), or that of the source."""
+    return Permutation(n, hash32(ORDER, seed, epoch)) if shuffle else _identity
 
 
-def _in_turn(positions: Indices) -> Indices:
+def _identity(positions: Indices) -> Indices:
     return positions
 
 
 @dataclass(frozen=True)
-class EachOnce:
-    """The usual sampler (:class:`opabinia.contracts.Sampler`): every sample once an epoch.
+class EpochSampler:
+    """The default sampler (:class:`opabinia.contracts.Sampler`): every sample once per epoch.
 
     Attributes:
-        samples: how many there are.
+        samples: number of samples.
         seed: of the run.
-        shuffle: a new order for each epoch, or as they lie in the source.
+        shuffle: a new order for each epoch; otherwise the order of the source.
     """
 
     samples: int
@@ -131,5 +132,5 @@ class EachOnce:
         return self.samples
 
     def order(self, epoch: int) -> Order:
-        """See :func:`order`."""
-        return order(self.seed, epoch, self.samples, self.shuffle)
+        """See :func:`epoch_order`."""
+        return epoch_order(self.seed, epoch, self.samples, self.shuffle)

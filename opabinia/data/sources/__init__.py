@@ -1,9 +1,13 @@
-"""Where samples come from. A source gives one sample by its index and draws nothing from what it read before."""
+"""Sources: datasets and formats, one file each. A source returns a sample by its index, whatever was read before.
+
+Shared by several formats: ``*_base``, ``folder``, ``in_memory``, ``list_files``, ``labels``, ``annotation_*``.
+"""
 
 from opabinia.data.sources.coco import coco as coco
 from opabinia.data.sources.coco import roboflow as roboflow
-from opabinia.data.sources.concat import Joined as Joined
-from opabinia.data.sources.concat import JoinedIdentities as JoinedIdentities
+from opabinia.data.sources.concat import Concat as Concat
+from opabinia.data.sources.concat import ConcatIdentities as ConcatIdentities
+from opabinia.data.sources.cuhk03 import cuhk03 as cuhk03
 from opabinia.data.sources.digit_scenes import DigitScenes as DigitScenes
 from opabinia.data.sources.digit_views import DigitViews as DigitViews
 from opabinia.data.sources.digits import Digits as Digits
@@ -12,25 +16,24 @@ from opabinia.data.sources.frame_folders import FrameFolders as FrameFolders
 from opabinia.data.sources.hugging_face import HuggingFace as HuggingFace
 from opabinia.data.sources.identity_table import identity_table as identity_table
 from opabinia.data.sources.idx import Idx as Idx
-from opabinia.data.sources.indexed import Numbered as Numbered
+from opabinia.data.sources.indexed import Indexed as Indexed
 from opabinia.data.sources.market1501 import dukemtmc as dukemtmc
 from opabinia.data.sources.market1501 import market1501 as market1501
 from opabinia.data.sources.moving_digits import MovingDigits as MovingDigits
-from opabinia.data.sources.msmt17 import cuhk03 as cuhk03
 from opabinia.data.sources.msmt17 import msmt17 as msmt17
 from opabinia.data.sources.online_products import class_folders as class_folders
 from opabinia.data.sources.online_products import online_products as online_products
-from opabinia.data.sources.packed_videos import PackedFilms as PackedFilms
+from opabinia.data.sources.packed_videos import PackedVideos as PackedVideos
 from opabinia.data.sources.placed_digits import PlacedDigits as PlacedDigits
 from opabinia.data.sources.shards import Shards as Shards
 from opabinia.data.sources.synthetic import Synthetic as Synthetic
 from opabinia.data.sources.table import Table as Table
 from opabinia.data.sources.unlabeled import Images as Images
-from opabinia.data.sources.unlabeled import WithoutLabels as WithoutLabels
-from opabinia.data.sources.vehicle_reid import vehicleid as vehicleid
-from opabinia.data.sources.vehicle_reid import veri as veri
+from opabinia.data.sources.unlabeled import Unlabeled as Unlabeled
+from opabinia.data.sources.vehicleid import vehicleid as vehicleid
+from opabinia.data.sources.veri import veri as veri
 from opabinia.data.sources.video_lists import VideoList as VideoList
-from opabinia.data.sources.video_views import ViewsOfFilms as ViewsOfFilms
+from opabinia.data.sources.video_views import VideoViews as VideoViews
 from opabinia.data.sources.videos import Videos as Videos
 from opabinia.data.sources.voc import voc as voc
 from opabinia.data.sources.yolo import yolo as yolo

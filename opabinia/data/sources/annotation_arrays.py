@@ -1,12 +1,12 @@
-"""Many things in pictures, in flat arrays: workers share these, while objects would be copied into every worker, as
-reading one writes its reference count."""
+"""Annotations of a dataset in flat arrays, whose memory the loader's workers share. Python objects would be copied into
+every worker, because reading one writes its reference count."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,138 +14,163 @@ from numpy.typing import NDArray
 from opabinia.contracts import Indices
 
 
-class Things(NamedTuple):
-    """M things in N pictures.
+class AnnotationRow(NamedTuple):
+    """One object; fields as in :class:`AnnotationArrays`. An ``area`` of None is that of the box."""
+
+    image_index: int
+    id: int
+    box: Sequence[float]
+    label: int
+    area: float | None = None
+    crowd: bool = False
+    trainable: bool = True
+    segmentation: int = 0
+    keypoints: Sequence[float] = ()
+
+
+class AnnotationArrays(NamedTuple):
+    """M annotated objects in N images.
 
     Attributes:
-        pictures: which picture each is in (int64, M).
-        ids: its number in the file: of the annotation, or the line; unique in its picture (int64, M).
-        boxes: left, top, width, height in pixels, as the file says (float64, M x 4).
-        labels: class numbers (int64, M).
+        image_indices: index of each object's image (int64, M).
+        ids: annotation id or line number in the file; unique within an image (int64, M).
+        boxes: left, top, width, height in pixels, as in the file (float64, M x 4).
+        labels: class labels (int64, M).
         areas: in pixels (float64, M).
-        crowd: whether evaluations pass over it (bool, M).
-        learnt: whether it is trained on (bool, M).
-        outlines: its row in the :class:`Outlines` (int64, M); None where they are not read.
-        keypoints: x, y, visibility (float64, M x P x 3); None where they are not read.
+        crowd: whether evaluation ignores the object (bool, M).
+        trainable: whether it is trained on (bool, M).
+        segmentations: rows in the :class:`SegmentationArrays` (int64, M); None if they are not read.
+        keypoints: x, y, visibility (float64, M x P x 3); None if they are not read.
     """
 
-    pictures: Indices
+    image_indices: Indices
     ids: Indices
     boxes: NDArray[np.float64]
     labels: Indices
     areas: NDArray[np.float64]
     crowd: NDArray[np.bool_]
-    learnt: NDArray[np.bool_]
-    outlines: Indices | None = None
+    trainable: NDArray[np.bool_]
+    segmentations: Indices | None = None
     keypoints: NDArray[np.float64] | None = None
 
-    def take(self, rows: Any) -> Things:
-        """Some of them, or all in another order: ``rows`` is a slice, numbers, or truth values."""
-        columns: Iterable[Any] = (None if column is None else column[rows] for column in self)
-        return Things(*columns)
+    @classmethod
+    def from_rows(
+        cls, rows: Sequence[AnnotationRow], *, segmentations: bool = False, num_keypoints: int = 0
+    ) -> AnnotationArrays:
+        """Return rows as arrays, in their order."""
+        images, ids, boxes, labels, areas, crowd, trainable, segments, keypoints = (
+            zip(*rows, strict=True) if rows else ((),) * 9
+        )
+        box_array = np.array(boxes, dtype=np.float64).reshape(-1, 4)
+        area_array = np.array(areas, dtype=np.float64)
+        return cls(
+            np.array(images, dtype=np.int64),
+            np.array(ids, dtype=np.int64),
+            box_array,
+            np.array(labels, dtype=np.int64),
+            np.where(np.isnan(area_array), box_array[:, 2] * box_array[:, 3], area_array),
+            np.array(crowd, dtype=bool),
+            np.array(trainable, dtype=bool),
+            np.array(segments, dtype=np.int64) if segmentations else None,
+            np.array(keypoints, dtype=np.float64).reshape(-1, num_keypoints, 3) if num_keypoints else None,
+        )
 
-    def content(self) -> bytes:
-        """All of it."""
+    def take(self, rows: Any) -> AnnotationArrays:
+        """Return the given rows: a slice, indices or a boolean mask."""
+        columns: Iterable[Any] = (None if column is None else column[rows] for column in self)
+        return AnnotationArrays(*columns)
+
+    def tobytes(self) -> bytes:
+        """Return the content of all arrays, for fingerprints."""
         return b"".join(column.tobytes() for column in self if column is not None)
 
 
-class Ragged(Sequence[Indices]):
-    """N lists of whole numbers, of any lengths."""
+class RaggedArray(Sequence[Indices]):
+    """N lists of integers of any lengths."""
 
     def __init__(self, lists: Iterable[Iterable[int]]) -> None:
-        found = [np.fromiter(one, dtype=np.int64) for one in lists]
-        self._values = np.concatenate([np.zeros(0, dtype=np.int64), *found])
-        self._ends = np.cumsum([len(one) for one in found], dtype=np.int64)
+        arrays = [np.fromiter(values, dtype=np.int64) for values in lists]
+        self._values = np.concatenate([np.zeros(0, dtype=np.int64), *arrays])
+        self._ends = np.cumsum([len(values) for values in arrays], dtype=np.int64)
 
     @classmethod
-    def grouped(cls, groups: Indices, values: Indices, count: int) -> Ragged:
-        """The different ``values`` of each of ``count`` groups, sorted; ``groups`` says where each belongs."""
-        made = cls([])
+    def group_unique(cls, groups: Indices, values: Indices, count: int) -> RaggedArray:
+        """Return the sorted distinct ``values`` of each of ``count`` groups; ``groups`` has the group of each value."""
+        result = cls([])
         pairs = np.unique(np.stack([groups, values], 1), axis=0)
-        made._values = pairs[:, 1].copy()
-        made._ends = np.searchsorted(pairs[:, 0], np.arange(count), "right")
-        return made
+        result._values = pairs[:, 1].copy()
+        result._ends = np.searchsorted(pairs[:, 0], np.arange(count), "right")
+        return result
 
     def __len__(self) -> int:
         return len(self._ends)
 
-    @overload
-    def __getitem__(self, index: int) -> Indices: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Indices]: ...
-
-    def __getitem__(self, index: int | slice) -> Indices | list[Indices]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> Indices:  # type: ignore[override]  # nobody needs slices
         if not 0 <= index < len(self):
             raise IndexError(f"index {index} of {len(self)}")
         return self._values[self._ends[index - 1] if index else 0 : self._ends[index]]
 
-    def content(self) -> bytes:
-        """All of it."""
+    def tobytes(self) -> bytes:
+        """Return the content, for fingerprints."""
         return self._values.tobytes() + self._ends.tobytes()
 
 
-class Outlines:
-    """The outlines of things: polygons, or run lengths."""
+class SegmentationArrays:
+    """Segmentations of objects, one per row: polygons or compressed run-length encoding (RLE)."""
 
     def __init__(self) -> None:
         self._coordinates = array("d")
         self._polygon_ends = array("q", [0])  # in _coordinates
-        self._runs = bytearray()
-        self._rows = array("q", [0])  # ends in _polygon_ends
-        self._run_rows = array("q", [0])  # ends in _runs
+        self._rle = bytearray()
+        self._row_ends = array("q", [0])  # in _polygon_ends
+        self._rle_ends = array("q", [0])  # in _rle
 
     def __len__(self) -> int:
-        return len(self._rows) - 1
+        return len(self._row_ends) - 1
 
-    def add(self, polygons: Iterable[Sequence[float]] = (), runs: bytes = b"") -> int:
-        """Keep the outline of one more thing.
+    def add(self, polygons: Iterable[Sequence[float]] = (), rle: bytes = b"") -> int:
+        """Append the segmentation of one object and return its row.
 
         Args:
             polygons: each x, y, x, y ...
-            runs: in place of polygons, COCO's compressed run lengths.
-
-        Returns:
-            its row.
+            rle: COCO's compressed counts, instead of polygons.
         """
         for polygon in polygons:
             self._coordinates.extend(polygon)
             self._polygon_ends.append(len(self._coordinates))
-        self._runs += runs
-        self._rows.append(len(self._polygon_ends) - 1)
-        self._run_rows.append(len(self._runs))
+        self._rle += rle
+        self._row_ends.append(len(self._polygon_ends) - 1)
+        self._rle_ends.append(len(self._rle))
         return len(self) - 1
 
     def segment(self, row: int, size: tuple[int, int]) -> Any:
-        """Polygons or run lengths of a thing in a picture of this size (height, width), as in COCO's files."""
-        first, last = self._rows[row], self._rows[row + 1]
+        """Return polygons or RLE in COCO's format; ``size`` is the (height, width) of the image."""
+        first, last = self._row_ends[row], self._row_ends[row + 1]
         if first == last:
-            counts = bytes(self._runs[self._run_rows[row] : self._run_rows[row + 1]])
+            counts = bytes(self._rle[self._rle_ends[row] : self._rle_ends[row + 1]])
             return {"size": list(size), "counts": counts.decode("ascii")}
         ends = self._polygon_ends[first : last + 1]
-        return [self._coordinates[a:b].tolist() for a, b in pairwise(ends)]
+        return [self._coordinates[start:end].tolist() for start, end in pairwise(ends)]
 
     def bounds(self) -> NDArray[np.float64]:
-        """Left, top, right, bottom of each outline (float64, rows x 4); zeros for run lengths."""
-        found = np.zeros((len(self), 4))
+        """Return left, top, right, bottom of each row's polygons (float64, rows x 4); zeros for RLE."""
+        bounds = np.zeros((len(self), 4))
         if self._coordinates:
             points = np.frombuffer(self._coordinates).reshape(-1, 2)
-            rows = np.asarray(self._rows)
-            drawn = rows[1:] > rows[:-1]
-            starts = np.asarray(self._polygon_ends)[rows[:-1][drawn]] // 2
-            found[drawn, :2] = np.minimum.reduceat(points, starts)
-            found[drawn, 2:] = np.maximum.reduceat(points, starts)
-        return found
+            row_ends = np.asarray(self._row_ends)
+            has_polygons = row_ends[1:] > row_ends[:-1]
+            starts = np.asarray(self._polygon_ends)[row_ends[:-1][has_polygons]] // 2
+            bounds[has_polygons, :2] = np.minimum.reduceat(points, starts)
+            bounds[has_polygons, 2:] = np.maximum.reduceat(points, starts)
+        return bounds
 
-    def cut(self, row: int, size: tuple[int, int]) -> None:
-        """Move the points of polygons that lie outside a picture of this size (height, width) to its edge."""
+    def clip(self, row: int, size: tuple[int, int]) -> None:
+        """Clip the polygons of a row to an image of this (height, width), in place."""
         points = np.frombuffer(self._coordinates).reshape(-1, 2)
-        first, last = (self._polygon_ends[self._rows[number]] // 2 for number in (row, row + 1))
+        first, last = (self._polygon_ends[self._row_ends[i]] // 2 for i in (row, row + 1))
         np.clip(points[first:last], 0, size[::-1], out=points[first:last])
 
-    def content(self) -> bytes:
-        """All of it."""
-        parts = (self._coordinates, self._polygon_ends, self._rows, self._run_rows)
-        return b"".join(part.tobytes() for part in parts) + bytes(self._runs)
+    def tobytes(self) -> bytes:
+        """Return the content of all arrays, for fingerprints."""
+        arrays = (self._coordinates, self._polygon_ends, self._row_ends, self._rle_ends)
+        return b"".join(part.tobytes() for part in arrays) + bytes(self._rle)

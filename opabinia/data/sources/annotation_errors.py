@@ -1,4 +1,4 @@
-"""What is wrong with a data set: gathered by kind, then told, mended or refused."""
+"""Errors in annotation files: collected by kind, then raised, or logged and fixed."""
 
 from __future__ import annotations
 
@@ -9,125 +9,121 @@ from typing import Literal
 from opabinia.runtime.log import log
 
 Broken = Literal["error", "clip", "drop"]
-"""What is done about things that are broken: see :func:`judge`."""
+"""Handling of broken annotations: see :func:`check_errors`."""
 
-TOLD = 10
-"""How many cases of a kind are told; the others are only counted."""
+MAX_REPORTED = 10
+"""Cases of a kind that are kept for messages; more are only counted."""
 
-BAD_BOX = "boxes that are not four numbers"
+BAD_BOX = "boxes that are not four finite numbers"
 FLAT_BOX = "boxes without area"
-CUT_BOX = "boxes that reach out of the picture"
-LOST_BOX = "boxes outside of the picture"
-BAD_OUTLINE = "outlines that are no polygons of three points and no run lengths of the picture"
-CUT_OUTLINE = "outlines that reach out of the picture"
-NO_OUTLINE = "things without an outline"
-BAD_KEYPOINTS = "keypoints of a wrong length"
-BAD_LINE = "lines that are no box and no polygon"
+CUT_BOX = "boxes that extend beyond the image"
+OUTSIDE_BOX = "boxes outside the image"
+BAD_SEGMENTATION = "segmentations that are neither polygons of three or more points nor RLE of the image's size"
+CUT_SEGMENTATION = "segmentations that extend beyond the image"
+NO_SEGMENTATION = "objects without a segmentation"
+BAD_KEYPOINTS = "keypoint lists of the wrong length"
+BAD_LINE = "lines that are neither a box nor a polygon"
 BAD_LABELS = "label files that cannot be read"
-UNKNOWN_CLASS = "classes that are not in the list"
-UNKNOWN_PICTURE = "pictures that are not in the list"
-TWICE = "pictures that are listed twice"
-NUMBER_TWICE = "numbers that are used twice"
-MISSING = "pictures that are not there"
-UNREADABLE = "pictures that cannot be read"
-OTHER_SIZE = "pictures of another size"
-UNREADABLE_FILM = "films that cannot be read"
-DAMAGED_FILM = "films that are damaged"
+UNKNOWN_CLASS = "unknown classes"
+UNKNOWN_IMAGE = "unknown images"
+DUPLICATE_IMAGE = "images that are listed more than once"
+DUPLICATE_ID = "ids that are used more than once"
+MISSING = "missing images"
+UNREADABLE = "images that cannot be read"
+WRONG_SIZE = "images of another size than annotated"
+UNREADABLE_VIDEO = "videos that cannot be read"
+DAMAGED_VIDEO = "damaged videos"
 
-_CLIPPED = {BAD_BOX, FLAT_BOX, CUT_BOX, LOST_BOX, BAD_OUTLINE, CUT_OUTLINE, NO_OUTLINE, BAD_KEYPOINTS}
-"""What ``clip`` takes care of."""
+_FIXED_BY_CLIP = {
+    *(BAD_BOX, FLAT_BOX, CUT_BOX, OUTSIDE_BOX, BAD_SEGMENTATION, CUT_SEGMENTATION, NO_SEGMENTATION, BAD_KEYPOINTS)
+}
 
 
 @dataclass(frozen=True)
-class Case:
-    """One broken thing.
+class ErrorCase:
+    """One error.
 
     Attributes:
-        picture: the file it is in or belongs to.
-        thing: which one it is, such as ``annotation 17``; empty for the picture itself.
-        value: what it says there.
-        box: left, top, right, bottom of the thing in pixels; None where nobody knows.
+        image: the file that it is in or belongs to.
+        annotation: such as ``annotation 17``; empty if it concerns the whole image.
+        value: the faulty value.
+        box: left, top, right, bottom of the object in pixels; None if unknown.
     """
 
-    picture: str
-    thing: str
+    image: str
+    annotation: str
     value: str
     box: tuple[float, float, float, float] | None = None
 
     def __str__(self) -> str:
-        return f"{', '.join(part for part in (self.picture, self.thing) if part)}: {self.value}"
+        return f"{', '.join(part for part in (self.image, self.annotation) if part)}: {self.value}"
 
 
 @dataclass
-class Fault:
-    """One kind of mistake.
+class ErrorGroup:
+    """All errors of a kind.
 
     Attributes:
-        kind: what is wrong.
-        count: how often.
-        first: the first cases, at most :data:`TOLD`.
+        kind: one of the constants above.
+        count: number of cases.
+        cases: the first ones, at most :data:`MAX_REPORTED`.
     """
 
     kind: str
     count: int = 0
-    first: list[Case] = field(default_factory=list)
+    cases: list[ErrorCase] = field(default_factory=list)
 
     def __str__(self) -> str:
-        shown = "; ".join(map(str, self.first[:3])) + ("; ..." if self.count > 3 else "")
+        shown = "; ".join(map(str, self.cases[:3])) + ("; ..." if self.count > 3 else "")
         return f"{self.count} {self.kind} ({shown})"
 
 
-class Faults:
-    """Gathers mistakes by kind."""
+class ErrorCollector:
+    """Collects errors by kind."""
 
     def __init__(self) -> None:
-        self._found: dict[str, Fault] = {}
+        self._groups: dict[str, ErrorGroup] = {}
 
-    def add(self, kind: str, picture: str, thing: str, value: object) -> None:
-        """One more."""
-        fault = self._found.setdefault(kind, Fault(kind))
-        fault.count += 1
-        if len(fault.first) < TOLD:
-            fault.first.append(Case(picture, thing, f"{value}"))
+    def add(self, kind: str, image: str, annotation: str, value: object) -> None:
+        """Add one case."""
+        self.add_rows(kind, [0], lambda _: ErrorCase(image, annotation, f"{value}"))
 
-    def add_all(self, kind: str, rows: Sequence[int], case: Callable[[int], Case]) -> None:
-        """Many at once; ``case`` describes the one in a row, and is asked for the first ones only."""
+    def add_rows(self, kind: str, rows: Sequence[int], case: Callable[[int], ErrorCase]) -> None:
+        """Add a case per row; ``case`` makes it and is called for the first rows only."""
         if rows:
-            fault = self._found.setdefault(kind, Fault(kind))
-            fault.first += map(case, rows[: TOLD - len(fault.first)])
-            fault.count += len(rows)
+            group = self._groups.setdefault(kind, ErrorGroup(kind))
+            group.cases += map(case, rows[: MAX_REPORTED - len(group.cases)])
+            group.count += len(rows)
 
-    def found(self) -> list[Fault]:
-        """What there is, by kind."""
-        return list(self._found.values())
+    def groups(self) -> list[ErrorGroup]:
+        """Return all errors, one group per kind."""
+        return list(self._groups.values())
 
 
-def judge(where: object, faults: Iterable[Fault], broken: Broken) -> None:
-    """Refuse what is broken, or tell what is done about it.
+def check_errors(where: object, groups: Iterable[ErrorGroup], broken: Broken) -> None:
+    """Raise errors, or log how they are fixed.
 
     Args:
-        where: what messages name, such as the file.
-        faults: what was found.
-        broken: ``error`` refuses all; ``clip`` what cutting does not mend: unknown classes and pictures, numbers used
-            twice, missing pictures; ``drop`` refuses nothing.
+        where: the beginning of messages, such as the file.
+        groups: the errors.
+        broken: ``error`` raises for every kind; ``clip`` for those that clipping cannot fix: unknown classes and
+            images, duplicate ids, missing images; ``drop`` never raises.
 
     Raises:
-        ValueError: some are refused; the first ten are told.
+        ValueError: with the first ten cases.
     """
-    faults = list(faults)
-    refused = [one for one in faults if broken == "error" or (broken == "clip" and one.kind not in _CLIPPED)]
-    if refused:
-        counts = ", ".join(f"{one.count} {one.kind}" for one in refused)
-        cases = [str(case) for one in refused for case in one.first]
-        listed = "; ".join(cases[:TOLD]) + (" ..." if sum(one.count for one in refused) > TOLD else "")
-        raise ValueError(f"{where}: {counts}: {listed}. {_remedy(refused)}")
-    done = "cut to the picture, or left out" if broken == "clip" else "left out"
-    for fault in faults:
-        log.warning("%s: %s: %s", where, fault, done)
-
-
-def _remedy(refused: Iterable[Fault]) -> str:
-    drop = "broken: drop leaves out what is broken"
-    if all(one.kind in _CLIPPED for one in refused):
-        return f"broken: clip cuts boxes to their picture and leaves out what is not left of them; {drop}"
-    return drop
+    groups = list(groups)
+    fatal = [group for group in groups if broken == "error" or (broken == "clip" and group.kind not in _FIXED_BY_CLIP)]
+    if fatal:
+        counts = ", ".join(f"{group.count} {group.kind}" for group in fatal)
+        cases = [str(case) for group in fatal for case in group.cases]
+        listed = "; ".join(cases[:MAX_REPORTED]) + (
+            " ..." if sum(group.count for group in fatal) > MAX_REPORTED else ""
+        )
+        hint = "broken: drop drops them"
+        if all(group.kind in _FIXED_BY_CLIP for group in fatal):
+            hint = f"broken: clip clips boxes to their image and drops those without area; {hint}"
+        raise ValueError(f"{where}: {counts}: {listed}. {hint}")
+    done = "clipped to the image, or dropped" if broken == "clip" else "dropped"
+    for group in groups:
+        log.warning("%s: %s: %s", where, group, done)

@@ -1,141 +1,148 @@
-"""Several sources as one."""
+"""Several sources, one after the other."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from annotated_types import MinLen
 
 from opabinia.config import register
-from opabinia.contracts import Batch, Indices, Sample, Source, SourcePart
+from opabinia.contracts import (
+    Batch,
+    BatchSource,
+    EncodedSource,
+    FingerprintedSource,
+    Indices,
+    LabeledSource,
+    MultiLabelSource,
+    QuerySource,
+    Sample,
+    Source,
+    SourcePart,
+)
+from opabinia.data.sources.file_names import short_digest
 
 
-class Chain:
-    """Sources one after the other; ids begin with the number of the source, ``0/cat/1.jpg``.
+class ConcatBase:
+    """Sources one after the other; ids begin with the index of the source, ``0/cat/1.jpg``.
 
     Attributes:
         sources: the sources.
-        starts: the index of the first sample of each.
+        starts: index of the first sample of each.
 
     Args:
-        sources: at least one; the first one's channels are those of all.
+        sources: at least one; all have the channels of the first one.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no source.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
         if not sources:
-            raise ValueError("sources: at least one is to be joined")
+            raise ValueError("sources: at least one is needed")
         self.sources = sources
         self.channels = sources[0].channels
-        lengths = [len(source) for source in sources]
-        self.starts = [sum(lengths[:number]) for number in range(len(sources))]
-        self._ends = np.cumsum(lengths)
+        self._ends = np.cumsum([len(source) for source in sources])
+        self.starts = [0, *self._ends[:-1].tolist()]
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     def __getitem__(self, index: int) -> Sample:
-        number = self._source_of(index)
-        sample = self.sources[number][index - self.starts[number]]
+        number, own_index = self._locate(index)
+        sample = self.sources[number][own_index]
         return {**sample, "id": f"{number}/{sample['id']}"}
 
-    def _source_of(self, index: int) -> int:
+    def _locate(self, index: int) -> tuple[int, int]:
+        """Return the number of the source of a sample, and the index in that source."""
         if not 0 <= index < len(self):
             raise IndexError(f"index {index} of {len(self)} samples")
-        return int(np.searchsorted(self._ends, index, "right"))
+        number = int(np.searchsorted(self._ends, index, "right"))
+        return number, index - self.starts[number]
 
     def fingerprint(self) -> str:
-        """Changes with each source and their order."""
-        own = [getattr(source, "fingerprint", None) for source in self.sources]
+        """Return a text that changes with each source and their order."""
         texts = [
-            str(tell()) if callable(tell) else str(len(source)) for tell, source in zip(own, self.sources, strict=True)
+            source.fingerprint() if isinstance(source, FingerprintedSource) else str(len(source))
+            for source in self.sources
         ]
-        return f"{len(self)} samples, {blake2b('; '.join(texts).encode(), digest_size=8).hexdigest()}"
+        return f"{len(self)} samples, {short_digest('; '.join(texts).encode())}"
 
 
-@register.source
-class Joined(Chain):
+@register.source(aliases=("joined",))
+class Concat(ConcatBase):
     """Sources one after the other. They have the same classes in the same order, or none.
 
-    Ids begin with the number of the source, ``0/cat/1.jpg``. The sampler ``mixed`` takes given shares of each. Whole
-    batches are handed over if each source does so.
+    Ids begin with the index of the source, ``0/cat/1.jpg``. The sampler ``mixed`` draws given shares from each.
 
     Args:
         sources: at least one.
 
     Raises:
-        ValueError: their channels, classes or kinds of labels differ.
+        ValueError: the sources differ in channels, classes or kind of labels.
     """
 
     def __init__(self, *, sources: Annotated[list[SourcePart], MinLen(1)]) -> None:
         super().__init__(sources)
-        for number, other in enumerate(sources):
-            _check_alike(sources[0], other, number)
+        for number, source in enumerate(sources):
+            _check_same_kind(sources[0], source, number)
         self.classes = tuple(sources[0].classes)
-        self.multi_label = bool(getattr(sources[0], "multi_label", False))
-        if all(hasattr(source, "labels") for source in sources):
-            self.labels = np.concatenate([np.asarray(source.labels) for source in sources])  # type: ignore[attr-defined]
-        if all(hasattr(source, "batch") for source in sources):
+        self.multi_label = _is_multi_label(sources[0])
+        labels = [np.asarray(source.labels) for source in sources if isinstance(source, LabeledSource)]
+        if len(labels) == len(sources):
+            self.labels = np.concatenate(labels)
+        if all(isinstance(source, BatchSource) for source in sources):
             self.batch = self._batch
-        if all(hasattr(source, "encoded") for source in sources):
+        if all(isinstance(source, EncodedSource) for source in sources):
             self.encoded = self._encoded
 
     def _encoded(self, index: int) -> Sample:
-        """The sample with its picture not decoded yet."""
-        number = self._source_of(index)
-        sample = self.sources[number].encoded(index - self.starts[number])  # type: ignore[attr-defined]
+        number, own_index = self._locate(index)
+        source: Any = self.sources[number]  # an EncodedSource, checked above
+        sample = source.encoded(own_index)
         return {**sample, "id": f"{number}/{sample['id']}"}
 
     def _batch(self, indices: Indices) -> Batch:
-        """Samples by their indices (int64, B), as a whole batch."""
         indices = np.asarray(indices)
         numbers = np.searchsorted(self._ends, indices, "right")
-        places = [np.flatnonzero(numbers == number) for number in range(len(self.sources))]
-        taken = [number for number, place in enumerate(places) if len(place)]
-        batches: list[Batch] = [
-            self.sources[number].batch(indices[places[number]] - self.starts[number])  # type: ignore[attr-defined]
-            for number in taken
-        ]
-        ids = [[f"{number}/{one}" for one in batch["id"]] for number, batch in zip(taken, batches, strict=True)]
-        back = np.argsort(np.concatenate([places[number] for number in taken]))
-        joined: Batch = {
-            key: torch.cat([batch[key] for batch in batches])[torch.from_numpy(back)]
-            for key in ("image", "label")
-            if key in batches[0]
-        }
-        flat = [one for part in ids for one in part]
-        return {**joined, "id": [flat[place] for place in back.tolist()]}
+        order = np.argsort(numbers, kind="stable")  # by source
+        batches: list[Batch] = []
+        ids: list[str] = []
+        for number in np.unique(numbers).tolist():
+            source: Any = self.sources[number]  # a BatchSource, checked above
+            batches.append(source.batch(indices[numbers == number] - self.starts[number]))
+            ids += [f"{number}/{sample_id}" for sample_id in batches[-1]["id"]]
+        back = np.argsort(order)
+        keys = [key for key in ("image", "label") if key in batches[0]]
+        tensors: Batch = {key: torch.cat([batch[key] for batch in batches])[torch.from_numpy(back)] for key in keys}
+        return {**tensors, "id": [ids[i] for i in back.tolist()]}
 
 
-@register.source
-class JoinedIdentities(Chain):
-    """Data sets of identities one after the other, to be trained together: no one is in two of them.
+@register.source(aliases=("joined_identities",))
+class ConcatIdentities(ConcatBase):
+    """Identity datasets one after the other, to train on all of them: no identity is in two of them.
 
-    An identity is called ``<number of its set>/<name>``. Cameras of different sets are different ones, and numbered on;
-    views (front, side) mean the same in all of them. Either is told if each set tells it. The samplers of identities
-    take given shares of each set. Several sets to search need no joining: list them under ``data.val``.
+    An identity is called ``<index of its source>/<name>``. Cameras of different sources are different cameras; views
+    (front, side) have the same meaning in all. Both are known if every source knows them. The samplers of identities
+    draw given shares from each source. Several test sets need no concatenation: list them under ``data.val``.
 
-    Example: of Market-1501 and MSMT17, ``classes`` are ``0/0002`` to ``0/1500`` and ``1/0000`` to ``1/1040``; cameras 0
-    to 5 are those of the first, 6 to 20 those of the second.
+    Example: for Market-1501 and MSMT17, ``classes`` are ``0/0002`` to ``0/1500`` and ``1/0000`` to ``1/1040``; cameras
+    0 to 5 are those of the first, 6 to 20 those of the second.
 
     Args:
-        sources: at least one; what they tell of a sample is one label.
+        sources: at least one, with one label per sample.
 
     Attributes:
         sources: the sources.
-        starts: the index of the first sample of each.
-        labels, cameras, views: of each sample (int64, N); the latter two None where not every set tells them.
-        camera_count, view_count: how many there are; 0 where not every set tells them.
+        starts: index of the first sample of each.
+        labels, cameras, views: of each sample (int64, N); the latter two None if unknown.
+        camera_count, view_count: number of cameras and views; 0 if unknown.
 
     Raises:
-        ValueError: a set does not tell its labels, has several a sample, has other channels than the first one, or is
-            one to be searched.
+        ValueError: a source has no labels or several per sample, other channels than the first one, or queries.
     """
 
     queries = None
@@ -147,7 +154,9 @@ class JoinedIdentities(Chain):
         sizes = [len(source.classes) for source in sources]
         self.classes = tuple(f"{number}/{name}" for number, source in enumerate(sources) for name in source.classes)
         self.labels: Indices = np.concatenate(self._shifted("labels", sizes))
-        cameras, views = ([int(getattr(one, f"{name}_count", 0)) for one in sources] for name in ("camera", "view"))
+        cameras, views = (
+            [int(getattr(source, f"{name}_count", 0)) for source in sources] for name in ("camera", "view")
+        )
         self.cameras = np.concatenate(self._shifted("cameras", cameras)) if all(cameras) else None
         self.views = np.concatenate(self._shifted("views", [0] * len(sources))) if all(views) else None
         self.camera_count = sum(cameras) if all(cameras) else 0
@@ -155,31 +164,32 @@ class JoinedIdentities(Chain):
 
     def __getitem__(self, index: int) -> Sample:
         sample = super().__getitem__(index)
-        told = {"label": self.labels, "camera": self.cameras, "view": self.views}
-        own = {key: value for key, value in sample.items() if key not in told}
-        return own | {key: int(column[index]) for key, column in told.items() if column is not None}
+        columns = {"label": self.labels, "camera": self.cameras, "view": self.views}
+        others = {key: value for key, value in sample.items() if key not in columns}
+        return others | {key: int(column[index]) for key, column in columns.items() if column is not None}
 
     def _shifted(self, name: str, sizes: Sequence[int]) -> list[Indices]:
-        """What each source tells under ``name``, numbered on behind the ``sizes`` of the sources before."""
-        firsts = np.cumsum([0, *sizes[:-1]])
-        return [np.asarray(getattr(one, name)) + first for one, first in zip(self.sources, firsts, strict=True)]
+        """Return the arrays ``name`` of the sources, each shifted by the ``sizes`` of the sources before it."""
+        offsets = np.cumsum([0, *sizes[:-1]])
+        return [
+            np.asarray(getattr(source, name)) + offset for source, offset in zip(self.sources, offsets, strict=True)
+        ]
 
 
 def _check_trainable(first: Source, other: Source, number: int) -> None:
     if other.channels != first.channels:
         raise ValueError(f"sources.{number} has {other.channels} channels, the first one {first.channels}")
-    labels = getattr(other, "labels", None)
-    if labels is None or np.ndim(labels) != 1:
-        raise ValueError(f"sources.{number} does not tell one label for each of its samples: it has no identities")
-    if getattr(other, "queries", None) is not None:
+    if not isinstance(other, LabeledSource) or np.ndim(other.labels) != 1:
+        raise ValueError(f"sources.{number} has no identities: it does not have one label per sample")
+    if isinstance(other, QuerySource):
         raise ValueError(
-            f"sources.{number} is to be searched, not trained (it has queries); several such sets are listed under "
-            "data.val, and split: all is everything there is to train on"
+            f"sources.{number} has queries: it is a test set, not a training set; list several test sets under "
+            "data.val, or train on everything with split: all"
         )
 
 
-def _check_alike(first: Source, other: Source, number: int) -> None:
-    """Whatever differs is told at once."""
+def _check_same_kind(first: Source, other: Source, number: int) -> None:
+    """Raise ValueError with all differences at once."""
     differences = []
     if first.channels != other.channels:
         differences.append(f"has {other.channels} channels, the first one {first.channels}")
@@ -187,15 +197,19 @@ def _check_alike(first: Source, other: Source, number: int) -> None:
         missing = [name for name in first.classes if name not in other.classes]
         new = [name for name in other.classes if name not in first.classes]
         differences.append(
-            f"has other classes than the first one (missing: {_listed(missing)}; new: {_listed(new)}; the order "
-            "counts); without_labels around each of them takes the pictures alone"
+            f"has other classes than the first one (missing: {_shorten(missing)}; new: {_shorten(new)}; the order "
+            "counts); unlabeled around each source takes the images alone"
         )
-    if bool(getattr(first, "multi_label", False)) != bool(getattr(other, "multi_label", False)):
+    if _is_multi_label(first) != _is_multi_label(other):
         differences.append("has another kind of labels (one or several) than the first one")
     if differences:
         raise ValueError(f"sources.{number} " + "; it ".join(differences))
 
 
-def _listed(names: Sequence[str]) -> str:
+def _is_multi_label(source: Source) -> bool:
+    return isinstance(source, MultiLabelSource) and source.multi_label
+
+
+def _shorten(names: Sequence[str]) -> str:
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(names[:5]) + more or "none"

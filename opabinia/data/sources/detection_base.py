@@ -1,4 +1,7 @@
-"""Pictures with things in their boxes: what the sources for detection have in common."""
+"""Object detection: what sources of images with bounding boxes share.
+
+An annotation file is read into a :class:`DetectionListing`; :func:`build_source` checks and fixes it.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
-from hashlib import blake2b
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,117 +19,119 @@ from numpy.typing import NDArray
 from torchvision import tv_tensors
 
 from opabinia.contracts import GroundTruth, Indices, Sample
-from opabinia.contracts.masks import decoded
+from opabinia.contracts.masks import decode_rle
 from opabinia.data.decoding.images import read_image
 from opabinia.data.sources import annotation_errors as kinds
-from opabinia.data.sources.annotation_arrays import Outlines, Ragged, Things
-from opabinia.data.sources.annotation_errors import Broken, Case, Fault, Faults, judge
-from opabinia.data.sources.file_names import Names
-from opabinia.data.sources.image_headers import are_there
+from opabinia.data.sources.annotation_arrays import AnnotationArrays, RaggedArray, SegmentationArrays
+from opabinia.data.sources.annotation_errors import Broken, ErrorCase, ErrorCollector, ErrorGroup, check_errors
+from opabinia.data.sources.file_names import FileNames, printable, short_digest
+from opabinia.data.sources.image_headers import files_exist
+from opabinia.data.sources.labels import select_classes
 from opabinia.runtime.log import log
 
 Empty = Literal["keep", "drop"]
-"""What is done about pictures without things to learn; detectron2 drops them in training."""
+"""Handling of images without objects to train on; detectron2 drops them in training."""
 
-CUT_SILENTLY = 1.0
-"""Pixels that a box may reach out of its picture: rounding, not a mistake."""
+ROUNDING = 1.0
+"""Pixels that a box may extend beyond its image: rounding, not an error."""
 
-
-MIDDLE = 0.5
-"""Of a pixel: files tell the number of the pixel that a point is in, samples its place in the picture (detectron2)."""
+PIXEL_CENTER = 0.5
+"""Files have the index of a keypoint's pixel, samples its position in the image (detectron2's rule)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listing:
-    """What a file says, before anybody has judged it.
+class DetectionListing:
+    """Content of an annotation file, not yet checked.
 
     Attributes:
-        file: what errors name.
-        root: the folder that names count from.
-        names: of N pictures, as the file system has them.
-        sizes: height and width of each (int64, N x 2); zeros where they cannot be told, as somebody has told.
-        numbers: of the pictures in the file (int64, N); None where their names are all there is.
-        things: what is in them, in any order.
+        file: the file, for messages.
+        root: the folder that names are relative to.
+        names: of N images, as the file system has them.
+        sizes: height and width of each (int64, N x 2); zeros if unknown, which has been added to the errors.
+        image_ids: of the images in the file (int64, N); None if they only have names.
+        annotations: the objects, in any order.
         classes, category_ids, frequencies, keypoints: as in :class:`opabinia.contracts.DatasetInfo`.
-        outlines: of the things; None where they are not read.
-        absent, not_exhaustive: classes of each picture, as in :class:`opabinia.contracts.GroundTruth`; None: nobody tells.
-        word: what a thing is called in errors.
+        segmentations: of the objects; None if they are not read.
+        absent, not_exhaustive: classes of each image, as in :class:`opabinia.contracts.GroundTruth`; None if unknown.
+        noun: what messages call an object of this file.
     """
 
     file: Path
     root: Path
     names: Sequence[bytes]
     sizes: Indices
-    things: Things
+    annotations: AnnotationArrays
     classes: Sequence[str]
     category_ids: Sequence[int]
-    numbers: Indices | None = None
+    image_ids: Indices | None = None
     frequencies: Sequence[str] = ()
     keypoints: Sequence[str] = ()
-    outlines: Outlines | None = None
+    segmentations: SegmentationArrays | None = None
     absent: Sequence[Sequence[int]] | None = None
     not_exhaustive: Sequence[Sequence[int]] | None = None
-    word: str = "annotation"
+    noun: str = "annotation"
 
-    def with_pictures(self, kept: NDArray[np.bool_]) -> Listing:
-        """Without the other pictures (bool, N), and what is in them."""
+    def select_images(self, kept: NDArray[np.bool_]) -> DetectionListing:
+        """Return the listing with some of the images (bool, N) and their objects."""
         if kept.all():
             return self
-        inside = kept[self.things.pictures]
-        things = self.things.take(inside)
-        chosen = np.flatnonzero(kept).tolist()
+        annotations = self.annotations.take(kept[self.annotations.image_indices])
+        indices = np.flatnonzero(kept).tolist()
         return replace(
             self,
-            names=[self.names[number] for number in chosen],
+            names=[self.names[i] for i in indices],
             sizes=self.sizes[kept],
-            numbers=None if self.numbers is None else self.numbers[kept],
-            things=things._replace(pictures=(np.cumsum(kept) - 1)[things.pictures]),
-            absent=None if self.absent is None else [self.absent[number] for number in chosen],
-            not_exhaustive=None if self.not_exhaustive is None else [self.not_exhaustive[number] for number in chosen],
+            image_ids=None if self.image_ids is None else self.image_ids[kept],
+            annotations=annotations._replace(image_indices=(np.cumsum(kept) - 1)[annotations.image_indices]),
+            absent=None if self.absent is None else [self.absent[i] for i in indices],
+            not_exhaustive=None if self.not_exhaustive is None else [self.not_exhaustive[i] for i in indices],
         )
 
 
-class Annotated:
-    """Pictures with things in their boxes (:class:`opabinia.contracts.Source`); made by :func:`annotated`.
+class AnnotatedImages:
+    """Images with bounding boxes (:class:`opabinia.contracts.DetectionSource`), made by
+    :func:`build_source`.
 
-    A sample holds ``image``, ``boxes`` (cut to the picture), ``labels``, ``masks`` and ``keypoints`` with ``visible``
-    and ``mirror`` where they were asked for, ``id`` (the path below the root), ``original_size`` and ``ground_truth``, which is
-    what the file says: boxes as they stand there, and crowds, too, which are not among the others.
+    A sample holds ``image``, ``boxes`` (clipped to the image), ``labels``, ``id`` (the path below the root),
+    ``original_size``, ``ground_truth`` (the boxes as they are in the file, including crowds, which are not among the
+    others) and, if requested, ``masks`` and ``keypoints`` with ``visibility`` and ``flip_pairs``.
 
     Args:
-        listing: what there is, without mistakes.
-        faults: what was wrong with it before.
-        channels: 3 for colour, 1 for grey; pictures of the other kind are converted.
+        listing: without errors.
+        errors: those that it had.
+        channels: 3 for color, 1 for gray; images are converted.
 
     Attributes:
-        sizes: height and width of each picture (int64, N x 2).
-        things: in the order of pictures.
-        present: classes in each picture, each once (N arrays of int64); those of crowds do not count.
-        faults: the mistakes that were mended.
-        file, root, word: of the listing.
-        has_boxes, has_masks, keypoints, category_ids, frequencies: as in :class:`opabinia.contracts.Source`.
+        sizes: height and width of each image (int64, N x 2).
+        annotations: in the order of images.
+        present: classes in each image, each once (N arrays of int64); those of crowds do not count.
+        errors: the errors that were fixed.
+        file, root, noun: of the listing.
+        has_boxes, has_masks, keypoints, category_ids, frequencies: as in :class:`opabinia.contracts.DetectionSource`.
     """
 
     has_boxes = True
 
-    def __init__(self, listing: Listing, *, faults: Sequence[Fault] = (), channels: Literal[1, 3] = 3) -> None:
-        things = listing.things
-        self.file, self.root = listing.file, listing.root
+    def __init__(
+        self, listing: DetectionListing, *, errors: Sequence[ErrorGroup] = (), channels: Literal[1, 3] = 3
+    ) -> None:
+        annotations, count = listing.annotations, len(listing.names)
+        self.file, self.root, self.noun = listing.file, listing.root, listing.noun
         self.channels: Literal[1, 3] = channels
         self.classes, self.category_ids = tuple(listing.classes), tuple(listing.category_ids)
         self.frequencies, self.keypoints = tuple(listing.frequencies), tuple(listing.keypoints)
-        self.has_masks = listing.outlines is not None
+        self.has_masks = listing.segmentations is not None
         self.sizes = listing.sizes
-        self.things = things.take(np.argsort(things.pictures, kind="stable"))
-        self.present = Ragged.grouped(things.pictures[things.learnt], things.labels[things.learnt], len(listing.names))
-        self.faults = tuple(faults)
-        self.word = listing.word
-        self._names, self._numbers = Names(listing.names), listing.numbers
-        self._outlines = listing.outlines
-        self._ends = np.searchsorted(self.things.pictures, np.arange(len(listing.names)), "right")
-        self._absent = None if listing.absent is None else Ragged(listing.absent)
-        self._not_exhaustive = None if listing.not_exhaustive is None else Ragged(listing.not_exhaustive)
-        self._mirror = mirrored(listing.keypoints)
+        self.annotations = annotations.take(np.argsort(annotations.image_indices, kind="stable"))
+        trained = annotations.take(annotations.trainable)
+        self.present = RaggedArray.group_unique(trained.image_indices, trained.labels, count)
+        self.errors = tuple(errors)
+        self._names, self._image_ids = FileNames(listing.names), listing.image_ids
+        self._segmentations = listing.segmentations
+        self._ends = np.searchsorted(self.annotations.image_indices, np.arange(count), "right")
+        self._absent = None if listing.absent is None else RaggedArray(listing.absent)
+        self._not_exhaustive = None if listing.not_exhaustive is None else RaggedArray(listing.not_exhaustive)
+        self._flip_pairs = flip_pairs(listing.keypoints)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -135,162 +139,162 @@ class Annotated:
     def __getitem__(self, index: int) -> Sample:
         path, ground_truth = os.path.join(os.fsencode(self.root), self.name(index)), self.ground_truth(index)
         image = read_image(path, self.channels)
-        if tuple(image.shape[-2:]) != ground_truth.size:
-            found, said = (f"{width} x {height}" for height, width in (image.shape[-2:], ground_truth.size))
-            raise ValueError(f"{os.fsdecode(path)} has {found} pixels, {self.file} says {said}")
-        learnt = self._things(index).learnt
+        size = ground_truth.size
+        if tuple(image.shape[-2:]) != size:
+            actual, annotated = (f"{width} x {height}" for height, width in (image.shape[-2:], size))
+            raise ValueError(f"{os.fsdecode(path)} has {actual} pixels, {self.file} says {annotated}")
+        trainable = self._annotations_of(index).trainable
         sample: Sample = {
             "image": tv_tensors.Image(image),
             "boxes": tv_tensors.BoundingBoxes(
-                torch.from_numpy(cut(ground_truth.boxes[learnt], ground_truth.size).astype(np.float32)),
+                torch.from_numpy(clip_boxes(ground_truth.boxes[trainable], size).astype(np.float32)),
                 format=tv_tensors.BoundingBoxFormat.XYXY,
-                canvas_size=ground_truth.size,
+                canvas_size=size,
             ),
-            "labels": torch.from_numpy(ground_truth.labels[learnt]),
+            "labels": torch.from_numpy(ground_truth.labels[trainable]),
             "id": self.id(index),
-            "original_size": ground_truth.size,
+            "original_size": size,
             "ground_truth": ground_truth,
         }
         if ground_truth.segments is not None:
-            sample["masks"] = tv_tensors.Mask(
-                torch.from_numpy(self._masks(ground_truth, ground_truth.segments, learnt))
-            )
+            sample["masks"] = tv_tensors.Mask(self._decode_masks(ground_truth, ground_truth.segments, trainable))
         if ground_truth.keypoints is not None:
-            points = torch.from_numpy(ground_truth.keypoints[learnt])
-            sample["keypoints"] = tv_tensors.KeyPoints(points[..., :2].float() + MIDDLE, canvas_size=ground_truth.size)
-            sample["visible"] = points[..., 2].long()
-            sample["mirror"] = list(self._mirror)
+            points = torch.from_numpy(ground_truth.keypoints[trainable])
+            sample["keypoints"] = tv_tensors.KeyPoints(points[..., :2].float() + PIXEL_CENTER, canvas_size=size)
+            sample["visibility"] = points[..., 2].long()
+            sample["flip_pairs"] = list(self._flip_pairs)
         return sample
 
     def id(self, index: int) -> str:
-        """The path of a picture below the root."""
-        return self.name(index).decode("utf-8", "backslashreplace")
+        """Return the path of an image below the root."""
+        return printable(self.name(index))
 
     def name(self, index: int) -> bytes:
-        """The path of a picture below the root, as the file system has it."""
+        """Return the path of an image below the root, as the file system has it."""
         return self._names[index]
 
     def ground_truth(self, index: int) -> GroundTruth:
-        """What the file says of a picture."""
-        things = self._things(index)
+        """Return the annotations of an image."""
+        annotations = self._annotations_of(index)
         height, width = self.sizes[index].tolist()
         segments = None
-        if self._outlines is not None and things.outlines is not None:
-            segments = [self._outlines.segment(row, (height, width)) for row in things.outlines.tolist()]
+        if self._segmentations is not None and annotations.segmentations is not None:
+            rows = annotations.segmentations.tolist()
+            segments = [self._segmentations.segment(row, (height, width)) for row in rows]
         return GroundTruth(
-            image_id=self.id(index) if self._numbers is None else int(self._numbers[index]),
+            image_id=self.id(index) if self._image_ids is None else int(self._image_ids[index]),
             size=(height, width),
-            ids=things.ids,
-            boxes=things.boxes,
-            labels=things.labels,
-            areas=things.areas,
-            crowd=things.crowd,
+            ids=annotations.ids,
+            boxes=annotations.boxes,
+            labels=annotations.labels,
+            areas=annotations.areas,
+            crowd=annotations.crowd,
             segments=segments,
-            keypoints=things.keypoints,
+            keypoints=annotations.keypoints,
             absent=() if self._absent is None else tuple(self._absent[index].tolist()),
             not_exhaustive=() if self._not_exhaustive is None else tuple(self._not_exhaustive[index].tolist()),
         )
 
     def fingerprint(self) -> str:
-        """Changes with the pictures, the classes, and everything that is known of the things."""
-        content = blake2b(self._names.content(), digest_size=8)
-        content.update("\0".join([*self.classes, *self.keypoints]).encode() + self.sizes.tobytes())
-        for part in (self.things, self._outlines, self._absent, self._not_exhaustive):
-            content.update(b"" if part is None else part.content())
-        things = f"{len(self.things.ids)} things of {len(self.classes)} classes"
-        return f"{len(self)} pictures with {things}, {content.hexdigest()}"
+        """Return a text that changes with the images, the classes and all annotations."""
+        arrays = (self.annotations, self._segmentations, self._absent, self._not_exhaustive)
+        digest = short_digest(
+            self._names.tobytes(),
+            "\0".join([*self.classes, *self.keypoints]).encode() + self.sizes.tobytes(),
+            *(array.tobytes() for array in arrays if array is not None),
+        )
+        objects = f"{len(self.annotations.ids)} things of {len(self.classes)} classes"
+        return f"{len(self)} pictures with {objects}, {digest}"
 
-    def _things(self, index: int) -> Things:
-        return self.things.take(slice(self._ends[index - 1] if index else 0, self._ends[index]))
+    def _annotations_of(self, index: int) -> AnnotationArrays:
+        return self.annotations.take(slice(self._ends[index - 1] if index else 0, self._ends[index]))
 
-    def _masks(
-        self, ground_truth: GroundTruth, segments: Sequence[Any], learnt: NDArray[np.bool_]
-    ) -> NDArray[np.uint8]:
-        """Of those to learn (uint8, N x H x W)."""
-        masks = np.zeros((int(learnt.sum()), *ground_truth.size), dtype=np.uint8)
-        for mask, row in zip(masks, np.flatnonzero(learnt).tolist(), strict=True):
+    def _decode_masks(
+        self, ground_truth: GroundTruth, segments: Sequence[Any], trainable: NDArray[np.bool_]
+    ) -> torch.Tensor:
+        """Return the instance masks of trainable objects (uint8, N x H x W)."""
+        masks = np.zeros((int(trainable.sum()), *ground_truth.size), dtype=np.uint8)
+        for mask, row in zip(masks, np.flatnonzero(trainable).tolist(), strict=True):
             try:
-                mask[:] = decoded(segments[row], ground_truth.size)
+                mask[:] = decode_rle(segments[row], ground_truth.size)
             except ValueError as error:
-                thing = f"picture {ground_truth.image_id}, {self.word} {ground_truth.ids[row]}"
-                raise ValueError(f"{self.file}, {thing}: {error}") from error
-        return masks
+                annotation = f"image {ground_truth.image_id}, {self.noun} {ground_truth.ids[row]}"
+                raise ValueError(f"{self.file}, {annotation}: {error}") from error
+        return torch.from_numpy(masks)
 
 
-# --- what is wrong ----------------------------------------------------------------------------------------------------
+# --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def annotated(
-    listing: Listing,
-    told: Faults,
+def build_source(
+    listing: DetectionListing,
+    errors: ErrorCollector,
     *,
     broken: Broken = "error",
     empty: Empty = "keep",
     min_keypoints: int = 0,
     channels: Literal[1, 3] = 3,
-) -> Annotated:
-    """The source of what a file lists, once what is broken has been refused, mended or left out.
+) -> AnnotatedImages:
+    """Check a listing, raise or fix its errors, and return its source.
 
-    A box that reaches out of its picture by up to a pixel is rounded, not broken: it is cut without a word.
+    A box that extends beyond its image by at most a pixel is rounded, not broken: it is clipped silently.
 
     Args:
-        listing: what a file says.
-        told: what was found wrong while it was read; more is added.
-        broken: ``error``; ``clip``: boxes and outlines are cut to the picture, what has no area there is left out;
-            ``drop``: what is broken is left out, a thing or a picture.
-        empty: ``drop`` leaves out pictures without things to learn.
-        min_keypoints: leave out pictures with fewer visible ones.
+        listing: the content of a file.
+        errors: those found while it was read; more are added.
+        broken: ``error``; ``clip``: boxes and segmentations are clipped to the image, objects without area are dropped;
+            ``drop``: broken objects and images are dropped.
+        empty: ``drop`` drops images without objects to train on.
+        min_keypoints: drop images with fewer visible keypoints.
         channels: of the images.
 
     Raises:
-        ValueError: something is broken, and ``broken`` does not allow that; or no picture is left.
+        ValueError: there are errors that ``broken`` does not allow; or no image is left.
     """
     if not listing.names:
-        raise ValueError(f"{listing.file} lists no picture")
-    there = are_there(listing.root, listing.names)
-    if not there.any():
+        raise ValueError(f"{listing.file} lists no images")
+    exist = files_exist(listing.root, listing.names)
+    if not exist.any():
         first = os.fsdecode(listing.names[0])
-        raise ValueError(f"{listing.file}: none of its {len(there)} pictures is in {listing.root}, such as {first}")
-    for number in np.flatnonzero(~there).tolist():
-        told.add(kinds.MISSING, os.fsdecode(listing.names[number]), "", f"not in {listing.root}")
-    listing = listing.with_pictures(there & (listing.sizes > 0).all(1))
-    reaching, hopeless = _examined(listing, told)
-    judge(listing.file, told.found(), broken)
+        raise ValueError(f"{listing.file}: none of its {len(exist)} images is in {listing.root}, such as {first}")
+    for index in np.flatnonzero(~exist).tolist():
+        errors.add(kinds.MISSING, os.fsdecode(listing.names[index]), "", f"not in {listing.root}")
+    listing = listing.select_images(exist & (listing.sizes > 0).all(1))
+    cut, outside = _find_broken(listing, errors)
+    check_errors(listing.file, errors.groups(), broken)
     if broken == "clip":
-        _cut_outlines(listing, reaching & ~hopeless)
-    sound = ~hopeless if broken == "clip" else ~(hopeless | reaching)
-    listing = replace(listing, things=listing.things.take(sound))
-    listing = listing.with_pictures(_wanted(listing, empty, min_keypoints))
+        _clip_segmentations(listing, cut & ~outside)
+    valid = ~outside if broken == "clip" else ~(outside | cut)
+    listing = replace(listing, annotations=listing.annotations.take(valid))
+    listing = listing.select_images(_find_usable(listing, empty, min_keypoints))
     if not listing.names:
-        raise ValueError(f"{listing.file}: no picture is left to learn from")
-    if not listing.things.learnt.any():
-        log.warning("%s: there is nothing to find in its %d pictures", listing.file, len(listing.names))
-    return Annotated(listing, faults=told.found(), channels=channels)
+        raise ValueError(f"{listing.file}: no image is left to train on")
+    if not listing.annotations.trainable.any():
+        log.warning("%s: there are no objects in its %d images", listing.file, len(listing.names))
+    return AnnotatedImages(listing, errors=errors.groups(), channels=channels)
 
 
-def cut(boxes: NDArray[np.float64], size: tuple[int, int] | Indices) -> NDArray[np.float64]:
-    """Boxes (left, top, width, height, N x 4) as left, top, right, bottom within their pictures.
+def clip_boxes(boxes: NDArray[np.float64], size: tuple[int, int] | Indices) -> NDArray[np.float64]:
+    """Return boxes (left, top, width, height, N x 4) as left, top, right, bottom, clipped to their images.
 
     Args:
         boxes: in pixels.
-        size: height and width, of one picture or of each box (N x 2).
+        size: height and width of one image, or of each box's image (N x 2).
     """
-    ends = np.asarray(size)[..., ::-1]
+    limits = np.asarray(size)[..., ::-1]
     corners = np.stack([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1)
-    inside: NDArray[np.float64] = np.clip(corners, 0, ends.reshape(-1, 1, 2))
-    return inside.reshape(-1, 4)
+    clipped: NDArray[np.float64] = np.clip(corners, 0, limits.reshape(-1, 1, 2))
+    return clipped.reshape(-1, 4)
 
 
-def mirrored(names: Sequence[str]) -> list[int]:
-    """For each point the number of the one that it is in a mirror: left and right change places.
+def flip_pairs(names: Sequence[str]) -> list[int]:
+    """Return for each keypoint the index of its counterpart in a mirrored image: left and right are swapped.
 
     Example: nose, left_eye, right_eye gives [0, 2, 1].
     """
-    number = {name: place for place, name in enumerate(names)}
-    return [number.get(_SIDE.sub(_other_side, name), place) for place, name in enumerate(names)]
-
-
-_SIDE = re.compile(r"left|right|(?<![a-z])[lr](?![a-z])", re.IGNORECASE)
+    index_of = {name: index for index, name in enumerate(names)}
+    side = re.compile(r"left|right|(?<![a-z])[lr](?![a-z])", re.IGNORECASE)
+    return [index_of.get(side.sub(_other_side, name), index) for index, name in enumerate(names)]
 
 
 def _other_side(match: re.Match[str]) -> str:
@@ -299,92 +303,76 @@ def _other_side(match: re.Match[str]) -> str:
     return other.upper() if side.isupper() else other.capitalize() if side[0].isupper() else other
 
 
-def chosen_classes(where: object, names: Sequence[str], classes: Sequence[str] | None) -> list[int]:
-    """Places in ``names`` of the classes to take, in the order of their labels; all of them when not given.
+def pick_classes(file: object, names: Sequence[str], classes: Sequence[str] | None) -> list[int]:
+    """Return the indices in ``names``, the classes of a file, of the selected ones, in the order of their labels.
 
     Raises:
-        ValueError: a class is missing or listed twice, or there is none.
+        ValueError: the file has no class or a duplicate one, or a selected class is unknown or listed twice.
     """
     if not names:
-        raise ValueError(f"{where} names no class")
-    if twice := next((name for number, name in enumerate(names) if name in names[:number]), None):
-        raise ValueError(f"{where} names the class {twice!r} twice")
-    for number, name in enumerate(classes or ()):
-        if name not in names:
-            near = get_close_matches(name, names, 1) or names[:5]
-            raise ValueError(f"{where} has no class {name!r}; there is {', '.join(near)}")
-        if classes and name in classes[:number]:
-            raise ValueError(f"classes: {name!r} is listed twice")
-    return [names.index(name) for name in (names if classes is None else classes)]
+        raise ValueError(f"{file} has no classes")
+    if duplicate := next((name for index, name in enumerate(names) if name in names[:index]), None):
+        raise ValueError(f"{file} has two classes called {duplicate!r}")
+    return select_classes(file, names, classes)
 
 
-def _examined(listing: Listing, told: Faults) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Tell things whose box or outline is broken: which of them reach out of their picture, and which have nothing in
-    it (bool, M)."""
-    things = listing.things
-    sizes, boxes = listing.sizes[things.pictures], things.boxes
-    area: NDArray[np.bool_] = np.asarray((boxes[:, 2:] > 0).all(1))
-    inner = cut(boxes, sizes)
-    inside: NDArray[np.bool_] = area & np.asarray((inner[:, 2:] > inner[:, :2]).all(1))
-    ends = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1)
-    reaching = inside & _reach(ends, sizes)
-
-    def box(row: int) -> Case:
-        return _case(listing, row, "left, top, width, height", boxes[row], ends[row])
-
-    for kind, rows in (
-        (kinds.FLAT_BOX, ~area),
-        (kinds.LOST_BOX, area & ~inside),
-        (kinds.CUT_BOX, reaching),
-    ):
-        told.add_all(kind, np.flatnonzero(rows).tolist(), box)
-    if listing.outlines is not None and things.outlines is not None:
-        bounds = listing.outlines.bounds()[things.outlines]
-        wide = inside & _reach(bounds, sizes)
-
-        def outline(row: int) -> Case:
-            return _case(listing, row, "left, top, right, bottom", bounds[row], bounds[row])
-
-        told.add_all(kinds.CUT_OUTLINE, np.flatnonzero(wide).tolist(), outline)
-        reaching = reaching | wide
-    return reaching, ~inside
+def _find_broken(listing: DetectionListing, errors: ErrorCollector) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Add objects with broken boxes or segmentations to the errors. Return which of them extend beyond their image, and
+    which have no area in it (bool, M)."""
+    annotations = listing.annotations
+    sizes, boxes = listing.sizes[annotations.image_indices], annotations.boxes
+    has_area: NDArray[np.bool_] = np.asarray((boxes[:, 2:] > 0).all(1))
+    clipped = clip_boxes(boxes, sizes)
+    inside: NDArray[np.bool_] = has_area & np.asarray((clipped[:, 2:] > clipped[:, :2]).all(1))
+    corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1)
+    cut = inside & _extends_beyond(corners, sizes)
+    box_case = partial(_make_case, listing, "left, top, width, height", boxes, corners)
+    for kind, rows in ((kinds.FLAT_BOX, ~has_area), (kinds.OUTSIDE_BOX, has_area & ~inside), (kinds.CUT_BOX, cut)):
+        errors.add_rows(kind, np.flatnonzero(rows).tolist(), box_case)
+    if listing.segmentations is not None and annotations.segmentations is not None:
+        bounds = listing.segmentations.bounds()[annotations.segmentations]
+        cut_segmentation = inside & _extends_beyond(bounds, sizes)
+        segmentation_case = partial(_make_case, listing, "left, top, right, bottom", bounds, bounds)
+        errors.add_rows(kinds.CUT_SEGMENTATION, np.flatnonzero(cut_segmentation).tolist(), segmentation_case)
+        cut = cut | cut_segmentation
+    return cut, ~inside
 
 
-def _reach(ends: NDArray[np.float64], sizes: Indices) -> NDArray[np.bool_]:
-    """Which boxes (left, top, right, bottom) reach out of their pictures by more than a pixel."""
-    far = (ends[:, :2] < -CUT_SILENTLY) | (ends[:, 2:] > sizes[:, ::-1] + CUT_SILENTLY)
-    return np.asarray(far.any(1))
+def _extends_beyond(corners: NDArray[np.float64], sizes: Indices) -> NDArray[np.bool_]:
+    """Return which boxes (left, top, right, bottom) extend beyond their images by more than :data:`ROUNDING`."""
+    beyond = (corners[:, :2] < -ROUNDING) | (corners[:, 2:] > sizes[:, ::-1] + ROUNDING)
+    return np.asarray(beyond.any(1))
 
 
-def _case(listing: Listing, row: int, names: str, values: NDArray[np.float64], corners: NDArray[np.float64]) -> Case:
-    picture = int(listing.things.pictures[row])
-    height, width = listing.sizes[picture]
-    shown = ", ".join(f"{value:.6g}" for value in values)
-    thing = f"{listing.word} {listing.things.ids[row]}"
-    left, top, right, bottom = corners.tolist()
-    value = f"{names} {shown} in {width} x {height} pixels"
-    return Case(os.fsdecode(listing.names[picture]), thing, value, (left, top, right, bottom))
+def _make_case(
+    listing: DetectionListing, names: str, values: NDArray[np.float64], corners: NDArray[np.float64], row: int
+) -> ErrorCase:
+    image = int(listing.annotations.image_indices[row])
+    height, width = listing.sizes[image]
+    value = f"{names} {', '.join(f'{value:.6g}' for value in values[row])} in {width} x {height} pixels"
+    left, top, right, bottom = corners[row].tolist()
+    annotation = f"{listing.noun} {listing.annotations.ids[row]}"
+    return ErrorCase(os.fsdecode(listing.names[image]), annotation, value, (left, top, right, bottom))
 
 
-def _cut_outlines(listing: Listing, wanted: NDArray[np.bool_]) -> None:
-    """Cut the outlines of some things (bool, M) to their pictures."""
-    things = listing.things
-    if listing.outlines is not None and things.outlines is not None:
-        for row in np.flatnonzero(wanted).tolist():
-            height, width = listing.sizes[things.pictures[row]].tolist()
-            listing.outlines.cut(int(things.outlines[row]), (height, width))
+def _clip_segmentations(listing: DetectionListing, rows: NDArray[np.bool_]) -> None:
+    """Clip the segmentations of some objects (bool, M) to their images, in place."""
+    annotations = listing.annotations
+    if listing.segmentations is not None and annotations.segmentations is not None:
+        for row in np.flatnonzero(rows).tolist():
+            height, width = listing.sizes[annotations.image_indices[row]].tolist()
+            listing.segmentations.clip(int(annotations.segmentations[row]), (height, width))
 
 
-def _wanted(listing: Listing, empty: Empty, min_keypoints: int) -> NDArray[np.bool_]:
-    """Which pictures have enough in them (bool, N)."""
-    things = listing.things
-    count = len(listing.names)
-    wanted = np.ones(count, dtype=bool)
+def _find_usable(listing: DetectionListing, empty: Empty, min_keypoints: int) -> NDArray[np.bool_]:
+    """Return which images have enough objects and keypoints (bool, N)."""
+    annotations, count = listing.annotations, len(listing.names)
+    usable = np.ones(count, dtype=bool)
     if empty == "drop":
-        wanted &= np.bincount(things.pictures[things.learnt], minlength=count) > 0
+        usable &= np.bincount(annotations.image_indices[annotations.trainable], minlength=count) > 0
     if min_keypoints:
-        if things.keypoints is None:
-            raise ValueError("min_keypoints counts keypoints; keypoints: true reads them")
-        visible = (things.keypoints[..., 2] > 0).sum(1) * things.learnt
-        wanted &= np.bincount(things.pictures, weights=visible, minlength=count) >= min_keypoints
-    return wanted
+        if annotations.keypoints is None:
+            raise ValueError("min_keypoints needs keypoints: true")
+        visible = (annotations.keypoints[..., 2] > 0).sum(1) * annotations.trainable
+        usable &= np.bincount(annotations.image_indices, weights=visible, minlength=count) >= min_keypoints
+    return usable

@@ -1,147 +1,174 @@
-"""Pictures in folders, one folder a class."""
+"""Images in one folder per class, and what sources of image files share."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from difflib import get_close_matches
-from hashlib import blake2b
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from opabinia.config import register
-from opabinia.contracts import Sample
-from opabinia.data.decoding.images import EXTENSIONS, Encoded, whole
-from opabinia.data.sources.file_names import Names
+from opabinia.contracts import Indices, Sample
+from opabinia.data.decoding.images import EXTENSIONS, EncodedImage, decode_sample
+from opabinia.data.sources.file_names import FileNames, printable, short_digest
+from opabinia.data.sources.labels import select_classes
+
+
+class ImageFiles:
+    """Image files below a folder (:class:`opabinia.contracts.EncodedSource`). A sample's id is its path below the root.
+
+    Args:
+        root: the folder that names are relative to.
+        names: of the files, as the file system has them.
+        channels: 3 for color, 1 for gray; images are converted.
+    """
+
+    def __init__(self, root: Path, names: Sequence[bytes], channels: Literal[1, 3]) -> None:
+        self.root = root
+        self.channels: Literal[1, 3] = channels
+        self._names = FileNames(names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, index: int) -> Sample:
+        return decode_sample(self.encoded(index))
+
+    def encoded(self, index: int) -> Sample:
+        """Return the sample with its image not yet decoded."""
+        path = os.path.join(os.fsencode(self.root), self._names[index])
+        return {"image": EncodedImage.file(path, self.channels), "id": self.id(index)}
+
+    def id(self, index: int) -> str:
+        """Return the path of an image below the root."""
+        return printable(self._names[index])
 
 
 @register.source
-class ImageFolder:
-    """Pictures in one folder a class (``root/cat/001.jpg``), searched with subfolders; hidden names are left out.
+class ImageFolder(ImageFiles):
+    """Images in one folder per class (``root/cat/001.jpg``), including subfolders, without hidden files.
 
     Classes and files are sorted, so that samples have the same index on every file system. A sample's id is its path
     below the root.
 
     Args:
         root: the folder that holds the class folders.
-        channels: 3 for colour, 1 for grey; pictures of the other kind are converted.
+        channels: 3 for color, 1 for gray; images are converted.
         classes: folders to use, in the order of their labels; all of them, sorted, when not given.
 
     Raises:
-        ValueError: the root or a class is missing or holds no picture.
+        ValueError: the root or a class is missing or has no images.
     """
 
     def __init__(self, *, root: Path, channels: Literal[1, 3] = 3, classes: list[str] | None = None) -> None:
-        self.root = existing_folder(root.expanduser(), "root is the folder that holds the class folders")
-        self.channels: Literal[1, 3] = channels
-        self.classes = tuple(chosen_classes(self.root, classes))
-        names = [_of_class(self.root, folder) for folder in self.classes]
-        self._names = Names([name for of_class in names for name in of_class])
-        self.labels = np.repeat(np.arange(len(names), dtype=np.int64), [len(of_class) for of_class in names])
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> Sample:
-        return whole(self.encoded(index))
+        root, self.classes, names, self.labels = find_class_files(root, classes, "image", EXTENSIONS)
+        super().__init__(root, names, channels)
 
     def encoded(self, index: int) -> Sample:
-        """The sample with its picture not decoded yet."""
-        name = self._names[index]
-        image = Encoded.file(os.path.join(os.fsencode(self.root), name), self.channels)
-        return {"image": image, "label": int(self.labels[index]), "id": name.decode("utf-8", "backslashreplace")}
+        """Return the sample with its image not yet decoded."""
+        return {**super().encoded(index), "label": int(self.labels[index])}
 
     def fingerprint(self) -> str:
-        """Changes with the classes, the files' names and their order."""
-        content = blake2b(self._names.content() + self.labels.tobytes(), digest_size=8)
-        return f"{len(self)} pictures of {len(self.classes)} classes, {content.hexdigest()}"
+        """Return a text that changes with the classes, the file names and their order."""
+        digest = short_digest(self._names.tobytes(), self.labels.tobytes())
+        return f"{len(self)} pictures of {len(self.classes)} classes, {digest}"
 
 
-def existing_folder(folder: Path, hint: str = "") -> Path:
-    """``folder``, if it is one.
+def existing_folder(folder: Path, hint: str = "a folder is expected") -> Path:
+    """Return ``folder`` with ``~`` expanded.
 
     Raises:
-        ValueError: it is none; the text names what exists of it, or ends with ``hint`` where it is a file.
+        ValueError: it is missing, and the text names its nearest parent; or it is a file, and the text ends with
+            ``hint``.
     """
+    folder = folder.expanduser()
     if folder.is_dir():
         return folder
     if folder.exists():
-        raise ValueError(f"{folder} is a file; {hint or 'a folder is expected'}")
+        raise ValueError(f"{folder} is a file; {hint}")
     parent = next(parent for parent in folder.absolute().parents if parent.exists())
-    raise ValueError(f"there is no folder {folder}; what exists of it is {parent}")
+    raise ValueError(f"there is no folder {folder}; the nearest existing folder is {parent}")
 
 
-def class_folders_of(root: Path) -> list[str]:
-    """The names of the folders in ``root``, sorted, without hidden ones.
+def list_class_folders(root: Path) -> list[str]:
+    """Return the names of the folders in ``root``, sorted, without hidden ones.
 
     Raises:
         ValueError: there are none.
     """
-    found = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
-    if not found:
-        raise ValueError(f"{root} holds no folders; pictures belong into one folder a class, such as {root / 'cat'}")
-    return found
-
-
-def is_picture(name: bytes) -> bool:
-    """Whether a file is taken for a picture, by its ending."""
-    return name.lower().endswith(_EXTENSIONS)
-
-
-def chosen_classes(root: Path, classes: Sequence[str] | None) -> list[str]:
-    """The folders in ``root`` that are classes: all of them, sorted, or those that are named.
-
-    Raises:
-        ValueError: one that is named is not there, or named twice; or there is none.
-    """
-    found = class_folders_of(root)
-    if classes is None:
-        return found
-    for number, name in enumerate(classes):
-        if name not in found:
-            hint = get_close_matches(name, found, 1) or found[:5]
-            raise ValueError(f"{root} holds no class {name!r}; there is {', '.join(hint)}")
-        if name in classes[:number]:
-            raise ValueError(f"class {name!r} is listed twice")
-    return list(classes)
-
-
-def _of_class(root: Path, folder: str) -> list[bytes]:
-    names = pictures_below(root, folder)
+    names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     if not names:
-        raise ValueError(f"class folder {root / folder} holds no picture ({', '.join(EXTENSIONS)})")
+        raise ValueError(f"{root} has no folders; expected one folder per class, such as {root / 'cat'}")
     return names
 
 
-def pictures_below(root: Path, folder: str = "", wanted: Callable[[bytes], bool] = is_picture) -> list[bytes]:
-    """Paths below ``root`` of all pictures in one of its folders, or in all, sorted by their bytes; of other files, if
-    ``wanted`` asks for them by their names.
+def find_class_files(
+    root: Path, classes: Sequence[str] | None, kind: str, suffixes: Sequence[str]
+) -> tuple[Path, tuple[str, ...], list[bytes], Indices]:
+    """Find the files of a dataset with one folder per class.
 
-    Links are followed, except back to a folder that they lie in; hidden names are left out.
+    Args:
+        root: the folder that holds the class folders.
+        classes: folders to use, in the order of their labels; all of them, sorted, when None.
+        kind: the kind of files, for errors.
+        suffixes: of these files.
+
+    Returns:
+        The root with ``~`` expanded, class names, paths below the root sorted within each class, labels (int64, N).
 
     Raises:
-        ValueError: a folder must not be read.
+        ValueError: the root or a class is missing or has no such files.
     """
+    root = existing_folder(root, "root is the folder that holds the class folders")
+    folders = list_class_folders(root)
+    chosen = tuple(folders[index] for index in select_classes(root, folders, classes))
+    files = [find_files(root, folder, suffixes) for folder in chosen]
+    for folder, names in zip(chosen, files, strict=True):
+        if not names:
+            raise ValueError(f"class folder {root / folder} has no {kind} ({', '.join(suffixes)})")
+    labels = np.repeat(np.arange(len(chosen), dtype=np.int64), [len(names) for names in files])
+    return root, chosen, [name for names in files for name in names], labels
+
+
+def is_image_file(name: bytes) -> bool:
+    """Return whether a file name has the suffix of an image."""
+    return name.lower().endswith(_IMAGE_SUFFIXES)
+
+
+_IMAGE_SUFFIXES = tuple(map(os.fsencode, EXTENSIONS))
+
+
+def find_files(root: Path, folder: str = "", suffixes: Sequence[str] = EXTENSIONS) -> list[bytes]:
+    """Return the paths below ``root`` of all images in one of its folders, or in all, sorted by their bytes.
+
+    Symbolic links are followed unless they lead to a parent folder; hidden files are skipped.
+
+    Args:
+        root: the folder that paths are relative to.
+        folder: search only this folder below it.
+        suffixes: of the files to return, in lower case.
+
+    Raises:
+        ValueError: a folder is not readable.
+    """
+    wanted = tuple(map(os.fsencode, suffixes))
     try:
         return sorted(_walk(os.fsencode(root), os.fsencode(folder), [os.stat(root)] if folder else [], wanted))
     except OSError as error:
         raise ValueError(f"{os.fsdecode(error.filename)} cannot be searched: {error.strerror}") from error
 
 
-def _walk(root: bytes, folder: bytes, above: list[os.stat_result], wanted: Callable[[bytes], bool]) -> Iterator[bytes]:
-    here = os.stat(os.path.join(root, folder))
-    if any(os.path.samestat(here, one) for one in above):
+def _walk(root: bytes, folder: bytes, parents: list[os.stat_result], suffixes: tuple[bytes, ...]) -> Iterator[bytes]:
+    status = os.stat(os.path.join(root, folder))
+    if any(os.path.samestat(status, parent) for parent in parents):
         return
     for entry in os.scandir(os.path.join(root, folder)):
         name = os.path.join(folder, entry.name)
         if entry.name.startswith(b"."):
             continue
         if entry.is_dir():
-            yield from _walk(root, name, [*above, here], wanted)
-        elif wanted(entry.name):
+            yield from _walk(root, name, [*parents, status], suffixes)
+        elif entry.name.lower().endswith(suffixes):
             yield name
-
-
-_EXTENSIONS = tuple(extension.encode() for extension in EXTENSIONS)

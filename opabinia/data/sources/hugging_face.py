@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face library."""
+"""Datasets of the Hugging Face ``datasets`` library."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from opabinia.data.decoding.images import from_pil
 
 @register.source
 class HuggingFace:
-    """A data set of the ``datasets`` library (the extra ``opabinia[hugging_face]``): from its hub, which downloads it,
-    or from a folder that ``save_to_disk`` wrote.
+    """A dataset of the ``datasets`` library (the extra ``opabinia[hugging_face]``): downloaded from its hub, or from a
+    folder written by ``save_to_disk``.
 
     Args:
-        dataset: its name on the hub, such as ``ylecun/mnist``, or such a folder.
-        subset: its configuration, where it has several.
-        split: which part of it.
+        dataset: name on the hub, such as ``ylecun/mnist``, or such a folder.
+        subset: the dataset's configuration, if it has several.
+        split: name of the split.
         image: the column with the images.
-        label: the column with the labels: class labels, or whole numbers from 0.
-        channels: 3 for colour, 1 for grey.
+        label: the column with the labels: class labels, or integers from 0.
+        channels: 3 for color, 1 for gray; images are converted.
 
     Raises:
-        ValueError: the library is not installed, there is no such data set, split or column.
+        ValueError: the library is not installed, or the dataset, split or column does not exist.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class HuggingFace:
         label: str = "label",
         channels: Literal[1, 3] = 3,
     ) -> None:
-        rows = _loaded(dataset, subset, split)
+        rows = _load(dataset, subset, split)
         for column in (image, label):
             if column not in rows.column_names:
                 known = ", ".join(rows.column_names)
@@ -50,16 +50,16 @@ class HuggingFace:
             raise ValueError(f"{dataset}, {split}: column {image!r} holds {rows.features[image]}, not images")
         self._rows = rows.select_columns([image])  # reading a row decodes all of it
         self._image, self.channels = image, channels
-        self.labels = _whole_numbers(rows[label][:], f"{dataset}, {split}: column {label!r}")
+        self.labels = _to_integers(rows[label][:], f"{dataset}, {split}: column {label!r}")
         largest = int(self.labels.max(initial=-1))
         names = getattr(rows.features[label], "names", None) or [str(number) for number in range(largest + 1)]
         if len(self.labels) and not 0 <= self.labels.min() <= self.labels.max() < len(names):
             raise ValueError(
                 f"{dataset}, {split}: labels {self.labels.min()} to {self.labels.max()} for {len(names)} classes; "
-                "a split without labels cannot be trained or measured on"
+                "a split without labels can neither be trained nor evaluated on"
             )
         self.classes = tuple(names)
-        self._told = f"{dataset}/{subset or ''}/{split}, {len(self)} samples, {rows._fingerprint}"
+        self._fingerprint = f"{dataset}/{subset or ''}/{split}, {len(self)} samples, {rows._fingerprint}"
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -74,39 +74,38 @@ class HuggingFace:
         return {"image": tv_tensors.Image(pixels), "label": int(self.labels[index]), "id": self.id(index)}
 
     def id(self, index: int) -> str:
-        """The number of the sample."""
+        """Return the index of the sample."""
         return str(index)
 
     def fingerprint(self) -> str:
-        """Changes with the content, as the library tells."""
-        return self._told
+        """Return a text that changes with the content, based on the library's own fingerprint."""
+        return self._fingerprint
 
 
-def _whole_numbers(values: Sequence[Any], where: str) -> Indices:
+def _to_integers(values: Sequence[Any], where: str) -> Indices:
     if empty := sum(value is None for value in values):
         raise ValueError(f"{where} is empty in {empty} of {len(values)} rows")
-    found = np.asarray(values) if all(isinstance(value, int) for value in values) else None
-    if found is None:
-        odd = next(value for value in values if not isinstance(value, int))
-        raise ValueError(f"{where} holds {odd!r} where a whole number is expected; class_encode_column makes them")
-    return found.astype(np.int64)
+    for value in values:
+        if not isinstance(value, int):
+            raise ValueError(f"{where} holds {value!r}, expected an integer; class_encode_column makes them")
+    return np.asarray(values).astype(np.int64)
 
 
-def _loaded(dataset: str, subset: str | None, split: str) -> Any:
+def _load(dataset: str, subset: str | None, split: str) -> Any:
     try:
         import datasets
     except ImportError as error:
         raise ValueError("this source needs the datasets library: pip install 'opabinia[hugging_face]'") from error
     try:
         if Path(dataset).expanduser().is_dir():
-            found: Any = datasets.load_from_disk(str(Path(dataset).expanduser()))
-            if hasattr(found, "keys"):
-                if split not in found:
-                    raise ValueError(f"there is no split {split!r}; splits: {', '.join(found.keys())}")
-                return found[split]
-            if found.split is not None and str(found.split) != split:
-                raise ValueError(f"there is no split {split!r}; it holds {found.split} alone")
-            return found
+            loaded: Any = datasets.load_from_disk(str(Path(dataset).expanduser()))
+            if isinstance(loaded, datasets.DatasetDict):
+                if split not in loaded:
+                    raise ValueError(f"there is no split {split!r}; splits: {', '.join(loaded.keys())}")
+                return loaded[split]
+            if loaded.split is not None and str(loaded.split) != split:
+                raise ValueError(f"there is no split {split!r}; the folder has {loaded.split} only")
+            return loaded
         return datasets.load_dataset(dataset, subset, split=split)
-    except (OSError, ValueError) as error:  # not there, no network, no such split
+    except (OSError, ValueError) as error:  # unknown dataset or split, no network
         raise ValueError(f"dataset: {dataset!r} cannot be loaded: {error}") from error

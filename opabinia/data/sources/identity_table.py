@@ -1,4 +1,4 @@
-"""Pictures of identities listed in a file."""
+"""Images with identities listed in a file."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from opabinia.config import register
-from opabinia.data.sources.file_names import sorted_names
-from opabinia.data.sources.list_files import refuse_missing, rows_of, text_of
-from opabinia.data.sources.online_products import listed_openly
-from opabinia.data.sources.reid_base import Identities, Listing, Picture, Split, listed
+from opabinia.data.sources.file_names import sort_names
+from opabinia.data.sources.list_files import cell_text, check_files_exist, read_rows
+from opabinia.data.sources.online_products import open_split
+from opabinia.data.sources.reid_base import IdentityFiles, ReidImage, ReidSplit, Split, read_split
 
-PARTS = ("train", "query", "gallery", "test")
+SUBSETS = ("train", "query", "gallery", "test")
 
 
-@register.source(name="identities")
+@register.source(name="identities", renamed={"part": "split_column"})
 def identity_table(
     *,
     file: Path,
@@ -27,93 +27,77 @@ def identity_table(
     identity: str = "identity",
     camera: str | None = "camera",
     view: str | None = None,
-    part: str = "split",
+    split_column: str = "split",
     channels: Literal[1, 3] = 3,
-) -> Identities:
-    """Pictures, who or what they show, and what they are for, as a list: .csv, .tsv, .jsonl or .parquet.
+) -> IdentityFiles:
+    """Images, their identities and their splits as a list: .csv, .tsv, .jsonl or .parquet.
 
-    A row is for ``train``, ``query`` or ``gallery``; or for ``test``, where every picture looks for the others. Cameras
-    and views may have any names: they are numbered in their order (numbers by value) over the whole list. Pictures that
-    count neither as right nor as wrong (the junk of Market-1501) are to be left out of it.
+    A row is for ``train``, ``query`` or ``gallery``; or for ``test``, where every image is a query for the others.
+    Cameras and views may have any names: they are numbered in sort order (integers by value) over the whole list.
+    Images that count neither as matches nor as errors (the junk of Market-1501) must not be in the list.
 
     Example: ``path,identity,camera,split`` and lines such as ``a/1.jpg,anna,door,train``.
 
     Args:
         file: the list.
-        root: the folder that the paths count from; the list's own folder when not given.
+        root: the folder that the paths are relative to; the list's own folder when not given.
         split: ``train``; ``test`` (``query`` and ``gallery``, or one of the two); or ``all`` to train on everything.
         path: the column with the paths.
         identity: the column with the identities.
-        camera: the column with the cameras; null where nobody tells. What a query's own camera has of the same
-            identity does not count when the query is looked for.
-        view: the column with the views; null where nobody tells.
-        part: the column that says what a picture is for.
-        channels: 3 for colour, 1 for grey; pictures of the other kind are converted.
+        camera: the column with the cameras; null if there is none. Images of the query's identity by the query's own
+            camera are ignored in its ranking.
+        view: the column with the views; null if there is none.
+        split_column: the column with the split of each row.
+        channels: 3 for color, 1 for gray; images are converted.
 
     Raises:
-        ValueError: naming file and line: a column or a value is missing, a row is not whole, a picture does not exist
-            or is listed twice; there is one identity only to train on, or nothing can be found.
+        ValueError: a column or value is missing, a row is incomplete, an image is missing or listed twice, there is
+            one identity only to train on, or no query has a match. The text names file and line.
     """
     file = file.expanduser()
     root = (root or file.parent).expanduser()
-    columns = _Columns(path, identity, camera, view, part)
-    places, rows = _read(file, columns)
-    refuse_missing(file, places, root, [row[path] for row in rows])
-    parts, cameras, views = _parts(rows, columns)
-    return Identities(root, _listing(file, split, parts), cameras=cameras, views=views, channels=channels)
-
-
-class _Columns(NamedTuple):
-    path: str
-    identity: str
-    camera: str | None
-    view: str | None
-    part: str
-
-
-def _read(file: Path, columns: _Columns) -> tuple[list[str], list[dict[str, str]]]:
-    """Where each row stands, and its texts."""
-    names = [name for name in columns if name is not None]
-    places: list[str] = []
+    names = [name for name in (path, identity, camera, view, split_column) if name is not None]
+    locations: list[str] = []
     rows: list[dict[str, str]] = []
-    for where, row in rows_of(file, names):
-        texts = {name: text_of(row[name], f"{file}, {where}: {name}") for name in names}
-        if (part := texts[columns.part]) not in PARTS:
-            raise ValueError(f"{file}, {where}: {columns.part} is {part!r}, none of {', '.join(PARTS)}")
-        places.append(where)
+    for location, row in read_rows(file, names):
+        texts = {name: cell_text(row[name], f"{file}, {location}: {name}") for name in names}
+        if (subset := texts[split_column]) not in SUBSETS:
+            raise ValueError(f"{file}, {location}: {split_column} is {subset!r}, none of {', '.join(SUBSETS)}")
+        locations.append(location)
         rows.append(texts)
     if not rows:
-        raise ValueError(f"{file} lists no picture")
-    return places, rows
-
-
-def _parts(rows: Sequence[Mapping[str, str]], columns: _Columns) -> tuple[Mapping[str, list[Picture]], int, int]:
-    """The pictures of each part; how many cameras and views there are."""
-    cameras, views = _numbers(rows, columns.camera), _numbers(rows, columns.view)
-    parts: dict[str, list[Picture]] = defaultdict(list)
+        raise ValueError(f"{file} lists no images")
+    check_files_exist(file, locations, root, [row[path] for row in rows])
+    cameras, views = _number(rows, camera), _number(rows, view)
+    subsets: dict[str, list[ReidImage]] = defaultdict(list)
     for row in rows:
-        camera = cameras[row[columns.camera]] if columns.camera else None
-        view = views[row[columns.view]] if columns.view else None
-        picture = Picture(os.fsencode(row[columns.path]), row[columns.identity], camera, view)
-        parts[row[columns.part]].append(picture)
-    return parts, len(cameras), len(views)
+        image = ReidImage(
+            os.fsencode(row[path]),
+            row[identity],
+            cameras[row[camera]] if camera else None,
+            views[row[view]] if view else None,
+        )
+        subsets[row[split_column]].append(image)
+    listing = _select(file, split, subsets)
+    return IdentityFiles(root, listing, cameras=len(cameras), views=len(views), channels=channels)
 
 
-def _numbers(rows: Sequence[Mapping[str, str]], column: str | None) -> dict[str, int]:
-    names = sorted_names({row[column] for row in rows}) if column else []
+def _number(rows: Sequence[Mapping[str, str]], column: str | None) -> dict[str, int]:
+    """Return the number of each distinct value of a column."""
+    names = sort_names({row[column] for row in rows}) if column else []
     return {name: number for number, name in enumerate(names)}
 
 
-def _listing(file: Path, split: Split, parts: Mapping[str, list[Picture]]) -> Listing:
+def _select(file: Path, split: Split, subsets: Mapping[str, list[ReidImage]]) -> ReidSplit:
     if split == "train":
-        return listed_openly(file, split, parts.get("train", []))
+        return open_split(file, split, subsets.get("train", []))
     if split == "all":
-        return listed_openly(file, split, [one for part in PARTS for one in parts.get(part, [])])
-    absent = [part for part in ("query", "gallery") if part not in parts]
-    if split == "test" and "test" in parts and len(absent) == 2:
-        return listed_openly(file, split, parts["test"])
-    if "test" in parts and len(absent) < 2:
-        raise ValueError(f"{file}: a test set is listed as 'test', or as 'query' and 'gallery'; here is some of both")
-    if absent:
-        raise ValueError(f"{file} lists no picture for {' and '.join(absent)}")
-    return listed(file, split, parts.__getitem__)
+        return open_split(file, split, [image for name in SUBSETS for image in subsets.get(name, [])])
+    missing = [name for name in ("query", "gallery") if name not in subsets]
+    if split == "test" and "test" in subsets and len(missing) == 2:
+        return open_split(file, split, subsets["test"])
+    if "test" in subsets and len(missing) < 2:
+        raise ValueError(f"{file}: a test set is listed as 'test', or as 'query' and 'gallery', not both")
+    if missing:
+        raise ValueError(f"{file} lists no image for {' and '.join(missing)}")
+    return read_split(file, split, subsets.__getitem__)

@@ -1,43 +1,42 @@
-"""Samples that know their place."""
+"""Samples with their index in the source."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from opabinia.config import register
-from opabinia.contracts import Sample, SourcePart
+from opabinia.contracts import EncodedSource, Sample, SourcePart
 
 
-@register.source
-class Numbered:
-    """A source whose samples tell their number in it, ``index`` (int, from 0), for methods that remember every image.
+@register.source(aliases=("numbered",))
+class Indexed:
+    """A source whose samples have their ``index`` (int, from 0), for methods that keep a memory entry per image.
 
-    It is the outermost one, so that no two samples have the same number: ``{name: numbered, source: {name: joined,
-    sources: [...]}}``.
+    It must be the outermost source, so that indices are unique: ``{name: indexed, source: {name: concat, sources:
+    [...]}}``.
 
     Args:
-        source: where samples come from.
+        source: the source of the samples.
     """
 
     def __init__(self, *, source: SourcePart) -> None:
         self._source = source
         self.channels, self.classes = source.channels, source.classes
-        if hasattr(source, "encoded"):
+        if isinstance(source, EncodedSource):
             self.encoded = self._encoded
 
     def __len__(self) -> int:
         return len(self._source)
 
     def __getitem__(self, index: int) -> Sample:
-        """The sample, with ``index``."""
         return {**self._source[index], "index": index}
 
     def _encoded(self, index: int) -> Sample:
-        """The sample with its picture not decoded yet, and ``index``."""
-        return {**self._source.encoded(index), "index": index}  # type: ignore[attr-defined]
+        assert isinstance(self._source, EncodedSource)
+        return {**self._source.encoded(index), "index": index}
 
     def __getattr__(self, name: str) -> Any:
-        # What else the source has (labels, fingerprint ...); whole batches would come without numbers.
+        # Forwards the source's other abilities (labels, fingerprint ...) except whole batches, which have no indices.
         if name.startswith("_") or name in ("batch", "encoded"):
             raise AttributeError(name)
         return getattr(self._source, name)

@@ -1,4 +1,4 @@
-"""Lists of pictures in files: their rows, and what is wrong with them told with its line."""
+"""Readers of list files (.csv, .tsv, .jsonl, .parquet, plain lines), whose errors name the line."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
@@ -14,30 +15,31 @@ from pathlib import Path
 from typing import Any
 
 Row = tuple[str, dict[str, Any]]
-"""Where it stands, such as ``line 3``, and its values by column."""
+"""Location of a row, such as ``line 3``, and its values by column."""
 
 
-def rows_of(file: Path, columns: Sequence[str]) -> Iterator[Row]:
-    """The rows of a list by its ending: .csv, .tsv, .jsonl (or .ndjson), .parquet (needs pyarrow).
+def read_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
+    """Read a list by its suffix: .csv, .tsv, .jsonl (or .ndjson), .parquet (needs pyarrow).
 
     Raises:
-        ValueError: naming file and line: it cannot be read, a row is not whole, or has not all of ``columns``.
+        ValueError: the file cannot be read, or a row is incomplete or lacks one of ``columns``; the text names file and
+            line.
     """
     if not file.is_file():
         raise ValueError(f"there is no file {file}")
-    kinds = {".csv": ",", ".tsv": "\t"}
-    kind = file.suffix.lower()
+    delimiters = {".csv": ",", ".tsv": "\t"}
+    suffix = file.suffix.lower()
     try:
-        if kind in kinds:
-            yield from _csv_rows(file, columns, kinds[kind])
-        elif kind in (".jsonl", ".ndjson"):
+        if suffix in delimiters:
+            yield from _csv_rows(file, columns, delimiters[suffix])
+        elif suffix in (".jsonl", ".ndjson"):
             yield from _json_rows(file, columns)
-        elif kind == ".parquet":
+        elif suffix == ".parquet":
             yield from _parquet_rows(file, columns)
         else:
-            raise ValueError(f"{file}: a list is .csv, .tsv, .jsonl or .parquet")
+            raise ValueError(f"{file}: a list must be .csv, .tsv, .jsonl or .parquet")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is no UTF-8 text: {error.reason} at byte {error.start}") from error
+        raise ValueError(f"{file} is not UTF-8: {error.reason} at byte {error.start}") from error
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror or error}") from error
 
@@ -45,23 +47,19 @@ def rows_of(file: Path, columns: Sequence[str]) -> Iterator[Row]:
 def _csv_rows(file: Path, columns: Sequence[str], delimiter: str) -> Iterator[Row]:
     with file.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.reader(lines, delimiter=delimiter, strict=True)
-        begin = 1
+        start = 1
         try:
             header = next(reader, [])
             _check_columns(file, header, columns)
-            while True:
-                begin = reader.line_num + 1
-                values = next(reader, None)
-                if values is None:
-                    return
-                if not values:
-                    continue
-                if len(values) != len(header):
-                    message = f"{len(values)} values for {len(header)} columns"
-                    raise ValueError(f"{file}, line {begin}: {message}")
-                yield f"line {begin}", dict(zip(header, values, strict=True))
-        except csv.Error as error:  # a quotation mark that is never closed takes in all that follows
-            raise ValueError(f"{file}, line {begin}: {error}; is a quotation mark not closed?") from error
+            start = reader.line_num + 1
+            for values in reader:
+                if values and len(values) != len(header):
+                    raise ValueError(f"{file}, line {start}: {len(values)} values for {len(header)} columns")
+                if values:
+                    yield f"line {start}", dict(zip(header, values, strict=True))
+                start = reader.line_num + 1
+        except csv.Error as error:  # an unclosed quotation mark swallows everything after it
+            raise ValueError(f"{file}, line {start}: {error}; is a quotation mark not closed?") from error
 
 
 def _json_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
@@ -72,9 +70,9 @@ def _json_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
             try:
                 row = json.loads(line)
             except ValueError as error:
-                raise ValueError(f"{file}, line {number}: no JSON: {error}") from error
+                raise ValueError(f"{file}, line {number}: not JSON: {error}") from error
             if not isinstance(row, dict):
-                raise ValueError(f"{file}, line {number}: a {type(row).__name__} where an object is expected")
+                raise ValueError(f"{file}, line {number}: expected an object, not {type(row).__name__}")
             _check_columns(f"{file}, line {number}", row, columns)
             yield f"line {number}", row
 
@@ -92,96 +90,120 @@ def _parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
                 for row in batch.to_pylist():
                     yield f"row {next(numbers)}", row
     except (ArrowException, OSError) as error:
-        raise ValueError(f"{file} is no parquet file: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{file} is not a parquet file: {' '.join(str(error).split())}") from error
 
 
 def _check_columns(where: object, header: Iterable[str], columns: Sequence[str]) -> None:
-    known = list(header)
+    header = list(header)
     for column in columns:
-        if column not in known:
-            hint = get_close_matches(column, known, 1)
-            raise ValueError(
-                f"{where}: no column {column!r}"
-                + (f"; did you mean {hint[0]!r}?" if hint else f"; columns: {', '.join(known) or 'none'}")
-            )
-        if known.count(column) > 1:
-            raise ValueError(f"{where}: {known.count(column)} columns {column!r}; which one is meant?")
+        if column not in header:
+            nearest = get_close_matches(column, header, 1)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"columns: {', '.join(header) or 'none'}"
+            raise ValueError(f"{where}: no column {column!r}; {hint}")
+        if header.count(column) > 1:
+            raise ValueError(f"{where}: {header.count(column)} columns are called {column!r}")
 
 
-def text_of(value: Any, where: str) -> str:
-    """The text or number in a cell.
+def cell_text(value: Any, where: str) -> str:
+    """Return the text or number in a cell, as text.
 
     Raises:
-        ValueError: naming ``where``: it is empty, NaN, a list or an object.
+        ValueError: it is empty, NaN, a list or an object; the text begins with ``where``.
     """
     if isinstance(value, list):
-        raise ValueError(f"{where} is a list where one value is expected; several labels need multi_label: true")
+        raise ValueError(f"{where} is a list, expected one value; several labels need multi_label: true")
     if isinstance(value, dict):
-        raise ValueError(f"{where} is an object where a text or a number is expected")
+        raise ValueError(f"{where} is an object, expected text or a number")
     missing = value is None or (isinstance(value, float) and math.isnan(value))
     text = "" if missing else str(value).strip()
-    if not text or text.lower() == "nan":
-        raise ValueError(f"{where} is empty" if not text else f"{where} is {text}, not a number and no name")
+    if not text:
+        raise ValueError(f"{where} is empty")
+    if text.lower() == "nan":
+        raise ValueError(f"{where} is {text}, expected a name or a number")
     return text
 
 
-def refuse_missing(file: Path, places: Sequence[str], root: Path, paths: Sequence[str]) -> None:
-    """Tell pictures of a list that do not exist, and such as are listed twice.
-
-    Args:
-        file: the list.
-        places: where each picture stands in it, such as ``line 3``.
-        root: the folder that the paths count from.
-        paths: as they are written.
+def read_lines(file: Path) -> list[tuple[str, str]]:
+    """Return location (``line 3``) and text of the lines of a text file that are not blank.
 
     Raises:
-        ValueError: there are some.
-    """
-    twice = [path for path, times in Counter(paths).items() if times > 1]
-    if twice:
-        which = {path: [place for place, one in zip(places, paths, strict=True) if one == path] for path in twice[:3]}
-        listed = ", ".join(f"{path} ({', '.join(where[:3])})" for path, where in which.items())
-        raise ValueError(f"{file} lists {len(twice)} pictures more than once: {listed}")
-    missing = [
-        f"{path} ({place})"
-        for place, path in zip(places, paths, strict=True)
-        if not os.path.isfile(os.path.join(root, path))
-    ]
-    if missing:
-        raise ValueError(f"{file}: {len(missing)} of {len(paths)} pictures are not in {root}: {', '.join(missing[:3])}")
-
-
-def fields_of(file: Path, columns: str) -> list[tuple[str, list[str]]]:
-    """The lines of a text file whose fields are separated by blanks: where each stands, and its fields.
-
-    Args:
-        file: the list.
-        columns: what the fields of a line are, separated by blanks: as many as a line must have.
-
-    Raises:
-        ValueError: it cannot be read, has no line, or lines with more or fewer fields.
+        ValueError: the file cannot be read or is empty.
     """
     if not file.is_file():
         raise ValueError(f"there is no file {file}")
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} cannot be read: {error}") from error
-    rows = [(f"line {number}", line.split()) for number, line in enumerate(lines, 1) if line.strip()]
-    wanted = len(columns.split())
-    bad = [f"{where} has {len(fields)} fields" for where, fields in rows if len(fields) != wanted]
-    refuse_bad(file, bad, len(rows), f"{wanted} fields ({columns})")
-    if not rows:
-        raise ValueError(f"{file} lists nothing; its lines are: {columns}")
+    lines = [(f"line {number}", line.strip()) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if not lines:
+        raise ValueError(f"{file} is empty")
+    return lines
+
+
+def read_fields(file: Path, columns: str) -> list[tuple[str, list[str]]]:
+    """Return location and fields of the lines of a text file; fields are separated by whitespace.
+
+    Args:
+        file: the list.
+        columns: names of the fields, separated by spaces; a line must have as many.
+
+    Raises:
+        ValueError: the file cannot be read or is empty, or lines have more or fewer fields.
+    """
+    rows = [(location, line.split()) for location, line in read_lines(file)]
+    expected = len(columns.split())
+    invalid = [f"{location} has {len(fields)} fields" for location, fields in rows if len(fields) != expected]
+    raise_for_invalid(file, invalid, len(rows), f"{expected} fields ({columns})")
     return rows
 
 
-def refuse_bad(where: object, bad: Sequence[str], count: int, expected: str) -> None:
-    """Tell names or lines that cannot be read: how many of ``count``, and the first three.
+def check_files_exist(file: Path, locations: Sequence[str], root: Path, paths: Sequence[str]) -> None:
+    """Check that the files of a list exist and are listed once.
+
+    Args:
+        file: the list.
+        locations: of each path in it, such as ``line 3``.
+        root: the folder that the paths are relative to.
+        paths: as written.
 
     Raises:
-        ValueError: there are some.
+        ValueError: some are missing, or listed several times.
     """
-    if bad:
-        listed = ", ".join(bad[:3]) + (" ..." if len(bad) > 3 else "")
-        raise ValueError(f"{where}: {len(bad)} of {count} are not {expected}: {listed}")
+    duplicates = [path for path, times in Counter(paths).items() if times > 1]
+    if duplicates:
+        by_path = {
+            path: [location for location, other in zip(locations, paths, strict=True) if other == path]
+            for path in duplicates[:3]
+        }
+        listed = ", ".join(f"{path} ({', '.join(where[:3])})" for path, where in by_path.items())
+        raise ValueError(f"{file} lists {len(duplicates)} images more than once: {listed}")
+    missing = [
+        f"{path} ({location})"
+        for location, path in zip(locations, paths, strict=True)
+        if not os.path.isfile(os.path.join(root, path))
+    ]
+    if missing:
+        raise ValueError(f"{file}: {len(missing)} of {len(paths)} images are not in {root}: {', '.join(missing[:3])}")
+
+
+def match_names(
+    where: object, pattern: re.Pattern[str], names: Sequence[str], expected: str, locations: Sequence[str] = ()
+) -> list[re.Match[str]]:
+    """Return the match of ``pattern`` with each name.
+
+    Raises:
+        ValueError: names do not match; the text says what was ``expected`` and, if given, the locations.
+    """
+    matches = [pattern.fullmatch(name) for name in names]
+    shown = [f"{name} ({place})" for name, place in zip(names, locations, strict=True)] if locations else names
+    invalid = [text for text, match in zip(shown, matches, strict=True) if match is None]
+    raise_for_invalid(where, invalid, len(names), expected)
+    return [match for match in matches if match is not None]
+
+
+def raise_for_invalid(where: object, invalid: Sequence[str], count: int, expected: str) -> None:
+    """Raise ValueError if there are invalid names or lines: with their share of ``count`` and the first three."""
+    if invalid:
+        listed = ", ".join(invalid[:3]) + (" ..." if len(invalid) > 3 else "")
+        raise ValueError(f"{where}: {len(invalid)} of {count} are not {expected}: {listed}")

@@ -1,4 +1,4 @@
-"""Random images, for benchmarks and trials without data."""
+"""Random images, for benchmarks and dry runs without data."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from opabinia.runtime.seeds import hash32
 
 @register.source
 class Synthetic:
-    """Noise in the colour of its class: a network learns it at once. Sample i depends on i and the seed alone.
+    """Noise in the color of its class, which a network learns within a few steps. Sample i depends on i and the seed.
 
     Args:
-        samples: how many.
-        size: height and width, in pixels.
-        classes: how many; sample i is of class i modulo this number.
-        channels: 3 for colour, 1 for grey.
+        samples: number of samples.
+        size: height and width in pixels.
+        classes: number of classes; sample i has the label i modulo this number.
+        channels: 3 for color, 1 for gray.
         seed: of the noise.
     """
 
@@ -55,11 +55,11 @@ class Synthetic:
         return {"image": image, "label": int(self.labels[index]), "id": str(index)}
 
     def batch(self, indices: Indices) -> Batch:
-        """Several samples at once."""
+        """Return the collated samples of ``indices`` (int64, B)."""
         images = torch.stack([self._pixels(int(index)) for index in indices])
         return {"image": images, "label": torch.from_numpy(self.labels[indices]), "id": [str(i) for i in indices]}
 
     def fingerprint(self) -> str:
-        """Changes with every argument."""
+        """Return a text that changes with every argument."""
         size = f"{self.channels} x {self._size} x {self._size}"
         return f"{len(self)} samples of {len(self.classes)} classes, {size}, seed {self._seed}"

@@ -1,8 +1,9 @@
-"""Augmentations that torchvision has in another form only."""
+"""Data augmentation that torchvision has only in another form."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,131 +13,132 @@ from torchvision.transforms import v2
 
 from opabinia.config import register
 from opabinia.contracts import Fraction, NonNegative, Positive, Sample
-from opabinia.data.device_transforms.recorded import Change, Recorded
+from opabinia.data.device_transforms.recorded import ImageOp, RecordedImage
+from opabinia.data.transforms.sizes import check_range
 
 
-@register.transform(name="erase")
-class Erase:
-    """Fill a random rectangle with the mean of the images, which is 0 once the task has normalised them.
+@register.transform(name="random_erase", aliases=("erase",), renamed={"area": "scale"})
+@dataclass(frozen=True, kw_only=True)
+class RandomErase:
+    """Fill a random rectangle with the mean of the images, which is 0 after the task's normalization.
 
-    Zhong et al. 2020, Random Erasing; torchvision's ``RandomErasing`` with a value for each channel. Values are those
-    that an image can have: what is to be 0 lies within 0.5 / 255 / std of it.
+    Zhong et al. 2020, Random Erasing; torchvision's ``RandomErasing`` with a value for each channel. The values are
+    rounded to uint8, so after normalization they lie within 0.5 / 255 / std of 0.
 
     Args:
-        probability: how often.
-        area: least and largest share of the image that is filled (the paper's).
-        ratio: least and largest height of the rectangle over its width, drawn evenly on a logarithmic scale: tall ones
-            are as frequent as wide ones.
-        mean: of the images in 0..1, per channel or one for all, as the task has it; null takes ImageNet's for colour,
+        probability: of erasing.
+        scale: minimum and maximum share of the image that is filled (default: the paper's).
+        ratio: minimum and maximum of the rectangle's height over its width, drawn uniformly on a logarithmic scale.
+        mean: of the images in 0..1, per channel or one for all, as in the task; null takes ImageNet's for color images,
             0.5 otherwise.
 
     Raises:
-        ValueError: the lower end of a range is above its upper end.
+        ValueError: the minimum of a range is above its maximum.
     """
 
-    def __init__(
-        self,
-        *,
-        probability: Fraction = 0.5,
-        area: tuple[Fraction, Fraction] = (0.02, 0.4),
-        ratio: tuple[Positive, Positive] = (0.3, 1 / 0.3),
-        mean: list[Fraction] | None = None,
-    ) -> None:
-        for name, (low, high) in (("area", area), ("ratio", ratio)):
-            if low > high:
-                raise ValueError(f"{name}: [{low}, {high}] begins above its end; write [{high}, {low}]")
-        self._probability, self._area, self._ratio, self._mean = probability, area, ratio, mean
+    probability: Fraction = 0.5
+    scale: tuple[Fraction, Fraction] = (0.02, 0.4)
+    ratio: tuple[Positive, Positive] = (0.3, 1 / 0.3)
+    mean: list[Fraction] | None = None
+
+    def __post_init__(self) -> None:
+        check_range("scale", self.scale)
+        check_range("ratio", self.ratio)
 
     def __call__(self, sample: Sample) -> Sample:
-        """The sample with a part of its image erased, or as it is.
+        """Return the sample, with a part of its image erased or unchanged.
 
         Raises:
-            ValueError: there are not as many means as channels.
+            ValueError: the number of means is not the number of channels.
         """
         channels = sample["image"].shape[-3]
-        mean = self._mean or ([0.485, 0.456, 0.406] if channels == 3 else [0.5])
+        mean = self.mean or ([0.485, 0.456, 0.406] if channels == 3 else [0.5])
         if len(mean) not in (1, channels):
             raise ValueError(f"mean: {mean} are {len(mean)} values for images of {channels} channels")
-        # One for each channel, which torchvision takes though its annotation says a number.
+        # One value per channel, which torchvision accepts though its annotation says a number.
         fill = [round(255 * value) for value in mean]
-        erased: Sample = v2.RandomErasing(self._probability, self._area, self._ratio, value=fill)(sample)
+        erased: Sample = v2.RandomErasing(self.probability, self.scale, self.ratio, value=fill)(sample)
         return erased
 
 
-@register.transform(name="blur")
-class Blur:
-    """Blur an image with a Gaussian, as learning without labels does (Chen et al. 2020, SimCLR, appendix A).
+@register.transform(name="random_gaussian_blur", aliases=("blur",))
+@dataclass(frozen=True, kw_only=True)
+class RandomGaussianBlur:
+    """Blur an image with a Gaussian, as self-supervised methods do (Chen et al. 2020, SimCLR, appendix A).
 
-    torchvision's ``GaussianBlur`` has one size of kernel for all it draws, and takes eighteen times as long at the 23
-    pixels that the paper has for 224.
+    torchvision's ``GaussianBlur`` uses one kernel size for every sigma, and takes eighteen times as long at the 23
+    pixels that the paper uses for 224.
 
     Args:
-        probability: how often (the paper's; BYOL and DINO: 1 for the first view, 0.1 for the second).
-        sigma: least and largest standard deviation, in pixels (the paper's; VISSL's ``radius``).
+        probability: of blurring (default: the paper's; BYOL and DINO: 1 for the first view, 0.1 for the second).
+        sigma: minimum and maximum standard deviation, in pixels (default: the paper's; VISSL's ``radius``).
 
     Raises:
-        ValueError: the least is above the largest.
+        ValueError: the minimum is above the maximum.
     """
 
-    def __init__(self, *, probability: Fraction = 0.5, sigma: tuple[Positive, Positive] = (0.1, 2.0)) -> None:
-        low, high = sigma
-        if low > high:
-            raise ValueError(f"sigma: [{low}, {high}] begins above its end; write [{high}, {low}]")
-        self._probability, self._low, self._high = probability, low, high
+    probability: Fraction = 0.5
+    sigma: tuple[Positive, Positive] = (0.1, 2.0)
+
+    def __post_init__(self) -> None:
+        check_range("sigma", self.sigma)
 
     def __call__(self, sample: Sample) -> Sample:
-        """The sample with its image blurred, or as it is."""
-        if torch.rand(()) >= self._probability:
+        """Return the sample, with its image blurred or unchanged."""
+        if torch.rand(()) >= self.probability:
             return sample
-        sigma = self._low + (self._high - self._low) * float(torch.rand(()))
+        low, high = self.sigma
+        sigma = low + (high - low) * float(torch.rand(()))
         image = sample["image"]
-        if isinstance(image, Recorded):
-            values = (sigma, *image.shape[-2:], math.ceil(3 * self._high))
-            return {**sample, "image": image.then(Change("blur", values))}
-        return {**sample, "image": tv_tensors.wrap(blurred(image.as_subclass(Tensor), sigma), like=image)}
+        if isinstance(image, RecordedImage):
+            values = (sigma, *image.shape[-2:], math.ceil(3 * high))
+            return {**sample, "image": image.then(ImageOp("blur", values))}
+        return {**sample, "image": tv_tensors.wrap(gaussian_blur(image.as_subclass(Tensor), sigma), like=image)}
 
 
-def blurred(image: Tensor, sigma: float) -> Tensor:
-    """An image (uint8, ... x H x W) blurred with a Gaussian of ``sigma`` pixels, mirrored at its edges."""
+def gaussian_blur(image: Tensor, sigma: float) -> Tensor:
+    """Blur an image (uint8, ... x H x W) with a Gaussian of ``sigma`` pixels, mirrored at the edges."""
     height, width = image.shape[-2:]
-    found = image.float().reshape(-1, 1, height, width)
+    blurred = image.float().reshape(-1, 1, height, width)
     for axis, side in ((-2, height), (-1, width)):
-        kernel = weights_of(sigma, side)
+        kernel = gaussian_kernel(sigma, side)
         radius = len(kernel) // 2
-        rim = (0, 0, radius, radius) if axis == -2 else (radius, radius, 0, 0)
-        found = conv2d(pad(found, rim, mode="reflect"), kernel.reshape(1, 1, -1, 1).transpose(-2, axis))
-    return found.round().clamp(0, 255).to(torch.uint8).reshape(image.shape)
+        padding = (0, 0, radius, radius) if axis == -2 else (radius, radius, 0, 0)
+        blurred = conv2d(pad(blurred, padding, mode="reflect"), kernel.reshape(1, 1, -1, 1).transpose(-2, axis))
+    return blurred.round().clamp(0, 255).to(torch.uint8).reshape(image.shape)
 
 
-def weights_of(sigma: float, side: int) -> Tensor:
-    """A Gaussian of ``sigma`` pixels that adds up to 1 (2 x radius + 1), cut off at three sigma, or where an image of
-    this side ends."""
+def gaussian_kernel(sigma: float, side: int) -> Tensor:
+    """Return a normalized Gaussian of ``sigma`` pixels (2 x radius + 1), cut off at three sigma, or where mirroring an
+    image of this side ends."""
     radius = min(math.ceil(3 * sigma), side - 1)
     kernel = (-0.5 * (torch.arange(-radius, radius + 1) / sigma).square()).exp()
     return kernel / kernel.sum()
 
 
-@register.transform(name="lighting")
-def lighting(sample: Sample, /, *, strength: NonNegative = 0.1) -> Sample:
-    """Add the same colour to every pixel, drawn along the axes in which the colours of ImageNet differ (Krizhevsky et
-    al. 2012, section 4.1; detectron2's RandomLighting, whose ``scale`` is 255 times as large for the same change).
+@register.transform(name="pca_lighting", aliases=("lighting",), renamed={"strength": "std"})
+def lighting(sample: Sample, /, *, std: NonNegative = 0.1) -> Sample:
+    """Add one random color to all pixels, drawn along the principal components of ImageNet's colors (Krizhevsky et al.
+    2012, section 4.1; detectron2's RandomLighting, whose ``scale`` is 255 times as large for the same change).
 
     Args:
-        strength: standard deviation of what is drawn for each axis (the paper's).
+        std: standard deviation of the random factor of each component (default: the paper's).
 
     Raises:
-        ValueError: the image has not three channels.
+        ValueError: the image does not have three channels.
     """
     image = sample["image"]
     if image.shape[-3] != 3:
-        raise ValueError(f"colours of light need images of 3 channels, not {image.shape[-3]}")
-    colour = 255 * (_AXES @ (torch.randn(3) * strength * _DEVIATIONS))
-    if isinstance(image, Recorded):
-        return {**sample, "image": image.then(Change("lighting", tuple(colour.tolist())))}
-    changed = (image + colour[:, None, None]).round().clamp(0, 255).to(torch.uint8)
-    return {**sample, "image": tv_tensors.wrap(changed, like=image)}
+        raise ValueError(f"pca_lighting needs images with 3 channels, not {image.shape[-3]}")
+    color = 255 * (_PRINCIPAL_COMPONENTS @ (torch.randn(3) * std * _DEVIATIONS))
+    if isinstance(image, RecordedImage):
+        return {**sample, "image": image.then(ImageOp("lighting", tuple(color.tolist())))}
+    lit = (image + color[:, None, None]).round().clamp(0, 255).to(torch.uint8)
+    return {**sample, "image": tv_tensors.wrap(lit, like=image)}
 
 
 _DEVIATIONS = torch.tensor([0.2175, 0.0188, 0.0045])
-_AXES = torch.tensor([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]])
+_PRINCIPAL_COMPONENTS = torch.tensor(
+    [[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]]
+)
 """Principal components of red, green and blue in 0 to 1 over ImageNet, one in each column."""

@@ -1,7 +1,8 @@
-"""Sizes to which pictures are resized, the things in them with them."""
+"""Transforms that resize images together with their annotations."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
@@ -13,71 +14,76 @@ from torchvision.transforms.v2 import functional as F
 
 from opabinia.config import register
 from opabinia.contracts import Count, Positive, Sample
-from opabinia.data.transforms.instances import tidied
+from opabinia.data.transforms.instances import drop_empty_objects
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 
 
-def shortest_edge(height: int, width: int, short: int, longest: int | None = None) -> tuple[int, int]:
-    """Height and width when the shorter side becomes ``short``, and the longer one at most ``longest`` (detectron2).
+def shortest_edge_size(height: int, width: int, short: int, max_size: int | None = None) -> tuple[int, int]:
+    """Return height and width so that the shorter side is ``short`` and the longer one at most ``max_size``
+    (detectron2).
 
     Example: 480 x 640 to 800 and at most 1333 is 800 x 1067.
     """
     scale = short / min(height, width)
-    if longest is not None:
+    if max_size is not None:
         # In detectron2's order: first to the short side, then down again if the long one is too long.
         sides = (short, scale * width) if height < width else (scale * height, short)
-        down = min(1.0, longest / max(sides))
+        down = min(1.0, max_size / max(sides))
         return max(1, int(sides[0] * down + 0.5)), max(1, int(sides[1] * down + 0.5))
     return (short, int(scale * width + 0.5)) if height < width else (int(scale * height + 0.5), short)
 
 
-@register.transform(name="resize_shortest")
-class ResizeShortest:
-    """Resize to a given shorter side, or one that is drawn; boxes, masks and points follow (detectron2's
+@register.transform(
+    name="resize_shortest_edge",
+    aliases=("resize_shortest",),
+    renamed={"short": "short_edge_length", "longest": "max_size"},
+)
+@dataclass(frozen=True, kw_only=True)
+class ResizeShortestEdge:
+    """Resize the shorter side to a given or random length; boxes, masks and keypoints follow (detectron2's
     ResizeShortestEdge, with its rounding).
 
     Args:
-        short: the shorter side, in pixels, or several.
-        sampling: which of several: ``choice`` is one of them, ``range`` any between the two.
-        longest: what the longer side may not exceed; then the shorter one is less than ``short``.
-        interpolation: how images are resized, with antialias.
+        short_edge_length: the shorter side, in pixels, or several.
+        sampling: with several: ``choice`` draws one of them, ``range`` any length between the two.
+        max_size: maximum of the longer side, in pixels; it may make the shorter side less than ``short_edge_length``.
+        interpolation: used for images, with antialiasing.
 
     Raises:
-        ValueError: a range that is not two sizes, the smaller first.
+        ValueError: a range that is not two lengths, the smaller first.
 
     Example:
-        ``short: [640, 800], sampling: range, longest: 1333`` is Mask R-CNN's usual training on COCO; an image of
-        480 x 640 for which 800 is drawn becomes 800 x 1067.
+        ``short_edge_length: [640, 800], sampling: range, max_size: 1333`` is Mask R-CNN's usual training on COCO; an
+        image of 480 x 640 for which 800 is drawn becomes 800 x 1067.
     """
 
-    def __init__(
-        self,
-        *,
-        short: Count | Annotated[list[Count], MinLen(1)],
-        sampling: Literal["choice", "range"] = "choice",
-        longest: Count | None = None,
-        interpolation: Interpolation = "bilinear",
-    ) -> None:
-        sizes = [short] if isinstance(short, int) else short
-        if sampling == "range" and not (len(sizes) == 2 and sizes[0] <= sizes[1]):
-            raise ValueError(f"short: a range is two sizes, the smaller first, such as [640, 800]; there is {short}")
-        self._sizes, self._sampling, self._longest, self._interpolation = sizes, sampling, longest, interpolation
+    short_edge_length: Count | Annotated[list[Count], MinLen(1)]
+    sampling: Literal["choice", "range"] = "choice"
+    max_size: Count | None = None
+    interpolation: Interpolation = "bilinear"
+
+    def __post_init__(self) -> None:
+        lengths = self.short_edge_length
+        ascending = isinstance(lengths, list) and len(lengths) == 2 and lengths[0] <= lengths[1]
+        if self.sampling == "range" and not ascending:
+            message = "a range is two lengths, the smaller first, such as [640, 800], not"
+            raise ValueError(f"short_edge_length: {message} {lengths}")
 
     def __call__(self, sample: Sample) -> Sample:
-        """The sample at a size that is drawn for it."""
-        return _resized(sample, shortest_edge(*size_of(sample), self._short(), self._longest), self._interpolation)
+        """Return the sample at a random size."""
+        lengths = [self.short_edge_length] if isinstance(self.short_edge_length, int) else self.short_edge_length
+        if len(lengths) == 1:
+            length = lengths[0]
+        elif self.sampling == "range":
+            length = lengths[0] + random_below(lengths[1] - lengths[0] + 1)
+        else:
+            length = lengths[random_below(len(lengths))]
+        return _resize(sample, shortest_edge_size(*image_size(sample), length, self.max_size), self.interpolation)
 
-    def _short(self) -> int:
-        if len(self._sizes) == 1:
-            return self._sizes[0]
-        if self._sampling == "range":
-            return self._sizes[0] + drawn(self._sizes[1] - self._sizes[0] + 1)
-        return self._sizes[drawn(len(self._sizes))]
 
-
-def scaled_into(height: int, width: int, target: tuple[float, float]) -> tuple[int, int]:
-    """Height and width of the largest image of this shape within ``target`` (height, width; detectron2's rounding).
+def fit_within(height: int, width: int, target: tuple[float, float]) -> tuple[int, int]:
+    """Return the largest size with this aspect ratio within ``target`` (height, width; detectron2's rounding).
 
     Example: 480 x 640 within 1536 x 1536 is 1152 x 1536.
     """
@@ -86,61 +92,72 @@ def scaled_into(height: int, width: int, target: tuple[float, float]) -> tuple[i
 
 
 @register.transform(name="resize_scale")
+@dataclass(frozen=True, kw_only=True)
 class ResizeScale:
-    """Resize to fit into a rectangle that is scaled by a drawn factor (detectron2's ResizeScale).
+    """Resize to fit into a rectangle that is scaled by a random factor (detectron2's ResizeScale).
 
     Followed by ``fixed_size_crop`` it is large-scale jitter (Ghiasi et al. 2021, Simple Copy-Paste, section 3).
 
     Args:
-        size: height and width of the rectangle, in pixels (the paper's).
-        scale: least and largest factor, drawn evenly; [0.8, 1.25] is the paper's standard jitter.
-        interpolation: how images are resized, with antialias.
+        size: height and width of the rectangle, in pixels (default: the paper's).
+        scale: minimum and maximum factor, drawn uniformly; [0.8, 1.25] is the paper's standard jitter.
+        interpolation: used for images, with antialiasing.
 
     Raises:
-        ValueError: the least factor is above the largest.
+        ValueError: the minimum is above the maximum.
 
     Example: 480 x 640 becomes 1152 x 1536 when 1.5 is drawn.
     """
 
-    def __init__(
-        self,
-        *,
-        size: tuple[Count, Count] = (1024, 1024),
-        scale: tuple[Positive, Positive] = (0.1, 2.0),
-        interpolation: Interpolation = "bilinear",
-    ) -> None:
-        if scale[0] > scale[1]:
-            raise ValueError(f"scale: [{scale[0]}, {scale[1]}] begins above its end; write [{scale[1]}, {scale[0]}]")
-        self._size, self._scale, self._interpolation = size, scale, interpolation
+    size: tuple[Count, Count] = (1024, 1024)
+    scale: tuple[Positive, Positive] = (0.1, 2.0)
+    interpolation: Interpolation = "bilinear"
+
+    def __post_init__(self) -> None:
+        check_range("scale", self.scale)
 
     def __call__(self, sample: Sample) -> Sample:
-        """The sample at a size that is drawn for it."""
-        factor = torch.empty(()).uniform_(*self._scale).item()
-        target = self._size[0] * factor, self._size[1] * factor
-        return _resized(sample, scaled_into(*size_of(sample), target), self._interpolation)
+        """Return the sample at a random size."""
+        factor = torch.empty(()).uniform_(*self.scale).item()
+        target = self.size[0] * factor, self.size[1] * factor
+        return _resize(sample, fit_within(*image_size(sample), target), self.interpolation)
 
 
-def _resized(sample: Sample, size: tuple[int, int], interpolation: str) -> Sample:
+def check_range(name: str, values: tuple[float, float]) -> None:
+    """Check that the minimum of a range comes first.
+
+    Raises:
+        ValueError: it does not; the text begins with ``name``.
+    """
+    low, high = values
+    if low > high:
+        raise ValueError(f"{name}: the minimum of [{low}, {high}] is above the maximum; write [{high}, {low}]")
+
+
+def _resize(sample: Sample, size: tuple[int, int], interpolation: str) -> Sample:
     resize = v2.Resize(list(size), interpolation=getattr(F.InterpolationMode, interpolation.upper()))
-    found = resize({key: value for key, value in sample.items() if key != "masks"})
-    if "masks" in sample:
-        found["masks"] = tv_tensors.Mask(masks_at(sample["masks"], size))
-    return tidied(found)
+    masks = {key: value for key, value in sample.items() if isinstance(value, tv_tensors.Mask)}
+    result = resize({key: value for key, value in sample.items() if key not in masks})
+    result |= {key: tv_tensors.Mask(resize_masks(value, size)) for key, value in masks.items()}
+    return drop_empty_objects(result)
 
 
-def masks_at(masks: Tensor, size: tuple[int, int]) -> Tensor:
-    """Masks (N x H x W) at another size: a pixel is as the one that its middle lies in. torchvision's rule for masks
-    moves them by up to half a pixel."""
-    found: Tensor = F.resize(masks.as_subclass(Tensor), list(size), F.InterpolationMode.NEAREST_EXACT)
-    return found
+def resize_masks(masks: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resize masks (N x H x W, or a map H x W): each pixel takes the value of the pixel that its center lies in.
+
+    torchvision's rule for masks shifts them by up to half a pixel.
+    """
+    planes = masks.as_subclass(Tensor).reshape(-1, *masks.shape[-2:])
+    resized: Tensor = F.resize(planes, list(size), F.InterpolationMode.NEAREST_EXACT)
+    return resized.reshape(*masks.shape[:-2], *size)
 
 
-def size_of(sample: Sample) -> tuple[int, int]:
-    """Height and width of the image."""
+def image_size(sample: Sample) -> tuple[int, int]:
+    """Return height and width of the image."""
     height, width = sample["image"].shape[-2:]
     return height, width
 
 
-def drawn(count: int) -> int:
-    """A number from 0 to count - 1."""
+def random_below(count: int) -> int:
+    """Draw an integer from 0 to count - 1 from torch's global generator."""
     return int(torch.randint(count, ()))

@@ -1,4 +1,4 @@
-"""Several views of one image, for learning without labels."""
+"""Several views of one image, for self-supervised learning."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 
 from opabinia.config import register
 from opabinia.contracts import Count, Sample, TransformPart
-from opabinia.data.device_transforms.recorded import CHANGES
+from opabinia.data.device_transforms.recorded import RECORDED_OPS
 
 
 @register.section(name="view")
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """One view of an image, or several that are made alike.
+    """One view of an image, or several with the same transforms.
 
     Args:
-        transforms: changes to the image, in order; each view draws its own.
-        count: how many views are made in this way.
+        transforms: applied to the image, in order; each view draws its own random numbers.
+        count: number of views that are made in this way.
     """
 
     transforms: Sequence[TransformPart]
@@ -26,17 +26,16 @@ class View:
 
 @register.transform(name="views")
 class Views:
-    """Several views of one image; views of one size go through the network together.
+    """Make several views of one image; views of one size go through the network together.
 
-    In place of ``image`` the sample has ``views``, a tuple of V images, and, where their transforms draw one,
-    ``patch_masks``, a tuple of the masks of the first views. Batches have tuples of V tensors of B rows.
+    ``views``, a tuple of V images, replaces ``image`` in the sample. If the transforms draw patch masks, the sample
+    also has ``patch_masks``, a tuple of the masks of the first views. Batches have tuples of V tensors of B rows.
 
     Args:
-        views: how each of them is made. Of several sizes the larger come first: methods with several crops take their
-            targets from the first ones.
+        views: in order, larger sizes first: methods with multi-crop compute their targets from the first views.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no views.
 
     Example::
 
@@ -51,7 +50,7 @@ class Views:
         if not views:
             raise ValueError("views: at least one is needed")
         self._views = views
-        self._each = [(number, view.transforms) for number, view in enumerate(views) for _ in range(view.count)]
+        self._transforms = [(number, view.transforms) for number, view in enumerate(views) for _ in range(view.count)]
 
     @property
     def each(self) -> list[Sequence[TransformPart]]:
@@ -59,33 +58,32 @@ class Views:
         return [view.transforms for view in self._views]
 
     def with_transforms(self, change: Callable[[Sequence[TransformPart]], Sequence[TransformPart]]) -> Views:
-        """The same views with other transforms, which ``change`` makes of those of each view."""
+        """Return the same views with other transforms: ``change`` of those of each view."""
         return Views(views=[replace(view, transforms=change(view.transforms)) for view in self._views])
 
     def __call__(self, sample: Sample) -> Sample:
-        """The sample with ``views`` in place of its image.
+        """Return the sample with ``views`` instead of its image.
 
         Raises:
-            ValueError: a view has a patch mask, and one before it has none; or a transform fails.
+            ValueError: a view has a patch mask although an earlier one has none; or a transform fails.
         """
-        seen = [self._seen(sample, number, transforms) for number, transforms in self._each]
+        views = [self._make_view(sample, number, transforms) for number, transforms in self._transforms]
         rest = {key: value for key, value in sample.items() if key not in ("image", "patch_mask")}
-        masks = [view["patch_mask"] for view in seen if "patch_mask" in view]
-        if any("patch_mask" not in view for view in seen[: len(masks)]):
+        masks = [view["patch_mask"] for view in views if "patch_mask" in view]
+        if any("patch_mask" not in view for view in views[: len(masks)]):
             raise ValueError("views with a patch mask come before those without")
         return {
             **rest,
-            "views": tuple(view["image"] for view in seen),
+            "views": tuple(view["image"] for view in views),
             **({"patch_masks": tuple(masks)} if masks else {}),
-            **({CHANGES: tuple(view[CHANGES] for view in seen)} if CHANGES in seen[0] else {}),
+            **({RECORDED_OPS: tuple(view[RECORDED_OPS] for view in views)} if RECORDED_OPS in views[0] else {}),
         }
 
-    def _seen(self, sample: Sample, number: int, transforms: Sequence[TransformPart]) -> Sample:
-        # Some transforms work in place.
-        view = {"image": sample["image"].clone()}
-        for place, transform in enumerate(transforms):
+    def _make_view(self, sample: Sample, number: int, transforms: Sequence[TransformPart]) -> Sample:
+        view = {"image": sample["image"].clone()}  # some transforms work in place
+        for position, transform in enumerate(transforms):
             try:
                 view = transform(view)
             except Exception as error:
-                raise ValueError(f"views.{number}.transforms.{place}: {type(error).__name__}: {error}") from error
+                raise ValueError(f"views.{number}.transforms.{position}: {type(error).__name__}: {error}") from error
         return view

@@ -1,12 +1,14 @@
-"""Checkpoints of models whose parameters are spread over processes: each process writes its part.
+"""Checkpoints of models whose parameters are sharded over processes (FSDP): each process writes its shard.
 
 ::
 
-    checkpoints/step-00000500/model/shard-00001.safetensors ...      one file a process, and likewise optimizer/, ema/
+    checkpoints/step-00000500/model/shard-00001.safetensors ...      one file per process; likewise optimizer/, ema/
                               state.json
 
-The files are those of ``torch.distributed.checkpoint`` (``HuggingFaceStorageWriter`` with ``save_distributed``), whose
-reader reads them; written by us, because its writer makes the processes meet and could not work in the background.
+The files have the format of ``torch.distributed.checkpoint`` (``HuggingFaceStorageWriter`` with ``save_distributed``),
+and its reader reads them. Its writer is not used because it needs collective operations, which a background thread
+cannot do. Instead the processes meet through the file system: each writes a report of its files, and rank 0 waits for
+all reports.
 """
 
 from __future__ import annotations
@@ -26,79 +28,81 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from opabinia.engine.checkpointing.buffers import memory_of
+from opabinia.engine.checkpointing.buffers import memory_key
 from opabinia.runtime.shards import INFO
 
 Files = Mapping[str, Mapping[str, Tensor]]
-"""Tensors by file name and then by tensor name."""
+"""Tensors by file name and tensor name."""
 
 Offsets = Mapping[str, Mapping[str, Sequence[int]]]
-"""Where a process's part of a tensor begins in it, likewise."""
+"""Start of a process's shard in the full tensor, by file name and tensor name."""
 
-_PATIENCE = 1800.0
-"""Seconds that the first process waits for the files of the others."""
+_TIMEOUT = 1800.0
+"""Seconds that rank 0 waits for the files of the other processes."""
 
 
-class Patience:
-    """Until when to wait for the others; less once something has gone wrong, for they may be gone."""
+class Deadline:
+    """The time until which to wait for other processes; shortened after an error, because they may be dead."""
 
     def __init__(self) -> None:
-        self._end = time.monotonic() + _PATIENCE
+        self._end = time.monotonic() + _TIMEOUT
 
     def shorten(self, seconds: float) -> None:
-        """Wait no longer than this from now on."""
+        """Wait at most this long from now on."""
         self._end = min(self._end, time.monotonic() + seconds)
 
-    def is_over(self) -> bool:
-        """Whether to give up."""
+    def has_passed(self) -> bool:
+        """Return whether to give up."""
         return time.monotonic() > self._end
 
 
 def is_sharded(files: Files) -> bool:
-    """Whether a process holds a part of some tensors only."""
+    """Return whether a process holds only a shard of some tensors."""
     return any(isinstance(tensor, DTensor) for tensors in files.values() for tensor in tensors.values())
 
 
-def own_parts(files: Files, first: bool) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[str, list[int]]]]:
-    """The parts of tensors that this process holds, and where they begin; what all hold is the ``first`` one's."""
-    parts: dict[str, dict[str, Tensor]] = {}
+def local_shards(files: Files, rank_zero: bool) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[str, list[int]]]]:
+    """Return the shards that this process holds and their offsets; tensors that all hold belong to rank 0's shard."""
+    shards: dict[str, dict[str, Tensor]] = {}
     offsets: dict[str, dict[str, list[int]]] = {}
     for file, tensors in files.items():
-        parts[file], offsets[file] = {}, {}
+        shards[file], offsets[file] = {}, {}
         for name, tensor in tensors.items():
             if isinstance(tensor, DTensor):
-                own, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-                if 0 not in own:
-                    parts[file][name], offsets[file][name] = tensor.to_local(), list(offset)
-            elif first:
-                parts[file][name], offsets[file][name] = tensor, [0] * tensor.ndim
-    return parts, offsets
+                shape, offset = compute_local_shape_and_global_offset(
+                    tensor.shape, tensor.device_mesh, tensor.placements
+                )
+                if 0 not in shape:
+                    shards[file][name], offsets[file][name] = tensor.to_local(), list(offset)
+            elif rank_zero:
+                shards[file][name], offsets[file][name] = tensor, [0] * tensor.ndim
+    return shards, offsets
 
 
-def name_of(rank: int) -> str:
-    """What the files of a process are called."""
+def shard_name(rank: int) -> str:
+    """Return the file name of a process's shard, without suffix."""
     return f"shard-{rank + 1:05d}"
 
 
-def write_part(folder: Path, rank: int, parts: Files, offsets: Offsets) -> list[Path]:
-    """Write the part of one process into a checkpoint's folder; return the files."""
-    written = []
-    for file, tensors in parts.items():
-        path = folder / file / f"{name_of(rank)}.safetensors"
+def write_shard(folder: Path, rank: int, shards: Files, offsets: Offsets) -> list[Path]:
+    """Write the shard of one process into the folder of a checkpoint; return the files."""
+    files = []
+    for file, tensors in shards.items():
+        path = folder / file / f"{shard_name(rank)}.safetensors"
         path.parent.mkdir(parents=True, exist_ok=True)
         info = {name: {"saved_offsets": list(offset)} for name, offset in offsets[file].items()}
-        taken: set[Hashable] = set()
-        own = {}
-        for name, tensor in tensors.items():  # tied ones are written as often as they have names
-            own[name] = tensor.clone() if memory_of(tensor) in taken else tensor.contiguous()
-            taken.add(memory_of(tensor))
-        write_tensors(path, own, {INFO: json.dumps(info)})
-        written.append(path)
-    return written
+        seen: set[Hashable] = set()
+        separate = {}
+        for name, tensor in tensors.items():  # tied tensors are written under each of their names
+            separate[name] = tensor.clone() if memory_key(tensor) in seen else tensor.contiguous()
+            seen.add(memory_key(tensor))
+        write_tensors(path, separate, {INFO: json.dumps(info)})
+        files.append(path)
+    return files
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """What safetensors writes; as an OSError where the disk is full: safetensors tells that only in its text."""
+    """Write a safetensors file. An error of the disk becomes an OSError: safetensors has its code in the text only."""
     try:
         save_file(dict(tensors), path, dict(metadata))
     except SafetensorError as error:
@@ -106,60 +110,59 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         raise OSError(int(code[1]) if code else errno.EIO, str(error)) from error
 
 
-def report(folder: Path, rank: int, files: Mapping[str, Any]) -> None:
-    """Tell the first process that the part is written: by file its size and its sum, or ``error``."""
-    path = folder / f"{name_of(rank)}.json"
+def write_report(folder: Path, rank: int, report: Mapping[str, Any]) -> None:
+    """Report to rank 0 that the shard is written: size and checksum by file, or ``error``."""
+    path = folder / f"{shard_name(rank)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(".tmp")
-    aside.write_text(json.dumps(files), encoding="utf-8")
-    aside.replace(path)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(report), encoding="utf-8")
+    temporary.replace(path)
 
 
-def reports(folder: Path, world: int, patience: Patience) -> dict[str, Any]:
-    """What all processes report, once they all have; their notes are taken away.
+def collect_reports(folder: Path, world: int, deadline: Deadline) -> dict[str, Any]:
+    """Wait for the reports of all processes, delete them, and return their file records.
 
     Raises:
-        OSError: one could not write its part, or does not answer.
+        OSError: a process could not write its shard, or did not report in time.
     """
     files: dict[str, Any] = {}
     for rank in range(world):
-        path = folder / f"{name_of(rank)}.json"
+        path = folder / f"{shard_name(rank)}.json"
         while not path.exists():
-            if patience.is_over():
-                raise OSError(f"process {rank} has not written its part")
+            if deadline.has_passed():
+                raise OSError(f"process {rank} has not written its shard")
             time.sleep(0.01)
-        said = json.loads(path.read_text(encoding="utf-8"))
-        if "error" in said:
-            raise OSError(said["error"])
-        files |= said
+        report = json.loads(path.read_text(encoding="utf-8"))
+        if "error" in report:
+            raise OSError(report["error"])
+        files |= report
         path.unlink()
     return files
 
 
-def fitted(whole: Tensor, like: Tensor) -> Tensor:
-    """A tensor spread over processes as another one of its shape is."""
+def distribute_like(full: Tensor, like: Tensor) -> Tensor:
+    """Shard a full tensor like another tensor of its shape."""
     if not isinstance(like, DTensor):
-        return whole
-    mesh, placements = like.device_mesh, like.placements
-    spread: Tensor = distribute_tensor(whole.to(like.device), mesh, placements, src_data_rank=None)
-    return spread
+        return full
+    shard: Tensor = distribute_tensor(full.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+    return shard
 
 
-def load_state(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """``load_state_dict`` of whole tensors for models that are spread over processes, or not.
+def load_full_state_dict(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Load a state dict of full tensors into a model that may be sharded.
 
     Raises:
-        RuntimeError: the model's tensors are others.
+        RuntimeError: the model's tensors have other names or shapes.
     """
     own = model.state_dict()
     if not is_sharded({"model": own}):
         model.load_state_dict(dict(tensors))
         return
-    if wrong := sorted(own.keys() ^ tensors.keys()):
-        raise RuntimeError(f"these are in one of both only: {', '.join(wrong)}")
+    if unmatched := sorted(own.keys() ^ tensors.keys()):
+        raise RuntimeError(f"only in the model or only in the checkpoint: {', '.join(unmatched)}")
     with torch.no_grad():
         for name, value in own.items():
-            whole = tensors[name]
-            if whole.shape != value.shape:
-                raise RuntimeError(f"size mismatch for {name}: {tuple(whole.shape)} and {tuple(value.shape)}")
-            value.copy_(fitted(whole, value))
+            full = tensors[name]
+            if full.shape != value.shape:
+                raise RuntimeError(f"size mismatch for {name}: {tuple(full.shape)} and {tuple(value.shape)}")
+            value.copy_(distribute_like(full, value))

@@ -1,4 +1,4 @@
-"""What else changes with the batches: how norms take their statistics, and a line of the log."""
+"""The hook that applies a batch schedule: what changes with the batches beside the batches themselves."""
 
 from __future__ import annotations
 
@@ -7,52 +7,48 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from opabinia.contracts import Hook, Phase, Run, Stage
-from opabinia.models.norms import split_norms
+from opabinia.models.norms import split_batch_norms
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import neighbor_group
 
 
 class ApplyBatchSchedule(Hook):
-    """Sets the parts in which batch norms see a process's share of the batch, or with which processes they see it
-    together, and tells each change of the batches.
+    """Sets how batch norms take their statistics (over parts of a batch, or over several processes), and logs each
+    change of the batches.
 
-    A function of the epoch, so there is nothing to save: a resumed run sets what it was. To be made by all processes at
-    the same time.
+    It is a function of the epoch, so it has no state. All processes must build it at the same time.
 
     Args:
         stages: of the run.
-        norms: whether norms follow (see :func:`opabinia.models.norms.split_norms`, which was called before).
+        norms: whether batch norms follow (see :func:`opabinia.models.norms.split_batch_norms`, called before).
     """
 
     def __init__(self, stages: Sequence[Stage], *, norms: bool) -> None:
         self._stages, self._norms = stages, norms
         self._starts = (0, *accumulate(stage.epochs for stage in stages[:-1]))
-        self._present: int | None = None
-        asked = {stage.processes for stage in stages} if norms else set()
-        self._groups = {processes: neighbor_group(processes) for processes in sorted(asked)}
+        self._current: int | None = None
+        group_sizes = {stage.processes for stage in stages} if norms else set()
+        self._groups = {processes: neighbor_group(processes) for processes in sorted(group_sizes)}
 
     def before_phase(self, run: Run, phase: Phase) -> None:
-        """At the beginning of an epoch, and where one is gone on with."""
+        """Apply the stage at the start of an epoch, or where a resumed run continues one."""
         number = bisect_right(self._starts, run.clock.epoch) - 1
-        if phase.kind != "train" or number == self._present:
+        if phase.kind != "train" or number == self._current:
             return
-        self._present = number
+        self._current = number
         stage = self._stages[number]
         if self._norms:
-            split_norms(run.task, stage.splits, self._groups[stage.processes])
-        log.info("epoch %d: %s", run.clock.epoch, described(stage, norms=self._norms))
+            split_batch_norms(run.task, stage.splits, self._groups[stage.processes])
+        log.info("epoch %d: %s", run.clock.epoch, describe_stage(stage, norms=self._norms))
 
 
-def described(stage: Stage, *, norms: bool = True) -> str:
-    """A stage for people.
+def describe_stage(stage: Stage, *, norms: bool = True) -> str:
+    """Describe a stage for the log.
 
-    Example: ``batches of 256 x 16 x 16, 128 x 23 x 23, learning rate x 2, norms in 16 parts``
+    Example: ``batches of 256 x 16 x 16, 128 x 23 x 23, learning rate x 2, batch norm in 16 parts``
     """
-    batches = ", ".join(" x ".join(map(str, (one.samples, *(one.shape or ())))) for one in stage.cycle)
-    return f"batches of {batches}, learning rate x {stage.lr_factor:g}{_norms(stage) if norms else ''}"
-
-
-def _norms(stage: Stage) -> str:
-    if stage.processes > 1:
-        return f", norms over {stage.processes} processes"
-    return f", norms in {stage.splits} parts" if stage.splits > 1 else ""
+    batches = ", ".join(" x ".join(map(str, (batch.samples, *(batch.shape or ())))) for batch in stage.cycle)
+    text = f"batches of {batches}, learning rate x {stage.lr_factor:g}"
+    if norms and stage.processes > 1:
+        return f"{text}, batch norm over {stage.processes} processes"
+    return f"{text}, batch norm in {stage.splits} parts" if norms and stage.splits > 1 else text

@@ -1,4 +1,4 @@
-"""Ends a run whose score no longer gets better."""
+"""The hook for early stopping."""
 
 from __future__ import annotations
 
@@ -7,64 +7,66 @@ from typing import Any, Literal
 
 from opabinia.config import register
 from opabinia.contracts import Count, Hook, NonNegative, Phase, Run, Stop
-from opabinia.engine.loggers.metrics_log import read_from_json, told_in_json
+from opabinia.engine.loggers.metrics_log import from_json_numbers, to_json_numbers
 
 
-@register.hook(name="early_stop")
-class EarlyStop(Hook):
-    """The run is over, as if it had come to its end, when the score has not become better for some evaluations.
+@register.hook(name="early_stop", renamed={"by": "min_delta"})
+class EarlyStopping(Hook):
+    """Ends the run, as if it were complete, when a score has not improved for some evaluations.
 
     Args:
         metric: the score, such as ``val/top1``.
-        patience: evaluations in a row without a better score, after which it ends.
-        by: how much better is better.
-        better: which way is better.
+        patience: number of consecutive evaluations without improvement after which the run ends.
+        min_delta: smallest change that counts as an improvement.
+        better: the better direction.
     """
 
     def __init__(
-        self, *, metric: str, patience: Count = 10, by: NonNegative = 0.0, better: Literal["max", "min"] = "max"
+        self, *, metric: str, patience: Count = 10, min_delta: NonNegative = 0.0, better: Literal["max", "min"] = "max"
     ) -> None:
-        self.metric, self.patience, self.by = metric, patience, by
+        self.metric, self.patience, self.min_delta = metric, patience, min_delta
         self._sign = 1 if better == "max" else -1
         self._best, self._waited = -math.inf, 0
 
     def start(self, run: Run) -> None:
-        """A run that was ended stays so, unless there is more patience now.
+        """Stop a resumed run that has ended already, unless it has more patience now.
 
         Raises:
-            ValueError: no evaluation of this run gives the score.
+            ValueError: no evaluation of this run computes the score.
         """
-        if run.loader is not None and run.offered and self.metric not in run.offered:
-            raise ValueError(f"no evaluation gives the score {self.metric!r}; scores: {', '.join(run.offered)}")
-        self._end(run)
+        if run.loader is not None and run.available_scores and self.metric not in run.available_scores:
+            raise ValueError(
+                f"no evaluation computes the score {self.metric!r}; scores: {', '.join(run.available_scores)}"
+            )
+        self._stop_if_due(run)
 
     def after_phase(self, run: Run, phase: Phase) -> None:
-        """Look at the score when it has been measured.
+        """Check the score after an evaluation of its dataset.
 
         Raises:
-            ValueError: no evaluation of the data set gives it.
+            ValueError: the evaluation has not computed it.
         """
         if phase.kind != "evaluate" or phase.name != self.metric.partition("/")[0]:
             return
         if self.metric not in run.scores:
             raise ValueError(f"early_stop: there is no score {self.metric!r}; scores: {', '.join(run.scores)}")
         score = self._sign * run.scores[self.metric]
-        if score > self._best + self.by:  # a score that is not a number is none
+        if score > self._best + self.min_delta:  # false for NaN
             self._best, self._waited = score, 0
         else:
             self._waited += 1
-        self._end(run)
+        self._stop_if_due(run)
 
-    def _end(self, run: Run) -> None:
+    def _stop_if_due(self, run: Run) -> None:
         if self._waited >= self.patience and run.loader is not None:
             best = self._sign * self._best
-            reason = f"{self.metric} has not become better than {best:.4f} for {self._waited} evaluations"
-            run.stop = run.stop or Stop(reason, over=True)
+            reason = f"early stopping: {self.metric} has not improved on {best:.4f} for {self._waited} evaluations"
+            run.stop = run.stop or Stop(reason, final=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """The best score so far, and how many evaluations came after it."""
-        return {**told_in_json({"best": self._best}), "waited": self._waited}
+        """Return the best score so far, and the number of evaluations since."""
+        return {**to_json_numbers({"best": self._best}), "waited": self._waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See :meth:`state_dict`."""
-        self._best, self._waited = read_from_json({"best": state["best"]})["best"], state["waited"]
+        """Restore :meth:`state_dict`."""
+        self._best, self._waited = from_json_numbers({"best": state["best"]})["best"], state["waited"]

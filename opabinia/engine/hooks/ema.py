@@ -1,4 +1,4 @@
-"""Keeps an average of the weights beside the trained ones."""
+"""The hook that keeps an exponential moving average (EMA) of the weights."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from opabinia.contracts import Hook, Run, Task
-from opabinia.engine.checkpointing.norm_statistics import mean_state
-from opabinia.engine.checkpointing.sharded import load_state
-from opabinia.optim.ema import Average, Ema, momentum_at
+from opabinia.engine.checkpointing.norm_statistics import mean_state_dict
+from opabinia.engine.checkpointing.sharded import load_full_state_dict
+from opabinia.optim.ema import Ema, WeightAverage, decay_at
 
 
 class EmaHook(Hook):
@@ -17,13 +17,13 @@ class EmaHook(Hook):
 
     Args:
         task: the model that is trained.
-        twin: a copy of it, spread over processes like it; None makes one.
         ema: the settings.
         batch_size: samples of one optimizer step over all processes.
+        twin: a copy of the task, sharded like it, that holds the average; None makes one.
     """
 
     def __init__(self, task: Task, ema: Ema, batch_size: int, twin: Task | None = None) -> None:
-        self._average = Average(task, ema.buffers, twin)
+        self._average = WeightAverage(task, ema.buffers, twin)
         self._ema, self._batch_size = ema, batch_size
         self._loaded = False
 
@@ -35,21 +35,21 @@ class EmaHook(Hook):
         return model
 
     def start(self, run: Run) -> None:
-        """Begin with the weights as they are, unless an average came with the checkpoint."""
+        """Start with the present weights, unless a checkpoint had an average."""
         if not self._loaded:
             self._average.update(0.0)
 
     def after_step(self, run: Run) -> None:
-        """Update when it is time."""
-        momentum = momentum_at(self._ema, run.clock, self._batch_size)
+        """Update when it is due."""
+        momentum = decay_at(self._ema, run.clock, self._batch_size)
         if momentum is not None:
             self._average.update(momentum)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The averaged weights, as a state of the task."""
-        return mean_state(self.task)
+        """Return the averaged weights as a state dict of the task."""
+        return mean_state_dict(self.task)
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """See :meth:`tensors`."""
-        load_state(self.task, tensors)
+        """Restore :meth:`tensors`."""
+        load_full_state_dict(self.task, tensors)
         self._loaded = True

@@ -1,4 +1,4 @@
-"""Tells early in a run how long it will take to its end, and how much memory it has taken."""
+"""The hook that logs early in a run how long it will take (ETA) and the peak memory."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from collections.abc import Callable, Mapping
 import torch
 
 from opabinia.contracts import Clock, Hook, Phase, Run
-from opabinia.runtime.durations import Duration, clock_time
+from opabinia.runtime.durations import Duration, format_seconds
 from opabinia.runtime.log import log
 from opabinia.runtime.resources import peak_memory
 
-_STEPS, _SECONDS = 20, 3.0
-"""What there must be to go by."""
-_PATIENCE = 60.0
-"""Seconds of steps after which it is told without an evaluation, too."""
+_MIN_STEPS, _MIN_SECONDS = 20, 3.0
+"""Measurements needed for an estimate."""
+_MAX_WAIT = 60.0
+"""Seconds of steps after which the estimate no longer waits for an evaluation."""
 
 
 def seconds_left(clock: Clock, step: float, evaluations: Mapping[str, float], periods: Mapping[str, Duration]) -> float:
-    """Seconds to the end of a run.
+    """Estimate the seconds to the end of a run.
 
     Args:
         clock: now.
-        step: seconds that one takes.
-        evaluations: seconds of one of each set, by name; those that were not measured are left out.
+        step: seconds of a step.
+        evaluations: seconds of an evaluation by validation set; sets that were not measured are not counted.
         periods: of the evaluations of each set.
 
-    Example: 100 steps of 0.5 s with an evaluation of 2 s after every 30 are 58 s: the end is evaluated, too.
+    Example: 100 steps of 0.5 s with an evaluation of 2 s after every 30 take 58 s: there is one at the end, too.
     """
     left = clock.total_steps - clock.step
-    return left * step + sum(seconds * _to_come(clock, periods[name]) for name, seconds in evaluations.items())
+    return left * step + sum(seconds * _evaluations_left(clock, periods[name]) for name, seconds in evaluations.items())
 
 
-def _to_come(clock: Clock, period: Duration) -> int:
-    """Evaluations until the end, that at the end included."""
+def _evaluations_left(clock: Clock, period: Duration) -> int:
+    """Count the evaluations until the end, including that at the end."""
     if clock.step >= clock.total_steps:
         return 0
     length = clock.steps(period) or clock.total_steps
@@ -43,68 +43,68 @@ def _to_come(clock: Clock, period: Duration) -> int:
 
 
 class Eta(Hook):
-    """Tells it once: when an evaluation is over, or after a minute of steps; never in a run that is over before there
-    is enough to go by. The first step, in which workers start and modules are compiled, does not count.
+    """Logs the estimate once: after the first evaluation, or after a minute of steps; never in a run that is over
+    before there are enough measurements. The first step, in which workers start and modules are compiled, is not
+    counted.
 
     Args:
         device: of the run.
-        periods: of the evaluations of each set, by name.
-        now: seconds of a clock that only goes forward.
+        periods: of the evaluations, by validation set.
+        now: a monotonic clock, in seconds.
     """
 
     def __init__(
         self, device: torch.device, periods: Mapping[str, Duration], now: Callable[[], float] = time.monotonic
     ) -> None:
         self._device, self._periods, self._now = device, periods, now
-        self._told = False
-        self._first: tuple[float, int] | None = None
-        self._began = 0.0
+        self._logged = False
+        self._first: tuple[float, int] | None = None  # time and number of the first step
+        self._phase_started = 0.0
         self._evaluations: dict[str, float] = {}
         self._evaluating = 0.0
 
     def before_phase(self, run: Run, phase: Phase) -> None:
-        """Look at the clock."""
-        self._began = self._now()
+        """Record the time."""
+        self._phase_started = self._now()
 
     def after_step(self, run: Run) -> None:
-        """Tell it, where nothing else is to be waited for."""
+        """Log the estimate after a minute, if no evaluation comes first."""
         if self._first is None:
             self._first = self._now(), run.clock.step
-        elif not self._told and self._training > _PATIENCE and not run.clock.phase_ended:
-            self._tell(run.clock)
+        elif not self._logged and self._training_time > _MAX_WAIT and not run.clock.phase_ended:
+            self._log(run.clock)
 
     def after_phase(self, run: Run, phase: Phase) -> None:
-        """Note what an evaluation took; an epoch is over with those that belong to it."""
+        """Record the time of an evaluation; log at the end of an epoch, after its evaluations."""
         if phase.kind == "evaluate":
-            seconds = self._now() - self._began
+            seconds = self._now() - self._phase_started
             self._evaluations[phase.name] = seconds
             self._evaluating += seconds if self._first is not None else 0.0
-        elif self._evaluations or self._training > _PATIENCE or not self._periods:
-            self._tell(run.clock)
+        elif self._evaluations or self._training_time > _MAX_WAIT or not self._periods:
+            self._log(run.clock)
 
     @property
-    def _training(self) -> float:
-        """Seconds since the first step that no evaluation took."""
+    def _training_time(self) -> float:
+        """Seconds since the first step, without evaluations."""
         return 0.0 if self._first is None else self._now() - self._first[0] - self._evaluating
 
-    def _tell(self, clock: Clock) -> None:
+    def _log(self, clock: Clock) -> None:
         steps = clock.step - self._first[1] if self._first is not None else 0
-        if self._told or steps < _STEPS or self._training < _SECONDS or clock.step >= clock.total_steps:
+        too_early = steps < _MIN_STEPS or self._training_time < _MIN_SECONDS
+        if self._logged or too_early or clock.step >= clock.total_steps:
             return
-        self._told = True
-        left = seconds_left(clock, self._training / steps, self._evaluations, self._periods)
-        log.info("about %s to the end%s; at most %s so far", clock_time(left), self._counted(), told_peak(self._device))
-
-    def _counted(self) -> str:
-        if not self._periods:
-            return ""
-        if not self._evaluations:
-            return ", evaluations not counted (there was none yet)"
-        return f", evaluations included ({sum(self._evaluations.values()):.2g} s for all sets)"
+        self._logged = True
+        left = seconds_left(clock, self._training_time / steps, self._evaluations, self._periods)
+        included = ""
+        if self._periods:
+            included = ", without evaluations (there was none yet)"
+            if self._evaluations:
+                included = f", including evaluations ({sum(self._evaluations.values()):.2g} s for all sets)"
+        log.info("ETA: about %s%s; peak memory %s", format_seconds(left), included, _peak_memory(self._device))
 
 
-def told_peak(device: torch.device) -> str:
-    """The memory that this process has taken at most, such as ``1.3 GB (host), 10.2 GB (device)``."""
+def _peak_memory(device: torch.device) -> str:
+    """Format the peak memory of this process: ``1.3 GB (host), 10.2 GB (device)``."""
     host = f"{peak_memory() / 2**30:.3g} GB (host)"
     if device.type != "cuda":
         return host

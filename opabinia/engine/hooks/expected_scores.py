@@ -1,4 +1,4 @@
-"""Compares a run's final scores with what is expected of it."""
+"""The hook that compares a run's final scores with expected ones."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from opabinia.contracts import Hook, Run
 
 
 class UnexpectedScore(Exception):
-    """Final scores are not what was expected; the run itself is complete.
+    """Final scores are not as expected; the run itself is complete.
 
     Attributes:
-        scores: the scores.
+        scores: the final scores.
     """
 
     exit_status = 1
@@ -27,12 +27,12 @@ class UnexpectedScore(Exception):
         self.scores = dict(scores)
 
 
-@register.hook(name="expected")
-class Expected(Hook):
-    """A run that is done ends with exit status 1 when a score is out of its tolerance, or missing.
+@register.hook(name="expected_scores", aliases=("expected",))
+class ExpectedScores(Hook):
+    """Ends a complete run with exit status 1 if a score is missing or not within its tolerance.
 
     Args:
-        scores: by name the expected value and the tolerance: ``{val/top1: [0.99, 0.005]}``.
+        scores: expected value and tolerance by name: ``{val/top1: [0.99, 0.005]}``.
     """
 
     def __init__(self, *, scores: Annotated[dict[str, tuple[float, float]], MinLen(1)]) -> None:
@@ -42,25 +42,25 @@ class Expected(Hook):
         """Compare.
 
         Raises:
-            Unexpected: naming every score that is not as expected.
+            UnexpectedScore: it names every score that is not as expected.
         """
         if how == "done" and (wrong := differences(run.scores, self.scores)):
-            raise UnexpectedScore("not the expected scores: " + "; ".join(wrong), run.scores)
+            raise UnexpectedScore("unexpected scores: " + "; ".join(wrong), run.scores)
 
 
 def differences(scores: Mapping[str, float], expected: Mapping[str, tuple[float, float]]) -> list[str]:
-    """One line for each score that is missing, not finite, or further off than its tolerance; the edge is within.
+    """Describe each score that is missing, not finite, or differs by more than its tolerance.
 
-    Compared as the decimal numbers that people wrote: 38.7 is 38.5 +- 0.2 (in binary it would not be).
+    Numbers are compared as the decimals that people wrote: 38.7 is 38.5 +- 0.2, which it is not in binary.
     """
-    wrong = []
+    messages = []
     for name, (value, tolerance) in expected.items():
-        found = scores.get(name)
-        if found is None:
-            wrong.append(f"{name} is missing (scores: {', '.join(scores) or 'none'})")
-        elif not math.isfinite(found) or abs(_decimal(found) - _decimal(value)) > _decimal(tolerance):
-            wrong.append(f"{name} is {found}, expected {value} +- {tolerance}")
-    return wrong
+        score = scores.get(name)
+        if score is None:
+            messages.append(f"{name} is missing (scores: {', '.join(scores) or 'none'})")
+        elif not math.isfinite(score) or abs(_decimal(score) - _decimal(value)) > _decimal(tolerance):
+            messages.append(f"{name} is {score}, expected {value} +- {tolerance}")
+    return messages
 
 
 def _decimal(value: float) -> Decimal:

@@ -1,4 +1,4 @@
-"""Leaves a part of the model as it is, for a while or for good."""
+"""The hook that freezes a part of the model, for some time or for the whole run."""
 
 from __future__ import annotations
 
@@ -12,73 +12,73 @@ from opabinia.contracts import Batch, Hook, Run
 from opabinia.runtime.durations import Duration
 
 
-@register.hook(name="freeze")
+@register.hook(name="freeze", renamed={"duration": "until", "statistics": "eval_mode"})
 class Freeze(Hook):
-    """Parameters that do not learn: no gradient, no momentum, no weight decay (FastReID's FREEZE_LAYERS).
+    """Freezes parameters: no gradient, no momentum, no weight decay (FastReID's FREEZE_LAYERS).
 
-    Modules of which every parameter is frozen work as in evaluation: the running statistics of norms stay as they are,
-    dropout and stochastic depth are off. The time is that of the run, so a resumed run thaws when it would have.
-    A linear probe is ``{name: freeze, pattern: ^backbone}``.
+    Modules whose parameters are all frozen are in evaluation mode: running statistics of norms do not change, dropout
+    and stochastic depth are off. The time is that of the run, so a resumed run unfreezes at the same step. A linear
+    probe is ``{name: freeze, pattern: ^backbone}``.
 
     Args:
-        pattern: a regular expression that the names of the parameters contain, such as ``^backbone``.
-        duration: from the beginning of the run; null is for good.
-        statistics: whether frozen modules work as in evaluation; false leaves their norms and dropouts at work.
+        pattern: a regular expression; parameters whose names contain a match are frozen. Example: ``^backbone``.
+        until: time from the start of the run at which they are unfrozen; null: never.
+        eval_mode: whether frozen modules are in evaluation mode; false leaves norms and dropout in training mode.
     """
 
-    def __init__(self, *, pattern: str, duration: Duration | None = None, statistics: bool = True) -> None:
+    def __init__(self, *, pattern: str, until: Duration | None = None, eval_mode: bool = True) -> None:
         try:
             self._pattern = re.compile(pattern)
         except re.error as error:
-            raise ValueError(f"pattern: {pattern!r} is no regular expression: {error}") from error
-        self.duration, self.statistics = duration, statistics
+            raise ValueError(f"pattern: {pattern!r} is not a regular expression: {error}") from error
+        self.until, self.eval_mode = until, eval_mode
         self._frozen: list[nn.Parameter] = []
-        self._resting: list[nn.Module] = []
+        self._modules: list[nn.Module] = []
 
     def start(self, run: Run) -> None:
         """Freeze.
 
         Raises:
-            ValueError: no parameter has such a name, or none is left to learn.
+            ValueError: no parameter's name matches, or all do.
         """
-        if run.loader is None:  # nothing learns in an evaluation
+        if run.loader is None:  # an evaluation-only run
             return
-        learning = {name: one for name, one in run.task.named_parameters() if one.requires_grad}
-        self._frozen = [one for name, one in learning.items() if self._pattern.search(name)]
+        trainable = {name: param for name, param in run.task.named_parameters() if param.requires_grad}
+        self._frozen = [param for name, param in trainable.items() if self._pattern.search(name)]
         if not self._frozen:
-            names = ", ".join([*list(learning)[:3], "...", *list(learning)[-2:]])
+            names = ", ".join([*list(trainable)[:3], "...", *list(trainable)[-2:]])
             raise ValueError(f"no parameter's name contains {self._pattern.pattern!r}; names: {names}")
-        if self._over(run):
+        if self._is_over(run):
             self._frozen = []
             return
-        if len(self._frozen) == len(learning):
-            raise ValueError(f"{self._pattern.pattern!r} fits every parameter: nothing would be left to learn")
-        for parameter in self._frozen:
-            parameter.requires_grad_(False)
-            parameter.grad = None
-        if self.statistics:
-            self._resting = [module for module in _wholly_frozen(run.task) if module.training]
-            for module in self._resting:
+        if len(self._frozen) == len(trainable):
+            raise ValueError(f"{self._pattern.pattern!r} matches every parameter: none would be trained")
+        for param in self._frozen:
+            param.requires_grad_(False)
+            param.grad = None
+        if self.eval_mode:
+            self._modules = [module for module in _frozen_modules(run.task) if module.training]
+            for module in self._modules:
                 module.eval()
 
     def before_step(self, run: Run, batch: Batch) -> None:
-        """Thaw when it is time."""
-        if self._frozen and self._over(run):
-            for parameter in self._frozen:
-                parameter.requires_grad_(True)
-            for module in self._resting:
+        """Unfreeze when it is time."""
+        if self._frozen and self._is_over(run):
+            for param in self._frozen:
+                param.requires_grad_(True)
+            for module in self._modules:
                 module.train()
-            self._frozen, self._resting = [], []
+            self._frozen, self._modules = [], []
 
-    def _over(self, run: Run) -> bool:
-        return self.duration is not None and run.clock.step >= run.clock.steps(self.duration)
+    def _is_over(self, run: Run) -> bool:
+        return self.until is not None and run.clock.step >= run.clock.steps(self.until)
 
 
-def _wholly_frozen(task: nn.Module) -> Iterator[nn.Module]:
-    """The largest modules that have parameters, none of which learns."""
-    own = list(task.parameters())
-    if own and not any(parameter.requires_grad for parameter in own):
+def _frozen_modules(task: nn.Module) -> Iterator[nn.Module]:
+    """Yield the largest modules that have parameters, all of them frozen."""
+    params = list(task.parameters())
+    if params and not any(param.requires_grad for param in params):
         yield task
         return
     for module in task.children():
-        yield from _wholly_frozen(module)
+        yield from _frozen_modules(module)

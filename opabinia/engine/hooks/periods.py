@@ -1,4 +1,4 @@
-"""When something periodic is due."""
+"""Periods: when an evaluation, a checkpoint or another periodic action is due."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from opabinia.contracts import Clock, Hook, Phase, Run
 from opabinia.runtime.durations import Duration
 
 
-def due(clock: Clock, period: Duration) -> bool:
-    """Whether the newest step completed a multiple of ``period``; at the run's end always.
+def period_ended(clock: Clock, period: Duration) -> bool:
+    """Return whether the last step completed a multiple of ``period``, or the run.
 
-    A period of 0 is due at the end only.
+    A period of 0 ends with the run only.
 
-    Example: with 10 steps an epoch, ``1ep`` is due after steps 10, 20 ...; ``0.5ep`` after 5, 10 ...; ``3it`` after
+    Example: with 10 steps per epoch, ``1ep`` ends after steps 10, 20 ...; ``0.5ep`` after 5, 10 ...; ``3it`` after
     3, 6 ...
     """
     if clock.step == 0:
@@ -22,16 +22,16 @@ def due(clock: Clock, period: Duration) -> bool:
     if clock.step >= clock.total_steps:
         return True
     if not period.value or (clock.epoch_step and period.unit == "ep" and period.value == int(period.value)):
-        return False  # the usual case, at almost every step
+        return False  # a shortcut for almost every step
     if period.unit == "it":
         return clock.step % int(period.value) == 0
-    # In whole numbers: how many periods fit into the epochs done, now and one step ago.
-    above, below = _ratio(period.value)
-    # Epochs may differ in length: at the end of one it is that one's steps that count.
-    steps = clock.steps_per_epoch if clock.epoch_step else clock.length_of(clock.epoch - 1)
-    now = clock.epoch * steps + clock.epoch_step
-    length = steps * above
-    return now * below // length != (now - 1) * below // length
+    # In integers: the number of periods in the epochs done, now and one step ago.
+    numerator, denominator = _ratio(period.value)
+    # Epochs may differ in length: at the end of one its own steps count.
+    steps_per_epoch = clock.steps_per_epoch if clock.epoch_step else clock.length_of(clock.epoch - 1)
+    done = clock.epoch * steps_per_epoch + clock.epoch_step
+    length = steps_per_epoch * numerator
+    return done * denominator // length != (done - 1) * denominator // length
 
 
 @cache
@@ -40,7 +40,7 @@ def _ratio(value: float) -> tuple[int, int]:
 
 
 class Periodic(Hook):
-    """Acts every so often: in the middle of an epoch after a step, at its end after the phase.
+    """Base class of hooks that act periodically: inside an epoch after a step, at its end after the phase.
 
     Args:
         every: the period, in epochs or steps.
@@ -50,15 +50,15 @@ class Periodic(Hook):
         self.every = every
 
     def act(self, run: Run) -> None:
-        """What is done when the period is over."""
+        """Do what is due at the end of a period."""
         raise NotImplementedError
 
     def is_due(self, run: Run) -> bool:
-        """Whether to act now."""
-        return due(run.clock, self.every)
+        """Return whether to act now."""
+        return period_ended(run.clock, self.every)
 
     def after_step(self, run: Run) -> None:
-        """Act in the middle of an epoch."""
+        """Act inside an epoch."""
         if not run.clock.phase_ended and self.is_due(run):
             self.act(run)
 

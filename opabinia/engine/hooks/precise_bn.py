@@ -1,4 +1,4 @@
-"""Exact statistics for batch norms, in place of the running ones."""
+"""The hook for precise batch norm: statistics of the population in place of running averages."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from opabinia.runtime.processes import gather
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
-@register.hook(name="precise_norm")
-class PreciseNorm(Periodic):
+@register.hook(name="precise_bn", aliases=("precise_norm",))
+class PreciseBN(Periodic):
     """Replaces the running statistics of batch norms, before checkpoints and evaluations, by mean and variance of all
-    the samples in some batches (Wu and Johnson 2021, Rethinking Batch in BatchNorm, section 3; fvcore's population
-    statistics). The samples of all processes count, each norm seeing its own process's share of a batch, as in
-    training; of views that stand in an image's place each counts. Averaged weights get statistics of their own.
+    samples in some batches (Wu and Johnson 2021, Rethinking Batch in BatchNorm, section 3; fvcore's population
+    statistics). The samples of all processes count; each norm sees its own process's share of a batch, as in training.
+    If a sample has several views instead of an image, each view counts. An EMA of the weights gets its own statistics.
 
-    Only norms that learn are measured; a model without such a norm costs nothing.
+    Only norms in training mode are measured; a model without one costs nothing.
 
     Args:
-        every: the period; that of the evaluation is the one that pays.
-        batches: how many batches, over all processes, are measured. They are read anew, without mixing.
+        every: the period; that of the evaluation is sufficient.
+        batches: number of batches to measure, over all processes. They are read separately, without batch mixing.
         data: ``train`` for the training data, or the prefix of a validation set.
     """
 
@@ -39,77 +39,77 @@ class PreciseNorm(Periodic):
         self.batches, self.data = batches, data
 
     def start(self, run: Run) -> None:
-        """Tell a data set that is not there, before the first step."""
+        """Check that the dataset exists, before the first step."""
         run.batches(self.data, 1)
 
     def act(self, run: Run) -> None:
         """Measure and replace."""
-        learning = [name for name, module in run.task.named_modules() if _learns(module)]
-        if not learning:
-            log.debug("precise_norm: no batch norm learns")
+        names = [
+            name
+            for name, module in run.task.named_modules()
+            if isinstance(module, BatchNorm) and module.training and module.track_running_stats
+        ]
+        if not names:
+            log.debug("precise_bn: no batch norm is in training mode")
             return
         for task in run.models:
             modules = dict(task.named_modules())
-            norms: dict[str, Any] = {name: modules[name] for name in learning}
-            measure(task, norms, run.batches(self.data, self.batches))
+            norms: dict[str, Any] = {name: modules[name] for name in names}
+            set_statistics(task, norms, run.batches(self.data, self.batches))
 
 
-def _learns(module: nn.Module) -> bool:
-    return isinstance(module, BatchNorm) and module.training and module.track_running_stats
+def set_statistics(task: Task, norms: Mapping[str, Any], batches: Iterable[Batch]) -> None:
+    """Set the running statistics of ``norms`` to the mean and the (biased) variance of all values in ``batches``.
 
-
-def measure(task: Task, norms: Mapping[str, Any], batches: Iterable[Batch]) -> None:
-    """Set the running statistics of ``norms`` to the mean and the variance (biased) of all values in ``batches``.
-
-    The norms see each batch as in training; everything else works as in evaluation, so nothing is drawn and nothing
+    The norms are in training mode; everything else is in evaluation mode, so no random numbers are drawn and nothing
     else changes.
 
     Example: a norm that sees [1, 3] and then [2, 4, 6, 8] gets mean 4 and variance 5.6667.
     """
     modes = [(module, module.training) for module in task.modules()]
-    found = {name: _Moments() for name in norms}
-    hooks = [norm.register_forward_pre_hook(partial(_add, found[name])) for name, norm in norms.items()]
-    momenta = {name: norm.momentum for name, norm in norms.items()}
+    moments = {name: _Moments() for name in norms}
+    hooks = [norm.register_forward_pre_hook(partial(_add_input, moments[name])) for name, norm in norms.items()]
+    momentums = {name: norm.momentum for name, norm in norms.items()}
     counts = {name: norm.num_batches_tracked.clone() for name, norm in norms.items()}
     task.eval()
     try:
         for norm in norms.values():
             norm.train()
-            norm.momentum = 0.0  # what runs stays as it is until all is known
+            norm.momentum = 0.0  # running statistics stay as they are until all batches are measured
         with torch.no_grad():
             for batch in batches:
-                for one in _as_images(batch):
-                    task.predict(one)
+                for images in _image_batches(batch):
+                    task.predict(images)
     finally:
         for hook in hooks:
             hook.remove()
         for name, norm in norms.items():
-            norm.momentum = momenta[name]
+            norm.momentum = momentums[name]
             norm.num_batches_tracked.copy_(counts[name])
         for module, training in modes:
             module.training = training
     for name, norm in norms.items():
         total = _Moments()
-        for state in gather(found[name].state()):
+        for state in gather(moments[name].state()):
             total.merge(*state)
-        if total.count:  # a norm that these batches do not reach keeps what it has
+        if total.count:  # a norm that these batches do not reach keeps its statistics
             norm.running_mean.copy_(total.mean)
             norm.running_var.copy_(total.squares / total.count)
 
 
-def _as_images(batch: Batch) -> list[Batch]:
-    """The batch, or where there are views in the place of its images a batch of each: predictions are of images."""
+def _image_batches(batch: Batch) -> list[Batch]:
+    """Return the batch; if it has views instead of images, one batch per view, because ``predict`` needs images."""
     return [{**batch, "image": view} for view in batch["views"]] if "views" in batch else [batch]
 
 
-def _add(moments: _Moments, norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+def _add_input(moments: _Moments, norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     values = inputs[0].detach().transpose(0, 1).flatten(1)
     variance, mean = torch.var_mean(values.float(), dim=1, correction=0)
     moments.merge(values.shape[1], mean.double(), variance.double() * values.shape[1])
 
 
 class _Moments:
-    """Count, mean and sum of squared differences of each channel (Chan, Golub and LeVeque 1979)."""
+    """Count, mean and sum of squared deviations of each channel (Chan, Golub and LeVeque 1979)."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -119,12 +119,10 @@ class _Moments:
     def merge(self, count: int, mean: Any, squares: Any) -> None:
         if not count:
             return
-        both, apart = self.count + count, mean - self.mean
-        self.squares = self.squares + squares + apart**2 * (self.count * count / both)
-        self.mean = self.mean + apart * (count / both)
-        self.count = both
+        total, delta = self.count + count, mean - self.mean
+        self.squares = self.squares + squares + delta**2 * (self.count * count / total)
+        self.mean = self.mean + delta * (count / total)
+        self.count = total
 
     def state(self) -> tuple[int, Any, Any]:
-        if not self.count:
-            return 0, 0.0, 0.0
-        return self.count, self.mean.cpu(), self.squares.cpu()
+        return (self.count, self.mean.cpu(), self.squares.cpu()) if self.count else (0, 0.0, 0.0)

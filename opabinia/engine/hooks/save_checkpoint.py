@@ -1,4 +1,4 @@
-"""Saves a checkpoint periodically, and when the run is asked to stop."""
+"""The hook that saves checkpoints: periodically, and when the run is asked to stop."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from opabinia.runtime.processes import any_rank
 
 
 class SaveCheckpoint(Periodic):
-    """Periodic checkpoints.
+    """Saves checkpoints periodically.
 
     Args:
-        every: the period; hours count from the save before.
+        every: the period; hours count from the previous save.
     """
 
     def __init__(self, every: Duration) -> None:
@@ -22,10 +22,11 @@ class SaveCheckpoint(Periodic):
         self._saved_at = time.monotonic()
 
     def is_due(self, run: Run) -> bool:
-        """Hours by the wall clock, everything else by the run's."""
+        """Return whether to save: hours by the wall clock, everything else by the run's clock."""
         if self.every.unit == "h":
-            (late,) = any_rank(time.monotonic() - self._saved_at >= self.every.value * 3600)  # clocks differ
-            return late or run.clock.step >= run.clock.total_steps
+            # Clocks of processes differ: all save if it is due on one.
+            (is_due,) = any_rank(time.monotonic() - self._saved_at >= self.every.value * 3600)
+            return is_due or run.clock.step >= run.clock.total_steps
         return super().is_due(run)
 
     def act(self, run: Run) -> None:
@@ -35,7 +36,7 @@ class SaveCheckpoint(Periodic):
         self._saved_at = time.monotonic()
 
     def after_step(self, run: Run) -> None:
-        """Save in the middle of an epoch, at once when the run is to stop; tell if the save before has failed."""
+        """Save inside an epoch, at once if the run is to stop; raise the error of a previous save that failed."""
         assert run.checkpoints is not None
         run.checkpoints.check()
         if run.stop:

@@ -1,4 +1,4 @@
-"""Ends a run after some time, saved and ready to be resumed."""
+"""The hook that limits the time of a run."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from opabinia.contracts import Hook, Run, Stop
 from opabinia.runtime.durations import Duration, Units
 
 
-@register.hook(name="time_limit")
+@register.hook(name="time_limit", renamed={"after": "max_time"})
 class TimeLimit(Hook):
-    """Asks the run to stop once it has taken this long, counted from this start; it saves and can be resumed.
+    """Stops the run after some time, counted from the start of the process, with a checkpoint to resume from.
 
     Args:
-        after: such as ``1.5h``.
+        max_time: such as ``1.5h``.
     """
 
-    def __init__(self, *, after: Annotated[Duration, Units("h")]) -> None:
-        self.after = after
+    def __init__(self, *, max_time: Annotated[Duration, Units("h")]) -> None:
+        self.max_time = max_time
 
     def after_step(self, run: Run) -> None:
-        """Ask to stop when the time is over."""
-        if time.monotonic() - run.began >= self.after.value * 3600:
-            run.stop = run.stop or Stop(f"the time limit of {self.after} is over")
+        """Request the stop when the time is up."""
+        if time.monotonic() - run.start_time >= self.max_time.value * 3600:
+            run.stop = run.stop or Stop(f"the time limit of {self.max_time} is reached")

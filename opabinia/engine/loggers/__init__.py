@@ -1,1 +1,2 @@
-"""The metrics log of a run and the loggers that show it: terminal, TensorBoard, Weights & Biases, MLflow."""
+"""The metrics log (``metrics.jsonl``) and the loggers that show it elsewhere: terminal, TensorBoard, Weights & Biases,
+MLflow. A new logger is a module here with a part of the family ``logger``."""

@@ -1,7 +1,8 @@
-"""Scalars in, lines out: ``metrics.jsonl`` and the writers.
+"""The metrics log of a run: scalars of steps and evaluations become lines of ``metrics.jsonl`` and go to the loggers.
 
-Numbers of a step stay on the device until a line is due; then all of them cross in one copy. A line holds the
-mean over the steps since the line before, so every value measured is in exactly one line.
+Scalars of a step stay on the device until a line is due; then all of them are copied to the host at once, the only time
+that logging waits for the device. A line holds the mean over the steps since the previous line, so every measured value
+is in exactly one line.
 """
 
 from __future__ import annotations
@@ -22,55 +23,56 @@ import torch
 from torch import Tensor
 
 from opabinia.contracts import Clock, Logger
-from opabinia.engine.loop.nonfinite import GRADIENTS, NonFinite
+from opabinia.engine.loop.nonfinite import GRAD_NORM, NonFiniteError
 from opabinia.runtime.files import disk_errors
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import gather
 
 
-def told_in_json(values: Mapping[str, Any]) -> dict[str, float | str]:
-    """Numbers by name; JSON has no words for infinities (a gradient's norm, say) and NaN, so they become text."""
+def to_json_numbers(values: Mapping[str, Any]) -> dict[str, float | str]:
+    """Return the numbers with infinities and NaN, which JSON cannot represent, as strings."""
     return {name: value if math.isfinite(value) else str(float(value)) for name, value in values.items()}
 
 
-def read_from_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Undo :func:`told_in_json`."""
+def from_json_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Invert :func:`to_json_numbers`."""
     return {name: float(value) if isinstance(value, str) else value for name, value in values.items()}
 
 
 @dataclass(slots=True)
 class _Entry:
-    """What was measured in one step."""
+    """The scalars of one step."""
 
     step: int
     values: dict[str, Any]
     ids: Sequence[Any] = ()
 
 
-_SHARES = ("samples", "time/data", "time/step", "time/read")
-"""Times and samples are shares of a sum: of them the mean alone tells the pace."""
+_ALWAYS_MEANS = ("samples", "time/data", "time/step", "time/read")
+"""Always averaged, even if a line holds medians: throughput is a sum of samples divided by a sum of seconds."""
 _SKIPPED = "train/skipped"
-"""1 for an update that was left out because its numbers are not finite."""
-_OF_EVERY_STEP = ("lr", _SKIPPED, *_SHARES)
+"""1 for an update that was skipped because its losses or gradients were not finite."""
+_OF_SKIPPED_STEPS = ("lr", _SKIPPED, *_ALWAYS_MEANS)
+"""The scalars that count for skipped steps, too."""
 
 
 class MetricsLogger:
-    """The numbers of a run.
+    """The metrics log of a training run (see :class:`opabinia.contracts.MetricsLog`).
 
     Args:
-        path: the file; None to write none (another process does).
-        writers: get every line as it is written.
-        by: "mean" or "median", what a line holds of the values of its steps.
+        path: the file; None writes none (rank 0 does).
+        loggers: receive every line as it is written.
+        reduction: "mean" or "median": how a line summarizes the values of its steps.
 
     Attributes:
-        newest: the line written last.
+        newest: the last line written.
     """
 
-    def __init__(self, path: Path | None, writers: Sequence[Logger] = (), by: str = "mean") -> None:
-        self._middle: Callable[[Sequence[float]], float] = median if by == "median" else _mean
-        self.path, self.writers = path, list(writers)
+    def __init__(self, path: Path | None, loggers: Sequence[Logger] = (), reduction: str = "mean") -> None:
+        self._reduce: Callable[[Sequence[float]], float] = median if reduction == "median" else _mean
+        self.path, self.loggers = path, list(loggers)
         self._pending: list[_Entry] = []
-        self._settled = 0
+        self._collected = 0  # entries of _pending that hold floats, the same on all processes
         self._end: int | None = None
         self._file = None
         self.newest: dict[str, Any] | None = None
@@ -79,48 +81,48 @@ class MetricsLogger:
                 self._file = path.open("ab")
 
     def add(self, step: int, values: Mapping[str, Tensor | float], ids: Sequence[Any] = ()) -> None:
-        """Note values of one step under their full names; no waiting for the device.
+        """Add values of one step, without waiting for the device.
 
         Args:
             step: optimizer steps done.
-            values: of this process; a line has their mean over processes, of times the longest.
-            ids: of its samples, for an error that names them.
+            values: of this process, by full name; a line has their mean over processes, of times the maximum.
+            ids: of the samples of the step, for an error that names them.
         """
         values = {name: value.detach() if isinstance(value, Tensor) else value for name, value in values.items()}
-        if len(self._pending) > self._settled and self._pending[-1].step == step:
+        if len(self._pending) > self._collected and self._pending[-1].step == step:
             self._pending[-1].values.update(values)
         else:
             self._pending.append(_Entry(step, values, ids))
 
-    def settle(self) -> None:
-        """Bring pending values to the host, in one copy for each device, and those of all processes together.
+    def collect(self) -> None:
+        """Copy pending values to the host, once per device, and combine those of all processes. All must call it.
 
         Raises:
-            NonFinite: a loss, or the norm of gradients that are used, is infinite or not a number.
+            NonFiniteError: a loss, or the norm of gradients that are used, is infinite or NaN.
         """
-        fresh = self._pending[self._settled :]
-        self._bring_to_host(fresh)
-        own = [entry.values for entry in fresh]
-        everybody = gather(own)
-        if len(everybody) > 1:
-            for entry, processes in zip(fresh, zip(*everybody, strict=True), strict=True):
-                entry.values = _together(processes)
-        for entry, values in zip(fresh, own, strict=True):
-            if _wrong(entry.values):
-                raise NonFinite.of(entry.step, _wrong(values), entry.ids)
-        self._settled = len(self._pending)
+        entries = self._pending[self._collected :]
+        self._copy_to_host(entries)
+        own = [entry.values for entry in entries]
+        ranks = gather(own)
+        if len(ranks) > 1:
+            for entry, values_by_rank in zip(entries, zip(*ranks, strict=True), strict=True):
+                entry.values = _combine_ranks(values_by_rank)
+        for entry, values in zip(entries, own, strict=True):
+            if _non_finite(entry.values):
+                raise NonFiniteError.from_all_ranks(entry.step, _non_finite(values), entry.ids)
+        self._collected = len(self._pending)
 
-    def _bring_to_host(self, entries: Sequence[_Entry]) -> None:
+    def _copy_to_host(self, entries: Sequence[_Entry]) -> None:
         by_device: dict[torch.device, list[Tensor]] = {}
         tensors = [value for entry in entries for value in entry.values.values() if isinstance(value, Tensor)]
         if not tensors:
             return
         for tensor in tensors:
             by_device.setdefault(tensor.device, []).append(tensor.detach().float())
-        began = time.perf_counter()
-        numbers = {device: iter(torch.stack(of_device).tolist()) for device, of_device in by_device.items()}
-        # Here the host waits for the steps to be really done; that time is theirs.
-        waited = (time.perf_counter() - began) / max(1, len(entries))
+        started = time.perf_counter()
+        numbers = {device: iter(torch.stack(scalars).tolist()) for device, scalars in by_device.items()}
+        # Here the host waits for the GPU to complete the steps: add that time to them.
+        waited = (time.perf_counter() - started) / max(1, len(entries))
         for entry in entries:
             for name, value in entry.values.items():
                 if isinstance(value, Tensor):
@@ -132,33 +134,32 @@ class MetricsLogger:
         """Write the pending steps as one line: means (or medians), but the newest value of ``lr``."""
         if not self._pending:
             return
-        self.settle()
+        self.collect()
         columns: defaultdict[str, list[float]] = defaultdict(list)
         for entry in self._pending:
             skipped = entry.values.get(_SKIPPED)
             for name, value in entry.values.items():
-                # What a step said whose update was left out is no part of a mean.
-                if not skipped or name in _OF_EVERY_STEP:
+                if not skipped or name in _OF_SKIPPED_STEPS:
                     columns[name].append(float(value))
-        means = {name: (_mean if name in _SHARES else self._middle)(column) for name, column in columns.items()}
+        line = {name: (_mean if name in _ALWAYS_MEANS else self._reduce)(column) for name, column in columns.items()}
         if "lr" in columns:
-            means["lr"] = columns["lr"][-1]
-        samples = means.pop("samples", 0.0)
-        if seconds := means.get("time/step"):
-            means["samples_per_s"] = samples / seconds
+            line["lr"] = columns["lr"][-1]
+        samples = line.pop("samples", 0.0)
+        if seconds := line.get("time/step"):
+            line["samples_per_s"] = samples / seconds
         self._pending.clear()
-        self._settled = 0
+        self._collected = 0
         if skipped := round(sum(columns.get(_SKIPPED, ()))):
-            log.warning("%d of the updates before step %d were left out", skipped, clock.step + 1)
-        self.write(clock, {**means, **(extra or {})})
+            log.warning("%d of the updates before step %d were skipped", skipped, clock.step + 1)
+        self.write(clock, {**line, **(extra or {})})
 
     def write(self, clock: Clock, values: Mapping[str, Any]) -> None:
-        """Write one line at once.
+        """Write one line now.
 
         Raises:
             DiskError: the file cannot be written.
         """
-        self._cut_back()
+        self._truncate()
         line = {"step": clock.step, "epoch": round(clock.epochs_done, 6), "samples": clock.samples, **values}
         line = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
         if self._file is not None and self.path is not None:
@@ -166,34 +167,34 @@ class MetricsLogger:
                 self._file.write((json.dumps(line, allow_nan=False) + "\n").encode())
                 self._file.flush()
         self.newest = line
-        for writer in self.writers:
-            writer.write(line)
+        for logger in self.loggers:
+            logger.write(line)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the file ends, safely on the disk, and the pending values."""
-        self.settle()
-        self._cut_back()
+        """Return the length of the file, flushed to the disk, and the pending values. All processes must call it."""
+        self.collect()
+        self._truncate()
         offset = 0
         if self._file is not None and self.path is not None:
             with disk_errors(self.path):
                 os.fsync(self._file.fileno())
             offset = self._file.tell()
-        pending = [[entry.step, told_in_json(entry.values)] for entry in self._pending]
+        pending = [[entry.step, to_json_numbers(entry.values)] for entry in self._pending]
         return {"offset": offset, "pending": pending}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up the values that were pending; with the next line the file is cut back to where it ended then."""
+        """Restore the pending values; the next line truncates the file to its saved length."""
         self._end = int(state["offset"])
-        self._pending = [_Entry(step, read_from_json(values)) for step, values in state["pending"]]
-        self._settled = len(self._pending)
+        self._pending = [_Entry(step, from_json_numbers(values)) for step, values in state["pending"]]
+        self._collected = len(self._pending)
 
-    def _cut_back(self) -> None:
-        """Forget lines behind the checkpoint that was resumed. Not before the run goes on: it may still be refused."""
+    def _truncate(self) -> None:
+        """Drop lines written after the checkpoint was saved. Not at once: the resumed run may still be refused."""
         end, self._end = self._end, None
         if end is None or self._file is None or self.path is None:
             return
         with disk_errors(self.path):
-            # Cutting a file that is shorter, or was lost, would fill it with zeros.
+            # Truncating a file that is shorter, or was lost, would fill it with zeros.
             if self._file.seek(0, os.SEEK_END) < end:
                 log.warning("%s is shorter than when the checkpoint was saved: lines are missing", self.path)
             else:
@@ -201,42 +202,41 @@ class MetricsLogger:
                 self._file.seek(0, os.SEEK_END)
 
     def close(self) -> None:
-        """Close the file and the writers. Closing again does nothing."""
-        writers, self.writers = self.writers, []
-        for writer in writers:
-            writer.close()
+        """Close the file and the loggers. Closing again does nothing."""
+        loggers, self.loggers = self.loggers, []
+        for logger in loggers:
+            logger.close()
         file, self._file = self._file, None
         if file is not None:
-            # Lines are flushed as they are written: what is left is one that could not be, and that was told.
+            # Lines are flushed as they are written: an unwritten one has raised its error before.
             with suppress(OSError):
                 file.close()
 
 
-def _wrong(values: Mapping[str, float]) -> dict[str, float]:
-    """What must be finite and is not; fp16's gradients may overflow, and an update may have been left out for it."""
-    if values.get(_SKIPPED) or math.isfinite(sum(values.values())):  # in a sum nothing that is not finite gets lost
+def _non_finite(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the values that must be finite and are not. Gradients may overflow in fp16, skipped steps are excluded."""
+    if values.get(_SKIPPED) or math.isfinite(sum(values.values())):  # the sum is finite only if every term is
         return {}
     wrong = {name: value for name, value in values.items() if "loss" in name and not math.isfinite(value)}
-    if "train/loss_scale" not in values and not math.isfinite(values.get(GRADIENTS, 0.0)):
-        wrong[GRADIENTS] = values[GRADIENTS]
+    if "train/loss_scale" not in values and not math.isfinite(values.get(GRAD_NORM, 0.0)):
+        wrong[GRAD_NORM] = values[GRAD_NORM]
     return wrong
 
 
-def _together(processes: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The values of one step on all processes: the longest times, means of all else; what one lacks it has 0 of."""
-    first = processes[0]
-    if all(other == first for other in processes):
+def _combine_ranks(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Combine the values of one step: the maximum of times, means of all else; a missing value counts as 0."""
+    first = ranks[0]
+    if all(other == first for other in ranks):
         return dict(first)
-    names = dict.fromkeys(name for process in processes for name in process)
-    columns = {name: [process.get(name, 0.0) for process in processes] for name in names}
-    return {name: _of_all(name, column) for name, column in columns.items()}
-
-
-def _of_all(name: str, column: Sequence[float]) -> float:
-    if name.startswith("time/"):
-        return max(column)
-    # A mean of equal numbers may have another last bit.
-    return column[0] if all(value == column[0] for value in column) else _mean(column)
+    combined = {}
+    for name in dict.fromkeys(name for values in ranks for name in values):
+        column = [values.get(name, 0.0) for values in ranks]
+        if name.startswith("time/"):
+            combined[name] = max(column)
+        else:
+            # The mean of equal numbers may differ in its last bit.
+            combined[name] = column[0] if all(value == column[0] for value in column) else _mean(column)
+    return combined
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""Evaluation: the same scores on any number of processes."""
+"""The evaluation loop. Scores are the same for any number of processes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,25 @@ from typing import Any
 
 import torch
 
-from opabinia.contracts import Batch, DataMismatch, DatasetInfo, Evaluator, Loader, Phase, Predictions, Run, Task
+from opabinia.contracts import (
+    Batch,
+    DataMismatch,
+    DatasetInfo,
+    DetailsEvaluator,
+    DeviceEvaluator,
+    Evaluator,
+    FilesEvaluator,
+    LayersEvaluator,
+    LearningEvaluator,
+    Loader,
+    Phase,
+    Predictions,
+    Run,
+    Task,
+)
 from opabinia.engine.loop.hook_dispatch import HookDispatcher
-from opabinia.engine.loop.layer_outputs import averaged, refuse_unknown, with_layers
-from opabinia.engine.loop.prefetch import one_batch_ahead, prefetch, to_device, to_host
+from opabinia.engine.loop.layer_outputs import average_outputs, check_layer_names, predict_with_layers
+from opabinia.engine.loop.prefetch import lookahead, prefetch, to_device, to_host
 from opabinia.runtime.device import autocast
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.files import disk_errors, write_atomic
@@ -23,23 +38,23 @@ from opabinia.runtime.processes import any_rank, gather, is_rank_zero
 
 
 class EvaluationStopped(Exception):
-    """The run was asked to stop in the middle of an evaluation; its scores are still due."""
+    """The run was asked to stop during an evaluation; its scores are still due after a resume."""
 
 
 @dataclass(frozen=True)
-class Validation:
-    """A data set to evaluate on.
+class ValidationSet:
+    """A dataset to evaluate on.
 
     Attributes:
-        name: of the set among all evaluations; no other has it.
-        loader: its batches of this process.
-        facts: of the set.
-        task: the model to evaluate, such as an average of weights; None takes the one that is trained.
+        name: unique among all evaluations of the run.
+        loader: reads its batches for this process.
+        dataset_info: of the dataset.
+        task: the model to evaluate, such as an EMA of the weights; None evaluates the trained one.
         precision: of its forward passes.
-        prefix: of its scores; None takes the name.
-        evaluators: who judges what a task says of it; made anew for each evaluation.
-        training: the training data, read as this set is, for evaluators that learn from it.
-        every: the period of its evaluation; None takes that of all sets.
+        prefix: of its scores; None uses the name.
+        evaluators: builds the evaluators; called for each evaluation.
+        training: the training data, read like this set, for evaluators that learn from it.
+        every: period of its evaluation; None uses the period of all sets.
     """
 
     name: str
@@ -55,20 +70,20 @@ class Validation:
     every: Duration | None = None
 
     def close(self) -> None:
-        """End what reads it."""
+        """Close the loaders."""
         self.loader.close()
         if self.training is not None:
             self.training.close()
 
 
 @dataclass(frozen=True)
-class Found:
-    """What an evaluation found.
+class EvaluationResult:
+    """The result of one evaluation.
 
     Attributes:
         scores: by full name (``val/top1``).
-        details: tables that are too long for the journal.
-        files: plain values by name of the file that they are written to; of the first process only.
+        details: tables that are too long for the metrics log.
+        files: JSON-serializable values by file name; on rank 0 only.
     """
 
     scores: dict[str, float]
@@ -78,41 +93,41 @@ class Found:
 
 def evaluate(
     task: Task,
-    validation: Validation,
+    validation: ValidationSet,
     device: torch.device,
-    stopped: Callable[[], object] = lambda: False,
+    should_stop: Callable[[], object] = lambda: False,
     *,
     sharded: bool = False,
-) -> Found:
-    """Scores of ``task``; every module is left in the mode it was found in.
+) -> EvaluationResult:
+    """Evaluate ``task`` on one dataset; every module ends in the mode (training or evaluation) it was in before.
 
-    Processes take whole batches in turn, so every forward pass sees the same batch on any number of them, and
-    evaluators put together what the processes have seen. If the model is ``sharded`` those that have run out of batches
-    take part in the forward passes of the others.
+    Processes take whole batches in turn, so every forward pass sees the same batch with any number of processes, and
+    evaluators combine the states of all processes. If the model is ``sharded``, processes that have run out of batches
+    still take part in the forward passes of the others.
 
     Raises:
-        EvaluationStopped: ``stopped()`` became true between two batches, in any process.
-        Unfit: there are no scores of this set.
+        EvaluationStopped: ``should_stop()`` was true between two batches, on any process.
+        DataMismatch: the dataset has no scores.
     """
     evaluators = validation.evaluators(task, validation.dataset_info)
-    for each in evaluators:
-        if hasattr(each, "device"):
-            each.device = device
-    learners: list[Any] = [evaluator for evaluator in evaluators if hasattr(evaluator, "learn")]
-    seen = partial(_predictions, task, layers_of(task, evaluators), device, stopped, sharded)
-    skipped_before = validation.loader.passed_over
-    # Not all parts need to be in the mode of the whole: a frozen norm or a teacher stays as it was.
+    for evaluator in evaluators:
+        if isinstance(evaluator, DeviceEvaluator):
+            evaluator.device = device
+    learners = [evaluator for evaluator in evaluators if isinstance(evaluator, LearningEvaluator)]
+    predict = partial(_predict, task, requested_layers(task, evaluators), device, should_stop, sharded)
+    skipped_before = validation.loader.num_skipped
+    # Modes are restored one by one: frozen norms and teachers stay in evaluation mode while the task is in training.
     modes = [(module, module.training) for module in task.modules()]
     task.eval()
     try:
-        # Not inference_mode: what a module caches in its first forward pass must be fit for the backward pass later.
+        # Not inference_mode: tensors that a module caches in its first forward pass must be usable for backward later.
         with torch.no_grad(), autocast(device, validation.precision):
             if learners and validation.training is not None:
-                for predictions, batch in seen(validation.training):
+                for predictions, batch in predict(validation.training):
                     for learner in learners:
                         learner.learn(predictions, batch)
-                validation.training.close()  # until the next time its workers would only wait
-            for predictions, batch in seen(validation.loader):
+                validation.training.close()  # its workers would idle until the next evaluation
+            for predictions, batch in predict(validation.loader):
                 for evaluator in evaluators:
                     evaluator.update(predictions, batch)
     finally:
@@ -127,137 +142,134 @@ def evaluate(
             scores.update(evaluator.compute(states))
         except DataMismatch as error:
             raise DataMismatch(f"{validation.name}: {error}") from error
-        if hasattr(evaluator, "details"):
+        if isinstance(evaluator, DetailsEvaluator):
             details.update(evaluator.details(states))
-        if is_rank_zero() and hasattr(evaluator, "files"):
+        if is_rank_zero() and isinstance(evaluator, FilesEvaluator):
             files.update(evaluator.files(states))
-    if skipped := sum(gather(validation.loader.passed_over - skipped_before)):
+    if skipped := sum(gather(validation.loader.num_skipped - skipped_before)):
         scores["skipped"] = float(skipped)
     prefix = validation.prefix or validation.name
-    return Found({f"{prefix}/{name}": value for name, value in scores.items()}, details, files)
+    return EvaluationResult({f"{prefix}/{name}": value for name, value in scores.items()}, details, files)
 
 
-def needs_training_data(task: Task, validation: Validation) -> bool:
-    """Whether an evaluator of this set learns from the training data."""
-    return any(hasattr(one, "learn") for one in validation.evaluators(validation.task or task, validation.dataset_info))
+def needs_training_data(task: Task, validation: ValidationSet) -> bool:
+    """Return whether an evaluator of this set learns from the training data."""
+    evaluators = validation.evaluators(validation.task or task, validation.dataset_info)
+    return any(isinstance(evaluator, LearningEvaluator) for evaluator in evaluators)
 
 
-def layers_of(task: Task, evaluators: Sequence[Evaluator]) -> list[str]:
-    """Names of the layers that evaluators read.
+def requested_layers(task: Task, evaluators: Sequence[Evaluator]) -> list[str]:
+    """Return the names of the layers whose outputs evaluators read.
 
     Raises:
-        Unfit: the task has no such layer.
+        DataMismatch: the task has no such layer.
     """
-    names = dict.fromkeys(name for evaluator in evaluators for name in getattr(evaluator, "layers", ()))
-    refuse_unknown(task, names)
+    readers = [evaluator for evaluator in evaluators if isinstance(evaluator, LayersEvaluator)]
+    names = dict.fromkeys(name for reader in readers for name in reader.layers)
+    check_layer_names(task, names)
     return list(names)
 
 
-def _predictions(
+def _predict(
     task: Task,
     layers: Sequence[str],
     device: torch.device,
-    stopped: Callable[[], object],
+    should_stop: Callable[[], object],
     sharded: bool,
     loader: Loader,
 ) -> Iterator[tuple[Predictions, Batch]]:
-    """What the task says of each batch of this process, with what the named layers give, on the host; and the batch as
-    the loader gave it. On CUDA a batch goes through the model while the one before it is judged."""
-    launched = _launched(task, layers, device, stopped, sharded, loader)
-    for arrived, batch in one_batch_ahead(launched) if device.type == "cuda" else launched:
-        yield arrived(), batch
+    """Yield predictions and layer outputs of each batch of this process, on the host, and the batch as loaded.
+
+    On CUDA the forward pass of the next batch is queued before the predictions of this one are waited for, so that
+    evaluators run on the host while the GPU computes.
+    """
+
+    def launch() -> Iterator[tuple[Callable[[], Predictions], Batch]]:
+        for loaded, batch, counts in _synchronized_batches(loader, device, should_stop, sharded):
+            predictions, outputs = predict_with_layers(task, batch, layers)
+            if counts:
+                averages = {f"layers/{name}": average_outputs(value) for name, value in outputs.items()}
+                yield to_host({**predictions, **averages}), loaded
+
+    for wait, loaded in lookahead(launch()) if device.type == "cuda" else launch():
+        yield wait(), loaded
 
 
-def _launched(
-    task: Task,
-    layers: Sequence[str],
-    device: torch.device,
-    stopped: Callable[[], object],
-    sharded: bool,
-    loader: Loader,
-) -> Iterator[tuple[Callable[[], Predictions], Batch]]:
-    for loaded, batch, counts in _rounds(loader, device, stopped, sharded):
-        predictions, given = with_layers(task, batch, layers)
-        if counts:
-            found = {**predictions, **{f"layers/{name}": averaged(value) for name, value in given.items()}}
-            yield to_host(found), loaded
-
-
-def _rounds(
-    loader: Loader, device: torch.device, stopped: Callable[[], object], sharded: bool
+def _synchronized_batches(
+    loader: Loader, device: torch.device, should_stop: Callable[[], object], sharded: bool
 ) -> Iterator[tuple[Batch, Batch, bool]]:
-    """Batches of this process, as loaded and on the device, and whether they count: the others only keep a sharded
-    model's processes together."""
+    """Yield batches of this process, as loaded and on the device, and whether they count.
+
+    All processes agree before each batch whether to go on. Those that do not count are repeated for a sharded model,
+    whose forward passes need all processes.
+    """
     batches = prefetch(loader, device)
-    stand_in: Batch | None = None
+    substitute: Batch | None = None
     while True:
-        one = next(batches, None)
-        stand_in = one.loaded if one else stand_in
-        stop, more, helpless = any_rank(bool(stopped()), one is not None, stand_in is None)
+        item = next(batches, None)
+        substitute = item.loaded if item else substitute
+        stop, more, any_without = any_rank(bool(should_stop()), item is not None, substitute is None)
         if stop:
             raise EvaluationStopped
         if not more:
             return
-        if sharded and helpless:  # in the first round only: there are fewer batches than processes
-            stand_in = next(each for each in gather(one and one.loaded) if each is not None)
-        if one is not None:
-            yield one.loaded, one.batch, True
+        if sharded and any_without:  # in the first round only: there are fewer batches than processes
+            substitute = next(batch for batch in gather(item and item.loaded) if batch is not None)
+        if item is not None:
+            yield item.loaded, item.batch, True
         elif sharded:
-            assert stand_in is not None
-            yield stand_in, to_device(stand_in, device), False
+            assert substitute is not None
+            yield substitute, to_device(substitute, device), False
 
 
 def evaluate_all(
     run: Run,
-    moments: HookDispatcher,
-    validation: Sequence[Validation],
+    hooks: HookDispatcher,
+    validation: Sequence[ValidationSet],
     device: torch.device,
-    stopped: Callable[[], object] = lambda: False,
+    should_stop: Callable[[], object] = lambda: False,
     *,
     sharded: bool = False,
 ) -> dict[str, float]:
-    """One phase for each data set; its scores are a line of the journal and go into ``run.scores``.
+    """Evaluate each dataset in a phase of its own; write a line per dataset and update ``run.scores``.
 
-    Lines are written when all sets are done: an evaluation that is stopped leaves none, and is done again as a whole.
-    Tables go to ``eval/<set>/details.json`` in the run folder, files of evaluators beside them.
+    Lines are written when all sets are done: an evaluation that is stopped leaves none and is repeated as a whole.
+    Tables are written to ``eval/<set>/details.json`` in the run folder, files of evaluators beside them.
     """
     scores: dict[str, float] = {}
     lines: list[dict[str, float]] = []
-    results: dict[str, Found] = {}
-    for one in validation:
-        phase = Phase("evaluate", one.name)
-        moments.call(run, "before_phase", phase)
-        began = time.perf_counter()
-        found = evaluate(one.task or run.task, one, device, stopped, sharded=sharded)
-        lines.append({**found.scores, f"time/{one.name}": time.perf_counter() - began})
-        results[one.name] = found
-        for name, score in found.scores.items():
-            run.scores.pop(name, None)  # those of a checkpoint come in another order
+    results: dict[str, EvaluationResult] = {}
+    for dataset in validation:
+        phase = Phase("evaluate", dataset.name)
+        hooks.call(run, "before_phase", phase)
+        started = time.perf_counter()
+        result = evaluate(dataset.task or run.task, dataset, device, should_stop, sharded=sharded)
+        lines.append({**result.scores, f"time/{dataset.name}": time.perf_counter() - started})
+        results[dataset.name] = result
+        for name, score in result.scores.items():
+            run.scores.pop(name, None)  # scores restored from a checkpoint are in another order
             run.scores[name] = score
-        scores.update(found.scores)
-        moments.call(run, "after_phase", phase)
+        scores.update(result.scores)
+        hooks.call(run, "after_phase", phase)
     for line in lines:
         run.metrics_log.write(run.clock, line)
-    for name, found in results.items():
-        if is_rank_zero():
-            _write_tables(run.folder / "eval" / name, found, run.clock.step)
+    if is_rank_zero():
+        for name, result in results.items():
+            folder = run.folder / "eval" / name
+            if result.details:
+                write_json(folder / "details.json", {"step": run.clock.step, **result.details})
+            for file, values in result.files.items():
+                write_json(folder / file, values, indent=None)
     return scores
 
 
-def _write_tables(folder: Path, found: Found, step: int) -> None:
-    if found.details:
-        write_json(folder / "details.json", {"step": step, **found.details})
-    for name, values in found.files.items():
-        write_json(folder / name, values, indent=None)
-
-
 def write_json(path: Path, values: Any, *, indent: int | None = 1) -> None:
-    """Write plain values aside and rename them into place.
+    """Write JSON values atomically (a temporary file is renamed).
 
     Args:
         path: of the file.
         values: to write.
-        indent: spaces a level; None writes one line, which is many times faster.
+        indent: spaces per level; None writes one line, which is many times faster.
 
     Raises:
         DiskError: the file cannot be written.
@@ -268,17 +280,17 @@ def write_json(path: Path, values: Any, *, indent: int | None = 1) -> None:
 
 
 def evaluation_run(
-    run: Run, moments: HookDispatcher, validation: Sequence[Validation], device: torch.device
+    run: Run, hooks: HookDispatcher, validation: Sequence[ValidationSet], device: torch.device
 ) -> dict[str, float]:
-    """A run that only evaluates: hooks see its start, its evaluation phases and its finish."""
+    """Run an evaluation without training: hooks see the start, the evaluation phases and the finish."""
     how: str | BaseException = "done"
     try:
-        moments.start(run)
-        return evaluate_all(run, moments, validation, device)
+        hooks.start(run)
+        return evaluate_all(run, hooks, validation, device)
     except BaseException as error:
         how = error
         raise
     finally:
-        for one in validation:
-            one.close()
-        moments.finish(run, how)
+        for dataset in validation:
+            dataset.close()
+        hooks.finish(run, how)

@@ -1,4 +1,4 @@
-"""Keeping gradients within bounds. All work on whole lists of tensors, without waiting for the device."""
+"""Gradient clipping. Everything works on lists of tensors (foreach kernels) and never waits for the device."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torch.nn.utils import clip_grads_with_norm_
 
 
 def global_norm(gradients: Sequence[Tensor], p: float = 2.0) -> Tensor:
-    """The p-norm (infinity too) of all gradients taken as one vector; 0 when there are none."""
+    """Return the p-norm (also infinity) of all gradients taken as one vector; 0 if there are none."""
     if not gradients:
         return torch.zeros(())
-    # get_total_norm sorts tensors by device and type first, which takes longer than the norm of a small model.
+    # get_total_norm sorts tensors by device and dtype first, which takes longer than the norm of a small model.
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients), p)), p)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def clip_global(parameters: Sequence[Tensor], norm: Tensor, limit: float) -> None:
-    """Scale all gradients by the same factor so that their norm, which is ``norm`` now, does not exceed ``limit``."""
+    """Scale all gradients by one factor, so that their norm, now ``norm``, is at most ``limit``."""
     clip_grads_with_norm_(parameters, limit, norm)
 
 
 def clip_each(gradients: Sequence[Tensor], limit: float, p: float = 2.0) -> None:
-    """Scale down each gradient on its own whose p-norm exceeds ``limit`` (what detectron2 calls "norm")."""
+    """Scale down every gradient whose own p-norm exceeds ``limit`` (detectron2's clip type "norm")."""
     if not gradients:
         return
     norms = torch._foreach_norm(list(gradients), p)
@@ -34,7 +34,7 @@ def clip_each(gradients: Sequence[Tensor], limit: float, p: float = 2.0) -> None
 
 
 def clip_values(gradients: Sequence[Tensor], lower: float | None, upper: float | None) -> None:
-    """Cut every value of the gradients off at ``lower`` and ``upper``; None leaves that side open."""
+    """Clamp every element of the gradients to [``lower``, ``upper``]; None leaves that side open."""
     if not gradients:
         return
     if lower is not None:

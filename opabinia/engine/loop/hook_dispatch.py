@@ -1,4 +1,8 @@
-"""Lets hooks act at their moments, and knows which hook is acting."""
+"""Calls the hooks of a run at its events, in order, and records which hook is active.
+
+That position, (event, key of the hook), makes a resumed run exact: a checkpoint is saved from inside a hook, and the
+position says which hooks of the same event have acted already and which are still due (``Trainer.restore``).
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,20 @@ from torch import Tensor
 from opabinia.contracts import Hook, Run, Stop
 from opabinia.runtime.processes import world_size
 
-_MOMENTS = ("start", "before_phase", "before_step", "after_backward", "after_step", "after_phase")
+LEGACY_KEYS = {"journal": "metrics_log", "stages": "batch_schedule", "best": "save_best", "estimate": "eta"}
+"""Keys of built-in hooks in checkpoints of earlier versions, with the present ones. Both are reserved."""
 
 
-def _watches(hook: Hook, moment: str) -> bool:
-    own = getattr(hook, moment)
-    return getattr(own, "__func__", own) is not getattr(Hook, moment)
+def current_key(key: str) -> str:
+    """Return the present key of a hook, given its key in a checkpoint."""
+    return LEGACY_KEYS.get(key, key)
 
 
-class Refused(Exception):
-    """A hook cannot work in this run, as it says at the start."""
+_EVENTS = ("start", "before_phase", "before_step", "after_backward", "after_step", "after_phase")
+
+
+class HookStartError(Exception):
+    """A hook cannot work in this run, as found at its start."""
 
     exit_status = 2
 
@@ -29,63 +37,62 @@ class HookDispatcher:
 
     Attributes:
         hooks: by key.
-        now: the moment and the key of the hook that is acting; None between moments. Inside an evaluation that a
-            hook asked for, it is that hook again as soon as the evaluation's own moments are over.
-        wish: the first stop that a hook asked for and that processes have not agreed on yet.
+        active: event and key of the hook that is acting; None between events. During an evaluation that a hook asked
+            for, it is that hook again once the evaluation's own events are over.
+        requested_stop: the first stop that a hook of this process asked for and that the processes have not agreed on.
     """
 
     def __init__(self, hooks: Mapping[str, Hook]) -> None:
         self.hooks = dict(hooks)
-        # Most hooks watch few moments: only those that do are called.
-        self._acting = {
-            moment: [
-                ((moment, key), getattr(hook, moment)) for key, hook in self.hooks.items() if _watches(hook, moment)
-            ]
-            for moment in _MOMENTS
+        # Most hooks override few methods; the others are not called, which matters in a step of a few milliseconds.
+        self._methods = {
+            event: [((event, key), getattr(hook, event)) for key, hook in self.hooks.items() if _overrides(hook, event)]
+            for event in _EVENTS
         }
-        self.now: tuple[str, str] | None = None
-        self.wish: Stop | None = None
-        self._alone = world_size() == 1
+        self.active: tuple[str, str] | None = None
+        self.requested_stop: Stop | None = None
+        self._single_process = world_size() == 1
 
-    def just_before(self) -> tuple[str, str] | None:
-        """The moment and the key of the hook before the one that is acting; no key (``""``) before the first."""
-        if self.now is None:
+    def previous_position(self) -> tuple[str, str] | None:
+        """Return event and key of the hook before the active one; the key is ``""`` before the first."""
+        if self.active is None:
             return None
-        moment, acting = self.now
+        event, key = self.active
         keys = ["", *self.hooks]
-        return moment, keys[keys.index(acting) - 1]
+        return event, keys[keys.index(key) - 1]
 
     def start(self, run: Run) -> None:
-        """The moment ``start``.
+        """Dispatch ``start``.
 
         Raises:
-            Refused: a hook raised a ValueError; this names its key.
+            HookStartError: a hook raised a ValueError; the message names its key.
         """
         try:
             self.call(run, "start")
         except ValueError as error:
-            raise Refused(f"hooks.{self.now[1] if self.now else '?'}: {error}") from error
+            raise HookStartError(f"hooks.{self.active[1] if self.active else '?'}: {error}") from error
 
-    def call(self, run: Run, moment: str, *values: Any, after: str | None = None) -> None:
-        """Let every hook act; only those behind the hook ``after``, if there is such a hook."""
-        acting = self._acting[moment]
-        if not acting:
+    def call(self, run: Run, event: str, *values: Any, after: str | None = None) -> None:
+        """Call the method ``event`` of every hook; with ``after`` only of those behind the hook of that key, if any."""
+        methods = self._methods[event]
+        if not methods:
             return
         if after is not None and after in self.hooks:
             order = list(self.hooks)
-            acting = [(place, act) for place, act in acting if order.index(place[1]) > order.index(after)]
-        outer = self.now
-        for place, act in acting:
-            self.now = place
-            before = run.stop
-            act(run, *values)
-            if not self._alone and before is None and run.stop is not None:
-                # A process alone that saved now, or left off, would leave the others waiting for it.
-                self.wish, run.stop = self.wish or run.stop, None
-        self.now = outer
+            methods = [item for item in methods if order.index(item[0][1]) > order.index(after)]
+        outer = self.active
+        for position, method in methods:
+            self.active = position
+            stop_before = run.stop
+            method(run, *values)
+            if not self._single_process and stop_before is None and run.stop is not None:
+                # A process that saved or stopped by itself now would leave the others waiting in a collective
+                # operation: keep the request until all processes agree at the end of the step.
+                self.requested_stop, run.stop = self.requested_stop or run.stop, None
+        self.active = outer
 
     def finish(self, run: Run, how: str | BaseException) -> None:
-        """Let every hook finish, whatever those before it did; then raise the first error."""
+        """Call ``finish`` of every hook, even if earlier ones fail; then raise the first error."""
         errors: list[Exception] = []
         for hook in self.hooks.values():
             try:
@@ -96,21 +103,26 @@ class HookDispatcher:
             raise errors[0]
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the hooks that have any, by key."""
+        """Return the state of the hooks that have one, by key."""
         return {key: state for key, hook in self.hooks.items() if (state := hook.state_dict())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give hooks their state back; that of hooks which are gone is left alone."""
+        """Restore the state of the hooks; that of hooks which no longer exist is ignored."""
         for key, saved in state.items():
-            if key in self.hooks:
+            if (key := current_key(key)) in self.hooks:
                 self.hooks[key].load_state_dict(saved)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Tensors of the hooks that have any, by key."""
+        """Return the tensors of the hooks that have any, by key."""
         return {key: tensors for key, hook in self.hooks.items() if (tensors := hook.tensors())}
 
     def load_tensors(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Give hooks their tensors back."""
+        """Restore the tensors of the hooks; see :meth:`load_state_dict`."""
         for key, saved in tensors.items():
             if key in self.hooks:
                 self.hooks[key].load_tensors(saved)
+
+
+def _overrides(hook: Hook, event: str) -> bool:
+    method = getattr(hook, event)  # of the instance: it may have been replaced there
+    return getattr(method, "__func__", method) is not getattr(Hook, event)

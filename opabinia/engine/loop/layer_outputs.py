@@ -1,4 +1,4 @@
-"""What named layers of a task give of each sample, while it predicts."""
+"""Outputs of named layers, captured while a task predicts."""
 
 from __future__ import annotations
 
@@ -9,69 +9,71 @@ import torch
 from torch import Tensor
 
 from opabinia.contracts import EMBEDDING, Batch, DataMismatch, Predictions, Task
-from opabinia.models.capture import Layer, capture, near
+from opabinia.models.capture import Layer, capture, nearest_names
 
 
-def refuse_unknown(task: Task, names: Iterable[str]) -> None:
-    """Tell layers that a task does not have.
+def check_layer_names(task: Task, names: Iterable[str]) -> None:
+    """Check that a task has these layers.
 
     Raises:
-        Unfit: there are some; near names are told.
+        DataMismatch: it does not; the message lists similar names.
     """
     known = {name for name, _ in task.named_modules(remove_duplicate=False) if name}
     if type(task).features is not Task.features:
         known.add(EMBEDDING)
-    missing = [f"there is no layer {name!r}; near: {near(name, known)}" for name in names if name not in known]
+    missing = [f"there is no layer {name!r}; near: {nearest_names(name, known)}" for name in names if name not in known]
     if missing:
         raise DataMismatch("; ".join(missing))
 
 
-def with_layers(task: Task, batch: Batch, names: Sequence[str]) -> tuple[Predictions, dict[str, list[Tensor]]]:
-    """Predictions, and by name the tensors of each module, all with a row for each of B samples.
+def predict_with_layers(task: Task, batch: Batch, names: Sequence[str]) -> tuple[Predictions, dict[str, list[Tensor]]]:
+    """Return the predictions of a batch, and by layer name its output tensors, each with one row per sample.
 
-    A module's first call is that of the picture itself; others may be of its mirror image. If ``embedding`` is among
-    the names it is among the predictions, too; of a task that does not predict it that is a second forward pass.
+    Only the first call of a module counts: it is that of the image itself, later ones may be of its mirror image. If
+    ``embedding`` is requested it is added to the predictions; a task that does not predict it needs a second forward
+    pass for that.
 
     Raises:
-        Unfit: the task makes no use of a layer when it predicts, or the layer does not give a row for each sample.
+        DataMismatch: ``predict`` does not use a layer, or the layer does not output one row per sample.
     """
     modules = [name for name in names if name != EMBEDDING]
-    with capture(task, modules, copy=True) as seen:
+    with capture(task, modules, copy=True) as layers:
         predictions = task.predict(batch)
     if EMBEDDING in names and EMBEDDING not in predictions:
         predictions = {**predictions, EMBEDDING: task.features(batch)[EMBEDDING]}
-    return predictions, {name: _tensors_of(seen[name], len(batch["id"])) for name in modules}
+    return predictions, {name: _output_tensors(layers[name], len(batch["id"])) for name in modules}
 
 
-def flattened(tensors: Sequence[Tensor]) -> Tensor:
-    """All numbers of a sample in one row (B x D)."""
-    return torch.cat([one.reshape(len(one), -1) for one in tensors], 1)
+def flatten_outputs(tensors: Sequence[Tensor]) -> Tensor:
+    """Concatenate all values of a sample in one row (B x D)."""
+    return torch.cat([tensor.reshape(len(tensor), -1) for tensor in tensors], 1)
 
 
-def averaged(tensors: Sequence[Tensor]) -> Tensor:
-    """Maps (B x C x h x w, of clips B x C x t x h x w) and tokens (B x N x D) averaged over their places, vectors as
-    they are, in one row."""
-    return torch.cat([_vector(one) for one in tensors], 1)
+def average_outputs(tensors: Sequence[Tensor]) -> Tensor:
+    """Average feature maps (B x C x h x w, of clips B x C x t x h x w) and tokens (B x N x D) over positions, keep
+    vectors, and concatenate them in one row (B x D)."""
+    return torch.cat([_average(tensor) for tensor in tensors], 1)
 
 
-def _vector(tensor: Tensor) -> Tensor:
+def _average(tensor: Tensor) -> Tensor:
     if tensor.ndim in (4, 5):
         return tensor.flatten(2).mean(2)
     return tensor.mean(1) if tensor.ndim == 3 else tensor.reshape(len(tensor), -1)
 
 
-def _tensors_of(layer: Layer, samples: int) -> list[Tensor]:
+def _output_tensors(layer: Layer, samples: int) -> list[Tensor]:
     if not layer.calls:
-        raise DataMismatch(f"the task makes no use of {layer.name!r} when it predicts")
-    tensors = list(_tensors(layer.calls[0].output))
-    if not tensors or any(one.ndim == 0 or len(one) != samples for one in tensors):
-        raise DataMismatch(f"{layer.name!r} does not give a row for each sample")
+        raise DataMismatch(f"the task does not use layer {layer.name!r} in predict")
+    tensors = list(nested_tensors(layer.calls[0].output))
+    if not tensors or any(tensor.ndim == 0 or len(tensor) != samples for tensor in tensors):
+        raise DataMismatch(f"layer {layer.name!r} does not output one row per sample")
     return tensors
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def nested_tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested dictionaries, lists and tuples."""
     if isinstance(value, Tensor):
         yield value
-    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
-    for one in inside:
-        yield from _tensors(one)
+    elif isinstance(value, Mapping | tuple | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from nested_tensors(item)

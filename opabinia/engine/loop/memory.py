@@ -1,4 +1,4 @@
-"""How much memory this process holds."""
+"""Memory use of this process."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ _MB = 2**20
 
 
 @cache
-def _page() -> int:
+def _page_size() -> int:
     return os.sysconf("SC_PAGE_SIZE")
 
 
 def memory_in_use(device: torch.device) -> dict[str, float]:
-    """``memory/host_mb``: resident memory of this process, where the system tells; ``memory/device_mb``: the most that
-    tensors took on a GPU so far. In units of 2**20 bytes."""
-    found = {}
+    """Return memory use in MB (2**20 bytes).
+
+    ``memory/host_mb``: resident memory of this process (Linux only). ``memory/device_mb``: on CUDA the peak memory of
+    tensors so far, on MPS the memory that the driver has allocated.
+    """
+    values = {}
     with suppress(OSError):  # not Linux
-        found["memory/host_mb"] = int(Path("/proc/self/statm").read_bytes().split()[1]) * _page() / _MB
+        values["memory/host_mb"] = int(Path("/proc/self/statm").read_bytes().split()[1]) * _page_size() / _MB
     if device.type == "cuda":
-        found["memory/device_mb"] = torch.cuda.max_memory_allocated(device) / _MB
+        values["memory/device_mb"] = torch.cuda.max_memory_allocated(device) / _MB
     elif device.type == "mps":
-        found["memory/device_mb"] = torch.mps.driver_allocated_memory() / _MB
-    return found
+        values["memory/device_mb"] = torch.mps.driver_allocated_memory() / _MB
+    return values

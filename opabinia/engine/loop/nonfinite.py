@@ -1,25 +1,44 @@
-"""Finding the layer where numbers stop being finite."""
+"""NaN and infinity in training: locate the layer, name the samples, and skip the update.
+
+Numbers are checked in one of two ways. The host reads the losses of every step (always on the CPU; on a GPU with
+``train.check_losses``), so that an error names the layer and the samples, and no weight has changed. Or the check stays
+on the GPU (``any_non_finite`` and the fused optimizers' ``found_inf``), so that the host does not wait; the metrics log
+then finds the number when it writes its next line.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from opabinia.contracts import Batch, Clock, Task
-from opabinia.runtime.processes import gather
+from opabinia.contracts import Batch, Clock, Task, non_memory_buffers
+from opabinia.engine.loop.layer_outputs import nested_tensors
+from opabinia.runtime.processes import gather, world_size
+
+GRAD_NORM = "grad_norm"
+"""The norm of all gradients; the only scalar of a step that is logged without the prefix ``train/``."""
+_MAX_SAMPLES = 16
+"""Sample ids that an error lists."""
 
 
-class NonFinite(FloatingPointError):
-    """A loss or a gradient is not a number any more. The text names the step, the loss, the layer, the samples.
+@cache
+def log_name(name: str) -> str:
+    """Return the name under which the metrics log writes a scalar of a step."""
+    return name if name == GRAD_NORM else f"train/{name}"
+
+
+class NonFiniteError(FloatingPointError):
+    """A loss or a gradient is NaN or infinite. The message names the step, the value, the layer and the samples.
 
     Attributes:
-        step: the step after which the run would have been, from 1 on.
+        step: the number of the failed step, from 1 on.
     """
 
     exit_status = 1
@@ -32,97 +51,154 @@ class NonFinite(FloatingPointError):
         return type(self), (str(self), self.step)
 
     @classmethod
-    def of(cls, step: int, wrong: Mapping[str, float], ids: Sequence[Any], where: str = "") -> NonFinite:
-        """The same error on every process.
+    def from_all_ranks(
+        cls, step: int, values: Mapping[str, float], ids: Sequence[Any], layer: str = ""
+    ) -> NonFiniteError:
+        """Build the same error on every process. All processes must call this.
 
         Args:
-            step: see :class:`NonFinite`.
-            wrong: what is not finite in this process, by full name.
-            ids: of this process's samples.
-            where: the first layer in this process of which it is true.
+            step: see :class:`NonFiniteError`.
+            values: the values of this process that are not finite, by logged name.
+            ids: ids of this process's samples.
+            layer: a description of this process's first layer with a non-finite output.
         """
-        values: dict[str, float] = {}
-        samples: list[str] = []
-        places: list[str] = []
-        everybody = [found for found in gather((dict(wrong), list(map(str, ids)), where)) if found[0]]
-        # Gradients are those of all processes together: whose loss is wrong has spoiled them.
-        guilty = [found for found in everybody if set(found[0]) - {GRADIENTS}] or everybody
-        for its_values, its_ids, its_where in guilty:
-            values = {**its_values, **values}
-            samples += [one for one in its_ids if one not in samples]
-            places += [its_where] if its_where and its_where not in places else []
-        if len(values) > 1:
-            values.pop(GRADIENTS, None)
-        said = [", ".join(f"{name} is {value}" for name, value in values.items()) + f" at step {step}", *places]
+        ranks = [rank for rank in gather((dict(values), list(map(str, ids)), layer)) if rank[0]]
+        # Gradients are averaged over processes: only those with a non-finite loss have caused it.
+        causes = [rank for rank in ranks if set(rank[0]) - {GRAD_NORM}] or ranks
+        all_values: dict[str, float] = {}
+        for rank_values, _, _ in causes:
+            all_values = {**rank_values, **all_values}
+        if len(all_values) > 1:
+            all_values.pop(GRAD_NORM, None)
+        samples = list(dict.fromkeys(sample for _, rank_ids, _ in causes for sample in rank_ids))
+        layers = list(dict.fromkeys(rank_layer for _, _, rank_layer in causes if rank_layer))
+        parts = [", ".join(f"{name} is {value}" for name, value in all_values.items()) + f" at step {step}", *layers]
         if samples:
-            rest = f" and {len(samples) - _NAMED} more" if len(samples) > _NAMED else ""
-            said.append(f"its samples: {', '.join(samples[:_NAMED])}{rest}")
-        return cls("; ".join(said), step)
+            rest = f" and {len(samples) - _MAX_SAMPLES} more" if len(samples) > _MAX_SAMPLES else ""
+            parts.append(f"samples: {', '.join(samples[:_MAX_SAMPLES])}{rest}")
+        return cls("; ".join(parts), step)
 
 
-_NAMED = 16
-GRADIENTS = "grad_norm"
-"""The norm of all gradients; in the journal it keeps its own name."""
+# --- locating the cause -----------------------------------------------------------------------------------------------
 
 
-@cache
-def in_journal(name: str) -> str:
-    """What the journal calls a number that a step gives."""
-    return name if name == GRADIENTS else f"train/{name}"
-
-
-def first_non_finite(
-    task: Task, batch: Batch, clock: Clock, around: Callable[[], AbstractContextManager[Any]] = nullcontext
+def find_non_finite_layer(
+    task: Task, batch: Batch, clock: Clock, context: Callable[[], AbstractContextManager[Any]] = nullcontext
 ) -> str | None:
-    """Push ``batch`` through once more and tell the first layer that gives something infinite or not a number.
+    """Repeat the forward pass of ``batch`` and describe the first layer with a NaN or infinite output, if any.
 
-    It waits for the device after every layer. On many processes all of them call it: a layer may want them all.
+    Waits for the device after every layer. Every process must call it, and the pass always runs to its end, because
+    layers may communicate (synchronized batch norm, FSDP).
     """
-    broken = [name for name, value in batch.items() if not all(map(_finite, _tensors(value)))]
-    found = [f"not finite in the batch already: {', '.join(broken)}"] if broken else []
+    broken = [name for name, value in batch.items() if not all(map(_is_finite, nested_tensors(value)))]
+    causes = [f"the batch itself is not finite: {', '.join(broken)}"] if broken else []
 
-    def look(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if found or all(map(_finite, _tensors(output))):
+    def check(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if causes or all(map(_is_finite, nested_tensors(output))):
             return
-        shapes = ", ".join(" x ".join(map(str, tensor.shape)) or "a number" for tensor in _tensors(inputs))
+        shapes = ", ".join(" x ".join(map(str, tensor.shape)) or "a number" for tensor in nested_tensors(inputs))
         kind = type(module).__name__.removeprefix("FSDP")
-        cause = "" if all(map(_finite, module.parameters(recurse=False))) else "; its weights are not finite"
-        found.append(f"first not finite after layer {name} ({kind}, input {shapes}){cause}")
+        weights = "" if all(map(_is_finite, module.parameters(recurse=False))) else "; its weights are not finite"
+        causes.append(f"first not finite after layer {name} ({kind}, input {shapes}){weights}")
 
     def hook(name: str) -> Callable[..., None]:
-        return lambda module, inputs, output: look(name, module, inputs, output)
+        return lambda module, inputs, output: check(name, module, inputs, output)
 
     handles = [module.register_forward_hook(hook(name)) for name, module in task.named_modules() if name]
     try:
-        with torch.no_grad(), around():
+        with torch.no_grad(), context():
             task(batch, clock)
     finally:
         for handle in handles:
             handle.remove()
-    return found[0] if found else None
+    return causes[0] if causes else None
 
 
-def suspects(batch: Batch) -> list[Any]:
-    """Ids of the samples of which something is not finite before any layer has seen it; all ids if there are none."""
+def suspect_samples(batch: Batch) -> list[Any]:
+    """Return the ids of samples with non-finite inputs; all ids if there are none."""
     ids = list(batch.get("id", ()))
-    values = [one for value in batch.values() for one in (value if isinstance(value, tuple) else (value,))]
-    rows = [value for value in values if isinstance(value, Tensor) and len(value) == len(ids)]
-    broken = [one for number, one in enumerate(ids) if not all(_finite(value[number]) for value in rows)]
+    values = [view for value in batch.values() for view in (value if isinstance(value, tuple) else (value,))]
+    columns = [value for value in values if isinstance(value, Tensor) and len(value) == len(ids)]
+    broken = [id_ for row, id_ in enumerate(ids) if not all(_is_finite(column[row]) for column in columns)]
     return broken or ids
 
 
-def _finite(value: Tensor) -> bool:
+def _is_finite(value: Tensor) -> bool:
     if isinstance(value, DTensor):
-        value = value.to_local()  # of the whole all processes would have to ask
+        value = value.to_local()  # checking the full tensor would be a collective operation
     return not value.is_floating_point() or bool(value.isfinite().all())
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
+# --- skipping the update ----------------------------------------------------------------------------------------------
+
+
+def any_non_finite(values: Mapping[str, Any]) -> Tensor:
+    """Return 1 if any of these 0-d tensors is not finite on any process, else 0 (float, 0-d, on their device)."""
+    flag = (~torch.stack([value.detach().float() for value in values.values()]).isfinite()).any().float()
+    if world_size() > 1:
+        dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return flag
+
+
+def init_momentum_buffers(optimizer: torch.optim.Optimizer) -> None:
+    """Give fused SGD momentum buffers of zeros, if it has none yet.
+
+    torch 2.15 allocates them uninitialized in the first step and fills them in the kernel, which does nothing when the
+    update is skipped: uninitialized memory is then used as momentum. It also cannot update parameters with and without
+    a buffer together. With zeros the first update is the same, unless momentum is dampened; then nothing is done here.
+    """
+    if not isinstance(optimizer, torch.optim.SGD):
+        return
+    for group in optimizer.param_groups:
+        if group["fused"] and group["momentum"] != 0 and group["dampening"] == 0:
+            for param in group["params"]:
+                if param.requires_grad:
+                    optimizer.state[param].setdefault("momentum_buffer", torch.zeros_like(param))
+
+
+class UpdateGuard:
+    """Skips an update as if the step had not happened.
+
+    A non-finite forward pass also reaches running statistics, so buffers are saved before the step and restored.
+
+    Args:
+        model: its buffers are guarded, except memories: hooks write those, not forward passes.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._buffers = [buffer for _, buffer in non_memory_buffers(model)]
+        self._saved = [buffer.clone() for buffer in self._buffers]
+
+    def save_buffers(self) -> None:
+        """Remember the present values of the buffers."""
+        _copy(self._saved, self._buffers)
+
+    def restore_buffers(self) -> None:
+        """Restore the values of :meth:`save_buffers`."""
+        _copy(self._buffers, self._saved)
+
+    def update_unless(self, skip: Tensor, optimizer: torch.optim.Optimizer, update: Callable[[], None]) -> None:
+        """Call ``update``, which does the optimizer's step, unless ``skip`` is 1.
+
+        Fused optimizers read the flag on the device; with others the host waits for it.
+        """
+        if not getattr(optimizer, "_step_supports_amp_scaling", False):
+            if skip.item():
+                self.restore_buffers()
+            else:
+                update()
+            return
+        optimizer.found_inf = skip  # type: ignore[attr-defined]
+        try:
+            update()
+        finally:
+            if hasattr(optimizer, "found_inf"):  # a GradScaler sets its own and removes it
+                del optimizer.found_inf
+        for buffer, saved in zip(self._buffers, self._saved, strict=True):
+            buffer.copy_(torch.where(skip.bool(), saved, buffer))
+
+
+@torch.no_grad()
+def _copy(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)

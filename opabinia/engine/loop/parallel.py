@@ -1,4 +1,4 @@
-"""How a task is spread over processes. On one process none of this is used."""
+"""Multi-GPU and multi-node training: DDP and FSDP. With one process none of this is used."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from opabinia.config import register
-from opabinia.contracts import Batch, Clock, Count, Detector, ParallelTask, Positive, Task
+from opabinia.contracts import Backbone, Batch, Clock, Count, Detector, ParallelTask, Positive, Task
 from opabinia.runtime.processes import broadcast_from_rank_zero, world_size
 
 DType = Literal["fp32", "bf16", "fp16"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-@register.parallel
+@register.parallel(name="ddp", renamed={"bucket_mb": "bucket_cap_mb"})
 def ddp(
     models: Sequence[Task],
     device: torch.device,
@@ -29,49 +29,50 @@ def ddp(
     find_unused_parameters: bool = False,
     static_graph: bool = False,
     compression: Literal["fp16", "bf16"] | None = None,
-    bucket_mb: Positive = 25.0,
+    bucket_cap_mb: Positive = 25.0,
 ) -> ParallelTask:
-    """Every process holds the whole model; gradients are exchanged while the backward pass goes on (torch's DDP).
+    """Data parallelism (torch's DDP): every process holds the whole model, and gradients are all-reduced during the
+    backward pass.
 
-    Running statistics stay those of each process during training; what is evaluated and saved is their mean.
+    Running statistics of batch norm stay per process during training; their mean is evaluated and saved.
 
     Args:
-        find_unused_parameters: look after every forward pass which parameters took part in it; needed when some did
-            not, such as branches that are skipped by chance.
-        static_graph: promise that every step uses the same parameters in the same order, which saves looking.
-        compression: exchange gradients in half the bytes.
-        bucket_mb: size of what is exchanged at once.
+        find_unused_parameters: search for unused parameters after every forward pass; needed if some parameters take no
+            part in a step, such as branches that are skipped at random.
+        static_graph: promise that every step uses the same parameters in the same order, which saves that search.
+        compression: all-reduce gradients in half precision.
+        bucket_cap_mb: size of an all-reduce bucket, in MB.
     """
     for model in models:
         broadcast_from_rank_zero([*model.parameters(), *model.buffers()])
     options = {
         "find_unused_parameters": find_unused_parameters,
         "static_graph": static_graph,
-        "bucket_cap_mb": bucket_mb,
+        "bucket_cap_mb": bucket_cap_mb,
         "broadcast_buffers": False,
         "init_sync": False,
         "gradient_as_bucket_view": True,
     }
-    return _Replicas(models[0], options, compression)
+    return _DataParallel(models[0], options, compression)
 
 
-class UnusedParameters(Exception):
-    """Some parameters had no part in the step before, and the other processes wait for their gradients."""
+class UnusedParametersError(Exception):
+    """Parameters took no part in the previous step, and the other processes wait for their gradients."""
 
     exit_status = 2
 
     def __init__(self) -> None:
         super().__init__(
-            "train.parallel: some parameters took no part in the step before; say "
+            "train.parallel: some parameters took no part in the previous step; use "
             "{name: ddp, find_unused_parameters: true}, or freeze them (hooks: freeze)"
         )
 
 
-class _Replicas:
+class _DataParallel:
     """See :class:`opabinia.contracts.ParallelTask`.
 
-    DDP wants to know at its construction which parameters learn, and hooks may freeze and thaw some: it is made at the
-    first forward pass and whenever that has changed.
+    DDP reads at its construction which parameters require gradients, and hooks may freeze and unfreeze some: it is
+    built at the first forward pass and rebuilt whenever that has changed.
     """
 
     sharded = False
@@ -80,7 +81,7 @@ class _Replicas:
         self.module = task
         self._options, self._compression = options, compression
         self._parameters = list(task.parameters())
-        self._learning: list[bool] = []
+        self._trainable: list[bool] = []
         self._ddp: DistributedDataParallel | None = None
 
     def __call__(self, batch: Batch, clock: Clock) -> Any:
@@ -88,23 +89,24 @@ class _Replicas:
             return self._current()(batch, clock)
         except RuntimeError as error:
             if "finished reduction" in str(error):
-                raise UnusedParameters from error
+                raise UnusedParametersError from error
             raise
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """See :class:`opabinia.contracts.ParallelTask`."""
         if self._options["static_graph"]:
-            return nullcontext()  # which cannot leave an exchange out; means of means are the mean
+            # A static graph cannot skip an all-reduce; all-reducing every micro-batch gives the same mean.
+            return nullcontext()
         return self._current().no_sync()
 
     def _current(self) -> DistributedDataParallel:
-        learning = [parameter.requires_grad for parameter in self._parameters]
-        if self._ddp is None or learning != self._learning:
-            self._ddp = None  # the old one lets go of the parameters first
-            self._ddp, self._learning = self._wrapped(), learning
+        trainable = [param.requires_grad for param in self._parameters]
+        if self._ddp is None or trainable != self._trainable:
+            self._ddp = None  # the old one must release the parameters first
+            self._ddp, self._trainable = self._wrap(), trainable
         return self._ddp
 
-    def _wrapped(self) -> DistributedDataParallel:
+    def _wrap(self) -> DistributedDataParallel:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # broadcast_buffers has another name from torch 2.15 on
             model = DistributedDataParallel(self.module, **self._options)
@@ -115,28 +117,28 @@ class _Replicas:
         return model
 
 
-@register.parallel
+@register.parallel(name="fsdp", renamed={"unit": "min_num_params", "reshard": "reshard_after_forward"})
 def fsdp(
     models: Sequence[Task],
     device: torch.device,
     /,
     *,
-    unit: Count = 1_000_000,
+    min_num_params: Count = 1_000_000,
     param_dtype: DType | None = None,
     reduce_dtype: DType | None = None,
-    reshard: bool = True,
+    reshard_after_forward: bool = True,
 ) -> ParallelTask:
-    """Every process holds a part of each parameter, of its gradient and of its optimizer state; a layer's are put
-    together when it is their turn (torch's FSDP2; Zhao et al. 2023, PyTorch FSDP).
+    """Fully sharded data parallelism (torch's FSDP2): every process holds a shard of each parameter, of its gradient
+    and of its optimizer state; a layer's parameters are all-gathered when it computes (Zhao et al. 2023, PyTorch FSDP).
 
     Args:
-        unit: parameters that a layer of a list of layers must have to be put together by itself; smaller ones are put
-            together with what is around them.
-        param_dtype: of parameters, and of activations, in forward and backward passes; null takes them as they are.
-            ``train.precision`` is gentler: it leaves norms and losses in full precision.
-        reduce_dtype: of gradients when they are added up; null takes them as they are.
-        reshard: take parameters apart again after the forward pass; false keeps them until the backward pass: faster,
-            and more memory.
+        min_num_params: layers in a list of layers are sharded separately if they have at least this many parameters;
+            smaller ones are sharded together with the module around them.
+        param_dtype: of parameters and activations in forward and backward passes; null leaves them as they are.
+            ``train.precision`` is more careful: it keeps norms and losses in full precision.
+        reduce_dtype: of gradients in the reduce-scatter; null leaves them as they are.
+        reshard_after_forward: free the all-gathered parameters after the forward pass; false keeps them until the
+            backward pass, which is faster and needs more memory.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
@@ -145,34 +147,36 @@ def fsdp(
         param_dtype=_DTYPES[param_dtype] if param_dtype else None,
         reduce_dtype=_DTYPES[reduce_dtype] if reduce_dtype else None,
     )
-    wrong = next((name for name, one in models[0].named_parameters() if not one.is_contiguous()), None)
-    if wrong is not None:
-        raise ValueError(f"{wrong} is not contiguous, and cannot be taken apart: fsdp excludes train.channels_last")
+    for name, param in models[0].named_parameters():
+        if not param.is_contiguous():
+            raise ValueError(f"{name} is not contiguous and cannot be sharded: fsdp excludes train.channels_last")
     mesh = init_device_mesh(device.type, (world_size(),))
     for model in models:
         broadcast_from_rank_zero([*model.parameters(), *model.buffers()])
-        # At the border of a unit FSDP brings its inputs to the type of its parameters.
-        children = [one for one in _children(model) if param_dtype and any(True for _ in one.parameters())]
-        for part in [*_units(model, unit), *children, model]:
-            policy = replace(precision, cast_forward_inputs=not _takes_boxes(part))
-            fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
-        for part in (model, *children):
+        # FSDP casts inputs to param_dtype at the boundary of a sharded module: shard all that the task calls.
+        children = [child for child in _called_modules(model) if param_dtype and any(True for _ in child.parameters())]
+        for module in [*_large_layers(model, min_num_params), *children, model]:
+            policy = replace(precision, cast_forward_inputs=not _receives_boxes(module))
+            fully_shard(module, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
+        for module in (model, *children):
             for method in _FORWARD_METHODS:
-                if hasattr(part, method):
-                    register_fsdp_forward_method(part, method)
-    return _Shards(models[0])
+                if hasattr(module, method.__name__):
+                    register_fsdp_forward_method(module, method.__name__)
+    return _ShardedTask(models[0])
 
 
-def _takes_boxes(part: nn.Module) -> bool:
-    """Whether boxes are handed to it, which half precision would move by pixels; maps come to it in the right type."""
-    return isinstance(part, Detector) or (isinstance(part, Task) and part.size_multiple is not None)
+def _receives_boxes(module: nn.Module) -> bool:
+    """Return whether boxes are among the module's inputs: half precision would move them by pixels. Its feature maps
+    already have the right type."""
+    return isinstance(module, Detector) or (isinstance(module, Task) and module.size_multiple is not None)
 
 
-_FORWARD_METHODS = ("predict", "features", "maps", "levels", "pyramid", "losses", "detect", "describe")
-"""Methods of tasks, backbones and detectors that use parameters, as ``forward`` does."""
+_NETWORK_METHODS = (Backbone.feature_maps, Backbone.pyramid_features, Detector.pyramid, Detector.losses)
+_FORWARD_METHODS = (*_NETWORK_METHODS, Detector.detect, Detector.describe, Task.predict, Task.features)
+"""Methods that use parameters like ``forward``: FSDP must gather the parameters for them, too."""
 
 
-class _Shards:
+class _ShardedTask:
     """See :class:`opabinia.contracts.ParallelTask`."""
 
     sharded = True
@@ -194,26 +198,27 @@ class _Shards:
             module.set_requires_gradient_sync(True)
 
 
-def _children(task: nn.Module) -> Iterator[nn.Module]:
-    """What a task calls: its modules, and of a list, which nobody calls, those in it."""
+def _called_modules(task: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules that a task calls: its children, and instead of a ModuleList the modules in it."""
     for child in task.children():
         yield from child.children() if isinstance(child, nn.ModuleList) else [child]
 
 
-def _units(task: nn.Module, least: int) -> Iterator[nn.Module]:
-    """Layers in lists of layers with ``least`` parameters or more that are in no smaller unit; inner ones first.
+def _large_layers(task: nn.Module, min_num_params: int) -> Iterator[nn.Module]:
+    """Yield layers in lists of layers with at least ``min_num_params`` parameters beside those of smaller yielded
+    layers, inner ones first.
 
     Only of layers in a list it is certain that their parameters are used in their own forward pass.
     """
     taken: set[int] = set()
-    listed = {
+    in_lists = {
         id(layer)
         for module in task.modules()
         if isinstance(module, nn.ModuleList | nn.Sequential)
         for layer in module.children()
     }
     for module in reversed(list(task.modules())):
-        own = [parameter for parameter in module.parameters() if id(parameter) not in taken]
-        if id(module) in listed and sum(parameter.numel() for parameter in own) >= least:
+        own = [param for param in module.parameters() if id(param) not in taken]
+        if id(module) in in_lists and sum(param.numel() for param in own) >= min_num_params:
             taken.update(map(id, own))
             yield module

@@ -1,214 +1,188 @@
-"""Batches on the device: copied beside what it computes, one ahead of the step that asks for them."""
+"""Batches on the device: copied while it computes, one batch ahead of the step that needs them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Batch, Loader, Row
+from opabinia.contracts import Batch, GlobalBatch, Loader
+from opabinia.engine.loop.layer_outputs import nested_tensors
 
 T = TypeVar("T")
 
-Finish = Callable[[Batch, Row], Batch]
-"""What is left to be done to a batch when it is on the device."""
+DeviceTransform = Callable[[Batch, GlobalBatch], Batch]
+"""Transforms a batch after it has been copied to the device."""
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The batch with its tensors on ``device``; copies from pinned memory do not block."""
-    return batch if device.type == "cpu" else _moved(batch, device)
+    """Return the batch with its tensors on ``device``; copies from pinned memory do not block."""
+    return batch if device.type == "cpu" else _move(batch, device)
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def _move(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, dict):
-        return {key: _moved(item, device) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_moved(item, device) for item in value) if type(value) in (list, tuple) else value
+        return {key: _move(item, device) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_move(item, device) for item in value)
     return value
 
 
-class Fed(NamedTuple):
-    """A batch for a step.
+class PrefetchedBatch(NamedTuple):
+    """A batch that is ready for a step.
 
     Attributes:
-        row: which one.
-        loaded: as the loader gave it.
-        batch: on the device, finished.
-        seconds: that reading it took.
+        row: its row of the plan.
+        loaded: as the loader gave it, on the host.
+        batch: on the device, transformed.
+        seconds: time that reading it took.
     """
 
-    row: Row
+    row: GlobalBatch
     loaded: Batch
     batch: Batch
     seconds: float
 
 
-def prefetch(loader: Loader, device: torch.device, finish: Finish | None = None, start: int = 0) -> Iterator[Fed]:
-    """Batches of a loader on ``device``, from step ``start`` on.
+def prefetch(
+    loader: Loader, device: torch.device, transform: DeviceTransform | None = None, start: int = 0
+) -> Iterator[PrefetchedBatch]:
+    """Yield the batches of a loader on ``device``, from step ``start`` on.
 
-    On CUDA the next batch is asked for before one is handed over, and is copied and finished on a stream of its own.
-    What went wrong with it is told when it is its turn.
+    On CUDA the next batch is requested before one is yielded, and copied and transformed on a separate stream. An error
+    of the next batch is raised when it is its turn.
     """
-    batches = loader.iterate(start)
-    if device.type != "cuda":
-        for row, loaded in batches:
-            yield Fed(row, loaded, _finished(to_device(loaded, device), row, finish), loader.seconds)
+    if device.type == "cuda":
+        yield from _prefetch_cuda(loader, device, transform, start)
         return
+    for row, loaded in loader.iterate(start):
+        yield PrefetchedBatch(row, loaded, _prepare(loaded, row, device, transform), loader.seconds)
+
+
+def _prepare(loaded: Batch, row: GlobalBatch, device: torch.device, transform: DeviceTransform | None) -> Batch:
+    batch = to_device(loaded, device)
+    return batch if transform is None else transform(batch, row)
+
+
+def _prefetch_cuda(
+    loader: Loader, device: torch.device, transform: DeviceTransform | None, start: int
+) -> Iterator[PrefetchedBatch]:
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    for one, copied in one_batch_ahead(_beside(batches, loader, device, finish, stream)):
-        waiting = torch.cuda.current_stream(device)
-        waiting.wait_event(copied)
-        _used_on(one.batch, waiting)
-        yield one
+
+    def copy_batches() -> Iterator[tuple[PrefetchedBatch, torch.cuda.Event]]:
+        for row, loaded in loader.iterate(start):
+            with torch.cuda.stream(stream):
+                item = PrefetchedBatch(row, loaded, _prepare(loaded, row, device, transform), loader.seconds)
+                copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                copied.record(stream)
+            yield item, copied
+
+    for item, copied in lookahead(copy_batches()):
+        # The GPU waits for the copy here, not the host.
+        compute = torch.cuda.current_stream(device)
+        compute.wait_event(copied)
+        for tensor in nested_tensors(item.batch):
+            if tensor.is_cuda:  # its memory belongs to the other stream: keep it until this one has finished with it
+                tensor.record_stream(compute)
+        yield item
 
 
-def _finished(batch: Batch, row: Row, finish: Finish | None) -> Batch:
-    return batch if finish is None else finish(batch, row)
+def lookahead(items: Iterator[T]) -> Iterator[T]:
+    """Yield each item after the next one has been taken from ``items``; an error is raised at its turn, not before.
 
-
-def _beside(
-    batches: Iterator[tuple[Row, Batch]],
-    loader: Loader,
-    device: torch.device,
-    finish: Finish | None,
-    stream: torch.cuda.Stream,
-) -> Iterator[tuple[Fed, torch.cuda.Event]]:
-    """Batches copied on ``stream``, each with the event that says when it is there."""
-    for row, loaded in batches:
-        with torch.cuda.stream(stream):
-            one = Fed(row, loaded, _finished(to_device(loaded, device), row, finish), loader.seconds)
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record(stream)
-        yield one, copied
-
-
-def _used_on(value: Any, stream: torch.cuda.Stream) -> None:
-    """Keep the memory of tensors that were made on another stream until ``stream`` is done with them."""
-    if isinstance(value, Tensor):
-        if value.is_cuda:
-            value.record_stream(stream)
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            _used_on(one, stream)
-    elif isinstance(value, list | tuple):
-        for one in value:
-            _used_on(one, stream)
-
-
-def one_batch_ahead(items: Iterator[T]) -> Iterator[T]:
-    """Each item when the one behind it is taken already; an error comes at its turn, and not before.
-
-    Example: ``one_batch_ahead(map(begin, pieces))`` has begun the second piece when it gives the first.
+    Example: ``lookahead(map(launch, batches))`` has launched the second batch when it yields the first.
     """
-    following = _next(items)
-    while following is not None:
-        now = following
-        if now.error is not None:
-            raise now.error
-        following = _next(items)
-        yield now.item
+    end: Any = object()
+    current = next(items, end)
+    while current is not end:
+        error: Exception | None = None
+        try:
+            following = next(items, end)
+        except Exception as caught:
+            error = caught
+        yield current
+        if error is not None:
+            raise error
+        current = following
 
 
-@dataclass(frozen=True)
-class _Taken:
-    item: Any = None
-    error: Exception | None = None
-
-
-def _next(items: Iterator[Any]) -> _Taken | None:
-    try:
-        return _Taken(next(items))
-    except StopIteration:
-        return None
-    except Exception as error:
-        return _Taken(error=error)
-
-
-class Feeding:
+class DeviceLoader:
     """A loader (:class:`opabinia.contracts.Loader`) whose batches are on the device.
 
     Args:
-        loader: gives them on the host.
-        device: where they go.
-        finish: what is left to be done to them there.
+        loader: reads them on the host.
+        device: to copy them to.
+        transform: applied on the device.
 
     Attributes:
-        seconds: that reading the batch took that was handed over last.
+        seconds: time that reading the last yielded batch took.
     """
 
-    def __init__(self, loader: Loader, device: torch.device, finish: Finish | None = None) -> None:
-        self._loader, self._device, self._finish = loader, device, finish
+    def __init__(self, loader: Loader, device: torch.device, transform: DeviceTransform | None = None) -> None:
+        self._loader, self._device, self._transform = loader, device, transform
         self._seconds: float | None = None
 
     @property
-    def passed_over(self) -> int:
-        """Samples that could not be read so far."""
-        return self._loader.passed_over
+    def num_skipped(self) -> int:
+        """Number of samples that could not be read so far."""
+        return self._loader.num_skipped
 
     @property
     def seconds(self) -> float:
         return self._loader.seconds if self._seconds is None else self._seconds
 
-    def iterate(self, start: int = 0) -> Iterator[tuple[Row, Batch]]:
-        """Rows and batches from step ``start`` on, as the loader gives them."""
-        if self._device.type == "cpu" and self._finish is None:
+    def iterate(self, start: int = 0) -> Iterator[tuple[GlobalBatch, Batch]]:
+        """Yield rows and batches from step ``start`` on."""
+        if self._device.type == "cpu" and self._transform is None:
             return self._loader.iterate(start)
         return self._iterate(start)
 
-    def _iterate(self, start: int) -> Iterator[tuple[Row, Batch]]:
-        for one in prefetch(self._loader, self._device, self._finish, start):
-            self._seconds = one.seconds
-            yield one.row, one.batch
+    def _iterate(self, start: int) -> Iterator[tuple[GlobalBatch, Batch]]:
+        for item in prefetch(self._loader, self._device, self._transform, start):
+            self._seconds = item.seconds
+            yield item.row, item.batch
 
-    def finishing(self) -> float:
-        """Seconds that it takes to do what is left to be done to the first batch, once it is on the device. Ends an
-        iteration that is going on."""
-        if self._finish is None:
+    def time_transform(self) -> float:
+        """Return the seconds that the transform of the first batch takes on the device. Ends a running iteration."""
+        if self._transform is None:
             return 0.0
         row, loaded = next(iter(self._loader.iterate(0)))
-        return min(_seconds(partial(self._finish, dict(to_device(loaded, self._device)), row)) for _ in range(3))
+        return min(_timed(partial(self._transform, dict(to_device(loaded, self._device)), row)) for _ in range(3))
 
     def close(self) -> None:
-        """End what reads."""
+        """Close the loader."""
         self._loader.close()
 
 
-def _seconds(call: Callable[[], Any]) -> float:
-    """What a call takes, with all that it has begun on a GPU."""
-    wait = torch.cuda.synchronize if torch.cuda.is_available() else _nothing
+def _timed(call: Callable[[], Any]) -> float:
+    """Return the seconds of a call, including the work that it started on a GPU."""
+    wait: Callable[[], None] = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     wait()
-    began = time.perf_counter()
+    started = time.perf_counter()
     call()
     wait()
-    return time.perf_counter() - began
-
-
-def _nothing() -> None: ...
+    return time.perf_counter() - started
 
 
 def to_host(tensors: Mapping[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
-    """Begin to copy tensors to the host; the call of what is returned waits for these copies, and for nothing behind
-    them on the device."""
+    """Start copying tensors to the host; the returned function waits for these copies, not for later GPU work."""
     if not any(tensor.is_cuda for tensor in tensors.values()):
         return lambda: {name: tensor.cpu() for name, tensor in tensors.items()}
-    copies = {name: _pinned(tensor) for name, tensor in tensors.items()}
+    copies = {
+        name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor.detach(), non_blocking=True)
+        for name, tensor in tensors.items()
+    }
     done = torch.cuda.Event()  # type: ignore[no-untyped-call]
     done.record()
 
-    def arrived() -> dict[str, Tensor]:
+    def wait() -> dict[str, Tensor]:
         done.synchronize()
         return copies
 
-    return arrived
-
-
-def _pinned(tensor: Tensor) -> Tensor:
-    there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return there.copy_(tensor.detach(), non_blocking=True)
+    return wait

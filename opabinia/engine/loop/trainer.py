@@ -1,13 +1,26 @@
-"""The trainer turns the crank: batches through the step, hooks at their moments.
+"""The trainer: feeds batches to the step and dispatches hooks.
 
-It builds nothing, reads no config and knows no task. The whole loop, as a sentence::
+It builds nothing, reads no config and knows no task. The whole loop::
 
     start
-    what a checkpoint left due
+    hooks that a checkpoint left due           (resumed runs only)
     for each epoch:  before_phase
-        for each batch:  before_step, step (after_backward), after_step
+        for each batch:  before_step, step (with after_backward), after_step
         after_phase
     finish
+
+**Host and device.** Nothing in the loop waits for a GPU: losses stay on the device, and the host queues the next step
+while the GPU computes. The host waits when the metrics log writes a line (one copy of all pending values), when a
+checkpoint is copied, in evaluations, and wherever the step or a hook reads a tensor.
+
+**Processes.** Every process runs the same loop over its own share of each batch. They meet in the backward pass (the
+all-reduce of gradients), in the metrics log, in evaluations and checkpoints, and once per step to agree on stopping:
+one process that stopped by itself would leave the others waiting. Hooks therefore only request a stop.
+
+**Resuming.** A resumed run equals an uninterrupted one bit by bit, because everything that changes is either a pure
+function of the step (the plan, augmentation and dropout seeds, schedules) or part of :meth:`Trainer.snapshot`. A
+checkpoint is saved from inside a hook; it records that position (``due``), and the resumed run first completes the
+event: the hooks behind the one that saved.
 """
 
 from __future__ import annotations
@@ -20,34 +33,29 @@ from typing import Any
 
 import torch
 
-from opabinia.contracts import Batch, Clock, Hook, Loader, Phase, Plan, Row, Run, Scalars, Step, Stop, Task
-from opabinia.engine.checkpointing.checkpoint import (
-    CheckpointManager,
-    Snapshot,
-    WeightsMismatch,
-    load_optimizer_state,
-    optimizer_state,
-)
+from opabinia.contracts import Batch, Clock, GlobalBatch, Hook, Loader, Phase, Plan, Run, Scalars, Step, Stop, Task
+from opabinia.engine.checkpointing.checkpoint import Snapshot, WeightsMismatch
+from opabinia.engine.checkpointing.manager import CheckpointManager
 from opabinia.engine.checkpointing.norm_statistics import (
+    gather_statistics,
     load_statistics,
-    mean_state,
-    mean_statistics,
-    statistics_of_all,
+    mean_state_dict,
+    use_mean_statistics,
 )
-from opabinia.engine.checkpointing.sharded import load_state
-from opabinia.engine.loggers.metrics_log import MetricsLogger, read_from_json, told_in_json
-from opabinia.engine.loop.evaluate import EvaluationStopped, Validation, evaluate_all
-from opabinia.engine.loop.hook_dispatch import HookDispatcher
-from opabinia.engine.loop.nonfinite import NonFinite, in_journal
-from opabinia.engine.loop.skip_nonfinite import begin_momentum
+from opabinia.engine.checkpointing.optimizer_state import load_optimizer_state, optimizer_kind, optimizer_state
+from opabinia.engine.checkpointing.sharded import load_full_state_dict
+from opabinia.engine.loggers.metrics_log import MetricsLogger, from_json_numbers, to_json_numbers
+from opabinia.engine.loop.evaluate import EvaluationStopped, ValidationSet, evaluate_all
+from opabinia.engine.loop.hook_dispatch import HookDispatcher, current_key
+from opabinia.engine.loop.nonfinite import NonFiniteError, init_momentum_buffers, log_name
 from opabinia.runtime.log import log
-from opabinia.runtime.processes import agreed, is_rank_zero, world_size
+from opabinia.runtime.processes import first_value, is_rank_zero, world_size
 
 TRAIN = Phase("train", "train")
 STATISTICS = "statistics"
-"""The file of a checkpoint with every process's own running statistics."""
-_AT_EVERY_STEP = 64
-"""Up to so many processes agree on stopping at every step; more of them at fewer, as agreeing takes longer."""
+"""The file of a checkpoint with the running statistics of every process."""
+_MAX_WORLD_SIZE_FOR_EVERY_STEP = 64
+"""Up to this many processes agree on stopping after every step; with more the agreement takes longer and is rarer."""
 
 
 class Trainer:
@@ -55,22 +63,22 @@ class Trainer:
 
     Args:
         task: the model, on ``device``.
-        step: how a batch becomes an update.
+        step: turns a batch into an update.
         plan: all batches of the run.
-        loader: gives them, from any step on, on ``device``.
-        validation: data sets to evaluate on.
-        journal: takes the numbers.
+        loader: yields them from any step on, on ``device``.
+        validation: datasets to evaluate on.
+        metrics_log: receives the scalars of steps and evaluations.
         hooks: by key, in the order in which they act (see ``hooks/__init__.py``).
         folder: the run folder.
-        device: where batches are.
+        device: of the batches.
         keep: number of newest checkpoints to keep.
-        about: plain values saved in every checkpoint (seed, fingerprint of the data ...).
-        interrupted: asked after every step why the run is to stop; None to go on.
-        left_out: numbers of batches (``Row.step``) that are not trained: their numbers went wrong once.
-        sharded: whether every process holds a part of the parameters only.
+        metadata: JSON values saved in every checkpoint (seed, fingerprint of the data ...).
+        interrupted: called after every step; returns the reason to stop, or None to continue.
+        skip_batches: batches (by ``GlobalBatch.step``) that are not trained: their losses were not finite before.
+        sharded: whether every process holds only a shard of the parameters.
         batches: gives hooks batches of their own (see :class:`opabinia.contracts.Run`).
-        offered: the scores that evaluations give, likewise.
-        began: when this start of the run began, likewise; None: now.
+        available_scores: the scores that evaluations give (see :class:`opabinia.contracts.Run`).
+        start_time: start time of this process (see :class:`opabinia.contracts.Run`); None: now.
 
     Example::
 
@@ -84,27 +92,27 @@ class Trainer:
         step: Step,
         plan: Plan,
         loader: Loader,
-        validation: Sequence[Validation],
+        validation: Sequence[ValidationSet],
         metrics_log: MetricsLogger,
         hooks: Mapping[str, Hook],
         folder: Path,
         device: torch.device,
         keep: int = 2,
-        about: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
         interrupted: Callable[[], str | None] = lambda: None,
-        left_out: Collection[int] = (),
+        skip_batches: Collection[int] = (),
         sharded: bool = False,
         batches: Callable[[str, int], Iterable[Batch]] = lambda name, count: (),
-        offered: Mapping[str, str] | None = None,
-        began: float | None = None,
+        available_scores: Mapping[str, str] | None = None,
+        start_time: float | None = None,
     ) -> None:
         self.task, self.step, self.plan, self.loader = task, step, plan, loader
         self.validation, self.device = validation, device
-        self.about, self.interrupted = dict(about or {}), interrupted
-        self._left_out, self._sharded = frozenset(left_out), sharded
-        self._alone = world_size() == 1
-        self._agree_every = max(1, world_size() // _AT_EVERY_STEP)
-        self._moments = HookDispatcher(hooks)
+        self.metadata, self.interrupted = dict(metadata or {}), interrupted
+        self._skip_batches, self._sharded = frozenset(skip_batches), sharded
+        self._single_process = world_size() == 1
+        self._agree_every = max(1, world_size() // _MAX_WORLD_SIZE_FOR_EVERY_STEP)
+        self._hooks = HookDispatcher(hooks)
         self._checkpoints = CheckpointManager(folder / "checkpoints", keep, self.snapshot, write=is_rank_zero())
         self._run = Run(
             task=task,
@@ -116,32 +124,33 @@ class Trainer:
             evaluate=self.evaluate,
             scores={},
             folder=folder,
-            models=[task, *{id(one.task): one.task for one in validation if one.task}.values()],
+            models=[task, *{id(dataset.task): dataset.task for dataset in validation if dataset.task}.values()],
             batches=batches,
-            offered=dict(offered or {}),
-            began=time.monotonic() if began is None else began,
+            available_scores=dict(available_scores or {}),
+            start_time=time.monotonic() if start_time is None else start_time,
         )
-        self._resumed: tuple[tuple[str, str] | None, Clock] = None, self._run.clock
+        # Position inside an event, and clock, at which the checkpoint was saved that this run resumes from.
+        self._resumed_at: tuple[tuple[str, str] | None, Clock] = None, self._run.clock
 
     @property
     def stopped(self) -> str | None:
-        """Why the run stopped before its end, if it did."""
+        """The reason why the run stopped before its end, if it did."""
         stop = self._run.stop
-        return stop.reason if stop and not stop.over else None
+        return stop.reason if stop and not stop.final else None
 
-    # --- the crank --------------------------------------------------------------------------------------------------
+    # --- the loop -----------------------------------------------------------------------------------------------------
 
     def run(self) -> dict[str, float]:
-        """Train to the end of the plan, or until something asks to stop; return the newest scores."""
+        """Train to the end of the plan, or until a stop is requested; return the newest scores."""
         run = self._run
         how: str | BaseException = "stopped"
         try:
             try:
-                self._turn()
+                self._train()
             except EvaluationStopped:
-                # A resume comes back to the hook that asked for the evaluation.
-                self._moments.now = self._moments.just_before()
-                self._stops()
+                # The checkpoint must say that the evaluation is due: go back before the hook that asked for it.
+                self._hooks.active = self._hooks.previous_position()
+                self._agree_on_stop()
             self._save_if_stopped()
             self._checkpoints.wait()
             how = "stopped" if self.stopped else "done"
@@ -150,187 +159,183 @@ class Trainer:
             raise
         finally:
             self.loader.close()
-            for validation in self.validation:
-                validation.close()
+            for dataset in self.validation:
+                dataset.close()
             try:
-                self._end_saving(how)
+                self._finish_saving(how)
             finally:
-                self._moments.finish(run, how)
+                self._hooks.finish(run, how)
         return dict(run.scores)
 
-    def _turn(self) -> None:
+    def _train(self) -> None:
         run = self._run
-        self._moments.start(run)
-        self._do_what_is_due()
+        self._hooks.start(run)
+        self._complete_resumed_event()
         batches = self.loader.iterate(run.clock.step)
-        while run.clock.step < self.plan.total_steps and not self._stops():
+        while run.clock.step < self.plan.total_steps and not self._agree_on_stop():
             self._train_epoch(batches)
 
-    def _train_epoch(self, batches: Iterator[tuple[Row, Batch]]) -> None:
+    def _train_epoch(self, batches: Iterator[tuple[GlobalBatch, Batch]]) -> None:
+        """Train to the end of the current epoch; a resumed run may be in the middle of one."""
         run = self._run
-        self._moments.call(run, "before_phase", TRAIN)
-        ended = False
-        while not ended and not run.stop:
-            began = time.perf_counter()
+        self._hooks.call(run, "before_phase", TRAIN)
+        epoch_ended = False
+        while not epoch_ended and not run.stop:
+            started = time.perf_counter()
             row, batch = next(batches)
-            ready = time.perf_counter()
-            scalars = self._trained(batch, row)
+            loaded = time.perf_counter()
+            scalars = self._train_step(batch, row)
             run.clock = run.clock.following(self.plan, row)
-            times = {"time/data": ready - began, "time/step": time.perf_counter() - began}
-            times["time/read"] = self.loader.seconds
-            values = {in_journal(name): value for name, value in scalars.items()}
-            values["lr"] = self.step.optimizer.param_groups[0]["lr"]
-            values["samples"] = float(row.count)
-            values |= times
+            values = {
+                **{log_name(name): value for name, value in scalars.items()},
+                "lr": self.step.optimizer.param_groups[0]["lr"],
+                "samples": float(row.count),
+                # Seconds on the host: a GPU may still be busy. The metrics log adds the time that it waits for it.
+                "time/data": loaded - started,
+                "time/step": time.perf_counter() - started,
+                "time/read": self.loader.seconds,
+            }
             run.metrics_log.add(run.clock.step, values, batch.get("id", ()))
-            self._moments.call(run, "after_step")
-            ended = run.clock.phase_ended
-            if ended or run.clock.step % self._agree_every == 0:
-                self._stops()
+            self._hooks.call(run, "after_step")
+            epoch_ended = run.clock.phase_ended
+            if epoch_ended or run.clock.step % self._agree_every == 0:
+                self._agree_on_stop()
         if not run.stop:
-            self._moments.call(run, "after_phase", TRAIN)
-        elif ended:
-            self._moments.now = "after_phase", ""  # what a resume makes up for
+            self._hooks.call(run, "after_phase", TRAIN)
+        elif epoch_ended:
+            self._hooks.active = "after_phase", ""  # no hook has seen the end of the epoch: all are due on resume
 
-    def _trained(self, batch: Batch, row: Row) -> Scalars:
-        if row.step in self._left_out:
+    def _train_step(self, batch: Batch, row: GlobalBatch) -> Scalars:
+        if row.step in self._skip_batches:
             return {}
-        self._moments.call(self._run, "before_step", batch)
-        return self.step(batch, row, self._run.clock, self._after_backward)
+        self._hooks.call(self._run, "before_step", batch)
+        return self.step(batch, row, self._run.clock, lambda: self._hooks.call(self._run, "after_backward"))
 
-    def _after_backward(self) -> None:
-        self._moments.call(self._run, "after_backward")
-
-    def evaluate(self, takes: Callable[[str], bool] = lambda name: True) -> dict[str, float]:
-        """One evaluation phase for each validation set that ``takes`` names; scores go to the journal and the run."""
-        taken = [one for one in self.validation if takes(one.name)]
-        with mean_statistics(self._run.models):
+    def evaluate(self, accepts: Callable[[str], bool] = lambda name: True) -> dict[str, float]:
+        """Evaluate on the validation sets whose names ``accepts`` takes; write and return the scores."""
+        datasets = [dataset for dataset in self.validation if accepts(dataset.name)]
+        with use_mean_statistics(self._run.models):
             scores = evaluate_all(
-                self._run, self._moments, taken, self.device, self._wants_to_be_resumed, sharded=self._sharded
+                self._run, self._hooks, datasets, self.device, self._must_interrupt, sharded=self._sharded
             )
-        self._stops()
+        self._agree_on_stop()
         return scores
 
-    # --- stopping and going on --------------------------------------------------------------------------------------
+    # --- stopping -----------------------------------------------------------------------------------------------------
 
-    def _wish(self) -> Stop | None:
-        """The stop that this process has been asked for, by a hook or from outside."""
-        if self._moments.wish is None and (reason := self.interrupted()):
+    def _requested_stop(self) -> Stop | None:
+        """Return the stop that a hook of this process, or ``interrupted``, asked for."""
+        if self._hooks.requested_stop is None and (reason := self.interrupted()):
             return Stop(reason)
-        return self._moments.wish
+        return self._hooks.requested_stop
 
-    def _stops(self) -> bool:
-        """Whether the run stops here, as all processes agree: the wish of one is enough."""
+    def _agree_on_stop(self) -> bool:
+        """Return whether the run stops here, the same on all processes: the request of one is enough."""
         if self._run.stop is None:
-            wish = self._wish()
-            self._run.stop = wish if self._alone else agreed(wish)
+            request = self._requested_stop()
+            self._run.stop = request if self._single_process else first_value(request)
         return self._run.stop is not None
 
-    def _wants_to_be_resumed(self) -> bool:
-        """Whether to leave off in the middle; a run that is over still finishes what it is at."""
-        stop = self._run.stop or self._wish()
-        return stop is not None and not stop.over
+    def _must_interrupt(self) -> bool:
+        """Return whether to interrupt an evaluation; a run that is over (early stopping) completes it."""
+        stop = self._run.stop or self._requested_stop()
+        return stop is not None and not stop.final
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def _save_if_stopped(self) -> None:
-        """Make sure that a run which stops on request has a checkpoint of its last step."""
+        """Save a checkpoint of the last step of a run that was asked to stop, if there is none yet."""
         step = self._run.clock.step
-        if self._run.stop and step > 0 and self._checkpoints.saved != step:
+        if self._run.stop and step > 0 and self._checkpoints.last_saved_step != step:
             self._checkpoints.save()
 
-    def _end_saving(self, how: str | BaseException) -> None:
-        """Complete a save under way, unless all is to stop at once; its error must not hide what ended the run."""
+    def _finish_saving(self, how: str | BaseException) -> None:
+        """Wait for a save in progress, unless the process must end at once. Its error must not hide the run's."""
         if isinstance(how, SystemExit):
             return
-        if isinstance(how, BaseException) and not isinstance(how, NonFinite):  # which all processes have
-            self._checkpoints.hurry(10)
+        if isinstance(how, BaseException) and not isinstance(how, NonFiniteError):
+            # Other processes may be dead: do not wait long for their shards. A NonFiniteError is raised on all.
+            self._checkpoints.limit_wait(10)
         try:
             self._checkpoints.wait()
         except Exception as error:
-            log.warning("besides, the last save has failed: %s", error)
+            log.warning("in addition, the last save failed: %s", error)
 
-    def _do_what_is_due(self) -> None:
-        """Go on right behind the hook that saved the checkpoint this run was resumed from.
+    def _complete_resumed_event(self) -> None:
+        """Call the hooks that come after the one that saved the checkpoint this run resumes from.
 
-        The moment is completed as it was then: if it was the end of a shorter run, its evaluation is still due. If it
-        is the end now and was not then, that end is made up for.
+        They see the clock of that time: if it was the end of a shorter run, its evaluation is still due. If the step is
+        the end of the run now and was not then (the run is shorter now), the hooks of that end are called, too.
         """
-        (due, then), now = self._resumed, self._run.clock
-        self._resumed = None, now
-        if due is not None:
-            self._run.clock = then
-            self._complete(*due)
-            self._run.clock = now
-        if then.step < then.total_steps and now.step >= now.total_steps and not self._run.stop:
-            self._moments.call(self._run, "after_phase", TRAIN)
-
-    def _complete(self, moment: str, saver: str) -> None:
-        if moment == "after_step":
-            self._moments.call(self._run, moment, after=saver)
-            if self._run.clock.phase_ended and not self._run.stop:
-                self._moments.call(self._run, "after_phase", TRAIN)
-        elif moment == "after_phase":
-            self._moments.call(self._run, moment, TRAIN, after=saver)
+        run = self._run
+        (position, then), now = self._resumed_at, run.clock
+        self._resumed_at = None, now
+        if position is not None:
+            event, key = position
+            run.clock = then
+            if event == "after_step":
+                self._hooks.call(run, "after_step", after=key)
+                if then.phase_ended and not run.stop:
+                    self._hooks.call(run, "after_phase", TRAIN)
+            elif event == "after_phase":
+                self._hooks.call(run, "after_phase", TRAIN, after=key)
+            run.clock = now
+        if then.step < then.total_steps and now.step >= now.total_steps and not run.stop:
+            self._hooks.call(run, "after_phase", TRAIN)
 
     def snapshot(self) -> Snapshot:
-        """Everything that a resumed run needs, at this moment."""
+        """Return everything that a resumed run needs, as of now. All processes must call it."""
         run = self._run
         tensors, plain = optimizer_state(self.task, self.step.optimizer)
-        epoch_began = self.plan.samples_before(self.plan.epoch_start(run.clock.epoch))
+        epoch_start = self.plan.samples_before(self.plan.epoch_start(run.clock.epoch))
         state = {
-            **self.about,
+            **self.metadata,
             "step": run.clock.step,
             "samples": run.clock.samples,
             "epoch": run.clock.epoch,
-            "position": run.clock.samples - epoch_began,
-            "due": list(self._moments.now) if self._moments.now else None,
-            "scores": told_in_json(run.scores),
+            "position": run.clock.samples - epoch_start,
+            "due": list(self._hooks.active) if self._hooks.active else None,
+            "scores": to_json_numbers(run.scores),
             "journal": run.metrics_log.state_dict(),
             "total_steps": run.clock.total_steps,
             "optimizer": plain,
-            "optimizer_kind": _kind(self.step.optimizer),
+            "optimizer_kind": optimizer_kind(self.step.optimizer),
             "train_step": self.step.state_dict(),
-            "hooks": self._moments.state_dict(),
-            "left_out": sorted(self._left_out),
+            "hooks": self._hooks.state_dict(),
+            "left_out": sorted(self._skip_batches),
         }
-        files = {"model": mean_state(self.task), "optimizer": tensors, **self._moments.tensors()}
-        if statistics := statistics_of_all(run.models):
+        files = {"model": mean_state_dict(self.task), "optimizer": tensors, **self._hooks.tensors()}
+        if statistics := gather_statistics(run.models):
             files[STATISTICS] = statistics
         return Snapshot(run.clock.step, files, state)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Put the run where :meth:`snapshot` was taken.
+        """Restore the state of :meth:`snapshot`.
 
         Raises:
-            DoesNotFit: the model's tensors are others.
+            WeightsMismatch: the model's tensors have other names or shapes.
         """
         run, state = self._run, snapshot.state
         try:
-            load_state(self.task, snapshot.tensors["model"])
+            load_full_state_dict(self.task, snapshot.tensors["model"])
         except RuntimeError as error:
             raise WeightsMismatch(str(error)) from error
         self._restore_optimizer(snapshot)
         self.step.load_state_dict(state["train_step"])
-        self._moments.load_state_dict(state["hooks"])
-        self._moments.load_tensors(snapshot.tensors)
+        self._hooks.load_state_dict(state["hooks"])
+        self._hooks.load_tensors(snapshot.tensors)
         load_statistics(run.models, snapshot.tensors.get(STATISTICS, {}))
         run.metrics_log.load_state_dict(state["journal"])
         run.clock = Clock.at(self.plan, snapshot.step)
-        run.scores.update(read_from_json(state["scores"]))
-        self._checkpoints.saved = snapshot.step
-        due = tuple(state["due"]) if state["due"] else None
-        self._resumed = due, replace(run.clock, total_steps=state["total_steps"])
+        run.scores.update(from_json_numbers(state["scores"]))
+        self._checkpoints.last_saved_step = snapshot.step
+        position = (state["due"][0], current_key(state["due"][1])) if state["due"] else None
+        self._resumed_at = position, replace(run.clock, total_steps=state["total_steps"])
 
     def _restore_optimizer(self, snapshot: Snapshot) -> None:
-        before, now = snapshot.state["optimizer_kind"], _kind(self.step.optimizer)
-        if before != now:
-            log.warning("the optimizer was %s and is %s now: it begins without a state", before, now)
+        saved, present = snapshot.state["optimizer_kind"], optimizer_kind(self.step.optimizer)
+        if saved != present:
+            log.warning("the optimizer was %s and is %s now: it starts without state", saved, present)
             return
-        tensors, plain = snapshot.tensors["optimizer"], snapshot.state["optimizer"]
-        load_optimizer_state(self.task, self.step.optimizer, tensors, plain)
-        begin_momentum(self.step.optimizer)
-
-
-def _kind(optimizer: torch.optim.Optimizer) -> str:
-    """What decides which state an optimizer keeps: its class, and the options that add to it."""
-    options = ("amsgrad", "centered", "momentum")
-    return " with ".join([type(optimizer).__name__, *(name for name in options if optimizer.defaults.get(name))])
+        load_optimizer_state(self.task, self.step.optimizer, snapshot.tensors["optimizer"], snapshot.state["optimizer"])
+        init_momentum_buffers(self.step.optimizer)

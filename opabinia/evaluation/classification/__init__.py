@@ -1,1 +1,2 @@
-"""Metrics of classifiers: top-k accuracy, multi-label precision, confusion matrix, per-video averages."""
+"""Metrics of classifiers: top-k accuracy, multi-label precision, confusion matrix, calibration, predictions of videos
+averaged over clips."""

@@ -1,4 +1,4 @@
-"""Confusion matrix, scores by class, and calibration: sums of whole numbers, so that order changes nothing."""
+"""Confusion matrix, per-class scores, and calibration: sums of integers, so the order of samples does not matter."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from opabinia.contracts import Batch, Predictions
 from opabinia.evaluation.classification.topk import all_finite
 
 _UNIT = 2**32
-"""Shares of 1 are summed as whole numbers of this unit: sums of floats would depend on the order of the samples."""
+"""Fractions of 1 are summed as integers of this unit: sums of floats would depend on the order of the samples."""
 
 
 class Confusion:
-    """Which class was taken for which. Scores: ``mean_recall`` (the mean over classes of the share found, also called
-    balanced accuracy) and ``macro_f1``; classes without samples are left out of both.
+    """Confusion matrix. Scores: ``mean_recall`` (mean of the classes' recall, also called balanced accuracy) and
+    ``macro_f1``; both without classes that have no samples.
 
-    The table (``details``) has recall, precision, F1 and number of samples for each class, and the confusion as
+    The table (``details``) has recall, precision, F1 and number of samples of each class, and the confusion matrix as
     triples (true class, predicted class, samples), most frequent errors first.
 
     Args:
@@ -33,19 +33,18 @@ class Confusion:
         self._cells: list[Tensor] = []
 
     def update(self, predictions: Predictions, batch: Batch) -> None:
-        """Take a batch. ``predictions["logits"]`` is B x K; ``batch["label"]`` class numbers, B.
+        """Add a batch. ``predictions["logits"]`` is B x K; ``batch["label"]`` class labels, B.
 
-        Of equal logits the class with the smaller number is predicted. Cells are counted at the end: there are K x K.
+        Among equal logits the class with the smaller number is predicted. The K x K cells are counted at the end.
         """
-        size, labels = len(self.classes), batch["label"]
-        logits = predictions["logits"]
+        labels, logits = batch["label"], predictions["logits"]
         if not len(labels):
             return
         predicted = logits.argmax(1).masked_fill(logits.amax(1).isnan(), 0)  # the first of the largest
-        self._cells.append(labels * size + predicted)
+        self._cells.append(labels * len(self.classes) + predicted)
 
     def state(self) -> list[tuple[int, int]]:
-        """(cell, samples) of the cells that are not empty."""
+        """Return (cell, samples) of the cells that are not empty."""
         if not self._cells:
             return []
         cells, counts = np.unique(torch.cat(self._cells).cpu().numpy(), return_counts=True)
@@ -60,38 +59,36 @@ class Confusion:
         return matrix.view(size, size)
 
     def compute(self, states: Sequence[list[tuple[int, int]]]) -> dict[str, float]:
-        """Means over the classes that have samples; nothing when there are none."""
-        recall, _, f1, samples = _by_class(self._matrix(states))
-        there = samples > 0
-        if not there.any():
+        """Return the means over the classes that have samples; none without samples."""
+        recall, _, f1, samples = _per_class(self._matrix(states))
+        present = samples > 0
+        if not present.any():
             return {}
-        return {"mean_recall": float(recall[there].mean()), "macro_f1": float(f1[there].mean())}
+        return {"mean_recall": float(recall[present].mean()), "macro_f1": float(f1[present].mean())}
 
     def details(self, states: Sequence[list[tuple[int, int]]]) -> dict[str, Any]:
-        """The tables, in plain values."""
+        """Return the tables."""
         matrix = self._matrix(states)
-        recall, precision, f1, samples = _by_class(matrix)
-        rows = zip(self.classes, samples.tolist(), recall.tolist(), precision.tolist(), f1.tolist(), strict=True)
+        recall, precision, f1, samples = _per_class(matrix)
+        columns = (self.classes, samples.tolist(), recall.tolist(), precision.tolist(), f1.tolist())
         keys = ("class", "samples", "recall", "precision", "f1")
-        cells = [(int(matrix[row, column]), row, column) for row, column in matrix.nonzero().tolist()]
-        cells.sort(key=lambda cell: (cell[1] == cell[2], -cell[0], cell[1], cell[2]))
+        cells = [[row, column, int(matrix[row, column])] for row, column in matrix.nonzero().tolist()]
         return {
-            "per_class": [dict(zip(keys, row, strict=True)) for row in rows],
-            "confusion": [[row, column, count] for count, row, column in cells],
+            "per_class": [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)],
+            "confusion": sorted(cells, key=lambda cell: (cell[0] == cell[1], -cell[2], cell[0], cell[1])),
         }
 
 
-def _by_class(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Recall, precision, F1 (float64; 0 where there is nothing to divide by) and samples of each class."""
+def _per_class(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return recall, precision, F1 (float64; 0 instead of a division by 0) and number of samples of each class."""
     right, samples, predicted = matrix.diagonal().double(), matrix.sum(1), matrix.sum(0)
     recall, precision = right / samples.clamp(min=1), right / predicted.clamp(min=1)
     return recall, precision, 2 * right / (samples + predicted).clamp(min=1), samples
 
 
 class Calibration:
-    """Whether probabilities mean what they say. Scores: ``ece``, the expected calibration error (Guo et al. 2017,
-    section 2: the mean gap between confidence and accuracy over equal bins of confidence), and ``nll``, the mean of
-    -log of the right class's probability.
+    """Calibration of probabilities. Scores: ``ece``, the expected calibration error (Guo et al. 2017, section 2: mean
+    gap between confidence and accuracy over equal bins of confidence), and ``nll``, the mean negative log-likelihood.
 
     The table (``details``) has the number of samples, the confidence and the accuracy of each bin.
 
@@ -102,12 +99,12 @@ class Calibration:
     def __init__(self, bins: int = 15) -> None:
         self.better = {"ece": "min", "nll": "min"}
         self.bins = bins
-        self._sums: Tensor | None = None
+        self._sums = torch.zeros(3, bins + 1, dtype=torch.int64)
 
     def update(self, predictions: Predictions, batch: Batch) -> None:
-        """Add a batch. ``predictions["logits"]`` is B x K; ``batch["label"]`` class numbers, B.
+        """Add a batch. ``predictions["logits"]`` is B x K; ``batch["label"]`` class labels, B.
 
-        Rows that are not finite count as sure and wrong.
+        Rows that are not finite count as wrong with confidence 1.
         """
         labels = batch["label"]
         if not len(labels):
@@ -116,45 +113,38 @@ class Calibration:
         logs, predicted = logits.double().log_softmax(1), logits.argmax(1)
         right = (predicted == labels) & all_finite(logits)
         confidence = logs.gather(1, predicted[:, None])[:, 0].exp().nan_to_num(1.0)
-        # A bin holds its upper edge, as in the paper: (0, 1/15], (1/15, 2/15] ...
-        number = (confidence * self.bins).ceil().long().clamp(1, self.bins) - 1
+        # A bin includes its upper edge, as in the paper: (0, 1/15], (1/15, 2/15] ...
+        bin_of = (confidence * self.bins).ceil().long().clamp(1, self.bins) - 1
         loss = -logs.gather(1, labels[:, None])[:, 0].clamp(min=-100).nan_to_num(-100.0)
-        columns = (torch.ones_like(number), right.long(), (confidence * _UNIT).round().long())
-        found = torch.stack([torch.zeros(self.bins + 1, dtype=torch.int64, device=number.device) for _ in columns])
-        for row, column in enumerate(columns):
-            found[row].index_add_(0, number, column)
-        found[0, -1] = (loss * _UNIT).round().long().sum()
-        self._sums = found if self._sums is None else self._sums + found
+        columns = (torch.ones_like(bin_of), right.long(), (confidence * _UNIT).round().long())
+        for row, column in zip(self._sums, columns, strict=True):
+            row.index_add_(0, bin_of.cpu(), column.cpu())
+        self._sums[0, -1] += (loss * _UNIT).round().long().sum().cpu()
 
     def state(self) -> list[list[int]]:
-        """By bin: samples, right ones, sum of confidences; behind the first of them the sum of losses."""
-        return [] if self._sums is None else self._sums.tolist()
+        """Return by bin: samples, right ones, sum of confidences; the sum of losses is the last item of the first."""
+        return list(self._sums.tolist())
 
     def _total(self, states: Sequence[list[list[int]]]) -> Tensor:
-        total = torch.zeros(3, self.bins + 1, dtype=torch.int64)
-        for state in states:
-            total += torch.tensor(state, dtype=torch.int64) if state else 0
-        return total
+        return torch.tensor(states, dtype=torch.int64).sum(0)[:, :-1]
 
     def compute(self, states: Sequence[list[list[int]]]) -> dict[str, float]:
-        """Both scores; nothing when there was no sample."""
-        total = self._total(states)
-        samples = int(total[0, :-1].sum())
+        """Return both scores; none without samples."""
+        counts, right, confidence = self._total(states)
+        samples = int(counts.sum())
         if not samples:
             return {}
-        gaps = (total[2, :-1].double() / _UNIT - total[1, :-1].double()).abs()
-        # Python's whole numbers: those of 64 bits would end at 2 * 10^9 nats.
-        losses = sum(state[0][-1] for state in states if state)
+        gaps = (confidence.double() / _UNIT - right.double()).abs()
+        # Python's integers: those of 64 bits would end at 2 * 10^9 nats.
+        losses = sum(state[0][-1] for state in states)
         return {"ece": float(gaps.sum() / samples), "nll": losses / _UNIT / samples}
 
     def details(self, states: Sequence[list[list[int]]]) -> dict[str, Any]:
-        """The bins that are not empty."""
-        total = self._total(states)
-        counts, right, confidence = total[:, :-1].tolist()
+        """Return the bins that are not empty."""
         return {
             "calibration": [
-                {"samples": n, "confidence": confidence[i] / _UNIT / n, "accuracy": right[i] / n}
-                for i, n in enumerate(counts)
-                if n
+                {"samples": count, "confidence": confidence / _UNIT / count, "accuracy": right / count}
+                for count, right, confidence in self._total(states).T.tolist()
+                if count
             ]
         }

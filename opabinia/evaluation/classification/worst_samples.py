@@ -1,4 +1,4 @@
-"""Samples that were taken for something else."""
+"""The most confident errors of a classifier."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ from typing import Any, NamedTuple
 
 from opabinia.contracts import Batch, Predictions
 
-MOST = 100
-"""So many are named, and kept at any time."""
+MAX_SAMPLES = 100
 
 
-class Mistake(NamedTuple):
-    """A sample, its class and the likeliest one by number, and the probability of each."""
+class Misclassified(NamedTuple):
+    """A sample, its class and the predicted one by number, and the probability of each."""
 
     id: str
     label: int
-    found: int
+    predicted: int
     of_label: float
-    of_found: float
+    of_predicted: float
 
 
 class WorstSamples:
-    """Names samples whose likeliest class is not their label, the surest mistakes first.
+    """Lists the samples whose predicted class is not their label, the most confident errors first.
 
-    It gives no scores. The table (``details``): ``worst``, a hundred samples at most, with the ``label`` and the class
-    ``found``, and the probability of each.
+    It computes no scores. The table (``details``): ``worst``, at most a hundred samples with the ``label``, the class
+    ``predicted``, and the probability of each.
 
     Args:
         classes: their names.
@@ -34,35 +33,37 @@ class WorstSamples:
     def __init__(self, classes: Sequence[str]) -> None:
         self.better: dict[str, str] = {}
         self._classes = classes
-        self._worst: list[Mistake] = []
+        self._worst: list[Misclassified] = []
 
     def update(self, predictions: Predictions, batch: Batch) -> None:
-        """Take samples: ``probabilities`` (B x K), ``label`` (int64) and ``id``."""
-        each, labels = predictions["probabilities"].double().nan_to_num(0.0).cpu(), batch["label"].cpu()
-        highest, found = each.max(1)
-        wrong = (found != labels).nonzero().flatten()
-        columns = (one.tolist() for one in (labels[wrong], found[wrong], each[wrong, labels[wrong]], highest[wrong]))
-        names = [batch["id"][number] for number in wrong.tolist()]
-        self._worst = _worst([*self._worst, *map(Mistake, names, *columns)])
+        """Add a batch: ``probabilities`` (B x K), ``label`` (int64) and ``id``."""
+        probabilities, labels = predictions["probabilities"].double().nan_to_num(0.0).cpu(), batch["label"].cpu()
+        highest, predicted = probabilities.max(1)
+        wrong = (predicted != labels).nonzero().flatten()
+        tensors = labels[wrong], predicted[wrong], probabilities[wrong, labels[wrong]], highest[wrong]
+        ids = [batch["id"][index] for index in wrong.tolist()]
+        self._worst = _worst([*self._worst, *map(Misclassified, ids, *(tensor.tolist() for tensor in tensors))])
 
-    def state(self) -> list[Mistake]:
-        """The worst of this process."""
+    def state(self) -> list[Misclassified]:
+        """Return the worst samples of this process."""
         return self._worst
 
     def compute(self, states: Sequence[Any]) -> dict[str, float]:
-        """Nothing."""
+        """Return no scores."""
         return {}
 
-    def details(self, states: Sequence[list[Mistake]]) -> dict[str, Any]:
-        """``worst``."""
+    def details(self, states: Sequence[list[Misclassified]]) -> dict[str, Any]:
+        """Return ``worst``."""
+        names = self._classes
         return {
             "worst": [
-                {**one._asdict(), "label": self._classes[one.label], "found": self._classes[one.found]}
-                for one in _worst([one for state in states for one in state])
+                {**error._asdict(), "label": names[error.label], "predicted": names[error.predicted]}
+                for error in _worst([error for state in states for error in state])
             ]
         }
 
 
-def _worst(mistakes: list[Mistake]) -> list[Mistake]:
-    """Those of which a model is surest; of equal ones the order is that of their names, on any number of processes."""
-    return sorted(mistakes, key=lambda one: (one.of_label - one.of_found, one.id))[:MOST]
+def _worst(errors: list[Misclassified]) -> list[Misclassified]:
+    """Return the most confident errors, of equal ones in the order of their ids, so that the number of processes does
+    not matter."""
+    return sorted(errors, key=lambda error: (error.of_label - error.of_predicted, error.id))[:MAX_SAMPLES]

@@ -1,1 +1,1 @@
-"""Average precision of boxes, masks and keypoints (COCO, LVIS, VOC), and the analysis of detection errors."""
+"""Metrics of detectors: average precision by the rules of COCO, LVIS and Pascal VOC, error tables, mean losses."""

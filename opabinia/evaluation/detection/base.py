@@ -1,35 +1,36 @@
-"""Pictures with what is in them and what was found there: what evaluations of detection start from."""
+"""Ground truth and detections of images: the common part of all detection evaluators."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from opabinia.contracts import Batch, DataMismatch, GroundTruth, Predictions
-from opabinia.contracts.masks import compressed
-from opabinia.evaluation.detection.rle import paste
+from opabinia.contracts import Batch, DataMismatch, DatasetInfo, GroundTruth, Predictions
+from opabinia.contracts.masks import compress_rle
+from opabinia.evaluation.detection.rle import Floats, paste_masks
 
-Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 
+_MAX_SHIFT = 0.03
+"""Resizing never moves a box by this share of an image's side; clipping at the image's border may."""
 
-class Picture(NamedTuple):
-    """What a file says of a picture, and the D things found in it, in its own pixels.
+
+class ImageResult(NamedTuple):
+    """Ground truth and the D detections of an image, in pixels of the original image.
 
     Attributes:
         name: id of the sample.
-        truth: of the file; segments as compressed run lengths, None for a thing whose pixels nobody tells.
+        ground_truth: segments are compressed RLE, None for objects without a mask.
         boxes: left, top, right, bottom (D x 4).
         scores: D.
-        labels: class numbers (D).
-        masks: compressed run lengths of each thing found; None where the detector gives none.
-        keypoints: x, y, score (D x P x 3); None where the detector gives none.
+        labels: class labels (D).
+        masks: compressed RLE of each detection; None if the detector predicts no masks.
+        keypoints: x, y, score (D x P x 3); None if the detector predicts none.
     """
 
     name: str
@@ -40,140 +41,145 @@ class Picture(NamedTuple):
     masks: list[str] | None
     keypoints: Floats | None
 
-    def best(self, most: int) -> Picture:
-        """The picture with the ``most`` things of the highest scores."""
-        if len(self.scores) <= most:
-            return self
-        return self.only(np.sort(np.argsort(-self.scores, kind="stable")[:most]))
+    def best(self, count: int) -> ImageResult:
+        """Return the image with the ``count`` detections of the highest scores, in their present order."""
+        return self.select(np.sort(np.argsort(-self.scores, kind="stable")[:count]))
 
-    def only(self, rows: NDArray[Any]) -> Picture:
-        """The picture with some of what was found: numbers of rows, or a bool for each."""
-        numbers = np.arange(len(self.scores))[rows]
+    def select(self, rows: NDArray[Any]) -> ImageResult:
+        """Return the image with some of its detections: their indices, or a bool for each."""
+        indices = np.arange(len(self.scores))[rows]
         return self._replace(
-            boxes=self.boxes[numbers],
-            scores=self.scores[numbers],
-            labels=self.labels[numbers],
-            masks=None if self.masks is None else [self.masks[number] for number in numbers],
-            keypoints=None if self.keypoints is None else self.keypoints[numbers],
+            boxes=self.boxes[indices],
+            scores=self.scores[indices],
+            labels=self.labels[indices],
+            masks=None if self.masks is None else [self.masks[index] for index in indices],
+            keypoints=None if self.keypoints is None else self.keypoints[indices],
         )
 
 
-class Pictures:
-    """Keeps the pictures of this process; what evaluators of detection have in common.
+class DetectionEvaluator:
+    """Base of detection evaluators: keeps ground truth and detections of the images of this process.
+
+    Subclasses implement :meth:`_evaluate` and read its result, which is computed once for the same states, from
+    :meth:`_results`.
 
     Args:
-        masks: whether masks are judged, too; otherwise they are dropped.
+        dataset_info: facts about the data.
+        confidence: minimum score of the detections in the error tables.
+        masks: whether masks are evaluated; otherwise they are dropped.
     """
 
-    def __init__(self, masks: bool = False) -> None:
-        self._masks = masks
-        self._pictures: list[Picture] = []
+    def __init__(self, dataset_info: DatasetInfo, confidence: float, masks: bool = False) -> None:
+        self._dataset_info, self._confidence, self._masks = dataset_info, confidence, masks
+        self._images: list[ImageResult] = []
+        self._cached: tuple[Any, list[ImageResult], Any] | None = None
 
     def update(self, predictions: Predictions, batch: Batch) -> None:
-        """Keep a batch: ``predictions`` as told there, ``batch["ground_truth"]`` and ``batch["id"]``. Waits once for the
-        device, to copy everything at once.
+        """Add a batch: ``predictions`` of a detector (:data:`opabinia.contracts.Predictions`),
+        ``batch["ground_truth"]`` and ``batch["id"]``.
 
         Raises:
-            Unfit: things lie elsewhere in the images than in the pictures that they were made of.
+            DataMismatch: a transform moved the objects in the images, other than by resizing.
         """
-        if not self._pictures:
-            refuse_moved(batch)
-        found = _on_host(predictions, self._masks)
-        masks, keypoints = found.get("masks"), found.get("keypoints")
-        for number, (name, ground_truth) in enumerate(zip(batch["id"], batch["ground_truth"], strict=True)):
-            there = found["labels"][number] >= 0
-            boxes = found["boxes"][number][there]
-            self._pictures.append(
-                Picture(
+        if not self._images:
+            check_only_resized(batch)
+        names = ("boxes", "scores", "labels", "keypoints", *(("masks",) if self._masks else ()))
+        # NumPy has no bfloat16. Labels up to 2^24 are exact in float32.
+        dtype = torch.promote_types(predictions["boxes"].dtype, torch.float32)
+        arrays = {name: predictions[name].to(dtype).cpu().numpy() for name in names if name in predictions}
+        masks, keypoints = arrays.get("masks"), arrays.get("keypoints")
+        for row, (name, ground_truth) in enumerate(zip(batch["id"], batch["ground_truth"], strict=True)):
+            valid = arrays["labels"][row] >= 0
+            boxes = arrays["boxes"][row][valid]
+            self._images.append(
+                ImageResult(
                     str(name),
-                    _with_runs(ground_truth) if self._masks else replace(ground_truth, segments=None),
+                    replace(ground_truth, segments=_compressed_segments(ground_truth) if self._masks else None),
                     boxes,
-                    found["scores"][number][there],
-                    found["labels"][number][there].astype(np.int64),
-                    None if masks is None else paste(masks[number][there], boxes, ground_truth.size),
-                    None if keypoints is None else keypoints[number][there],
+                    arrays["scores"][row][valid],
+                    arrays["labels"][row][valid].astype(np.int64),
+                    None if masks is None else paste_masks(masks[row][valid], boxes, ground_truth.size),
+                    None if keypoints is None else keypoints[row][valid],
                 )
             )
 
-    def state(self) -> list[Picture]:
-        """The pictures of this process."""
-        return self._pictures
+    def state(self) -> list[ImageResult]:
+        """Return the images of this process."""
+        return self._images
+
+    def _results(self, states: Sequence[list[ImageResult]]) -> tuple[list[ImageResult], Any]:
+        """Return the images of all processes, sorted, and the result of :meth:`_evaluate`, kept for further calls."""
+        if self._cached is None or self._cached[0] is not states:
+            images = self._prepare(sorted_images(states))
+            self._cached = states, images, self._evaluate(images)
+        return self._cached[1:]
+
+    def _prepare(self, images: list[ImageResult]) -> list[ImageResult]:
+        """Return the images with the detections that count."""
+        return images
+
+    def _evaluate(self, images: Sequence[ImageResult]) -> Any:
+        raise NotImplementedError
 
 
-def refuse_moved(batch: Batch) -> None:
-    """Tell transforms that crop, turn or mirror pictures: what is found in such images cannot be brought back to them.
+def check_only_resized(batch: Batch) -> None:
+    """Check that transforms do not crop, rotate or flip: detections could not be mapped back to the original image.
 
-    Resizing moves nothing: by what share of a picture a thing is from its edges stays the same.
+    Resizing keeps the relative position of an object in its image.
 
     Raises:
-        Unfit: most things of the batch lie elsewhere in their images than their pictures' files say.
+        DataMismatch: most boxes of the batch have another relative position than in the annotations.
     """
     if not {"boxes", "image_sizes", "original_size"} <= batch.keys():
         return
     moved: list[bool] = []
-    for boxes, ground_truth, image, picture in zip(
+    for boxes, ground_truth, image_size, original_size in zip(
         *(batch[key] for key in ("boxes", "ground_truth", "image_sizes", "original_size")), strict=True
     ):
-        there = ground_truth.boxes[~ground_truth.crowd]
-        if len(boxes) == len(there):  # others were left out, or cut away
-            corners = np.concatenate([there[:, :2], there[:, :2] + there[:, 2:]], 1) / (picture * 2)[::-1]
-            seen = boxes.cpu().numpy() / (image * 2)[::-1]
-            moved += (np.abs(seen - corners).max(1, initial=0) > _MOVED).tolist()
+        annotated = to_corners(ground_truth.boxes[~ground_truth.crowd]) / (original_size * 2)[::-1]
+        if len(boxes) == len(annotated):  # otherwise some were dropped, or cut away
+            shifts = boxes.cpu().numpy() / (image_size * 2)[::-1] - annotated
+            moved += (np.abs(shifts).max(1, initial=0) > _MAX_SHIFT).tolist()
     if sum(moved) > max(len(moved) / 2, 3):
         raise DataMismatch(
-            f"{sum(moved)} of {len(moved)} things lie elsewhere in the images than in the pictures as they were read: "
-            "data.val.transforms may resize pictures, and nothing else"
+            f"{sum(moved)} of {len(moved)} objects lie elsewhere in the images than in the original images: "
+            "data.val.transforms may resize images, and nothing else"
         )
 
 
-_MOVED = 0.03
-"""By so much of a picture's side a resize never moves a box; what was cut at the picture's edges may be."""
+def to_corners(boxes: Floats) -> Floats:
+    """Convert boxes (N x 4) from left, top, width, height to left, top, right, bottom."""
+    return np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1)
 
 
-def in_order(states: Sequence[Sequence[Picture]]) -> list[Picture]:
-    """Pictures of all processes, sorted by their numbers or names in the file: where scores are equal, the order of
-    pictures decides which comes first, and so it must not depend on who evaluated them.
+def sorted_images(states: Sequence[Sequence[ImageResult]]) -> list[ImageResult]:
+    """Return the images of all processes, sorted by their ids in the annotation file.
+
+    The order of images decides between detections with equal scores, so it must not depend on which process evaluated
+    them.
 
     Raises:
-        Unfit: something was found whose box or score is not finite.
+        DataMismatch: a detection has a box, score or keypoint that is not finite.
     """
-    pictures = sorted((picture for state in states for picture in state), key=_place)
-    for picture in pictures:
-        values = picture.boxes, picture.scores, np.zeros(0) if picture.keypoints is None else picture.keypoints
-        if not all(np.isfinite(one).all() for one in values):
+    images = sorted((image for state in states for image in state), key=_sort_key)
+    for image in images:
+        values = image.boxes, image.scores, np.zeros(0) if image.keypoints is None else image.keypoints
+        if not all(np.isfinite(array).all() for array in values):
             raise DataMismatch(
-                f"something found in {picture.name} has a box, a score or a keypoint that is not finite; if this is so "
-                "everywhere, the model has diverged"
+                f"a detection in {image.name} has a box, score or keypoint that is not finite; if this is so in all "
+                "images, the model has diverged"
             )
-    return pictures
+    return images
 
 
-def _place(picture: Picture) -> tuple[bool, int, str, str]:
-    """Numbers before names; of the same number, the id of the sample."""
-    number = picture.ground_truth.image_id
-    if isinstance(number, str):
-        return True, 0, number, picture.name
-    return False, int(number), "", picture.name
+def _sort_key(image: ImageResult) -> tuple[bool, int, str, str]:
+    """Numbers before names; images with the same number by the id of the sample."""
+    image_id = image.ground_truth.image_id
+    if isinstance(image_id, str):
+        return True, 0, image_id, image.name
+    return False, int(image_id), "", image.name
 
 
-def _on_host(predictions: Mapping[str, Tensor], masks: bool) -> dict[str, NDArray[Any]]:
-    """Boxes, scores, labels, keypoints and masks as arrays, by one copy from the device."""
-    names = [name for name in ("boxes", "scores", "labels", "keypoints", "masks") if name in predictions]
-    if not masks and "masks" in names:
-        names.remove("masks")
-    shapes = [predictions[name].shape for name in names]
-    # Whole numbers up to 2^24 stay what they are in float32.
-    kind = torch.promote_types(predictions["boxes"].dtype, torch.float32)
-    rows, things = shapes[0][:2]
-    columns = [predictions[name].to(kind).reshape(rows, things, -1 if things else 0) for name in names]
-    widths = np.cumsum([column.shape[2] for column in columns])[:-1]
-    parts = np.split(torch.cat(columns, 2).cpu().numpy(), widths, axis=2)
-    return {name: part.reshape(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
-
-
-def _with_runs(ground_truth: GroundTruth) -> GroundTruth:
-    """The truth with its segments as compressed run lengths."""
-    if ground_truth.segments is None:
-        return replace(ground_truth, segments=[None] * len(ground_truth.labels))
-    runs = [compressed(segment, ground_truth.size) if segment else None for segment in ground_truth.segments]
-    return replace(ground_truth, segments=runs)
+def _compressed_segments(ground_truth: GroundTruth) -> list[str | None]:
+    segments = ground_truth.segments or [None] * len(ground_truth.labels)
+    return [compress_rle(segment, ground_truth.size) if segment else None for segment in segments]

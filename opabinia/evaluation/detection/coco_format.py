@@ -1,4 +1,4 @@
-"""What is there and what was found in pictures, as lists in COCO's format."""
+"""Ground truth and detections of images in COCO's format."""
 
 from __future__ import annotations
 
@@ -9,88 +9,88 @@ from typing import Any, Literal
 import numpy as np
 
 from opabinia.contracts import DatasetInfo
-from opabinia.evaluation.detection.base import Floats, Picture
+from opabinia.evaluation.detection.base import ImageResult
 
 Kind = Literal["bbox", "segm", "keypoints"]
-"""What is compared, in pycocotools' words."""
+"""pycocotools' ``iouType``."""
 
 Annotations = list[dict[str, Any]]
 
 
-def truth_of(pictures: Sequence[Picture], dataset_info: DatasetInfo, kind: Kind) -> dict[str, Annotations]:
-    """What is there, in COCO's format. Pictures are numbered from 1, classes from 0."""
-    images = [
-        {"id": number, "height": picture.ground_truth.size[0], "width": picture.ground_truth.size[1]}
-        for number, picture in enumerate(pictures, 1)
-    ]
-    truths = [picture.ground_truth for picture in pictures]
+def coco_ground_truth(images: Sequence[ImageResult], dataset_info: DatasetInfo, kind: Kind) -> dict[str, Annotations]:
+    """Return ``images``, ``annotations`` and ``categories``; images are numbered from 1, categories from 0."""
+    truths = [image.ground_truth for image in images]
     columns = (
-        np.repeat(np.arange(1, len(truths) + 1), [len(ground_truth.labels) for ground_truth in truths]),
-        np.concatenate([ground_truth.labels for ground_truth in truths]),
-        np.concatenate([ground_truth.boxes.reshape(-1, 4) for ground_truth in truths]),
-        np.concatenate([ground_truth.areas for ground_truth in truths]),
-        np.concatenate([ground_truth.crowd for ground_truth in truths]).astype(int),
+        np.repeat(np.arange(1, len(truths) + 1), [len(truth.labels) for truth in truths]),
+        np.concatenate([truth.labels for truth in truths]),
+        np.concatenate([truth.boxes.reshape(-1, 4) for truth in truths]),
+        np.concatenate([truth.areas for truth in truths]),
+        np.concatenate([truth.crowd for truth in truths]).astype(int),
     )
     keys = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
-    # The library takes 0 for no annotation.
+    # Ids begin at 1: the library takes 0 for no annotation.
     rows = enumerate(zip(*(column.tolist() for column in columns), strict=True), 1)
-    things = [dict(zip(keys, (number, *row), strict=True)) for number, row in rows]
+    annotations = [dict(zip(keys, (number, *row), strict=True)) for number, row in rows]
     if kind == "segm":
-        runs = ((segment, ground_truth.size) for ground_truth in truths for segment in ground_truth.segments or ())
-        for thing, (counts, size) in zip(things, runs, strict=True):
-            thing |= {"segmentation": _rle(counts, size)} if counts else _crowd_in(thing["bbox"])
+        masks = ((segment, truth.size) for truth in truths for segment in truth.segments or ())
+        for annotation, (counts, size) in zip(annotations, masks, strict=True):
+            annotation |= {"segmentation": _rle(counts, size)} if counts else _crowd_in(annotation["bbox"])
     if kind == "keypoints":
-        points = (
-            row
-            for ground_truth in truths
-            for row in _points(ground_truth.keypoints, len(ground_truth.labels), len(dataset_info.keypoints))
+        unknown = np.zeros((len(dataset_info.keypoints), 3))
+        keypoints = (
+            points
+            for truth in truths
+            for points in (repeat(unknown, len(truth.labels)) if truth.keypoints is None else truth.keypoints)
         )
-        for thing, row in zip(things, points, strict=True):
-            thing |= {"keypoints": row.ravel().tolist(), "num_keypoints": int((row[:, 2] > 0).sum())}
-    categories = [{"id": number, "name": name} for number, name in enumerate(dataset_info.classes)]
-    return {"images": images, "annotations": things, "categories": categories}
+        for annotation, points in zip(annotations, keypoints, strict=True):
+            annotation |= {"keypoints": points.ravel().tolist(), "num_keypoints": int((points[:, 2] > 0).sum())}
+    return {
+        "images": [
+            {"id": number, "height": truth.size[0], "width": truth.size[1]} for number, truth in enumerate(truths, 1)
+        ],
+        "annotations": annotations,
+        "categories": [{"id": label, "name": name} for label, name in enumerate(dataset_info.classes)],
+    }
 
 
-def results_of(
-    pictures: Sequence[Picture],
+def coco_results(
+    images: Sequence[ImageResult],
     kind: Kind,
-    images: Sequence[int | str] | None = None,
-    categories: Sequence[int] | None = None,
+    image_ids: Sequence[int | str] | None = None,
+    category_ids: Sequence[int] | None = None,
 ) -> Annotations:
-    """What was found, in COCO's format: a box, a mask or keypoints each.
+    """Return the detections: a box, a mask or keypoints each.
 
     Args:
-        pictures: in order.
+        images: in the order of the ground truth.
         kind: which of the three.
-        images: numbers of the pictures; None numbers them from 1.
-        categories: numbers of the classes; None numbers them from 0.
+        image_ids: None numbers images from 1.
+        category_ids: id of each class; None numbers them from 0.
     """
-    if not pictures:
+    if not images:
         return []
-    numbers = images or range(1, len(pictures) + 1)
-    labels = np.concatenate([picture.labels for picture in pictures]).tolist()
+    ids = image_ids or range(1, len(images) + 1)
+    labels = np.concatenate([image.labels for image in images]).tolist()
     columns = (
-        chain.from_iterable(repeat(number, len(one.labels)) for number, one in zip(numbers, pictures, strict=True)),
-        labels if categories is None else map(categories.__getitem__, labels),
-        _what(pictures, kind),
-        np.concatenate([picture.scores for picture in pictures]).astype(np.float64).tolist(),
+        chain.from_iterable(repeat(number, len(image.labels)) for number, image in zip(ids, images, strict=True)),
+        labels if category_ids is None else map(category_ids.__getitem__, labels),
+        _geometry(images, kind),
+        np.concatenate([image.scores for image in images]).astype(np.float64).tolist(),
     )
     keys = ("image_id", "category_id", "segmentation" if kind == "segm" else kind, "score")
     return [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _what(pictures: Sequence[Picture], kind: Kind) -> list[Any]:
+def _geometry(images: Sequence[ImageResult], kind: Kind) -> list[Any]:
     if kind == "segm":
-        return [_rle(runs, picture.ground_truth.size) for picture in pictures for runs in picture.masks or ()]
+        return [_rle(counts, image.ground_truth.size) for image in images for counts in image.masks or ()]
     if kind == "keypoints":
-        points = np.concatenate([one.keypoints for one in pictures if one.keypoints is not None]).astype(np.float64)
-        points[..., :2] -= 0.5
-        rows: list[Any] = points.reshape(len(points), 3 * points.shape[1]).tolist()
-        return rows
-    boxes = np.concatenate([picture.boxes for picture in pictures]).astype(np.float64)
+        points = np.concatenate([image.keypoints for image in images if image.keypoints is not None]).astype(np.float64)
+        points[..., :2] -= 0.5  # from positions to the indices of pixels
+        return list(points.reshape(len(points), 3 * points.shape[1]).tolist())
+    boxes = np.concatenate([image.boxes for image in images]).astype(np.float64)
     boxes[:, 2:] -= boxes[:, :2]
-    rows = boxes.tolist()
-    return rows
+    return list(boxes.tolist())
 
 
 def _rle(counts: str, size: tuple[int, int]) -> dict[str, Any]:
@@ -98,10 +98,7 @@ def _rle(counts: str, size: tuple[int, int]) -> dict[str, Any]:
 
 
 def _crowd_in(box: Sequence[float]) -> dict[str, Any]:
+    """Return the fields of a crowd that fills the box."""
     left, top, width, height = box
     right, bottom = left + width, top + height
     return {"segmentation": [[left, top, left, bottom, right, bottom, right, top]], "iscrowd": 1}
-
-
-def _points(points: Floats | None, things: int, count: int) -> Floats:
-    return np.zeros((things, count, 3)) if points is None else points

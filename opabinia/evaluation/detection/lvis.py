@@ -1,4 +1,4 @@
-"""LVIS' average precision: of very many classes, each picture being judged for some of them."""
+"""LVIS' average precision: very many classes, of which each image is annotated for some (federated annotation)."""
 
 from __future__ import annotations
 
@@ -9,92 +9,76 @@ import numpy as np
 
 from opabinia.config import register
 from opabinia.contracts import Count, DatasetInfo, Fraction
-from opabinia.evaluation.detection.base import Picture, Pictures, in_order
-from opabinia.evaluation.detection.coco import PREFIXES, Tables, by_class, mean, names, scores, tables, told
-from opabinia.evaluation.detection.coco_format import Kind, results_of, truth_of
-from opabinia.evaluation.detection.detection_errors import mistakes
+from opabinia.evaluation.detection.base import ImageResult
+from opabinia.evaluation.detection.coco import PREFIXES, CocoEvaluator, PrecisionRecall, mean_or_none, precision_recall
+from opabinia.evaluation.detection.coco_format import Kind, coco_ground_truth, coco_results
 
-_RARITY = "rcf"
+_FREQUENCIES = "rcf"
 
 
 @register.evaluator
-class Lvis(Pictures):
-    """LVIS' average precision (Gupta et al. 2019, section 2.2) of boxes, and of masks (``mask_AP`` ...) where the data
-    tells and the detector finds them.
+class Lvis(CocoEvaluator):
+    """LVIS' average precision (Gupta et al. 2019, section 2.2) of boxes, and of masks (``mask_AP`` ...) if they are
+    annotated and predicted.
 
     Names are those of ``coco``, with ``APr``, ``APc`` and ``APf`` of rare, common and frequent classes (in 1 to 10, to
-    100, and in more pictures for training) and one ``AR300``. A picture is judged for classes that are in it or known
-    not to be; what else is found there is left out. Where not all things of a class are told, those found beside them
-    are neither right nor false.
+    100, and in more training images) and one ``AR300``. Detections of classes that are neither annotated in an image
+    nor known to be absent are ignored, and so are unmatched detections of classes that are not exhaustively annotated.
 
-    The tables (``details``): AP of each class, what is taken for what and the hundred pictures with most mistakes
-    (:mod:`opabinia.evaluation.detection.detection_errors`), among the classes that a picture is judged for.
+    The tables (``details``): AP of each class, the confusion table and the hundred images with most errors
+    (:mod:`opabinia.evaluation.detection.detection_errors`), among the classes evaluated in an image.
 
     Args:
-        facts: of the data.
-        max_detections: of so many things a picture, the best ones of all classes together.
-        confidence: from which score on a thing counts as found where mistakes are counted.
+        dataset_info: facts about the data.
+        max_detections: detections per image, the best of all classes together.
+        confidence: minimum score of the detections in the error tables.
 
     Raises:
-        ValueError: the data does not tell how frequent its classes are.
+        ValueError: the data does not have the frequencies of its classes.
     """
 
     def __init__(
         self, dataset_info: DatasetInfo, /, *, max_detections: Count = 300, confidence: Fraction = 0.25
     ) -> None:
-        super().__init__(masks=dataset_info.masks)
         if len(dataset_info.frequencies) != len(dataset_info.classes):
-            raise ValueError("lvis: the data does not tell which classes are rare, common or frequent; take `coco`")
-        self._facts, self._most, self._confidence = dataset_info, max_detections, confidence
-        self._kinds: tuple[Kind, ...] = ("bbox", "segm") if dataset_info.masks else ("bbox",)
-        groups = [f"AP{group}" for group in _RARITY if group in dataset_info.frequencies]
-        every = [PREFIXES[kind] + name for kind in self._kinds for name in groups]
-        every += [name for kind in self._kinds for name in names(kind, [max_detections])]
-        self.better = dict.fromkeys(["AP", *every], "max")
-        self._last: tuple[Any, list[Picture], dict[Kind, Tables]] | None = None
+            raise ValueError("lvis: the data does not say which classes are rare, common or frequent; use `coco`")
+        kinds: tuple[Kind, ...] = ("bbox", "segm") if dataset_info.masks else ("bbox",)
+        super().__init__(dataset_info, confidence, {kind: [max_detections] for kind in kinds})
+        groups = [f"AP{group}" for group in _FREQUENCIES if group in dataset_info.frequencies]
+        by_frequency = [PREFIXES[kind] + name for kind in kinds for name in groups]
+        self.better = dict.fromkeys(["AP", *by_frequency, *self.better], "max")
 
-    def _judged(self, states: Sequence[list[Picture]]) -> tuple[list[Picture], dict[Kind, Tables]]:
-        """The pictures in order with what they are judged for, and the tables; kept for the next question."""
-        if self._last is None or self._last[0] is not states:
-            pictures = [judged_part(picture.best(self._most)) for picture in in_order(states)]
-            found = {kind: self._tables(pictures, kind) for kind in self._kinds if pictures and told(pictures, kind)}
-            self._last = states, pictures, found
-        return self._last[1:]
+    def _prepare(self, images: list[ImageResult]) -> list[ImageResult]:
+        return [evaluated_classes(image.best(self._max_detections["bbox"][0])) for image in images]
 
-    def _tables(self, pictures: Sequence[Picture], kind: Kind) -> Tables:
-        ground_truth = truth_of(pictures, self._facts, kind)
-        for image, picture in zip(ground_truth["images"], pictures, strict=True):
-            image["neg_category_ids"] = list(picture.ground_truth.absent)
-            image["not_exhaustive_category_ids"] = list(picture.ground_truth.not_exhaustive)
-        for category, frequency in zip(ground_truth["categories"], self._facts.frequencies, strict=True):
+    def _tables(self, images: Sequence[ImageResult], kind: Kind) -> PrecisionRecall:
+        ground_truth = coco_ground_truth(images, self._dataset_info, kind)
+        for entry, image in zip(ground_truth["images"], images, strict=True):
+            entry["neg_category_ids"] = list(image.ground_truth.absent)
+            entry["not_exhaustive_category_ids"] = list(image.ground_truth.not_exhaustive)
+        for category, frequency in zip(ground_truth["categories"], self._dataset_info.frequencies, strict=True):
             category["frequency"] = frequency
-        return tables(ground_truth, results_of(pictures, kind), kind, [self._most], federated=True)
+        limits = self._max_detections[kind]
+        return precision_recall(ground_truth, coco_results(images, kind), kind, limits, federated=True)
 
-    def compute(self, states: Sequence[list[Picture]]) -> dict[str, float]:
-        """The scores of each kind; those of which there is nothing to be found are left out."""
-        _, judged = self._judged(states)
-        result: dict[str, float] = {}
-        for kind, found in judged.items():
-            values: dict[str, float | None] = dict(scores(found, kind, [self._most]))
-            rarity = np.array([self._facts.frequencies[number] for number in found.categories])
-            for group in _RARITY:
-                values[f"AP{group}"] = mean(found.precision[:, :, rarity == group, 0, -1])
-            result |= {PREFIXES[kind] + name: value for name, value in values.items() if value is not None}
-        return result
+    def _scores(self, tables: PrecisionRecall, kind: Kind) -> dict[str, float]:
+        scores = super()._scores(tables, kind)
+        frequencies = np.array([self._dataset_info.frequencies[category] for category in tables.categories])
+        for group in _FREQUENCIES:
+            mean = mean_or_none(tables.precision[:, :, frequencies == group, 0, -1])
+            scores |= {} if mean is None else {f"AP{group}": mean}
+        return scores
 
-    def details(self, states: Sequence[list[Picture]]) -> dict[str, Any]:
-        """The tables, in plain values; null for a class that is there nowhere."""
-        pictures, judged = self._judged(states)
-        if not pictures:
-            return {}
-        rows = by_class(pictures, self._facts.classes, judged)
-        for row, frequency in zip(rows, self._facts.frequencies, strict=True):
+    def details(self, states: Sequence[list[ImageResult]]) -> dict[str, Any]:
+        """Return the tables; null for a class without objects."""
+        tables = super().details(states)
+        for row, frequency in zip(tables.get("per_class", ()), self._dataset_info.frequencies, strict=False):
             row["frequency"] = frequency
-        return {"per_class": rows, **mistakes(pictures, len(self._facts.classes), self._confidence)}
+        return tables
 
 
-def judged_part(picture: Picture) -> Picture:
-    """The picture without what was found of classes that it is not judged for."""
-    ground_truth = picture.ground_truth
-    known = np.union1d(ground_truth.labels, np.array(ground_truth.absent, np.int64))
-    return picture.only(np.isin(picture.labels, known))
+def evaluated_classes(image: ImageResult) -> ImageResult:
+    """Return the image without detections of classes that are neither annotated in it nor known to be absent."""
+    ground_truth = image.ground_truth
+    classes = np.union1d(ground_truth.labels, np.array(ground_truth.absent, np.int64))
+    return image.select(np.isin(image.labels, classes))

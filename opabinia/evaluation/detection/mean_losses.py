@@ -15,10 +15,10 @@ _PREFIX = "losses/"
 
 
 class MeanLosses:
-    """The mean over samples of the losses that predictions carry (``losses/<name>``, the same for all of a batch):
-    ``loss``, and its parts under their own names.
+    """Means over the samples of the losses in the predictions (``losses/<name>``, the same for all samples of a
+    batch): ``loss`` and its parts, under their own names.
 
-    Every batch of an evaluation is the same on any number of processes, and so is what it loses.
+    Evaluation batches, and so their losses, are the same on any number of processes.
     """
 
     def __init__(self) -> None:
@@ -27,19 +27,21 @@ class MeanLosses:
         self._sums: dict[str, list[Tensor]] = {}
 
     def update(self, predictions: Predictions, batch: Batch) -> None:
-        """Take the losses of a batch; they stay on the device."""
+        """Add the losses of a batch; they stay on the device."""
         self._samples += len(batch["id"])
         for name, rows in predictions.items():
             if name.startswith(_PREFIX):
                 self._sums.setdefault(name.removeprefix(_PREFIX), []).append(rows.float().sum())
 
-    def state(self) -> Any:
-        """The number of samples, and by name the losses of each batch, times its samples."""
+    def state(self) -> tuple[int, dict[str, list[float]]]:
+        """Return the number of samples, and by name the sum over the samples of each batch."""
         return self._samples, {name: torch.stack(sums).tolist() for name, sums in self._sums.items()}
 
     def compute(self, states: Sequence[Any]) -> dict[str, float]:
-        """``loss`` and its parts, added up exactly: the order of batches and processes does not matter."""
+        """Return ``loss`` and its parts. Sums are exact, so the order of batches and processes does not matter."""
         samples = sum(count for count, _ in states)
         names = sorted({name for _, sums in states for name in sums})
         self.better |= dict.fromkeys(names, "min")
-        return {name: math.fsum(one for _, sums in states for one in sums.get(name, ())) / samples for name in names}
+        return {
+            name: math.fsum(value for _, sums in states for value in sums.get(name, ())) / samples for name in names
+        }

@@ -10,195 +10,170 @@ from numpy.typing import NDArray
 
 from opabinia.config import register
 from opabinia.contracts import DatasetInfo, Fraction
-from opabinia.evaluation.detection.base import Floats, Ints, Picture, Pictures, in_order
-from opabinia.evaluation.detection.detection_errors import mistakes, overlaps
+from opabinia.evaluation.detection.base import DetectionEvaluator, ImageResult, Ints, to_corners
+from opabinia.evaluation.detection.detection_errors import box_iou, count_objects, error_tables
+from opabinia.evaluation.detection.rle import Floats
 
 THRESHOLDS = np.arange(50, 100, 5) / 100
 
 
-class Ranked(NamedTuple):
-    """What was found in all pictures, and the thing of its class that it overlaps most.
+class Detected(NamedTuple):
+    """Detections of all images, each with the object of its class that it overlaps most.
 
     Attributes:
-        labels: class numbers (D).
+        labels: class labels (D).
         scores: D.
-        overlaps: intersection over union with that thing; 0 where its class is not in the picture.
-        things: numbers of these things among those of all pictures; -1 where there is none.
+        ious: intersection over union with that object; 0 if the image has no object of the class.
+        objects: indices of these objects among those of all images; -1 if there is none.
     """
 
     labels: Ints
     scores: Floats
-    overlaps: Floats
-    things: Ints
+    ious: Floats
+    objects: Ints
 
 
 @register.evaluator
-class Voc(Pictures):
-    """Pascal VOC's mean average precision of boxes, as its development kit counts it (Everingham et al. 2010, section
-    4.2): ``AP50`` is VOC's own score, ``AP75`` that of a larger overlap, ``AP`` the mean over overlaps from 0.5 to 0.95
+class Voc(DetectionEvaluator):
+    """Pascal VOC's mean average precision of boxes, as its development kit computes it (Everingham et al. 2010, section
+    4.2): ``AP50`` is VOC's own score, ``AP75`` that of a larger IoU, ``AP`` the mean over IoUs from 0.5 to 0.95
     (detectron2's three).
 
-    Found is what overlaps *more* than the threshold with a thing of its class, the one that it overlaps most; of
-    several, the one with the highest score, the others are false. Difficult things (``crowd`` in the truth) need not be
-    found, and what is found there is neither right nor false. A class that is there nowhere is left out.
+    A detection is right if its IoU with the object of its class that it overlaps most is *above* the threshold; of
+    several detections of an object the one with the highest score is right. Difficult objects (``crowd`` in the ground
+    truth) need not be detected, and detections of them are ignored. Classes without objects are omitted.
 
-    VOC counts pixels, from 1 on and with the last one, and so adds 1 to widths and heights; boxes here begin at 0 and
+    VOC counts pixels from 1 and includes the last one, and so adds 1 to widths and heights; boxes here begin at 0 and
     end behind their last pixel, which is the same width without adding. Scores and boxes are not rounded first, as
     detectron2 does when it writes VOC's files.
 
-    The tables (``details``): AP of each class, what is taken for what and the hundred pictures with most mistakes
+    The tables (``details``): AP of each class, the confusion table and the hundred images with most errors
     (:mod:`opabinia.evaluation.detection.detection_errors`).
 
     Args:
-        facts: of the data.
-        year: whose rule: in 2007 the mean of the precisions at recalls 0, 0.1 ... 1, later (2012) the area under
-            precision over recall, each precision being the best at this recall or a higher one.
-        confidence: from which score on a thing counts as found where mistakes are counted.
+        dataset_info: facts about the data.
+        year: 2007: the mean of the precisions at recalls 0, 0.1 ... 1; 2012: the area under precision over recall.
+        confidence: minimum score of the detections in the error tables.
     """
 
     def __init__(
         self, dataset_info: DatasetInfo, /, *, year: Literal[2007, 2012] = 2012, confidence: Fraction = 0.25
     ) -> None:
-        super().__init__()
-        self._facts, self._confidence = dataset_info, confidence
-        self._average = eleven_points if year == 2007 else area
+        super().__init__(dataset_info, confidence)
+        self._average = eleven_point_average if year == 2007 else area_under_curve
         self.better = {"AP50": "max", "AP75": "max", "AP": "max"}
-        self._last: tuple[Any, list[Picture], Floats] | None = None
 
-    def _judged(self, states: Sequence[list[Picture]]) -> tuple[list[Picture], Floats]:
-        """The pictures in order, and AP of each class at each threshold (K x 10); kept for the next question."""
-        if self._last is None or self._last[0] is not states:
-            pictures = in_order(states)
-            self._last = states, pictures, self._precisions(pictures)
-        return self._last[1:]
-
-    def _precisions(self, pictures: Sequence[Picture]) -> Floats:
-        classes = range(len(self._facts.classes))
-        result = np.full((len(classes), len(THRESHOLDS)), np.nan)
-        if not pictures:
-            return result
-        found = ranked(pictures)
-        labels = np.concatenate([picture.ground_truth.labels for picture in pictures])
-        difficult = np.concatenate([picture.ground_truth.crowd for picture in pictures])
+    def _evaluate(self, images: Sequence[ImageResult]) -> Floats:
+        """Return AP of each class at each threshold (K x 10); NaN for a class without objects."""
+        classes = range(len(self._dataset_info.classes))
+        precisions = np.full((len(classes), len(THRESHOLDS)), np.nan)
+        if not images:
+            return precisions
+        detected = _nearest_objects(images)
+        counts = count_objects(images, len(classes))
+        difficult = np.concatenate([image.ground_truth.crowd for image in images])
         for label in classes:
-            things = int((~difficult[labels == label]).sum())
-            rows = np.flatnonzero(found.labels == label)
-            rows = rows[np.argsort(-found.scores[rows], kind="stable")]
-            for column, threshold in enumerate(THRESHOLDS if things else ()):
-                right = _right(found.overlaps[rows], found.things[rows], difficult, float(threshold))
-                result[label, column] = self._average(right[right >= 0], things)
-        return result
+            rows = np.flatnonzero(detected.labels == label)
+            rows = rows[np.argsort(-detected.scores[rows], kind="stable")]
+            for column, threshold in enumerate(THRESHOLDS if counts[label] else ()):
+                right = _right(detected.ious[rows], detected.objects[rows], difficult, float(threshold))
+                precisions[label, column] = self._average(right[right >= 0], counts[label])
+        return precisions
 
-    def compute(self, states: Sequence[list[Picture]]) -> dict[str, float]:
-        """The three scores; nothing when there is nothing to be found."""
-        _, precisions = self._judged(states)
-        there = precisions[~np.isnan(precisions[:, 0])]
-        if not len(there):
+    def compute(self, states: Sequence[list[ImageResult]]) -> dict[str, float]:
+        """Return the three scores; none without objects."""
+        precisions = self._results(states)[1]
+        valid = precisions[~np.isnan(precisions[:, 0])]
+        if not len(valid):
             return {}
-        return {"AP50": float(there[:, 0].mean()), "AP75": float(there[:, 5].mean()), "AP": float(there.mean())}
+        return {"AP50": float(valid[:, 0].mean()), "AP75": float(valid[:, 5].mean()), "AP": float(valid.mean())}
 
-    def details(self, states: Sequence[list[Picture]]) -> dict[str, Any]:
-        """The tables, in plain values; null for a class that is there nowhere."""
-        pictures, precisions = self._judged(states)
-        if not pictures:
+    def details(self, states: Sequence[list[ImageResult]]) -> dict[str, Any]:
+        """Return the tables; null for a class without objects."""
+        images, precisions = self._results(states)
+        if not images:
             return {}
-        labels = [picture.ground_truth.labels[~picture.ground_truth.crowd] for picture in pictures]
-        things = np.bincount(np.concatenate(labels), minlength=len(self._facts.classes)).tolist()
-        rows = zip(self._facts.classes, things, precisions, strict=True)
-        table = [
-            {
-                "class": name,
-                "things": count,
-                "AP50": float(values[0]) if count else None,
-                "AP75": float(values[5]) if count else None,
-                "AP": float(values.mean()) if count else None,
-            }
-            for name, count, values in rows
-        ]
-        return {"per_class": table, **mistakes(pictures, len(self._facts.classes), self._confidence)}
+        classes = self._dataset_info.classes
+        rows = []
+        for name, count, values in zip(classes, count_objects(images, len(classes)), precisions, strict=True):
+            means = {"AP50": float(values[0]), "AP75": float(values[5]), "AP": float(values.mean())}
+            rows.append({"class": name, "objects": count} | (means if count else dict.fromkeys(means)))
+        return {"per_class": rows, **error_tables(images, len(classes), self._confidence)}
 
 
-def ranked(pictures: Sequence[Picture]) -> Ranked:
-    """What was found in all pictures, one after the other."""
+def _nearest_objects(images: Sequence[ImageResult]) -> Detected:
     parts = []
-    before = 0
-    for picture in pictures:
-        ground_truth = picture.ground_truth
-        share, thing = np.zeros(len(picture.labels)), np.full(len(picture.labels), -1)
-        if len(ground_truth.labels) and len(picture.labels):
-            corners = np.concatenate(
-                [ground_truth.boxes[:, :2], ground_truth.boxes[:, :2] + ground_truth.boxes[:, 2:]], 1
-            )
-            shares = overlaps(picture.boxes.astype(np.float64), corners)
-            shares[picture.labels[:, None] != ground_truth.labels] = -1
-            share, place = shares.max(1), shares.argmax(1)
-            thing = np.where(share >= 0, place + before, -1)
-        parts.append(Ranked(picture.labels, picture.scores, share, thing))
-        before += len(ground_truth.labels)
-    return Ranked(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    offset = 0
+    for image in images:
+        ground_truth = image.ground_truth
+        best_iou, best_object = np.zeros(len(image.labels)), np.full(len(image.labels), -1)
+        if len(ground_truth.labels) and len(image.labels):
+            ious = box_iou(image.boxes.astype(np.float64), to_corners(ground_truth.boxes))
+            ious[image.labels[:, None] != ground_truth.labels] = -1
+            best_iou = ious.max(1)
+            best_object = np.where(best_iou >= 0, ious.argmax(1) + offset, -1)
+        parts.append(Detected(image.labels, image.scores, best_iou, best_object))
+        offset += len(ground_truth.labels)
+    return Detected(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _right(shares: Floats, things: Ints, difficult: NDArray[np.bool_], threshold: float) -> Ints:
-    """For each thing found, best first: 1 right, 0 false, -1 neither."""
-    result = np.zeros(len(shares), np.int64)
-    hits = np.flatnonzero(shares > threshold)
-    _, firsts = np.unique(things[hits], return_index=True)
-    result[hits[firsts]] = 1
-    result[hits[difficult[things[hits]]]] = -1
-    return result
+def _right(ious: Floats, objects: Ints, difficult: NDArray[np.bool_], threshold: float) -> Ints:
+    """Return for each detection of a class, best first: 1 right, 0 false, -1 ignored."""
+    right = np.zeros(len(ious), np.int64)
+    hits = np.flatnonzero(ious > threshold)
+    _, firsts = np.unique(objects[hits], return_index=True)
+    right[hits[firsts]] = 1
+    right[hits[difficult[objects[hits]]]] = -1
+    return right
 
 
-def area(right: Ints, things: int) -> float:
-    """Area under precision over recall, each precision being the best at this recall or a higher one.
+def area_under_curve(right: Ints, objects: int) -> float:
+    """Return the area under precision over recall, each precision being the best at this recall or a higher one.
 
     Args:
-        right: 1 or 0 of what was found, best first.
-        things: how many there are.
+        right: 1 or 0 for each detection, best first.
+        objects: number of objects.
 
-    Example: [1, 0, 1] of 2 things: precisions 1, 1/2, 2/3, so (1 + 2/3) / 2 = 0.8333.
+    Example: [1, 0, 1] of 2 objects: precisions 1, 1/2, 2/3, so (1 + 2/3) / 2 = 0.8333.
     """
-    precision = _precision(right)
-    return float((precision * right).sum() / things)
+    return float((_best_precision(right) * right).sum() / objects)
 
 
-def voc_ap(targets: NDArray[Any], scores: NDArray[Any], weights: NDArray[Any] | None = None) -> float:
-    """Average precision of a class over whole images: :func:`area` of the images, best first; equal ones in the order
-    in which they come.
+def voc_ap(targets: NDArray[Any], scores: NDArray[Any]) -> float:
+    """Return the average precision of a class over whole images: :func:`area_under_curve` of the images, best first;
+    images with equal scores in the given order.
 
     Args:
-        targets: how many things of the class are in each image (N); above 0 it is there.
+        targets: number of objects of the class in each image (N); an image above 0 is positive.
         scores: N.
-        weights: 1 for images that count and 0 for those that do not, as where all things are difficult (N); None:
-            all count.
 
-    Returns: NaN when the class is there nowhere.
+    Returns: NaN if no image is positive.
 
-    Example: targets [1, 0, 1], scores [0.9, 0.8, 0.7]: (1 + 2/3) / 2 = 0.8333; with weights [1, 0, 1] it is 1.
+    Example: targets [1, 0, 1], scores [0.9, 0.8, 0.7]: (1 + 2/3) / 2 = 0.8333.
     """
-    counts = np.ones(len(targets), bool) if weights is None else np.asarray(weights) > 0
-    there = (np.asarray(targets)[counts] > 0).astype(np.int64)
-    if not there.any():
+    positive = (np.asarray(targets) > 0).astype(np.int64)
+    if not positive.any():
         return float("nan")
-    return area(there[np.argsort(-np.asarray(scores)[counts], kind="stable")], int(there.sum()))
+    return area_under_curve(positive[np.argsort(-np.asarray(scores), kind="stable")], int(positive.sum()))
 
 
-def eleven_points(right: Ints, things: int) -> float:
-    """Mean of the best precisions at recalls of at least 0, 0.1 ... 1.
+def eleven_point_average(right: Ints, objects: int) -> float:
+    """Return the mean of the best precisions at recalls of at least 0, 0.1 ... 1.
 
     Args:
-        right: 1 or 0 of what was found, best first.
-        things: how many there are.
+        right: 1 or 0 for each detection, best first.
+        objects: number of objects.
 
-    Example: [1, 0, 1] of 2 things: 1 at recalls up to 0.5, 2/3 above, so (6 + 5 * 2/3) / 11 = 0.8485.
+    Example: [1, 0, 1] of 2 objects: 1 at recalls up to 0.5, 2/3 above, so (6 + 5 * 2/3) / 11 = 0.8485.
     """
-    precision, found = _precision(right), 10 * right.cumsum()
-    # Whole numbers: 3 of 10 is a recall of 0.3.
-    reached = [precision[found >= tenth * things] for tenth in range(11)]
+    precision, recalled = _best_precision(right), 10 * right.cumsum()
+    # Integers: 3 of 10 is a recall of 0.3.
+    reached = [precision[recalled >= tenth * objects] for tenth in range(11)]
     return float(sum(values[0] if len(values) else 0.0 for values in reached) / 11)
 
 
-def _precision(right: Ints) -> Floats:
-    """Precision among so many best ones, or the best among more of them."""
+def _best_precision(right: Ints) -> Floats:
+    """Return for each n the best precision among the n best detections, or more of them."""
     precision = right.cumsum() / np.arange(1, len(right) + 1)
     best: Floats = np.maximum.accumulate(precision[::-1])[::-1]
     return best

@@ -1,1 +1,1 @@
-"""Evaluation of frozen features: k-nearest neighbours, linear probes, SVMs, clustering, collapse."""
+"""Evaluation of frozen features: k-nearest neighbors, linear probes, SVMs, few-shot learning, clustering, collapse."""

@@ -1,4 +1,4 @@
-"""Embeddings of whole data sets, in the order of the data on any number of processes."""
+"""Embeddings of whole datasets, in the order of the data on any number of processes."""
 
 from __future__ import annotations
 
@@ -15,100 +15,138 @@ from opabinia.contracts import EMBEDDING, Batch, DataMismatch, DatasetInfo, Pred
 
 
 class Rows(NamedTuple):
-    """Some samples, a row for each of N.
+    """N samples, one per row.
 
     Attributes:
         features: float32, N x D.
-        labels: int64, N; 0 and 1, N x K, of multi-label data; None where nobody tells them.
+        labels: int64, N; 0 and 1, N x K, of multi-label data; None if unknown.
         ids: of the samples.
+        cameras: int64, N; None if unknown.
+        queries: bool, N; whether a sample is a query.
     """
 
     features: NDArray[np.float32]
     labels: NDArray[Any] | None
     ids: list[str]
+    cameras: NDArray[np.int64] | None
+    queries: NDArray[np.bool_]
 
     def known_labels(self) -> NDArray[Any]:
-        """The labels.
+        """Return the labels.
 
         Raises:
-            Unfit: there are none.
+            DataMismatch: there are none.
         """
         if self.labels is None:
             raise DataMismatch("every image needs a label here")
         return self.labels
 
-    def tensors(self) -> tuple[Tensor, Tensor]:
-        """Features and labels.
+    def tensors(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return features and labels on the device.
 
         Raises:
-            Unfit: there are no labels.
+            DataMismatch: there are no labels.
         """
-        return torch.from_numpy(self.features), torch.from_numpy(self.known_labels())
+        return torch.from_numpy(self.features).to(device), torch.from_numpy(self.known_labels()).to(device)
 
 
 Batches = list[Rows]
-"""Of a process, in the order in which it saw them."""
+"""The batches of a process, in the order in which it saw them."""
 
 
 def rows_of(predictions: Predictions, batch: Batch, layer: str = EMBEDDING) -> Rows:
-    """What is kept of a batch: what ``layer`` gives (B x ...), ``label`` where there is one, and ``id``."""
-    labels = batch["label"].cpu().numpy() if isinstance(batch.get("label"), Tensor) else None
+    """Return the output of ``layer`` (B x ...), the ids, and ``label``, ``camera`` and ``query`` if known."""
     features = predictions[layer if layer == EMBEDDING else f"layers/{layer}"]
-    return Rows(features.detach().flatten(1).float().cpu().numpy(), labels, list(batch["id"]))
+    ids = list(batch["id"])
+    return Rows(
+        features.detach().flatten(1).float().cpu().numpy(),
+        batch["label"].cpu().numpy() if isinstance(batch.get("label"), Tensor) else None,
+        ids,
+        batch["camera"].cpu().numpy() if "camera" in batch else None,
+        torch.as_tensor(batch.get("query", [False] * len(ids))).cpu().numpy().astype(bool),
+    )
 
 
-def joined(states: Sequence[Batches]) -> Rows | None:
-    """All batches of all processes in the order of the data, for they were dealt in turn; None if there are none.
+def concatenate(states: Sequence[Batches]) -> Rows | None:
+    """Return the rows of all processes in the order of the data (processes take batches in turn); None without any.
 
     Raises:
-        Unfit: an embedding is not finite.
+        DataMismatch: an embedding is not finite.
     """
-    batches = [one for turn in zip_longest(*states) for one in turn if one is not None]
+    batches = [batch for turn in zip_longest(*states) for batch in turn if batch is not None]
     if not batches:
         return None
-    features = np.concatenate([one.features for one in batches])
-    labels = [one.labels for one in batches if one.labels is not None]
-    ids = list(chain(*(one.ids for one in batches)))
-    wrong = np.flatnonzero(~np.isfinite(features).all(1))
-    if len(wrong):
-        raise DataMismatch(f"{len(wrong)} of {len(ids)} embeddings are not finite, the first that of {ids[wrong[0]]}")
-    return Rows(features, np.concatenate(labels) if len(labels) == len(batches) else None, ids)
+    features, labels, ids, cameras, queries = zip(*batches, strict=True)
+    names = list(chain(*ids))
+    invalid = np.flatnonzero(np.concatenate([~np.isfinite(rows).all(1) for rows in features]))
+    if len(invalid):
+        raise DataMismatch(
+            f"{len(invalid)} of {len(names)} embeddings are not finite, the first that of {names[invalid[0]]}; if all "
+            "are, the model has diverged"
+        )
+    return Rows(
+        np.concatenate(features),
+        None if any(column is None for column in labels) else np.concatenate(labels),
+        names,
+        None if any(column is None for column in cameras) else np.concatenate(cameras),
+        np.concatenate(queries),
+    )
 
 
-def normalised(features: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Rows of length 1; one of zeros stays."""
+def normalize_rows(features: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Scale rows to length 1; a row of zeros stays."""
     rows = features.astype(np.float64)
     lengths: NDArray[np.float64] = np.linalg.norm(rows, axis=1, keepdims=True)
     return rows / np.where(lengths > 0, lengths, 1)
 
 
-def refuse_unlabelled(name: str, dataset_info: DatasetInfo, *, several: bool = False) -> None:
-    """Tell data that a classifier cannot learn from.
+def check_labels(name: str, dataset_info: DatasetInfo, *, multi_label: bool = False) -> None:
+    """Check that a classifier can learn from the data.
 
     Args:
         name: of the evaluator, for the message.
-        facts: of the data.
-        several: whether images may have several labels.
+        dataset_info: facts about the data.
+        multi_label: whether images may have several labels.
 
     Raises:
-        ValueError: images have no classes, or several where they may not.
+        ValueError: images have no classes, or several labels where they may not.
     """
-    if len(dataset_info.classes) < 2 or dataset_info.boxes or (dataset_info.multi_label and not several):
-        needed = "labels" if several else "one label"
+    if len(dataset_info.classes) < 2 or dataset_info.boxes or (dataset_info.multi_label and not multi_label):
+        needed = "labels" if multi_label else "one label"
         raise ValueError(f"{name}: every image of the data needs {needed}, of two classes or more")
 
 
-class Learner:
-    """Keeps features of the training samples, which an evaluator learns from, and of those that it judges.
-
-    All are held in memory, on every process those of all: 4 bytes a number, so ImageNet's 1.28 million training images
-    at 2,048 numbers each are 10.5 GB for each layer.
-
-    Args:
-        layers: what features are taken of: ``embedding``, or names of modules.
+class EmbeddingEvaluator:
+    """Base of evaluators that keep the embeddings of the evaluated samples.
 
     Attributes:
-        device: where it computes; that of the task, in an evaluation.
+        device: where it computes; set to the task's device by an evaluation.
+    """
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self._batches: Batches = []
+
+    def update(self, predictions: Predictions, batch: Batch) -> None:
+        """Add a batch: ``predictions["embedding"]`` (B x D); ``label``, ``camera`` and ``query`` if known."""
+        self._batches.append(rows_of(predictions, batch))
+
+    def state(self) -> Any:
+        """Return the batches of this process."""
+        return self._batches
+
+
+class FeatureBankEvaluator:
+    """Base of evaluators that learn from features of the training samples and evaluate on features of others.
+
+    Each process holds the features of all in memory: 4 bytes per number, so ImageNet's 1.28 million training images
+    with 2,048 numbers each take 10.5 GB per layer.
+
+    Args:
+        layers: ``embedding``, or names of modules.
+
+    Attributes:
+        device: where it computes; set to the task's device by an evaluation.
     """
 
     layers: tuple[str, ...] = (EMBEDDING,)
@@ -116,36 +154,36 @@ class Learner:
     def __init__(self, layers: Sequence[str] = (EMBEDDING,)) -> None:
         self.layers = tuple(layers)
         self.device = torch.device("cpu")
-        self._learned: dict[str, Batches] = {layer: [] for layer in self.layers}
-        self._judged: dict[str, Batches] = {layer: [] for layer in self.layers}
+        self._training: dict[str, Batches] = {layer: [] for layer in self.layers}
+        self._evaluated: dict[str, Batches] = {layer: [] for layer in self.layers}
 
     def learn(self, predictions: Predictions, batch: Batch) -> None:
-        """Keep training samples: their features and ``batch["label"]``."""
-        for layer, kept in self._learned.items():
-            kept.append(rows_of(predictions, batch, layer))
+        """Add training samples: their features and ``batch["label"]``."""
+        for layer, batches in self._training.items():
+            batches.append(rows_of(predictions, batch, layer))
 
     def update(self, predictions: Predictions, batch: Batch) -> None:
-        """Keep samples to be judged, likewise."""
-        for layer, kept in self._judged.items():
-            kept.append(rows_of(predictions, batch, layer))
+        """Add samples to evaluate on: their features and ``batch["label"]``."""
+        for layer, batches in self._evaluated.items():
+            batches.append(rows_of(predictions, batch, layer))
 
-    def state(self) -> Sides:
-        """The batches of this process: learned from, and judged."""
-        return self._learned, self._judged
+    def state(self) -> BankState:
+        """Return the batches of this process."""
+        return self._training, self._evaluated
 
-    def sides(self, states: Sequence[Sides], layer: str = EMBEDDING) -> tuple[Rows, Rows] | None:
-        """Training samples, and samples to be judged, of all processes; None if there is nothing to be judged.
+    def train_and_test(self, states: Sequence[BankState], layer: str = EMBEDDING) -> tuple[Rows, Rows] | None:
+        """Return training and evaluated samples of all processes; None if nothing is evaluated.
 
         Raises:
-            Unfit: there are no training samples, or a feature is not finite.
+            DataMismatch: there are no training samples, or a feature is not finite.
         """
-        learned, judged = (joined([side[layer] for side in column]) for column in zip(*states, strict=True))
-        if judged is None:
+        train, test = (concatenate([batches[layer] for batches in column]) for column in zip(*states, strict=True))
+        if test is None:
             return None
-        if learned is None:
+        if train is None:
             raise DataMismatch("there are no training samples to learn from")
-        return learned, judged
+        return train, test
 
 
-Sides = tuple[dict[str, Batches], dict[str, Batches]]
-"""By layer: training samples, and samples to be judged."""
+BankState = tuple[dict[str, Batches], dict[str, Batches]]
+"""Batches by layer: of training samples, and of evaluated ones."""

@@ -1,4 +1,4 @@
-"""What a classifier learns from a few images of each class."""
+"""Few-shot classification of frozen features."""
 
 from __future__ import annotations
 
@@ -10,29 +10,36 @@ from numpy.typing import NDArray
 
 from opabinia.config import register
 from opabinia.contracts import EMBEDDING, Count, DataMismatch, DatasetInfo, Positive
-from opabinia.evaluation.representation.feature_bank import Learner, Rows, Sides, normalised, refuse_unlabelled
+from opabinia.evaluation.representation.feature_bank import (
+    BankState,
+    FeatureBankEvaluator,
+    Rows,
+    check_labels,
+    normalize_rows,
+)
 
 
-@register.evaluator(name="low_shot")
-class LowShot(Learner):
-    """Shares of samples that logistic regression tells rightly after a few training images of each class:
-    ``low_shot_1``, ``low_shot_2`` ..., means over several draws.
+@register.evaluator(name="low_shot", renamed={"draws": "repeats"})
+class LowShot(FeatureBankEvaluator):
+    """Accuracy of logistic regression trained on a few images of each class: ``low_shot_1``, ``low_shot_2`` ..., means
+    over several random choices of these images.
 
-    The regression is MSN's (Assran et al. 2022, section 5): of each vector its own mean is taken off, and it is divided
-    by its length; there is no bias. Within a draw, who is among the first image of a class is among the first two, too.
+    The regression is MSN's (Assran et al. 2022, section 5): each vector is centered on its own mean and divided by its
+    length; there is no bias. Within a repeat the first image of a class is also among its first two.
 
-    The table (``details``): mean, deviation and each draw's share.
+    The table (``details``): mean, standard deviation, and the accuracy of each repeat (``draws``).
 
     Args:
-        facts: of the data.
-        layer: ``embedding``, or the name of a module of the task, whose maps and tokens are averaged over their places.
-        shots: images of each class.
-        draws: of other images; VISSL's 5.
+        dataset_info: facts about the data.
+        layer: ``embedding``, or the name of a module of the task, whose feature maps or tokens are averaged over
+            positions.
+        shots: images per class.
+        repeats: random choices of training images; VISSL's 5.
         regularization: half of it times the squared weights is added to the sum of the losses (VISSL's).
-        seed: of the draws.
+        seed: of the choices.
 
     Raises:
-        ValueError: images have no classes, or several; or there are no shots.
+        ValueError: images have no classes, or several labels; or ``shots`` is empty.
     """
 
     def __init__(
@@ -42,68 +49,64 @@ class LowShot(Learner):
         *,
         layer: str = EMBEDDING,
         shots: list[Count] = [1, 2, 4, 8, 16],  # noqa: B006 (never changed)
-        draws: Count = 5,
+        repeats: Count = 5,
         regularization: Positive = 0.025,
         seed: int = 0,
     ) -> None:
-        refuse_unlabelled("low_shot", dataset_info)
+        check_labels("low_shot", dataset_info)
         if not shots:
             raise ValueError("low_shot: shots is empty; it takes one number of images or more")
         super().__init__([layer])
-        self._classes, self._shots, self._draws, self._seed = dataset_info.classes, shots, draws, seed
+        self._classes, self._shots, self._repeats, self._seed = dataset_info.classes, shots, repeats, seed
         self._regularization = regularization
-        self._found: dict[int, list[float]] = {}
+        self._accuracies: dict[int, list[float]] = {}
         self.better = dict.fromkeys((f"low_shot_{shot}" for shot in shots), "max")
 
-    def compute(self, states: Sequence[Sides]) -> dict[str, float]:
-        """Means over the draws.
+    def compute(self, states: Sequence[BankState]) -> dict[str, float]:
+        """Return the means over the repeats.
 
         Raises:
-            Unfit: a class has fewer training images than there are shots, or a feature is not finite.
+            DataMismatch: a class has fewer training images than the most shots, or a feature is not finite.
         """
-        sides = self.sides(states, self.layers[0])
-        if sides is None:
-            return {}
-        (known, labels), (asked, right) = (_preprocessed(side) for side in sides)
-        orders = [self._order(labels, draw) for draw in range(self._draws)]
-        self._found = {
-            shot: [self._share(known, labels, order[:, :shot].ravel(), asked, right) for order in orders]
-            for shot in self._shots
-        }
-        return {f"low_shot_{shot}": float(np.mean(shares)) for shot, shares in self._found.items()}
+        from sklearn.linear_model import LogisticRegression  # slow to import, and most runs do not need it
 
-    def details(self, states: Sequence[Sides]) -> dict[str, Any]:
-        """The table, in plain values."""
+        split = self.train_and_test(states, self.layers[0])
+        if split is None:
+            return {}
+        (features, labels), (test_features, test_labels) = (_preprocess(rows) for rows in split)
+        orders = [self._sampling_order(labels, repeat) for repeat in range(self._repeats)]
+
+        def accuracy(rows: NDArray[Any]) -> float:
+            # C multiplies the sum of the losses, beside half the squared weights.
+            model = LogisticRegression(C=1 / self._regularization, fit_intercept=False, max_iter=1000)
+            return float((model.fit(features[rows], labels[rows]).predict(test_features) == test_labels).mean())
+
+        self._accuracies = {shot: [accuracy(order[:, :shot].ravel()) for order in orders] for shot in self._shots}
+        return {f"low_shot_{shot}": float(np.mean(values)) for shot, values in self._accuracies.items()}
+
+    def details(self, states: Sequence[BankState]) -> dict[str, Any]:
+        """Return the table."""
         rows = [
-            {"shots": shot, "mean": float(np.mean(shares)), "deviation": float(np.std(shares)), "draws": shares}
-            for shot, shares in self._found.items()
+            {"shots": shot, "mean": float(np.mean(values)), "deviation": float(np.std(values)), "draws": values}
+            for shot, values in self._accuracies.items()
         ]
         return {"low_shot": rows} if rows else {}
 
-    def _order(self, labels: NDArray[Any], draw: int) -> NDArray[np.int64]:
-        """Numbers of training samples of each class, in the order in which this draw takes them (K x largest shot)."""
-        generator = np.random.default_rng((self._seed, draw))
-        most = max(self._shots)
+    def _sampling_order(self, labels: NDArray[Any], repeat: int) -> NDArray[np.int64]:
+        """Return the training samples of each class in the order in which this repeat takes them (K x most shots)."""
+        generator = np.random.default_rng((self._seed, repeat))
+        needed = max(self._shots)
         rows = []
-        for number, name in enumerate(self._classes):
-            own = np.flatnonzero(labels == number)
-            if len(own) < most:
+        for label, name in enumerate(self._classes):
+            samples = np.flatnonzero(labels == label)
+            if len(samples) < needed:
                 raise DataMismatch(
-                    f"low_shot: the class {name} has {len(own)} training images, fewer than {most}; lower shots"
+                    f"low_shot: the class {name} has {len(samples)} training images, fewer than {needed}; lower shots"
                 )
-            rows.append(generator.permutation(own)[:most])
+            rows.append(generator.permutation(samples)[:needed])
         return np.stack(rows)
 
-    def _share(
-        self, known: NDArray[Any], labels: NDArray[Any], rows: NDArray[Any], asked: NDArray[Any], right: NDArray[Any]
-    ) -> float:
-        from sklearn.linear_model import LogisticRegression  # most runs need none of it
 
-        # Its C stands before the sum of the losses, with half the squared weights beside it.
-        model = LogisticRegression(C=1 / self._regularization, fit_intercept=False, max_iter=1000)
-        return float((model.fit(known[rows], labels[rows]).predict(asked) == right).mean())
-
-
-def _preprocessed(rows: Rows) -> tuple[NDArray[np.float64], NDArray[Any]]:
-    """Centred vectors of length 1, and the labels."""
-    return normalised(rows.features - rows.features.mean(1, keepdims=True)), rows.known_labels()
+def _preprocess(rows: Rows) -> tuple[NDArray[np.float64], NDArray[Any]]:
+    """Return centered vectors of length 1, and the labels."""
+    return normalize_rows(rows.features - rows.features.mean(1, keepdims=True)), rows.known_labels()

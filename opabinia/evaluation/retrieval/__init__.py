@@ -1,1 +1,1 @@
-"""Retrieval and re-identification: distances, ranking, re-ranking, and the evaluators built on them."""
+"""Retrieval and re-identification: distances, ranking, re-ranking, verification, and their evaluators."""

@@ -1,6 +1,6 @@
-"""Retrieval: how well the same thing is found again in a gallery. Its evaluators stand in ``searches.py``.
+"""Retrieval metrics of features or distances; their evaluators are in ``retrieval_evaluators``.
 
-What makes a result the same every time stands in ``distances.py``, the rules of ranking in ``ranking.py``.
+``distances`` explains why results are reproducible, ``ranking`` has the rules of ranking.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opabinia.contracts import DataMismatch
-from opabinia.evaluation.retrieval import query_expansion as expansion
+from opabinia.contracts import DataMismatch, Indices
 from opabinia.evaluation.retrieval.distances import (
     Array,
     Distances,
@@ -21,22 +20,16 @@ from opabinia.evaluation.retrieval.distances import (
     MatrixDistances,
     Metric,
     as_features,
-    distances,
-    nearest,
 )
-from opabinia.evaluation.retrieval.ranking import Indices, Listed, Matches, Ranking, as_column, masked, rank
-
-__all__ = [
-    "distances",
-    "evaluate",
-    "evaluate_distances",
-    "evaluate_lists",
-    "nearest",
-    "random_galleries",
-    "recall",
-    "revisited",
-    "single_shot",
-]
+from opabinia.evaluation.retrieval.query_expansion import expand_features
+from opabinia.evaluation.retrieval.ranking import (
+    ListedMatches,
+    Matches,
+    Ranking,
+    as_column,
+    distance_blocks,
+    rank,
+)
 
 Variant = Literal["zhong", "fastreid"]
 RANKS = (1, 5, 10)
@@ -56,129 +49,109 @@ def evaluate(
     query_expansion: Mapping[str, Any] | None = None,
     block: int | None = None,
 ) -> dict[str, float]:
-    """How well queries find their identity in a gallery (Zheng et al. 2015, Market-1501).
+    """Return the metrics of queries that are searched in a gallery (Zheng et al. 2015, Market-1501).
 
-    For each query the gallery is put in order of distance, without images of the query's identity from its own camera.
-    AP is the mean over the matches of the precision at each (neither interpolated nor a trapezoid), INP the number of
-    matches over the place of the last (Ye et al. 2021). Queries without a match are in no mean. Of equal distances the
-    image that comes first in the gallery is nearer; images with the same features bit by bit are at the same distance.
+    For each query the gallery is ranked by distance, without images of the query's identity from its own camera. AP is
+    the mean over the matches of the precision at each (neither interpolated nor trapezoidal), INP the number of matches
+    over the rank of the last (Ye et al. 2021). Queries without a match are in no mean. Among equal distances the image
+    that comes first in the gallery is nearer; images with bitwise identical features are at the same distance.
 
     Args:
-        query_features: Q x D, numpy or torch; products are computed where the query features lie.
+        query_features: Q x D, numpy or torch; computation is on the device of the query features.
         gallery_features: G x D.
-        query_ids: identities, Q: whole numbers or texts.
-        gallery_ids: identities, G. Those that no query has are distractors.
+        query_ids: identities, Q: integers or strings.
+        gallery_ids: identities, G. Those without a query are distractors.
         query_cameras: cameras, Q. Without cameras every image of the identity is a match.
         gallery_cameras: cameras, G.
-        metric: ``cosine``, or Euclidean; its square, which is what FastReID calls euclidean, ranks alike.
+        metric: ``cosine``, or Euclidean; its square, which is FastReID's euclidean, ranks alike.
         ranks: k of the shares of queries with a match among the k nearest.
-        rerank: by common neighbours: the name of a variant or the keywords of
+        rerank: k-reciprocal re-ranking: the name of a variant or the keywords of
             :func:`opabinia.evaluation.retrieval.rerank.k_reciprocal`.
-        query_expansion: before all else: the keywords of :func:`opabinia.evaluation.retrieval.query_expansion.alpha`.
-        block: how many queries' distances are held at once; rounded up to tiles of 1,024 queries, fewer of a gallery
-            above 131,072. It changes the memory that is needed, and no bit of the result.
+        query_expansion: before ranking: the keywords of
+            :func:`opabinia.evaluation.retrieval.query_expansion.expand_features`.
+        block: number of queries whose distances are held at once; rounded up to tiles of 1,024 queries, fewer of a
+            gallery above 131,072. It changes the memory used, and no bit of the result.
 
-    Returns: ``mAP``, ``rank1`` ... and ``mINP`` as fractions of 1; ``queries``, how many are in the means, and
-    ``queries_without_match``, how many are not.
+    Returns: ``mAP``, ``rank1`` ... and ``mINP`` as fractions of 1; ``queries``, the number in the means, and
+    ``queries_without_match``, the number of others.
 
     Raises:
         ValueError: shapes do not fit, a feature is not finite, or no query has a match.
 
-    Example: a query, and a gallery in which the 1st and the 4th nearest are its own: mAP (1 + 2/4) / 2 = 0.75, rank1 1,
-    mINP 2/4 = 0.5.
+    Example: a query whose matches are the 1st and the 4th nearest image: mAP (1 + 2/4) / 2 = 0.75, rank1 1, mINP
+    2/4 = 0.5.
     """
     matches = Matches(query_ids, gallery_ids, query_cameras, gallery_cameras)
-    source = source_of(query_features, gallery_features, metric, rerank, query_expansion)
-    return rank(source, matches, block).scores(_checked(ranks))
+    source = distances_of(query_features, gallery_features, metric, rerank, query_expansion)
+    return rank(source, matches, block).scores(ranks)
 
 
-def evaluate_distances(
-    distances: Array,
-    query_ids: Array,
-    gallery_ids: Array,
-    query_cameras: Array | None = None,
-    gallery_cameras: Array | None = None,
-    *,
-    ranks: Sequence[int] = RANKS,
-    block: int | None = None,
-) -> dict[str, float]:
-    """The same from distances (Q x G) that are there already; see :func:`evaluate`."""
-    matches = Matches(query_ids, gallery_ids, query_cameras, gallery_cameras)
-    return rank(MatrixDistances(distances), matches, block).scores(_checked(ranks))
-
-
-def source_of(
+def distances_of(
     query: Array,
     gallery: Array,
     metric: Metric,
     rerank: Variant | Mapping[str, Any] | None,
     query_expansion: Mapping[str, Any] | None,
 ) -> Distances:
-    """Where distances come from: features as they are, expanded, or re-ranked; see :func:`evaluate`."""
+    """Return distances of features, expanded and re-ranked on request; see :func:`evaluate`."""
     if query_expansion is not None:
-        query, gallery = expansion.alpha(query, gallery, **query_expansion)
+        query, gallery = expand_features(query, gallery, **query_expansion)
     if rerank is None:
         return FeatureDistances(query, gallery, metric)
     from opabinia.evaluation.retrieval.rerank import k_reciprocal
 
-    keys = {"variant": rerank} if isinstance(rerank, str) else dict(rerank)
-    kind = "cosine" if metric == "cosine" else "euclidean"
-    return k_reciprocal(as_features("query", query), as_features("gallery", gallery), **{"metric": kind, **keys})
+    options: dict[str, Any] = {"metric": "cosine" if metric == "cosine" else "euclidean"}
+    options |= {"variant": rerank} if isinstance(rerank, str) else rerank
+    return k_reciprocal(query, gallery, **options)
 
 
-def _checked(ranks: Sequence[int]) -> Sequence[int]:
-    if any(k < 1 for k in ranks):
-        raise ValueError(f"ranks count from 1, not {min(ranks)}")
-    return ranks
-
-
-# --- answers in lists -------------------------------------------------------------------------------------------------
+# --- listed matches ---------------------------------------------------------------------------------------------------
 
 
 def evaluate_lists(
     distances: Array, positives: Sequence[Sequence[int]], junk: Sequence[Sequence[int]] | None = None
 ) -> dict[str, float]:
-    """How well buildings are found again whose pictures are listed for each query (Philbin et al. 2007, Oxford; 2008,
-    Paris).
+    """Return the metrics of queries whose matches are listed (Philbin et al. 2007, Oxford; 2008, Paris).
 
     Args:
         distances: Q x G.
-        positives: places in the gallery of what is to be found, for each query. Queries without any are in no mean.
-        junk: places of what is taken out of the ranking (hardly visible; the query itself).
+        positives: gallery indices of the matches of each query. Queries without any are in no mean.
+        junk: gallery indices of the images removed from the ranking (hardly visible; the query itself).
 
-    Returns: ``mAP``, from the areas of trapezoids under precision over recall, not from means of precisions as in
-    :func:`evaluate`; ``queries``, how many are in it, and ``queries_without_match``, how many are not.
+    Returns: ``mAP``, from trapezoidal areas under precision over recall, not from means of precisions as in
+    :func:`evaluate`; ``queries``, the number in it, and ``queries_without_match``, the number of others.
 
     Raises:
-        ValueError: lists do not fit the distances, or no query has anything to find.
+        ValueError: lists do not fit the distances, or no query has a match.
 
-    Example: of two positives the first and the fourth found: (1 + (1/3 + 2/4) / 2) / 2 = 0.7083.
+    Example: two positives at ranks 1 and 4: (1 + (1/3 + 2/4) / 2) / 2 = 0.7083.
     """
-    ranking = rank(MatrixDistances(distances), Listed(positives, junk))
-    return {
-        "mAP": float(ranking.trapezoids.mean()),
-        "queries": len(ranking.queries),
-        "queries_without_match": ranking.left_out,
-    }
+    ranking = rank(MatrixDistances(distances), ListedMatches(positives, junk))
+    return {"mAP": float(ranking.trapezoidal_precisions.mean()), **ranking.counts()}
 
 
 def revisited(
     distances: Array, easy: Sequence[Sequence[int]], hard: Sequence[Sequence[int]], junk: Sequence[Sequence[int]]
 ) -> dict[str, float]:
-    """The three protocols of the revisited Oxford and Paris (Radenović et al. 2018, section 3.3): in ``mAP_easy`` what
-    is hard is junk, in ``mAP_medium`` both are to be found, in ``mAP_hard`` what is easy is junk.
+    """Return the metrics of the three protocols of the revisited Oxford and Paris (Radenović et al. 2018, section 3.3):
+    in ``mAP_easy`` hard images are junk, in ``mAP_medium`` both are positives, in ``mAP_hard`` easy images are junk.
 
     Args:
         distances: Q x G.
-        easy, hard, junk: places in the gallery, for each query.
+        easy, hard, junk: gallery indices, for each query.
 
     Raises:
         ValueError: see :func:`evaluate_lists`.
     """
-    neither = [(*one, *other) for one, other in zip(hard, junk, strict=True)]
-    both = [(*one, *other) for one, other in zip(easy, hard, strict=True)]
-    nor_easy = [(*one, *other) for one, other in zip(easy, junk, strict=True)]
-    protocols = {"easy": (easy, neither), "medium": (both, junk), "hard": (hard, nor_easy)}
+
+    def union(first: Sequence[Sequence[int]], second: Sequence[Sequence[int]]) -> list[list[int]]:
+        return [[*indices, *more] for indices, more in zip(first, second, strict=True)]
+
+    protocols: dict[str, tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]] = {
+        "easy": (easy, union(hard, junk)),
+        "medium": (union(easy, hard), junk),
+        "hard": (hard, union(easy, junk)),
+    }
     return {f"mAP_{name}": evaluate_lists(distances, *lists)["mAP"] for name, lists in protocols.items()}
 
 
@@ -199,7 +172,7 @@ def single_shot(
     repeats: int = 10,
     block: int | None = None,
 ) -> dict[str, float]:
-    """Mean scores over random galleries with one image of each identity (the protocol of CUHK03, Li et al. 2014).
+    """Return mean metrics over random galleries with one image of each identity (protocol of CUHK03, Li et al. 2014).
 
     In each repeat the gallery is shuffled, and the first image of each identity is taken; of the query's own identity
     the first that is not from its camera, so that a query has a match in all repeats or in none.
@@ -208,53 +181,52 @@ def single_shot(
         query_features, gallery_features, query_ids, gallery_ids, query_cameras, gallery_cameras, metric, ranks, block:
             see :func:`evaluate`.
         seed: of the shuffles; repeat r draws from (seed, r).
-        repeats: how many galleries.
+        repeats: number of galleries.
 
-    Returns: as :func:`evaluate`. With one match a query its AP and its INP are the same, 1 over the place.
+    Returns: as :func:`evaluate`. With one match per query AP and INP are equal, 1 over the rank.
 
     Raises:
-        ValueError: see :func:`evaluate`; or there are no repeats.
+        ValueError: see :func:`evaluate`; or ``repeats`` is below 1.
     """
-    if repeats < 1:
-        raise ValueError(f"repeats is to be at least 1, not {repeats}")
+    _check_repeats(repeats)
     matches = Matches(query_ids, gallery_ids, query_cameras, gallery_cameras)
     source = FeatureDistances(query_features, gallery_features, metric)
-    matches.fit(source)
+    matches.check(source)
     orders = [np.random.default_rng((seed, number)).permutation(source.gallery) for number in range(repeats)]
-    places: list[Indices] = []
+    positions: list[Indices] = []
     queries: list[int] = []
-    for one in masked(source, matches, block):
-        rows = [row for row, columns in enumerate(one.matches) if len(columns)]
-        queries += [one.queries[row] for row in rows]
-        columns = [one.matches[row] for row in rows]
-        numbers = matches.query_ids[list(one.queries)][rows]
-        found = [_one_each(one.distances[rows], columns, numbers, matches.gallery_ids, order) for order in orders]
-        places.append(np.stack(found, axis=1))
+    for part in distance_blocks(source, matches, block):
+        rows = [row for row, columns in enumerate(part.matches) if len(columns)]
+        queries += [part.queries[row] for row in rows]
+        columns = [part.matches[row] for row in rows]
+        ids = matches.query_ids[list(part.queries)][rows]
+        arguments = part.distances[rows], columns, ids, matches.gallery_ids
+        positions.append(np.stack([_single_shot_ranks(*arguments, order) for order in orders], axis=1))
     if not queries:
-        raise matches.none_left()
-    flat = np.concatenate(places).reshape(-1)
-    # Every repeat is a query of its own with one match; all have the same weight in the mean.
+        raise matches.no_match_error()
+    flat = np.concatenate(positions).reshape(-1)
+    # Every repeat counts as a query with one match; all have the same weight in the mean.
     ranking = Ranking(np.repeat(queries, repeats), flat, np.ones_like(flat), source.queries - len(queries))
-    return ranking.scores(_checked(ranks)) | {"queries": len(queries)}
+    return ranking.scores(ranks) | {"queries": len(queries)}
 
 
-def _one_each(
+def _single_shot_ranks(
     distances: Tensor, matches: Sequence[Indices], query_ids: Indices, gallery_ids: Indices, order: Indices
 ) -> Indices:
-    """Place of the query's own image among the first images of the other identities in ``order``, one a row."""
-    turn = np.argsort(order)
-    own = torch.tensor([columns[turn[columns].argmin()] for columns in matches], device=distances.device)[:, None]
-    others = one_of_each(gallery_ids, order)
-    shown = torch.from_numpy(others).to(distances.device)
-    different = torch.from_numpy(gallery_ids[others] != query_ids[:, None]).to(distances.device)
-    value, far = distances.gather(1, own), distances[:, shown]
-    nearer = ((far < value) | ((far == value) & (shown < own))) & different
-    found: Indices = nearer.sum(1).cpu().numpy() + 1
-    return found
+    """Return the rank of the first match of each query in ``order`` among the first images of the other identities."""
+    position = np.argsort(order)
+    match = torch.tensor([columns[position[columns].argmin()] for columns in matches], device=distances.device)[:, None]
+    first = first_of_each(gallery_ids, order)
+    columns = torch.from_numpy(first).to(distances.device)
+    different = torch.from_numpy(gallery_ids[first] != query_ids[:, None]).to(distances.device)
+    value, others = distances.gather(1, match), distances[:, columns]
+    nearer = ((others < value) | ((others == value) & (columns < match))) & different
+    ranks: Indices = nearer.sum(1).cpu().numpy() + 1
+    return ranks
 
 
-def one_of_each(ids: Indices, order: Indices) -> Indices:
-    """Of each identity the image that comes first in ``order``; ascending.
+def first_of_each(ids: Indices, order: Indices) -> Indices:
+    """Return for each identity the image that comes first in ``order``; ascending.
 
     Args:
         ids: N.
@@ -274,7 +246,7 @@ def random_galleries(
     repeats: int = 10,
     block: int | None = None,
 ) -> dict[str, float]:
-    """Mean scores when one random image of each identity is the gallery and all the others are queries (the protocol of
+    """Return mean metrics when one random image of each identity is the gallery and all others are queries (protocol of
     VehicleID, Liu et al. 2016).
 
     Args:
@@ -282,23 +254,29 @@ def random_galleries(
         ids: identities, N.
         metric, ranks, block: see :func:`evaluate`.
         seed: of the choice; repeat r draws from (seed, r).
-        repeats: how many galleries.
+        repeats: number of galleries.
 
     Raises:
-        ValueError: see :func:`evaluate`; or there are no repeats.
+        ValueError: see :func:`evaluate`; or ``repeats`` is below 1.
     """
-    if repeats < 1:
-        raise ValueError(f"repeats is to be at least 1, not {repeats}")
-    numbers, rows = as_column("ids", ids), as_features("image", features)
-    if len(numbers) != len(rows):
-        raise ValueError(f"there are {len(rows)} images, but {len(numbers)} ids")
-    found = []
+    _check_repeats(repeats)
+    identities, rows = as_column("ids", ids), as_features("image", features)
+    if len(identities) != len(rows):
+        raise ValueError(f"there are {len(rows)} images, but {len(identities)} ids")
+    results = []
     for number in range(repeats):
-        shown = np.zeros(len(numbers), dtype=bool)
-        shown[one_of_each(numbers, np.random.default_rng((seed, number)).permutation(len(numbers)))] = True
+        order = np.random.default_rng((seed, number)).permutation(len(identities))
+        shown = np.zeros(len(identities), dtype=bool)
+        shown[first_of_each(identities, order)] = True
         query, gallery = (rows[torch.from_numpy(part).to(rows.device)] for part in (~shown, shown))
-        found.append(evaluate(query, gallery, numbers[~shown], numbers[shown], metric=metric, ranks=ranks, block=block))
-    return {name: sum(one[name] for one in found) / repeats for name in found[0]}
+        ids_of_sides = identities[~shown], identities[shown]
+        results.append(evaluate(query, gallery, *ids_of_sides, metric=metric, ranks=ranks, block=block))
+    return {name: sum(scores[name] for scores in results) / repeats for name in results[0]}
+
+
+def _check_repeats(repeats: int) -> None:
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1, not {repeats}")
 
 
 # --- every image a query ----------------------------------------------------------------------------------------------
@@ -312,32 +290,36 @@ def recall(
     metric: Metric = "cosine",
     block: int | None = None,
 ) -> dict[str, float]:
-    """How well each image finds its identity among all others (Song et al. 2016, Stanford Online Products).
+    """Return the metrics of each image as query against all others (Song et al. 2016, Stanford Online Products).
 
     Args:
         features: N x D.
-        ids: identities, N. Images whose identity has no other are in no mean; they are in the gallery.
+        ids: identities, N. Images that are the only one of their identity are in no mean; they are in the gallery.
         ks: of Recall@k, the share of images with a match among the k nearest.
         metric: see :func:`evaluate`.
         block: see :func:`evaluate`.
 
-    Returns: ``recall1`` ...; ``r_precision``, which share of the R nearest is right, R being the number of matches;
-    ``mAP@R``, the mean over these R of the precision at each that is right (Musgrave et al. 2020, section 3.2);
-    ``mAP``; and ``queries`` and ``queries_without_match``.
+    Returns: ``recall1`` ...; ``r_precision``, the share of matches among the R nearest, R being the number of matches;
+    ``mAP@R``, the mean over these R of the precision at each match (Musgrave et al. 2020, section 3.2); ``mAP``;
+    ``queries`` and ``queries_without_match``.
 
     Raises:
         ValueError: see :func:`evaluate`.
     """
-    itself = np.arange(len(ids))  # as if every image came from a camera of its own, nothing but itself is junk
-    matches = Matches(ids, ids, itself, itself)
-    if len(np.unique(matches.query_ids)) == len(itself):
-        raise DataMismatch(f"none of the {len(itself)} images has another one of its identity to find")
+    matches = leave_one_out(ids)
+    if len(np.unique(matches.query_ids)) == len(matches.query_ids):
+        raise DataMismatch(f"none of the {len(ids)} images has another one of its identity to find")
     ranking = rank(FeatureDistances(features, features, metric), matches, block)
     return {
-        **{f"recall{k}": ranking.rank(k) for k in _checked(ks)},
-        "r_precision": ranking.among_first(np.ones(len(ranking.places))),
-        "mAP@R": ranking.among_first(ranking.precisions),
+        **{f"recall{k}": ranking.cmc(k) for k in ks},
+        "r_precision": ranking.mean_at_r(np.ones(len(ranking.ranks))),
+        "mAP@R": ranking.mean_at_r(ranking.precisions),
         "mAP": float(ranking.average_precisions.mean()),
-        "queries": len(ranking.queries),
-        "queries_without_match": ranking.left_out,
+        **ranking.counts(),
     }
+
+
+def leave_one_out(ids: Array) -> Matches:
+    """Return the matches of every image among all others: each has a camera of its own, so only itself is junk."""
+    itself = np.arange(len(ids))
+    return Matches(ids, ids, itself, itself)

@@ -1,42 +1,44 @@
-"""Evaluators that search: queries in a gallery, or every image among all others."""
+"""Evaluators of retrieval: queries in a gallery, or every image among all others."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
-from itertools import chain, zip_longest
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import Batch, Count, DataMismatch, DatasetInfo, Fraction, NonNegative, Predictions
-from opabinia.evaluation.representation.feature_bank import Batches, joined, rows_of
+from opabinia.contracts import Batch, Count, DataMismatch, DatasetInfo, Fraction, Indices, NonNegative, Predictions
+from opabinia.evaluation.representation.feature_bank import Batches, EmbeddingEvaluator, Rows, concatenate, rows_of
 from opabinia.evaluation.retrieval.distances import Distances, FeatureDistances, Metric, smallest
-from opabinia.evaluation.retrieval.ranking import Indices, Matches, Ranking, masked, rank
-from opabinia.evaluation.retrieval.retrieval import RANKS, Variant, recall, source_of
-from opabinia.evaluation.retrieval.verification import roc_of
+from opabinia.evaluation.retrieval.ranking import Matches, Ranking, distance_blocks, rank
+from opabinia.evaluation.retrieval.retrieval import RANKS, Variant, distances_of, leave_one_out, recall
+from opabinia.evaluation.retrieval.verification import roc
 from opabinia.evaluation.retrieval.whitening import whitening
 
 log = logging.getLogger("opabinia")
+
+_CMC_RANKS, _MAX_WORST, _MAX_OTHERS, _NEAREST = 50, 100, 10, 10
+"""Sizes of the tables: ranks of the CMC curve, worst queries, queries from the worst to the best, images of a query."""
+
+_ROC = {1e-4: "tpr@fpr=1e-4", 1e-3: "tpr@fpr=1e-3", 1e-2: "tpr@fpr=1e-2"}
 
 
 @register.section(name="rerank")
 @dataclass(frozen=True, kw_only=True)
 class Rerank:
-    """Re-ranking by common neighbours (Zhong et al. 2017).
+    """k-reciprocal re-ranking (Zhong et al. 2017).
 
     Args:
-        variant: the authors' own rule, or the one that FastReID's evaluator runs.
-        k1: how many nearest neighbours are compared (the paper's 20).
-        k2: over how many of them the mean is taken (the paper's 6).
-        lambda_value: share of the distance before (the paper's 0.3).
+        variant: the authors' code, or that of FastReID's evaluator.
+        k1: nearest neighbors of an image (the paper's 20).
+        k2: nearest neighbors that weights are averaged over (the paper's 6).
+        lambda_value: share of the original distance (the paper's 0.3).
     """
 
     variant: Variant = "zhong"
@@ -51,9 +53,9 @@ class Expansion:
     """Alpha query expansion of queries and gallery (Radenović et al. 2019); defaults are FastReID's.
 
     Args:
-        k: neighbours, the image itself included.
-        alpha: the larger, the less do far ones count.
-        times: how often the whole is done.
+        k: neighbors, the image itself included.
+        alpha: larger values weight distant neighbors less.
+        times: number of repetitions.
     """
 
     k: Count = 5
@@ -61,85 +63,27 @@ class Expansion:
     times: Count = 1
 
 
-class _Seen(NamedTuple):
-    """What a process keeps of a batch; or all batches of all processes, in the order of the data."""
-
-    features: NDArray[np.float32]
-    labels: Indices
-    cameras: Indices | None
-    queries: Indices
-    ids: list[str]
-
-
-class _Accumulator:
-    """Keeps embeddings, and puts those of all processes in the order of the data: their batches were dealt in turn."""
-
-    def __init__(self) -> None:
-        self._batches: list[_Seen] = []
-        self.device = torch.device("cpu")
-
-    def update(self, predictions: Predictions, batch: Batch) -> None:
-        """Keep a batch: ``predictions["embedding"]`` (B x D), ``batch["label"]``; ``camera`` and ``query`` where they
-        are there."""
-        features, labels = predictions["embedding"].detach(), batch["label"].cpu().numpy()
-        cameras = batch["camera"].cpu().numpy() if "camera" in batch else None
-        queries = torch.as_tensor(batch.get("query", [False] * len(labels))).cpu().numpy().astype(bool)
-        self._batches.append(_Seen(features.float().cpu().numpy(), labels, cameras, queries, list(batch["id"])))
-
-    def state(self) -> list[_Seen]:
-        """The batches of this process."""
-        return self._batches
-
-    @staticmethod
-    def _joined(states: Sequence[list[_Seen]]) -> _Seen | None:
-        batches = [one for turn in zip_longest(*states) for one in turn if one is not None]
-        if not batches:
-            return None
-        features, labels, cameras, queries, ids = zip(*batches, strict=True)
-        known, names = all(one is not None for one in cameras), list(chain(*ids))
-        wrong = np.flatnonzero(np.concatenate([~np.isfinite(one).all(1) for one in features]))
-        if len(wrong):
-            raise DataMismatch(
-                f"{len(wrong)} of {len(names)} embeddings are not finite, the first that of {names[wrong[0]]}; if "
-                "all are, the model has diverged"
-            )
-        return _Seen(
-            np.concatenate(features),
-            np.concatenate(labels),
-            np.concatenate(cameras) if known else None,
-            np.concatenate(queries),
-            names,
-        )
-
-
-_CURVE, _WORST, _OTHERS = 50, 100, 10
-"""Of the details: places of the CMC curve, and queries that are shown."""
-
-_ROC = {1e-4: "tpr@fpr=1e-4", 1e-3: "tpr@fpr=1e-3", 1e-2: "tpr@fpr=1e-2"}
-
-
 @register.evaluator
-class Retrieval(_Accumulator):
-    """Scores of queries that are looked for in a gallery: ``mAP``, ``rank1`` ..., ``mINP``; see
+class Retrieval(EmbeddingEvaluator):
+    """Metrics of queries searched in a gallery: ``mAP``, ``rank1`` ..., ``mINP``; see
     :func:`opabinia.evaluation.retrieval.retrieval.evaluate`.
 
-    With re-ranking the same again as ``rerank_mAP`` ..., with query expansion as ``qe_mAP`` ..., with both also
+    With re-ranking the same as ``rerank_mAP`` ..., with query expansion as ``qe_mAP`` ..., with both also
     ``qe_rerank_mAP`` ...; with ``roc`` ``tpr@fpr=1e-4``, ``1e-3`` and ``1e-2``.
 
-    The table (``details``) has the number of queries and of gallery images, and the hundred worst queries with their
-    AP, the place of their first match and the ten images found first; and so for some
-    others, from the worst to the best.
+    The table (``details``) has the number of queries and of gallery images, and for the hundred worst queries AP, the
+    rank of the first match and the ten nearest images; the same for some queries from the worst to the best.
 
     Args:
-        facts: of the data.
-        metric: how features are compared; euclidean and squared_euclidean rank alike.
+        dataset_info: facts about the data.
+        metric: of the features; euclidean and squared_euclidean rank alike.
         ranks: k of the shares of queries with a match among the k nearest.
-        rerank: re-rank by common neighbours, too; null: do not.
-        query_expansion: expand queries and gallery, too; null: do not.
-        roc: which share of pairs of the same identity is accepted where 1e-4, 1e-3 and 1e-2 of the others are.
+        rerank: k-reciprocal re-ranking; null: none.
+        query_expansion: of queries and gallery; null: none.
+        roc: compute the true positive rates of pairs at false positive rates of 1e-4, 1e-3 and 1e-2.
 
     Raises:
-        ValueError: the data has no queries, or nothing else.
+        ValueError: the data is not split into queries and gallery.
     """
 
     def __init__(
@@ -156,116 +100,110 @@ class Retrieval(_Accumulator):
         super().__init__()
         if not dataset_info.queries:
             raise ValueError(
-                "retrieval: the data does not tell queries and a gallery; where every image is looked for "
-                "among all others, the evaluator is `recall`"
+                "retrieval: the data has no queries and gallery; where every image is searched among all others, the "
+                "evaluator is `recall`"
             )
         self._metric: Metric = metric
         self._ranks, self._roc = tuple(ranks), roc
-        again = asdict(rerank) if rerank else None
-        expanded = asdict(query_expansion) if query_expansion else None
-        ways = {"": (None, None), "rerank_": (again, None), "qe_": (None, expanded), "qe_rerank_": (again, expanded)}
-        # Each way once, under the first of its names.
-        self._ways = {prefix: way for n, (prefix, way) in enumerate(ways.items()) if way not in [*ways.values()][:n]}
-        self.better = {f"{prefix}{name}": "max" for prefix in self._ways for name in self._names}
+        variants: dict[str, tuple[dict[str, Any] | None, dict[str, Any] | None]] = {"": (None, None)}
+        if rerank:
+            variants["rerank_"] = (asdict(rerank), None)
+        if query_expansion:
+            variants["qe_"] = (None, asdict(query_expansion))
+        if rerank and query_expansion:
+            variants["qe_rerank_"] = (asdict(rerank), asdict(query_expansion))
+        self._variants = variants
+        self._names = ["mAP", *(f"rank{k}" for k in ranks), "mINP"]
+        self.better = {f"{prefix}{name}": "max" for prefix in variants for name in self._names}
         self.better |= dict.fromkeys(_ROC.values(), "max") if roc else {}
-        self._last: tuple[Any, Ranking] | None = None
+        self._ranked: tuple[Rows, Tensor, Tensor, Matches, Ranking] | None = None
 
-    @property
-    def _names(self) -> list[str]:
-        return ["mAP", *(f"rank{k}" for k in self._ranks), "mINP"]
-
-    def compute(self, states: Sequence[list[Any]]) -> dict[str, float]:
-        """Scores of all processes' queries in all processes' gallery.
+    def compute(self, states: Sequence[Batches]) -> dict[str, float]:
+        """Return the metrics of all processes' queries in all processes' gallery.
 
         Raises:
-            ValueError: nothing is marked as query, or nothing is not; an embedding is not finite; or no query has a
-                match.
+            ValueError: all images are queries, or none; an embedding is not finite; or no query has a match.
         """
-        seen = self._joined(states)
-        if seen is None:
+        rows = concatenate(states)
+        if rows is None:
             return {}
-        query, gallery, matches = _sides(seen, torch.from_numpy(seen.features).to(self.device))
+        query, gallery, matches = _split(rows, torch.from_numpy(rows.features).to(self.device))
         scores: dict[str, float] = {}
-        for prefix, way in self._ways.items():
-            ranking = rank(source_of(query, gallery, self._metric, *way), matches)
-            found = ranking.scores(self._ranks)
-            scores |= {f"{prefix}{name}": found[name] for name in self._names}
+        for prefix, options in self._variants.items():
+            ranking = rank(distances_of(query, gallery, self._metric, *options), matches)
+            all_scores = ranking.scores(self._ranks)
+            scores |= {f"{prefix}{name}": all_scores[name] for name in self._names}
             if not prefix:
-                self._last = states, ranking
+                self._ranked = rows, query, gallery, matches, ranking
         if self._roc:
-            shares = roc_of(FeatureDistances(query, gallery, self._metric), matches, tuple(_ROC))
-            scores |= {_ROC[fpr]: share for fpr, share in shares.items()}
+            rates = roc(FeatureDistances(query, gallery, self._metric), matches, tuple(_ROC))
+            scores |= {_ROC[fpr]: tpr for fpr, tpr in rates.items()}
         return scores
 
-    def details(self, states: Sequence[list[Any]]) -> dict[str, Any]:
-        """The table, in plain values; of the plain ranking."""
-        seen = self._joined(states)
-        if seen is None:
+    def details(self, states: Sequence[Batches]) -> dict[str, Any]:
+        """Return the table, of the ranking without re-ranking and expansion."""
+        if self._ranked is None:
             return {}
-        query, gallery, matches = _sides(seen, torch.from_numpy(seen.features).to(self.device))
-        if self._last is None or self._last[0] is not states:
-            self._last = states, rank(FeatureDistances(query, gallery, self._metric), matches)
-        ranking = self._last[1]
+        rows, query, gallery, matches, ranking = self._ranked
         order = np.argsort(ranking.average_precisions, kind="stable")
-        ids = np.array(seen.ids, dtype=object)
-        names = ids[seen.queries], ids[~seen.queries]
+        ids = np.array(rows.ids, dtype=object)
+        query_ids, gallery_ids = ids[rows.queries], ids[~rows.queries]
 
-        def told(places: NDArray[Any]) -> list[dict[str, Any]]:
-            queries = ranking.queries[places]
+        def described(positions: Indices) -> list[dict[str, Any]]:
+            queries = ranking.queries[positions]
             distances = FeatureDistances(query[torch.from_numpy(queries)], gallery, self._metric)
-            rows = zip(queries.tolist(), places.tolist(), _shown(distances, matches.only(queries), 10), strict=True)
+            nearest = _nearest(distances, matches.select(queries), _NEAREST)
             return [
                 {
-                    "query": names[0][number],
-                    "AP": float(ranking.average_precisions[place]),
-                    "first_match": int(ranking.firsts[place]),
-                    "nearest": [names[1][column] for column in columns],
-                    "right": [bool(matches.gallery_ids[c] == matches.query_ids[number]) for c in columns],
+                    "query": query_ids[number],
+                    "AP": float(ranking.average_precisions[position]),
+                    "first_match": int(ranking.first_ranks[position]),
+                    "nearest": [gallery_ids[column] for column in columns],
+                    "right": [bool(matches.gallery_ids[column] == matches.query_ids[number]) for column in columns],
                 }
-                for number, place, columns in rows
+                for number, position, columns in zip(queries.tolist(), positions.tolist(), nearest, strict=True)
             ]
 
         return {
             "retrieval": {
-                "queries": len(ranking.queries),
-                "queries_without_match": ranking.left_out,
+                **ranking.counts(),
                 "gallery": len(gallery),
-                "cmc": [ranking.rank(k) for k in range(1, min(_CURVE, len(gallery)) + 1)],
-                "worst": told(order[:_WORST]),
-                "others": told(order[np.linspace(0, len(order) - 1, min(_OTHERS, len(order))).astype(int)]),
+                "cmc": [ranking.cmc(k) for k in range(1, min(_CMC_RANKS, len(gallery)) + 1)],
+                "worst": described(order[:_MAX_WORST]),
+                "others": described(order[np.linspace(0, len(order) - 1, min(_MAX_OTHERS, len(order))).astype(int)]),
             }
         }
 
 
-def _sides(seen: _Seen, features: Tensor) -> tuple[Tensor, Tensor, Matches]:
-    """Features of the queries and of the gallery, and what matches."""
-    queries = seen.queries
+def _split(rows: Rows, features: Tensor) -> tuple[Tensor, Tensor, Matches]:
+    """Return the features of the queries and of the gallery, and the matches."""
+    queries, labels = rows.queries, rows.known_labels()
     if not 0 < queries.sum() < len(queries):
         raise DataMismatch(
-            f"{queries.sum()} of {len(queries)} images are marked as query; retrieval needs queries and a gallery. "
-            "Where every image is looked for among all others, the evaluator is `recall`"
+            f"{queries.sum()} of {len(queries)} images are queries; retrieval needs queries and a gallery. Where every "
+            "image is searched among all others, the evaluator is `recall`"
         )
-    cameras = (None, None) if seen.cameras is None else (seen.cameras[queries], seen.cameras[~queries])
+    cameras = (None, None) if rows.cameras is None else (rows.cameras[queries], rows.cameras[~queries])
     query, gallery = (features[torch.from_numpy(part).to(features.device)] for part in (queries, ~queries))
-    return query, gallery, Matches(seen.labels[queries], seen.labels[~queries], *cameras)
+    return query, gallery, Matches(labels[queries], labels[~queries], *cameras)
 
 
-def _shown(source: Distances, matches: Matches, k: int) -> Iterator[list[int]]:
-    """Places in the gallery of the k nearest images of each query, junk left out."""
-    for one in masked(source, matches):
-        values, columns = smallest(one.distances.nan_to_num(torch.inf), k)
-        for row, kept in zip(columns.tolist(), values.isfinite().tolist(), strict=True):
-            yield [column for column, there in zip(row, kept, strict=True) if there]
+def _nearest(source: Distances, matches: Matches, k: int) -> Iterator[list[int]]:
+    """Yield the gallery indices of the k nearest images of each query, without junk."""
+    for block in distance_blocks(source, matches):
+        values, columns = smallest(block.distances.nan_to_num(torch.inf), k)
+        for row, finite in zip(columns.cpu(), values.isfinite().cpu(), strict=True):
+            yield row[finite].tolist()
 
 
 @register.evaluator
-class Recall(_Accumulator):
-    """Scores where every image is looked for among all others: ``recall1`` ..., ``r_precision``, ``mAP@R`` and ``mAP``;
-    see :func:`opabinia.evaluation.retrieval.retrieval.recall`.
+class Recall(EmbeddingEvaluator):
+    """Metrics of every image as query among all others: ``recall1`` ..., ``r_precision``, ``mAP@R`` and ``mAP``; see
+    :func:`opabinia.evaluation.retrieval.retrieval.recall`.
 
     Args:
-        facts: of the data.
-        metric: how features are compared; euclidean and squared_euclidean rank alike.
+        dataset_info: facts about the data.
+        metric: of the features; euclidean and squared_euclidean rank alike.
         ks: of the shares of images with a match among the k nearest (those of Stanford Online Products).
     """
 
@@ -274,78 +212,74 @@ class Recall(_Accumulator):
     ) -> None:
         super().__init__()
         if dataset_info.queries:
-            log.warning("recall takes every image for query and gallery; `retrieval` keeps apart what the data does")
-        self._recall = partial(recall, ks=tuple(ks), metric=metric)
+            log.warning("recall takes every image as query and gallery; `retrieval` uses the split of the data")
+        self._metric: Metric = metric
+        self._ks = tuple(ks)
         self.better = {name: "max" for name in (*(f"recall{k}" for k in ks), "r_precision", "mAP@R", "mAP")}
 
-    def compute(self, states: Sequence[list[Any]]) -> dict[str, float]:
-        """Scores of all processes' images.
+    def compute(self, states: Sequence[Batches]) -> dict[str, float]:
+        """Return the metrics of all processes' images.
 
         Raises:
             ValueError: an embedding is not finite, or no image has a match.
         """
-        seen = self._joined(states)
-        if seen is None:
+        rows = concatenate(states)
+        if rows is None:
             return {}
-        found = self._recall(torch.from_numpy(seen.features).to(self.device), seen.labels)
-        return {name: found[name] for name in self.better}
+        features = torch.from_numpy(rows.features).to(self.device)
+        scores = recall(features, rows.known_labels(), self._ks, metric=self._metric)
+        return {name: scores[name] for name in self.better}
 
 
 @register.evaluator
-class InstanceRetrieval(_Accumulator):
-    """Scores of finding the same thing in other pictures: ``instance_mAP`` and ``instance_rank1``, and the same of
-    embeddings that were not whitened, ``instance_plain_mAP`` and ``instance_plain_rank1``.
+class InstanceRetrieval(EmbeddingEvaluator):
+    """Metrics of instance retrieval: ``instance_mAP`` and ``instance_rank1`` of whitened embeddings, and
+    ``instance_plain_mAP`` and ``instance_plain_rank1`` of embeddings that are not whitened.
 
-    Embeddings of length 1 are whitened with what the training data teaches, brought to length 1 again and compared by
-    cosine; AP is the area of trapezoids under precision over recall (VISSL's rule, and that of Oxford and Paris). Where
-    the data tells queries they are looked for in the rest, without images of their own camera; otherwise every image
-    among all others.
+    Embeddings of length 1 are whitened with components learned on the training data, normalized again and compared by
+    cosine; AP is the trapezoidal area under precision over recall (rule of VISSL, Oxford and Paris). Queries are
+    searched in the gallery, without images of their own camera; in data without queries every image among all others.
 
     Args:
-        facts: of the data.
-        components: how many directions are kept at most (VISSL's 512).
+        dataset_info: facts about the data.
+        components: maximum number of directions (VISSL's 512).
     """
 
     def __init__(self, dataset_info: DatasetInfo, /, *, components: Count = 512) -> None:
         super().__init__()
-        self._apart, self._components = dataset_info.queries, components
-        self._bank: Batches = []
-        self.better = dict.fromkeys((f"instance_{way}{of}" for way in ("", "plain_") for of in ("mAP", "rank1")), "max")
+        self._has_queries, self._components = dataset_info.queries, components
+        self._training: Batches = []
+        names = (f"instance_{plain}{name}" for plain in ("", "plain_") for name in ("mAP", "rank1"))
+        self.better = dict.fromkeys(names, "max")
 
     def learn(self, predictions: Predictions, batch: Batch) -> None:
-        """Keep training samples, whose directions are learned: ``predictions["embedding"]`` (B x D)."""
-        self._bank.append(rows_of(predictions, batch))
+        """Add training samples, from which components are learned: ``predictions["embedding"]`` (B x D)."""
+        self._training.append(rows_of(predictions, batch))
 
     def state(self) -> Any:
-        """The batches of this process: to learn from, and to search."""
-        return self._bank, self._batches
+        """Return the batches of this process: training samples, and images to search."""
+        return self._training, self._batches
 
     def compute(self, states: Sequence[Any]) -> dict[str, float]:
-        """Scores of all processes' images.
+        """Return the metrics of all processes' images.
 
         Raises:
-            Unfit: there are no training samples, an embedding is not finite, or no image has a match.
+            DataMismatch: there are no training samples, an embedding is not finite, or no image has a match.
         """
-        bank, seen = joined([one for one, _ in states]), self._joined([one for _, one in states])
-        if seen is None:
+        training, rows = (concatenate(batches) for batches in zip(*states, strict=True))
+        if rows is None:
             return {}
-        if bank is None:
+        if training is None:
             raise DataMismatch("instance_retrieval: there are no training samples to learn the whitening from")
-        plain, known = (F.normalize(torch.from_numpy(one.features), dim=1) for one in (seen, bank))
-        ways = {"": whitening(known, self._components)(plain), "plain_": plain}
-        found = [self._scores(way, seen, features.to(self.device)) for way, features in ways.items()]
-        return found[0] | found[1]
-
-    def _scores(self, way: str, seen: _Seen, features: Tensor) -> dict[str, float]:
-        query, gallery, matches = _sides(seen, features) if self._apart else _all_sides(seen, features)
-        ranking = rank(FeatureDistances(query, gallery), matches)
-        return {
-            f"instance_{way}mAP": float(ranking.trapezoids.mean()),
-            f"instance_{way}rank1": ranking.rank(1),
-        }
-
-
-def _all_sides(seen: _Seen, features: Tensor) -> tuple[Tensor, Tensor, Matches]:
-    """Every image as a query among all others: as if each came from a camera of its own, only itself is junk."""
-    itself = np.arange(len(seen.labels))
-    return features, features, Matches(seen.labels, seen.labels, itself, itself)
+        plain, known = (F.normalize(torch.from_numpy(side.features), dim=1) for side in (rows, training))
+        scores: dict[str, float] = {}
+        for prefix, vectors in {"": whitening(known, self._components)(plain), "plain_": plain}.items():
+            features = vectors.to(self.device)
+            if self._has_queries:
+                query, gallery, matches = _split(rows, features)
+            else:
+                query, gallery, matches = features, features, leave_one_out(rows.known_labels())
+            ranking = rank(FeatureDistances(query, gallery), matches)
+            scores[f"instance_{prefix}mAP"] = float(ranking.trapezoidal_precisions.mean())
+            scores[f"instance_{prefix}rank1"] = ranking.cmc(1)
+        return scores

@@ -1,51 +1,48 @@
-"""Whitening by principal components: the directions in which vectors vary, each made to vary equally."""
+"""PCA whitening."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from opabinia.contracts import DataMismatch
 
-LEAST = 1e-5
-"""Directions with less than this share of the largest variance are noise, which whitening would only make loud. VISSL
-keeps them, with this variance in place of their own."""
+MIN_VARIANCE = 1e-5
+"""Directions with less than this share of the largest variance are noise, which whitening would amplify, and are
+dropped. VISSL keeps them, with this variance in place of their own."""
 
 
 class Whitening(NamedTuple):
-    """What was learned from some vectors, to be done to others.
+    """A fitted whitening transform.
 
     Attributes:
         mean: of the vectors, D.
-        directions: one a row, most variance first, divided by the square root of it: n x D.
+        directions: n x D, most variance first, each divided by its standard deviation.
     """
 
     mean: Tensor
     directions: Tensor
 
     def __call__(self, vectors: Tensor) -> Tensor:
-        """Vectors (... x D) along the directions (... x n)."""
+        """Project vectors (... x D) on the directions (... x n)."""
         return (vectors - self.mean) @ self.directions.T
 
 
-def whitening(
-    vectors: Tensor, components: int | None = None, *, covariance: Literal["mean", "sum"] = "mean"
-) -> Whitening:
-    """Principal components of vectors, scaled to variance 1 (Jégou and Chum 2012, section 3).
+def whitening(vectors: Tensor, components: int | None = None) -> Whitening:
+    """Fit principal components scaled to variance 1 (Jégou and Chum 2012, section 3).
 
-    Computed in float64. Each direction points to the side on which its largest coordinate is positive, so that the same
-    vectors give the same numbers on any machine. The vectors stay as they are.
+    Computed in float64. The largest coordinate of each direction is positive, so the same vectors give the same numbers
+    on any machine. VISSL scales by the sum of the products instead of their mean: its components are smaller by the
+    square root of N.
 
     Args:
         vectors: N x D.
-        components: at most so many directions; None: all. There are fewer when the vectors have fewer.
-        covariance: the ``mean`` of products over the vectors, or their ``sum``, which is VISSL's: all components are
-            then smaller by the square root of N.
+        components: maximum number of directions; None: all. There are fewer if the vectors have fewer.
 
     Raises:
-        Unfit: the vectors are all the same, or not finite.
+        DataMismatch: the vectors are all the same, or not finite.
 
     Example: [2, 0], [0, 1], [-2, 0], [0, -1] become [√2, 0], [0, √2], [-√2, 0], [0, -√2].
     """
@@ -56,9 +53,9 @@ def whitening(
     products = (exact - mean).T @ (exact - mean)
     if not products.isfinite().all():
         raise DataMismatch("whitening: the vectors are not finite")
-    variances, directions = torch.linalg.eigh(products / (len(exact) if covariance == "mean" else 1))
+    variances, directions = torch.linalg.eigh(products / len(exact))
     variances, directions = variances.flip(0)[:components], directions.T.flip(0)[:components]
-    kept = variances > LEAST * variances[0]
+    kept = variances > MIN_VARIANCE * variances[0]
     if not kept.any():
         raise DataMismatch(f"whitening: the {len(vectors)} vectors are all the same")
     variances, directions = variances[kept], directions[kept]

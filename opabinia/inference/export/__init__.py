@@ -1,4 +1,4 @@
-"""Models for use elsewhere: written, read back, and compared with the original before they are there."""
+"""Export of trained models; each is read back and compared with the original before it is put in place."""
 
 from opabinia.inference.export.export import FORMATS, Form, export
 

@@ -1,4 +1,4 @@
-"""What goes along with an exported model: how its inputs are made, what its outputs mean, how good it is."""
+"""The description that is written with an exported model: inputs, outputs, scores."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from opabinia.config import Resolved
 from opabinia.inference.predictor import Predictor
+from opabinia.models.layers import Normalize
 from opabinia.runtime.version import __version__
 from opabinia.training.run_folder import validation_sets
 
@@ -20,18 +21,18 @@ _RANGES = {torch.uint8: "0 to 255", torch.float32: "0 to 1"}
 
 @dataclass(frozen=True)
 class Description:
-    """Of an exported model.
+    """Description of an exported model.
 
     Attributes:
         name: of the run.
         task: its name in the config.
-        classes: their names in the order of the outputs; empty when there are none.
-        channels: of the images; 3 are red, green, blue.
+        classes: names in the order of the outputs; empty if there are none.
+        channels: of the images; 3 are RGB.
         size: height and width of the images.
         dtype: of ``image``: ``uint8`` or ``float32``.
         value_range: of its values.
-        mean, std: of images in 0 to 1, by which the model normalises them itself; empty where the task does not tell.
-        transforms: of the validation data, as the config has them; their last result is ``image``.
+        mean, std: of images in 0 to 1, by which the model normalizes them itself; empty if it does not.
+        transforms: of the validation data, as in the config; their result is ``image``.
         scores: of the run's last evaluation.
         step: of the checkpoint.
         version: of this library.
@@ -52,7 +53,7 @@ class Description:
     version: str = __version__
 
     def metadata(self) -> dict[str, str]:
-        """Texts by name, for formats that keep nothing else: all but texts are JSON."""
+        """Return texts by name, for formats that store nothing else; values that are not texts become JSON."""
         return {
             name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             for name, value in asdict(self).items()
@@ -60,7 +61,7 @@ class Description:
 
 
 def describe(run: Path, checkpoint: Path, resolved: Resolved, predictor: Predictor, image: Tensor) -> Description:
-    """What is known of a run's model.
+    """Describe a run's model.
 
     Args:
         run: the run folder.
@@ -70,7 +71,7 @@ def describe(run: Path, checkpoint: Path, resolved: Resolved, predictor: Predict
         image: inputs (B x ... x C x H x W).
     """
     sets = validation_sets(resolved.config)
-    normalize: Any = getattr(predictor.task, "normalize", None)
+    normalize = next((module for module in predictor.task.modules() if isinstance(module, Normalize)), None)
     return Description(
         name="/".join(run.resolve().parts[-2:]),
         task=resolved.config["task"]["name"],
@@ -82,8 +83,8 @@ def describe(run: Path, checkpoint: Path, resolved: Resolved, predictor: Predict
         mean=_numbers(normalize.mean) if normalize else (),
         std=_numbers(normalize.std) if normalize else (),
         transforms=list(sets[0]["transforms"]) if sets else [],
-        scores=_json(run / "results.json"),
-        step=int(_json(checkpoint / "state.json").get("step", 0)),
+        scores=_read_json(run / "results.json"),
+        step=int(_read_json(checkpoint / "state.json").get("step", 0)),
     )
 
 
@@ -91,6 +92,6 @@ def _numbers(values: Tensor) -> tuple[float, ...]:
     return tuple(round(value, 6) for value in values.flatten().tolist())
 
 
-def _json(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found
+def _read_json(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return content

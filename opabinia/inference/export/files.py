@@ -1,4 +1,4 @@
-"""Models as single files: ONNX, and torch.export's .pt2. Each is read back from the disk, and asked."""
+"""Models as single files: ONNX, and torch.export's .pt2. Each can be read back and run."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from opabinia.config import ConfigError, Problem
+from opabinia.contracts import ExportModule
 from opabinia.inference.export.description import Description
-from opabinia.inference.export.wrapper import Inference
 
-Ask = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
-"""From inputs by name to what a model that was read back says of them, by name."""
+Run = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+"""Maps inputs by name to the outputs of a model that was read back, by name."""
 
 DESCRIPTION = "opabinia.json"
 """Name of the file in a .pt2 that has the description."""
 
 
-def refuse_missing_onnx() -> None:
-    """Tell what ONNX needs, before anything is computed.
+def check_onnx_libraries() -> None:
+    """Check for the libraries that ONNX needs, before anything is computed.
 
     Raises:
-        ConfigError: some of it is missing.
+        ConfigError: one is missing.
     """
     for name in ("onnx", "onnxruntime", "onnxscript"):
         if find_spec(name) is None:
@@ -37,38 +37,38 @@ def refuse_missing_onnx() -> None:
             raise ConfigError(Problem("command line", "--format", message))
 
 
-def traced(inference: Inference, inputs: Mapping[str, Tensor]) -> ExportedProgram:
-    """The graph of what is exported, for any number of samples.
+def trace(module: ExportModule, inputs: Mapping[str, Tensor]) -> ExportedProgram:
+    """Return the graph of a module, for any number of samples.
 
     Args:
-        inference: what is exported.
-        inputs: two samples or more: with one torch would take the number for a constant.
+        module: the function of tensors.
+        inputs: two samples or more: torch would take a batch size of one for a constant.
     """
     batch = Dim("batch", min=1)
     shapes = {name: {0: batch} for name in inputs}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch's own making, for its own developers
-        return torch.export.export(inference.eval(), (), dict(inputs), dynamic_shapes=shapes)
+        warnings.simplefilter("ignore")  # torch warns its own developers here
+        return torch.export.export(module.eval(), (), dict(inputs), dynamic_shapes=shapes)
 
 
 def write_torch(path: Path, program: ExportedProgram, description: Description) -> None:
-    """Write a .pt2, with the description in it."""
-    said = json.dumps(description.metadata(), ensure_ascii=False, indent=1)
+    """Write a .pt2 with the description in it."""
+    text = json.dumps(description.metadata(), ensure_ascii=False, indent=1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch's own making
-        torch.export.save(program, path, extra_files={DESCRIPTION: said})
+        warnings.simplefilter("ignore")  # see trace()
+        torch.export.save(program, path, extra_files={DESCRIPTION: text})
 
 
-def read_torch(path: Path) -> Ask:
-    """A .pt2 from the disk."""
+def read_torch(path: Path) -> Run:
+    """Read a .pt2."""
     module = torch.export.load(path).module()
 
-    def ask(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def run(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         with torch.no_grad():
-            said: Mapping[str, Tensor] = module(**inputs)
-        return said
+            outputs: Mapping[str, Tensor] = module(**inputs)
+        return outputs
 
-    return ask
+    return run
 
 
 def write_onnx(path: Path, program: ExportedProgram, description: Description, outputs: list[str]) -> None:
@@ -76,34 +76,34 @@ def write_onnx(path: Path, program: ExportedProgram, description: Description, o
 
     Args:
         path: of the file.
-        program: what is written.
-        description: goes along.
-        outputs: names of what the program gives, in its order.
+        program: the graph.
+        description: of the model.
+        outputs: names of the program's outputs, in its order.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch's and onnxscript's own making
-        made: Any = torch.onnx.export(program, dynamo=True, output_names=outputs, verbose=False)
-    made.model.producer_name, made.model.producer_version = "opabinia", description.version
-    made.model.metadata_props.update(description.metadata())
-    made.save(path, external_data=False)
+        warnings.simplefilter("ignore")  # torch and onnxscript warn their own developers here
+        exported: Any = torch.onnx.export(program, dynamo=True, output_names=outputs, verbose=False)
+    exported.model.producer_name, exported.model.producer_version = "opabinia", description.version
+    exported.model.metadata_props.update(description.metadata())
+    exported.save(path, external_data=False)
 
 
-def read_onnx(path: Path) -> Ask:
-    """An ONNX file from the disk, in onnxruntime on the CPU."""
+def read_onnx(path: Path) -> Run:
+    """Read an ONNX file with onnxruntime on the CPU."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    names = [one.name for one in session.get_outputs()]
+    names = [output.name for output in session.get_outputs()]
 
-    def ask(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        said = session.run(names, {name: value.numpy() for name, value in inputs.items()})
-        return {name: torch.from_numpy(value) for name, value in zip(names, said, strict=True)}
+    def run(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        outputs = session.run(names, {name: value.numpy() for name, value in inputs.items()})
+        return {name: torch.from_numpy(value) for name, value in zip(names, outputs, strict=True)}
 
-    return ask
+    return run
 
 
-def reader(form: str) -> str:
-    """What reads a format, with its version, for people."""
+def reader_name(form: str) -> str:
+    """Return name and version of the library that reads a format."""
     return f"onnxruntime {metadata.version('onnxruntime')}" if form == "onnx" else f"torch {torch.__version__}"

@@ -1,4 +1,4 @@
-"""What is exported, and when it is not what it should be."""
+"""A model to be exported, and the check of an exported one."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from opabinia.contracts import ExportModule
 from opabinia.inference.export.description import Description
-from opabinia.inference.export.wrapper import Inference
 
 
-class Job(NamedTuple):
-    """What is exported.
+class ExportJob(NamedTuple):
+    """A model to be exported.
 
     Attributes:
-        inference: the function.
-        inputs: samples that it is compared on.
-        description: goes along.
+        module: the function of tensors.
+        inputs: samples on which original and exported model are compared.
+        description: written with the model.
     """
 
-    inference: Inference
+    module: ExportModule
     inputs: Mapping[str, Tensor]
     description: Description
 
 
-class Different(Exception):
-    """What was read back does not compute what the original does. Nothing was left on the disk."""
+class ExportMismatch(Exception):
+    """The model that was read back computes something else than the original. Nothing was written."""
 
     exit_status = 1
 
 
-def refuse_different(difference: float, tolerance: float, what: str) -> None:
-    """Tell a difference that is too large, or no number.
+def check_difference(difference: float, tolerance: float, reader: str) -> None:
+    """Check the difference between the original and the model that was read back.
 
     Args:
         difference: the largest one.
-        tolerance: what is allowed.
-        what: has read the model back.
+        tolerance: the largest allowed one.
+        reader: library that has read the model back.
 
     Raises:
-        Different: it is.
+        ExportMismatch: the difference is larger, or not a number.
     """
     if not difference <= tolerance:
-        raise Different(
-            f"in {what} the model gives something else than the original: the largest difference is {difference:.1e}, "
+        raise ExportMismatch(
+            f"in {reader} the model gives other outputs than the original: the largest difference is {difference:.1e}, "
             f"allowed is {tolerance:.0e} (--tolerance); nothing was written"
         )

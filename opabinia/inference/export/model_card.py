@@ -1,4 +1,4 @@
-"""The model card: a README that says what a model is, how good, and how it is used."""
+"""The model card: a README with a model's scores, data and usage."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ _PIPELINES = {
     "detection": "object-detection",
     "video": "video-classification",
 }
-"""The hub's names of what models are for; all others give features."""
+"""The hub's pipeline tags by task; other tasks give features."""
 
 
-def card(said: Description, config: Mapping[str, Any], *, in_timm: bool) -> str:
-    """The text of a model card (Markdown).
+def model_card(description: Description, config: Mapping[str, Any], *, in_timm: bool) -> str:
+    """Return the text of a model card (Markdown).
 
     Args:
-        said: of the model.
+        description: of the model.
         config: of the run, complete.
         in_timm: whether timm reads the folder.
     """
     parts = [
-        _front(said, in_timm=in_timm),
-        f"# {_plain(said.name)}",
-        f"A model of the task `{said.task}`, trained with Opabinia {said.version} for {said.step:,} steps.",
-        "## Scores\n\n" + _scores(said.scores),
-        "## Data\n\n" + _data(said, config),
-        "## Use\n\n" + _use(said, in_timm=in_timm),
-        "## To be filled in\n\nWhat the model is meant for, where it fails, and the licence (`license` in the first "
-        "lines): these only you can tell. `config.yaml` is the whole config of the training; it names folders of the "
-        "machine that it ran on.",
+        _front(description, in_timm=in_timm),
+        f"# {_plain(description.name)}",
+        f"A model of the task `{description.task}`, trained with Opabinia {description.version} for "
+        f"{description.step:,} steps.",
+        "## Scores\n\n" + _scores(description.scores),
+        "## Data\n\n" + _data(description, config),
+        "## Use\n\n" + _use(description, in_timm=in_timm),
+        "## To be filled in\n\nIntended use, limitations and license (`license` in the first lines): only you know "
+        "them. `config.yaml` is the complete config of the training; it names folders of the machine that it ran on.",
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _front(said: Description, *, in_timm: bool) -> str:
+def _front(description: Description, *, in_timm: bool) -> str:
     lines = [
         "---",
         f"library_name: {'timm' if in_timm else 'opabinia'}",
-        f"pipeline_tag: {_PIPELINES.get(said.task, 'image-feature-extraction')}",
-        "# license: yours to say, such as apache-2.0",
+        f"pipeline_tag: {_PIPELINES.get(description.task, 'image-feature-extraction')}",
+        "# license: yours to choose, such as apache-2.0",
         "tags: [opabinia]",
         "---",
     ]
@@ -52,49 +52,47 @@ def _front(said: Description, *, in_timm: bool) -> str:
 
 def _scores(scores: Mapping[str, float]) -> str:
     if not scores:
-        return "No evaluation has been made."
+        return "There has been no evaluation."
     rows = [f"| `{_plain(name)}` | {value:.4f} |" for name, value in scores.items()]
     return "\n".join(["The last evaluation of the run.", "", "| score | value |", "|---|---|", *rows])
 
 
-def _data(said: Description, config: Mapping[str, Any]) -> str:
-    height, width = said.size
+def _data(description: Description, config: Mapping[str, Any]) -> str:
+    height, width = description.size
     source = config["data"]["train"]["source"]
     lines = [
         f"- source: `{_plain(str(source['name'] if isinstance(source, Mapping) else source))}`",
-        f"- images: {height} x {width}, {said.channels} channel{'s' if said.channels > 1 else ''}, {said.dtype}, "
-        f"values {said.value_range}; mean {list(said.mean)}, standard deviation {list(said.std)} of values in 0 to 1",
+        f"- images: {height} x {width}, {description.channels} channel{'s' if description.channels > 1 else ''}, "
+        f"{description.dtype}, values {description.value_range}; mean {list(description.mean)}, standard deviation "
+        f"{list(description.std)} of values in 0 to 1",
     ]
-    if said.classes:
-        lines.append(f"- {len(said.classes)} classes: {_names(said.classes)}")
+    if description.classes:
+        lines.append(f"- {len(description.classes)} classes: {_names(description.classes)}")
     return "\n".join(lines)
 
 
-def _names(classes: Sequence[str], most: int = 20) -> str:
-    shown = ", ".join(f"`{_plain(name)}`" for name in classes[:most])
-    return shown + (f" and {len(classes) - most} more (config.json)" if len(classes) > most else "")
+def _names(classes: Sequence[str], count: int = 20) -> str:
+    shown = ", ".join(f"`{_plain(name)}`" for name in classes[:count])
+    return shown + (f" and {len(classes) - count} more (config.json)" if len(classes) > count else "")
 
 
-def _use(said: Description, *, in_timm: bool) -> str:
+def _use(description: Description, *, in_timm: bool) -> str:
     if in_timm:
-        classifies = said.task in _PIPELINES
+        classifies = description.task in _PIPELINES
         what = "logits, in the order of `label_names` in config.json" if classifies else "features"
-        mode = "RGB" if said.channels == 3 else "L"
+        mode = "RGB" if description.channels == 3 else "L"
         code = (
             "import timm\nfrom timm.data import create_transform, resolve_data_config\n\n"
             'model = timm.create_model("local-dir:PATH", pretrained=True).eval()\n'
             "transform = create_transform(**resolve_data_config(model.pretrained_cfg))\n"
-            f"model(transform(picture)[None])    # a PIL image of mode {mode}; {what}"
+            f"model(transform(image)[None])    # a PIL image of mode {mode}; {what}"
         )
         return f"```python\n{code}\n```"
-    code = "opabinia train PATH/config.yaml init.weights=PATH/model.safetensors      # goes on from these weights"
-    return f"```\n{code}\n```\n\nPreprocessing stands in preprocessor_config.json:\n\n```json\n{_transforms(said)}\n```"
-
-
-def _transforms(said: Description) -> str:
-    return "\n".join(json.dumps(one, ensure_ascii=False) for one in said.transforms) or "[]"
+    code = "opabinia train PATH/config.yaml init.weights=PATH/model.safetensors      # starts from these weights"
+    transforms = "\n".join(json.dumps(transform, ensure_ascii=False) for transform in description.transforms) or "[]"
+    return f"```\n{code}\n```\n\nThe preprocessing is in preprocessor_config.json:\n\n```json\n{transforms}\n```"
 
 
 def _plain(text: str) -> str:
-    """Without what Markdown would take for something else, in one line."""
+    """Remove characters with a meaning in Markdown, and line breaks."""
     return " ".join(text.replace("`", "'").replace("|", "/").replace("<", "(").replace(">", ")").split())

@@ -1,75 +1,75 @@
-"""Samples that an exported model is compared on: real ones, where the validation data is there, or else drawn."""
+"""Samples on which an exported model is compared with the original: from the validation data, or else random."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from opabinia.config import ConfigError, Resolved
-from opabinia.contracts import Row, Sample
+from opabinia.contracts import GlobalBatch, Sample
 from opabinia.data import ValidationStream
-from opabinia.data.loader import DataError, Reader, Request
-from opabinia.inference.extract import only
+from opabinia.data.loader import BatchReader, DataError, Request
 from opabinia.inference.predictor import Predictor
+from opabinia.inference.splits import select_split
 from opabinia.training.run_folder import build_parts, validation_sets
 
 SIDE, FRAMES = 256, 64
-"""Of drawn pictures and films."""
+"""Side in pixels of random images, and frames of random videos."""
 
 
-class Chosen(NamedTuple):
-    """Transformed samples, and where they are from, in words."""
+class ExportSamples(NamedTuple):
+    """Transformed samples, and a description of their origin."""
 
     samples: list[Sample]
-    source: str
+    origin: str
 
 
-def chosen(resolved: Resolved, predictor: Predictor, count: int) -> Chosen:
-    """Samples from all over the validation data, or drawn ones where it cannot be read.
+def select_samples(resolved: Resolved, predictor: Predictor, count: int) -> ExportSamples:
+    """Return samples at even distances from the validation data, or random ones if it cannot be read.
 
     Args:
         resolved: the run's config.
-        predictor: takes drawn pictures.
-        count: how many.
+        predictor: transforms random images.
+        count: number of samples.
     """
     try:
-        return _real(resolved, count)
+        return _validation_samples(resolved, count)
     except (ConfigError, DataError, OSError, ValueError) as error:
         logging.getLogger("opabinia").info("the validation data cannot be read: %s", error)
-        what = "films" if predictor.films else "pictures"
-        return Chosen(_drawn(predictor, count), f"{count} drawn {what} (the validation data cannot be read)")
+        kind = "videos" if predictor.takes_video else "images"
+        origin = f"{count} random {kind} (the validation data cannot be read)"
+        return ExportSamples(_random_samples(predictor, count), origin)
 
 
-def _real(resolved: Resolved, count: int) -> Chosen:
-    """Samples evenly from all over the first validation set.
+def _validation_samples(resolved: Resolved, count: int) -> ExportSamples:
+    """Return samples of the first validation set.
 
     Raises:
-        ConfigError: there is no such set, or it is not where the config says.
+        ConfigError: there is no such set, or its data does not exist.
         DataError: a sample cannot be read.
     """
-    if not validation_sets(resolved.config):
-        raise ValueError("the run has none")
-    stream: ValidationStream = build_parts(only(resolved, "val")).keywords["data"].validation[0]
+    sets = validation_sets(resolved.config)
+    if not sets:
+        raise ValueError("the run has no validation set")
+    split = select_split(resolved, sets[0]["prefix"])
+    stream: ValidationStream = build_parts(split).keywords["data"].validation[0]
     total = len(stream.source)
-    numbers = np.linspace(0, total - 1, min(count, total)).astype(np.int64)
-    reader = Reader(stream.source, stream.transforms)
-    samples = [sample for number in numbers for sample in _read(reader, int(number))]
-    return Chosen(samples, f"{len(samples)} samples of the validation data")
+    reader = BatchReader(stream.source, stream.transforms)
+    samples: list[Sample] = []
+    for number in np.linspace(0, total - 1, min(count, total)).astype(np.int64):
+        index = np.array([number])
+        batch = reader.read(Request(GlobalBatch(step=0, epoch=0, first=int(number), count=1), index, index)).batch
+        if batch is not None:
+            samples.append({"image": batch["image"][0]})
+    return ExportSamples(samples, f"{len(samples)} samples of the validation data")
 
 
-def _read(reader: Reader, number: int) -> Sequence[Sample]:
-    place = np.array([number])
-    batch = reader.read(Request(Row(step=0, epoch=0, first=number, count=1), place, place)).batch
-    return [] if batch is None else [{"image": batch["image"][0]}]
-
-
-def _drawn(predictor: Predictor, count: int) -> list[Sample]:
-    draw = torch.Generator().manual_seed(0)
+def _random_samples(predictor: Predictor, count: int) -> list[Sample]:
+    generator = torch.Generator().manual_seed(0)
     shape = (predictor.channels, SIDE, SIDE)
-    frames = (FRAMES,) if predictor.films else ()
-    pictures = (torch.randint(0, 256, (*frames, *shape), generator=draw, dtype=torch.uint8) for _ in range(count))
-    return [predictor.sample(picture) for picture in pictures]
+    frames = (FRAMES,) if predictor.takes_video else ()
+    images = (torch.randint(0, 256, (*frames, *shape), generator=generator, dtype=torch.uint8) for _ in range(count))
+    return [predictor.sample(image) for image in images]

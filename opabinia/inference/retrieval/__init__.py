@@ -1,1 +1,1 @@
-"""Finding the nearest images of a gallery, in memory or in an index on disk."""
+"""Image retrieval: galleries of images and the search in them."""

@@ -1,4 +1,4 @@
-"""What the search command does: find pictures in a gallery whose index lies on the disk."""
+"""The work of ``opabinia search``: find images in a gallery with a faiss index on the disk."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from torch import Tensor
 
 from opabinia.config import ConfigError, Problem, dump
 from opabinia.data.loader import DataError
+from opabinia.inference.input_files import find_files, raise_skipped
 from opabinia.inference.load import load
-from opabinia.inference.predict import found, line
 from opabinia.inference.predictor import Predictor
-from opabinia.inference.retrieval.gallery import Found, Gallery, embedded
+from opabinia.inference.retrieval.gallery import Gallery, Match, embed_files
 from opabinia.runtime.files import DiskError, disk_errors, flush_to_disk, write_atomic
 from opabinia.runtime.log import log, logging_to
 from opabinia.training.run_folder import chosen_checkpoint, resolve, validation_sets
@@ -39,56 +39,58 @@ def search(
     checkpoint: str = "best",
     device: str | None = None,
 ) -> None:
-    """Print the pictures of a gallery that are nearest to each query, by the cosine of their embeddings.
+    """Print the images of a gallery that are nearest to each query, by the cosine of their embeddings.
 
-    The embeddings of the gallery are kept in an exact index of faiss, and in a file with ``.json`` behind its name
-    whose they are. While the gallery's files (names, sizes, times of change), the checkpoint and what is done to
-    pictures stay the same, only queries are embedded; otherwise the index is made anew.
+    The embeddings of the gallery are kept in an exact faiss index, their file names in a ``.json`` file beside it.
+    While the gallery's files (names, sizes, modification times), the checkpoint and the preprocessing stay the same,
+    only queries are embedded; otherwise the index is rebuilt.
 
     Args:
         run: the run folder.
         gallery: the folder that is searched.
-        queries: pictures, and folders of them.
-        index: the file of the index; one for each gallery, in the run folder's ``search``, when not given.
-        nearest: how many to tell.
-        as_json: print a line for each query, as ``opabinia predict`` writes them, in place of tables.
+        queries: images, and folders of them.
+        index: file of the index; None: one for each gallery, in the run folder's ``search``.
+        nearest: maximum number of matches per query.
+        as_json: print a line for each query, as ``opabinia predict`` writes them, instead of tables.
         checkpoint: see :func:`opabinia.load`.
         device: likewise.
 
     Raises:
         ConfigError: faiss is missing; there is no such run, checkpoint, file or folder; or ``index`` is another file.
-        DataError: some queries could not be read, the others are answered; or nothing in the gallery can be.
+        DataError: some queries could not be read (the others are answered), or no image of the gallery can be.
     """
-    library()
+    import_faiss()
     path = chosen_checkpoint(run, checkpoint)
     file = index or default_index(run, gallery)
-    refuse_other_files(file)
+    check_replaceable(file)
     with logging_to(None):
         predictor = load(run, checkpoint=str(path), device=device)
-        pictures, others = list(found(queries, films=predictor.films)), list(found([gallery], films=predictor.films))
-        searched = Index(file, described(run, path, gallery, others)).gallery(predictor, gallery, others)
+        query_files = list(find_files(queries, videos=predictor.takes_video))
+        gallery_files = list(find_files([gallery], videos=predictor.takes_video))
+        contents = describe_index(run, path, gallery, gallery_files)
+        searched = Index(file, contents).gallery(predictor, gallery, gallery_files)
     console = Console(highlight=False)
-    broken: list[str] = []
-    for names, _, embeddings in embedded(predictor, pictures, broken):
-        for name, near in zip(names, searched.nearest(names, embeddings, nearest), strict=True):
+    errors: list[str] = []
+    for batch, embeddings in embed_files(predictor, query_files, errors):
+        by_query = searched.nearest(batch.paths, embeddings, nearest)
+        for query, matches in zip(batch.paths, by_query, strict=True):
             if as_json:
-                print(json.dumps({"path": str(name), "nearest": [line(one) for one in near]}), flush=True)
+                line = {"path": str(query), "nearest": [match.to_json() for match in matches]}
+                print(json.dumps(line), flush=True)
             else:
-                console.print(table(name, near))
-    if broken:
-        raise DataError(f"{len(broken)} of {len(pictures)} pictures could not be read:\n" + "\n".join(broken))
+                console.print(_table(query, matches))
+    raise_skipped(errors, len(query_files))
 
 
-def table(query: Path, near: Iterable[Found]) -> Table:
-    """An answer for people."""
-    shown = Table("", str(query), "distance", "")
-    for number, one in enumerate(near, 1):
-        shown.add_row(str(number), str(one.path), f"{one.distance:.4f}", one.verdict or "")
-    return shown
+def _table(query: Path, matches: Iterable[Match]) -> Table:
+    table = Table("", str(query), "distance", "")
+    for number, match in enumerate(matches, 1):
+        table.add_row(str(number), str(match.path), f"{match.distance:.4f}", match.verdict or "")
+    return table
 
 
-def library() -> Any:
-    """faiss, which is an extra.
+def import_faiss() -> Any:
+    """Import faiss, an optional dependency.
 
     Raises:
         ConfigError: it is missing.
@@ -104,14 +106,14 @@ def library() -> Any:
 
 
 @dataclass(frozen=True)
-class Described:
-    """What an index was made of; another gallery or model makes another index.
+class IndexContents:
+    """The inputs of an index; if they change, it is rebuilt. The field names are keys of its ``.json`` file.
 
     Attributes:
-        checkpoint: of the model: the checksum of its state.
-        prepared: of what is done to pictures, and how the model computes.
+        checkpoint: checksum of the model's state.
+        prepared: digest of task, transforms, precision and choice of weights.
         gallery: the folder.
-        files: name, size in bytes, and time of the last change in nanoseconds, of each picture in it.
+        files: name, size in bytes and modification time in nanoseconds of each image.
     """
 
     checkpoint: str
@@ -120,11 +122,11 @@ class Described:
     files: list[list[Any]]
 
 
-def described(run: Path, checkpoint: Path, gallery: Path, paths: Sequence[Path]) -> Described:
-    """What an index of these pictures is made of."""
+def describe_index(run: Path, checkpoint: Path, gallery: Path, paths: Sequence[Path]) -> IndexContents:
+    """Return the contents that an index of these images must have."""
     config = resolve(run).config
     sets = validation_sets(config)
-    said = {
+    preprocessing = {
         "task": config["task"],
         "transforms": sets[0]["transforms"] if sets else [],
         "precision": config["train"]["precision"],
@@ -133,123 +135,127 @@ def described(run: Path, checkpoint: Path, gallery: Path, paths: Sequence[Path])
     state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
     stats = [(path, path.stat()) for path in paths]
     files = [[os.fspath(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
-    return Described(state["checksum"], _digest(dump(said)), str(gallery), files)
+    return IndexContents(state["checksum"], _digest(dump(preprocessing)), str(gallery), files)
 
 
 def default_index(run: Path, gallery: Path) -> Path:
-    """Where the index of a gallery lies when nobody says."""
-    whole = gallery.resolve()
-    return run / "search" / f"{whole.name}-{_digest(str(whole))[:8]}.faiss"
+    """Return the default index file of a gallery."""
+    resolved = gallery.resolve()
+    return run / "search" / f"{resolved.name}-{_digest(str(resolved))[:8]}.faiss"
 
 
-def refuse_other_files(file: Path) -> None:
-    """Only an index of ours is written anew.
+def check_replaceable(file: Path) -> None:
+    """Check that ``file`` does not exist or is an index of ours.
 
     Raises:
-        ConfigError: ``file`` is something else.
+        ConfigError: it is another file.
     """
-    if file.exists() and not _beside(file).is_file():
-        message = f"{file} is there already, and {_beside(file).name} is not beside it: it is no index of ours"
+    if file.exists() and not _description_file(file).is_file():
+        message = f"{file} exists already, without {_description_file(file).name} beside it: it is not our index"
         raise ConfigError(Problem("command line", "--index", message))
 
 
 class Index:
-    """A file of faiss, and beside it what it was made of.
+    """A faiss index file with a description beside it.
 
     Args:
         file: of faiss.
-        described: what is to be searched.
+        contents: that it must have.
     """
 
-    def __init__(self, file: Path, described: Described) -> None:
-        self._file, self._described = file, described
+    def __init__(self, file: Path, contents: IndexContents) -> None:
+        self._file, self._contents = file, contents
 
     def gallery(self, predictor: Predictor, root: Path, paths: Sequence[Path]) -> Gallery:
-        """The gallery, from the disk if what lies there is of the same, otherwise embedded and written.
+        """Return the gallery; its index is read from the disk if it is up to date, otherwise built and written.
 
         Raises:
-            DataError: none of the pictures can be read.
+            DataError: none of the images can be read.
             DiskError: the index cannot be written.
         """
-        names, index = self._kept() or self._made(predictor, root, paths)
+        images, index = self._load() or self._build(predictor, root, paths)
 
-        def look(embeddings: Tensor, k: int) -> tuple[Tensor, Tensor]:
-            similarities, places = (torch.from_numpy(one) for one in index.search(embeddings.numpy(), k))
-            return in_order(1 - similarities, places)
+        def nearest(embeddings: Tensor, k: int) -> tuple[Tensor, Tensor]:
+            similarities, indices = (torch.from_numpy(rows) for rows in index.search(embeddings.numpy(), k))
+            return sort_matches(1 - similarities, indices)
 
-        return Gallery(names, root, look)
+        return Gallery(images, root, nearest)
 
-    def _kept(self) -> tuple[list[Path], Any] | None:
-        """Pictures and index as they were written; None when they are of something else, or not whole."""
+    def _load(self) -> tuple[list[Path], Any] | None:
+        """Return images and index from the disk; None if they are missing, outdated or damaged."""
         try:
-            about = json.loads(_beside(self._file).read_text(encoding="utf-8"))
+            description = json.loads(_description_file(self._file).read_text(encoding="utf-8"))
             with self._file.open("rb") as file:
                 checksum = hashlib.file_digest(file, "sha256").hexdigest()
         except FileNotFoundError:
             return None
         except ValueError:
-            about = None
-        if not isinstance(about, dict) or about.get("format") != FORMAT or about.get("checksum") != checksum:
-            log.warning("%s is not whole; making it anew", self._file)
+            description = None
+        if (
+            not isinstance(description, dict)
+            or description.get("format") != FORMAT
+            or description.get("checksum") != checksum
+        ):
+            log.warning("%s is damaged; rebuilding it", self._file)
             return None
-        if different := [key for key, value in asdict(self._described).items() if about["of"].get(key) != value]:
-            log.info("%s is of something else (%s); making it anew", self._file, ", ".join(different))
+        changed = [key for key, value in asdict(self._contents).items() if description["of"].get(key) != value]
+        if changed:
+            log.info("%s is outdated (%s changed); rebuilding it", self._file, ", ".join(changed))
             return None
-        if missing := len(self._described.files) - len(about["pictures"]):
-            log.warning(
-                "%d of %d pictures could not be read when %s was made", missing, len(self._described.files), self._file
-            )
-        return [Path(name) for name in about["pictures"]], library().read_index(str(self._file))
+        if missing := len(self._contents.files) - len(description["pictures"]):
+            total = len(self._contents.files)
+            log.warning("%d of %d images could not be read when %s was built", missing, total, self._file)
+        return [Path(name) for name in description["pictures"]], import_faiss().read_index(str(self._file))
 
-    def _made(self, predictor: Predictor, root: Path, paths: Sequence[Path]) -> tuple[list[Path], Any]:
-        faiss = library()
-        log.info("making an index of %d pictures in %s", len(paths), root)
+    def _build(self, predictor: Predictor, root: Path, paths: Sequence[Path]) -> tuple[list[Path], Any]:
+        faiss = import_faiss()
+        log.info("building an index of %d images in %s", len(paths), root)
         index: Any = None
-        pictures: list[Path] = []
-        broken: list[str] = []
-        for names, _, embeddings in embedded(predictor, paths, broken):
-            index = index or faiss.IndexFlatIP(embeddings.shape[1])  # of length 1, so products are cosines
+        images: list[Path] = []
+        errors: list[str] = []
+        for batch, embeddings in embed_files(predictor, paths, errors):
+            index = index or faiss.IndexFlatIP(embeddings.shape[1])  # embeddings have length 1: products are cosines
             index.add(embeddings.numpy())
-            pictures += names
+            images += batch.paths
         if index is None:
-            raise DataError(f"none of the {len(paths)} pictures in {root} can be read; the first: {broken[0]}")
-        for message in broken:
-            log.warning("left out: %s", message)
-        self._write(faiss, index, pictures)
-        return pictures, index
+            raise DataError(f"none of the {len(paths)} images in {root} can be read; the first: {errors[0]}")
+        for message in errors:
+            log.warning("skipped: %s", message)
+        self._write(faiss, index, images)
+        return images, index
 
-    def _write(self, faiss: Any, index: Any, pictures: Sequence[Path]) -> None:
-        aside = self._file.with_name(f".{self._file.name}.{os.getpid()}.tmp")
+    def _write(self, faiss: Any, index: Any, images: Sequence[Path]) -> None:
+        temporary = self._file.with_name(f".{self._file.name}.{os.getpid()}.tmp")
         with disk_errors(self._file):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             try:
-                faiss.write_index(index, str(aside))
-                with aside.open("rb") as file:
+                faiss.write_index(index, str(temporary))
+                with temporary.open("rb") as file:
                     checksum = hashlib.file_digest(file, "sha256").hexdigest()
-                flush_to_disk(aside)
-                about = {
+                flush_to_disk(temporary)
+                description = {
                     "format": FORMAT,
                     "checksum": checksum,
-                    "of": asdict(self._described),
-                    "pictures": [os.fspath(picture) for picture in pictures],
+                    "of": asdict(self._contents),
+                    "pictures": [os.fspath(image) for image in images],
                 }
-                # First what tells of it: an index without is taken for somebody else's file.
-                write_atomic(_beside(self._file), json.dumps(about) + "\n")
-                aside.replace(self._file)
-            except RuntimeError as error:  # all that faiss says of the disk
+                # The description comes first: an index without one would be taken for a foreign file.
+                write_atomic(_description_file(self._file), json.dumps(description) + "\n")
+                temporary.replace(self._file)
+            except RuntimeError as error:  # faiss raises nothing else for disk errors
                 raise DiskError(f"cannot write {self._file}: {error}") from error
             finally:
-                aside.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
 
 
-def in_order(distances: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """Nearest first, and of equal ones the first in the gallery: faiss gives those in any order (both B x k)."""
-    by_place = places.argsort(1)
-    sorted_distances, order = distances.gather(1, by_place).sort(dim=1, stable=True)
-    return sorted_distances, places.gather(1, by_place).gather(1, order)
+def sort_matches(distances: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """Sort matches (both B x k) by distance, ties by index in the gallery, which faiss returns in any order."""
+    by_index = indices.argsort(1)
+    sorted_distances, order = distances.gather(1, by_index).sort(dim=1, stable=True)
+    return sorted_distances, indices.gather(1, by_index).gather(1, order)
 
 
-def _beside(file: Path) -> Path:
+def _description_file(file: Path) -> Path:
     return file.with_name(f"{file.name}.json")
 
 

@@ -1,1 +1,1 @@
-"""A trained model behind HTTP: pictures are posted, JSON comes back; and a page to drop them on."""
+"""An HTTP server for predictions, with a page for browsers."""

@@ -1,4 +1,4 @@
-"""What has to be there before a server begins: its libraries, and a free port. It loads nothing heavy."""
+"""Checks before a server starts: its libraries, and a free port. Importing this module is fast."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from importlib.util import find_spec
 from opabinia.config import ConfigError, Problem
 
 
-def refuse_missing_libraries() -> None:
-    """Tell what serving needs, before the model is loaded.
+def check_libraries() -> None:
+    """Check for the libraries that serving needs, before the model is loaded.
 
     Raises:
-        ConfigError: some of it is missing.
+        ConfigError: one is missing.
     """
     for name in ("fastapi", "python_multipart", "uvicorn"):
         if find_spec(name) is None:
             raise ConfigError(Problem("", "", f"serving needs {name}: pip install 'opabinia[serve]'"))
 
 
-def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens.
+def open_socket(host: str, port: int) -> socket.socket:
+    """Return a listening socket.
 
     Raises:
-        ConfigError: the port is taken, or there is no such address on this machine.
+        ConfigError: the port is taken, or this machine has no such address.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]

@@ -1,4 +1,4 @@
-"""The HTTP side: what comes in is limited before it is kept, what goes out is JSON, errors too."""
+"""The HTTP application: uploads are limited before they are stored; answers, also errors, are JSON."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
-from opabinia.inference.serving.answers import Answers
-from opabinia.inference.serving.limits import MOST_PICTURES, Received, Refused, refuse_body
+from opabinia.inference.serving.inference import Inference
+from opabinia.inference.serving.limits import MAX_FILES, RequestError, Upload, check_body_size
 from opabinia.runtime.log import log
 
 PAGE = Path(__file__).parent / "page"
 FILES = {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js"}
 
-SECONDS = 60
-"""In which a request's body has to arrive."""
+BODY_TIMEOUT = 60
+"""Seconds in which a request's body must arrive."""
 
-DRAINED = 64_000_000
-"""Bytes of a refused body that are read and thrown away: many clients read no answer before they have sent all."""
+MAX_DRAINED = 64_000_000
+"""Bytes of a refused body that are read and discarded: many clients read no answer before they have sent all."""
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -40,140 +40,134 @@ HEADERS = {
 
 
 class Service:
-    """Answers requests, one after the other in one thread; so many wait, and others are turned away.
+    """Answers requests one after the other in one thread; a limited number waits, others are refused.
 
     Args:
-        answers: what the model says.
-        about: what ``GET /model`` tells.
+        inference: of the model.
+        about: the answer of ``GET /model``.
     """
 
-    def __init__(self, answers: Answers, about: dict[str, Any]) -> None:
-        self.answers, self.about = answers, about
-        self.limits = answers.limits
-        self.present = 0
+    def __init__(self, inference: Inference, about: dict[str, Any]) -> None:
+        self.inference, self.about = inference, about
+        self.limits = inference.limits
+        self.pending = 0
         self._worker = ThreadPoolExecutor(1, "model")
 
     async def predict(self, request: Request) -> Response:
-        """``POST /predict``: pictures as ``multipart/form-data``, or one as the body itself.
+        """``POST /predict``: images as ``multipart/form-data``, or one as the body itself.
 
         Raises:
-            Refused: there are too many requests (503), the body comes too slowly (408), is too large or holds nothing
-                (413, 422), or see :class:`Answers`.
+            RequestError: there are too many requests (503), the body is too slow (408), too large (413) or empty
+                (422), or see :class:`opabinia.inference.serving.inference.Inference`.
         """
-        if self.present > self.limits.waiting:
-            raise Refused(503, f"{self.present} requests are waiting; try again in a second")
-        self.present += 1
+        if self.pending > self.limits.waiting:
+            raise RequestError(503, f"{self.pending} requests are waiting; try again in a second")
+        self.pending += 1
         try:
-            files = await self._received(request)
-            said = await asyncio.get_running_loop().run_in_executor(self._worker, self.answers, files)
+            uploads = await self._uploads(request)
+            results = await asyncio.get_running_loop().run_in_executor(self._worker, self.inference, uploads)
         finally:
-            self.present -= 1
-        return JSONResponse({"predictions": said})
+            self.pending -= 1
+        return JSONResponse({"predictions": results})
 
-    async def _received(self, request: Request) -> list[Received]:
-        refuse_body(_told_length(request), self.limits)
+    async def _uploads(self, request: Request) -> list[Upload]:
+        length = request.headers.get("content-length", "")
+        check_body_size(int(length) if length.isdecimal() else 0, self.limits)
         try:
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(BODY_TIMEOUT):
                 body = await self._body(request)
         except TimeoutError as error:
-            raise Refused(408, f"the request did not arrive within {SECONDS} s") from error
-        files = await files_in(request, body)
-        if not files or not all(one.content for one in files):
-            raise Refused(422, "there is no picture in the request" if not files else "a file of the request is empty")
-        return files
+            raise RequestError(408, f"the request did not arrive within {BODY_TIMEOUT} s") from error
+        uploads = await parse_uploads(request, body)
+        if not uploads or not all(upload.content for upload in uploads):
+            raise RequestError(422, "a file of the request is empty" if uploads else "there is no file in the request")
+        return uploads
 
     async def _body(self, request: Request) -> bytes:
         body = bytearray()
         async for part in request.stream():
-            refuse_body(len(body) + len(part), self.limits)
+            check_body_size(len(body) + len(part), self.limits)
             body += part
         return bytes(body)
 
     async def health(self, request: Request) -> Response:
-        """``GET /health``: that it answers, and how many requests are there."""
-        return JSONResponse({"status": "ok", "requests": self.present})
+        """``GET /health``: the status, and the number of pending requests."""
+        return JSONResponse({"status": "ok", "requests": self.pending})
 
     async def model(self, request: Request) -> Response:
-        """``GET /model``: what it is."""
+        """``GET /model``: a description of the model."""
         return JSONResponse(self.about)
 
     async def page(self, request: Request) -> Response:
-        """``GET /`` and what the page needs."""
+        """``GET /`` and the files of the page."""
         return FileResponse(PAGE / FILES[request.url.path])
 
-    async def neighbour(self, request: Request) -> Response:
-        """``GET /gallery/NAME``: a picture of the gallery.
+    async def gallery_image(self, request: Request) -> Response:
+        """``GET /gallery/NAME``: an image of the gallery.
 
         Raises:
-            Refused: there is none of this name (404).
+            RequestError: the gallery has no such image (404).
         """
         name = request.path_params["name"]
-        files = self.answers.neighbours.files if self.answers.neighbours else {}
+        files = self.inference.gallery.files if self.inference.gallery else {}
         if name not in files:
-            raise Refused(404, "the gallery has no such picture")
+            raise RequestError(404, "the gallery has no such image")
         return FileResponse(files[name])
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Stop the worker; pending requests are cancelled."""
         self._worker.shutdown(wait=False, cancel_futures=True)
 
 
-async def files_in(request: Request, body: bytes) -> list[Received]:
-    """The files of a request.
+async def parse_uploads(request: Request, body: bytes) -> list[Upload]:
+    """Return the files of a request.
 
     Raises:
-        Refused: the body is no such form as its header says (422), or holds too many files (413).
+        RequestError: the form is broken (422), or has too many files (413).
     """
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        return [Received("the picture", body)] if body else []
+        return [Upload("the file", body)] if body else []
 
     async def parts() -> AsyncIterator[bytes]:
         yield body
 
     try:
-        form = await MultiPartParser(
-            request.headers, parts(), max_files=MOST_PICTURES, max_fields=MOST_PICTURES
-        ).parse()
+        form = await MultiPartParser(request.headers, parts(), max_files=MAX_FILES, max_fields=MAX_FILES).parse()
     except (MultiPartException, KeyError) as error:
         too_many = "Too many" in str(error)
-        text = f"at most {MOST_PICTURES} pictures in one request" if too_many else "the form in the request is broken"
-        raise Refused(413 if too_many else 422, text) from error
-    files = [one for _, one in form.multi_items() if not isinstance(one, str)]
-    return [Received(_one_line(one.filename or "a picture"), await one.read()) for one in files]
+        text = f"at most {MAX_FILES} files in one request" if too_many else "the form in the request is broken"
+        raise RequestError(413 if too_many else 422, text) from error
+    files = [item for _, item in form.multi_items() if not isinstance(item, str)]
+    return [Upload(_one_line(file.filename or "a file"), await file.read()) for file in files]
 
 
 def _one_line(name: str) -> str:
-    """A name that somebody else has chosen, fit to be told."""
+    """Return a client's text without control characters, shortened, for messages."""
     return "".join(letter if letter.isprintable() else "?" for letter in name)[:200]
 
 
-def _told_length(request: Request) -> int:
-    told = request.headers.get("content-length", "")
-    return int(told) if told.isdecimal() else 0
-
-
 async def drain(request: Request) -> None:
-    """Read a body to its end and throw it away, so that the sender gets to read the answer; but not for ever."""
-    if request.headers.get("expect"):  # it asks before it sends
+    """Read and discard a body, up to a limit, so that the client gets to read the answer."""
+    if request.headers.get("expect"):  # the client asks before it sends
         return
-    seen = 0
+    size = 0
     try:
         async with asyncio.timeout(5):
             async for part in request.stream():
-                seen += len(part)
-                if seen > DRAINED:
+                size += len(part)
+                if size > MAX_DRAINED:
                     return
-    except Exception:  # it has gone, or has been read to its end
+    except Exception:  # the client has left, or the body has been read
         return
 
 
 def make_app(service: Service, hosts: frozenset[str] | None) -> FastAPI:
-    """The application.
+    """Return the application.
 
     Args:
-        service: answers.
-        hosts: names by which the server may be called; None: any. A page elsewhere that lets a name of its own point to
-            this machine could otherwise read answers.
+        service: answers requests.
+        hosts: allowed values of the Host header; None: any. They prevent DNS rebinding: a foreign page whose name
+            points to this machine could otherwise read answers.
     """
 
     @asynccontextmanager
@@ -185,24 +179,24 @@ def make_app(service: Service, hosts: frozenset[str] | None) -> FastAPI:
     app.add_api_route("/predict", service.predict, methods=["POST"], response_model=None)
     app.add_api_route("/health", service.health, methods=["GET"], response_model=None)
     app.add_api_route("/model", service.model, methods=["GET"], response_model=None)
-    app.add_api_route("/gallery/{name:path}", service.neighbour, methods=["GET"], response_model=None)
+    app.add_api_route("/gallery/{name:path}", service.gallery_image, methods=["GET"], response_model=None)
     for path in FILES:
         app.add_api_route(path, service.page, methods=["GET"], response_model=None)
-    app.add_exception_handler(Refused, _refused)
-    app.add_exception_handler(HTTPException, _unknown)
+    app.add_exception_handler(RequestError, _answer_refused)
+    app.add_exception_handler(HTTPException, _answer_unknown)
 
     async def guard(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Response:
         name = (request.url.hostname or "").lower()
         if hosts is not None and name not in hosts:
-            response = _error(421, "this server is called by another name: " + ", ".join(sorted(hosts)))
+            response = _error(421, "unknown host name; use " + ", ".join(sorted(hosts)))
         else:
             try:
                 response = await proceed(request)
             except ClientDisconnect:
-                response = _error(400, "the request was broken off")
+                response = _error(400, "the client closed the connection")
             except Exception as error:
                 log.error("%s %s", request.method, request.url.path, exc_info=error)
-                response = _error(500, f"the model failed ({type(error).__name__}); the server's output tells more")
+                response = _error(500, f"the model failed ({type(error).__name__}); see the server's output")
         response.headers.update(HEADERS)
         return response
 
@@ -214,14 +208,14 @@ def _error(status: int, text: str) -> Response:
     return JSONResponse({"error": " ".join(text.split())}, status, {"Retry-After": "1"} if status == 503 else None)
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
+async def _answer_refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
     await drain(request)
     return _error(error.status, str(error))
 
 
-async def _unknown(request: Request, error: Exception) -> Response:
+async def _answer_unknown(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 500)
     await drain(request)
-    there = "GET /, GET /health, GET /model, POST /predict"
-    return _error(status, f"there is no {request.method} {_one_line(request.url.path)}; there are: {there}")
+    known = "GET /, GET /health, GET /model, POST /predict"
+    return _error(status, f"there is no {request.method} {_one_line(request.url.path)}; there are: {known}")

@@ -1,4 +1,4 @@
-"""What is accepted: how much, of which kind, how large. All of it is known before anything is decoded."""
+"""Limits of uploads: size, file type and image size, all checked before anything is decoded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import av
 from PIL import Image
 
-PICTURES = {
+IMAGE_SIGNATURES = {
     b"\xff\xd8\xff": "JPEG",
     b"\x89PNG\r\n\x1a\n": "PNG",
     b"GIF8": "GIF",
@@ -19,25 +19,29 @@ PICTURES = {
     b"P5": "PPM",
     b"P6": "PPM",
 }
-"""How the files of pictures begin; WebP's begin as AVI's do."""
+"""First bytes of image files; WebP begins as AVI does."""
 
-FILMS = {b"\x1aE\xdf\xa3": "Matroska, WebM", b"\0\0\x01\xba": "MPEG", b"\0\0\x01\xb3": "MPEG", b"GIF8": "GIF"}
-"""How those of films begin; those of AVI and MP4 are told by what comes next."""
+VIDEO_SIGNATURES = {
+    b"\x1aE\xdf\xa3": "Matroska, WebM",
+    b"\0\0\x01\xba": "MPEG",
+    b"\0\0\x01\xb3": "MPEG",
+    b"GIF8": "GIF",
+}
+"""First bytes of video files; AVI and MP4 are recognized by the bytes after them."""
 
-MOST_PICTURES = 32
-"""In one request."""
+MAX_FILES = 32
+"""Files in one request."""
 
-LONGEST = 20
-"""Times that one side of a picture may be as long as the other: where the shorter one is made 256 pixels long, the
-longer one of a line of pixels would fill the memory."""
+MAX_ASPECT_RATIO = 20
+"""With a larger one, resizing the shorter side to 256 pixels would make the longer side fill the memory."""
 
 
-class Refused(Exception):
-    """Something posted is not accepted.
+class RequestError(Exception):
+    """An upload is refused.
 
     Args:
-        status: of HTTP.
-        text: what is wrong, in one line.
+        status: HTTP status.
+        text: the reason, in one line.
     """
 
     def __init__(self, status: int, text: str) -> None:
@@ -47,11 +51,11 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is accepted.
+    """Limits of requests.
 
     Attributes:
         bytes: of a request's body.
-        pixels: of a picture, or of a film's frame.
+        pixels: of an image, or of a video's frame.
         waiting: requests that wait while another is answered.
     """
 
@@ -60,80 +64,79 @@ class Limits:
     waiting: int = 16
 
 
-class Received(NamedTuple):
-    """A file that was posted: its name, as the sender calls it, and what is in it."""
+class Upload(NamedTuple):
+    """An uploaded file: its name, as the client gives it, and its content."""
 
     name: str
     content: bytes
 
 
-def refuse_body(size: int, limits: Limits) -> None:
-    """Tell a body that is too large.
+def check_body_size(size: int, limits: Limits) -> None:
+    """Check the size of a request's body.
 
     Raises:
-        Refused: it is (413).
+        RequestError: it is too large (413).
     """
     if size > limits.bytes:
-        raise Refused(413, f"the request is larger than {limits.bytes / 1e6:g} MB")
+        raise RequestError(413, f"the request is larger than {limits.bytes / 1e6:g} MB")
 
 
-def refuse_picture(one: Received, limits: Limits) -> None:
-    """Tell what is no picture, a broken one, or one too large, by its first bytes and its header.
+def check_image(upload: Upload, limits: Limits) -> None:
+    """Check an image by its first bytes and its header.
 
     Raises:
-        Refused: it is none (415), broken (422) or too large (413).
+        RequestError: it is not an image (415), broken (422) or too large (413).
     """
-    if _kind_of_picture(one.content) is None:
-        kinds = ", ".join(sorted({*PICTURES.values(), "WebP"}))
-        raise Refused(415, f"{one.name} is no picture ({kinds}), whatever its name says")
+    if _image_type(upload.content) is None:
+        types = ", ".join(sorted({*IMAGE_SIGNATURES.values(), "WebP"}))
+        raise RequestError(415, f"{upload.name} is not an image ({types}), whatever its name says")
     try:
-        with Image.open(BytesIO(one.content), formats=["JPEG", "PNG", "GIF", "BMP", "TIFF", "PPM", "WEBP"]) as image:
+        with Image.open(BytesIO(upload.content), formats=["JPEG", "PNG", "GIF", "BMP", "TIFF", "PPM", "WEBP"]) as image:
             width, height = image.size
-    except Image.DecompressionBombError as error:  # above twice what PIL is told, see `command`
-        raise Refused(413, f"{one.name} has more than {limits.pixels / 1e6:g} megapixels") from error
+    except Image.DecompressionBombError as error:  # more than twice Image.MAX_IMAGE_PIXELS, see serve()
+        raise RequestError(413, f"{upload.name} has more than {limits.pixels / 1e6:g} megapixels") from error
     except (OSError, SyntaxError, ValueError, EOFError) as error:
-        raise Refused(422, f"{one.name} is broken: its header cannot be read") from error
-    _refuse_size(one.name, width, height, limits)
+        raise RequestError(422, f"{upload.name} is broken: its header cannot be read") from error
+    _check_size(upload.name, width, height, limits)
 
 
-def refuse_film(one: Received, limits: Limits) -> None:
-    """Tell what is no film, a broken one, or one with frames too large.
+def check_video(upload: Upload, limits: Limits) -> None:
+    """Check a video by its first bytes and its header.
 
     Raises:
-        Refused: it is none (415), broken (422) or too large (413).
+        RequestError: it is not a video (415), broken (422) or has frames that are too large (413).
     """
-    if _kind_of_film(one.content) is None:
-        kinds = ", ".join(sorted({*FILMS.values(), "AVI", "MP4"}))
-        raise Refused(415, f"{one.name} is no film ({kinds}), whatever its name says")
+    if _video_type(upload.content) is None:
+        types = ", ".join(sorted({*VIDEO_SIGNATURES.values(), "AVI", "MP4"}))
+        raise RequestError(415, f"{upload.name} is not a video ({types}), whatever its name says")
     try:
-        with av.open(BytesIO(one.content)) as container:
-            size = [(stream.width, stream.height) for stream in container.streams.video]
+        with av.open(BytesIO(upload.content)) as container:
+            sizes = [(stream.width, stream.height) for stream in container.streams.video]
     except (av.FFmpegError, OSError, ValueError) as error:
-        raise Refused(422, f"{one.name} is broken: its header cannot be read") from error
-    if not size or not all(size[0]):
-        raise Refused(422, f"{one.name} has no frames")
-    _refuse_size(one.name, *size[0], limits)
+        raise RequestError(422, f"{upload.name} is broken: its header cannot be read") from error
+    if not sizes or not all(sizes[0]):
+        raise RequestError(422, f"{upload.name} has no frames")
+    _check_size(upload.name, *sizes[0], limits)
 
 
-def _refuse_size(name: str, width: int, height: int, limits: Limits) -> None:
+def _check_size(name: str, width: int, height: int, limits: Limits) -> None:
     if width * height > limits.pixels:
-        million = width * height / 1e6
-        raise Refused(
-            413, f"{name} has {width} x {height} = {million:.0f} megapixels, more than {limits.pixels / 1e6:g}"
-        )
-    if max(width, height) > LONGEST * min(width, height):
-        raise Refused(422, f"{name} is {width} x {height}: one side may be at most {LONGEST} times the other")
+        size = f"{width} x {height} = {width * height / 1e6:.0f} megapixels"
+        raise RequestError(413, f"{name} has {size}, more than {limits.pixels / 1e6:g}")
+    if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
+        limit = f"one side may be at most {MAX_ASPECT_RATIO} times the other"
+        raise RequestError(422, f"{name} is {width} x {height}: {limit}")
 
 
-def _kind_of_picture(content: bytes) -> str | None:
+def _image_type(content: bytes) -> str | None:
     if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
         return "WebP"
-    return next((kind for first, kind in PICTURES.items() if content.startswith(first)), None)
+    return next((kind for start, kind in IMAGE_SIGNATURES.items() if content.startswith(start)), None)
 
 
-def _kind_of_film(content: bytes) -> str | None:
+def _video_type(content: bytes) -> str | None:
     if content[:4] == b"RIFF" and content[8:12] == b"AVI ":
         return "AVI"
     if content[4:8] in (b"ftyp", b"moov", b"mdat"):
         return "MP4"
-    return next((kind for first, kind in FILMS.items() if content.startswith(first)), None)
+    return next((kind for start, kind in VIDEO_SIGNATURES.items() if content.startswith(start)), None)

@@ -1,4 +1,4 @@
-"""What the serve command does."""
+"""The work of ``opabinia serve``: load the model and answer requests."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import uvicorn
 from PIL import Image
 
 from opabinia.inference.load import load
-from opabinia.inference.serving.answers import Answers, Neighbours
 from opabinia.inference.serving.app import Service, make_app
-from opabinia.inference.serving.limits import MOST_PICTURES, Limits
+from opabinia.inference.serving.inference import Inference, ServedGallery
+from opabinia.inference.serving.limits import MAX_FILES, Limits
 from opabinia.runtime.log import logging_to
 from opabinia.runtime.version import __version__
 from opabinia.training.run_folder import resolve
@@ -24,7 +24,7 @@ LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 def serve(
     run: Path,
-    door: socket.socket,
+    listening: socket.socket,
     *,
     host: str = "127.0.0.1",
     limits: Limits,
@@ -32,14 +32,14 @@ def serve(
     checkpoint: str = "best",
     device: str | None = None,
 ) -> None:
-    """Answer requests with what a run's model says, until the process is asked to end.
+    """Answer requests with a run's model until the process is stopped.
 
     Args:
         run: the run folder.
-        door: listens (:func:`opabinia.inference.serving.address.listening`).
+        listening: a listening socket (:func:`opabinia.inference.serving.address.open_socket`).
         host: the address that it listens at.
-        limits: of what is accepted.
-        gallery: tell which pictures in this folder are most like what is posted.
+        limits: of uploads.
+        gallery: return the images in this folder that are nearest to an upload, instead of predictions.
         checkpoint: see :func:`opabinia.load`.
         device: likewise.
 
@@ -48,47 +48,42 @@ def serve(
     """
     with logging_to(None):
         predictor = load(run, checkpoint=checkpoint, device=device)
-        neighbours = Neighbours(predictor, gallery) if gallery is not None else None
-    # PIL refuses by itself what is twice as large; what it would only warn of is refused by its size.
+        served_gallery = ServedGallery(predictor, gallery) if gallery is not None else None
+    # PIL refuses images of twice this size itself; where it would only warn, limits.py refuses them.
     Image.MAX_IMAGE_PIXELS = limits.pixels
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the sender is told what is wrong with a form
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the client gets the error message
     name, task = "/".join(run.resolve().parts[-2:]), resolve(run).config["task"]["name"]
-    answers = Answers(predictor, limits, neighbours)
-    app = make_app(Service(answers, about(name, task, answers)), LOCAL if host in LOCAL else None)
+    inference = Inference(predictor, limits, served_gallery)
+    app = make_app(Service(inference, describe_model(name, task, inference)), LOCAL if host in LOCAL else None)
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=10
     )
-    print(f"{name} answers at {address(host, door)} (Ctrl-C ends it)", flush=True)
+    url_host = f"[{host}]" if ":" in host else host
+    print(f"{name} answers at http://{url_host}:{listening.getsockname()[1]} (Ctrl-C ends it)", flush=True)
     if host not in LOCAL:
-        print("whoever can reach this machine can ask it; there is no password", flush=True)
-    uvicorn.Server(config).run(sockets=[door])
+        print("everyone who can reach this machine can use it; there is no password", flush=True)
+    uvicorn.Server(config).run(sockets=[listening])
 
 
-def address(host: str, door: socket.socket) -> str:
-    """Where a browser finds it."""
-    name = f"[{host}]" if ":" in host else host
-    return f"http://{name}:{door.getsockname()[1]}"
-
-
-def about(name: str, task: str, answers: Answers) -> dict[str, Any]:
-    """What ``GET /model`` tells.
+def describe_model(name: str, task: str, inference: Inference) -> dict[str, Any]:
+    """Return the answer of ``GET /model``.
 
     Args:
         name: of the run.
         task: its name in the config.
-        answers: of the model.
+        inference: of the model.
     """
-    predictor, limits = answers.predictor, answers.limits
+    predictor, limits = inference.predictor, inference.limits
     return {
         "name": name,
         "task": task,
         "classes": list(predictor.classes),
         "channels": predictor.channels,
-        "takes": "films" if predictor.films else "pictures",
-        "parameters": sum(one.numel() for one in predictor.task.parameters()),
+        "takes": "videos" if predictor.takes_video else "images",
+        "parameters": sum(param.numel() for param in predictor.task.parameters()),
         "device": str(predictor.device),
-        "gallery": len(answers.neighbours.files) if answers.neighbours else 0,
-        "limits": {"bytes": limits.bytes, "pixels": limits.pixels, "files": MOST_PICTURES},
+        "gallery": len(inference.gallery.files) if inference.gallery else 0,
+        "limits": {"bytes": limits.bytes, "pixels": limits.pixels, "files": MAX_FILES},
         "version": __version__,
     }

@@ -1,1 +1,1 @@
-"""What is to be known of each system, apart from what is done with it."""
+"""Tables for every system: defaults, reasons why keys are not converted, and equivalents of names."""

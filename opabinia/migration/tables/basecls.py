@@ -1,4 +1,4 @@
-"""Tables of basecls: its defaults, why some keys have no home here, and what its words are here."""
+"""Tables for basecls: its defaults, the reasons why keys are not converted, and the equivalents of its names."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ DEFAULTS: dict[str, Any] = {
     "eval_every_n_epoch": 1,
     "seed": 42,
 }
-"""Those of ``BaseConfig``, of the keys that are read here."""
+"""Defaults of ``BaseConfig`` for the keys that are converted."""
 
 PLAIN_DECAY = 1e-4
 """``solver.weight_decay`` of ``BaseConfig``."""
 
-_EVERY = {"bn.precise_every_n_epoch": 1}
+_PRECISE_BN = {"bn.precise_every_n_epoch": 1}
 
 _STRONG = {
     "loss.label_smooth": 0.1,
@@ -108,15 +108,15 @@ _TRANSFORMER = {
     "solver.lr_schedule": "cosine",
 }
 
-_AVERAGED = {"model_ema.enabled": True}
+_EMA = {"model_ema.enabled": True}
 
 _ADAM = {**_TRANSFORMER, "solver.optimizer": "adamw", "solver.max_epoch": 300, "solver.warmup_epochs": 20}
 
 _EFFNET = {
-    **_EVERY,
+    **_PRECISE_BN,
     **_STRONG,
     **_COSINE,
-    **_AVERAGED,
+    **_EMA,
     "augments.rand_erase.prob": 0.25,
     "solver.basic_lr": 0.05,
     "solver.weight_decay": [[0, "bias"], [0, NORM], 1e-5],
@@ -126,19 +126,19 @@ _EFFNET = {
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "BaseConfig": {},
-    "ResNetConfig": {**_EVERY, **_COSINE, "solver.basic_lr": 0.025, "solver.weight_decay": 5e-5},
-    "HRNetConfig": {**_EVERY, **_COSINE, "solver.basic_lr": 0.025, "solver.weight_decay": 5e-5},
+    "ResNetConfig": {**_PRECISE_BN, **_COSINE, "solver.basic_lr": 0.025, "solver.weight_decay": 5e-5},
+    "HRNetConfig": {**_PRECISE_BN, **_COSINE, "solver.basic_lr": 0.025, "solver.weight_decay": 5e-5},
     "VGGConfig": {
-        **_EVERY,
+        **_PRECISE_BN,
         **_COSINE,
         "solver.basic_lr": 0.025,
         "solver.weight_decay": [[0, "bias"], [0, NORM], 5e-5],
     },
     "RegNetConfig": {
-        **_EVERY,
+        **_PRECISE_BN,
         **_STRONG,
         **_COSINE,
-        **_AVERAGED,
+        **_EMA,
         "test.crop_pct": 224 / 232,
         "augments.rand_aug.magnitude": 7,
         "augments.rand_erase.prob": 0.1,
@@ -157,7 +157,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "augments.rand_erase.prob": 0.0,
     },
     "MBConfig": {
-        **_EVERY,
+        **_PRECISE_BN,
         **_LIGHT,
         **_COSINE,
         "solver.basic_lr": 0.05,
@@ -165,7 +165,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "solver.max_epoch": 150,
     },
     "SNetConfig": {
-        **_EVERY,
+        **_PRECISE_BN,
         **_LIGHT,
         "solver.basic_lr": 0.0625,
         "solver.weight_decay": [[0, "bias"], [0, NORM], 4e-5],
@@ -174,7 +174,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "solver.lr_schedule": "linear",
     },
     "RepVGGConfig": {
-        **_EVERY,
+        **_PRECISE_BN,
         "batch_size": 64,
         "augments.name": "SimpleAugment",
         "solver.max_epoch": 120,
@@ -184,7 +184,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "ResMLPConfig": {
         **_TRANSFORMER,
-        **_AVERAGED,
+        **_EMA,
         "test.crop_pct": 0.9,
         "solver.optimizer": "lamb",
         "solver.basic_lr": 6.25e-4,
@@ -194,7 +194,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "ViTConfig": {
         **_ADAM,
-        **_AVERAGED,
+        **_EMA,
         "solver.basic_lr": 6.25e-5,
         "solver.weight_decay": [[0, "pos_embed"], [0, "cls_token"], [0, "bias"], [0, NORM], 0.05],
         "model_ema.momentum": 0.99996,
@@ -208,22 +208,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "solver.accumulation_steps": 2,
     },
 }
-"""What the classes of ``basecls.configs`` change."""
+"""Changes to the defaults by the classes of ``basecls.configs``."""
 
 REASONS = {
     "trainer_name": "there is one trainer",
     "hooks_name": "see opabinia config list hook",
     "output_dir": "--out",
     "num_classes": "follows from the data",
-    "solver.name": "the optimizer is told by its name",
-    "amp.dynamic_scale": "the scale is always found",
+    "solver.name": "follows from solver.optimizer",
+    "amp.dynamic_scale": "the loss scale is always dynamic",
     "fastrun": "train.cudnn_benchmark",
-    "dtr": "train.checkpoint_activations",
+    "dtr": "train.activation_checkpointing",
     "trace": "train.compile",
-    "tb_every_n_iter": "with every line of the log",
-    "augments.mixup.permute": "partners are drawn from all of the batch",
+    "tb_every_n_iter": "written with every log line",
+    "augments.mixup.permute": "samples are mixed with any other of the batch",
     "augments.mixup.calibrate_cutmix_lambda": "cutmix always does so",
-    "augments.mixup.calibrate_mixup_lambda": "mixup has nothing to be calibrated",
+    "augments.mixup.calibrate_mixup_lambda": "no effect on mixup",
 }
 
 MODELS: tuple[tuple[str, str], ...] = (
@@ -245,7 +245,7 @@ MODELS: tuple[tuple[str, str], ...] = (
     (r"vgg(\d+)_bn", r"vgg\1_bn"),
     (r"((vit|swin)_\w+)", r"\1"),
 )
-"""Names of networks, and timm's."""
+"""Patterns of basecls' model names with timm's names."""
 
 OPTIMIZERS = {name: name for name in ("sgd", "adam", "adamw", "lamb", "lars")}
 
@@ -259,4 +259,4 @@ KINDS = {
     "cls_token": "embedding",
     "abs_pos_embed": "embedding",
 }
-"""What a weight decay is for, and the kind of parameters here."""
+"""Kinds of parameters in ``param_groups.rules`` by basecls' names."""

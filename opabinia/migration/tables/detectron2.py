@@ -1,4 +1,4 @@
-"""Tables of detectron2: its defaults, why some keys have no home here, and what its words are here."""
+"""Tables for detectron2: its defaults, the reasons why keys are not converted, and the equivalents of its names."""
 
 from __future__ import annotations
 
@@ -151,43 +151,43 @@ DEFAULTS: dict[str, Any] = {
     "SEED": -1,
     "CUDNN_BENCHMARK": False,
 }
-"""detectron2's defaults, of the keys that are read here, and of a few whose other values are told."""
+"""detectron2's defaults of the keys that are converted, and of those in :data:`UNSUPPORTED_VALUES`."""
 
 REASONS = {
-    "VERSION": "of detectron2's own keys",
-    "MODEL.DEVICE": "train.device; auto takes a GPU where there is one",
+    "VERSION": "version of detectron2's config format",
+    "MODEL.DEVICE": "train.device; auto uses a GPU if there is one",
     "MODEL.ROI_HEADS.NUM_CLASSES": "follows from the data",
     "MODEL.RETINANET.NUM_CLASSES": "follows from the data",
     "MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS": "follows from the data",
-    "MODEL.ROI_HEADS.IN_FEATURES": "pooled from the neck's maps P2 to P5: task.detector.pooling.maps",
-    "MODEL.RPN.IN_FEATURES": "all maps of the neck",
-    "MODEL.RETINANET.IN_FEATURES": "all maps of the neck",
-    "MODEL.FPN.IN_FEATURES": "the neck knows which maps it takes",
-    "MODEL.RESNETS.OUT_FEATURES": "the neck knows which maps it takes",
-    "MODEL.RPN.IOU_LABELS": "background, nothing and foreground, as here",
-    "MODEL.ROI_HEADS.IOU_LABELS": "background and foreground, as here",
-    "MODEL.RETINANET.IOU_LABELS": "background, nothing and foreground, as here",
-    "MODEL.ROI_BOX_HEAD.NAME": "the detector has its box head",
-    "MODEL.ROI_MASK_HEAD.NAME": "the detector has its mask head",
-    "MODEL.ROI_KEYPOINT_HEAD.NAME": "the detector has its keypoint head",
-    "MODEL.ROI_MASK_HEAD.POOLER_SAMPLING_RATIO": "task.detector.pooling.samples is for all heads",
-    "MODEL.ROI_MASK_HEAD.POOLER_TYPE": "task.detector.pooling.aligned is for all heads",
-    "MODEL.ROI_KEYPOINT_HEAD.POOLER_SAMPLING_RATIO": "task.detector.pooling.samples is for all heads",
-    "MODEL.ROI_KEYPOINT_HEAD.POOLER_TYPE": "task.detector.pooling.aligned is for all heads",
+    "MODEL.ROI_HEADS.IN_FEATURES": "pooled from the feature maps P2 to P5: task.detector.pooling.num_levels",
+    "MODEL.RPN.IN_FEATURES": "all feature maps of the neck are used",
+    "MODEL.RETINANET.IN_FEATURES": "all feature maps of the neck are used",
+    "MODEL.FPN.IN_FEATURES": "the neck selects its feature maps",
+    "MODEL.RESNETS.OUT_FEATURES": "the neck selects its feature maps",
+    "MODEL.RPN.IOU_LABELS": "always background, ignored and foreground",
+    "MODEL.ROI_HEADS.IOU_LABELS": "always background and foreground",
+    "MODEL.RETINANET.IOU_LABELS": "always background, ignored and foreground",
+    "MODEL.ROI_BOX_HEAD.NAME": "follows from the detector",
+    "MODEL.ROI_MASK_HEAD.NAME": "follows from the detector",
+    "MODEL.ROI_KEYPOINT_HEAD.NAME": "follows from the detector",
+    "MODEL.ROI_MASK_HEAD.POOLER_SAMPLING_RATIO": "task.detector.pooling.sampling_ratio applies to all heads",
+    "MODEL.ROI_MASK_HEAD.POOLER_TYPE": "task.detector.pooling.aligned applies to all heads",
+    "MODEL.ROI_KEYPOINT_HEAD.POOLER_SAMPLING_RATIO": "task.detector.pooling.sampling_ratio applies to all heads",
+    "MODEL.ROI_KEYPOINT_HEAD.POOLER_TYPE": "task.detector.pooling.aligned applies to all heads",
     "MODEL.RESNETS.RES2_OUT_CHANNELS": "follows from the depth",
     "MODEL.RESNETS.STEM_OUT_CHANNELS": "follows from the backbone",
-    "MODEL.RESNETS.DEFORM_MODULATED": "there are no deformable convolutions here",
-    "MODEL.RESNETS.DEFORM_NUM_GROUPS": "there are no deformable convolutions here",
-    "MODEL.SEM_SEG_HEAD": "there is no semantic segmentation here",
-    "MODEL.PANOPTIC_FPN": "there is no panoptic segmentation here",
-    "MODEL.LOAD_PROPOSALS": "proposals are computed here",
-    "DATASETS.PROPOSAL_FILES_TRAIN": "proposals are computed here",
-    "DATASETS.PROPOSAL_FILES_TEST": "proposals are computed here",
-    "INPUT.MASK_FORMAT": "masks are read in either form",
-    "TEST.AUG.MAX_SIZE": "sizes of task.views follow those of the transforms",
+    "MODEL.RESNETS.DEFORM_MODULATED": "deformable convolutions are not supported",
+    "MODEL.RESNETS.DEFORM_NUM_GROUPS": "deformable convolutions are not supported",
+    "MODEL.SEM_SEG_HEAD": "semantic segmentation is not supported",
+    "MODEL.PANOPTIC_FPN": "panoptic segmentation is not supported",
+    "MODEL.LOAD_PROPOSALS": "precomputed proposals are not supported",
+    "DATASETS.PROPOSAL_FILES_TRAIN": "precomputed proposals are not supported",
+    "DATASETS.PROPOSAL_FILES_TEST": "precomputed proposals are not supported",
+    "INPUT.MASK_FORMAT": "polygons and RLE masks are both read",
+    "TEST.AUG.MAX_SIZE": "sizes of task.test_time_augmentation follow those of the transforms",
     "OUTPUT_DIR": "--out",
     "VIS_PERIOD": "opabinia predict RUN --split val",
-    "GLOBAL": "nothing reads it",
+    "GLOBAL": "has no effect",
 }
 
 RESNETS = {
@@ -197,7 +197,7 @@ RESNETS = {
     (101, 32, 8): "resnext101_32x8d",
     (101, 64, 4): "resnext101_64x4d",
 }
-"""timm's names, by depth, groups and width of a group."""
+"""timm's names by depth, number of groups and width per group."""
 
 BACKBONES = {"build_resnet_fpn_backbone": "fpn", "build_retinanet_resnet_fpn_backbone": "fpn_p3_p7"}
 
@@ -207,25 +207,25 @@ LOSSES = {name: name for name in ("smooth_l1", "giou", "diou", "ciou")}
 
 METRICS = {"bbox": "", "segm": "mask_", "keypoints": "keypoint_"}
 
-UNUSUAL = {
-    "MODEL.FPN.FUSE_TYPE": "maps are added here",
-    "MODEL.RPN.HEAD_NAME": "there is one head for proposals here",
-    "MODEL.PROPOSAL_GENERATOR.NAME": "proposals come from an RPN here",
-    "MODEL.ANCHOR_GENERATOR.NAME": "anchors are upright boxes here",
-    "MODEL.RPN.BOUNDARY_THRESH": "anchors outside the picture are kept here",
-    "MODEL.RPN.LOSS_WEIGHT": "losses have no weights here",
-    "MODEL.RPN.BBOX_REG_LOSS_WEIGHT": "losses have no weights here",
-    "MODEL.RPN.BBOX_REG_WEIGHTS": "offsets of proposals have no weights here",
-    "MODEL.ROI_HEADS.PROPOSAL_APPEND_GT": "things are always among the proposals here",
-    "MODEL.ROI_BOX_HEAD.BBOX_REG_LOSS_WEIGHT": "losses have no weights here",
-    "MODEL.ROI_BOX_HEAD.CONV_DIM": "convolutions of the box head are as wide as the neck here",
-    "MODEL.ROI_BOX_HEAD.TRAIN_ON_PRED_BOXES": "masks are learned on proposals here",
-    "MODEL.ROI_MASK_HEAD.CLS_AGNOSTIC_MASK": "masks have a class here",
-    "MODEL.ROI_KEYPOINT_HEAD.NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS": "the loss is divided by visible points here",
-    "MODEL.ROI_KEYPOINT_HEAD.LOSS_WEIGHT": "losses have no weights here",
-    "MODEL.RETINANET.NUM_CONVS": "there are four convolutions here",
-    "MODEL.RETINANET.BBOX_REG_WEIGHTS": "offsets have no weights here",
-    "MODEL.RESNETS.RES5_DILATION": "there are no dilated backbones here",
-    "MODEL.RESNETS.DEFORM_ON_PER_STAGE": "there are no deformable convolutions here",
+UNSUPPORTED_VALUES = {
+    "MODEL.FPN.FUSE_TYPE": "feature maps are added",
+    "MODEL.RPN.HEAD_NAME": "only the standard RPN head is supported",
+    "MODEL.PROPOSAL_GENERATOR.NAME": "proposals come from an RPN",
+    "MODEL.ANCHOR_GENERATOR.NAME": "rotated anchors are not supported",
+    "MODEL.RPN.BOUNDARY_THRESH": "anchors outside the image are kept",
+    "MODEL.RPN.LOSS_WEIGHT": "loss weights are not supported",
+    "MODEL.RPN.BBOX_REG_LOSS_WEIGHT": "loss weights are not supported",
+    "MODEL.RPN.BBOX_REG_WEIGHTS": "box regression weights of proposals are not supported",
+    "MODEL.ROI_HEADS.PROPOSAL_APPEND_GT": "ground-truth boxes are always added to the proposals",
+    "MODEL.ROI_BOX_HEAD.BBOX_REG_LOSS_WEIGHT": "loss weights are not supported",
+    "MODEL.ROI_BOX_HEAD.CONV_DIM": "convolutions of the box head have the neck's channels",
+    "MODEL.ROI_BOX_HEAD.TRAIN_ON_PRED_BOXES": "masks are trained on proposals",
+    "MODEL.ROI_MASK_HEAD.CLS_AGNOSTIC_MASK": "masks are per class",
+    "MODEL.ROI_KEYPOINT_HEAD.NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS": "always divided by the number of visible keypoints",
+    "MODEL.ROI_KEYPOINT_HEAD.LOSS_WEIGHT": "loss weights are not supported",
+    "MODEL.RETINANET.NUM_CONVS": "the head has four convolutions",
+    "MODEL.RETINANET.BBOX_REG_WEIGHTS": "box regression weights are not supported",
+    "MODEL.RESNETS.RES5_DILATION": "dilated backbones are not supported",
+    "MODEL.RESNETS.DEFORM_ON_PER_STAGE": "deformable convolutions are not supported",
 }
-"""Keys that only have their default's meaning here."""
+"""Keys of which only the default is supported, with the reasons."""

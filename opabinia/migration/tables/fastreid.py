@@ -1,4 +1,4 @@
-"""Tables of FastReID: its defaults, why some keys have no home here, and what its words are here."""
+"""Tables for FastReID: its defaults, the reasons why keys are not converted, and the equivalents of its names."""
 
 from __future__ import annotations
 
@@ -128,28 +128,28 @@ DEFAULTS: dict[str, Any] = {
     "TEST.PRECISE_BN.NUM_ITER": 300,
     "CUDNN_BENCHMARK": False,
 }
-"""FastReID's defaults, of the keys that are read here."""
+"""FastReID's defaults of the keys that are converted."""
 
 REASONS = {
-    "VERSION": "of FastReID's own keys",
-    "MODEL.DEVICE": "train.device; auto takes a GPU where there is one",
+    "VERSION": "version of FastReID's config format",
+    "MODEL.DEVICE": "train.device; auto uses a GPU if there is one",
     "MODEL.BACKBONE.FEAT_DIM": "follows from the backbone",
-    "MODEL.BACKBONE.SIE_COE": "FastReID's was never used; ours is task.side_information",
-    "MODEL.BACKBONE.WITH_IBN": "only of ResNets here",
-    "MODEL.BACKBONE.WITH_SE": "only of ResNets here",
-    "MODEL.BACKBONE.WITH_NL": "only of ResNets here",
-    "MODEL.BACKBONE.LAST_STRIDE": "only of ResNets here",
-    "MODEL.BACKBONE.NORM": "only of ResNets here",
+    "MODEL.BACKBONE.SIE_COE": "FastReID never uses it; see task.camera_embedding_scale",
+    "MODEL.BACKBONE.WITH_IBN": "only supported for ResNets",
+    "MODEL.BACKBONE.WITH_SE": "only supported for ResNets",
+    "MODEL.BACKBONE.WITH_NL": "only supported for ResNets",
+    "MODEL.BACKBONE.LAST_STRIDE": "only supported for ResNets",
+    "MODEL.BACKBONE.NORM": "only supported for ResNets",
     "MODEL.HEADS.NUM_CLASSES": "follows from the data",
     "MODEL.HEADS.MARGIN": "a linear head has none",
-    "MODEL.LOSSES.FL": "FastReID never used it; ours is task.loss: {name: focal}",
-    "TEST.PRECISE_BN.DATASET": "the training set's",
+    "MODEL.LOSSES.FL": "FastReID never uses it; see task.loss: {name: focal}",
+    "TEST.PRECISE_BN.DATASET": "always the training set",
     "OUTPUT_DIR": "--out",
 }
 
 RESNETS = {f"{depth}x": f"resnet{depth}.tv_in1k" for depth in (18, 34, 50, 101)}
 
-OF_TIMM: dict[str, dict[str, str]] = {
+TIMM_MODELS: dict[str, dict[str, str]] = {
     "build_resnext_backbone": {"50x": "resnext50_32x4d", "101x": "resnext101_32x4d"},
     "build_resnest_backbone": {
         "50x": "resnest50d",
@@ -167,7 +167,7 @@ OF_TIMM: dict[str, dict[str, str]] = {
         name: f"repvgg_{name.lower()}" for name in ("A0", "A1", "A2", "B0", "B1", "B1g4", "B2", "B2g4", "B3", "B3g4")
     },
 }
-"""timm's names, by builder and depth."""
+"""timm's names by builder function and depth."""
 
 NORMS = {"BN": "batch", "syncBN": "batch", "FrozenBN": "frozen", "GN": "group"}
 
@@ -198,7 +198,7 @@ SOURCES: dict[str, dict[str, Any]] = {
     "CUHK03": {"name": "cuhk03"},
     "VeRi": {"name": "veri"},
     "VehicleID": {"name": "vehicleid"},
-    "SmallVehicleID": {"name": "vehicleid", "size": 800},
-    "MediumVehicleID": {"name": "vehicleid", "size": 1600},
-    "LargeVehicleID": {"name": "vehicleid", "size": 2400},
+    "SmallVehicleID": {"name": "vehicleid", "test_size": 800},
+    "MediumVehicleID": {"name": "vehicleid", "test_size": 1600},
+    "LargeVehicleID": {"name": "vehicleid", "test_size": 2400},
 }

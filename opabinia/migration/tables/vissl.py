@@ -1,4 +1,4 @@
-"""Tables of VISSL: its defaults, why some keys have no home here, and what its words are here."""
+"""Tables for VISSL: its defaults, the reasons why keys are not converted, and the equivalents of its names."""
 
 from __future__ import annotations
 
@@ -115,57 +115,57 @@ DEFAULTS: dict[str, Any] = {
     "DISTRIBUTED.NUM_NODES": 1,
     "DISTRIBUTED.NUM_PROC_PER_NODE": 8,
 }
-"""VISSL's defaults, of the keys that are read here."""
+"""VISSL's defaults of the keys that are converted."""
 
 _DATA_REASONS = {
-    "LABEL_TYPE": "tasks know whether they look at labels",
-    "LABEL_SOURCES": "the source has its labels",
-    "LABEL_PATHS": "the source has its labels",
-    "COLLATE_FUNCTION": "views say how samples become batches; see data.mix for mixup",
+    "LABEL_TYPE": "follows from the task",
+    "LABEL_SOURCES": "the source contains the labels",
+    "LABEL_PATHS": "the source contains the labels",
+    "COLLATE_FUNCTION": "follows from the views; for mixup see data.mix",
     "COLLATE_FUNCTION_PARAMS": "see data.mix",
-    "MMAP_MODE": "lists are read once",
-    "COPY_TO_LOCAL_DISK": "nothing copies data here",
-    "COPY_DESTINATION_DIR": "nothing copies data here",
+    "MMAP_MODE": "no effect: lists are read once",
+    "COPY_TO_LOCAL_DISK": "data is not copied",
+    "COPY_DESTINATION_DIR": "data is not copied",
     "ENABLE_QUEUE_DATASET": "data.on_error: skip",
-    "DEFAULT_GRAY_IMG_SIZE": "data.on_error: skip leaves broken pictures out",
+    "DEFAULT_GRAY_IMG_SIZE": "data.on_error: skip drops broken images",
 }
 
 REASONS = {
-    "VERSION": "of VISSL's own keys",
-    "engine_name": "of VISSL's own keys",
-    "VERBOSE": "the log is of one kind",
+    "VERSION": "internal to VISSL",
+    "engine_name": "internal to VISSL",
+    "VERBOSE": "there are no levels of logging",
     "TEST_ONLY": "opabinia eval",
-    "HOOKS": "the journal has times, and tensorboard is written; see opabinia config list hook",
-    "TENSORBOARD_SETUP": "tensorboard is written",
-    "MONITOR_PERF_STATS": "the journal has times",
-    "ROLLING_BTIME_FREQ": "the journal has times",
+    "HOOKS": "the metrics log contains times, and TensorBoard files are written; see opabinia config list hook",
+    "TENSORBOARD_SETUP": "TensorBoard files are written",
+    "MONITOR_PERF_STATS": "the metrics log contains times",
+    "ROLLING_BTIME_FREQ": "the metrics log contains times",
     "MULTI_PROCESSING_METHOD": "workers are forked",
-    "METERS": "the task has its scores",
-    "TRAINER": "there is one step, train.step",
-    "MACHINE": "train.device; auto takes a GPU where there is one",
+    "METERS": "follows from the task",
+    "TRAINER": "see train.step",
+    "MACHINE": "train.device; auto uses a GPU if there is one",
     "DISTRIBUTED": "opabinia train --nproc, --nnodes",
-    "SLURM": "SLURM's variables are read",
+    "SLURM": "SLURM's environment variables are used",
     "CHECKPOINT": "--out, --resume and checkpoint.every",
     **{f"DATA.{split}.{key}": why for split in ("TRAIN", "TEST") for key, why in _DATA_REASONS.items()},
-    "DATA.TEST.DROP_LAST": "an evaluation sees every sample once",
-    "MODEL.SYNC_BN_CONFIG": "norms take their statistics over all processes",
-    "MODEL.AMP_PARAMS": "train.precision says it all",
-    "MODEL.WEIGHTS_INIT": "init knows VISSL's names and tells what it did with them",
-    "MODEL.TRUNK.RESNETS.ZERO_INIT_RESIDUAL": "timm begins so",
+    "DATA.TEST.DROP_LAST": "an evaluation uses every sample once",
+    "MODEL.SYNC_BN_CONFIG": "statistics are computed over all processes",
+    "MODEL.AMP_PARAMS": "see train.precision",
+    "MODEL.WEIGHTS_INIT": "init translates VISSL's names and reports the result",
+    "MODEL.TRUNK.RESNETS.ZERO_INIT_RESIDUAL": "as in timm",
     "MODEL.TRUNK.VISION_TRANSFORMERS.MLP_DIM": "follows from the model",
-    "MODEL.TRUNK.VISION_TRANSFORMERS.CLASSIFIER": "the class token, as timm has it",
-    "MODEL.TRUNK.VISION_TRANSFORMERS.QKV_BIAS": "timm's have biases",
-    "MODEL.FEATURE_EVAL_SETTINGS": "evaluate.measures and the hook freeze",
-    "MODEL.SINGLE_PASS_EVERY_CROP": "views of one size go through the network together",
-    "LOSS.swav_loss.normalize_last_layer": "prototypes are always normalised",
-    "LOSS.swav_loss.use_double_precision": "the assignment is computed in the precision it needs",
+    "MODEL.TRUNK.VISION_TRANSFORMERS.CLASSIFIER": "the class token, as in timm",
+    "MODEL.TRUNK.VISION_TRANSFORMERS.QKV_BIAS": "always with biases, as in timm",
+    "MODEL.FEATURE_EVAL_SETTINGS": "see evaluate.evaluators and the hook freeze",
+    "MODEL.SINGLE_PASS_EVERY_CROP": "views of the same size are processed together",
+    "LOSS.swav_loss.normalize_last_layer": "prototypes are always normalized",
+    "LOSS.swav_loss.use_double_precision": "the precision of the assignment is fixed",
     "LOSS.simclr_info_nce_loss.buffer_params": "follows from the task and the batch",
     "LOSS.multicrop_simclr_info_nce_loss.buffer_params": "follows from the task and the batch",
     "LOSS.nce_loss_with_memory.memory_params": "follows from the data",
-    "LOSS.nce_loss_with_memory.norm_embedding": "vectors are normalised",
+    "LOSS.nce_loss_with_memory.norm_embedding": "vectors are normalized",
     "LOSS.deepclusterv2_loss.memory_params": "follows from the task",
-    "OPTIMIZER.larc_config": "of optimizer lars: see there",
-    "OPTIMIZER.param_group_constructor": "groups.rules say it",
+    "OPTIMIZER.larc_config": "see the optimizer lars",
+    "OPTIMIZER.param_group_constructor": "see param_groups.rules",
 }
 
 _INFERRED = {
@@ -190,4 +190,4 @@ TRANSFORMERS = {(192, 12, 3): "tiny", (384, 12, 6): "small", (768, 12, 12): "bas
 OPTIMIZERS = {"sgd": "sgd", "adam": "adam", "adamw": "adamw", "adamw_mt": "adamw", "rmsprop": "rmsprop", "lars": "lars"}
 
 STAGES = {f"res{number}": f"backbone.model.layer{number - 1}" for number in range(2, 6)}
-"""Their names of a ResNet's stages, and ours."""
+"""Layers of a ResNet by VISSL's names."""

@@ -1,4 +1,4 @@
-"""ResNets as re-identification changes them: a finer last stage, instance norms, attention, other norms."""
+"""ResNets with the variations of re-identification: a finer last stage, instance norm, attention, other norms."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from opabinia.models.backbones.timm import TimmBackbone, timm
 
 
 class IBN(nn.Module):
-    """Instance norm of the first half of the channels, batch norm of the others (Pan et al. 2018, IBN-a). Its halves
-    have the names that the authors' weights have.
+    """Instance norm on the first half of the channels, batch norm on the others (Pan et al. 2018, IBN-a). Submodules
+    have the names of the authors' weights.
 
     Args:
-        norm: the batch norm whose place it takes, and whose weights and statistics it begins with.
+        norm: the batch norm that it replaces, and whose weights and statistics it begins with.
     """
 
     def __init__(self, norm: nn.BatchNorm2d) -> None:
@@ -33,9 +33,9 @@ class IBN(nn.Module):
         self._sizes = [half, channels - half]
         self.IN = nn.InstanceNorm2d(half, norm.eps, affine=True)
         self.BN = nn.BatchNorm2d(channels - half, norm.eps, norm.momentum)
-        values = norm.state_dict()
-        self.IN.load_state_dict({name: values[name][:half] for name in ("weight", "bias")})
-        self.BN.load_state_dict({name: value[half:] if value.ndim else value for name, value in values.items()})
+        state = norm.state_dict()
+        self.IN.load_state_dict({name: state[name][:half] for name in ("weight", "bias")})
+        self.BN.load_state_dict({name: value[half:] if value.ndim else value for name, value in state.items()})
 
     def forward(self, input: Tensor) -> Tensor:
         """B x C x H x W of the same shape."""
@@ -44,9 +44,9 @@ class IBN(nn.Module):
 
 
 class NonLocal(nn.Module):
-    """Adds to each place what it finds in all places (Wang et al. 2018, section 3.3, embedded Gaussian).
+    """Residual self-attention over all positions (Wang et al. 2018, section 3.3, embedded Gaussian).
 
-    Its norm has weight 0 at first, so that a trained model computes what it did.
+    Its norm has weight 0 at first, so that a pretrained model initially computes the same.
 
     Args:
         channels: C; queries, keys and values have half as many.
@@ -61,14 +61,14 @@ class NonLocal(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """B x C x H x W of the same shape."""
-        query, key, value = (part(input).flatten(2).transpose(1, 2) for part in (self.theta, self.phi, self.g))
-        found = F.scaled_dot_product_attention(query, key, value, scale=1.0)
-        found = found.transpose(1, 2).unflatten(2, input.shape[2:])  # type: ignore[no-untyped-call]
-        output: Tensor = input + self.norm(self.out(found))
+        query, key, value = (conv(input).flatten(2).transpose(1, 2) for conv in (self.theta, self.phi, self.g))
+        attended = F.scaled_dot_product_attention(query, key, value, scale=1.0)
+        attended = attended.transpose(1, 2).unflatten(2, input.shape[2:])  # type: ignore[no-untyped-call]
+        output: Tensor = input + self.norm(self.out(attended))
         return output
 
 
-@register.backbone
+@register.backbone(renamed={"stem_reduction": "stem_stride"})
 def resnet(
     channels: int,
     /,
@@ -76,7 +76,7 @@ def resnet(
     model: str = "resnet50",
     pretrained: bool = False,
     last_stride: Literal[1, 2] = 1,
-    stem_reduction: Literal[1, 2, 4] = 4,
+    stem_stride: Literal[1, 2, 4] = 4,
     stride_in_1x1: bool = False,
     ibn: bool = False,
     se: bool = False,
@@ -86,49 +86,45 @@ def resnet(
     drop_path: Fraction = 0.0,
     options: dict[str, Any] | None = None,
 ) -> Backbone:
-    """A ResNet of the timm library with the changes that re-identification makes to it.
+    """ResNet of the timm library with the variations of re-identification.
 
-    Its weights have timm's names (which are torchvision's), those of ``ibn`` the names of its authors.
+    Its weights have timm's names (which are torchvision's), those of ``ibn`` its authors' names.
 
     Args:
         channels: channels of the images.
-        model: timm's name of it, such as ``resnet50``, ``resnet101`` or ``resnext50_32x4d``.
-        pretrained: download timm's weights for it. What is added below has none; a norm that is changed begins with
-            those it had.
-        last_stride: 1 leaves out the stride of the fourth stage (Luo et al. 2019, section 3.4): 256 x 128 pixels become
-            a map of 16 x 8 places instead of 8 x 4. Detection wants 2.
-        stem_reduction: how many times smaller than the image the maps of the first stage are. 2 leaves out the pooling
-            before it, 1 the stride of the first convolution, too (Chen et al. 2020, appendix B.9): for images of 100
-            pixels or less.
-        stride_in_1x1: the first convolution of a bottleneck has the stride of its stage, and not the second, as in
-            Caffe2 and the original paper (He et al. 2016): detectron2's weights MSRA/R-50 and R-101, and what was
-            trained from them, are made for that.
-        ibn: half of the first norm of every block is an instance norm, in the first three stages (Pan et al. 2018,
-            IBN-a).
+        model: timm's name, such as ``resnet50``, ``resnet101`` or ``resnext50_32x4d``.
+        pretrained: download timm's weights. Layers added below have none; a replaced norm keeps its weights.
+        last_stride: 1 removes the stride of the fourth stage (Luo et al. 2019, section 3.4): 256 x 128 pixels give a
+            feature map of 16 x 8 instead of 8 x 4. Detection needs 2.
+        stem_stride: stride of the first stage's feature maps. 2 removes the max pooling before it, 1 also the stride of
+            the first convolution (Chen et al. 2020, appendix B.9): for images of 100 pixels or less.
+        stride_in_1x1: the first convolution of a bottleneck has the stride of its stage, not the second, as in Caffe2
+            and the original paper (He et al. 2016): detectron2's weights MSRA/R-50 and R-101, and models trained from
+            them, need it.
+        ibn: the first norm of every block is half instance norm, in the first three stages (Pan et al. 2018, IBN-a).
         se: squeeze-and-excitation in every block, without biases, with a sixteenth of the channels (Hu et al. 2018).
-        non_local: attention over places behind blocks of the second and third stage (Wang et al. 2018): the last half
-            of each, one to two and one to nine. These are the 2 and 3 of ResNet-50 and the 2 and 9 of ResNet-101 that
-            FastReID has.
-        norm: ``batch``; ``frozen``: statistics and weights stay as they are; ``group``: of 32 channel groups (Wu and He
-            2018); ``ghost``: batch norm over parts of the batch (Hoffer et al. 2017). For statistics of all processes
-            see ``train.sync_batch_norm``.
-        ghost_splits: how many parts a process makes of its batch for ``ghost``.
-        drop_path: stochastic depth (Huang et al. 2016): the chance to skip a residual branch.
-        options: further keyword arguments of that model in timm.
+        non_local: non-local attention after the last half of the blocks of the second stage (one to two) and of the
+            third stage (one to nine) (Wang et al. 2018). These are FastReID's 2 and 3 blocks of ResNet-50 and 2 and 9
+            of ResNet-101.
+        norm: ``batch``; ``frozen``: fixed statistics and weights; ``group``: 32 channel groups (Wu and He 2018);
+            ``ghost``: batch norm over parts of the batch (Hoffer et al. 2017). For synchronized batch norm see
+            ``train.sync_batch_norm``.
+        ghost_splits: number of parts of a process's batch for ``ghost``.
+        drop_path: stochastic depth (Huang et al. 2016): probability to skip a residual branch.
+        options: further keyword arguments of the model in timm.
 
     Raises:
-        ValueError: the model is no ResNet of timm, has what is to be added or not what is to be changed, or refuses an
-            option.
+        ValueError: the model is not a ResNet of timm, a variation does not apply to it, or it refuses an option.
     """
     if (norm == "ghost") != (ghost_splits is not None):
-        raise ValueError("ghost_splits: it goes with norm: ghost, neither without the other")
+        raise ValueError("ghost_splits: it belongs to norm: ghost, neither works without the other")
     backbone = timm(channels, model=model, pretrained=pretrained, drop_path=drop_path, options=options)
     assert isinstance(backbone, TimmBackbone)
     net = backbone.model
     if not isinstance(net, ResNet):
         raise ValueError(f"model: timm's {model!r} is a {type(net).__name__}, not a ResNet; the backbone timm takes it")
-    if stem_reduction < 4:
-        _keep_size(net, stem_reduction)
+    if stem_stride < 4:
+        _set_stem_stride(net, stem_stride)
     if stride_in_1x1:
         _move_strides(net)
     if last_stride == 1:
@@ -136,21 +132,21 @@ def resnet(
         net.feature_info[4]["reduction"] = net.feature_info[3]["reduction"]
     if ibn:
         _add_instance_norms(net)
-    if norm == "frozen":  # before new layers come: they have something to learn
-        norms.freeze(net)
+    if norm == "frozen":  # before layers are added, which must be trained
+        norms.freeze_batch_norms(net)
     if se:
         _add_squeeze_excitation(net)
     if non_local:
         _add_non_local(net)
     if norm == "group":
-        norms.group(net)
+        norms.convert_group_norm(net)
     if ghost_splits is not None:
-        norms.ghost(net, ghost_splits)
+        norms.convert_ghost_batch_norm(net, ghost_splits)
     return backbone
 
 
 def drop_last_stride(net: Any) -> None:
-    """Leave out the stride of the fourth stage, that of its shortcut too; weights stay as they are."""
+    """Remove the stride of the fourth stage, also from its shortcut; weights stay unchanged."""
     block = net.layer4[0]
     for name, module in list(block.named_modules()):
         if isinstance(module, nn.Conv2d):
@@ -159,16 +155,16 @@ def drop_last_stride(net: Any) -> None:
             block.set_submodule(name, nn.Identity())
 
 
-def _keep_size(net: Any, reduction: int) -> None:
-    """Leave out the pooling of the stem, and for 1 the stride of its first convolution."""
+def _set_stem_stride(net: Any, stride: int) -> None:
+    """Remove the max pooling of the stem, and for 1 the stride of its first convolution."""
     net.maxpool = nn.Identity()
-    if reduction == 1:
+    if stride == 1:
         first = net.conv1 if isinstance(net.conv1, nn.Conv2d) else net.conv1[0]
         first.stride = (1, 1)
     stem, *stages = net.feature_info
-    stem["reduction"] = reduction
+    stem["reduction"] = stride
     for stage in stages:
-        stage["reduction"] //= 4 // reduction
+        stage["reduction"] //= 4 // stride
 
 
 def _move_strides(net: Any) -> None:
@@ -191,21 +187,21 @@ def _add_squeeze_excitation(net: Any) -> None:
     for number, stage in enumerate((net.layer1, net.layer2, net.layer3, net.layer4), start=1):
         for block in stage:
             if block.se is not None:
-                raise ValueError("se: the blocks of this model have attention of their own")
+                raise ValueError("se: the blocks of this model already have attention")
             block.se = SEModule(net.feature_info[number]["num_chs"], bias=False)
 
 
 def _add_non_local(net: Any) -> None:
-    for number, stage, most in ((2, net.layer2, 2), (3, net.layer3, 9)):
-        count = max(1, min(most, len(stage) // 2))
+    for number, stage, max_blocks in ((2, net.layer2, 2), (3, net.layer3, 9)):
+        count = max(1, min(max_blocks, len(stage) // 2))
         for block in stage[len(stage) - count :]:
-            last = _LAST.get(type(block))
+            last = _LAST_LAYER.get(type(block))
             if last is None:
                 raise ValueError(f"non_local: not for {type(block).__name__}, only for the blocks of plain ResNets")
-            # Within the block's last layer, so that no other weight gets another name.
+            # Inside the block's last layer, so that no other weight changes its name.
             attention = NonLocal(net.feature_info[number]["num_chs"])
             setattr(block, last, nn.Sequential(OrderedDict(act=getattr(block, last), non_local=attention)))
 
 
-_LAST: dict[type[nn.Module], str] = {BasicBlock: "act2", Bottleneck: "act3"}
-"""What a block applies last."""
+_LAST_LAYER: dict[type[nn.Module], str] = {BasicBlock: "act2", Bottleneck: "act3"}
+"""The last layer of a block."""

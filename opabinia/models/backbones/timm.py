@@ -1,4 +1,4 @@
-"""Backbones: images in, one vector each out. timm's models come in through one closed adapter."""
+"""Backbones of the timm library, behind one adapter."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from opabinia.config import register
 from opabinia.contracts import Backbone, DataMismatch, Fraction, Level, Preprocessing, Tokens
-from opabinia.models.backbones.multi_scale import Levels, freeze_stages, take_any_size
+from opabinia.models.backbones.multi_scale import MultiScaleFeatures, allow_any_size, freeze_stages
 
 
 class TimmClassifier(nn.Module):
     """The classifier of a timm model: vectors B x D to logits B x K.
 
-    It keeps the name that it has in timm (``fc``, ``head.fc``), so that a file of the whole model fits.
+    It keeps its name in timm (``fc``, ``head.fc``), so that a file of the whole model fits.
     """
 
     def __init__(self, path: str, layer: nn.Module) -> None:
@@ -36,7 +36,7 @@ class TimmClassifier(nn.Module):
 
     @property
     def layer(self) -> nn.Module:
-        """The classifier itself, most often ``nn.Linear``."""
+        """The classifier itself, usually ``nn.Linear``."""
         return self.get_submodule(self._path)
 
     def forward(self, vectors: Tensor) -> Tensor:
@@ -51,28 +51,31 @@ class TimmBackbone(Backbone):
     """A timm model without its classifier: images B x C x H x W to pooled features B x D.
 
     Args:
-        model: made by timm; a classifier is taken off it.
+        model: made by timm; its classifier is removed.
         channels: D.
-        preprocessing: what its weights were trained on; None when they were drawn.
+        preprocessing: of its pretrained weights; None for random weights.
 
     Attributes:
-        trained_classes: how many classes the pretrained classifier tells apart; 0 without such a one.
+        trained_classes: number of classes of the pretrained classifier; 0 without one.
     """
 
     def __init__(self, model: nn.Module, channels: int, preprocessing: Preprocessing | None = None) -> None:
         super().__init__()
+        net: Any = model
         self.model = model
         self.out_channels = channels
         self.preprocessing = preprocessing
-        dataset_info: Any = model
-        classes = dataset_info.num_classes
-        head = take_off_classifier(model)
+        classes = net.num_classes
+        head = remove_classifier(net)
         self.trained_classes = int(classes) if head and preprocessing else 0
-        self.map_channels = int(dataset_info.num_features)
-        self.token_channels = int(dataset_info.embed_dim) if _takes_offsets(model) else 0
-        self.patch_size = tuple(dataset_info.patch_embed.patch_size) if self.token_channels else None
-        self.level_maps: Levels | None = None
-        # In a tuple it is not a child: it is saved and trained only where make_head hands it out.
+        self.map_channels = int(net.num_features)
+        # Offsets and tokens need a model that computes its features as timm's VisionTransformer does.
+        plain = VisionTransformer
+        has_tokens = isinstance(model, plain) and type(model).forward_features is plain.forward_features
+        self.token_channels = int(net.embed_dim) if has_tokens else 0
+        self.patch_size = tuple(net.patch_embed.patch_size) if has_tokens else None
+        self.multi_scale: MultiScaleFeatures | None = None
+        # In a tuple it is not a child: it is saved and trained only where make_head returns it.
         self._trained_head = (head,)
 
     def forward(self, images: Tensor, offset: Tensor | None = None) -> Tensor:
@@ -84,7 +87,7 @@ class TimmBackbone(Backbone):
                 embedding (He et al. 2021, TransReID, section 3.3).
 
         Raises:
-            ValueError: there is an offset, and no tokens that it could be added to.
+            ValueError: an offset is given and the model has no tokens.
         """
         if offset is None:
             vectors: Tensor = self.model(images)
@@ -92,13 +95,13 @@ class TimmBackbone(Backbone):
             vectors = self.model.forward_head(self._features(images, offset))  # type: ignore[operator]
         return vectors
 
-    def maps(self, images: Tensor, offset: Tensor | None = None) -> Tensor:
+    def feature_maps(self, images: Tensor, offset: Tensor | None = None) -> Tensor:
         """B x C x H x W to feature maps (B x M x h x w), channels first whatever their order in timm.
 
-        Of a vision transformer they are its patch tokens behind the last norm, without class and register tokens.
+        For a vision transformer these are its patch tokens after the last norm, without class and register tokens.
 
         Raises:
-            ValueError: what this model has before its pooling is no map; or see :meth:`forward`.
+            ValueError: the features of this model before its pooling have no spatial grid; or see :meth:`forward`.
         """
         features = self._features(images, offset)
         net: Any = self.model
@@ -113,10 +116,10 @@ class TimmBackbone(Backbone):
         return patches.transpose(1, 2).reshape(len(patches), -1, height, width)
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Patches down and across of an image of this height and width.
+        """Rows and columns of patches of an image of this height and width.
 
         Raises:
-            ValueError: this model sees no patches.
+            ValueError: this model has no patches.
         """
         net: Any = self.model
         if not self.token_channels:
@@ -135,59 +138,61 @@ class TimmBackbone(Backbone):
         net: Any = self.model
         patches = net.patch_embed(images)
         if hidden is not None:
-            mask, stand_in = hidden
-            # Where the size may change timm keeps patches on their grid until their places are added.
+            mask, mask_token = hidden
+            # With a dynamic image size timm keeps the grid of patches until it adds their positions.
             mask = mask.view(patches.shape[:-1]).unsqueeze(-1)
-            patches = torch.where(mask, stand_in.to(patches.dtype), patches)
+            patches = torch.where(mask, mask_token.to(patches.dtype), patches)
         tokens = net._pos_embed(patches)
         prefix = net.num_prefix_tokens
         if kept is not None:
-            chosen = kept[:, :, None].expand(-1, -1, tokens.shape[-1])
-            tokens = torch.cat([tokens[:, :prefix], tokens[:, prefix:].gather(1, chosen)], 1)
-        tokens = net.norm_pre(net.patch_drop(tokens))
-        tokens = checkpoint_seq(net.blocks, tokens) if net.grad_checkpointing else net.blocks(tokens)
-        # Where timm averages tokens its last norm stands behind that, under another name; the other one does nothing.
-        tokens = net.fc_norm(net.norm(tokens))
+            indices = kept[:, :, None].expand(-1, -1, tokens.shape[-1])
+            tokens = torch.cat([tokens[:, :prefix], tokens[:, prefix:].gather(1, indices)], 1)
+        # Models that pool tokens have their last norm after the pooling, as fc_norm; the other one is then an identity.
+        tokens = net.fc_norm(self._run_blocks(tokens))
         patches = tokens[:, prefix:]
         return Tokens(tokens[:, 0] if net.has_class_token else patches.mean(1), patches)
 
     def _features(self, images: Tensor, offset: Tensor | None) -> Tensor:
-        """What the model has before its pooling."""
+        """Compute the features before the pooling."""
         net: Any = self.model
         if offset is None:
             features: Tensor = net.forward_features(images)
             return features
         if not self.token_channels:
             raise ValueError(f"offset: timm's {type(net).__name__} has no tokens that it could be added to")
-        tokens = net._pos_embed(net.patch_embed(images)) + offset[:, None]
+        return self._run_blocks(net._pos_embed(net.patch_embed(images)) + offset[:, None])
+
+    def _run_blocks(self, tokens: Tensor) -> Tensor:
+        """Run the blocks and the last norm of a vision transformer."""
+        net: Any = self.model
         tokens = net.norm_pre(net.patch_drop(tokens))
         tokens = checkpoint_seq(net.blocks, tokens) if net.grad_checkpointing else net.blocks(tokens)
-        features = net.norm(tokens)
-        return features
+        normalized: Tensor = net.norm(tokens)
+        return normalized
 
-    def use_levels(self) -> list[Level]:
-        """From now on :meth:`levels` is what is asked for, and what :meth:`compile` compiles.
+    def enable_multi_scale(self) -> list[Level]:
+        """Prepare for :meth:`pyramid_features`, which is then also what :meth:`compile` compiles.
 
-        One map for each stride from 4 to 32, the last of its size in the model. A plain vision transformer gives one,
-        behind its last norm if that comes before its pooling; all its blocks attend to the whole image (ViTDet has
-        windows in most of them).
-
-        Raises:
-            ValueError: timm does not tell such maps of this model.
-        """
-        self.level_maps = Levels(self.model)
-        take_any_size(self.model)
-        return self.level_maps.given
-
-    def levels(self, images: Tensor) -> list[Tensor]:
-        """B x C x H x W to feature maps (B x M x h x w) as :meth:`use_levels` told.
+        There is one feature map for each stride from 4 to 32, the last of its size in the model. A plain vision
+        transformer gives one, after its last norm if that comes before its pooling; all its blocks have global
+        attention (ViTDet has windows in most of them).
 
         Raises:
-            Unfit: the model does not take images of this size.
+            ValueError: timm offers no such feature maps of this model.
         """
-        assert self.level_maps is not None, "use_levels() comes first"
+        self.multi_scale = MultiScaleFeatures(self.model)
+        allow_any_size(self.model)
+        return self.multi_scale.out_levels
+
+    def pyramid_features(self, images: Tensor) -> list[Tensor]:
+        """B x C x H x W to feature maps (B x M x h x w) of the levels that :meth:`enable_multi_scale` returned.
+
+        Raises:
+            DataMismatch: the model does not take images of this size.
+        """
+        assert self.multi_scale is not None, "enable_multi_scale() comes first"
         try:
-            maps: list[Tensor] = self.level_maps(self.model, images)
+            maps: list[Tensor] = self.multi_scale(self.model, images)
         except AssertionError as error:  # how timm's layers refuse a size
             height, width = images.shape[2:]
             raise DataMismatch(
@@ -197,56 +202,56 @@ class TimmBackbone(Backbone):
         return maps
 
     def freeze_stages(self, count: int) -> None:
-        """From now on the stem and the first ``count - 1`` stages learn nothing, blocks in a plain transformer.
+        """Freeze the stem and the first ``count - 1`` stages, blocks in a plain transformer.
 
         Raises:
-            ValueError: it has fewer, or timm does not tell.
+            ValueError: it has fewer stages, or timm does not define them.
         """
         freeze_stages(self.model, count)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile what is asked for: :meth:`levels` behind :meth:`use_levels`, otherwise :meth:`forward`."""
-        if self.level_maps is None:
+        """Compile :meth:`pyramid_features` after :meth:`enable_multi_scale`, otherwise :meth:`forward`."""
+        if self.multi_scale is None:
             super().compile(*args, **kwargs)
         else:
-            self.level_maps.compile(*args, **kwargs)
+            self.multi_scale.compile(*args, **kwargs)
 
     def make_head(self, classes: int) -> nn.Module:
-        """The classifier that timm has for this model, so that both together compute what timm's whole model does.
+        """Return timm's classifier for this model, so that both together compute the same as timm's whole model.
 
-        Of a pretrained model it is the trained one when it has as many classes (it is handed out once); otherwise its
-        weights are drawn. For models whose classifier is more than a function of the pooled vector (DeiT's and LeViT's
-        two heads, VOLO, CrossViT) it is a linear layer.
+        A pretrained model gives its trained classifier (once) if that has as many classes; otherwise weights are
+        random. For models whose classifier is more than a function of the pooled vector (the two heads of DeiT and
+        LeViT, VOLO, CrossViT) it is a linear layer.
         """
         (trained,), self._trained_head = self._trained_head, (None,)
         if trained is not None and classes == self.trained_classes:
             return trained
         self.model.reset_classifier(classes)  # type: ignore[operator]
-        return take_off_classifier(self.model) or nn.Linear(self.out_channels, classes)
+        return remove_classifier(self.model) or nn.Linear(self.out_channels, classes)
 
     def depths(self) -> dict[str, int]:
-        """Depth of each parameter by its name, as timm groups them for layer-wise learning rates.
+        """Depth of each parameter by its name, as timm groups them for layer-wise learning rate decay.
 
-        A head stands one deeper than the deepest of them. What timm groups with its classifier (a last norm) goes with
-        the last block here.
+        A head is one deeper than the deepest of them. Parameters that timm groups with its classifier (a last norm)
+        belong to the last block here.
 
         Raises:
-            ValueError: timm does not say how this model is layered.
+            ValueError: timm does not define the layers of this model.
         """
         matcher = getattr(self.model, "group_matcher", None)
         if matcher is None:
             return super().depths()
-        nowhere = "\n"  # the name of no parameter: timm puts it where it puts the classifier
-        named = chain(self.model.named_parameters(), [(nowhere, None)])
+        unmatched = "\n"  # not a parameter's name: timm puts it into the group of the classifier
+        named = chain(self.model.named_parameters(), [(unmatched, None)])
         depths: dict[str, int] = group_with_matcher(named, matcher(coarse=False), reverse=True)
-        head = depths.pop(nowhere)
+        head = depths.pop(unmatched)
         return {f"model.{name}": min(depth, head - 1) for name, depth in depths.items()}
 
     def checkpoint_activations(self) -> None:
-        """From now on compute activations again in the backward pass.
+        """Recompute activations in the backward pass (activation checkpointing).
 
         Raises:
-            ValueError: timm cannot for this model.
+            ValueError: timm does not support it for this model.
         """
         try:
             self.model.set_grad_checkpointing(True)  # type: ignore[operator]
@@ -254,15 +259,10 @@ class TimmBackbone(Backbone):
             raise ValueError(f"timm cannot compute the activations of {type(self.model).__name__} again") from error
 
 
-def _takes_offsets(model: nn.Module) -> bool:
-    """Whether a model goes from its tokens to its features as timm's VisionTransformer does."""
-    return isinstance(model, VisionTransformer) and type(model).forward_features is VisionTransformer.forward_features
+def remove_classifier(model: Any) -> TimmClassifier | None:
+    """Let a timm model end at its pooled vector, and return its former classifier.
 
-
-def take_off_classifier(model: Any) -> TimmClassifier | None:
-    """Make a timm model end at its pooled vector; returns what stood behind.
-
-    None when there was nothing, or when that is more than a function of the vector (several heads).
+    None if there was none, or if it is more than a function of the vector (several heads).
     """
     modules, names = dict(model.named_modules()), set(model.state_dict())
     model.reset_classifier(0)
@@ -272,18 +272,13 @@ def take_off_classifier(model: Any) -> TimmClassifier | None:
 
 
 def _common_path(names: Iterable[str]) -> str:
-    """The innermost module that holds all of these parameters: ``head.fc`` of ``head.fc.weight, head.fc.bias``."""
+    """Return the innermost module of all these parameters: ``head.fc`` of ``head.fc.weight, head.fc.bias``."""
     common: list[str] = []
-    for places in zip(*(name.split(".")[:-1] for name in names), strict=False):
-        if len(set(places)) > 1:
+    for components in zip(*(name.split(".")[:-1] for name in names), strict=False):
+        if len(set(components)) > 1:
             break
-        common.append(places[0])
+        common.append(components[0])
     return ".".join(common)
-
-
-def _channels(net: Any) -> int:
-    """Width of the pooled features; models with a layer between pooling and classifier tell it apart."""
-    return int(getattr(net, "head_hidden_size", None) or net.num_features)
 
 
 @register.backbone
@@ -299,67 +294,66 @@ def timm(
     """Any model of the timm library, pooled and without classifier.
 
     Args:
-        channels: channels of the images; the first convolution is made for them.
-        model: timm's name of it, such as ``resnet18`` or ``vit_small_patch16_224``.
-        pretrained: download timm's weights for it, those of its classifier too (``Backbone.make_head``).
-        drop_path: stochastic depth (Huang et al. 2016): the chance to skip a residual branch.
-        options: further keyword arguments of that model in timm, for example ``{global_pool: avg}``,
+        channels: channels of the images; the first convolution is adapted to them.
+        model: timm's name, such as ``resnet18`` or ``vit_small_patch16_224``.
+        pretrained: download timm's weights, including those of its classifier (``Backbone.make_head``).
+        drop_path: stochastic depth (Huang et al. 2016): probability to skip a residual branch.
+        options: further keyword arguments of the model in timm, for example ``{global_pool: avg}``,
             ``{img_size: 192}``, ``{drop_rate: 0.1}``.
 
     Raises:
-        ValueError: timm knows no such model, or the model refuses an option.
+        ValueError: timm has no such model, or the model refuses an option.
     """
     if not timm_library.is_model(model):
         near = difflib.get_close_matches(model, timm_library.list_models(), n=3)
         raise ValueError(f"model: timm {timm_library.__version__} has no {model!r}; near: {', '.join(near) or 'none'}")
-    extra = _checked_options(options or {})
+    kwargs = dict(options or {})
+    for name, reason in _FIXED_OPTIONS.items():
+        if name in kwargs:
+            raise ValueError(f"options: {name} cannot be given here: {reason}")
+    if "global_pool" in kwargs and not kwargs["global_pool"]:
+        raise ValueError("options: global_pool cannot be empty: a backbone gives one vector per image")
     if drop_path:
-        extra["drop_path_rate"] = drop_path
+        kwargs["drop_path_rate"] = drop_path
     if not pretrained:
-        extra["num_classes"] = 0
+        kwargs["num_classes"] = 0
     try:
-        net: Any = timm_library.create_model(model, pretrained=pretrained, in_chans=channels, **extra)
-    except OSError:  # weights that cannot be fetched: its own text says it best
+        net: Any = timm_library.create_model(model, pretrained=pretrained, in_chans=channels, **kwargs)
+    except OSError:  # weights that cannot be downloaded: the error explains itself
         raise
-    except Exception as error:  # timm checks its arguments in many ways, assertions and failed look-ups among them
+    except Exception as error:  # timm validates arguments in many ways, also by assertions and failed lookups
         cause = "options" if options else "drop_path" if drop_path else "model"
         remedy = (
-            "; {pretrained_strict: false} leaves out what does not fit" if "loading state_dict" in str(error) else ""
+            "; {pretrained_strict: false} skips weights that do not fit" if "loading state_dict" in str(error) else ""
         )
         raise ValueError(f"{cause}: timm's {model!r} refuses: {type(error).__name__}: {error}{remedy}") from error
-    return TimmBackbone(net, _channels(net), _preprocessing(net.pretrained_cfg, channels) if pretrained else None)
+    # Models with a layer between pooling and classifier have a head_hidden_size.
+    width = int(getattr(net, "head_hidden_size", None) or net.num_features)
+    return TimmBackbone(net, width, _preprocessing(net.pretrained_cfg, channels) if pretrained else None)
 
 
-def _preprocessing(trained: Mapping[str, Any], channels: int) -> Preprocessing:
-    """What timm knows of the images. Where the model sees another number of channels, every one gets their mean."""
-
-    def fitted(values: Sequence[float]) -> tuple[float, ...]:
-        return tuple(values) if len(values) == channels else (sum(values) / len(values),) * channels
-
-    height, width = trained["input_size"][1:]
-    return Preprocessing(
-        mean=fitted(trained["mean"]),
-        std=fitted(trained["std"]),
-        size=(height, width),
-        interpolation=trained["interpolation"],
-        crop=trained["crop_pct"],
-    )
-
-
-_DECIDED = {
-    "features_only": "a backbone gives one vector an image",
+_FIXED_OPTIONS = {
+    "features_only": "a backbone gives one vector per image",
     "in_chans": "it follows from the data",
     "num_classes": "the task brings its own head",
     "pretrained": "it is a key beside options",
     "drop_path_rate": "it is called drop_path and stands beside options",
 }
+"""Options of timm that are not allowed here, and why."""
 
 
-def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
-    """A copy, if nothing in it is decided elsewhere."""
-    for name, reason in _DECIDED.items():
-        if name in options:
-            raise ValueError(f"options: {name} cannot be given here: {reason}")
-    if "global_pool" in options and not options["global_pool"]:
-        raise ValueError("options: global_pool cannot be empty: a backbone gives one vector an image")
-    return dict(options)
+def fit_channels(values: Sequence[float], channels: int) -> tuple[float, ...]:
+    """Return normalization values for images of another number of channels: their mean for each channel."""
+    return tuple(values) if len(values) == channels else (sum(values) / len(values),) * channels
+
+
+def _preprocessing(config: Mapping[str, Any], channels: int) -> Preprocessing:
+    """Convert timm's ``pretrained_cfg``."""
+    height, width = config["input_size"][1:]
+    return Preprocessing(
+        mean=fit_channels(config["mean"], channels),
+        std=fit_channels(config["std"], channels),
+        size=(height, width),
+        interpolation=config["interpolation"],
+        crop=config["crop_pct"],
+    )

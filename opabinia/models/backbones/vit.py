@@ -1,4 +1,4 @@
-"""Vision transformers for images of any shape, whose patches may overlap."""
+"""Vision transformers for images of any fixed size, with patches that may overlap."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ from opabinia.contracts import Backbone, Count, DataMismatch, Fraction
 from opabinia.models.backbones.timm import TimmBackbone, timm
 
 
-class Patches(nn.Module):
-    """Images of one size to patches (B x C x H x W to B x N x D), which overlap where the stride is smaller than they.
+class OverlappingPatchEmbed(nn.Module):
+    """Images of one size to patches (B x C x H x W to B x N x D), which overlap if the stride is below their size.
 
     Args:
         embed: timm's layer, whose weights it takes over under their names.
         image_size: height and width.
-        stride: from patch to patch, down and across.
+        stride: vertical and horizontal distance of patches.
 
     Attributes:
-        grid_size: patches down and across.
+        grid_size: rows and columns of patches.
 
     Raises:
-        ValueError: no patch fits into the image, or pixels lie between them.
+        ValueError: no patch fits into the image, or there are gaps between patches.
     """
 
     def __init__(self, embed: PatchEmbed, image_size: tuple[int, int], stride: tuple[int, int]) -> None:
         super().__init__()
         patch = embed.patch_size
         if image_size[0] < patch[0] or image_size[1] < patch[1]:
-            raise ValueError(f"image_size: no patch of {patch[0]} x {patch[1]} fits into {_times(image_size)}")
+            raise ValueError(f"image_size: no patch of {patch[0]} x {patch[1]} fits into {_format_size(image_size)}")
         if stride[0] > patch[0] or stride[1] > patch[1]:
-            raise ValueError(f"stride: at most the patches' own size, {patch[0]} x {patch[1]}, not {_times(stride)}")
+            raise ValueError(
+                f"stride: at most the size of the patches, {patch[0]} x {patch[1]}, not {_format_size(stride)}"
+            )
         self.proj, self.norm = embed.proj, embed.norm
         self.proj.stride = stride
         self.image_size = image_size
@@ -44,22 +46,22 @@ class Patches(nn.Module):
         """B x C x H x W to B x N x D, row by row.
 
         Raises:
-            Unfit: the images have another size.
+            DataMismatch: the images have another size.
         """
         if tuple(images.shape[2:]) != self.image_size:
             raise DataMismatch(
-                f"the backbone is for images of {_times(self.image_size)} (its image_size), "
-                f"not {_times(images.shape[2:])}"
+                f"the backbone takes images of {_format_size(self.image_size)} (its image_size), "
+                f"not {_format_size(images.shape[2:])}"
             )
         patches: Tensor = self.norm(self.proj(images).flatten(2).transpose(1, 2))
         return patches
 
     def dynamic_feat_size(self, size: tuple[int, int]) -> tuple[int, ...]:
-        """The grid, as timm's layer tells it."""
+        """Return the grid, as timm's layer does."""
         return self.grid_size
 
 
-def _times(size: tuple[int, ...]) -> str:
+def _format_size(size: tuple[int, ...]) -> str:
     return " x ".join(map(str, size))
 
 
@@ -76,22 +78,22 @@ def vit(
     dropout: Fraction = 0.0,
     attention_dropout: Fraction = 0.0,
 ) -> Backbone:
-    """A vision transformer of the timm library that gives its class token (He et al. 2021, TransReID, section 3.1).
+    """Vision transformer of the timm library that gives its class token (He et al. 2021, TransReID, section 3.1).
 
     Args:
         channels: channels of the images.
-        model: timm's name of it, such as ``vit_small_patch16_224``.
+        model: timm's name, such as ``vit_small_patch16_224``.
         image_size: height and width of the images; others are refused.
-        pretrained: download timm's weights for it. Their position embedding is resized to the patches there are.
-        stride: from patch to patch, down and across or one for both; null puts patches side by side. With 12 the
-            patches of 16 of TransReID overlap: 256 x 128 pixels have 21 x 10 of them instead of 16 x 8.
-        drop_path: stochastic depth (Huang et al. 2016): the chance to skip a branch of the last block, from 0 at the
-            first on; FastReID's default.
+        pretrained: download timm's weights. Their position embedding is resized to the grid of patches.
+        stride: distance of patches, vertical and horizontal or one for both; null: patches do not overlap. With 12 the
+            patches of 16 overlap as in TransReID: 256 x 128 pixels have 21 x 10 patches instead of 16 x 8.
+        drop_path: stochastic depth (Huang et al. 2016): probability to skip a branch of the last block, rising from 0
+            at the first one; FastReID's default.
         dropout: of the tokens, after the position embedding and after each layer.
-        attention_dropout: of the weights of the attention.
+        attention_dropout: of the attention weights.
 
     Raises:
-        ValueError: the model is no such transformer of timm, or image, patch and stride do not go together.
+        ValueError: the model is not such a transformer of timm, or image, patch and stride do not fit together.
     """
     rates = {"pos_drop_rate": dropout, "proj_drop_rate": dropout, "attn_drop_rate": attention_dropout}
     options = {name: rate for name, rate in rates.items() if rate}
@@ -103,18 +105,18 @@ def vit(
         raise ValueError(
             f"model: timm's {model!r} is no plain vision transformer with a class token; the backbone timm takes it"
         )
-    _cut(net, image_size, stride or net.patch_embed.patch_size)
+    _replace_patch_embed(net, image_size, stride or net.patch_embed.patch_size)
     return backbone
 
 
-def _cut(net: Any, image_size: tuple[int, int], stride: int | tuple[int, int]) -> None:
-    """Cut images of this size with this stride, and resize the position embedding."""
+def _replace_patch_embed(net: Any, image_size: tuple[int, int], stride: int | tuple[int, int]) -> None:
+    """Embed patches of images of this size with this stride, and resize the position embedding."""
     old = net.patch_embed
-    net.patch_embed = Patches(old, image_size, (stride, stride) if isinstance(stride, int) else stride)
+    net.patch_embed = OverlappingPatchEmbed(old, image_size, (stride, stride) if isinstance(stride, int) else stride)
     net.dynamic_img_size = False
-    down, across = net.patch_embed.proj.stride
-    # What gives maps tells one stride of each.
-    net.feature_info = [{**info, "reduction": down} for info in net.feature_info] if down == across else []
+    rows, columns = net.patch_embed.proj.stride
+    # A feature map has one stride for both sides.
+    net.feature_info = [{**info, "reduction": rows} for info in net.feature_info] if rows == columns else []
     prefix = 0 if net.no_embed_class else net.num_prefix_tokens
     positions = resample_abs_pos_embed(
         net.pos_embed.detach(), net.patch_embed.grid_size, old.grid_size, num_prefix_tokens=prefix

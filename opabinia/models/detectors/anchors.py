@@ -1,4 +1,4 @@
-"""What detectors with anchors share: where these lie, which of them are to find what, and how boxes are coded by them.
+"""Anchors, their coding of boxes, their matching with ground truth, and box losses, shared by the detectors.
 
 Boxes are left, top, right, bottom in pixels, float32. Nothing here waits for the device.
 """
@@ -15,32 +15,41 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.models.detection._utils import BoxCoder
 
-Weights = tuple[float, float, float, float]
-"""What the four numbers of a coded box are multiplied by: the shifts to the right and down, width and height."""
+BoxWeights = tuple[float, float, float, float]
+"""Factors of the four numbers of an encoded box: shifts to the right and down, width and height."""
 
-ByOverlap = Literal["giou", "diou", "ciou"]
+IouLoss = Literal["giou", "diou", "ciou"]
 BoxLoss = Literal["smooth_l1", "giou", "diou", "ciou"]
 
 Convention = Literal["detectron2", "torchvision"]
-"""Whose anchors they are. torchvision's, for its weights, have corners on whole pixels, and their strides are how many
-whole times a map goes into the batch."""
+"""The library whose anchors are used. torchvision's, for its weights, have corners on whole pixels, and their strides
+are the batch's size divided by the feature map's, rounded down."""
+
+ANCHORS_RENAMED = {
+    "ratios": "aspect_ratios",
+    "background": "background_iou",
+    "foreground": "foreground_iou",
+    "loss": "box_loss",
+    "beta": "smooth_l1_beta",
+}
+"""Former names of parameters."""
 
 # --- anchors ----------------------------------------------------------------------------------------------------------
 
 
-def cell_anchors(sizes: Sequence[float], ratios: Sequence[float], *, rounded: bool = False) -> Tensor:
-    """Anchors of one place, around (0, 0), A x 4: for each size one of each ratio, as detectron2 has them.
+def cell_anchors(sizes: Sequence[float], aspect_ratios: Sequence[float], *, rounded: bool = False) -> Tensor:
+    """Return the anchors of one position, centered at (0, 0), A x 4: for each size one of each ratio, as in detectron2.
 
     Args:
         sizes: square roots of their areas, in pixels.
-        ratios: height through width.
-        rounded: corners lie on whole pixels, and there is for each ratio one of each size: what torchvision's weights
-            were trained with.
+        aspect_ratios: height / width.
+        rounded: round corners to whole pixels, and order by ratio first, then size: torchvision's weights were trained
+            with that.
 
     Example: size 32 with the ratio 0.5 is [-22.6274, -11.3137, 22.6274, 11.3137]; rounded [-23, -11, 23, 11].
     """
     size = torch.tensor(sizes, dtype=torch.float64)
-    root = torch.tensor(ratios, dtype=torch.float64).sqrt()
+    root = torch.tensor(aspect_ratios, dtype=torch.float64).sqrt()
     pairs = torch.cartesian_prod(root, size).flip(1) if rounded else torch.cartesian_prod(size, root)
     width, height = (pairs[:, 0] / pairs[:, 1]).float(), (pairs[:, 0] * pairs[:, 1]).float()
     corners = torch.stack([-width, -height, width, height], dim=1) / 2
@@ -48,37 +57,37 @@ def cell_anchors(sizes: Sequence[float], ratios: Sequence[float], *, rounded: bo
 
 
 def grid_anchors(cells: Tensor, shape: tuple[int, int], stride: int | tuple[int, int], offset: float = 0.0) -> Tensor:
-    """The anchors of every place of a feature map: h * w * A x 4, row by row, the A of a place beside each other.
+    """Return the anchors of every position of a feature map: h * w * A x 4, row by row, the A of a position in a row.
 
     Args:
-        cells: A x 4, around (0, 0).
-        shape: h and w of the map.
-        stride: pixels from one place to the next; a pair is down and to the right.
-        offset: where the first place lies, in strides: 0 (detectron2, torchvision) or 0.5, the middle of what it sees.
+        cells: A x 4, centered at (0, 0).
+        shape: h and w of the feature map.
+        stride: pixels between positions; a pair is vertical, horizontal.
+        offset: of the first position, in strides: 0 (detectron2, torchvision) or 0.5, the center of its cell.
 
     Example: the first one of size 32 and ratio 0.5 at stride 4 and offset 0.5 is [-20.6274, -9.3137, 24.6274, 13.3137].
     """
     strides = (stride, stride) if isinstance(stride, int) else stride
-    down, right = (
+    rows, columns = (
         (torch.arange(side, device=cells.device) + offset) * step for side, step in zip(shape, strides, strict=True)
     )
-    y, x = torch.meshgrid(down, right, indexing="ij")
-    places = torch.stack([x, y, x, y], dim=-1)
-    return (places.view(-1, 1, 4) + cells).reshape(-1, 4)
+    y, x = torch.meshgrid(rows, columns, indexing="ij")
+    centers = torch.stack([x, y, x, y], dim=-1)
+    return (centers.view(-1, 1, 4) + cells).reshape(-1, 4)
 
 
 class AnchorGrid:
-    """Anchors for all levels of a pyramid.
+    """Anchors for all levels of a feature pyramid.
 
     Args:
-        sizes: those of each level, from fine to coarse.
-        ratios: height through width, the same on all levels.
+        sizes: of each level, from fine to coarse.
+        aspect_ratios: height / width, the same on all levels.
         strides: of the levels.
         offset: see :func:`grid_anchors`.
-        convention: whose they are.
+        convention: see :data:`Convention`.
 
     Attributes:
-        per_place: A, how many anchors each place has.
+        num_anchors: A, anchors per position.
 
     Raises:
         ValueError: there are not as many lists of sizes as levels, or these differ in length.
@@ -87,124 +96,127 @@ class AnchorGrid:
     def __init__(
         self,
         sizes: Sequence[Sequence[float]],
-        ratios: Sequence[float],
+        aspect_ratios: Sequence[float],
         strides: Sequence[int],
         *,
         offset: float = 0.0,
         convention: Convention = "detectron2",
     ) -> None:
         if len(sizes) != len(strides):
-            raise ValueError(f"sizes: there are {len(sizes)} of them for {len(strides)} levels")
-        if len({len(of_level) for of_level in sizes}) != 1:
-            raise ValueError("sizes: all levels are to have the same number of them, because they share a head")
-        self.per_place = len(sizes[0]) * len(ratios)
-        self._sizes, self._ratios = [tuple(map(float, of_level)) for of_level in sizes], tuple(map(float, ratios))
+            raise ValueError(f"sizes: {len(sizes)} lists for {len(strides)} levels")
+        if len({len(level_sizes) for level_sizes in sizes}) != 1:
+            raise ValueError("sizes: all levels need the same number of them, because they share a head")
+        self.num_anchors = len(sizes[0]) * len(aspect_ratios)
+        self._sizes = [tuple(map(float, level_sizes)) for level_sizes in sizes]
+        self._aspect_ratios = tuple(map(float, aspect_ratios))
         self._strides, self._offset, self._convention = tuple(strides), offset, convention
 
     def __call__(self, maps: Sequence[Tensor], shape: tuple[int, int] | None = None) -> list[Tensor]:
-        """Anchors (h * w * A x 4) of each map. They are kept for later calls: do not change them.
+        """Return the anchors (h * w * A x 4) of each feature map. They are cached: do not change them in place.
 
         Args:
             maps: B x C x h x w.
-            shape: height and width of the batch, which torchvision's strides are computed from.
+            shape: height and width of the batch, from which torchvision's strides are computed.
         """
         anchors = []
-        for sizes, stride, one in zip(self._sizes, self._strides, maps, strict=True):
-            sides = (one.shape[-2], one.shape[-1])
-            steps, rounded = (stride, stride), self._convention == "torchvision"
+        for sizes, level_stride, level in zip(self._sizes, self._strides, maps, strict=True):
+            grid = (level.shape[-2], level.shape[-1])
+            stride, rounded = (level_stride, level_stride), self._convention == "torchvision"
             if rounded and shape is not None:
-                steps = (shape[0] // sides[0], shape[1] // sides[1])
-            anchors.append(_kept(sizes, self._ratios, rounded, steps, self._offset, sides, one.device))
+                stride = (shape[0] // grid[0], shape[1] // grid[1])
+            anchors.append(
+                _cached_anchors(sizes, self._aspect_ratios, rounded, stride, self._offset, grid, level.device)
+            )
         return anchors
 
 
 @lru_cache(maxsize=64)
-def _kept(
+def _cached_anchors(
     sizes: tuple[float, ...],
-    ratios: tuple[float, ...],
+    aspect_ratios: tuple[float, ...],
     rounded: bool,
     stride: tuple[int, int],
     offset: float,
     shape: tuple[int, int],
     device: torch.device,
 ) -> Tensor:
-    # What is made in inference mode could not take part in training later.
+    # Tensors created in inference mode could not take part in training later.
     with torch.inference_mode(False):
-        cells = cell_anchors(sizes, ratios, rounded=rounded).to(device, non_blocking=True)
+        cells = cell_anchors(sizes, aspect_ratios, rounded=rounded).to(device, non_blocking=True)
         return grid_anchors(cells, shape, stride, offset)
 
 
-# --- coding -----------------------------------------------------------------------------------------------------------
+# --- box coding -------------------------------------------------------------------------------------------------------
 
 
-def encode(boxes: Tensor, anchors: Tensor, weights: Weights = (1.0, 1.0, 1.0, 1.0)) -> Tensor:
-    """How to get from anchors to boxes (N x 4 each): the shift of the centre in widths and heights of the anchor, and
-    the logarithms of how much wider and higher the box is, times ``weights`` (Girshick et al. 2014, appendix C).
+def encode_boxes(boxes: Tensor, anchors: Tensor, weights: BoxWeights = (1.0, 1.0, 1.0, 1.0)) -> Tensor:
+    """Encode boxes relative to anchors (N x 4 each): the shift of the center in widths and heights of the anchor, and
+    the logarithms of the ratios of width and height, times ``weights`` (Girshick et al. 2014, appendix C).
 
     Example: from [0, 0, 10, 10] to [2, 2, 12, 14] with the weights 10, 10, 5, 5 is [2, 3, 0, 0.9116].
     """
-    # torchvision's does the same, but copies the weights to the device each time, and waits for that.
+    # torchvision's BoxCoder does the same, but copies the weights to the device each time, and waits for that.
     size, base = boxes[:, 2:] - boxes[:, :2], anchors[:, 2:] - anchors[:, :2]
     shift = (boxes[:, :2] + 0.5 * size - (anchors[:, :2] + 0.5 * base)) / base
     columns = torch.cat([shift, (size / base).log()], dim=1).unbind(1)
     return torch.stack([weight * column for weight, column in zip(weights, columns, strict=True)], dim=1)
 
 
-def decode(deltas: Tensor, anchors: Tensor, weights: Weights = (1.0, 1.0, 1.0, 1.0)) -> Tensor:
-    """The boxes (N x 4, float32) that :func:`encode` made ``deltas`` of. Nothing gets wider or higher than its anchor
-    times 1000 / 16: the logarithms count as log(1000 / 16) = 4.135 where they are above (detectron2)."""
+def decode_boxes(deltas: Tensor, anchors: Tensor, weights: BoxWeights = (1.0, 1.0, 1.0, 1.0)) -> Tensor:
+    """Invert :func:`encode_boxes` (N x 4, float32). Width and height are at most 1000 / 16 times the anchor's: the
+    logarithms are clamped to log(1000 / 16) = 4.135 (detectron2)."""
     boxes: Tensor = BoxCoder(weights).decode_single(deltas.float(), anchors)
     return boxes
 
 
-# --- who is to find what ----------------------------------------------------------------------------------------------
+# --- matching with ground truth ---------------------------------------------------------------------------------------
 
 POSITIVE, NEGATIVE, IGNORED = 1, 0, -1
 
 
 class Matches(NamedTuple):
-    """For each of A anchors the thing it overlaps most (int64, A), and whether it is to find it (``labels``, int64, A:
-    1), is background (0), or learns nothing (-1)."""
+    """The index of the ground-truth box that each of A anchors overlaps most (int64, A), and the ``labels`` of the
+    anchors (int64, A): 1 for those assigned to that box, 0 for background, -1 for those that are ignored."""
 
-    things: Tensor
+    indices: Tensor
     labels: Tensor
 
 
-def match(quality: Tensor, low: float, high: float, *, low_quality: bool = False) -> Matches:
-    """Give each anchor one of N things, or none (Ren et al. 2015, section 3.1.2).
+def match_anchors(iou: Tensor, low: float, high: float, *, low_quality: bool = False) -> Matches:
+    """Assign each anchor to one of N ground-truth boxes, or none (Ren et al. 2015, section 3.1.2).
 
     Args:
-        quality: overlap of things and anchors (N x A), from 0 to 1; N may be 0.
-        low: an anchor whose best overlap is below is background.
-        high: one whose best overlap is this or more is positive; what lies between is ignored.
-        low_quality: the anchors that a thing overlaps most (several if they are equal) are positive, too, if it does
-            so at all. Each still belongs to the thing that it overlaps most itself.
+        iou: of ground-truth boxes and anchors (N x A), from 0 to 1; N may be 0.
+        low: an anchor whose highest IoU is below is background.
+        high: an anchor whose highest IoU is this or more is positive; those in between are ignored.
+        low_quality: the anchors with the highest IoU of a box (several if equal), if above 0, are positive, too. They
+            are still assigned to the box that they overlap most themselves.
 
     Example: [[0.1, 0.5, 0.6], [0.8, 0.2, 0.29]] with 0.3, 0.7 and ``low_quality`` gives the labels [1, -1, 1] and the
-    things [1, 0, 0].
+    indices [1, 0, 0].
     """
-    if not len(quality):
-        nothing = quality.new_zeros(quality.shape[1], dtype=torch.int64)
-        return Matches(nothing, nothing)
-    best, things = quality.max(dim=0)
+    if not len(iou):
+        zeros = iou.new_zeros(iou.shape[1], dtype=torch.int64)
+        return Matches(zeros, zeros)
+    best, indices = iou.max(dim=0)
     labels = (best >= high).long() - ((best >= low) & (best < high)).long()
     if low_quality:
-        highest = quality.amax(dim=1, keepdim=True)
-        labels = labels.masked_fill(((quality == highest) & (quality > 0)).any(dim=0), POSITIVE)
-    return Matches(things, labels)
+        highest = iou.amax(dim=1, keepdim=True)
+        labels = labels.masked_fill(((iou == highest) & (iou > 0)).any(dim=0), POSITIVE)
+    return Matches(indices, labels)
 
 
-def pyramid_levels(
-    boxes: Tensor, lowest: int = 2, highest: int = 5, *, canonical_size: float = 224.0, canonical_level: int = 4
+def assign_levels(
+    boxes: Tensor, lowest: int = 2, highest: int = 5, canonical_size: float = 224.0, canonical_level: int = 4
 ) -> Tensor:
-    """On which level of a pyramid each of N boxes is looked at (int64, N; Lin et al. 2017, equation 1).
+    """Return the pyramid level that each of N boxes is pooled from (int64, N; Lin et al. 2017, equation 1).
 
     Args:
         boxes: N x 4.
-        lowest: number of the finest level; level k has the stride 2^k.
-        highest: number of the coarsest one.
-        canonical_size: a square box with this side ...
-        canonical_level: ... is looked at on this level, one of half the side a level below.
+        lowest: the finest level; level k has the stride 2^k.
+        highest: the coarsest level.
+        canonical_size: side of the square box that is ...
+        canonical_level: ... pooled from this level; a box of half the side is pooled from the level below.
 
     Example: squares of 111, 112, 223, 224, 447 and 448 pixels: 2, 3, 3, 4, 4, 5.
     """
@@ -216,73 +228,71 @@ def pyramid_levels(
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
-def box_loss(
+def box_regression_loss(
     deltas: Tensor,
     anchors: Tensor,
     boxes: Tensor,
     kind: BoxLoss = "smooth_l1",
     *,
     beta: float = 0.0,
-    weights: Weights = (1.0, 1.0, 1.0, 1.0),
+    weights: BoxWeights = (1.0, 1.0, 1.0, 1.0),
 ) -> Tensor:
-    """How far predictions are from the boxes they should be (N, float32).
+    """Compute the regression loss of encoded boxes (N, float32).
 
     Args:
-        deltas: predictions, coded as in :func:`encode` (N x 4).
-        anchors: what they start from (N x 4).
-        boxes: where they should end (N x 4), of positive width and height.
-        kind: ``smooth_l1`` compares coded boxes, number by number; the others compare boxes by their overlap, see
-            :func:`overlap_loss`.
-        beta: of ``smooth_l1``: errors below count squared, error^2 / (2 beta), those above error - beta / 2. 0: all
-            count as they are (L1).
+        deltas: predictions, encoded as in :func:`encode_boxes` (N x 4).
+        anchors: their anchors (N x 4).
+        boxes: ground truth (N x 4), of positive width and height.
+        kind: ``smooth_l1`` compares the encoded boxes; the others are functions of the IoU, see :func:`iou_loss`.
+        beta: of ``smooth_l1``: errors below count as error^2 / (2 beta), those above as error - beta / 2. 0: L1.
         weights: of the coding.
 
     Example: an error of 0.05 with ``beta`` 0.1 is 0.0125, one of 1 is 0.95.
     """
     if kind == "smooth_l1":
-        coded = encode(boxes, anchors, weights)
-        return F.smooth_l1_loss(deltas.float(), coded, reduction="none", beta=beta).sum(dim=1)
-    return overlap_loss(decode(deltas, anchors, weights), boxes, kind)
+        target = encode_boxes(boxes, anchors, weights)
+        return F.smooth_l1_loss(deltas.float(), target, reduction="none", beta=beta).sum(dim=1)
+    return iou_loss(decode_boxes(deltas, anchors, weights), boxes, kind)
 
 
-_LEAST = 1e-7
-"""What divisors are at least."""
+_EPS = 1e-7
+"""Added to divisors."""
 
 
-def overlap_loss(boxes: Tensor, goals: Tensor, kind: ByOverlap) -> Tensor:
-    """One less the intersection over union of boxes and where they should be (... x 4 each, to ...), and a penalty.
+def iou_loss(boxes: Tensor, targets: Tensor, kind: IouLoss) -> Tensor:
+    """Compute 1 - IoU of predicted and ground-truth boxes (... x 4 each, to ...) plus a penalty.
 
-    torchvision's numbers; its functions look for the boxes that overlap at all, which waits for the device.
+    The numbers are torchvision's, whose functions select the overlapping boxes, which waits for the device.
 
     Args:
         boxes: predictions.
-        goals: where they should be, of positive width and height.
-        kind: of the penalty: ``giou`` (Rezatofighi et al. 2019), the share of the smallest box around both that is in
-            neither; ``diou`` (Zheng et al. 2020), the distance of their centres, squared, over the diagonal of that
-            box; ``ciou`` (the same), and how far their shapes differ.
+        targets: ground truth, of positive width and height.
+        kind: of the penalty: ``giou`` (Rezatofighi et al. 2019), the share of the smallest enclosing box that neither
+            covers; ``diou`` (Zheng et al. 2020), the squared distance of the centers over the squared diagonal of that
+            box; ``ciou`` (the same), plus the difference of the aspect ratios.
 
     Example: [0, 0, 2, 2] for [1, 1, 3, 3] is 1.0794 as ``giou`` and 0.9683 as ``diou`` and ``ciou``.
     """
-    size, wanted = boxes[..., 2:] - boxes[..., :2], goals[..., 2:] - goals[..., :2]
-    ends, starts = torch.minimum(boxes[..., 2:], goals[..., 2:]), torch.maximum(boxes[..., :2], goals[..., :2])
-    around = torch.maximum(boxes[..., 2:], goals[..., 2:]) - torch.minimum(boxes[..., :2], goals[..., :2])
-    shared = _area((ends - starts).clamp(min=0))
-    union = _area(size) + _area(wanted) - shared
-    overlap = shared / (union + _LEAST)
+    size, target_size = boxes[..., 2:] - boxes[..., :2], targets[..., 2:] - targets[..., :2]
+    ends, starts = torch.minimum(boxes[..., 2:], targets[..., 2:]), torch.maximum(boxes[..., :2], targets[..., :2])
+    hull_size = torch.maximum(boxes[..., 2:], targets[..., 2:]) - torch.minimum(boxes[..., :2], targets[..., :2])
+    intersection = _area((ends - starts).clamp(min=0))
+    union = _area(size) + _area(target_size) - intersection
+    iou = intersection / (union + _EPS)
     if kind == "giou":
-        hull = _area(around)
-        return 1 - overlap + (hull - union) / (hull + _LEAST)
-    shift = (boxes[..., :2] + boxes[..., 2:] - goals[..., :2] - goals[..., 2:]) / 2
-    loss = 1 - overlap + shift.square().sum(-1) / (around.square().sum(-1) + _LEAST)
+        hull = _area(hull_size)
+        return 1 - iou + (hull - union) / (hull + _EPS)
+    shift = (boxes[..., :2] + boxes[..., 2:] - targets[..., :2] - targets[..., 2:]) / 2
+    loss = 1 - iou + shift.square().sum(-1) / (hull_size.square().sum(-1) + _EPS)
     if kind == "diou":
         return loss
-    difference = (wanted[..., 0] / wanted[..., 1]).atan() - (size[..., 0] / size[..., 1]).atan()
-    shape = (2 / math.pi * difference).square()
+    difference = (target_size[..., 0] / target_size[..., 1]).atan() - (size[..., 0] / size[..., 1]).atan()
+    aspect = (2 / math.pi * difference).square()
     with torch.no_grad():
-        weight = shape / (1 - overlap + shape + _LEAST)
-    return loss + weight * shape
+        weight = aspect / (1 - iou + aspect + _EPS)
+    return loss + weight * aspect
 
 
 def _area(size: Tensor) -> Tensor:
-    # Not prod(), whose gradient looks for zeros on the host.
+    # Not prod(): its gradient checks for zeros on the host.
     return size[..., 0] * size[..., 1]

@@ -1,4 +1,4 @@
-"""R-CNNs whose boxes are made better several times in a row (Cai and Vasconcelos 2018)."""
+"""Cascade R-CNN: boxes refined by several stages (Cai and Vasconcelos 2018)."""
 
 from __future__ import annotations
 
@@ -12,145 +12,161 @@ from torchvision.ops import clip_boxes_to_image
 
 from opabinia.config import register
 from opabinia.contracts import DatasetInfo, Detections, Detector, Fraction, Level, NeckPart, Sizes, Target
-from opabinia.models.detectors.anchors import Weights
-from opabinia.models.detectors.boxes import Boxes, BoxLayers, Judged, chosen, joined
-from opabinia.models.detectors.masks import Masks
-from opabinia.models.detectors.rcnn import Rcnn, mask_head
-from opabinia.models.detectors.regions import Pooling, RegionPool, Regions, counted, has_extent, labelled
-from opabinia.models.detectors.rpn import Proposals, RegionProposals
+from opabinia.models.detectors.anchors import BoxWeights
+from opabinia.models.detectors.boxes import BoxLayers, BoxOptions, BoxPredictions, postprocess
+from opabinia.models.detectors.masks import MaskOptions
+from opabinia.models.detectors.rcnn import Rcnn, build_mask_head
+from opabinia.models.detectors.regions import (
+    PoolingOptions,
+    RegionPool,
+    Regions,
+    concat_regions,
+    count_regions,
+    exceeds_size,
+    label_regions,
+)
+from opabinia.models.detectors.rpn import ProposalOptions, RegionProposals
 from opabinia.models.necks import fpn
 
 
 class CascadeHead(nn.Module):
-    """Box heads in a row. Each looks at the boxes of the one before and learns from those that fit better.
+    """A sequence of box heads, each of which takes the boxes of the one before and is trained with a higher IoU.
 
-    Scores are the mean over all stages, boxes those of the last. All stages pool from the same maps, so each hands back
-    only its share of the gradient.
+    Scores are the mean over all stages, boxes those of the last. All stages pool from the same feature maps, so the
+    gradient of each is divided by their number.
 
     Args:
-        levels: what the neck gives.
+        levels: of the neck.
         classes: K.
-        how: see :class:`Boxes`; one box is for all classes, whatever it says.
-        overlaps: how much a region of each stage is to overlap a thing to be learned as that thing.
-        weights: of the coding of each stage.
-        pooling: see :class:`Pooling`.
+        options: see :class:`BoxOptions`; boxes are class-agnostic.
+        ious: foreground IoU of each later stage.
+        weights: of the box coding of each later stage.
+        pooling: see :class:`PoolingOptions`.
 
     Raises:
-        ValueError: there are not as many weights as overlaps, or the neck gives fewer maps than are to be looked at.
+        ValueError: the numbers of weights and IoUs differ, boxes are to be per class, or the neck has fewer levels than
+            are pooled from.
     """
 
     def __init__(
         self,
         levels: Sequence[Level],
         classes: int,
-        how: Boxes,
-        overlaps: Sequence[float],
-        weights: Sequence[Weights],
-        pooling: Pooling,
+        options: BoxOptions,
+        ious: Sequence[float],
+        weights: Sequence[BoxWeights],
+        pooling: PoolingOptions,
     ) -> None:
         super().__init__()
-        if len(overlaps) != len(weights):
-            raise ValueError(f"later_overlaps has {len(overlaps)} stages, later_weights {len(weights)}")
-        if how.class_agnostic is False:
-            raise ValueError("class_agnostic: a cascade hands on one box for all classes; write true or null")
-        self.how = replace(how, class_agnostic=True)
-        self.classes, self.overlaps = classes, overlaps
-        self.pool = RegionPool(levels, how.resolution, pooling)
+        if len(ious) != len(weights):
+            raise ValueError(f"later_ious has {len(ious)} stages, later_bbox_reg_weights {len(weights)}")
+        if options.class_agnostic is False:
+            raise ValueError("class_agnostic: boxes of a cascade are class-agnostic; write true or null")
+        self.options = replace(options, class_agnostic=True)
+        self.classes, self.ious = classes, ious
+        self.pool = RegionPool(levels, options.resolution, pooling)
         self.stages = nn.ModuleList(
-            BoxLayers(levels[0].channels, classes, self.how, one) for one in (how.weights, *weights)
+            BoxLayers(levels[0].channels, classes, self.options, stage_weights)
+            for stage_weights in (options.bbox_reg_weights, *weights)
         )
 
     def losses(
         self, maps: Sequence[Tensor], sizes: Sizes, regions: Sequence[Regions], targets: Sequence[Target]
     ) -> dict[str, Tensor]:
-        """Those of every stage (see :meth:`BoxLayers.losses`): ``loss_cls_stage0``, ``stage0/fast_rcnn/...``, and the
-        numbers of regions that later stages learn from: ``stage1/roi_head/...``."""
-        said: dict[str, Tensor] = {}
+        """The losses of every stage (see :meth:`BoxLayers.losses`): ``loss_cls_stage0``, ``stage0/fast_rcnn/...``, and
+        the numbers of training regions of later stages: ``stage1/roi_head/...``."""
+        losses: dict[str, Tensor] = {}
         for number, stage in enumerate(self._stages):
-            boxes = [one.boxes for one in regions]
-            judged = self._judged(stage, maps, boxes)
-            said |= of_stage(number, stage.losses(judged, joined(regions)))
-            if number < len(self.overlaps):
-                moved = self._moved(stage, judged, boxes, sizes)
+            boxes = [image.boxes for image in regions]
+            predictions = self._predict(stage, maps, boxes)
+            losses |= add_stage(number, stage.losses(predictions, concat_regions(regions)))
+            if number < len(self.ious):
+                refined = self._refine(stage, predictions, boxes, sizes)
                 regions = [
-                    labelled(one[has_extent(one, 0)], target, self.overlaps[number], self.classes)
-                    for one, target in zip(moved, targets, strict=True)
+                    label_regions(image[exceeds_size(image, 0)], target, self.ious[number], self.classes)
+                    for image, target in zip(refined, targets, strict=True)
                 ]
-                said |= of_stage(number + 1, counted(regions, self.classes))
-        return said
+                losses |= add_stage(number + 1, count_regions(regions, self.classes))
+        return losses
 
     def detect(self, maps: Sequence[Tensor], sizes: Sizes, proposals: Sequence[Tensor]) -> list[Detections]:
-        """Things in each image, from the regions that were proposed (N x 4)."""
+        """Detect objects in each image from its proposals (N x 4)."""
         boxes, scores = list(proposals), []
         for stage in self._stages:
-            judged = self._judged(stage, maps, boxes)
-            boxes = self._moved(stage, judged, boxes, sizes)
-            scores.append(judged.logits.softmax(dim=1))
-        mean = torch.split(torch.stack(scores).mean(dim=0), [len(one) for one in boxes])
+            predictions = self._predict(stage, maps, boxes)
+            boxes = self._refine(stage, predictions, boxes, sizes)
+            scores.append(predictions.logits.softmax(dim=1))
+        mean = torch.split(torch.stack(scores).mean(dim=0), [len(image) for image in boxes])
         return [
-            chosen(one[:, None], score, size, self.how) for one, score, size in zip(boxes, mean, sizes, strict=True)
+            postprocess(image[:, None], score, size, self.options)
+            for image, score, size in zip(boxes, mean, sizes, strict=True)
         ]
 
     @property
     def _stages(self) -> list[BoxLayers]:
         return cast("list[BoxLayers]", list(self.stages))
 
-    def _judged(self, stage: BoxLayers, maps: Sequence[Tensor], boxes: Sequence[Tensor]) -> Judged:
-        judged: Judged = stage(scaled_gradient(self.pool(maps, boxes), 1 / len(self.stages)))
-        return judged
+    def _predict(self, stage: BoxLayers, maps: Sequence[Tensor], boxes: Sequence[Tensor]) -> BoxPredictions:
+        predictions: BoxPredictions = stage(scale_gradient(self.pool(maps, boxes), 1 / len(self.stages)))
+        return predictions
 
-    def _moved(self, stage: BoxLayers, judged: Judged, boxes: Sequence[Tensor], sizes: Sizes) -> list[Tensor]:
-        """The boxes of each image (N x 4) as a stage corrects them, without gradients."""
-        moved = stage.boxes(judged, torch.cat(list(boxes))).detach()[:, 0]
-        of_images = torch.split(moved, [len(one) for one in boxes])
-        return [clip_boxes_to_image(one, size) for one, size in zip(of_images, sizes, strict=True)]
+    def _refine(
+        self, stage: BoxLayers, predictions: BoxPredictions, boxes: Sequence[Tensor], sizes: Sizes
+    ) -> list[Tensor]:
+        """Return the boxes of each image (N x 4) as refined by a stage, without gradient."""
+        refined = stage.boxes(predictions, torch.cat(list(boxes))).detach()[:, 0]
+        images = torch.split(refined, [len(image) for image in boxes])
+        return [clip_boxes_to_image(image, size) for image, size in zip(images, sizes, strict=True)]
 
 
-def scaled_gradient(values: Tensor, scale: float) -> Tensor:
-    """The same values, whose gradient is multiplied by ``scale``."""
+def scale_gradient(values: Tensor, scale: float) -> Tensor:
+    """Return the same values with their gradient multiplied by ``scale``."""
     return torch.lerp(values.detach(), values, scale)
 
 
-def of_stage(number: int, said: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Names as in detectron2: ``loss_cls_stage0``, ``stage0/fast_rcnn/cls_accuracy``."""
-    return {f"{name}_stage{number}" if "loss" in name else f"stage{number}/{name}": said[name] for name in said}
+def add_stage(number: int, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Add the stage to names as in detectron2: ``loss_cls_stage0``, ``stage0/fast_rcnn/cls_accuracy``."""
+    return {
+        f"{name}_stage{number}" if "loss" in name else f"stage{number}/{name}": value for name, value in values.items()
+    }
 
 
-@register.detector
+@register.detector(renamed={"later_overlaps": "later_ious", "later_weights": "later_bbox_reg_weights"})
 def cascade_rcnn(
     levels: Sequence[Level],
     dataset_info: DatasetInfo,
     /,
     *,
     neck: NeckPart = fpn,
-    proposals: Proposals,
-    pooling: Pooling,
-    box: Boxes,
-    later_overlaps: tuple[Fraction, ...] = (0.6, 0.7),
-    later_weights: tuple[Weights, ...] = ((20, 20, 10, 10), (30, 30, 15, 15)),
-    mask: Masks | None = None,
+    proposals: ProposalOptions,
+    pooling: PoolingOptions,
+    box: BoxOptions,
+    later_ious: tuple[Fraction, ...] = (0.6, 0.7),
+    later_bbox_reg_weights: tuple[BoxWeights, ...] = ((20, 20, 10, 10), (30, 30, 15, 15)),
+    mask: MaskOptions | None = None,
 ) -> Detector:
-    """Cascade R-CNN (Cai and Vasconcelos 2018) with a feature pyramid, as detectron2 has it, with masks or without.
+    """Cascade R-CNN (Cai and Vasconcelos 2018) with a feature pyramid, as in detectron2, with instance masks or
+    without.
 
-    detectron2 trains it with 2000 proposals ``after_training``.
+    detectron2 trains it with ``post_nms_topk_train`` 2000.
 
     Args:
-        levels: what the backbone gives.
-        facts: of the training data.
-        neck: maps of the backbone to those that are looked at.
-        proposals: which regions are looked at again.
-        pooling: how.
-        box: what is in a region, and where exactly; ``foreground`` and ``weights`` are those of the first stage.
-        later_overlaps: by how much a region is to overlap a thing to be learned as that thing, in each later stage.
-        later_weights: what coded boxes are multiplied by in each later stage.
-        mask: which pixels of a box belong to the thing; null: no masks.
+        levels: the backbone's levels.
+        dataset_info: of the training data.
+        neck: makes the feature pyramid.
+        proposals: options of the region proposals.
+        pooling: options of RoIAlign.
+        box: options of the box heads; ``foreground_iou`` and ``bbox_reg_weights`` are those of the first stage.
+        later_ious: foreground IoU of each later stage.
+        later_bbox_reg_weights: factors of encoded boxes in each later stage.
+        mask: options of the mask head; null: no instance masks.
 
     Raises:
-        ValueError: ``mask`` is given and the training data has none, later overlaps and weights differ in number, boxes
-            are to be of single classes, or see :func:`opabinia.models.detectors.rcnn.faster_rcnn`.
+        ValueError: ``mask`` is given and the training data has no masks, the numbers of later IoUs and weights differ,
+            boxes are to be per class, or see :func:`opabinia.models.detectors.rcnn.faster_rcnn`.
     """
     pyramid = neck(levels)
-    given, classes = pyramid.out_levels, len(dataset_info.classes)
-    head = CascadeHead(given, classes, box, later_overlaps, later_weights, pooling)
-    others = {} if mask is None else {"mask": mask_head(given, dataset_info, mask, pooling)}
-    return Rcnn(pyramid, RegionProposals(given, proposals), head, others, classes)
+    out_levels, classes = pyramid.out_levels, len(dataset_info.classes)
+    head = CascadeHead(out_levels, classes, box, later_ious, later_bbox_reg_weights, pooling)
+    others = {} if mask is None else {"mask": build_mask_head(out_levels, dataset_info, mask, pooling)}
+    return Rcnn(pyramid, RegionProposals(out_levels, proposals), head, others, classes)

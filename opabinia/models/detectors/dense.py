@@ -1,151 +1,182 @@
-"""What one-stage detectors share: they say of every place of a pyramid which class is there and where its box ends."""
+"""Shared by one-stage detectors, which predict classes and boxes at every position of a feature pyramid."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import Annotated, Literal, NamedTuple
 
 import torch
 from annotated_types import Interval
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision.ops import batched_nms, sigmoid_focal_loss
 
-from opabinia.contracts import Detections, Sizes
-from opabinia.models.norms import GroupNorm
+from opabinia.contracts import Detections, Detector, Level, NeckPart, Sizes
 
 HeadNorm = Literal["none", "group"]
 
-Prior = Annotated[float, Interval(gt=0, lt=1)]
-"""The chance of a class before anything is learned; its logit is a bias."""
+Probability = Annotated[float, Interval(gt=0, lt=1)]
 
-_GROUPS = 32
+DENSE_RENAMED = {
+    "prior": "prior_probability",
+    "threshold": "score_threshold",
+    "nms": "nms_threshold",
+    "candidates": "pre_nms_topk",
+    "most": "max_detections",
+}
+"""Former names of parameters."""
 
 Decode = Callable[[Tensor, Tensor], Tensor]
-"""From codes and the anchors they belong to (N x 4 each) to boxes (N x 4)."""
+"""Map encoded boxes and their anchors (N x 4 each) to boxes (N x 4)."""
 
 
-def head_norm(norm: HeadNorm, channels: int) -> Callable[[int], nn.Module] | None:
-    """What makes a norm of so many channels for a head that all levels share; None for none.
-
-    Raises:
-        ValueError: the channels cannot be divided into 32 groups.
-    """
-    if norm == "none":
-        return None
-    if channels % _GROUPS:
-        raise ValueError(
-            f"norm: group has {_GROUPS} groups, and the {channels} channels of the neck cannot be divided among them; "
-            f"let the neck's channels be a multiple of {_GROUPS}, or take norm: none"
-        )
-    return partial(GroupNorm, _GROUPS)
-
-
-def focal(logits: Tensor, classes: Tensor, alpha: float, gamma: float) -> Tensor:
-    """Focal loss of each anchor, all classes added up (B x N, float32; Lin et al. 2017, Focal loss, equation 5).
+def focal_loss(logits: Tensor, classes: Tensor, alpha: float, gamma: float) -> Tensor:
+    """Compute the focal loss of each anchor, summed over classes (B x N, float32; Lin et al. 2017, Focal loss, equation
+    5).
 
     Args:
         logits: B x N x K.
-        classes: what they should say (int64, B x N); -1 is background.
-        alpha: weight of the class that is there, the others having 1 - alpha.
-        gamma: how much less what is easy counts; 0 is cross entropy.
+        classes: targets (int64, B x N); -1 is background.
+        alpha: weight of the true class; the others have 1 - alpha.
+        gamma: focusing exponent, which reduces the weight of easy examples; 0 is cross entropy.
 
-    Example: with 0.25 and 2 the logits 0, 2 and -2 for a class that is there, there, and not: 0.0433, 0.0005, 0.0014.
+    Example: with 0.25 and 2 the logits 0, 2 and -2 for a true, a true and a false class: 0.0433, 0.0005, 0.0014.
     """
     numbers = torch.arange(logits.shape[-1], device=logits.device)
-    right = (classes.unsqueeze(-1) == numbers).float()
-    losses: Tensor = sigmoid_focal_loss(logits.float(), right, alpha, gamma)
+    targets = (classes.unsqueeze(-1) == numbers).float()
+    losses: Tensor = sigmoid_focal_loss(logits.float(), targets, alpha, gamma)
     return losses.sum(dim=-1)
 
 
-def says_right(logits: Tensor, classes: Tensor) -> Tensor:
-    """Whether no class has a higher logit than the right one (bool, B x N); False for background (-1)."""
+def is_top1(logits: Tensor, classes: Tensor) -> Tensor:
+    """Return whether the true class has the highest logit (bool, B x N); False for background (-1)."""
     logits = logits.detach()
-    right = logits.gather(-1, classes.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-    return (right >= logits.amax(dim=-1)) & (classes >= 0)
+    true_logits = logits.gather(-1, classes.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    return (true_logits >= logits.amax(dim=-1)) & (classes >= 0)
 
 
-class Said(NamedTuple):
-    """What a head says of one level of B images, and where it says so.
+class HeadOutput(NamedTuple):
+    """Predictions of a head for one level of B images.
 
     Attributes:
         logits: B x N x K.
-        codes: of the boxes (B x N x 4).
+        deltas: encoded boxes (B x N x 4).
         anchors: N x 4.
-        centerness: logits (B x N); None for heads that have none.
+        centerness: logits (B x N); None for heads without.
     """
 
     logits: Tensor
-    codes: Tensor
+    deltas: Tensor
     anchors: Tensor
     centerness: Tensor | None = None
 
 
-def by_level(logits: Tensor, codes: Tensor, anchors: Sequence[Tensor], centerness: Tensor | None = None) -> list[Said]:
-    """What a head says of all levels, one behind the other (B x sum of all N x ...), as levels again."""
+def split_levels(
+    logits: Tensor, deltas: Tensor, anchors: Sequence[Tensor], centerness: Tensor | None = None
+) -> list[HeadOutput]:
+    """Split the concatenated predictions of a head (B x sum of all N x ...) into levels."""
     ends = [0, *accumulate(map(len, anchors))]
     parts = [slice(*pair) for pair in pairwise(ends)]
     return [
-        Said(logits[:, part], codes[:, part], of_level, None if centerness is None else centerness[:, part])
-        for part, of_level in zip(parts, anchors, strict=True)
+        HeadOutput(logits[:, part], deltas[:, part], level, None if centerness is None else centerness[:, part])
+        for part, level in zip(parts, anchors, strict=True)
     ]
 
 
-class Found(NamedTuple):
-    """The best of B images: scores and labels (B x D), boxes (B x D x 4)."""
+class Candidates(NamedTuple):
+    """The best predictions for B images before suppression: scores and labels (B x D), boxes (B x D x 4)."""
 
     scores: Tensor
     labels: Tensor
     boxes: Tensor
 
 
-def best_candidates(level: Said, decode: Decode, most: int) -> Found:
-    """The best pairs of an anchor and a class on one level, at most ``most`` in each image.
+def top_candidates(level: HeadOutput, decode: Decode, count: int) -> Candidates:
+    """Return the pairs of an anchor and a class with the highest scores on one level, at most ``count`` per image.
 
-    A score is the chance of a class; with centerness the root of the two chances' product (Tian et al. 2022, equation
-    4).
+    A score is the probability of a class; with centerness the geometric mean of the two probabilities (Tian et al.
+    2022, equation 4).
     """
-    # The best pairs are among the best places: only their K scores are computed.
+    # The best pairs are among the best anchors: only their K scores are computed.
     best = _scores(level.logits.amax(dim=2, keepdim=True), level.centerness).squeeze(2)
-    places = best.topk(min(most, best.shape[1])).indices
-    centerness = None if level.centerness is None else level.centerness.gather(1, places)
-    scores = _scores(_rows(level.logits, places), centerness).flatten(1)
-    scores, pairs = scores.topk(min(most, scores.shape[1]))
+    rows = best.topk(min(count, best.shape[1])).indices
+    centerness = None if level.centerness is None else level.centerness.gather(1, rows)
+    scores = _scores(_gather_rows(level.logits, rows), centerness).flatten(1)
+    scores, pairs = scores.topk(min(count, scores.shape[1]))
     classes = level.logits.shape[2]
-    places = places.gather(1, pairs // classes)
-    boxes = decode(_rows(level.codes, places).flatten(0, 1), level.anchors[places].flatten(0, 1))
-    return Found(scores, pairs % classes, boxes.view(*places.shape, 4))
+    rows = rows.gather(1, pairs // classes)
+    boxes = decode(_gather_rows(level.deltas, rows).flatten(0, 1), level.anchors[rows].flatten(0, 1))
+    return Candidates(scores, pairs % classes, boxes.view(*rows.shape, 4))
 
 
 def _scores(logits: Tensor, centerness: Tensor | None) -> Tensor:
-    chances = logits.float().sigmoid()
-    return chances if centerness is None else (chances * centerness.float().sigmoid().unsqueeze(2)).sqrt()
+    probabilities = logits.float().sigmoid()
+    return probabilities if centerness is None else (probabilities * centerness.float().sigmoid().unsqueeze(2)).sqrt()
 
 
-def _rows(values: Tensor, places: Tensor) -> Tensor:
-    """Of B x N x C those at B x M places."""
-    return values.gather(1, places.unsqueeze(2).expand(-1, -1, values.shape[2]))
+def _gather_rows(values: Tensor, rows: Tensor) -> Tensor:
+    """Select rows (B x M) of B x N x C."""
+    return values.gather(1, rows.unsqueeze(2).expand(-1, -1, values.shape[2]))
 
 
-def suppressed(levels: Sequence[Found], sizes: Sizes, threshold: float, nms: float, most: int) -> list[Detections]:
-    """What is left of candidates, cut off at the edges of the images. It waits for the device.
+def suppress(
+    levels: Sequence[Candidates], sizes: Sizes, score_threshold: float, nms_threshold: float, max_detections: int
+) -> list[Detections]:
+    """Suppress overlapping candidates per class, clipped to the images. This waits for the device.
 
-    Scores that are not numbers are handed on, so that they are seen.
+    Scores that are NaN are kept, so that they are noticed.
 
     Args:
-        levels: candidates.
+        levels: candidates of each level.
         sizes: of the images.
-        threshold: scores of no more than this are left out.
-        nms: of two boxes of one class that overlap by more than this the lesser one goes.
-        most: things in an image, at most.
+        score_threshold: candidates with this score or less are dropped.
+        nms_threshold: of two boxes of one class with a higher IoU the one with the lower score is dropped.
+        max_detections: at most so many per image.
     """
     scores, labels, boxes = (torch.cat(parts, dim=1) for parts in zip(*levels, strict=True))
     ends = torch.tensor([(width, height) * 2 for height, width in sizes]).to(boxes.device, non_blocking=True)
     boxes = boxes.clamp(min=0).minimum(ends.unsqueeze(1))
-    found = []
-    for above, *image in zip(~(scores <= threshold), boxes, scores, labels, strict=True):
-        one = Detections(*(values[above] for values in image))
-        kept = batched_nms(one.boxes, one.scores, one.labels, nms)[:most]
-        found.append(Detections(one.boxes[kept], one.scores[kept], one.labels[kept]))
-    return found
+    results = []
+    for above, *image in zip(~(scores <= score_threshold), boxes, scores, labels, strict=True):
+        image_boxes, image_scores, image_labels = (values[above] for values in image)
+        kept = batched_nms(image_boxes, image_scores, image_labels, nms_threshold)[:max_detections]
+        results.append(Detections(image_boxes[kept], image_scores[kept], image_labels[kept]))
+    return results
+
+
+class DenseDetector(Detector):
+    """Base class of detectors with a neck and a head on every level of its pyramid.
+
+    Attributes:
+        score_threshold, nms_threshold, max_detections: see :func:`suppress`.
+        pre_nms_topk: so many candidates of each level go into suppression.
+    """
+
+    def __init__(
+        self,
+        neck: NeckPart,
+        levels: Sequence[Level],
+        score_threshold: float,
+        nms_threshold: float,
+        pre_nms_topk: int,
+        max_detections: int,
+    ) -> None:
+        super().__init__()
+        self.neck = neck(levels)
+        self.score_threshold, self.nms_threshold = score_threshold, nms_threshold
+        self.pre_nms_topk, self.max_detections = pre_nms_topk, max_detections
+
+    def pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """The neck's feature maps."""
+        pyramid: list[Tensor] = self.neck(maps)
+        return pyramid
+
+    def detect(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes) -> list[Detections]:
+        """Detections of each image; see :func:`top_candidates` for their scores."""
+        candidates = self.candidates(maps, shape)
+        return suppress(candidates, sizes, self.score_threshold, self.nms_threshold, self.max_detections)
+
+    @abstractmethod
+    def candidates(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> list[Candidates]:
+        """The best predictions of each level, before suppression."""

@@ -1,4 +1,4 @@
-"""Detectors in two stages: regions are proposed, and each is looked at again.
+"""Two-stage detectors: regions are proposed, then classified and refined.
 
 Rules and defaults are detectron2's. The weights are named
 
@@ -6,18 +6,18 @@ Rules and defaults are detectron2's. The weights are named
     rpn.head.conv.0.0, cls_logits, bbox_pred      (.weight, .bias, here and below)
     box.layers.head.fc6, fc7                      box.stages.0.head.fc6 ... in a cascade
     box.layers.predictor.cls_score, bbox_pred     box.stages.0.predictor.cls_score ... in a cascade
-    others.mask.layers.0.0 ... 3.0                where there are masks
+    others.mask.layers.0.0 ... 3.0                with instance masks
     others.mask.predictor.conv5_mask, mask_fcn_logits
-    others.keypoint.layers.0, 2 ... 14            where there are keypoints
+    others.keypoint.layers.0, 2 ... 14            with keypoints
     others.keypoint.predictor.kps_score_lowres
 
-as in torchvision, apart from what stands before. Classes are in detectron2's order, **the background last**:
-``cls_score`` has K + 1 rows, ``bbox_pred`` 4 K and ``mask_fcn_logits`` K. Of torchvision's weights, whose first class
-is the background, ``cls_score`` is rolled by -1, and the rows of the background in the others (four, one) are dropped.
+as in torchvision, apart from the prefixes. Classes are in detectron2's order, **the background last**: ``cls_score``
+has K + 1 rows, ``bbox_pred`` 4 K and ``mask_fcn_logits`` K. torchvision's first class is the background: its
+``cls_score`` is rolled by -1, and the rows of the background in the others (four, one) are dropped.
 
-For torchvision's weights to give what they give there, the convention of proposals is ``torchvision`` and their
-``smallest`` 0.001; pooling has ``aligned: false`` and ``samples: 2``; boxes have ``smallest: 0.01``. To go on training
-as there, proposals and boxes have a ``beta`` of 1/9, and masks are ``soft``.
+To reproduce torchvision's detections with its weights, set ``convention: torchvision`` and ``min_size: 0.001`` of the
+proposals, ``aligned: false`` and ``sampling_ratio: 2`` of the pooling, and ``min_size: 0.01`` of the boxes. To continue
+its training, set also ``smooth_l1_beta`` of proposals and boxes to 1/9, and ``soft_targets`` of the masks.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from torch import Tensor, nn
 
 from opabinia.config import register
 from opabinia.contracts import DatasetInfo, Detections, Detector, Level, Neck, NeckPart, Sizes, Target
-from opabinia.models.detectors.boxes import Boxes, BoxHead
-from opabinia.models.detectors.keypoints import KeypointHead, Keypoints
-from opabinia.models.detectors.masks import MaskHead, Masks
-from opabinia.models.detectors.regions import Pooling, Regions, counted, sampled
-from opabinia.models.detectors.rpn import Proposals, RegionProposals
+from opabinia.models.detectors.boxes import BoxHead, BoxOptions
+from opabinia.models.detectors.keypoints import KeypointHead, KeypointOptions
+from opabinia.models.detectors.masks import MaskHead, MaskOptions
+from opabinia.models.detectors.regions import PoolingOptions, Regions, count_regions, sample_regions
+from opabinia.models.detectors.rpn import ProposalOptions, RegionProposals
 from opabinia.models.necks import fpn
 
 
-class FindsBoxes(Protocol):
-    """The head that makes things of regions: :class:`BoxHead`, or several in a row."""
+class RegionDetector(Protocol):
+    """A head that turns regions into detections: :class:`BoxHead`, or a cascade of them."""
 
-    how: Boxes
+    options: BoxOptions
 
     def losses(
         self, maps: Sequence[Tensor], sizes: Sizes, regions: Sequence[Regions], targets: Sequence[Target]
@@ -49,26 +49,26 @@ class FindsBoxes(Protocol):
     def detect(self, maps: Sequence[Tensor], sizes: Sizes, proposals: Sequence[Tensor]) -> list[Detections]: ...
 
 
-class Describes(Protocol):
-    """A head that tells more of things: :class:`MaskHead`, :class:`KeypointHead`."""
+class RegionDescriber(Protocol):
+    """A head that adds to detections: :class:`MaskHead`, :class:`KeypointHead`."""
 
     def losses(
         self, maps: Sequence[Tensor], regions: Sequence[Regions], targets: Sequence[Target]
     ) -> dict[str, Tensor]: ...
 
-    def describe(self, maps: Sequence[Tensor], found: Sequence[Detections]) -> list[Detections]: ...
+    def describe(self, maps: Sequence[Tensor], detections: Sequence[Detections]) -> list[Detections]: ...
 
 
 class Rcnn(Detector):
-    """Neck, proposals, boxes and what else is told of things.
+    """Neck, region proposals, box head, and mask or keypoint heads.
 
-    It waits for the device where regions are suppressed, drawn and given to the maps that suit their sizes.
+    It waits for the device where regions are suppressed, sampled and assigned to levels.
 
     Args:
-        neck: maps of the backbone to a pyramid.
+        neck: makes the feature pyramid.
         rpn: proposes regions.
-        box: a :class:`FindsBoxes`.
-        others: each a :class:`Describes`, by name.
+        box: a :class:`RegionDetector`.
+        others: each a :class:`RegionDescriber`, by name.
         classes: K.
     """
 
@@ -79,61 +79,51 @@ class Rcnn(Detector):
         self.neck, self.rpn, self.box = neck, rpn, box
         self.others = nn.ModuleDict(others)
         self.classes = classes
-        self.most = self._box.how.most
+        self.max_detections = self._box.options.max_detections
         self.masks, self.keypoints = "mask" in others, "keypoint" in others
 
     @property
-    def _box(self) -> FindsBoxes:
-        return cast("FindsBoxes", self.box)
+    def _box(self) -> RegionDetector:
+        return cast("RegionDetector", self.box)
 
     @property
-    def _others(self) -> list[Describes]:
-        return cast("list[Describes]", list(self.others.values()))
+    def _others(self) -> list[RegionDescriber]:
+        return cast("list[RegionDescriber]", list(self.others.values()))
 
     def pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """The neck's maps."""
-        made: list[Tensor] = self.neck(maps)
-        return made
+        """The neck's feature maps."""
+        pyramid: list[Tensor] = self.neck(maps)
+        return pyramid
 
     def losses(
         self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, targets: Sequence[Target]
     ) -> dict[str, Tensor]:
-        """Losses of all stages, and detectron2's numbers beside them. Where there is nothing to learn a loss is 0."""
-        guesses = self.rpn(maps, shape)
-        said: dict[str, Tensor] = self.rpn.losses(guesses, targets)
-        how, box = self.rpn.how, self._box.how
-        proposals = self.rpn.propose(guesses, sizes, how.before_training, how.after_training)
-        regions = [
-            sampled(
-                proposed,
-                target,
-                foreground=box.foreground,
-                samples=box.samples,
-                positive=box.positive,
-                classes=self.classes,
-            )
-            for proposed, target in zip(proposals, targets, strict=True)
-        ]
-        said |= counted(regions, self.classes) | self._box.losses(maps, sizes, regions, targets)
-        for other in self._others:
-            said |= other.losses(maps, regions, targets)
-        return said
+        """Losses of all stages, and detectron2's training metrics. A loss without samples is 0."""
+        output = self.rpn(maps, shape)
+        losses: dict[str, Tensor] = self.rpn.losses(output, targets)
+        options, box = self.rpn.options, self._box.options
+        proposals = self.rpn.propose(output, sizes, options.pre_nms_topk_train, options.post_nms_topk_train)
+        sampling = box.foreground_iou, box.batch_size_per_image, box.positive_fraction, self.classes
+        regions = [sample_regions(*image, *sampling) for image in zip(proposals, targets, strict=True)]
+        losses |= count_regions(regions, self.classes) | self._box.losses(maps, sizes, regions, targets)
+        for head in self._others:
+            losses |= head.losses(maps, regions, targets)
+        return losses
 
     def detect(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes) -> list[Detections]:
-        """Things in each image: boxes, scores and labels, best first."""
-        how = self.rpn.how
-        proposals = self.rpn.propose(self.rpn(maps, shape), sizes, how.before, how.after)
+        """Detections of each image: boxes, scores and labels, best first."""
+        options = self.rpn.options
+        output = self.rpn(maps, shape)
+        proposals = self.rpn.propose(output, sizes, options.pre_nms_topk_test, options.post_nms_topk_test)
         return self._box.detect(maps, sizes, proposals)
 
     def describe(
-        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, found: Sequence[Detections]
+        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, detections: Sequence[Detections]
     ) -> list[Detections]:
-        """Adds masks or keypoints, where the detector knows such."""
-        if not self._others:
-            return list(found)
-        for other in self._others:
-            found = other.describe(maps, found)
-        return list(found)
+        """Add masks or keypoints, if the detector predicts them."""
+        for head in self._others:
+            detections = head.describe(maps, detections)
+        return list(detections)
 
 
 @register.detector
@@ -143,26 +133,24 @@ def faster_rcnn(
     /,
     *,
     neck: NeckPart = fpn,
-    proposals: Proposals,
-    pooling: Pooling,
-    box: Boxes,
+    proposals: ProposalOptions,
+    pooling: PoolingOptions,
+    box: BoxOptions,
 ) -> Detector:
-    """Faster R-CNN (Ren et al. 2015) with a feature pyramid (Lin et al. 2017), as detectron2 has it.
+    """Faster R-CNN (Ren et al. 2015) with a feature pyramid (Lin et al. 2017), as in detectron2.
 
     Args:
-        levels: what the backbone gives.
-        facts: of the training data.
-        neck: maps of the backbone to those that are looked at.
-        proposals: which regions are looked at again.
-        pooling: how.
-        box: what is in a region, and where exactly.
+        levels: the backbone's levels.
+        dataset_info: of the training data.
+        neck: makes the feature pyramid.
+        proposals: options of the region proposals.
+        pooling: options of RoIAlign.
+        box: options of the box head.
 
     Raises:
-        ValueError: the neck does not give as many maps as there are sizes of anchors, or fewer than are pooled from.
+        ValueError: the neck does not have as many levels as there are anchor sizes, or fewer than are pooled from.
     """
-    pyramid = neck(levels)
-    given, classes = pyramid.out_levels, len(dataset_info.classes)
-    return Rcnn(pyramid, RegionProposals(given, proposals), BoxHead(given, classes, box, pooling), {}, classes)
+    return _build_rcnn(levels, dataset_info, neck, proposals, pooling, box)
 
 
 @register.detector
@@ -172,29 +160,26 @@ def mask_rcnn(
     /,
     *,
     neck: NeckPart = fpn,
-    proposals: Proposals,
-    pooling: Pooling,
-    box: Boxes,
-    mask: Masks,
+    proposals: ProposalOptions,
+    pooling: PoolingOptions,
+    box: BoxOptions,
+    mask: MaskOptions,
 ) -> Detector:
-    """Mask R-CNN (He et al. 2017), as detectron2 has it: Faster R-CNN that tells the pixels of things, too.
+    """Mask R-CNN (He et al. 2017), as in detectron2: Faster R-CNN with instance masks.
 
     Args:
-        levels: what the backbone gives.
-        facts: of the training data.
-        neck: maps of the backbone to those that are looked at.
-        proposals: which regions are looked at again.
-        pooling: how.
-        box: what is in a region, and where exactly.
-        mask: which of its pixels belong to it.
+        levels: the backbone's levels.
+        dataset_info: of the training data.
+        neck: makes the feature pyramid.
+        proposals: options of the region proposals.
+        pooling: options of RoIAlign.
+        box: options of the box head.
+        mask: options of the mask head.
 
     Raises:
         ValueError: the training data has no masks, or see :func:`faster_rcnn`.
     """
-    pyramid = neck(levels)
-    given, classes = pyramid.out_levels, len(dataset_info.classes)
-    others = {"mask": mask_head(given, dataset_info, mask, pooling)}
-    return Rcnn(pyramid, RegionProposals(given, proposals), BoxHead(given, classes, box, pooling), others, classes)
+    return _build_rcnn(levels, dataset_info, neck, proposals, pooling, box, mask=mask)
 
 
 @register.detector
@@ -204,40 +189,60 @@ def keypoint_rcnn(
     /,
     *,
     neck: NeckPart = fpn,
-    proposals: Proposals,
-    pooling: Pooling,
-    box: Boxes,
-    keypoint: Keypoints,
+    proposals: ProposalOptions,
+    pooling: PoolingOptions,
+    box: BoxOptions,
+    keypoint: KeypointOptions,
 ) -> Detector:
-    """Keypoint R-CNN (He et al. 2017, section 5): Faster R-CNN that tells the points of things, too.
+    """Keypoint R-CNN (He et al. 2017, section 5): Faster R-CNN with keypoints.
 
-    detectron2 trains it on people with a ``beta`` of 0.5 for boxes and 1500 proposals ``after_training``.
+    detectron2 trains it on people with ``smooth_l1_beta`` 0.5 of the boxes and ``post_nms_topk_train`` 1500.
 
     Args:
-        levels: what the backbone gives.
-        facts: of the training data.
-        neck: maps of the backbone to those that are looked at.
-        proposals: which regions are looked at again.
-        pooling: how.
-        box: what is in a region, and where exactly.
-        keypoint: where its points lie.
+        levels: the backbone's levels.
+        dataset_info: of the training data.
+        neck: makes the feature pyramid.
+        proposals: options of the region proposals.
+        pooling: options of RoIAlign.
+        box: options of the box head.
+        keypoint: options of the keypoint head.
 
     Raises:
         ValueError: the training data has no keypoints, or see :func:`faster_rcnn`.
     """
     if not dataset_info.keypoints:
         raise ValueError(
-            "keypoint_rcnn learns keypoints, and the training data has none: take a source that tells them, such as "
+            "keypoint_rcnn learns keypoints, and the training data has none: take a source that has them, such as "
             "coco with a file of keypoints, or the detector faster_rcnn"
         )
+    return _build_rcnn(levels, dataset_info, neck, proposals, pooling, box, keypoint=keypoint)
+
+
+def _build_rcnn(
+    levels: Sequence[Level],
+    dataset_info: DatasetInfo,
+    neck: NeckPart,
+    proposals: ProposalOptions,
+    pooling: PoolingOptions,
+    box: BoxOptions,
+    mask: MaskOptions | None = None,
+    keypoint: KeypointOptions | None = None,
+) -> Rcnn:
     pyramid = neck(levels)
-    given, classes = pyramid.out_levels, len(dataset_info.classes)
-    others = {"keypoint": KeypointHead(given, classes, len(dataset_info.keypoints), keypoint, pooling)}
-    return Rcnn(pyramid, RegionProposals(given, proposals), BoxHead(given, classes, box, pooling), others, classes)
+    out_levels, classes = pyramid.out_levels, len(dataset_info.classes)
+    others: dict[str, nn.Module] = {}
+    if mask is not None:
+        others["mask"] = build_mask_head(out_levels, dataset_info, mask, pooling)
+    if keypoint is not None:
+        others["keypoint"] = KeypointHead(out_levels, classes, len(dataset_info.keypoints), keypoint, pooling)
+    rpn = RegionProposals(out_levels, proposals)
+    return Rcnn(pyramid, rpn, BoxHead(out_levels, classes, box, pooling), others, classes)
 
 
-def mask_head(levels: Sequence[Level], dataset_info: DatasetInfo, how: Masks, pooling: Pooling) -> MaskHead:
-    """The head for masks of the data's classes.
+def build_mask_head(
+    levels: Sequence[Level], dataset_info: DatasetInfo, options: MaskOptions, pooling: PoolingOptions
+) -> MaskHead:
+    """Build the mask head for the classes of the data.
 
     Raises:
         ValueError: the training data has no masks.
@@ -247,4 +252,4 @@ def mask_head(levels: Sequence[Level], dataset_info: DatasetInfo, how: Masks, po
             "masks are to be learned, and the training data has none: write masks: true in its source, or take a "
             "detector of boxes, such as faster_rcnn"
         )
-    return MaskHead(levels, len(dataset_info.classes), how, pooling)
+    return MaskHead(levels, len(dataset_info.classes), options, pooling)

@@ -1,4 +1,4 @@
-"""What the heads of R-CNNs share: which regions they learn from, and the part of the maps that lies under a region."""
+"""Shared by the heads of R-CNNs: the regions that they are trained on, and RoIAlign on a feature pyramid."""
 
 from __future__ import annotations
 
@@ -13,163 +13,164 @@ from torch import Tensor, nn
 from torchvision.ops import box_iou, roi_align
 
 from opabinia.config import register
-from opabinia.contracts import Count, Fraction, Level, Positive, Target
-from opabinia.models.detectors.anchors import NEGATIVE, POSITIVE, match, pyramid_levels
+from opabinia.contracts import Count, Level, Positive, Target
+from opabinia.models.detectors.anchors import NEGATIVE, POSITIVE, assign_levels, match_anchors
 
 
-@register.section(name="region_pooling")
+@register.section(name="region_pooling", renamed={"maps": "num_levels", "samples": "sampling_ratio"})
 @dataclass(frozen=True, kw_only=True)
-class Pooling:
-    """How the maps under a region become a square of fixed size (RoIAlign, He et al. 2017, section 3). Defaults are
-    detectron2's.
+class PoolingOptions:
+    """Options of RoIAlign (He et al. 2017, section 3), which pools the features of a region into a square of fixed
+    size. Defaults are detectron2's.
 
     Args:
-        maps: so many maps of the neck are looked at, from the finest on; coarser ones are for proposals only.
-        canonical_size: a square region of so many pixels ...
-        canonical_level: ... is looked at in the map of stride 2 to the power of this, one of half the side in the next
-            finer one (Lin et al. 2017, equation 1).
-        samples: in each cell of the square, so many times as many; 0 takes them as close as the map's own places
+        num_levels: levels of the neck to pool from, from the finest on; coarser ones are for proposals only.
+        canonical_size: side of the square region, in pixels, that is ...
+        canonical_level: ... pooled from the level of stride 2 to the power of this; one of half the side is pooled from
+            the next finer level (Lin et al. 2017, equation 1).
+        sampling_ratio: samples per cell of the square in each direction; 0 takes one per position of the feature map
             (torchvision: 2).
-        aligned: places of a map are the middles of what they see, not its corners (torchvision: false).
+        aligned: positions of a feature map are the centers of its cells, not their corners (torchvision: false).
     """
 
-    maps: Count = 4
+    num_levels: Count = 4
     canonical_size: Positive = 224
     canonical_level: Count = 4
-    samples: Annotated[int, Ge(0)] = 0
+    sampling_ratio: Annotated[int, Ge(0)] = 0
     aligned: bool = True
 
 
 class RegionPool(nn.Module):
-    """Maps under regions, each from the level that suits its size.
+    """RoIAlign, with each region pooled from the level that suits its size.
 
     Args:
-        levels: what the neck gives.
-        side: S, of the squares it makes.
-        how: see :class:`Pooling`.
+        levels: of the neck.
+        side: S, of the output squares.
+        options: see :class:`PoolingOptions`.
 
     Raises:
-        ValueError: the neck gives fewer maps than are to be looked at.
+        ValueError: the neck has fewer levels than ``num_levels``.
     """
 
-    def __init__(self, levels: Sequence[Level], side: int, how: Pooling) -> None:
+    def __init__(self, levels: Sequence[Level], side: int, options: PoolingOptions) -> None:
         super().__init__()
-        if len(levels) < how.maps:
-            raise ValueError(f"maps: {how.maps} are to be looked at, and the neck gives {len(levels)}")
-        self.side, self.how = side, how
-        self.strides = [level.stride for level in levels[: how.maps]]
+        if len(levels) < options.num_levels:
+            raise ValueError(f"num_levels: {options.num_levels} levels to pool from, and the neck has {len(levels)}")
+        self.side, self.options = side, options
+        self.strides = [level.stride for level in levels[: options.num_levels]]
 
     def forward(self, maps: Sequence[Tensor], boxes: Sequence[Tensor]) -> Tensor:
-        """R x M x S x S of all boxes (of each image N x 4, R together) from maps (B x M x h x w). Where a box is not
-        finite, what comes out is not either."""
-        regions = as_regions(boxes)
+        """Pool the features (R x M x S x S) of the boxes of all images (N x 4 each, R in all) from feature maps
+        (B x M x h x w). The features of boxes that are not finite are NaN."""
+        rois = boxes_to_rois(boxes)
         lowest = int(math.log2(self.strides[0]))
-        levels = pyramid_levels(
-            regions[:, 1:],
-            lowest,
-            lowest + len(self.strides) - 1,
-            canonical_size=self.how.canonical_size,
-            canonical_level=self.how.canonical_level,
-        )
-        # A box that is not finite belongs to no level.
-        levels = levels.where(regions.isfinite().all(dim=1), -1)
-        pooled = maps[0].new_full((len(regions), maps[0].shape[1], self.side, self.side), math.nan)
-        for level, (one, stride) in enumerate(zip(maps, self.strides, strict=False), lowest):
-            here = torch.where(levels == level)[0]
-            squares = roi_align(
-                one.float(), regions[here], self.side, 1 / stride, self.how.samples, aligned=self.how.aligned
-            )
-            pooled[here] = squares.to(pooled.dtype)
+        highest, options = lowest + len(self.strides) - 1, self.options
+        levels = assign_levels(rois[:, 1:], lowest, highest, options.canonical_size, options.canonical_level)
+        # Boxes that are not finite belong to no level.
+        levels = levels.where(rois.isfinite().all(dim=1), -1)
+        pooled = maps[0].new_full((len(rois), maps[0].shape[1], self.side, self.side), math.nan)
+        for level, (level_map, stride) in enumerate(zip(maps, self.strides, strict=False), lowest):
+            rows = torch.where(levels == level)[0]
+            sampling = options.sampling_ratio, options.aligned
+            squares = roi_align(level_map.float(), rois[rows], self.side, 1 / stride, *sampling)
+            pooled[rows] = squares.to(pooled.dtype)
         return pooled
 
 
-def as_regions(boxes: Sequence[Tensor]) -> Tensor:
-    """Boxes of several images (N x 4 each) with the number of the image before them (R x 5, float32)."""
-    numbers = [torch.full_like(one[:, :1], number) for number, one in enumerate(boxes)]
-    return torch.cat([torch.cat(numbers), torch.cat(list(boxes))], dim=1)
+def boxes_to_rois(boxes: Sequence[Tensor]) -> Tensor:
+    """Concatenate the boxes of several images (N x 4 each), with the image's index first (R x 5, float32)."""
+    indices = [torch.full_like(image_boxes[:, :1], index) for index, image_boxes in enumerate(boxes)]
+    return torch.cat([torch.cat(indices), torch.cat(list(boxes))], dim=1)
 
 
-def has_extent(boxes: Tensor, smallest: float) -> Tensor:
-    """Whether boxes (... x 4) are wider and higher than so many pixels. What is not a number counts as such, so that it
-    is seen later on."""
-    return ~((boxes[..., 2:] - boxes[..., :2]) <= smallest).any(dim=-1)
+def exceeds_size(boxes: Tensor, min_size: float) -> Tensor:
+    """Return which boxes (... x 4) are wider and higher than ``min_size`` pixels. NaN counts as larger, so that it is
+    noticed later."""
+    return ~((boxes[..., 2:] - boxes[..., :2]) <= min_size).any(dim=-1)
 
 
-def draw(labels: Tensor, count: int, positive: float) -> tuple[Tensor, Tensor]:
+def draw_samples(labels: Tensor, count: int, positive_fraction: float) -> tuple[Tensor, Tensor]:
     """Draw from N candidates, without waiting for the device: positive ones up to a share, the rest background.
 
     Args:
-        labels: 1 positive, 0 background, others are not drawn (int64, N).
-        count: how many are wanted.
-        positive: which share of them may be positive, at most.
+        labels: 1 positive, 0 background, others are never drawn (int64, N).
+        count: number of samples.
+        positive_fraction: largest share of positive samples.
 
     Returns:
-        their numbers (int64), first the positive ones, and whether they count (bool): there may be fewer than asked.
+        the indices of the samples (int64), positive ones first, and which of them are valid (bool): there may be fewer
+        than ``count``.
 
-    Example: of 2 positive ones and 9 of background, with a count of 8 and half of them positive: 2 and 6.
+    Example: of 2 positive and 9 background candidates, with a count of 8 and a fraction of 0.5: 2 and 6.
     """
-    chance = torch.rand(labels.shape, device=labels.device)
-    things = _drawn(chance, labels == POSITIVE, int(count * positive))
-    background = _drawn(chance, labels == NEGATIVE, count)
-    places = torch.arange(len(background[0]), device=labels.device)
-    there_is_room = places < count - things[1].sum()
-    return torch.cat([things[0], background[0]]), torch.cat([things[1], background[1] & there_is_room])
+    priority = torch.rand(labels.shape, device=labels.device)
+    positive, positive_valid = _draw_from(priority, labels == POSITIVE, int(count * positive_fraction))
+    background, background_valid = _draw_from(priority, labels == NEGATIVE, count)
+    slots = torch.arange(len(background), device=labels.device)
+    background_valid = background_valid & (slots < count - positive_valid.sum())
+    return torch.cat([positive, background]), torch.cat([positive_valid, background_valid])
 
 
-def _drawn(chance: Tensor, candidates: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Numbers of those with the highest chance, and whether they are candidates at all."""
-    best = chance.masked_fill(~candidates, -1).topk(min(count, len(chance)))
+def _draw_from(priority: Tensor, candidates: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the indices with the highest priority, and whether they are candidates."""
+    best = priority.masked_fill(~candidates, -1).topk(min(count, len(priority)))
     return best.indices, best.values >= 0
 
 
 class Regions(NamedTuple):
-    """What a head learns from in one image.
+    """The training samples of a head in one image.
 
     Attributes:
         boxes: N x 4.
-        labels: the class of what is there (int64, N); K, the number of classes, for background.
-        things: which thing of the image that is (int64, N); of background any.
-        goals: the box of that thing (N x 4); of background the region itself.
+        labels: class of the object (int64, N); K, the number of classes, for background.
+        matched: index of the object in the image (int64, N); any for background.
+        targets: box of that object (N x 4); the region itself for background.
     """
 
     boxes: Tensor
     labels: Tensor
-    things: Tensor
-    goals: Tensor
+    matched: Tensor
+    targets: Tensor
 
     def at(self, rows: Tensor) -> Regions:
-        """Those with these numbers, or where this is true."""
-        return Regions(*(one[rows] for one in self))
+        """Select regions by index or mask."""
+        return Regions(*(values[rows] for values in self))
 
 
-def labelled(boxes: Tensor, target: Target, foreground: float, classes: int) -> Regions:
-    """Regions (N x 4) with what is in them: the thing they overlap most, where that is ``foreground`` or more."""
-    found = match(box_iou(target.boxes, boxes), foreground, foreground)
+def label_regions(boxes: Tensor, target: Target, foreground_iou: float, classes: int) -> Regions:
+    """Assign regions (N x 4) to the object that they overlap most, if the IoU is at least ``foreground_iou``."""
+    matches = match_anchors(box_iou(target.boxes, boxes), foreground_iou, foreground_iou)
     if not len(target.boxes):
-        return Regions(boxes, torch.full_like(found.labels, classes), found.things, boxes)
-    is_thing = found.labels == POSITIVE
-    labels = target.labels[found.things].where(is_thing, classes)
-    return Regions(boxes, labels, found.things, target.boxes[found.things].where(is_thing[:, None], boxes))
+        return Regions(boxes, torch.full_like(matches.labels, classes), matches.indices, boxes)
+    positive = matches.labels == POSITIVE
+    labels = target.labels[matches.indices].where(positive, classes)
+    targets = target.boxes[matches.indices].where(positive[:, None], boxes)
+    return Regions(boxes, labels, matches.indices, targets)
 
 
 @torch.no_grad()
-def sampled(
-    proposals: Tensor, target: Target, *, foreground: Fraction, samples: int, positive: Fraction, classes: int
+def sample_regions(
+    proposals: Tensor, target: Target, foreground_iou: float, count: int, positive_fraction: float, classes: int
 ) -> Regions:
-    """Regions of one image to learn from, drawn from the proposals (N x 4) and the true boxes, which are among them so
-    that there is something to learn from before proposals are any good (detectron2)."""
-    regions = labelled(torch.cat([proposals, target.boxes]), target, foreground, classes)
-    rows, count = draw((regions.labels < classes).long(), samples, positive)
-    return regions.at(rows[count])
+    """Draw the training samples of one image from the proposals (N x 4) and the ground-truth boxes, which provide
+    positive samples before proposals are any good (detectron2)."""
+    regions = label_regions(torch.cat([proposals, target.boxes]), target, foreground_iou, classes)
+    rows, valid = draw_samples((regions.labels < classes).long(), count, positive_fraction)
+    return regions.at(rows[valid])
 
 
-def counted(regions: Sequence[Regions], classes: int) -> dict[str, Tensor]:
-    """How many regions of an image are of things, and how many of background, in the mean over images."""
-    things = torch.stack([(one.labels < classes).sum() for one in regions]).float().mean()
-    every = sum(len(one.labels) for one in regions) / len(regions)
-    return {"roi_head/num_fg_samples": things, "roi_head/num_bg_samples": every - things}
+def count_regions(regions: Sequence[Regions], classes: int) -> dict[str, Tensor]:
+    """Return the mean number of foreground and background regions per image."""
+    foreground = torch.stack([(image.labels < classes).sum() for image in regions]).float().mean()
+    total = sum(len(image.labels) for image in regions) / len(regions)
+    return {"roi_head/num_fg_samples": foreground, "roi_head/num_bg_samples": total - foreground}
 
 
-def things_in(regions: Sequence[Regions], classes: int) -> list[Regions]:
-    """Those regions of each image that are not background."""
-    return [one.at(one.labels < classes) for one in regions]
+def foreground_regions(regions: Sequence[Regions], classes: int) -> list[Regions]:
+    """Return the regions of each image that are not background."""
+    return [image.at(image.labels < classes) for image in regions]
+
+
+def concat_regions(regions: Sequence[Regions]) -> Regions:
+    """Concatenate the regions of all images."""
+    return Regions(*(torch.cat(values) for values in zip(*regions, strict=True)))

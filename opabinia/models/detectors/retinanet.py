@@ -1,9 +1,9 @@
-"""RetinaNet: nine anchors at every place of a pyramid, and a loss that looks at what is hard.
+"""RetinaNet: nine anchors at every position of a feature pyramid, and focal loss.
 
 Parameters of the head have torchvision's names: ``head.classification_head.conv.{0,1,2,3}.0`` (``.1`` is the norm, if
 there is one), ``cls_logits``; ``head.regression_head.conv...``, ``bbox_reg``. In detectron2, without a norm, these are
 ``head.cls_subnet.{0,2,4,6}``, ``head.cls_score``, ``head.bbox_subnet`` and ``head.bbox_pred``. torchvision's weights
-want ``convention: torchvision``, and those of its first version ``neck: fpn_p3_p7_from_p5``.
+need ``convention: torchvision``, and those of its first version ``neck: fpn_p3_p7_from_p5``.
 """
 
 from __future__ import annotations
@@ -17,77 +17,66 @@ from torchvision.models.detection.retinanet import RetinaNetClassificationHead, 
 from torchvision.ops import box_iou
 
 from opabinia.config import register
-from opabinia.contracts import (
-    Count,
-    DatasetInfo,
-    Detections,
-    Detector,
-    Fraction,
-    Level,
-    NeckPart,
-    NonNegative,
-    Positive,
-    Sizes,
-    Target,
-)
+from opabinia.contracts import Count, DatasetInfo, Fraction, Level, NeckPart, NonNegative, Positive, Sizes, Target
 from opabinia.models.detectors.anchors import (
+    ANCHORS_RENAMED,
     IGNORED,
     NEGATIVE,
     POSITIVE,
     AnchorGrid,
     BoxLoss,
     Convention,
-    box_loss,
-    decode,
-    match,
+    box_regression_loss,
+    decode_boxes,
+    match_anchors,
 )
 from opabinia.models.detectors.dense import (
-    Found,
+    DENSE_RENAMED,
+    Candidates,
+    DenseDetector,
     HeadNorm,
-    Prior,
-    best_candidates,
-    by_level,
-    focal,
-    head_norm,
-    says_right,
-    suppressed,
+    Probability,
+    focal_loss,
+    is_top1,
+    split_levels,
+    top_candidates,
 )
-from opabinia.models.necks import fpn_p3_p7
+from opabinia.models.necks import fpn_p3_p7, norm_factory
 
 
-@register.detector(name="retinanet")
-class RetinaNet(Detector):
+@register.detector(name="retinanet", renamed={**DENSE_RENAMED, **ANCHORS_RENAMED, "scales": "scales_per_octave"})
+class RetinaNet(DenseDetector):
     """RetinaNet (Lin et al. 2017, Focal loss for dense object detection).
 
-    The losses of a picture are divided by its own positive anchors, as in the paper (section 4.1) and in torchvision,
-    and their mean is taken: so a batch means the same on any number of processes and in any pieces. detectron2 divides
-    by a running mean over steps, which would have to be saved and agreed on.
+    The losses of an image are divided by its own positive anchors, as in the paper (section 4.1) and in torchvision,
+    and averaged over images, so that results do not depend on the number of processes or on gradient accumulation.
+    detectron2 divides by a running mean over steps, which would have to be saved and synchronized.
 
     Args:
-        neck: the pyramid.
-        anchor_sizes: sides of the smallest anchor of each level, in pixels; null takes 4 strides, which are the paper's
-            32 to 512.
-        scales: so many sizes from there to the double, which is not among them.
-        ratios: height through width.
-        offset: where the first anchor lies, in strides: 0 is torchvision's and detectron2's; 0.5 is the middle of what
-            it sees.
-        convention: whose anchors they are. ``torchvision``, for its weights, has sizes and corners in whole pixels, for
-            each ratio all sizes, and takes as stride how many whole times a map goes into the batch.
-        norm: behind each of the four convolutions of the two branches.
-        prior: the chance of a class at first, everywhere.
-        background: an anchor that overlaps no thing by this much is background ...
-        foreground: ... and one that overlaps a thing by this much learns it, as do those that overlap it most.
+        neck: makes the feature pyramid.
+        anchor_sizes: sides of the smallest anchor of each level, in pixels; null takes 4 strides, the paper's 32 to
+            512.
+        scales_per_octave: number of sizes from there up to, but not including, twice that size.
+        aspect_ratios: height / width of anchors.
+        offset: of the first anchor, in strides: 0 (detectron2, torchvision) or 0.5, the center of its cell.
+        convention: of the anchors. ``torchvision``, for its weights, has corners on whole pixels, sizes rounded down,
+            and strides computed from the sizes of the batch and the feature maps, rounded down.
+        norm: after each convolution of the head.
+        prior_probability: initial probability of every class.
+        background_iou: anchors that overlap every object less are background.
+        foreground_iou: anchors that overlap an object this much or more are assigned to it, and so is the one that
+            overlaps it most. Those in between are ignored.
         alpha: of the focal loss.
         gamma: of the focal loss.
-        loss: how boxes are compared, see :func:`opabinia.models.detectors.anchors.box_loss`.
-        beta: up to this error ``smooth_l1`` is a square; detectron2's. torchvision has 0.
-        threshold: things with a score of no more than this are left out.
-        nms: of two things of one class that overlap by more than this the lesser one goes.
-        candidates: so many of each level, the best, go into that.
-        most: things in an image, at most; detectron2's. torchvision has 300.
+        box_loss: loss of the boxes, see :func:`opabinia.models.detectors.anchors.box_regression_loss`.
+        smooth_l1_beta: of ``smooth_l1``; 0 is L1.
+        score_threshold: detections with this score or less are dropped.
+        nms_threshold: of two detections of one class with a higher IoU the one with the lower score is dropped.
+        pre_nms_topk: candidates of each level that go into suppression, the best ones.
+        max_detections: per image; detectron2's. torchvision has 300.
 
     Raises:
-        ValueError: there are not as many anchor sizes as levels, or background is above foreground.
+        ValueError: there are not as many anchor sizes as levels, or background_iou is above foreground_iou.
     """
 
     def __init__(
@@ -98,99 +87,86 @@ class RetinaNet(Detector):
         *,
         neck: NeckPart = fpn_p3_p7,
         anchor_sizes: list[Positive] | None = None,
-        scales: Count = 3,
-        ratios: tuple[Positive, ...] = (0.5, 1.0, 2.0),
+        scales_per_octave: Count = 3,
+        aspect_ratios: tuple[Positive, ...] = (0.5, 1.0, 2.0),
         offset: Fraction = 0.0,
         convention: Convention = "detectron2",
         norm: HeadNorm = "none",
-        prior: Prior = 0.01,
-        background: Fraction = 0.4,
-        foreground: Fraction = 0.5,
+        prior_probability: Probability = 0.01,
+        background_iou: Fraction = 0.4,
+        foreground_iou: Fraction = 0.5,
         alpha: Fraction = 0.25,
         gamma: NonNegative = 2.0,
-        loss: BoxLoss = "smooth_l1",
-        beta: NonNegative = 0.1,
-        threshold: Fraction = 0.05,
-        nms: Fraction = 0.5,
-        candidates: Count = 1000,
-        most: Count = 100,
+        box_loss: BoxLoss = "smooth_l1",
+        smooth_l1_beta: NonNegative = 0.1,
+        score_threshold: Fraction = 0.05,
+        nms_threshold: Fraction = 0.5,
+        pre_nms_topk: Count = 1000,
+        max_detections: Count = 100,
     ) -> None:
-        super().__init__()
-        if background > foreground:
-            raise ValueError(f"background ({background}) must not be above foreground ({foreground})")
-        self.neck = neck(levels)
+        super().__init__(neck, levels, score_threshold, nms_threshold, pre_nms_topk, max_detections)
+        if background_iou > foreground_iou:
+            raise ValueError(f"background_iou ({background_iou}) must not be above foreground_iou ({foreground_iou})")
         strides = [level.stride for level in self.neck.out_levels]
         smallest = [4.0 * stride for stride in strides] if anchor_sizes is None else anchor_sizes
-        sizes = [[size * 2 ** (number / scales) for number in range(scales)] for size in smallest]
+        sizes = [[size * 2 ** (i / scales_per_octave) for i in range(scales_per_octave)] for size in smallest]
         if convention == "torchvision":
-            sizes = [[float(int(size)) for size in of_level] for of_level in sizes]
-        self.grid = AnchorGrid(sizes, ratios, strides, offset=offset, convention=convention)
-        channels, made = self.neck.out_levels[0].channels, head_norm(norm, self.neck.out_levels[0].channels)
-        count, classes = self.grid.per_place, len(dataset_info.classes)
-        self.head = nn.ModuleDict(
-            {
-                "classification_head": RetinaNetClassificationHead(channels, count, classes, prior, made),
-                "regression_head": RetinaNetRegressionHead(channels, count, made),
-            }
-        )
-        self.background, self.foreground, self.alpha, self.gamma = background, foreground, alpha, gamma
-        self.loss, self.beta = loss, beta
-        self.threshold, self.nms, self.most, self._most_candidates = threshold, nms, most, candidates
+            sizes = [[float(int(size)) for size in level_sizes] for level_sizes in sizes]
+        self.grid = AnchorGrid(sizes, aspect_ratios, strides, offset=offset, convention=convention)
+        channels, count, classes = self.neck.out_levels[0].channels, self.grid.num_anchors, len(dataset_info.classes)
+        norm_layer = norm_factory(norm, channels)
+        classification = RetinaNetClassificationHead(channels, count, classes, prior_probability, norm_layer)
+        regression = RetinaNetRegressionHead(channels, count, norm_layer)
+        self.head = nn.ModuleDict({"classification_head": classification, "regression_head": regression})
+        self.background_iou, self.foreground_iou, self.alpha, self.gamma = background_iou, foreground_iou, alpha, gamma
+        self.box_loss, self.smooth_l1_beta = box_loss, smooth_l1_beta
 
-    def pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """The neck's maps."""
-        made: list[Tensor] = self.neck(maps)
-        return made
-
-    def _said(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Logits (B x N x K), coded boxes (B x N x 4), and the anchors of each level (N x 4)."""
-        return (
-            self.head["classification_head"](maps),
-            self.head["regression_head"](maps),
-            self.grid(maps, shape),
-        )
+    def _predict(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Return logits (B x N x K), encoded boxes (B x N x 4), and the anchors of each level (N x 4)."""
+        return self.head["classification_head"](maps), self.head["regression_head"](maps), self.grid(maps, shape)
 
     def losses(
         self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, targets: Sequence[Target]
     ) -> dict[str, Tensor]:
-        """``loss_cls``, ``loss_box_reg``; ``num_pos_anchors`` and ``num_neg_anchors`` of a picture, and
-        ``fg_accuracy``, how many of the positive ones give the right class the highest score."""
-        logits, codes, of_levels = self._said(maps, shape)
-        anchors = torch.cat(of_levels)
-        goals = assign(anchors, targets, self.background, self.foreground)
-        positive, images = goals.labels == POSITIVE, len(targets)
+        """``loss_cls``, ``loss_box_reg``; ``num_pos_anchors`` and ``num_neg_anchors`` per image, and ``fg_accuracy``,
+        the share of positive anchors whose true class has the highest score."""
+        logits, deltas, level_anchors = self._predict(maps, shape)
+        anchors = torch.cat(level_anchors)
+        assigned = assign_anchors(anchors, targets, self.background_iou, self.foreground_iou)
+        positive, images = assigned.labels == POSITIVE, len(targets)
         counts = positive.sum(dim=1)
-        # No anchor is picked out, which would wait for the device: what is not positive counts 0.
-        classes = goals.classes.masked_fill(~positive, -1)
-        wrong = focal(logits, classes, self.alpha, self.gamma) * (goals.labels != IGNORED)
-        everywhere = anchors.expand(images, -1, -1).flatten(0, 1)
-        off = box_loss(codes.flatten(0, 1), everywhere, goals.boxes.flatten(0, 1), self.loss, beta=self.beta)
-        each = counts.clamp(min=1)
+        # Positive anchors are not selected, which would wait for the device: the others are multiplied by 0.
+        classes = assigned.classes.masked_fill(~positive, -1)
+        class_losses = focal_loss(logits, classes, self.alpha, self.gamma) * (assigned.labels != IGNORED)
+        box_losses = box_regression_loss(
+            deltas.flatten(0, 1),
+            anchors.expand(images, -1, -1).flatten(0, 1),
+            assigned.boxes.flatten(0, 1),
+            self.box_loss,
+            beta=self.smooth_l1_beta,
+        )
+        divisors = counts.clamp(min=1)
         return {
-            "loss_cls": (wrong.sum(dim=1) / each).mean(),
-            "loss_box_reg": ((off.view_as(positive) * positive).sum(dim=1) / each).mean(),
+            "loss_cls": (class_losses.sum(dim=1) / divisors).mean(),
+            "loss_box_reg": ((box_losses.view_as(positive) * positive).sum(dim=1) / divisors).mean(),
             "num_pos_anchors": counts.sum() / images,
-            "num_neg_anchors": (goals.labels == NEGATIVE).sum() / images,
-            "fg_accuracy": says_right(logits, classes).sum() / counts.sum().clamp(min=1),
+            "num_neg_anchors": (assigned.labels == NEGATIVE).sum() / images,
+            "fg_accuracy": is_top1(logits, classes).sum() / counts.sum().clamp(min=1),
         }
 
-    def detect(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes) -> list[Detections]:
-        """Scores are the chances of classes."""
-        return suppressed(self.candidates(maps, shape), sizes, self.threshold, self.nms, self.most)
-
-    def candidates(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> list[Found]:
-        """The best of each level, before suppression."""
-        levels = by_level(*self._said(maps, shape))
-        return [best_candidates(level, decode, self._most_candidates) for level in levels]
+    def candidates(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> list[Candidates]:
+        """The best predictions of each level, before suppression."""
+        levels = split_levels(*self._predict(maps, shape))
+        return [top_candidates(level, decode_boxes, self.pre_nms_topk) for level in levels]
 
 
-class Goals(NamedTuple):
-    """What the N anchors of B images are to find.
+class AnchorTargets(NamedTuple):
+    """Targets of the N anchors of B images.
 
     Attributes:
-        classes: of the thing that each overlaps most (int64, B x N).
-        boxes: of that thing (B x N x 4); in images without things the anchors.
-        labels: whether it learns it, see :class:`~opabinia.models.detectors.anchors.Matches` (int64, B x N).
+        classes: of the object that each overlaps most (int64, B x N).
+        boxes: of that object (B x N x 4); in images without objects the anchors.
+        labels: positive, background or ignored, see :class:`~opabinia.models.detectors.anchors.Matches` (int64, B x N).
     """
 
     classes: Tensor
@@ -199,20 +175,21 @@ class Goals(NamedTuple):
 
 
 @torch.no_grad()
-def assign(anchors: Tensor, targets: Sequence[Target], low: float, high: float) -> Goals:
-    """Anchors to things, by their overlap (see :func:`~opabinia.models.detectors.anchors.match`).
+def assign_anchors(anchors: Tensor, targets: Sequence[Target], low: float, high: float) -> AnchorTargets:
+    """Assign anchors to objects by their IoU (see :func:`~opabinia.models.detectors.anchors.match_anchors`).
 
     Args:
         anchors: N x 4.
         targets: of each image.
-        low: anchors that overlap less with every thing are background.
-        high: those that overlap so much or more with a thing learn it, and so does the one that overlaps it most.
+        low: anchors whose IoU is below for all objects are background.
+        high: anchors whose IoU is this or more are assigned to the object, and so is the one with the highest IoU.
     """
-    goals = []
-    for target in targets:  # one after the other: all anchors times all things of a batch would be too much
-        found = match(box_iou(target.boxes, anchors), low, high, low_quality=True)
+    assigned = []
+    for target in targets:  # image by image: all anchors times all objects of a batch would take too much memory
+        matches = match_anchors(box_iou(target.boxes, anchors), low, high, low_quality=True)
         if len(target.boxes):
-            goals.append(Goals(target.labels[found.things], target.boxes[found.things], found.labels))
+            classes, boxes = target.labels[matches.indices], target.boxes[matches.indices]
         else:
-            goals.append(Goals(found.labels, anchors, found.labels))
-    return Goals(*map(torch.stack, zip(*goals, strict=True)))
+            classes, boxes = matches.labels, anchors
+        assigned.append(AnchorTargets(classes, boxes, matches.labels))
+    return AnchorTargets(*map(torch.stack, zip(*assigned, strict=True)))

@@ -1,4 +1,4 @@
-"""The first stage of R-CNNs: which regions of an image are worth a second look (Ren et al. 2015, section 3.1)."""
+"""Region proposal network, the first stage of R-CNNs (Ren et al. 2015, section 3.1)."""
 
 from __future__ import annotations
 
@@ -14,61 +14,85 @@ from torchvision.ops import batched_nms, box_iou, clip_boxes_to_image
 
 from opabinia.config import register
 from opabinia.contracts import Count, Fraction, Level, NonNegative, Positive, Sizes, Target
-from opabinia.models.detectors.anchors import POSITIVE, AnchorGrid, BoxLoss, Convention, box_loss, decode, match
-from opabinia.models.detectors.regions import draw, has_extent
+from opabinia.models.detectors.anchors import (
+    ANCHORS_RENAMED,
+    POSITIVE,
+    AnchorGrid,
+    BoxLoss,
+    Convention,
+    box_regression_loss,
+    decode_boxes,
+    match_anchors,
+)
+from opabinia.models.detectors.regions import draw_samples, exceeds_size
 
 
-@register.section(name="region_proposals")
+@register.section(
+    name="region_proposals",
+    renamed={
+        **ANCHORS_RENAMED,
+        "convolutions": "num_convs",
+        "samples": "batch_size_per_image",
+        "positive": "positive_fraction",
+        "before_training": "pre_nms_topk_train",
+        "before": "pre_nms_topk_test",
+        "after_training": "post_nms_topk_train",
+        "after": "post_nms_topk_test",
+        "nms": "nms_threshold",
+        "smallest": "min_size",
+    },
+)
 @dataclass(frozen=True, kw_only=True)
-class Proposals:
-    """How regions are proposed. Defaults are those of detectron2's R-CNNs with a feature pyramid.
+class ProposalOptions:
+    """Options of region proposals. Defaults are those of detectron2's R-CNNs with a feature pyramid.
 
     Args:
-        anchor_sizes: square roots of the areas of anchors, in pixels: one for each map of the neck, from fine to
-            coarse; null takes 8 strides, which are detectron2's 32 to 512.
-        ratios: height through width of anchors.
-        convolutions: before what is said of each place.
-        convention: whose anchors they are. ``torchvision``, for its weights, has corners on whole pixels, takes as
-            stride how many whole times a map goes into the batch, and ranks proposals by chances, which are all 1 where
-            logits are large.
-        background: an anchor that overlaps no thing by this much is background ...
-        foreground: ... and one that overlaps a thing by this much belongs to it, as do those that overlap it most.
-        samples: how many anchors of an image are learned from.
-        positive: how many of them may belong to things, at most.
-        loss: how boxes are compared, see :func:`opabinia.models.detectors.anchors.box_loss`.
-        beta: of ``smooth_l1``; 0 is L1 (torchvision: 1/9).
-        before_training: proposals of each map that go into suppression, in training ...
-        before: ... and otherwise.
-        after_training: proposals of an image that come out of it, in training ...
-        after: ... and otherwise.
-        nms: of two proposals of one map that overlap by more than this the lesser one goes.
-        smallest: proposals whose width or height is not more than this, in pixels, are left out (torchvision: 0.001).
+        anchor_sizes: square roots of the areas of anchors, in pixels: one for each level of the neck, from fine to
+            coarse; null takes 8 strides, detectron2's 32 to 512.
+        aspect_ratios: height / width of anchors.
+        num_convs: convolutions before the predictions.
+        convention: of the anchors. ``torchvision``, for its weights, has corners on whole pixels, computes strides from
+            the sizes of the batch and the feature maps, rounded down, and ranks proposals by probabilities, which
+            saturate at 1 for large logits.
+        background_iou: anchors that overlap every object less are background.
+        foreground_iou: anchors that overlap an object this much or more are assigned to it, and so are those that
+            overlap it most. Those in between are ignored.
+        batch_size_per_image: anchors sampled per image for the loss.
+        positive_fraction: largest share of positive anchors among them.
+        box_loss: loss of the boxes, see :func:`opabinia.models.detectors.anchors.box_regression_loss`.
+        smooth_l1_beta: of ``smooth_l1``; 0 is L1 (torchvision: 1/9).
+        pre_nms_topk_train: proposals of each level that go into suppression, in training.
+        pre_nms_topk_test: the same in evaluation.
+        post_nms_topk_train: proposals of an image after suppression, in training.
+        post_nms_topk_test: the same in evaluation.
+        nms_threshold: of two proposals of one level with a higher IoU the one with the lower score is dropped.
+        min_size: proposals whose width or height, in pixels, is not larger are dropped (torchvision: 0.001).
     """
 
     anchor_sizes: list[Positive] | None = None
-    ratios: tuple[Positive, ...] = (0.5, 1, 2)
-    convolutions: Count = 1
+    aspect_ratios: tuple[Positive, ...] = (0.5, 1, 2)
+    num_convs: Count = 1
     convention: Convention = "detectron2"
-    background: Fraction = 0.3
-    foreground: Fraction = 0.7
-    samples: Count = 256
-    positive: Fraction = 0.5
-    loss: BoxLoss = "smooth_l1"
-    beta: NonNegative = 0
-    before_training: Count = 2000
-    before: Count = 1000
-    after_training: Count = 1000
-    after: Count = 1000
-    nms: Fraction = 0.7
-    smallest: NonNegative = 0
+    background_iou: Fraction = 0.3
+    foreground_iou: Fraction = 0.7
+    batch_size_per_image: Count = 256
+    positive_fraction: Fraction = 0.5
+    box_loss: BoxLoss = "smooth_l1"
+    smooth_l1_beta: NonNegative = 0
+    pre_nms_topk_train: Count = 2000
+    pre_nms_topk_test: Count = 1000
+    post_nms_topk_train: Count = 1000
+    post_nms_topk_test: Count = 1000
+    nms_threshold: Fraction = 0.7
+    min_size: NonNegative = 0
 
 
-class Guesses(NamedTuple):
-    """What the network says of all anchors; lists are by level.
+class RpnOutput(NamedTuple):
+    """Predictions for all anchors, one tensor per level.
 
     Attributes:
-        logits: whether there is something (B x A each).
-        deltas: how it differs from the anchor (B x A x 4 each).
+        logits: objectness (B x A each).
+        deltas: encoded boxes (B x A x 4 each).
         anchors: A x 4 each, float32.
     """
 
@@ -84,93 +108,97 @@ class RegionProposals(nn.Module):
     ``conv``, ``objectness_logits`` and ``anchor_deltas`` have the same shapes and order.
 
     Args:
-        levels: what the neck gives.
-        how: see :class:`Proposals`.
+        levels: of the neck.
+        options: see :class:`ProposalOptions`.
 
     Raises:
-        ValueError: there are not as many sizes as levels, or background is above foreground.
+        ValueError: there are not as many sizes as levels, or background_iou is above foreground_iou.
     """
 
-    def __init__(self, levels: Sequence[Level], how: Proposals) -> None:
+    def __init__(self, levels: Sequence[Level], options: ProposalOptions) -> None:
         super().__init__()
-        if how.background > how.foreground:
-            raise ValueError(f"background ({how.background}) must not be above foreground ({how.foreground})")
-        self.how = how
+        if options.background_iou > options.foreground_iou:
+            raise ValueError(
+                f"background_iou ({options.background_iou}) must not be above foreground_iou ({options.foreground_iou})"
+            )
+        self.options = options
         strides = [level.stride for level in levels]
-        sizes = [8.0 * stride for stride in strides] if how.anchor_sizes is None else how.anchor_sizes
-        self._anchors = AnchorGrid([(size,) for size in sizes], how.ratios, strides, convention=how.convention)
-        self.head = RPNHead(levels[0].channels, self._anchors.per_place, how.convolutions)
+        sizes = [8.0 * stride for stride in strides] if options.anchor_sizes is None else options.anchor_sizes
+        self._anchors = AnchorGrid(
+            [(size,) for size in sizes], options.aspect_ratios, strides, convention=options.convention
+        )
+        self.head = RPNHead(levels[0].channels, self._anchors.num_anchors, options.num_convs)
 
-    def forward(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> Guesses:
-        """Guesses at every anchor of the maps; ``shape`` is that of the batch."""
+    def forward(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> RpnOutput:
+        """Predict from the feature maps of a batch of height and width ``shape``."""
         logits, deltas = self.head(list(maps))
-        return Guesses(
-            [one.permute(0, 2, 3, 1).flatten(1).float() for one in logits],
-            [one.permute(0, 2, 3, 1).reshape(len(one), -1, 4).float() for one in deltas],
+        return RpnOutput(
+            [level.permute(0, 2, 3, 1).flatten(1).float() for level in logits],
+            [level.permute(0, 2, 3, 1).reshape(len(level), -1, 4).float() for level in deltas],
             self._anchors(maps, shape),
         )
 
-    def losses(self, guesses: Guesses, targets: Sequence[Target]) -> dict[str, Tensor]:
-        """``loss_rpn_cls`` and ``loss_rpn_loc``, and how many anchors of each kind they are of, per image.
+    def losses(self, output: RpnOutput, targets: Sequence[Target]) -> dict[str, Tensor]:
+        """``loss_rpn_cls`` and ``loss_rpn_loc``, and the number of positive and negative sampled anchors per image.
 
-        Both are means over ``samples`` anchors of each image, whether or not it has that many (detectron2).
+        Both losses are divided by ``batch_size_per_image`` for each image, even if it has fewer samples (detectron2).
         """
-        logits, deltas, anchors = torch.cat(guesses.logits, 1), torch.cat(guesses.deltas, 1), torch.cat(guesses.anchors)
-        learned = [
-            self._learned(logits[number], deltas[number], anchors, target) for number, target in enumerate(targets)
+        logits, deltas, anchors = torch.cat(output.logits, 1), torch.cat(output.deltas, 1), torch.cat(output.anchors)
+        sums = [
+            self._image_sums(image_logits, image_deltas, anchors, target)
+            for image_logits, image_deltas, target in zip(logits, deltas, targets, strict=True)
         ]
-        existence, place, positive, negative = torch.stack(learned).sum(dim=0).unbind()
-        count = len(targets) * self.how.samples
+        objectness, boxes, positive, negative = torch.stack(sums).sum(dim=0).unbind()
+        count = len(targets) * self.options.batch_size_per_image
         return {
-            # What is not finite shows, whichever anchors were drawn.
-            "loss_rpn_cls": existence / count + 0 * logits.sum(),
-            "loss_rpn_loc": place / count + 0 * deltas.sum(),
+            # Predictions that are not finite must show, whichever anchors were sampled.
+            "loss_rpn_cls": objectness / count + 0 * logits.sum(),
+            "loss_rpn_loc": boxes / count + 0 * deltas.sum(),
             "rpn/num_pos_anchors": positive.detach() / len(targets),
             "rpn/num_neg_anchors": negative.detach() / len(targets),
         }
 
-    def _learned(self, logits: Tensor, deltas: Tensor, anchors: Tensor, target: Target) -> Tensor:
-        """Of one image (4): sums of both losses, and the numbers of anchors of things and of background."""
-        how = self.how
-        found = match(box_iou(target.boxes, anchors), how.background, how.foreground, low_quality=True)
-        rows, counts = draw(found.labels, how.samples, how.positive)
-        positive = (found.labels[rows] == POSITIVE).float()
-        existence = F.binary_cross_entropy_with_logits(logits[rows], positive, reduction="none")
+    def _image_sums(self, logits: Tensor, deltas: Tensor, anchors: Tensor, target: Target) -> Tensor:
+        """Sum over an image's samples: objectness loss, box loss, number of positive and of negative samples."""
+        options = self.options
+        iou = box_iou(target.boxes, anchors)
+        matches = match_anchors(iou, options.background_iou, options.foreground_iou, low_quality=True)
+        rows, valid = draw_samples(matches.labels, options.batch_size_per_image, options.positive_fraction)
+        positive = (matches.labels[rows] == POSITIVE).float()
+        objectness = F.binary_cross_entropy_with_logits(logits[rows], positive, reduction="none")
         anchors = anchors[rows]
-        goals = target.boxes[found.things[rows]] if len(target.boxes) else anchors
-        place = box_loss(deltas[rows], anchors, goals, how.loss, beta=how.beta)
-        weights = counts.float()
-        each = torch.stack([existence, place * positive, positive, 1 - positive])
-        return (each * weights).sum(dim=1)
+        boxes = target.boxes[matches.indices[rows]] if len(target.boxes) else anchors
+        box_losses = box_regression_loss(deltas[rows], anchors, boxes, options.box_loss, beta=options.smooth_l1_beta)
+        values = torch.stack([objectness, box_losses * positive, positive, 1 - positive])
+        return (values * valid.float()).sum(dim=1)
 
     @torch.no_grad()
-    def propose(self, guesses: Guesses, sizes: Sizes, before: int, after: int) -> list[Tensor]:
-        """Regions of each image (N x 4), best first. It waits for the device while overlapping ones are suppressed.
+    def propose(self, output: RpnOutput, sizes: Sizes, pre_nms_topk: int, post_nms_topk: int) -> list[Tensor]:
+        """Return the proposals of each image (N x 4), best first. Suppression waits for the device.
 
         Args:
-            guesses: at all anchors.
+            output: of :meth:`forward`.
             sizes: of the images within the batch.
-            before: regions of each level that go into suppression.
-            after: regions of an image that come out of it, at most.
+            pre_nms_topk: proposals of each level that go into suppression.
+            post_nms_topk: proposals of an image after suppression, at most.
         """
-        best = [_best(*of_level, before) for of_level in zip(*guesses, strict=True)]
-        scores, boxes = (torch.cat(one, dim=1) for one in zip(*best, strict=True))
-        if self.how.convention == "torchvision":
+        best = [_top_proposals(*level, pre_nms_topk) for level in zip(*output, strict=True)]
+        scores, boxes = (torch.cat(values, dim=1) for values in zip(*best, strict=True))
+        if self.options.convention == "torchvision":
             scores = scores.sigmoid()
-        levels = torch.cat([torch.full_like(one[0], level) for level, (one, _) in enumerate(best)])
-        return [
-            self._suppressed(clip_boxes_to_image(boxes[number], size), scores[number], levels)[:after]
-            for number, size in enumerate(sizes)
-        ]
+        levels = torch.cat([torch.full_like(logits[0], level) for level, (logits, _) in enumerate(best)])
+        proposals = []
+        for image_boxes, image_scores, size in zip(boxes, scores, sizes, strict=True):
+            clipped = clip_boxes_to_image(image_boxes, size)
+            large = exceeds_size(clipped, self.options.min_size)
+            clipped = clipped[large]
+            kept = batched_nms(clipped, image_scores[large], levels[large], self.options.nms_threshold)
+            proposals.append(clipped[kept][:post_nms_topk])
+        return proposals
 
-    def _suppressed(self, boxes: Tensor, scores: Tensor, levels: Tensor) -> Tensor:
-        large = has_extent(boxes, self.how.smallest)
-        boxes = boxes[large]
-        return boxes[batched_nms(boxes, scores[large], levels[large], self.how.nms)]
 
-
-def _best(logits: Tensor, deltas: Tensor, anchors: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Logits (B x N) and boxes (B x N x 4) of the ``count`` best anchors of a level."""
+def _top_proposals(logits: Tensor, deltas: Tensor, anchors: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return logits (B x N) and boxes (B x N x 4) of the ``count`` best anchors of a level."""
     logits, rows = logits.topk(min(count, logits.shape[1]), dim=1)
     deltas = deltas.gather(1, rows[..., None].expand(-1, -1, 4))
-    return logits, decode(deltas.flatten(0, 1), anchors[rows].flatten(0, 1)).view_as(deltas)
+    return logits, decode_boxes(deltas.flatten(0, 1), anchors[rows].flatten(0, 1)).view_as(deltas)

@@ -1,1 +1,1 @@
-"""Losses: pure functions of predictions and targets. They know no model and no task."""
+"""Losses: pure functions of predictions and targets, independent of models and tasks."""

@@ -1,4 +1,4 @@
-"""Losses that ask of every class on its own whether it is there: for several labels an image, or none."""
+"""Binary losses, one per class: for multi-label data."""
 
 from __future__ import annotations
 
@@ -14,66 +14,64 @@ from opabinia.contracts import Fraction, NonNegative
 from opabinia.models.losses.cross_entropy import soft_targets
 
 
-@register.loss
+@register.loss(renamed={"threshold": "target_threshold"})
 def binary_cross_entropy(
     logits: Tensor,
     targets: Tensor,
     /,
     *,
     label_smoothing: Fraction = 0.0,
-    threshold: Fraction | None = None,
+    target_threshold: Fraction | None = None,
     sum_classes: bool = False,
 ) -> Tensor:
-    """Mean binary cross entropy over samples and classes (Wightman et al. 2021, ResNet strikes back, section 2.2).
+    """Binary cross entropy, averaged over samples and classes (Wightman et al. 2021, ResNet strikes back, section 2.2).
 
     Args:
         logits: B x K.
-        targets: class numbers (int64, B), or shares of the classes (float, B x K).
+        targets: class labels (int64, B), or probabilities of the classes (float, B x K).
         label_smoothing: share e of each target that is spread evenly over the K classes, as in cross entropy.
-        threshold: targets above it become 1, others 0, after smoothing; so mixed images have both labels.
-        sum_classes: sum over the classes instead of their mean.
+        target_threshold: targets above it become 1, others 0, after smoothing; mixed images then have both labels.
+        sum_classes: sum over the classes instead of averaging.
 
     Example: logits [0, 2], targets [1, 0]: 1.4100.
     """
     soft = soft_targets(targets, logits.shape[1], label_smoothing)
-    if threshold is not None:
-        soft = (soft > threshold).to(logits.dtype)
+    if target_threshold is not None:
+        soft = (soft > target_threshold).to(logits.dtype)
     loss = F.binary_cross_entropy_with_logits(logits, soft)
     return loss * logits.shape[1] if sum_classes else loss
 
 
-def known_binary_cross_entropy(outputs: Sequence[Tensor], targets: Tensor, *, normalize: bool = False) -> Tensor:
-    """Binary cross entropy where some labels are not known: the mean over the images of which a class is known, summed
-    over the classes and over several classifiers of the same images (VISSL's for multi-label data).
+def multi_output_binary_cross_entropy(outputs: Sequence[Tensor], targets: Tensor, *, normalize: bool = False) -> Tensor:
+    """Binary cross entropy with unknown labels: the mean over the images with a known label, summed over classes and
+    over several classifiers of the same images (VISSL's for multi-label data).
 
     Args:
         outputs: logits of each classifier, B x K.
-        targets: 1 where a class is there, 0 where it is not, -1 where nobody knows (B x K).
-        normalize: bring the logits of each image to length 1 first.
+        targets: 1 for positive, 0 for negative, -1 for unknown labels (B x K).
+        normalize: normalize the logits of each image to length 1 first.
 
-    Example: logits [[0], [2]], targets [[1], [-1]]: 0.6931, for the second image tells nothing.
+    Example: logits [[0], [2]], targets [[1], [-1]]: 0.6931, as the label of the second image is unknown.
     """
     known = targets >= 0
     counts = known.sum(0).clamp(min=1)
-    losses = [
-        F.binary_cross_entropy_with_logits(
-            F.normalize(logits, dim=1) if normalize else logits, targets.clamp(min=0).to(logits.dtype), reduction="none"
-        ).where(known, 0)
-        / counts
-        for logits in outputs
-    ]
+    losses = []
+    for logits in outputs:
+        logits = F.normalize(logits, dim=1) if normalize else logits
+        soft = targets.clamp(min=0).to(logits.dtype)
+        losses.append(F.binary_cross_entropy_with_logits(logits, soft, reduction="none").where(known, 0) / counts)
     return torch.stack(losses).sum()
 
 
 @register.loss
 def binary_focal(logits: Tensor, targets: Tensor, /, *, gamma: NonNegative = 2.0, alpha: Fraction = 0.25) -> Tensor:
-    """Binary cross entropy in which what is already known counts less (Lin et al. 2017); summed over classes.
+    """Binary focal loss, summed over classes (Lin et al. 2017).
 
     Args:
         logits: B x K.
-        targets: class numbers (int64, B), or shares of the classes (float, B x K).
-        gamma: what has probability p of being right counts by ``(1 - p) ** gamma``.
-        alpha: weight of classes that are there; of those that are not, ``1 - alpha``.
+        targets: class labels (int64, B), or probabilities of the classes (float, B x K).
+        gamma: focusing exponent: predictions with probability p of being right have weight ``(1 - p) ** gamma``.
+        alpha: weight of positive classes; negative ones have ``1 - alpha``.
     """
     soft = soft_targets(targets, logits.shape[1])
     loss: Tensor = sigmoid_focal_loss(logits, soft, alpha=alpha, gamma=gamma)
@@ -90,19 +88,19 @@ def asymmetric(
     gamma_negative: NonNegative = 4.0,
     margin: Fraction = 0.05,
 ) -> Tensor:
-    """Binary cross entropy with another focus for what is there and what is not (Ridnik et al. 2021); summed over
-    classes. For many classes, of which an image has few.
+    """Asymmetric loss: binary cross entropy with different focusing of positive and negative classes, summed over
+    classes (Ridnik et al. 2021). For many classes of which an image has few.
 
     Args:
         logits: B x K.
-        targets: class numbers (int64, B), or 1 for each class that is there (float, B x K).
-        gamma_positive: focus on the classes that are there.
-        gamma_negative: focus on those that are not.
-        margin: probabilities below it do not count for classes that are not there.
+        targets: class labels (int64, B), or 1 for each positive class (float, B x K).
+        gamma_positive: focusing exponent of positive classes.
+        gamma_negative: focusing exponent of negative classes.
+        margin: probabilities of negative classes below it have no loss.
     """
     soft = soft_targets(targets, logits.shape[1])
-    there = logits.sigmoid()
-    absent = (1 - there + margin).clamp(max=1)
-    loss = soft * F.logsigmoid(logits) * (1 - there) ** gamma_positive
-    loss = loss + (1 - soft) * absent.clamp(min=1e-8).log() * (1 - absent) ** gamma_negative
+    positive = logits.sigmoid()
+    negative = (1 - positive + margin).clamp(max=1)
+    loss = soft * F.logsigmoid(logits) * (1 - positive) ** gamma_positive
+    loss = loss + (1 - soft) * negative.clamp(min=1e-8).log() * (1 - negative) ** gamma_negative
     return -loss.sum(1).mean()

@@ -1,6 +1,7 @@
-"""Losses that keep the coordinates of vectors from saying the same, or nothing at all.
+"""Losses that decorrelate the dimensions of embeddings and prevent collapse (Barlow Twins, VICReg).
 
-They want the batch of all processes (``runtime.exchange.gather_rows``), and compute in float32 under autocast too.
+They take the batch gathered from all processes (``runtime.collectives.gather_rows``), and compute in float32 under
+autocast too.
 """
 
 from __future__ import annotations
@@ -23,79 +24,80 @@ def barlow_twins(
     eps: float = 1e-5,
     normalize: Normalize = "per_view",
 ) -> Tensor:
-    """Coordinates of two views are to correlate with themselves, and not with each other (Zbontar et al. 2021,
+    """Barlow Twins loss: the cross-correlation matrix of two views should be the identity (Zbontar et al. 2021,
     equation 1); the mean over pairs of views.
 
     Args:
-        views: vectors of each view (B x D); B of at least 2, two views or more.
-        off_diagonal: weight of the correlations that are to be 0; the authors' program's 0.0051.
-        scale: of the whole loss; the authors' program's 0.024.
+        views: embeddings of each view (B x D); B of at least 2, two views or more.
+        off_diagonal: weight of the off-diagonal elements; 0.0051 in the authors' code.
+        scale: of the whole loss; 0.024 in the authors' code.
         eps: added to variances, which are biased.
-        normalize: by mean and variance of each view, as in the paper, or of all views together, as in VISSL.
+        normalize: by mean and variance of each view, as in the paper, or of all views jointly, as in VISSL.
 
     Example: golden case ``vissl_barlow``: four images in three dimensions give 0.050655, joint 0.052780.
     """
     if normalize == "joint":
-        vectors = _normalized(torch.cat(list(views)), eps).chunk(len(views))
+        vectors = _normalize(torch.cat(list(views)), eps).chunk(len(views))
     else:
-        vectors = tuple(_normalized(view, eps) for view in views)
+        vectors = tuple(_normalize(view, eps) for view in views)
     losses = []
-    for one, other in combinations(vectors, 2):
-        correlations = _product(one, other) / len(one)
-        right = (1 - correlations.diagonal()).square().sum()
-        losses.append(right + off_diagonal * _off_diagonal(correlations))
+    for first, second in combinations(vectors, 2):
+        correlations = _product(first, second) / len(first)
+        diagonal = (1 - correlations.diagonal()).square().sum()
+        losses.append(diagonal + off_diagonal * _off_diagonal(correlations))
     return scale * torch.stack(losses).mean()
 
 
 def invariance(views: Sequence[Tensor]) -> Tensor:
-    """How far views of an image are from each other: the mean squared difference of coordinates, over pairs of views
-    (Bardes et al. 2022, VICReg, algorithm 1).
+    """Mean squared difference of the embeddings of an image's views, over pairs of views (Bardes et al. 2022, VICReg,
+    algorithm 1).
 
     Args:
-        views: vectors of each view (B x D); two views or more.
+        views: embeddings of each view (B x D); two views or more.
     """
-    return torch.stack([F.mse_loss(one.float(), other.float()) for one, other in combinations(views, 2)]).mean()
+    losses = [F.mse_loss(first.float(), second.float()) for first, second in combinations(views, 2)]
+    return torch.stack(losses).mean()
 
 
 def variance(views: Sequence[Tensor], target: float = 1.0, eps: float = 1e-4) -> Tensor:
-    """How far the deviation of each coordinate within a view is below a target, averaged over coordinates and views.
+    """Mean shortfall of the standard deviation of each dimension below a target, over dimensions and views.
 
-    Bardes et al. 2022, VICReg, equation 1. The mean over views is that of the authors' program, with which the paper's
+    Bardes et al. 2022, VICReg, equation 1. The mean over views is that of the authors' code, with which the paper's
     weights go; equation 6 has the sum.
 
     Args:
-        views: vectors of each view (B x D); B of at least 2.
-        target: the deviation that is enough.
+        views: embeddings of each view (B x D); B of at least 2.
+        target: the standard deviation from which on there is no loss.
         eps: added to variances, which are unbiased, so that the root has a gradient at 0.
     """
     return torch.stack([F.relu(target - (view.float().var(0) + eps).sqrt()).mean() for view in views]).mean()
 
 
 def covariance(views: Sequence[Tensor]) -> Tensor:
-    """The squared covariances of different coordinates, over D: of two views the sum over both (Bardes et al. 2022,
-    VICReg, equations 3, 4 and 6), of V views the mean over views, times 2.
+    """Sum of squared covariances of different dimensions over D: for two views the sum over both (Bardes et al. 2022,
+    VICReg, equations 3, 4 and 6), for V views the mean over views, times 2.
 
     Args:
-        views: vectors of each view (B x D); B of at least 2.
+        views: embeddings of each view (B x D); B of at least 2.
     """
     losses = []
     for view in views:
-        centred = view.float() - view.float().mean(0)
-        losses.append(_off_diagonal(_product(centred, centred) / (len(view) - 1)) / view.shape[1])
+        centered = view.float() - view.float().mean(0)
+        losses.append(_off_diagonal(_product(centered, centered) / (len(view) - 1)) / view.shape[1])
     return 2 * torch.stack(losses).mean()
 
 
-def _normalized(vectors: Tensor, eps: float) -> Tensor:
-    """Mean 0 and variance 1 in every coordinate."""
+def _normalize(vectors: Tensor, eps: float) -> Tensor:
+    """Normalize each dimension to mean 0 and variance 1."""
     return F.batch_norm(vectors.float(), None, None, training=True, eps=eps)
 
 
-def _product(one: Tensor, other: Tensor) -> Tensor:
-    """D x D, of vectors B x D."""
-    with torch.autocast(one.device.type, enabled=False):
-        return one.T @ other
+def _product(first: Tensor, second: Tensor) -> Tensor:
+    """Multiply B x D matrices to D x D."""
+    with torch.autocast(first.device.type, enabled=False):
+        return first.T @ second
 
 
 def _off_diagonal(matrix: Tensor) -> Tensor:
-    """The sum of squares beside the diagonal (0-d). Two sums, and no copy of the matrix: it may have 8192^2 entries."""
+    """Sum of squares off the diagonal (0-d), as two sums instead of a masked copy: there may be 8192^2 elements."""
     return matrix.square().sum() - matrix.diagonal().square().sum()

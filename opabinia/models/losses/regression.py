@@ -1,4 +1,4 @@
-"""Losses by which one view's vectors foretell those of the other views. Nothing in them keeps vectors apart."""
+"""Losses that predict the embedding of one view from another, without negatives."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 
 def cosine_regression(predictions: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
-    """The negative cosine between what a view predicts and another view's target, averaged, from -1 to 1 (Chen and He
-    2021, SimSiam, equations 1 to 4).
+    """Mean negative cosine of each view's prediction and the other views' targets, from -1 to 1 (Chen and He 2021,
+    SimSiam, equations 1 to 4).
 
-    Every ordered pair of two views counts, and every image; no gradient flows to targets. The squared distance of
-    normalised vectors (Grill et al. 2020, BYOL, equation 2) is 2 + 2 times that.
+    The mean is over ordered pairs of different views and over images; no gradient flows to targets. The squared
+    distance of normalized vectors (Grill et al. 2020, BYOL, equation 2) is 2 + 2 times that.
 
     Args:
         predictions: of each view (B x D), of any length; two views or more.
@@ -24,8 +24,8 @@ def cosine_regression(predictions: Sequence[Tensor], targets: Sequence[Tensor]) 
     Example: predictions [1, 0] and [0, 1] with targets [3, 4] and [2, 0] have the cosines 1 (with the second target)
         and 0.8 (with the first): -0.9.
     """
-    # Under autocast, too, the norms are those of float32.
+    # Norms are computed in float32 under autocast too.
     predicted = [F.normalize(prediction.float(), dim=1) for prediction in predictions]
-    wanted = [F.normalize(target.detach().float(), dim=1) for target in targets]
+    expected = [F.normalize(target.detach().float(), dim=1) for target in targets]
     pairs = permutations(range(len(predicted)), 2)
-    return -torch.stack([(predicted[one] * wanted[other]).sum(1) for one, other in pairs]).mean()
+    return -torch.stack([(predicted[view] * expected[other]).sum(1) for view, other in pairs]).mean()

@@ -1,1 +1,1 @@
-"""Pretrained weights: reading files of many formats without running code, and matching names."""
+"""Pretrained weights: read files of many formats without running code, and match names and shapes."""

@@ -1,11 +1,11 @@
-"""Weights from elsewhere: read without running code, fitted by name and shape, and told what did not fit."""
+"""Initialize a model with weights from a file: match names and shapes, and report what did not fit."""
 
 from __future__ import annotations
 
 import re
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import isqrt
 from pathlib import Path
@@ -18,79 +18,85 @@ from torch import Tensor, nn
 
 from opabinia.config import register
 from opabinia.contracts import Task
-from opabinia.models.backbones.video.inflate import inflated_kernel
+from opabinia.models.backbones.video.inflate import inflate_kernel
 from opabinia.models.weights.files import read_weights
-from opabinia.models.weights.translate import Colours, of_coco, translated
+from opabinia.models.weights.translation import ChannelOrder, adapt_shape, translate_weights
 
 
-@register.section(name="init")
+@register.section(
+    name="init",
+    renamed={"into": "target_prefix", "take": "source_prefix", "only": "include", "colours": "channel_order"},
+)
 @dataclass(frozen=True, kw_only=True)
 class Init:
-    """Weights to begin with.
+    """Initial weights.
 
     Args:
         weights: a run folder, a checkpoint in it, or a file: .safetensors, .pth, .pt, .bin, .tar, .pkl. Names of
-            detectron2, of torchvision's detectors and of the like are known (:mod:`opabinia.models.weights.translate`).
-        into: the part of the task that gets them, such as ``backbone``; of a file that has such a part, too, only that
-            is taken. Empty: the whole task.
-        take: the part of the file that is taken, such as ``encoder_q``; null finds what fits.
-        only: a regular expression that the names of the task's tensors (below ``into``) must contain to be filled.
-        ema: take averaged weights.
-        colours: the order that the first convolution takes colours in: ``rgb`` or ``bgr``; it is turned to RGB. null:
-            ``bgr`` for detectron2's and Caffe2's names, otherwise ``rgb``.
-        strict: anything that does not fit is an error.
+            detectron2, torchvision's detectors and other systems are translated (:mod:`opabinia.migration.weights`).
+        target_prefix: the part of the task to initialize, such as ``backbone``; if the file has such a part, too, only
+            that is used. Empty: the whole task.
+        source_prefix: the part of the file to use, such as ``encoder_q``; null finds the one that fits.
+        include: a regular expression; only tensors of the task (below ``target_prefix``) with a match in their name are
+            initialized.
+        ema: use averaged weights.
+        channel_order: color channel order of the file's first convolution: ``rgb`` or ``bgr``; it is converted to RGB.
+            null: ``bgr`` for detectron2's and Caffe2's names, otherwise ``rgb``.
+        strict: raise an error if anything does not fit.
     """
 
     weights: Path
-    into: str = ""
-    take: str | None = None
-    only: str | None = None
+    target_prefix: str = ""
+    source_prefix: str | None = None
+    include: str | None = None
     ema: bool = False
-    colours: Colours | None = None
+    channel_order: ChannelOrder | None = None
     strict: bool = False
 
 
-def initialise(task: nn.Module, init: Init) -> Report:
-    """Fill ``task`` with the weights that ``init`` names.
+def initialize(task: nn.Module, init: Init) -> LoadReport:
+    """Fill ``task`` with the weights of ``init``.
 
     Raises:
         ValueError: the file cannot be read, nothing of it fits, or with ``strict`` not everything does.
     """
     try:
-        part = task.get_submodule(init.into)
+        part = task.get_submodule(init.target_prefix)
     except AttributeError as error:
         parts = ", ".join(name for name, _ in task.named_children())
-        raise ValueError(f"into: the task has no {init.into!r}; it has: {parts}") from error
-    weights, told = translated(read_weights(init.weights, ema=init.ema), init.colours)
-    take = init.take
-    if take is None and init.into and any(name.startswith(f"{init.into}.") for name in weights):
-        take = init.into
+        raise ValueError(f"target_prefix: the task has no {init.target_prefix!r}; it has: {parts}") from error
+    prefix = f"{init.target_prefix}." if init.target_prefix else ""
+    weights, translated = translate_weights(read_weights(init.weights, ema=init.ema), init.channel_order)
+    source = init.source_prefix
+    if source is None:
+        source = init.target_prefix if any(name.startswith(prefix) for name in weights) else ""
     try:
-        report = replace(fit(part, weights, take=take or "", only=init.only), translated=told)
+        report = load_matching(part, weights, source_prefix=source, include=init.include)
     except ValueError as error:
         raise ValueError(f"{init.weights}: {error}") from error
+    report = replace(report, translated=translated)
     if init.strict and not report.complete:
         raise ValueError(f"strict: not everything fits; {init.weights}: {report}")
     if isinstance(task, Task):
-        task.initialised([f"{init.into}.{name}" if init.into else name for name in report.loaded])
+        task.weights_loaded([f"{prefix}{name}" for name in report.loaded])
     return report
 
 
-# --- fitting --------------------------------------------------------------------------------------------------------
+# --- loading --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Report:
-    """What became of weights and of the model that got them; ``str`` of it is for people.
+class LoadReport:
+    """The result of loading weights into a model; ``str`` formats it for people.
 
     Attributes:
-        prefixes: what stands before names in the file and, in its place, in the model.
+        prefixes: pairs of a prefix in the file and the prefix that replaces it in the model.
         loaded: names of the model's tensors that were filled.
-        resized: those of them that had to be made to fit, with both shapes.
+        resized: those of them that were resized, with both shapes.
         missing: names of the model that the file does not have.
         unexpected: names of the file that the model does not have.
-        other_shape: names of the model that have another shape in the file, with both shapes; they stay as they were.
-        translated: whose names the file has, and what was done to its weights; empty if nothing was.
+        other_shape: names of the model that have another shape in the file, with both shapes; they stay unchanged.
+        translated: the system whose names the file has, and changes to its weights; empty without.
     """
 
     prefixes: tuple[tuple[str, str], ...]
@@ -103,145 +109,145 @@ class Report:
 
     @property
     def complete(self) -> bool:
-        """Whether everything of the file found its place and everything of the model was filled."""
+        """True if all tensors of the file were used and all of the model were filled."""
         return not (self.missing or self.unexpected or self.other_shape)
 
     def __str__(self) -> str:
-        of = len(self.loaded) + len(self.missing) + len(self.other_shape)
+        total = len(self.loaded) + len(self.missing) + len(self.other_shape)
         moved = ", ".join(f"{old}* as {new}*" for old, new in self.prefixes if old != new)
-        how = "; ".join(filter(None, (self.translated, moved)))
-        lines = [f"{len(self.loaded)} of {of} tensors loaded" + (f" ({how})" if how else "")]
-        told = (
+        details = "; ".join(filter(None, (self.translated, moved)))
+        lines = [f"{len(self.loaded)} of {total} tensors loaded" + (f" ({details})" if details else "")]
+        groups = (
             ("resized", [f"{name} {shapes}" for name, shapes in self.resized.items()]),
             ("missing in the file", self.missing),
             ("unexpected in the file", self.unexpected),
-            ("left out, of another shape", [f"{name} {shapes}" for name, shapes in self.other_shape.items()]),
+            ("skipped, of another shape", [f"{name} {shapes}" for name, shapes in self.other_shape.items()]),
         )
-        lines += [f"  {what} ({len(names)}): {_first(names)}" for what, names in told if names]
+        lines += [f"  {group} ({len(names)}): {_list_first(names)}" for group, names in groups if names]
         return "\n".join(lines)
 
 
-def fit(model: nn.Module, weights: Mapping[str, Tensor], *, take: str = "", only: str | None = None) -> Report:
-    """Copy into ``model`` what has the same name and shape, whatever stands before the names on either side.
+def load_matching(
+    model: nn.Module, weights: Mapping[str, Tensor], *, source_prefix: str = "", include: str | None = None
+) -> LoadReport:
+    """Copy tensors of the same name and shape into ``model``, whatever the prefixes of names on either side.
 
-    Position embeddings and tables of relative positions are resized, a first convolution is fitted to its number of
-    channels, all as timm does; kernels over places become kernels over frames and places
-    (:func:`opabinia.models.backbones.video.inflate.inflated_kernel`); other tensors of another shape (a classifier of other
-    classes) are left out.
+    Position embeddings and tables of relative positions are resized and a first convolution is adapted to its channels,
+    as timm does; 2-d kernels are inflated to 3-d ones (:func:`opabinia.models.backbones.video.inflate.inflate_kernel`);
+    other tensors of another shape (a classifier of other classes) are skipped.
 
     Args:
-        take: the part of ``weights`` to take, such as ``encoder_q``; the rest is not looked at.
-        only: a regular expression that the names of the model's tensors must contain to be filled.
+        source_prefix: the part of ``weights`` to use, such as ``encoder_q``; the rest is ignored.
+        include: a regular expression; only tensors of the model with a match in their name are filled.
 
     Raises:
         ValueError: nothing fits, or it fits in several ways.
     """
-    take = f"{take.rstrip('.')}." if take else ""
-    given = {name: tensor for name, tensor in weights.items() if name.startswith(take) and not _computed(name)}
+    start = f"{source_prefix.rstrip('.')}." if source_prefix else ""
+    given = {name: tensor for name, tensor in weights.items() if name.startswith(start) and not _is_computed(name)}
     if not given:
-        raise ValueError(f"take: no name begins with {take!r}; names: {_first(weights)}")
-    targets = {name: tensor for name, tensor in model.state_dict().items() if not _computed(name)}
-    wanted = _containing(only, targets)
-    prefixes, places = _places(given, targets)
-    sources = {name: given[places[name]] for name in wanted if name in places}
-    resized, other_shape = _fill(model, targets, sources)
-    used = set(places.values())
+        raise ValueError(f"source_prefix: no name begins with {start!r}; names: {_list_first(weights)}")
+    targets = {name: tensor for name, tensor in model.state_dict().items() if not _is_computed(name)}
+    wanted = _filter_names(include, targets)
+    prefixes, matches = _match_names(given, targets)
+    sources = {name: given[matches[name]] for name in wanted if name in matches}
+    resized, other_shape = _copy_tensors(model, targets, sources)
     loaded = tuple(name for name in sources if name not in other_shape)
-    if all(_counts(name) for name in loaded):
-        other = f"; of another shape: {_first(map(' '.join, other_shape.items()))}" if other_shape else ""
-        raise ValueError(f"nothing fits: the file has {_first(given)}; the model has {_first(wanted)}{other}")
-    return Report(
+    if all(_is_counter(name) for name in loaded):
+        other = f"; of another shape: {_list_first(map(' '.join, other_shape.items()))}" if other_shape else ""
+        raise ValueError(f"nothing fits: the file has {_list_first(given)}; the model has {_list_first(wanted)}{other}")
+    used = set(matches.values())
+    return LoadReport(
         prefixes=prefixes,
         loaded=loaded,
         resized=resized,
-        # Counters of batch norms are younger than many files; nothing computed hangs on them.
-        missing=tuple(name for name in wanted if name not in places and not _counts(name)),
+        # Old files lack the counters of batch norms; no output depends on them.
+        missing=tuple(name for name in wanted if name not in matches and not _is_counter(name)),
         unexpected=tuple(name for name in given if name not in used),
         other_shape=other_shape,
     )
 
 
-def _fill(
+def _copy_tensors(
     model: nn.Module, targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Copy ``sources`` over ``targets``; tells both shapes of what was resized, and of what could not be."""
+    """Copy ``sources`` to ``targets``; return both shapes of resized tensors, and of those that do not fit."""
     resized, other_shape = {}, {}
     for name, source in sources.items():
         target = targets[name]
-        shapes = f"{_shape(source)} -> {_shape(target)}"
-        fitted = source if source.shape == target.shape else _fitted(model, name, source, target)
-        if fitted is None:
+        shapes = " -> ".join("x".join(map(str, tensor.shape)) or "number" for tensor in (source, target))
+        adapted = source if source.shape == target.shape else _resize(model, name, source, target)
+        if adapted is None:
             other_shape[name] = shapes
             continue
-        if fitted is not source:
+        if adapted is not source:
             resized[name] = shapes
-        target.copy_(fitted)
+        target.copy_(adapted)
     return resized, other_shape
 
 
-def _containing(pattern: str | None, names: Iterable[str]) -> list[str]:
+def _filter_names(pattern: str | None, names: Iterable[str]) -> list[str]:
     try:
-        found = [name for name in names if re.search(pattern or "", name)]
+        matching = [name for name in names if re.search(pattern or "", name)]
     except re.error as error:
-        raise ValueError(f"only: {pattern!r} is no regular expression: {error}") from error
-    if not found:
-        raise ValueError(f"only: no tensor of the model has {pattern!r} in its name: {_first(names)}")
-    return found
+        raise ValueError(f"include: {pattern!r} is not a regular expression: {error}") from error
+    if not matching:
+        raise ValueError(f"include: no tensor of the model has {pattern!r} in its name: {_list_first(names)}")
+    return matching
 
 
-def _computed(name: str) -> bool:
-    """Whether a model computes this buffer from its sizes, so that it is no weight."""
+def _is_computed(name: str) -> bool:
+    """Return whether a buffer follows from the sizes of the model, so that it is not a weight."""
     return name.rpartition(".")[2] in ("relative_position_index", "relative_coords_table", "attn_mask")
 
 
-def _counts(name: str) -> bool:
-    """Whether this buffer only counts the batches that a norm has seen."""
+def _is_counter(name: str) -> bool:
+    """Return whether a buffer only counts the batches of a norm."""
     return name.endswith("num_batches_tracked")
 
 
-def _first(names: Iterable[str], count: int = 5) -> str:
+def _list_first(names: Iterable[str], count: int = 5) -> str:
     names = list(names)
     return ", ".join(names[:count]) + (f" ... ({len(names) - count} more)" if len(names) > count else "")
 
 
-def _shape(tensor: Tensor) -> str:
-    return "x".join(str(size) for size in tensor.shape) or "number"
-
-
-# --- which name is which --------------------------------------------------------------------------------------------
+# --- matching names -------------------------------------------------------------------------------------------------
 
 Prefixes = tuple[str, str]
-"""What stands before names in the file, and in its place in the model."""
+"""A prefix of names in the file, and the one that replaces it in the model."""
 
 
-def _places(given: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> tuple[tuple[Prefixes, ...], dict[str, str]]:
-    """For names of the model their name in the file, and what the two differ in."""
-    first = _main_prefixes(given, targets)
-    if first is None:
+def _match_names(
+    given: Mapping[str, Tensor], targets: Mapping[str, Tensor]
+) -> tuple[tuple[Prefixes, ...], dict[str, str]]:
+    """Map names of the model to names in the file, and return the prefixes by which they differ."""
+    main = _main_prefixes(given, targets)
+    if main is None:
         return (), {}
-    found = [first]
-    places = _moved(given, targets, *first)
-    # What is left may have stood, or may now stand, in another part: a classifier beside the backbone.
-    while more := _further_prefixes(given.keys() - places.values(), targets.keys() - places.keys(), first):
-        found.append(more)
-        places = {**_moved(given.keys() - places.values(), targets, *more), **places}
-    return tuple(found), places
+    prefixes = [main]
+    matches = _replace_prefix(given, targets, *main)
+    # The remaining names may belong, or have belonged, to another part: a classifier outside of the backbone.
+    while more := _further_prefixes(given.keys() - matches.values(), targets.keys() - matches.keys(), main):
+        prefixes.append(more)
+        matches = {**_replace_prefix(given.keys() - matches.values(), targets, *more), **matches}
+    return tuple(prefixes), matches
 
 
-def _moved(given: Iterable[str], targets: Iterable[str], old: str, new: str) -> dict[str, str]:
+def _replace_prefix(given: Iterable[str], targets: Iterable[str], old: str, new: str) -> dict[str, str]:
     targets = set(targets)
     moved = {new + name.removeprefix(old): name for name in given if name.startswith(old)}
     return {target: name for target, name in moved.items() if target in targets}
 
 
 def _main_prefixes(given: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Prefixes | None:
-    """The pair by which most names and shapes agree; every two tensors that end alike have a vote.
+    """Return the pair of prefixes with which most names and shapes agree; every two tensors with the same end of their
+    names and the same shape have a vote.
 
-    Of pairs with as many votes that one wins by which names stay the same: a run may have a second network like the
-    first (``backbone``, ``teacher.backbone``).
+    Among equal pairs, the one that keeps names unchanged wins: a run may have a second network like the first
+    (``backbone``, ``teacher.backbone``).
 
     Raises:
-        ValueError: two others have as many votes.
+        ValueError: several other pairs have most votes.
     """
     alike: dict[Any, list[str]] = defaultdict(list)
     for name, tensor in targets.items():
@@ -249,8 +255,8 @@ def _main_prefixes(given: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -
     votes: Counter[Prefixes] = Counter()
     for name, tensor in given.items():
         for target in alike[name.rpartition(".")[2], tensor.shape]:
-            old, new, shared = _split(name, target)
-            # Below two different modules the mere names "weight" and "bias" say nothing.
+            old, new, shared = _split_common_suffix(name, target)
+            # In two different modules, equal "weight" and "bias" mean nothing.
             if shared > 1 or not old or not new:
                 votes[old, new] += 1
     if not votes:
@@ -264,27 +270,24 @@ def _main_prefixes(given: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -
     if len(winners) > 1:
         ways = "; ".join(f"{old}* as {new}*" for old, new in winners[:4])
         raise ValueError(
-            f"it fits in several ways ({ways}): say which by take (part of the file) or into (of the task)"
+            f"it fits in several ways ({ways}): set source_prefix (part of the file) or target_prefix (of the task)"
         )
     return winners[0]
 
 
-def _split(name: str, target: str) -> tuple[str, str, int]:
-    """What two names begin with before their longest common ending, and how many places that ending has."""
+def _split_common_suffix(name: str, target: str) -> tuple[str, str, int]:
+    """Return the prefixes of two names before their longest common suffix, and the number of its components."""
     a, b = name.split("."), target.split(".")
     shared = 0
     while shared < min(len(a), len(b)) and a[-1 - shared] == b[-1 - shared]:
         shared += 1
-    return _dotted(a[: len(a) - shared]), _dotted(b[: len(b) - shared]), shared
+    old, new = ("".join(f"{part}." for part in parts[: len(parts) - shared]) for parts in (a, b))
+    return old, new, shared
 
 
-def _dotted(places: Sequence[str]) -> str:
-    return "".join(f"{place}." for place in places)
-
-
-def _further_prefixes(given: Iterable[str], targets: Iterable[str], first: Prefixes) -> Prefixes | None:
-    """The pair by which most of these names agree, if on one side it is that of the others."""
-    old, new = first
+def _further_prefixes(given: Iterable[str], targets: Iterable[str], main: Prefixes) -> Prefixes | None:
+    """Return the pair of prefixes with which most of these names agree, among those with one side of the main pair."""
+    old, new = main
     votes: Counter[Prefixes] = Counter()
     targets = list(targets)
     for name in given:
@@ -300,55 +303,54 @@ def _further_prefixes(given: Iterable[str], targets: Iterable[str], first: Prefi
 
 # --- other shapes ---------------------------------------------------------------------------------------------------
 
+_MAX_IMAGE_CHANNELS = 16
+"""Satellite images included; a layer with more input channels takes features."""
 
-def _fitted(model: nn.Module, name: str, tensor: Tensor, target: Tensor) -> Tensor | None:
-    """``tensor`` in the shape of ``target`` where there is a sound way to do so."""
+
+def _resize(model: nn.Module, name: str, tensor: Tensor, target: Tensor) -> Tensor | None:
+    """Convert ``tensor`` to the shape of ``target``; None if there is no sound way to do so."""
     path, _, kind = name.rpartition(".")
     owner: Any = model.get_submodule(path)
     try:
         if kind in ("pos_embed", "pos_embedding", "position_embeddings"):
-            fitted = _positions(owner, tensor, target)
+            resized = _resize_positions(owner, tensor, target)
         elif kind == "relative_position_bias_table":
-            with warnings.catch_warnings(action="ignore"):  # of torch to timm, on speed
-                fitted = resize_rel_pos_bias_table(tensor, owner.window_size, tuple(target.shape))
-        elif kind == "weight" and _sees_images(model, owner) and tensor.shape[1] <= _MOST_CHANNELS:
-            fitted = adapt_input_conv(target.shape[1], tensor, base_chans=tensor.shape[1])
+            with warnings.catch_warnings(action="ignore"):  # torch warns timm about performance
+                resized = resize_rel_pos_bias_table(tensor, owner.window_size, tuple(target.shape))
+        elif kind == "weight" and _is_first_conv(model, owner) and tensor.shape[1] <= _MAX_IMAGE_CHANNELS:
+            resized = adapt_input_conv(target.shape[1], tensor, base_chans=tensor.shape[1])
         elif isinstance(owner, nn.Conv3d) and kind == "weight" and tensor.ndim == 4:
-            if owner.in_channels != tensor.shape[1] <= _MOST_CHANNELS:  # the first one; others fail by their shape
+            if owner.in_channels != tensor.shape[1] <= _MAX_IMAGE_CHANNELS:  # the first one; others fail by their shape
                 tensor = adapt_input_conv(owner.in_channels, tensor, base_chans=tensor.shape[1])
-            fitted = inflated_kernel(tensor, target.shape[2])
+            resized = inflate_kernel(tensor, target.shape[2])
         else:
-            return of_coco(name, tensor, target)
-    # timm checks what it can do in many ways.
+            return adapt_shape(name, tensor, target)
+    # timm validates its input in many ways.
     except (AttributeError, AssertionError, NotImplementedError, RuntimeError, ValueError, TypeError, IndexError):
         return None
-    return fitted if fitted.shape == target.shape else None
+    return resized if resized.shape == target.shape else None
 
 
-def _positions(owner: Any, tensor: Tensor, target: Tensor) -> Tensor:
-    """A position embedding (1 x tokens x D) for another grid; the tokens before the grid stay as they are.
+def _resize_positions(owner: Any, tensor: Tensor, target: Tensor) -> Tensor:
+    """Resize a position embedding (1 x tokens x D) to another grid; the tokens before the grid stay unchanged.
 
     Raises:
-        ValueError: the tokens are no such grid.
+        ValueError: the tokens are not such a grid.
     """
     old, new = tensor.shape[1], target.shape[1]
     grid = getattr(getattr(owner, "patch_embed", None), "grid_size", None)
-    # Without a grid: as few tokens before it as make both a square.
-    ahead = [new - grid[0] * grid[1]] if grid else range(min(old, new))
-    for prefix in ahead:
+    # Without a known grid: the smallest number of tokens before it with which both are squares.
+    prefixes = [new - grid[0] * grid[1]] if grid else range(min(old, new))
+    for prefix in prefixes:
         side = isqrt(old - prefix)
         height, width = grid or (isqrt(new - prefix),) * 2
         if prefix + side**2 == old and prefix + height * width == new:
-            fitted: Tensor = resample_abs_pos_embed(tensor, [height, width], [side, side], num_prefix_tokens=prefix)
-            return fitted
+            resized: Tensor = resample_abs_pos_embed(tensor, [height, width], [side, side], num_prefix_tokens=prefix)
+            return resized
     raise ValueError("no square grid")
 
 
-_MOST_CHANNELS = 16
-"""Of an image, satellite images included; a layer of more takes features."""
-
-
-def _sees_images(model: nn.Module, layer: nn.Module) -> bool:
-    """Whether ``layer`` is the first convolution of ``model``."""
+def _is_first_conv(model: nn.Module, layer: nn.Module) -> bool:
+    """Return whether ``layer`` is the first convolution of ``model`` and takes images."""
     first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
-    return first is not None and layer is first and first.groups == 1 and first.in_channels <= _MOST_CHANNELS
+    return first is not None and layer is first and first.groups == 1 and first.in_channels <= _MAX_IMAGE_CHANNELS

@@ -1,8 +1,8 @@
-"""Pickles of NumPy arrays, read without running what is written in them.
+"""Read pickles of NumPy arrays without executing their code.
 
-A pickle is a program: it names functions and has them called. Here every name it may ask for stands in a list, and what
-it gets is no function of NumPy or Python but a stand-in that only keeps what it is told. Shapes, types and bytes are
-checked before an array is made of them. Anything else is refused by its name.
+A pickle is a program that names functions and calls them. Here every allowed name is listed, and resolves not to a
+function of NumPy or Python but to a stub that only stores its arguments. Shapes, types and bytes are validated before
+an array is made of them. Every other name is refused.
 """
 
 from __future__ import annotations
@@ -20,57 +20,55 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 _DEPTH = 2
-"""Containers within each other: what wraps the weights, and the weights by name."""
+"""Levels of nested containers: a wrapper of the weights, and the weights by name."""
 
 
 def read_pickle(path: Path) -> dict[Any, Any]:
-    """What a pickle of a dictionary holds: arrays, dictionaries, lists, strings, numbers. Tuples and sets become lists;
-    containers in containers in containers are left out.
+    """Read a pickled dictionary of arrays, dictionaries, lists, strings and numbers. Tuples and sets become lists; more
+    deeply nested containers are dropped.
 
-    Pickles of Python 2 are read, too; their strings are taken for Latin-1, as bytes of arrays are.
+    Pickles of Python 2 are supported; their strings are decoded as Latin-1, as the bytes of arrays are.
 
     Raises:
-        ValueError: it asks for anything else, it is damaged, or it holds no dictionary.
+        ValueError: it needs anything else, is damaged, or holds no dictionary.
     """
     try:
-        # In memory: what a file says of its lengths is never believed further than it goes.
-        found = _Unpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()
-        found = _finished(found, _DEPTH)
+        # In memory: lengths stated in a file cannot exceed the file.
+        content = _resolve(_Unpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load(), _DEPTH)
     except Refused as error:
         raise ValueError(f"{path}: refused: {error}") from error
-    # A pickle that is cut short or no pickle at all fails wherever it happens to.
+    # A truncated pickle, or another file, can fail in any way.
     except Exception as error:
         raise ValueError(f"{path}: is no pickle, or a damaged one: {type(error).__name__}: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ValueError(f"{path}: it holds no dictionary of arrays")
-    return found
+    return content
 
 
 class Refused(pickle.UnpicklingError):
-    """A pickle asks for what it does not get."""
+    """A pickle needs something that is not allowed."""
 
 
-# The one in Python: that in C makes room for as many things as a file says that it will remember.
+# The unpickler in Python: that in C allocates as many memo entries as a file claims to need.
 class _Unpickler(pickle._Unpickler):
     def find_class(self, module: str, name: str, /) -> Any:
         try:
-            return _ADMITTED[module, name]
+            return _ALLOWED[module, name]
         except KeyError:
-            asked = f"{module}.{name}"
-        raise Refused(
-            f"it asks for {asked!r}, and what is no array, dictionary, list, string or number can run code when it is "
-            f"loaded"
-        )
+            raise Refused(
+                f"it asks for {f'{module}.{name}'!r}, and what is no array, dictionary, list, string or number can run "
+                f"code when it is loaded"
+            ) from None
 
     def persistent_load(self, pid: Any) -> Any:
         raise Refused("it refers to something outside the file (a persistent id)")
 
 
-# --- what stands in for what a pickle asks for ----------------------------------------------------------------------
+# --- stubs of the allowed functions and classes ---------------------------------------------------------------------
 
 
 class _Function:
-    """A function that a pickle may call. It has no attributes that a pickle could set."""
+    """A function that a pickle may call, without attributes that a pickle could set."""
 
     __slots__ = ("_call",)
 
@@ -84,8 +82,8 @@ class _Function:
         raise Refused(f"it sets {name!r} of a function")
 
 
-class _Type:
-    """A type of numbers, named first (``f4``); its byte order is told afterwards."""
+class _DType:
+    """A numeric dtype, made by its name (``f4``); its byte order follows as state."""
 
     __slots__ = ("plain",)
 
@@ -104,8 +102,8 @@ class _Type:
 _NUMBERS = {f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)} | {"b1", "f2", "f4", "f8"}
 
 
-class _Pending:
-    """An array that is still to be told its shape, type and bytes."""
+class _PendingArray:
+    """An array whose shape, type and bytes follow as state."""
 
     __slots__ = ("array",)
 
@@ -118,9 +116,9 @@ class _Pending:
 
 
 def _array(content: Any, dtype: Any, shape: Any, order: Any) -> Array:
-    """An array of these bytes, if they are as many as shape and type say."""
+    """Make an array of bytes, if their number fits shape and type."""
     content = content.encode("latin1") if isinstance(content, str) else content
-    if not isinstance(dtype, _Type) or not isinstance(content, bytes | bytearray):
+    if not isinstance(dtype, _DType) or not isinstance(content, bytes | bytearray):
         raise Refused("it holds an array of objects, which are no numbers")
     if not isinstance(shape, tuple) or not all(type(side) is int and side >= 0 for side in shape):
         raise Refused("it holds an array whose shape is none")
@@ -130,61 +128,50 @@ def _array(content: Any, dtype: Any, shape: Any, order: Any) -> Array:
     return array.astype(dtype.plain.newbyteorder("="), order="C")
 
 
-def _pending(*_: Any) -> _Pending:
-    return _Pending()
-
-
 def _scalar(dtype: Any, content: Any) -> Any:
     return _array(content, dtype, (), "C").item()
 
 
-def _encoded(text: Any, encoding: Any) -> bytes:
-    """What Python 3 writes for bytes when Python 2 is to read it; :func:`_no_bytes` where there are none."""
+def _encode(text: Any, encoding: Any) -> bytes:
+    """Decode bytes as Python 3 pickles them for Python 2; empty bytes are pickled as ``bytes()``."""
     if not isinstance(text, str) or encoding != "latin1":
         raise Refused("it encodes what are no bytes")
     return text.encode("latin1")
-
-
-def _no_bytes() -> bytes:
-    return b""
 
 
 def _dictionary(pairs: Any = ()) -> dict[Any, Any]:
     return dict(pairs)
 
 
-def _class(*_: Any) -> Any:
+def _refuse_call(*_: Any) -> Any:
     raise Refused("it makes an array by itself")
 
 
-def _admitted() -> Iterator[tuple[tuple[str, str], _Function]]:
+def _allowed() -> Iterator[tuple[tuple[str, str], _Function]]:
     yield ("collections", "OrderedDict"), _Function(_dictionary)
-    yield ("_codecs", "encode"), _Function(_encoded)
-    yield ("__builtin__", "bytes"), _Function(_no_bytes)
-    yield ("numpy", "ndarray"), _Function(_class)
-    yield ("numpy", "dtype"), _Function(_Type)
+    yield ("_codecs", "encode"), _Function(_encode)
+    yield ("__builtin__", "bytes"), _Function(lambda: b"")
+    yield ("numpy", "ndarray"), _Function(_refuse_call)
+    yield ("numpy", "dtype"), _Function(_DType)
     for core in ("numpy.core", "numpy._core"):
-        yield (f"{core}.multiarray", "_reconstruct"), _Function(_pending)
+        yield (f"{core}.multiarray", "_reconstruct"), _Function(_PendingArray)
         yield (f"{core}.multiarray", "scalar"), _Function(_scalar)
         yield (f"{core}.numeric", "_frombuffer"), _Function(_array)
 
 
-_ADMITTED: Mapping[tuple[str, str], _Function] = dict(_admitted())
-"""All that a pickle may ask for, by module and name; NumPy 2 has another module than those before."""
+_ALLOWED: Mapping[tuple[str, str], _Function] = dict(_allowed())
+"""The names that a pickle may use, by module and name; modules differ between NumPy 2 and older versions."""
 
 
-def _finished(found: Any, depth: int) -> Any:
-    """The same with arrays in place of what stood in for them; containers deeper than that are left out.
-
-    Args:
-        depth: a file that nests dictionaries without end, or in circles, is not followed further.
-    """
-    if isinstance(found, _Pending):
-        if found.array is None:
+def _resolve(content: Any, depth: int) -> Any:
+    """Replace stubs by their arrays, and drop containers below ``depth``: nested without end, or circular, they would
+    not terminate."""
+    if isinstance(content, _PendingArray):
+        if content.array is None:
             raise ValueError("an array without content")
-        return found.array
-    if isinstance(found, dict):
-        return {key: _finished(value, depth - 1) for key, value in found.items()} if depth else None
-    if isinstance(found, list | tuple | set):
-        return [_finished(value, depth - 1) for value in found] if depth else None
-    return found
+        return content.array
+    if isinstance(content, dict):
+        return {key: _resolve(value, depth - 1) for key, value in content.items()} if depth else None
+    if isinstance(content, list | tuple | set):
+        return [_resolve(value, depth - 1) for value in content] if depth else None
+    return content

@@ -1,3 +1,3 @@
-"""Object detection: one task for all detectors."""
+"""Object detection, instance segmentation and keypoint detection: one task for all detectors."""
 
 from opabinia.tasks.detection.task import Detection as Detection

@@ -1,13 +1,16 @@
-"""Object detection: things in their boxes, with masks and keypoints where the detector and the data know them."""
+"""Object detection: bounding boxes, with instance masks and keypoints where detector and data have them."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from opabinia.config import register
@@ -19,9 +22,13 @@ from opabinia.contracts import (
     DatasetInfo,
     Detections,
     DetectorPart,
+    DrawOptions,
     Evaluator,
     EvaluatorPart,
+    ExportModule,
+    NextCommand,
     Predictions,
+    Sample,
     Sizes,
     Target,
     Task,
@@ -29,28 +36,41 @@ from opabinia.contracts import (
 from opabinia.evaluation.detection.coco import Coco
 from opabinia.evaluation.detection.mean_losses import MeanLosses
 from opabinia.models import norms
-from opabinia.models.layers import normalize_as
-from opabinia.tasks.detection.test_time_augmentation import Views, seen_often
+from opabinia.models.layers import build_normalization
+from opabinia.tasks.dataset_checks import check_channels, check_classes
+from opabinia.tasks.detection.test_time_augmentation import TestTimeAugmentation, detect_augmented
 
 
-@register.task(name="detection")
+class ReadableDetections(dict[str, Any]):
+    """A readable prediction; its old key ``things`` still gives ``detections``, with a DeprecationWarning."""
+
+    def __missing__(self, key: str) -> Any:
+        if key != "things":
+            raise KeyError(key)
+        warnings.warn("the key 'things' of a prediction is now 'detections'", DeprecationWarning, stacklevel=2)
+        return self["detections"]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key in self or key == "things" else default
+
+
+@register.task(name="detection", renamed={"views": "test_time_augmentation"})
 class Detection(Task):
-    """Backbone and detector, which brings its neck and its losses.
+    """Object detection: a backbone and a detector, which brings its neck and its losses.
 
-    Evaluated by COCO's average precision of boxes, and of masks and keypoints where both sides have them.
+    Evaluated by COCO average precision of boxes, and of masks and keypoints where detector and data have them.
 
     Args:
-        backbone: images to feature maps of several sizes.
-        detector: what finds things in them: ``fcos``, ``retinanet``, ``faster_rcnn``, ``mask_rcnn`` ...
-        freeze_stages: so many stages of the backbone learn nothing, the stem being the first (detectron2's FREEZE_AT,
-            there 2); for pretrained backbones.
+        backbone: maps images to feature maps of several strides.
+        detector: predicts objects from feature maps: ``fcos``, ``retinanet``, ``faster_rcnn``, ``mask_rcnn`` ...
+        freeze_stages: number of frozen stages of the backbone, counted from the stem (detectron2's FREEZE_AT, there 2);
+            for pretrained backbones.
         freeze_norms: batch norms of the backbone keep their statistics and weights; for pretrained backbones.
-        mean: of the images in 0..1, per channel or one for all; null takes what a pretrained backbone knows, otherwise
-            ImageNet's for colour.
-        std: their standard deviation, likewise.
+        mean: channel means of images in 0..1; null: see :func:`opabinia.models.layers.build_normalization`.
+        std: channel standard deviations, likewise.
         size_multiple: sides of a padded batch are multiples of it; null takes what the detector needs.
         validation_loss: compute the losses on validation data, too (``val/loss``).
-        views: predict from several sizes and mirror images; null from the image as it comes.
+        test_time_augmentation: predict from several scales and mirrored images; null predicts from the image as it is.
         evaluator: null takes ``coco``.
 
     Raises:
@@ -70,191 +90,223 @@ class Detection(Task):
         std: list[float] | None = None,
         size_multiple: Count | None = None,
         validation_loss: bool = True,
-        views: Views | None = None,
+        test_time_augmentation: TestTimeAugmentation | None = None,
         evaluator: EvaluatorPart | None = None,
     ) -> None:
         super().__init__()
         if not dataset_info.boxes or not dataset_info.classes:
-            lacks = "boxes: take a source of them, such as coco" if not dataset_info.boxes else "no class of things"
-            raise ValueError(f"detection learns where things are; the training data has {lacks}")
+            missing = "boxes: take a source with boxes, such as coco" if not dataset_info.boxes else "classes"
+            raise ValueError(f"detection learns from bounding boxes; the training data has no {missing}")
         self.dataset_info = dataset_info
         net = backbone(dataset_info.channels)
-        self.normalize = normalize_as(net.preprocessing, dataset_info.channels, mean, std)
-        levels = net.use_levels()
+        self.normalize = build_normalization(net.preprocessing, dataset_info.channels, mean, std)
+        levels = net.enable_multi_scale()
         if freeze_norms:
-            norms.freeze(net)
+            norms.freeze_batch_norms(net)
         if freeze_stages:
             net.freeze_stages(freeze_stages)
         self.backbone = net
         self.detector = detector(levels, dataset_info)
         self.size_multiple = self._multiple = size_multiple or self.detector.size_multiple
-        self._validation_loss, self._views, self._evaluator = validation_loss, views, evaluator
-
-    @property
-    def predicts_views(self) -> bool:
-        """Whether it predicts from several sizes of an image."""
-        return self._views is not None
+        self.test_time_augmentation = test_time_augmentation
+        self._validation_loss, self._evaluator = validation_loss, evaluator
 
     def _levels(self, images: Tensor, sizes: Sizes) -> list[Tensor]:
-        """The backbone's maps of a padded batch, whose padding is the mean colour: 0 after normalisation, as in
-        detectron2."""
-        normalised = self.normalize(images)
+        """Return the backbone's feature maps of a padded batch; padding is 0 after normalization, as in detectron2."""
+        normalized = self.normalize(images)
         if any(size != tuple(images.shape[-2:]) for size in sizes):
-            normalised = normalised * inside(images, sizes)
-        return self.backbone.levels(normalised)
+            normalized = normalized * image_area(images, sizes)
+        return self.backbone.pyramid_features(normalized)
 
-    def _maps(self, images: Tensor, sizes: Sizes) -> list[Tensor]:
-        """What the detector looks at."""
+    def _pyramid(self, images: Tensor, sizes: Sizes) -> list[Tensor]:
+        """Return the feature maps that the detector reads."""
         return self.detector.pyramid(self._levels(images, sizes))
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
-        """The detector's losses under their own names, and what it tells beside them."""
+        """Return the detector's losses under their own names, and what it logs beside them."""
         images, sizes = batch["image"], batch["image_sizes"]
-        return self.detector.losses(self._maps(images, sizes), _shape(images), sizes, targets(batch))
+        return self.detector.losses(self._pyramid(images, sizes), _shape(images), sizes, targets_from(batch))
 
     def predict(self, batch: Batch) -> Predictions:
-        """Things in the pixels of the pictures as they were read (see :data:`opabinia.contracts.Predictions`), and
-        ``losses/...`` where the batch has boxes."""
+        """Return detections in pixels of the images as they were read (see :data:`opabinia.contracts.Predictions`), and
+        ``losses/...`` if the batch has boxes."""
         images, sizes = batch["image"], batch["image_sizes"]
-        loses = self._validation_loss and "boxes" in batch
-        maps = self._maps(images, sizes) if loses or self._views is None else []  # views have maps of their own
-        if self._views is not None:
-            found = seen_often(self.detector, self._maps, images, sizes, self._views, self._multiple)
+        with_losses = self._validation_loss and "boxes" in batch
+        augmentation = self.test_time_augmentation
+        maps = self._pyramid(images, sizes) if with_losses or augmentation is None else []
+        if augmentation is not None:
+            detections = detect_augmented(self.detector, self._pyramid, images, sizes, augmentation, self._multiple)
         else:
-            found = self.detector.detect(maps, _shape(images), sizes)
-            found = self.detector.describe(maps, _shape(images), sizes, found)
-        in_pictures = map(scaled, found, sizes, batch["original_size"])
-        rows = stacked(list(in_pictures), self.detector.most)
-        return rows | (self._losses(maps, batch) if loses else {})
+            detections = self.detector.detect(maps, _shape(images), sizes)
+            detections = self.detector.describe(maps, _shape(images), sizes, detections)
+        detections = list(map(scale_to_original, detections, sizes, batch["original_size"]))
+        rows = stack_detections(detections, self.detector.max_detections)
+        return rows | (self._losses(maps, batch) if with_losses else {})
 
     def _losses(self, maps: Sequence[Tensor], batch: Batch) -> dict[str, Tensor]:
         images, sizes = batch["image"], batch["image_sizes"]
-        # Two-stage detectors draw which proposals they learn from: the same ones whenever this batch comes.
+        # Two-stage detectors sample proposals: a fixed seed gives the same ones whenever this batch is evaluated.
         devices = [images.device] if images.is_cuda else []
         with torch.random.fork_rng(devices):
             torch.manual_seed(0)
-            said = self.detector.losses(maps, _shape(images), sizes, targets(batch))
-        losses = {name: value for name, value in said.items() if "loss" in name}
+            values = self.detector.losses(maps, _shape(images), sizes, targets_from(batch))
+        losses = {name: value for name, value in values.items() if "loss" in name}
         losses["loss"] = torch.stack(list(losses.values())).sum()
         return {f"losses/{name}": value.expand(len(sizes)) for name, value in losses.items()}
 
     def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
-        """``things``: each with ``class``, ``score``, its ``box`` (left, top, right, bottom) and, where there are
-        some, ``keypoints`` (x, y and score by name)."""
-        found = []
-        for number in range(int((prediction["labels"] >= 0).sum())):
-            one = {
-                "class": self.dataset_info.classes[int(prediction["labels"][number])],
-                "score": round(float(prediction["scores"][number]), 4),
-                "box": [round(value, 2) for value in prediction["boxes"][number].tolist()],
+        """Return ``detections``, each with ``class``, ``score``, ``box`` (left, top, right, bottom) and, if there are
+        any, ``keypoints`` (x, y and score by name)."""
+        detections = []
+        for index in range(int((prediction["labels"] >= 0).sum())):
+            detection = {
+                "class": self.dataset_info.classes[int(prediction["labels"][index])],
+                "score": round(float(prediction["scores"][index]), 4),
+                "box": [round(value, 2) for value in prediction["boxes"][index].tolist()],
             }
             if "keypoints" in prediction:
-                points = prediction["keypoints"][number].tolist()
-                one["keypoints"] = {
+                points = prediction["keypoints"][index].tolist()
+                detection["keypoints"] = {
                     name: [round(value, 2) for value in point]
                     for name, point in zip(self.dataset_info.keypoints, points, strict=True)
                 }
-            found.append(one)
-        return {"things": found}
+            detections.append(detection)
+        return ReadableDetections(detections=detections)
 
     def features(self, batch: Batch) -> dict[str, Tensor]:
-        """``embedding``: the mean over the backbone's coarsest maps (B x M), where they show images and not padding."""
+        """Return ``embedding``: the mean over the backbone's coarsest feature maps (B x M), without padding."""
         sizes, shape = batch["image_sizes"], _shape(batch["image"])
         coarsest = self._levels(batch["image"], sizes)[-1]
-        height, width = _shape(coarsest)
-        seen = [(ceil(high * height / shape[0]), ceil(wide * width / shape[1])) for high, wide in sizes]
-        means = [one[:, :rows, :columns].mean((1, 2)) for one, (rows, columns) in zip(coarsest, seen, strict=True)]
+        rows, columns = _shape(coarsest)
+        areas = [(ceil(height * rows / shape[0]), ceil(width * columns / shape[1])) for height, width in sizes]
+        means = [maps[:, :height, :width].mean((1, 2)) for maps, (height, width) in zip(coarsest, areas, strict=True)]
         return {"embedding": torch.stack(means)}
 
-    def explain(self, batch: Batch) -> Tensor:
-        """Refuses: what is found says itself where it is.
-
-        Raises:
-            ValueError: always.
-        """
-        raise ValueError("a detector's boxes say where its predictions come from; there is nothing else to explain")
-
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
-        """The one that the config names, or COCO's; and the losses.
+        """Return the configured evaluator, or COCO's; and the mean losses.
 
         Raises:
-            ValueError: the set has no boxes, other classes, keypoints or channels than the training data.
+            ValueError: the dataset has no boxes, or other classes, keypoints or channels than the training data.
         """
-        if dataset_info.channels != self.dataset_info.channels:
-            raise ValueError(
-                f"its images have {dataset_info.channels} channels, those of training {self.dataset_info.channels}"
-            )
+        check_channels(dataset_info, self.dataset_info)
         if not dataset_info.boxes:
             raise ValueError("it has no boxes to compare with")
-        if dataset_info.classes != self.dataset_info.classes:
-            missing = [name for name in self.dataset_info.classes if name not in dataset_info.classes]
-            new = [name for name in dataset_info.classes if name not in self.dataset_info.classes]
-            raise ValueError(
-                f"its classes are not those of the training data (missing: {', '.join(missing) or 'none'}; "
-                f"new: {', '.join(new) or 'none'}; the order counts)"
-            )
+        check_classes(dataset_info, self.dataset_info)
         if self.detector.keypoints and dataset_info.keypoints not in ((), self.dataset_info.keypoints):
-            raise ValueError(
-                f"its keypoints are {listed(dataset_info.keypoints)}, those of training {listed(self.dataset_info.keypoints)}"
-            )
-        known = replace(
+            evaluated, trained = _shortened(dataset_info.keypoints), _shortened(self.dataset_info.keypoints)
+            raise ValueError(f"its keypoints are {evaluated}, those of training {trained}")
+        evaluated_info = replace(
             dataset_info,
             masks=dataset_info.masks and self.detector.masks,
             keypoints=dataset_info.keypoints if self.detector.keypoints else (),
         )
-        found = [(self._evaluator or Coco)(known)]
-        return [*found, MeanLosses()] if self._validation_loss else found
+        evaluators = [(self._evaluator or Coco)(evaluated_info)]
+        return [*evaluators, MeanLosses()] if self._validation_loss else evaluators
+
+    def caption(self, readable: Mapping[str, Any], *, min_score: float = 0.5) -> list[str]:
+        """Return the number of detections of the three most frequent classes."""
+        return _count_classes([row["class"] for row in readable["detections"] if row["score"] >= min_score])
+
+    def ground_truth_caption(self, sample: Sample, classes: Sequence[str]) -> list[str]:
+        """Return the number of annotated objects of the three most frequent classes."""
+        return _count_classes([classes[label] for label in sample["ground_truth"].labels.tolist()])
+
+    def draw(
+        self, sample: Sample, prediction: Mapping[str, Tensor], options: DrawOptions = DrawOptions()
+    ) -> Image.Image:
+        """Return the image with boxes, masks and keypoints of the detections."""
+        from opabinia.visualization.detections import predicted_objects
+        from opabinia.visualization.drawing import draw_objects
+
+        image = sample["image"]
+        objects = predicted_objects(prediction, self.dataset_info.classes, _shape(image), options.min_score)
+        return draw_objects(image, objects, side=options.side, text=options.text)
+
+    def draw_ground_truth(
+        self, sample: Sample, classes: Sequence[str], options: DrawOptions = DrawOptions()
+    ) -> Image.Image | None:
+        """Return the image with boxes, masks and keypoints of the annotations, crowds included."""
+        from opabinia.visualization.detections import annotated_objects
+        from opabinia.visualization.drawing import draw_objects
+
+        if "ground_truth" not in sample:
+            return None
+        objects = annotated_objects(sample["ground_truth"], classes)
+        return draw_objects(sample["image"], objects, side=options.side, text=options.text)
+
+    def explain(self, batch: Batch) -> Tensor:
+        """Refuse: a detection says itself where it is.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("a detector's boxes show where its predictions come from; there is nothing else to explain")
+
+    def export_module(self) -> ExportModule:
+        """Return detection with static shapes; see :class:`opabinia.tasks.detection.export.DetectionExport`."""
+        from opabinia.tasks.detection.export import DetectionExport
+
+        return DetectionExport(self, self.normalize, self.backbone, self.detector)
+
+    @classmethod
+    def next_commands(cls, run: Path) -> list[NextCommand]:
+        """Return the commands worth trying; a detector can also draw its predictions beside the ground truth."""
+        commands = super().next_commands(run)
+        compare = NextCommand(["opabinia", "predict", str(run), "--split", "val"], "draw predictions and ground truth")
+        return [*commands[:2], compare, *commands[2:]]
 
 
-def listed(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
+def _count_classes(names: Sequence[str]) -> list[str]:
+    counts = {name: names.count(name) for name in dict.fromkeys(names)}
+    return [f"{count} x {name}" for name, count in sorted(counts.items(), key=lambda item: -item[1])[:3]]
+
+
+def _shortened(names: Sequence[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
 
 
-def targets(batch: Batch) -> list[Target]:
-    """What is to be found in each image of a batch."""
+def targets_from(batch: Batch) -> list[Target]:
+    """Return the training targets of each image of a batch."""
     absent = [None] * len(batch["boxes"])
-    points: Sequence[Tensor | None] = absent
+    keypoints: Sequence[Tensor | None] = absent
     if "keypoints" in batch:
-        pairs = zip(batch["keypoints"], batch["visible"], strict=True)
-        points = [torch.cat([where, seen.to(where.dtype).unsqueeze(-1)], -1) for where, seen in pairs]
-    columns = batch["boxes"], batch["labels"], batch.get("masks", absent), points
+        pairs = zip(batch["keypoints"], batch["visibility"], strict=True)
+        keypoints = [torch.cat([points, visibility.to(points.dtype).unsqueeze(-1)], -1) for points, visibility in pairs]
+    columns = batch["boxes"], batch["labels"], batch.get("masks", absent), keypoints
     return [Target(*row) for row in zip(*columns, strict=True)]
 
 
-def inside(images: Tensor, sizes: Sizes) -> Tensor:
-    """Which pixels of a padded batch (B x C x H x W) belong to images (bool, B x 1 x H x W)."""
+def image_area(images: Tensor, sizes: Sizes) -> Tensor:
+    """Return which pixels of a padded batch (B x C x H x W) belong to images (bool, B x 1 x H x W)."""
     ends = torch.tensor(sizes).to(images.device, non_blocking=True)
     height, width = (torch.arange(side, device=images.device) for side in images.shape[-2:])
     return ((height < ends[:, :1])[:, :, None] & (width < ends[:, 1:])[:, None, :]).unsqueeze(1)
 
 
-def scaled(found: Detections, size: tuple[int, int], picture: tuple[int, int]) -> Detections:
-    """Detections in an image of this size (height, width), in the pixels of the picture that it was resized from."""
-    (height, width), (full_height, full_width) = size, picture
-    factors = found.boxes.new_tensor([full_width / width, full_height / height])
-    ends = found.boxes.new_tensor([full_width, full_height])
-    boxes = (found.boxes.view(-1, 2, 2) * factors).clamp(min=0).minimum(ends).view(-1, 4)
-    points = found.keypoints
+def scale_to_original(detections: Detections, size: tuple[int, int], original: tuple[int, int]) -> Detections:
+    """Convert detections in an image of ``size`` (height, width) to pixels of the original that it was resized from."""
+    (height, width), (original_height, original_width) = size, original
+    factors = detections.boxes.new_tensor([original_width / width, original_height / height])
+    ends = detections.boxes.new_tensor([original_width, original_height])
+    boxes = (detections.boxes.view(-1, 2, 2) * factors).clamp(min=0).minimum(ends).view(-1, 4)
+    points = detections.keypoints
     if points is not None:
         points = torch.cat([points[..., :2] * factors, points[..., 2:]], -1)
-    return found._replace(boxes=boxes, keypoints=points)
+    return detections._replace(boxes=boxes, keypoints=points)
 
 
-def stacked(found: Sequence[Detections], most: int) -> dict[str, Tensor]:
-    """Detections of B images as tensors with a row for each image, filled up to ``most`` things with label -1."""
-    rows = {
-        name: torch.stack([_filled(one, most, -1 if name == "labels" else 0) for one in values])
-        for name, values in zip(Detections._fields, zip(*found, strict=True), strict=True)
+def stack_detections(detections: Sequence[Detections], count: int) -> dict[str, Tensor]:
+    """Return detections of B images as tensors with a row per image, padded to ``count`` objects with label -1."""
+
+    def padded(values: Tensor, fill: int) -> Tensor:
+        return torch.cat([values, values.new_full((count - len(values), *values.shape[1:]), fill)])
+
+    return {
+        name: torch.stack([padded(rows, -1 if name == "labels" else 0) for rows in values])
+        for name, values in zip(Detections._fields, zip(*detections, strict=True), strict=True)
         if values[0] is not None
     }
-    return rows
-
-
-def _filled(values: Tensor, most: int, value: int) -> Tensor:
-    rest = values.new_full((most - len(values), *values.shape[1:]), value)
-    return torch.cat([values, rest])
 
 
 def _shape(images: Tensor) -> tuple[int, int]:

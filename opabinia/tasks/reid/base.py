@@ -1,10 +1,11 @@
-"""What tasks of re-identification share."""
+"""The base class of re-identification and metric learning tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,17 +20,19 @@ from opabinia.contracts import (
     EvaluatorPart,
     LossPart,
     MetricLossPart,
+    NextCommand,
     Predictions,
     Task,
 )
 from opabinia.evaluation.retrieval.retrieval_evaluators import Recall, Retrieval
-from opabinia.models.layers import normalize_as
-from opabinia.models.losses.metric import pairs
+from opabinia.models.layers import build_normalization
+from opabinia.models.losses.metric import count_pairs
+from opabinia.tasks.dataset_checks import check_channels
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What all tasks of re-identification let a person decide in the same way."""
+    """Options that all re-identification tasks share."""
 
     metric_losses: Sequence[MetricLossPart]
     evaluator: EvaluatorPart | None
@@ -37,21 +40,21 @@ class Settings:
 
 
 class Reidentification(Task):
-    """Embeds images, and learns from pairs of them over the batches of all processes.
+    """Embed images and learn from pairs of them, over the batches of all processes.
 
-    What is left to its heirs: ``seen`` and ``forward``.
+    Subclasses implement ``embed_and_classify`` and ``forward``.
 
     Args:
-        facts: of the training data.
-        backbone: of the model; it knows how its images were normalised.
-        mean, std: of the images, if a person says them.
+        dataset_info: of the training data.
+        backbone: of the model.
+        mean, std: of images in 0..1; see :func:`opabinia.models.layers.build_normalization`.
         settings: see :class:`Settings`.
 
     Attributes:
-        loss: of logits and identities, which an heir sets; None where there is no classifier.
+        loss: of logits and identities, set by subclasses; None without a classifier.
 
     Raises:
-        ValueError: there are no two identities to tell apart.
+        ValueError: there are fewer than two identities.
     """
 
     loss: LossPart | None = None
@@ -65,100 +68,103 @@ class Reidentification(Task):
         settings: Settings,
     ) -> None:
         super().__init__()
-        if len(dataset_info.classes) < 2:
-            raise ValueError(
-                f"re-identification learns from two identities or more; the training data has {len(dataset_info.classes)}"
-            )
+        count = len(dataset_info.classes)
+        if count < 2:
+            raise ValueError(f"re-identification learns from two identities or more; the training data has {count}")
         self.dataset_info = dataset_info
-        # Pairs are drawn from the whole batch: pieces of it would hold few of them, and other ones.
-        self.whole_batches = self.compares_classes = bool(settings.metric_losses)
-        self.normalize = normalize_as(backbone.preprocessing, dataset_info.channels, mean, std)
-        self.metric_losses = dict(named(settings.metric_losses))
+        # Pairs are taken from the whole batch: micro-batches would hold fewer and different ones.
+        self.requires_full_batch = self.compares_samples_of_class = bool(settings.metric_losses)
+        self.normalize = build_normalization(backbone.preprocessing, dataset_info.channels, mean, std)
+        self.metric_losses = dict(named_losses(settings.metric_losses))
         self._evaluator, self._flip_test = settings.evaluator, settings.flip_test
 
     def extra_repr(self) -> str:
-        """The losses, so that the log shows them with the model."""
+        """Return the losses, so that the log shows them with the model."""
         return "\n".join(f"({name}): {loss}" for name, loss in [("loss", self.loss), *self.metric_losses.items()])
 
-    def seen(self, batch: Batch) -> dict[str, Tensor]:
-        """``embedding`` (B x D), by which images are compared when the model is used, and ``logits`` (B x K) of the
+    def embed_and_classify(self, batch: Batch) -> dict[str, Tensor]:
+        """Return ``embedding`` (B x D), by which images are compared in inference, and ``logits`` (B x K) of the
         training identities, if there is a classifier."""
         raise NotImplementedError
 
-    def compared(self, features: Sequence[Tensor], labels: Tensor) -> dict[str, Tensor]:
-        """Metric losses by name, of several kinds of features (B x D each, of the batch of all processes) the mean.
+    def compute_metric_losses(self, features: Sequence[Tensor], labels: Tensor) -> dict[str, Tensor]:
+        """Return metric losses by name, each the mean over several kinds of features (B x D each, of all processes).
 
-        ``anchors`` is the share of images to which the batch holds both another of their identity and one of another:
-        the others teach nothing here.
+        ``anchors`` is the share of images with both another image of their identity and one of another identity in the
+        batch; the other images contribute nothing.
         """
         losses = {
-            f"{name}_loss": torch.stack([loss(one, labels) for one in features]).mean()
+            f"{name}_loss": torch.stack([loss(rows, labels) for rows in features]).mean()
             for name, loss in self.metric_losses.items()
         }
-        return {**losses, "anchors": pairs(labels).anchors} if losses else {}
+        return {**losses, "anchors": count_pairs(labels).anchors} if losses else {}
 
     def predict(self, batch: Batch) -> Predictions:
-        """``embedding`` (B x D) and ``logits`` (B x K); with ``flip_test`` means over image and mirror image."""
-        found = self.seen(batch)
+        """Return ``embedding`` (B x D) and ``logits`` (B x K); with ``flip_test`` the mean over both mirror images."""
+        values = self.embed_and_classify(batch)
         if self._flip_test:
-            mirrored = self.seen({**batch, "image": batch["image"].flip(-1)})
-            found = {name: (value + mirrored[name]) / 2 for name, value in found.items()}
-        return {name: value.float() for name, value in found.items()}
+            mirrored = self.embed_and_classify({**batch, "image": batch["image"].flip(-1)})
+            values = {name: (value + mirrored[name]) / 2 for name, value in values.items()}
+        return {name: value.float() for name, value in values.items()}
 
     def features(self, batch: Batch) -> dict[str, Tensor]:
-        """``embedding`` (B x D), as it is compared."""
+        """Return ``embedding`` (B x D) as it is compared."""
         return {"embedding": self.predict(batch)["embedding"]}
 
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
-        """The one that the config names, or that fits the set. Identities of it need not be those of training.
+        """Return the configured evaluator, or the one that fits the dataset. Identities need not be those of training.
 
         Raises:
-            ValueError: the set's images have another number of channels, or are from cameras that nobody has seen.
+            ValueError: the images have another number of channels, or cameras or views that training did not have.
         """
-        if dataset_info.channels != self.dataset_info.channels:
-            raise ValueError(
-                f"its images have {dataset_info.channels} channels, those of training {self.dataset_info.channels}"
-            )
-        fitting = Retrieval if dataset_info.queries else Recall
-        return [(self._evaluator or fitting)(dataset_info)]
+        check_channels(dataset_info, self.dataset_info)
+        default = Retrieval if dataset_info.queries else Recall
+        return [(self._evaluator or default)(dataset_info)]
+
+    @classmethod
+    def next_commands(cls, run: Path) -> list[NextCommand]:
+        """Return the commands worth trying; images are searched for in a gallery."""
+        search = ["opabinia", "predict", str(run), "QUERIES/", "--gallery", "GALLERY/"]
+        retrieve = NextCommand(search, "find the images of a gallery nearest to each query")
+        return [retrieve if command.words[1] == "predict" else command for command in super().next_commands(run)]
 
 
-def named(losses: Iterable[MetricLossPart]) -> Iterable[tuple[str, MetricLossPart]]:
-    """Losses with the names they are logged by; of several of one kind the second is ``triplet_2``."""
-    seen: dict[str, int] = {}
+def named_losses(losses: Iterable[MetricLossPart]) -> Iterable[tuple[str, MetricLossPart]]:
+    """Return losses with the names they are logged by; the second triplet loss is ``triplet_2``."""
+    counts: dict[str, int] = {}
     for loss in losses:
-        name = name_of(loss)
-        seen[name] = seen.get(name, 0) + 1
-        yield name if seen[name] == 1 else f"{name}_{seen[name]}", loss
+        name = part_name(loss)
+        counts[name] = counts.get(name, 0) + 1
+        yield name if counts[name] == 1 else f"{name}_{counts[name]}", loss
 
 
-def name_of(part: Any) -> str:
-    """The name of a function or class, set up or not."""
+def part_name(part: Any) -> str:
+    """Return the name of a function or class, also of a ``partial`` of it."""
     while isinstance(part, partial):
         part = part.func
     return str(getattr(part, "__name__", type(part).__name__))
 
 
-def identities(batch: Batch) -> Tensor:
-    """The identity of each image (int64, B).
+def identity_labels(batch: Batch) -> Tensor:
+    """Return the identity of each image (int64, B).
 
     Raises:
-        Unfit: labels are shares of several, as after mixing.
+        DataMismatch: labels are mixed, as after mixup.
     """
     labels: Tensor = batch["label"]
     if labels.is_floating_point():
-        raise DataMismatch("an image has one identity; take mixup and cutmix out of data.mix")
+        raise DataMismatch("an image has one identity; remove mixup and cutmix from data.mix")
     return labels
 
 
 @torch.no_grad()
-def share_right(logits: Tensor, labels: Tensor) -> Tensor:
-    """Share of images whose identity has the largest logit (0-d)."""
+def accuracy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the share of images whose identity has the largest logit (0-d)."""
     return (logits.argmax(1) == labels).float().mean()
 
 
-def reduced(width: int, to: int | None) -> nn.Module:
-    """A linear layer without bias to another width, or nothing."""
+def reduction_layer(width: int, to: int | None) -> nn.Module:
+    """Return a linear layer without bias to another width, or an identity."""
     if to is None:
         return nn.Identity()
     layer = nn.Linear(width, to, bias=False)

@@ -1,4 +1,4 @@
-"""Features of earlier batches, which those of the present one are compared with, too."""
+"""Cross-batch memory: features of earlier batches that those of the current batch are compared with, too."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import torch
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import Count, Hook, NonNegative, Positive, Run
+from opabinia.contracts import Count, NonNegative, Positive
 from opabinia.models.feature_queue import FeatureQueue
-from opabinia.models.losses.metric import memory_loss
+from opabinia.models.losses.metric import cross_batch_memory_loss
 
 
-@register.section(name="memory")
+@register.section(name="cross_batch_memory")
 @dataclass(frozen=True, kw_only=True)
-class Memory:
-    """A queue of features to compare with, beside those of the batch (He et al. 2020, MoCo, without its second encoder;
-    FastReID's meta-architecture of that name).
+class CrossBatchMemory:
+    """A queue of features to compare with, beside those of the batch (Wang et al. 2020, Cross-batch memory; He et al.
+    2020, MoCo, without its second encoder; FastReID's meta-architecture of that name).
 
     Args:
-        size: how many features it holds.
-        margin: by how much cosines of one identity are to exceed those of different ones.
-        gamma: multiplies cosines; the larger, the more the hardest pairs count.
+        size: number of features in the queue.
+        margin: by how much cosines of one identity must exceed those of different ones.
+        gamma: multiplies cosines; larger values weight the hardest pairs more.
         scale: multiplies ``memory_loss``.
     """
 
@@ -33,41 +33,32 @@ class Memory:
 
 
 class QueueMemory(nn.Module):
-    """The queue, and the loss against it.
+    """The feature queue and the loss against it.
 
     Args:
-        settings: see :class:`Memory`.
+        settings: see :class:`CrossBatchMemory`.
         width: of the features.
     """
 
-    def __init__(self, settings: Memory, width: int) -> None:
+    def __init__(self, settings: CrossBatchMemory, width: int) -> None:
         super().__init__()
         self.settings = settings
         self.queue = FeatureQueue(width, settings.size)
-        self._newest: tuple[Tensor, Tensor] | None = None
+        self._pending: tuple[Tensor, Tensor] | None = None
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
-        """Loss of the batch of all processes (B x D; int64, B), which :meth:`remember` then puts into the queue."""
-        self._newest = features.detach(), labels
+        """Return the loss of the batch of all processes (B x D; int64, B); :meth:`update` then enqueues the batch."""
+        self._pending = features.detach(), labels
         settings, queue = self.settings, self.queue
-        loss = memory_loss(features, labels, queue.features, queue.labels, margin=settings.margin, gamma=settings.gamma)
+        loss = cross_batch_memory_loss(
+            features, labels, queue.features, queue.labels, margin=settings.margin, gamma=settings.gamma
+        )
         return settings.scale * loss
 
-    def remember(self) -> None:
-        """Put the newest batch into the queue; places of features that are not finite stay empty."""
-        if self._newest is None:
+    def update(self) -> None:
+        """Enqueue the newest batch; slots of features that are not finite stay empty."""
+        if self._pending is None:
             return
-        (features, labels), self._newest = self._newest, None
+        (features, labels), self._pending = self._pending, None
         finite = features.isfinite().all(1)
         self.queue.enqueue(torch.where(finite[:, None], features, 0), torch.where(finite, labels, -1))
-
-
-class Remember(Hook):
-    """Fills the queue once per optimizer step: a forward pass that is done again, or for no step, changes nothing."""
-
-    def __init__(self, memory: QueueMemory) -> None:
-        self._memory = memory
-
-    def after_step(self, run: Run) -> None:
-        """Put the features of the step into the queue."""
-        self._memory.remember()

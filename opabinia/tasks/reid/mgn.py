@@ -1,4 +1,4 @@
-"""Multiple granularity network: the whole image, its halves and its thirds (Wang et al. 2018)."""
+"""Multiple granularity network: features of the whole image, its halves and its thirds (Wang et al. 2018)."""
 
 from __future__ import annotations
 
@@ -28,33 +28,39 @@ from opabinia.models.layers import BNNeck
 from opabinia.models.losses.cross_entropy import cross_entropy
 from opabinia.models.pooling import Max
 from opabinia.runtime.collectives import gather_batch
-from opabinia.tasks.reid.base import Reidentification, Settings, identities, name_of, reduced, share_right
+from opabinia.tasks.reid.base import (
+    Reidentification,
+    Settings,
+    accuracy,
+    identity_labels,
+    part_name,
+    reduction_layer,
+)
 
 _COMPARED = ((0,), (1,), (2,), (3, 4), (5, 6, 7))
-"""Which of the eight features are compared as one: the whole of each branch, the halves, the thirds."""
+"""Features compared as one: the whole image of each branch, the two halves, the three thirds."""
 
 
 @register.task(name="mgn")
 class MGN(Reidentification):
-    """Eight features of an image: of three branches the whole, of the second the halves, of the third the thirds.
+    """Multiple granularity network: eight features of an image, of whole, halves and thirds, from three branches.
 
-    Each has a neck and a classifier of its own; metric losses compare the whole of each branch, the halves together and
-    the thirds together. What is evaluated are the eight, side by side.
+    Each has a neck and a classifier of its own. Metric losses compare the whole of each branch, the halves concatenated
+    and the thirds concatenated; evaluation uses all eight, concatenated.
 
     Args:
         backbone: a ResNet; its last stages are copied for the three branches.
-        pooling: maps to vectors.
+        pooling: of feature maps to vectors.
         embedding: width of each of the eight.
-        metric_feature: what metric losses compare: features ``before`` or ``after`` the neck.
+        metric_feature: the features that metric losses compare: ``before`` or ``after`` the neck.
         head: the classifiers.
-        loss: of their logits and the identities; the mean of the eight counts.
-        loss_scale: multiplies it.
-        metric_losses: of features and identities; of each the mean over the five comparisons counts.
+        loss: of their logits and the identities, averaged over the eight.
+        loss_scale: multiplies the loss.
+        metric_losses: of features and identities, each averaged over the five comparisons.
         flip_test: evaluate the mean of the features of an image and of its mirror image.
-        evaluator: how features are judged; null takes ``retrieval`` where the data has queries, otherwise ``recall``.
-        mean: of the images in 0..1, per channel or one for all; null takes what a pretrained backbone knows, otherwise
-            ImageNet's for colour.
-        std: their standard deviation, likewise.
+        evaluator: of the features; null takes ``retrieval`` if the data has queries, otherwise ``recall``.
+        mean: channel means of images in 0..1; null: see :func:`opabinia.models.layers.build_normalization`.
+        std: channel standard deviations, likewise.
     """
 
     loss: LossPart
@@ -87,36 +93,37 @@ class MGN(Reidentification):
         self.loss, self.loss_scale, self.metric_feature = loss, loss_scale, metric_feature
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
-        """Losses by their names; ``top1`` among the training identities by the mean of the logits, without margins."""
-        labels, found = identities(batch), self._parts(batch)
-        logits = [one.logits for one in found]
-        losses = torch.stack([self.loss(one.head.with_margin(one.logits, labels), labels) for one in found])
-        said = {
-            f"{name_of(self.loss)}_loss": self.loss_scale * losses.mean(),
-            "top1": share_right(torch.stack(logits).mean(0), labels),
+        """Return losses by name and ``top1``, the accuracy among the training identities by the mean logits, without
+        margins."""
+        labels, parts = identity_labels(batch), self._parts(batch)
+        losses = torch.stack([self.loss(part.head.with_margin(part.logits, labels), labels) for part in parts])
+        values = {
+            f"{part_name(self.loss)}_loss": self.loss_scale * losses.mean(),
+            "top1": accuracy(torch.stack([part.logits for part in parts]).mean(0), labels),
         }
         if not self.metric_losses:
-            return said
-        features = [getattr(one, self.metric_feature) for one in found]
-        everybody, labels = gather_batch(torch.cat(features, 1), labels, batch["id"])
-        each = everybody.chunk(len(features), 1)
-        return said | self.compared([torch.cat([each[part] for part in parts], 1) for parts in _COMPARED], labels)
+            return values
+        features = [getattr(part, self.metric_feature) for part in parts]
+        gathered, labels = gather_batch(torch.cat(features, 1), labels, batch["id"])
+        chunks = gathered.chunk(len(features), 1)
+        groups = [torch.cat([chunks[index] for index in group], 1) for group in _COMPARED]
+        return values | self.compute_metric_losses(groups, labels)
 
-    def seen(self, batch: Batch) -> dict[str, Tensor]:
-        """``embedding``, the eight features behind their necks (B x 8 D); ``logits``, the mean of theirs (B x K)."""
-        found = self._parts(batch)
+    def embed_and_classify(self, batch: Batch) -> dict[str, Tensor]:
+        """Return ``embedding``, the eight features after their necks (B x 8 D), and ``logits``, their mean (B x K)."""
+        parts = self._parts(batch)
         return {
-            "embedding": torch.cat([one.after for one in found], 1),
-            "logits": torch.stack([one.logits for one in found]).mean(0),
+            "embedding": torch.cat([part.after for part in parts], 1),
+            "logits": torch.stack([part.logits for part in parts]).mean(0),
         }
 
     def _parts(self, batch: Batch) -> list[Part]:
         maps = self.backbone(self.normalize(batch["image"]))
-        return [branch(one) for branch, one in zip(self.branches, maps, strict=True)]
+        return [branch(part) for branch, part in zip(self.branches, maps, strict=True)]
 
 
 class Part(NamedTuple):
-    """What is made of one map: features (B x D) before and after the neck, logits (B x K), and their classifier."""
+    """Outputs for one feature map: features (B x D) before and after the neck, logits (B x K), and the classifier."""
 
     before: Tensor
     after: Tensor
@@ -125,11 +132,11 @@ class Part(NamedTuple):
 
 
 class Branch(nn.Module):
-    """From one map to features and logits.
+    """Map one feature map to features and logits.
 
     Args:
-        pooling: maps to vectors.
-        channels: of the maps.
+        pooling: of feature maps to vectors.
+        channels: of the feature maps.
         embedding: width of the features.
         head: their classifier.
     """
@@ -137,10 +144,10 @@ class Branch(nn.Module):
     def __init__(self, pooling: nn.Module, channels: int, embedding: int, head: Head) -> None:
         super().__init__()
         self.pooling, self.head = pooling, head
-        self.embedding, self.neck = reduced(channels, embedding), BNNeck(embedding)
+        self.embedding, self.neck = reduction_layer(channels, embedding), BNNeck(embedding)
 
     def forward(self, maps: Tensor) -> Part:
-        """B x M x h x w to features and logits."""
+        """Map B x M x h x w to features and logits."""
         before = self.embedding(self.pooling(maps).flatten(1))
         after = self.neck(before)
         return Part(before, after, self.head(after), self.head)

@@ -9,31 +9,30 @@ from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, E
 from opabinia.evaluation.representation.collapse import spread
 from opabinia.models.losses.redundancy import Normalize, barlow_twins
 from opabinia.models.projectors import mlp
-from opabinia.tasks.selfsup.base import SelfSupervised, of_all_processes
+from opabinia.tasks.selfsup.base import SelfSupervised, gather_views
 
 
 @register.task
 class BarlowTwins(SelfSupervised):
-    """Every coordinate is to say the same of two views of an image, and something else than the other coordinates.
+    """Barlow Twins: each coordinate agrees between two views of an image and is decorrelated from the others.
 
-    Zbontar et al. 2021, Barlow Twins: Self-Supervised Learning via Redundancy Reduction. Of more than two views every
-    pair counts, by its mean. Means, variances and correlations are those of the batch of all processes.
+    Zbontar et al. 2021, Barlow Twins: Self-Supervised Learning via Redundancy Reduction. Losses of all pairs of views
+    are averaged. Means, variances and correlations are those of the batch of all processes.
 
     Args:
-        backbone: images to vectors.
+        backbone: maps images to vectors.
         hidden: width of the projector's hidden layers.
-        projection: width of what is compared; the loss makes a square of it.
-        layers: of the projector.
+        projection: width of the projections; the loss computes a square matrix of this size.
+        layers: number of layers of the projector.
         off_diagonal: weight of the correlations between different coordinates (the paper's lambda).
         scale: of the whole loss.
-        normalize: by mean and variance of each view (``per_view``, the paper), or of all views (``joint``, VISSL).
-        evaluators: who judges the embeddings; null takes ``knn`` where every image has one label.
-        mean: of the images in 0..1, per channel or one for all; null takes what a pretrained backbone knows, otherwise
-            ImageNet's for colour.
-        std: their standard deviation, likewise.
+        normalize: with mean and variance of each view (``per_view``, the paper), or of all views (``joint``, VISSL).
+        evaluators: of the embeddings; null takes ``knn`` if every image has one label.
+        mean: channel means of images in 0..1; null: see :func:`opabinia.models.layers.build_normalization`.
+        std: channel standard deviations, likewise.
     """
 
-    whole_batches = True
+    requires_full_batch = True
 
     def __init__(
         self,
@@ -52,14 +51,14 @@ class BarlowTwins(SelfSupervised):
         std: list[float] | None = None,
     ) -> None:
         super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
-        # A bias at the end would vanish with the mean.
+        # The normalization would remove a bias of the last layer.
         self.projector = mlp([self.backbone.out_channels, *[hidden] * (layers - 1), projection], last_bias=False)
         self._off_diagonal, self._scale, self._normalize = off_diagonal, scale, normalize
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
-        """``loss``, and ``std``, how far projections are spread: 1 evenly, 0 collapsed."""
-        # One view after the other, as in the paper: a batch norm sees one of them at a time.
+        """Return ``loss`` and ``std``, the spread of projections: 1 even, 0 collapsed."""
+        # Views go through separately, as in the paper: a batch norm sees one at a time.
         projections = [self.projector(self.backbone(view)) for view in self.views(batch)]
-        everybody = of_all_processes(projections, batch["id"])
-        loss = barlow_twins(everybody, self._off_diagonal, self._scale, normalize=self._normalize)
-        return {"loss": loss, "std": spread(everybody[0])}
+        gathered = gather_views(projections, batch["id"])
+        loss = barlow_twins(gathered, self._off_diagonal, self._scale, normalize=self._normalize)
+        return {"loss": loss, "std": spread(gathered[0])}

@@ -1,38 +1,53 @@
-"""What tasks of self-supervised learning share."""
+"""The base class of self-supervised tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Backbone, Batch, DataMismatch, DatasetInfo, Evaluator, EvaluatorPart, Predictions, Task
+from opabinia.contracts import (
+    Backbone,
+    Batch,
+    DataMismatch,
+    DatasetInfo,
+    Evaluator,
+    EvaluatorPart,
+    NextCommand,
+    Predictions,
+    Task,
+)
 from opabinia.evaluation.representation.collapse import Collapse
 from opabinia.evaluation.representation.knn import Knn
-from opabinia.models.layers import normalize_as
+from opabinia.models.layers import build_normalization
 from opabinia.runtime.collectives import gather_rows
-from opabinia.tasks.selfsup.momentum_teacher import Teacher
+from opabinia.tasks.dataset_checks import check_channels
+from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher
 
 
 class SelfSupervised(Task):
-    """Trains a backbone on images without their labels.
+    """Train a backbone on images without labels.
 
-    What is left to its heirs: ``forward``, and :attr:`trunk`, where another network than the trained one is handed on.
+    Subclasses implement ``forward``.
 
     Args:
-        facts: of the training data. Labels, if there are any, are for measuring only.
-        backbone: what is trained.
-        mean, std: of the images, if a person says them.
-        evaluators: who judges the embeddings; null takes :class:`opabinia.evaluation.representation.knn.Knn` where every image has one
-            label, in training too and of the same classes. Whether embeddings collapse is always judged.
+        dataset_info: of the training data. Labels, if there are any, are used in evaluation only.
+        backbone: the network that is trained.
+        mean, std: of images in 0..1; see :func:`opabinia.models.layers.build_normalization`.
+        evaluators: of the embeddings; None takes :class:`opabinia.evaluation.representation.knn.Knn` if every image has
+            one label and the classes are those of training. Collapse is always measured.
 
     Attributes:
-        least: images of a process that a step needs at least: what compares images, or has batch norms, has nothing to
-            learn from a single one.
+        export_backbone: whether :attr:`trunk` is the backbone of the ``student`` or of its momentum ``teacher``.
+        min_samples_per_rank: 2, because losses that compare images and batch norms learn nothing from a single image.
     """
 
-    least = 2
+    export_backbone: Literal["teacher", "student"] = "student"
+    min_samples_per_rank = 2
+    predicts_embedding_only = True
 
     def __init__(
         self,
@@ -45,108 +60,115 @@ class SelfSupervised(Task):
         super().__init__()
         self.dataset_info = dataset_info
         self.backbone = backbone
-        self.normalize = normalize_as(backbone.preprocessing, dataset_info.channels, mean, std)
+        self.normalize = build_normalization(backbone.preprocessing, dataset_info.channels, mean, std)
         self._evaluators = evaluators
 
     @property
     def trunk(self) -> Backbone:
-        """The network whose vectors are measured, extracted and handed on."""
-        return self.backbone
+        """The network whose vectors are evaluated, extracted and handed to other runs: see ``export_backbone``."""
+        if self.export_backbone == "student":
+            return self.backbone
+        return cast(Backbone, self.get_submodule("teacher.backbone"))
 
-    def views(self, batch: Batch, count: int | None = None, *, least: int = 2) -> list[Tensor]:
-        """The views of the batch's images, normalised (B x C x h x w each).
+    def views(self, batch: Batch, count: int | None = None, *, min_count: int = 2) -> list[Tensor]:
+        """Return the normalized views of the batch's images (B x C x h x w each).
 
         Args:
             batch: of training.
-            count: how many there must be; None: any number from ``least`` on.
-            least: how many there must be at least.
+            count: required number of views; None: any number from ``min_count`` on.
+            min_count: minimum number of views.
 
         Raises:
-            Unfit: there are fewer or more, none at all, or too few images to compare.
+            DataMismatch: there are fewer or more views, none at all, or too few images to compare.
         """
         views = batch.get("views", ())
-        wanted = f"{least} views or more" if count is None else f"{count} views"
-        if not views:
+        required = f"{min_count} views or more" if count is None else f"{count} views"
+        if (count is not None and len(views) != count) or len(views) < max(1, min_count):
+            problem = f"gives {len(views)}" if views else "gives none; add views to it"
             raise DataMismatch(
-                f"{type(self).__name__} learns from {wanted} of an image; add views to data.train.transforms"
+                f"{type(self).__name__} learns from {required} of an image; data.train.transforms {problem}"
             )
-        if (count is not None and len(views) != count) or len(views) < least:
-            raise DataMismatch(
-                f"{type(self).__name__} learns from {wanted} of an image; data.train.transforms gives {len(views)}"
-            )
-        self.refuse_few(len(views[0]))
+        self.check_batch_size(len(views[0]))
         return [self.normalize(view) for view in views]
 
-    def refuse_few(self, images: int) -> None:
-        """Tell batches that are too small.
+    def check_batch_size(self, images: int) -> None:
+        """Check that a process has enough images.
 
         Raises:
-            Unfit: a process has fewer than ``least`` images.
+            DataMismatch: it has fewer than ``min_samples_per_rank``.
         """
-        if images < self.least:
+        if images < self.min_samples_per_rank:
             raise DataMismatch(
-                f"{type(self).__name__} learns from {self.least} images or more for each process, not {images}; raise "
-                "data.batch_size or train.micro_batch, or leave out the incomplete batch of an epoch with "
-                "data.drop_last"
+                f"{type(self).__name__} learns from {self.min_samples_per_rank} images or more per process, not "
+                f"{images}; raise data.batch_size or train.micro_batch_size, or drop the incomplete last batch of an "
+                "epoch with data.drop_last"
             )
 
     def predict(self, batch: Batch) -> Predictions:
-        """``embedding`` (B x D): the trunk's vectors.
+        """Return ``embedding`` (B x D), the trunk's vectors.
 
         Raises:
-            Unfit: there are views in the place of images.
+            DataMismatch: the batch has views instead of images.
         """
         if "image" not in batch:
             raise DataMismatch(
-                f"{type(self).__name__} is measured by whole images, not by views; leave views to data.train"
+                f"{type(self).__name__} is evaluated on whole images, not on views; use views in data.train only"
             )
         return {"embedding": self.trunk(self.normalize(batch["image"])).float()}
 
     def features(self, batch: Batch) -> dict[str, Tensor]:
-        """``embedding`` (B x D)."""
+        """Return ``embedding`` (B x D)."""
         return {"embedding": self.predict(batch)["embedding"]}
 
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
-        """Those that the config names, or that fit the set, and whether embeddings collapse.
+        """Return the configured evaluators, or those that fit the dataset, and the measurement of collapse.
 
         Raises:
-            ValueError: the set's images have another number of channels.
+            ValueError: the images have another number of channels.
         """
-        if dataset_info.channels != self.dataset_info.channels:
-            raise ValueError(
-                f"its images have {dataset_info.channels} channels, those of training {self.dataset_info.channels}"
-            )
-        labelled = len(dataset_info.classes) > 1 and not dataset_info.multi_label and not dataset_info.boxes
-        labelled &= dataset_info.classes == self.dataset_info.classes
-        own = self._evaluators if self._evaluators is not None else [Knn] * labelled
-        return [*(one(dataset_info) for one in own), Collapse(dataset_info)]
+        check_channels(dataset_info, self.dataset_info)
+        labeled = len(dataset_info.classes) > 1 and not dataset_info.multi_label and not dataset_info.boxes
+        labeled &= dataset_info.classes == self.dataset_info.classes
+        evaluators = self._evaluators if self._evaluators is not None else [Knn] * labeled
+        return [*(build(dataset_info) for build in evaluators), Collapse(dataset_info)]
 
-    def initialised(self, names: Collection[str]) -> None:
-        """A teacher that got no weights of its own begins as a copy of its student."""
-        teacher = getattr(self, "teacher", None)
-        if isinstance(teacher, Teacher) and not any(name.startswith("teacher.") for name in names):
-            teacher.begin_anew(self)
+    def weights_loaded(self, names: Collection[str]) -> None:
+        """Copy the student into a momentum teacher that got no weights of its own."""
+        teacher = self._modules.get("teacher")
+        if isinstance(teacher, MomentumTeacher) and not any(name.startswith("teacher.") for name in names):
+            teacher.copy_from(self)
+
+    @classmethod
+    def next_commands(cls, run: Path) -> list[NextCommand]:
+        """Return the commands worth trying: embeddings are evaluated, mapped and extracted."""
+        return [
+            NextCommand(["opabinia", "eval", str(run)], "evaluate the best checkpoint"),
+            NextCommand(["opabinia", "eval", str(run), "--measure", "linear_probe"], "train a linear probe"),
+            NextCommand(["opabinia", "map", str(run)], "draw the embeddings in two dimensions"),
+            NextCommand(["opabinia", "extract", str(run)], "write embeddings as NumPy files"),
+            NextCommand(["opabinia", "report", str(run)], "write a page with curves and images"),
+            NextCommand(["opabinia", "export", str(run), "--format", "huggingface"], "write the backbone for timm"),
+        ]
 
 
-def in_few_passes(network: Callable[[Tensor], Tensor], views: Sequence[Tensor]) -> list[Tensor]:
-    """What a network gives for each view, with as few passes as there are sizes.
+def forward_by_size(network: Callable[[Tensor], Tensor], views: Sequence[Tensor]) -> list[Tensor]:
+    """Return the network's output for each view, with one forward pass per run of views of equal size.
 
-    Neighbours of one size go through together, so batch norms see them together, as in SwAV and DINO.
+    Adjacent views of one size go through together, so batch norms see them together, as in SwAV and DINO.
 
     Args:
-        network: of B x C x h x w to B x ...
+        network: maps B x C x h x w to B x ...
         views: B x C x h x w each.
     """
-    given: list[Tensor] = []
+    outputs: list[Tensor] = []
     start = 0
     for end in range(1, len(views) + 1):
         if end == len(views) or views[end].shape != views[start].shape:
-            given += network(torch.cat(list(views[start:end]))).chunk(end - start)
+            outputs += network(torch.cat(list(views[start:end]))).chunk(end - start)
             start = end
-    return given
+    return outputs
 
 
-def of_all_processes(views: Sequence[Tensor], ids: Sequence[str]) -> list[Tensor]:
-    """Vectors of each view (B x D) of the batch of all processes, each image once; gradients find their way back."""
-    whole = gather_rows(torch.stack(list(views), 1), ids)
-    return list(whole.unbind(1))
+def gather_views(views: Sequence[Tensor], ids: Sequence[str]) -> list[Tensor]:
+    """Return the vectors of each view (B x D) for the batch of all processes, each image once, with gradients."""
+    return list(gather_rows(torch.stack(list(views), 1), ids).unbind(1))

@@ -1,4 +1,4 @@
-"""What keeps a teacher's outputs from being the same for all images."""
+"""Centering of a teacher's outputs, so that they do not become the same for all images (collapse)."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import torch
 from torch import Tensor, nn
 
 from opabinia.contracts import Batch, Fraction, Hook, Run
-from opabinia.models.losses.clustering import assigned, evening
-from opabinia.models.losses.self_distillation import centred, moved_centre
+from opabinia.models.losses.clustering import assign_prototypes, prototype_potentials
+from opabinia.models.losses.self_distillation import centered_softmax, update_center
 from opabinia.runtime.processes import all_reduce_mean
-from opabinia.tasks.selfsup.base import of_all_processes
+from opabinia.tasks.selfsup.base import gather_views
 
 
-class Centre(nn.Module):
-    """Takes the mean of what a teacher says, over images and steps, away from it (Caron et al. 2021, DINO, equation 4).
+class MeanCentering(nn.Module):
+    """Subtract a running mean of the teacher's logits (Caron et al. 2021, DINO, equation 4).
 
     Args:
-        width: K, of the outputs.
-        momentum: share of the centre that a step keeps.
+        width: K, number of outputs.
+        momentum: share of the center that a step keeps.
 
     Attributes:
-        value: the centre (K); the same on all processes, and saved.
+        value: the center (K); the same on all processes, and saved.
     """
 
     value: Tensor
@@ -35,50 +35,50 @@ class Centre(nn.Module):
         self._rows = 0
 
     def forward(self, views: Sequence[Tensor], temperature: float, ids: Sequence[str]) -> list[Tensor]:
-        """A teacher's logits (B x ... x K for each view) to a student's targets; :meth:`move` will know of them."""
+        """Return targets for a teacher's logits (B x ... x K per view), and add the logits to those of the step."""
         for view in views:
             rows = view.detach().float().flatten(0, -2)
             self._sum = self._sum + rows.sum(0)
             self._rows += len(rows)
-        return [centred(view, self.value, temperature) for view in views]
+        return [centered_softmax(view, self.value, temperature) for view in views]
 
-    def forget(self) -> None:
-        """A new step begins."""
+    def reset(self) -> None:
+        """Forget the logits of the step."""
         self._sum, self._rows = 0.0, 0
 
     @torch.no_grad()
-    def move(self) -> None:
-        """Follow what the teacher said in this step, on all processes; what is not finite changes nothing."""
+    def update(self) -> None:
+        """Move the center towards the mean logits of this step over all processes, unless they are not finite."""
         if isinstance(self._sum, Tensor):
-            # Shares of a batch may differ in size, so sums and counts meet, not means.
-            whole, rows = all_reduce_mean([self._sum, self._sum.new_full((), self._rows)])
-            moved = moved_centre(self.value, whole / rows, self._momentum)
-            # A step may be left out because of it, and the next ones are to go on.
-            self.value.copy_(torch.where(moved.isfinite().all(), moved, self.value))
-        self.forget()
+            # Processes may have different numbers of samples, so sums and counts are reduced, not means.
+            total, rows = all_reduce_mean([self._sum, self._sum.new_full((), self._rows)])
+            updated = update_center(self.value, total / rows, self._momentum)
+            # A step with non-finite losses may be skipped; the center must survive it.
+            self.value.copy_(torch.where(updated.isfinite().all(), updated, self.value))
+        self.reset()
 
 
-class Even(nn.Module):
-    """Lets all outputs of a teacher have equal shares of the batch of all processes, by three iterations of Sinkhorn
-    and Knopp (Caron et al. 2020, SwAV; Oquab et al. 2023, DINOv2, section 4). It has no state."""
+class SinkhornCentering(nn.Module):
+    """Give all outputs equal shares of the batch of all processes by three Sinkhorn-Knopp iterations (Caron et al.
+    2020, SwAV; Oquab et al. 2023, DINOv2, section 4). It has no state."""
 
     def forward(self, views: Sequence[Tensor], temperature: float, ids: Sequence[str]) -> list[Tensor]:
-        """A teacher's logits (B x ... x K for each view) to a student's targets."""
-        everybody = torch.cat([view.flatten(0, -2) for view in of_all_processes(views, ids)])
-        shift = evening(everybody, temperature)
-        return [assigned(view.flatten(0, -2), shift, temperature).view(view.shape) for view in views]
+        """Return targets for a teacher's logits (B x ... x K per view)."""
+        logits = torch.cat([view.flatten(0, -2) for view in gather_views(views, ids)])
+        potentials = prototype_potentials(logits, temperature)
+        return [assign_prototypes(view.flatten(0, -2), potentials, temperature).view(view.shape) for view in views]
 
 
-class MoveCentre(Hook):
-    """Moves a centre once per optimizer step."""
+class UpdateCenter(Hook):
+    """Update a center once per optimizer step."""
 
-    def __init__(self, centre: Centre) -> None:
-        self._centre = centre
+    def __init__(self, centering: MeanCentering) -> None:
+        self._centering = centering
 
     def before_step(self, run: Run, batch: Batch) -> None:
-        """Forget what was said outside of training steps."""
-        self._centre.forget()
+        """Forget logits of forward passes outside of training steps."""
+        self._centering.reset()
 
     def after_step(self, run: Run) -> None:
-        """Move the centre."""
-        self._centre.move()
+        """Update the center."""
+        self._centering.update()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from opabinia.config import register
 from opabinia.contracts import (
-    Backbone,
     BackbonePart,
     Batch,
     Clock,
@@ -25,46 +24,53 @@ from opabinia.contracts import (
     SchedulePart,
 )
 from opabinia.evaluation.representation.collapse import spread
-from opabinia.models.losses.clustering import evenness
-from opabinia.models.losses.self_distillation import dino, warmed_temperature
+from opabinia.models.losses.clustering import normalized_entropy
+from opabinia.models.losses.self_distillation import dino_loss, warmup_temperature
 from opabinia.models.projectors import DinoHead
 from opabinia.optim.schedules import cosine
 from opabinia.runtime.durations import Duration
-from opabinia.tasks.selfsup.base import SelfSupervised, in_few_passes
-from opabinia.tasks.selfsup.centering import Centre, MoveCentre
-from opabinia.tasks.selfsup.freeze_first import FreezeAtFirst
-from opabinia.tasks.selfsup.momentum_teacher import Follow, Teacher
+from opabinia.tasks.selfsup.base import SelfSupervised, forward_by_size
+from opabinia.tasks.selfsup.centering import MeanCentering, UpdateCenter
+from opabinia.tasks.selfsup.freeze_first import FreezeFirstSteps
+from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher, UpdateTeacher
 
 
-@register.task(name="dino")
+@register.task(
+    name="dino",
+    renamed={
+        "first_teacher_temperature": "warmup_teacher_temperature",
+        "centre_momentum": "center_momentum",
+        "hand_on": "export_backbone",
+    },
+)
 class DINO(SelfSupervised):
-    """A student that sees any view of an image is to say what a teacher says of the large ones: its own slow copy.
+    """Self-distillation: a student sees any view of an image and predicts a momentum teacher's output for the global
+    ones.
 
-    Caron et al. 2021, Emerging Properties in Self-Supervised Vision Transformers. The first two views are the large
-    ones; pairs in which both look at the same view are left out.
+    Caron et al. 2021, Emerging Properties in Self-Supervised Vision Transformers. The first two views are the global
+    ones; pairs in which student and teacher see the same view do not count.
 
     Args:
-        backbone: images to vectors. A vision transformer of timm takes views of several sizes with its option
+        backbone: maps images to vectors. A vision transformer of timm takes views of several sizes with its option
             ``dynamic_img_size: true``.
         outputs: of the head, K.
         hidden: width of the head's hidden layers.
-        bottleneck: width of what the head compares with its K directions.
-        head_norm: batch norms in the head (the authors' ``use_bn_in_head``); without them, and with a narrow network of
-            batch norms, vectors of different images may be too near to each other at first.
-        norm_last_layer: keep these directions at length 1; false learns their lengths, too.
-        freeze_last_layer: for so long they learn nothing.
+        bottleneck: width of the head's bottleneck before the last layer.
+        head_norm: batch norms in the head (the authors' ``use_bn_in_head``); without them, and with a narrow backbone
+            with batch norms, vectors of different images may be too similar at first.
+        norm_last_layer: fix the norms of the last layer's weight vectors at 1; false learns them.
+        freeze_last_layer: how long the last layer is frozen.
         temperature: divides the student's logits.
-        teacher_temperature: divides the teacher's behind the warm-up.
-        first_teacher_temperature: at its beginning.
-        teacher_warmup: how long the teacher's temperature goes from one to the other, along a line.
-        centre_momentum: share of the centre of the teacher's outputs that a step keeps.
+        teacher_temperature: divides the teacher's logits after the warmup.
+        warmup_teacher_temperature: at the beginning of the warmup.
+        teacher_warmup: length of the linear warmup of the teacher's temperature.
+        center_momentum: share of the center of the teacher's outputs that a step keeps.
         momentum: share of the teacher that a step keeps, at first.
         momentum_schedule: multiplies ``1 - momentum``; a cosine takes the momentum to 1.
-        hand_on: whose backbone is measured, extracted and handed on.
-        evaluators: who judges the embeddings; null takes ``knn`` where every image has one label.
-        mean: of the images in 0..1, per channel or one for all; null takes what a pretrained backbone knows, otherwise
-            ImageNet's for colour.
-        std: their standard deviation, likewise.
+        export_backbone: the network that is evaluated, extracted and handed to other runs.
+        evaluators: of the embeddings; null takes ``knn`` if every image has one label.
+        mean: channel means of images in 0..1; null: see :func:`opabinia.models.layers.build_normalization`.
+        std: channel standard deviations, likewise.
     """
 
     def __init__(
@@ -81,12 +87,12 @@ class DINO(SelfSupervised):
         freeze_last_layer: Duration = Duration(1, "ep"),
         temperature: Positive = 0.1,
         teacher_temperature: Positive = 0.07,
-        first_teacher_temperature: Positive = 0.04,
+        warmup_teacher_temperature: Positive = 0.04,
         teacher_warmup: Duration = Duration(30, "ep"),
-        centre_momentum: Fraction = 0.9,
+        center_momentum: Fraction = 0.9,
         momentum: Fraction = 0.996,
         momentum_schedule: SchedulePart = cosine,
-        hand_on: Literal["teacher", "student"] = "teacher",
+        export_backbone: Literal["teacher", "student"] = "teacher",
         evaluators: list[EvaluatorPart] | None = None,
         mean: list[float] | None = None,
         std: list[float] | None = None,
@@ -100,72 +106,68 @@ class DINO(SelfSupervised):
             norm_last_layer=norm_last_layer,
             norm=head_norm,
         )
-        self.teacher = Teacher(backbone=self.backbone, head=self.head)
-        self.centre = Centre(outputs, centre_momentum)
+        self.teacher = MomentumTeacher(backbone=self.backbone, head=self.head)
+        self.centre = MeanCentering(outputs, center_momentum)  # this name is part of checkpoints
         self.temperature, self.momentum, self.momentum_schedule = temperature, momentum, momentum_schedule
-        self.teacher_warmup = first_teacher_temperature, teacher_temperature, teacher_warmup
-        self.freeze_last_layer, self.hand_on = freeze_last_layer, hand_on
-
-    @property
-    def trunk(self) -> Backbone:
-        """The teacher's backbone, or the student's if ``hand_on`` says so."""
-        return self.backbone if self.hand_on == "student" else cast(Backbone, self.teacher.get_submodule("backbone"))
+        self.teacher_warmup = warmup_teacher_temperature, teacher_temperature, teacher_warmup
+        self.freeze_last_layer, self.export_backbone = freeze_last_layer, export_backbone
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
-        """``loss``, and of the teacher ``std`` and ``entropy``, see :func:`signs`."""
+        """Return ``loss``, and ``std`` and ``entropy`` of the teacher, see :func:`collapse_metrics`."""
         views = self.views(batch)
-        with refusals(views):
-            said = in_few_passes(self.teacher, views[:LARGE])
-            answers = in_few_passes(lambda images: self.head(self.backbone(images)), views)
+        with view_size_errors(views):
+            teacher_logits = forward_by_size(self.teacher, views[:GLOBAL_VIEWS])
+            student_logits = forward_by_size(lambda images: self.head(self.backbone(images)), views)
         with torch.no_grad():
-            targets = self.centre(said, warmed(clock, *self.teacher_warmup), batch["id"])
-        return {"loss": dino(answers, targets, self.temperature), **signs(said, targets)}
+            targets = self.centre(teacher_logits, temperature_now(clock, *self.teacher_warmup), batch["id"])
+        loss = dino_loss(student_logits, targets, self.temperature)
+        return {"loss": loss, **collapse_metrics(teacher_logits, targets)}
 
     def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
-        """The teacher and its centre follow; the last layer waits."""
+        """Return hooks that freeze the last layer at first and update teacher and center."""
         return [
-            FreezeAtFirst(self.head.last, self.freeze_last_layer),
-            Follow(self.teacher, [self.backbone, self.head], self.momentum, self.momentum_schedule),
-            MoveCentre(self.centre),
+            FreezeFirstSteps(self.head.last, self.freeze_last_layer),
+            UpdateTeacher(self.teacher, [self.backbone, self.head], self.momentum, self.momentum_schedule),
+            UpdateCenter(self.centre),
         ]
 
 
-LARGE = 2
-"""So many views, the first ones, go through the teacher."""
+GLOBAL_VIEWS = 2
+"""Number of views, the first ones, that the teacher sees."""
 
 
-def warmed(clock: Clock, first: float, last: float, length: Duration) -> float:
-    """A teacher's temperature now."""
-    return warmed_temperature(clock.step, clock.steps(length), first, last)
+def temperature_now(clock: Clock, first: float, last: float, length: Duration) -> float:
+    """Return a teacher's temperature at this step of its warmup."""
+    return warmup_temperature(clock.step, clock.steps(length), first, last)
 
 
 @contextmanager
-def refusals(views: Sequence[Tensor]) -> Iterator[None]:
-    """Tells that a backbone does not take views of these sizes, if it does not.
+def view_size_errors(views: Sequence[Tensor]) -> Iterator[None]:
+    """Turn a backbone's assertion about image sizes into an error that names the option to set.
 
     Raises:
-        Unfit: it does not.
+        DataMismatch: the backbone does not take views of these sizes.
     """
     try:
         yield
-    except AssertionError as error:  # how timm's layers refuse a size
+    except AssertionError as error:  # raised by timm's layers
         sizes = ", ".join(dict.fromkeys(f"{view.shape[2]} x {view.shape[3]}" for view in views))
         raise DataMismatch(
             f"the backbone does not take views of {sizes}: {error} Vision transformers of timm take several sizes with "
-            "the backbone's options: {img_size: SIZE, dynamic_img_size: true}, SIZE being that of the large views"
+            "the backbone's options: {img_size: SIZE, dynamic_img_size: true}, where SIZE is that of the global views"
         ) from error
 
 
 @torch.no_grad()
-def signs(said: Sequence[Tensor], targets: Sequence[Tensor]) -> dict[str, Tensor]:
-    """What tells a collapse, of the images of this process.
+def collapse_metrics(logits: Sequence[Tensor], targets: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return metrics that reveal a collapse, over the images of this process.
 
     Args:
-        said: a teacher's logits of each large view (B x K).
-        targets: what became of them (B x K).
+        logits: of the teacher, for each global view (B x K).
+        targets: made of them (B x K).
 
     Returns:
-        ``std``, how far the logits are spread: 1 evenly, 0 all alike; ``entropy`` of the mean target over its largest
-        value, log K: 1 where all outputs are used evenly, 0 where one is.
+        ``std``, the spread of the logits: 1 even, 0 all alike; ``entropy`` of the mean target divided by log K: 1 if
+        all outputs are used equally, 0 if only one is.
     """
-    return {"std": spread(said[0]), "entropy": evenness(torch.cat(list(targets)).mean(0))}
+    return {"std": spread(logits[0]), "entropy": normalized_entropy(torch.cat(list(targets)).mean(0))}

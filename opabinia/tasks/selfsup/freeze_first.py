@@ -1,4 +1,4 @@
-"""What learns nothing at the beginning of a run."""
+"""A hook that freezes a layer at the beginning of a run."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from opabinia.contracts import Hook, Run
 from opabinia.runtime.durations import Duration
 
 
-class FreezeAtFirst(Hook):
-    """Drops the gradients of a layer at the beginning of a run, so that momentum and weight decay leave it alone, too
-    (SwAV, appendix A.1; DINO, appendix C: learning is steadier).
+class FreezeFirstSteps(Hook):
+    """Drop the gradients of a layer at the beginning of a run, so that neither momentum nor weight decay changes it
+    (SwAV, appendix A.1; DINO, appendix C: training is more stable).
 
     Args:
-        layer: what learns nothing.
-        duration: for so long.
+        layer: the frozen layer.
+        duration: how long it is frozen.
     """
 
     def __init__(self, layer: nn.Module, duration: Duration) -> None:
         self._layer, self._duration = layer, duration
 
     def after_backward(self, run: Run) -> None:
-        """Drop them."""
+        """Drop the gradients."""
         if run.clock.step < run.clock.steps(self._duration):
-            for parameter in self._layer.parameters():
-                parameter.grad = None
+            for param in self._layer.parameters():
+                param.grad = None

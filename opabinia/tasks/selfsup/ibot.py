@@ -24,63 +24,73 @@ from opabinia.contracts import (
     Positive,
     SchedulePart,
 )
-from opabinia.models.losses.self_distillation import dino, hidden_patches, koleo
+from opabinia.models.losses.self_distillation import dino_loss, koleo, masked_patch_loss
 from opabinia.models.projectors import DinoHead
 from opabinia.optim.schedules import cosine
 from opabinia.runtime.durations import Duration
-from opabinia.tasks.selfsup.base import SelfSupervised, in_few_passes, of_all_processes
-from opabinia.tasks.selfsup.centering import Centre, Even, MoveCentre
-from opabinia.tasks.selfsup.dino import LARGE, refusals, signs, warmed
-from opabinia.tasks.selfsup.freeze_first import FreezeAtFirst
-from opabinia.tasks.selfsup.momentum_teacher import Follow, Teacher
+from opabinia.tasks.selfsup.base import SelfSupervised, forward_by_size, gather_views
+from opabinia.tasks.selfsup.centering import MeanCentering, SinkhornCentering, UpdateCenter
+from opabinia.tasks.selfsup.dino import GLOBAL_VIEWS, collapse_metrics, temperature_now, view_size_errors
+from opabinia.tasks.selfsup.freeze_first import FreezeFirstSteps
+from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher, UpdateTeacher
 
 
-@register.task(name="ibot")
+@register.task(
+    name="ibot",
+    renamed={
+        "patches_from": "masking_start",
+        "centring": "centering",
+        "first_teacher_temperature": "warmup_teacher_temperature",
+        "first_patch_temperature": "warmup_patch_temperature",
+        "centre_momentum": "center_momentum",
+        "patch_centre_momentum": "patch_center_momentum",
+        "hand_on": "export_backbone",
+    },
+)
 class IBot(SelfSupervised):
-    """DINO, and a student that is to say of the patches it does not see what its teacher says, who sees them.
+    """DINO with masked image modeling: the student also predicts the teacher's outputs for patches that are masked.
 
-    Zhou et al. 2022, iBOT: Image BERT Pre-Training with Online Tokenizer. The first two views are the large ones; their
-    transforms end with ``block_patches``. DINOv2 (Oquab et al. 2023) has ``separate_heads: true``,
-    ``centring: sinkhorn`` and ``koleo_weight: 0.1``.
+    Zhou et al. 2022, iBOT: Image BERT Pre-Training with Online Tokenizer. The first two views are the global ones;
+    their transforms end with ``block_patch_mask``. DINOv2 (Oquab et al. 2023) has ``separate_heads: true``,
+    ``centering: sinkhorn`` and ``koleo_weight: 0.1``.
 
-    The logits of all patches of the large views are there at once, some times over, 4 bytes each: 206 MB for every 16
-    images in 196 patches and 8,192 outputs.
+    The logits of all patches of the global views are in memory at once, several times, 4 bytes each: 206 MB for every
+    16 images in 196 patches and 8,192 outputs.
 
     Args:
         backbone: a vision transformer of timm; it takes views of several sizes with its option
             ``dynamic_img_size: true``.
         outputs: of the head, K.
-        patch_outputs: of the head for patches, where it is one of its own.
-        separate_heads: let patches have a head of their own; otherwise images and patches share one, as in the paper.
+        patch_outputs: of the patch head, if it is separate.
+        separate_heads: patches have a head of their own; otherwise images and patches share one, as in the paper.
         hidden: width of the heads' hidden layers.
-        bottleneck: width of what a head compares with its K directions.
-        norm_last_layer: keep these directions at length 1; false learns their lengths, too.
-        freeze_last_layer: for so long they learn nothing.
+        bottleneck: width of the heads' bottleneck before the last layer.
+        norm_last_layer: fix the norms of the last layer's weight vectors at 1; false learns them.
+        freeze_last_layer: how long the last layers are frozen.
         image_weight: of the loss of images, DINO's.
-        patch_weight: of the loss of hidden patches.
-        patches_from: until then nothing is hidden.
-        koleo_weight: weight of what spreads the student's vectors of the large views; 0 leaves it out.
-        centring: what keeps the teacher's outputs from being the same for all images: a ``centre`` (iBOT), or equal
-            shares of all outputs by ``sinkhorn`` (DINOv2).
+        patch_weight: of the loss of masked patches.
+        masking_start: before this time no patch is masked.
+        koleo_weight: of the loss that spreads the student's vectors of the global views; 0 omits it.
+        centering: prevents equal outputs for all images: a running mean, ``center`` (iBOT; ``centre`` is its old
+            spelling), or equal shares of all outputs by ``sinkhorn`` (DINOv2).
         temperature: divides the student's logits.
-        teacher_temperature: divides the teacher's behind the warm-up.
-        first_teacher_temperature: at its beginning.
-        teacher_warmup: how long the teacher's temperature goes from one to the other, along a line.
+        teacher_temperature: divides the teacher's logits after the warmup.
+        warmup_teacher_temperature: at the beginning of the warmup.
+        teacher_warmup: length of the linear warmup of the teacher's temperature.
         patch_temperature: as ``teacher_temperature``, for patches.
-        first_patch_temperature: at the beginning of its warm-up.
-        patch_warmup: how long it is.
-        centre_momentum: share of the centre of the teacher's outputs that a step keeps.
-        patch_centre_momentum: of that of patches.
+        warmup_patch_temperature: at the beginning of its warmup.
+        patch_warmup: length of that warmup.
+        center_momentum: share of the center of the teacher's outputs that a step keeps.
+        patch_center_momentum: the same for patches.
         momentum: share of the teacher that a step keeps, at first.
         momentum_schedule: multiplies ``1 - momentum``; a cosine takes the momentum to 1.
-        hand_on: whose backbone is measured, extracted and handed on.
-        evaluators: who judges the embeddings; null takes ``knn`` where every image has one label.
-        mean: of the images in 0..1, per channel or one for all; null takes what a pretrained backbone knows, otherwise
-            ImageNet's for colour.
-        std: their standard deviation, likewise.
+        export_backbone: the network that is evaluated, extracted and handed to other runs.
+        evaluators: of the embeddings; null takes ``knn`` if every image has one label.
+        mean: channel means of images in 0..1; null: see :func:`opabinia.models.layers.build_normalization`.
+        std: channel standard deviations, likewise.
 
     Raises:
-        ValueError: the backbone sees no patches.
+        ValueError: the backbone has no patches.
     """
 
     def __init__(
@@ -98,21 +108,21 @@ class IBot(SelfSupervised):
         freeze_last_layer: Duration = Duration(1, "ep"),
         image_weight: NonNegative = 1.0,
         patch_weight: NonNegative = 1.0,
-        patches_from: Duration = Duration(0, "ep"),
+        masking_start: Duration = Duration(0, "ep"),
         koleo_weight: NonNegative = 0.0,
-        centring: Literal["centre", "sinkhorn"] = "centre",
+        centering: Literal["center", "sinkhorn", "centre"] = "center",
         temperature: Positive = 0.1,
         teacher_temperature: Positive = 0.07,
-        first_teacher_temperature: Positive = 0.04,
+        warmup_teacher_temperature: Positive = 0.04,
         teacher_warmup: Duration = Duration(30, "ep"),
         patch_temperature: Positive = 0.07,
-        first_patch_temperature: Positive = 0.04,
+        warmup_patch_temperature: Positive = 0.04,
         patch_warmup: Duration = Duration(30, "ep"),
-        centre_momentum: Fraction = 0.9,
-        patch_centre_momentum: Fraction = 0.9,
+        center_momentum: Fraction = 0.9,
+        patch_center_momentum: Fraction = 0.9,
         momentum: Fraction = 0.996,
         momentum_schedule: SchedulePart = cosine,
-        hand_on: Literal["teacher", "student"] = "teacher",
+        export_backbone: Literal["teacher", "student"] = "teacher",
         evaluators: list[EvaluatorPart] | None = None,
         mean: list[float] | None = None,
         std: list[float] | None = None,
@@ -120,7 +130,7 @@ class IBot(SelfSupervised):
         super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
         channels = self.backbone.token_channels
         if not channels:
-            raise ValueError("backbone: ibot hides patches, and this one sees none; take a vision transformer of timm")
+            raise ValueError("backbone: ibot masks patches, and this one has none; take a vision transformer of timm")
         kinds = {"images": outputs} | ({"patches": patch_outputs} if separate_heads else {})
         self.heads = nn.ModuleDict(
             {
@@ -129,98 +139,95 @@ class IBot(SelfSupervised):
             }
         )
         self.hidden_token = nn.Parameter(torch.zeros(channels))
-        self.teacher = Teacher(backbone=self.backbone, heads=self.heads)
-        self.centre: Centre | Even = Even()
-        self.patch_centre: Centre | Even = Even()
-        if centring == "centre":
-            self.centre = Centre(outputs, centre_momentum)
-            self.patch_centre = Centre(kinds.get("patches", outputs), patch_centre_momentum)
-        # These compare the images of a batch.
-        self.whole_batches = centring == "sinkhorn" or koleo_weight > 0
+        self.teacher = MomentumTeacher(backbone=self.backbone, heads=self.heads)
+        # The names of modules are part of checkpoints.
+        self.centre: MeanCentering | SinkhornCentering = SinkhornCentering()
+        self.patch_centre: MeanCentering | SinkhornCentering = SinkhornCentering()
+        if centering != "sinkhorn":
+            self.centre = MeanCentering(outputs, center_momentum)
+            self.patch_centre = MeanCentering(kinds.get("patches", outputs), patch_center_momentum)
+        # Both compare the images of a batch.
+        self.requires_full_batch = centering == "sinkhorn" or koleo_weight > 0
         self.weights = {"image": image_weight, "patch": patch_weight, "koleo": koleo_weight}
         self.temperature = temperature
-        self.image_warmup = first_teacher_temperature, teacher_temperature, teacher_warmup
-        self.patch_warmup = first_patch_temperature, patch_temperature, patch_warmup
+        self.image_warmup = warmup_teacher_temperature, teacher_temperature, teacher_warmup
+        self.patch_warmup = warmup_patch_temperature, patch_temperature, patch_warmup
         self.momentum, self.momentum_schedule = momentum, momentum_schedule
-        self.patches_from, self.freeze_last_layer = patches_from, freeze_last_layer
-        self.hand_on = hand_on
-
-    @property
-    def trunk(self) -> Backbone:
-        """The teacher's backbone, or the student's if ``hand_on`` says so."""
-        return self.backbone if self.hand_on == "student" else cast(Backbone, self.teacher.get_submodule("backbone"))
+        self.masking_start, self.freeze_last_layer = masking_start, freeze_last_layer
+        self.export_backbone = export_backbone
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
-        """``image_loss``, ``patch_loss`` and, where it counts, ``koleo_loss``, all weighted, and of the teacher ``std``
-        and ``entropy``, see :func:`opabinia.tasks.selfsup.dino.signs`."""
+        """Return ``image_loss``, ``patch_loss`` and, if it is on, ``koleo_loss``, all weighted, and ``std`` and
+        ``entropy`` of the teacher, see :func:`opabinia.tasks.selfsup.dino.collapse_metrics`."""
         views = self.views(batch)
-        large, small = views[:LARGE], views[LARGE:]
-        masks = self._masks(batch, large, clock)
-        with refusals(views):
-            image_targets, patch_targets, said = self._targets(large, clock, batch["id"])
-            seen = self.backbone.tokens(torch.cat(large), (torch.cat(masks), self.hidden_token))
-            rest = in_few_passes(lambda images: self.backbone.tokens(images).first, small)
-        vectors = [*seen.first.chunk(LARGE), *rest]
-        answers = self.heads["images"](torch.cat(vectors)).chunk(len(vectors))
-        filled = of_patches(self.heads)(seen.patches)
-        patch_loss = hidden_patches(filled, torch.cat(patch_targets), torch.cat(masks), self.temperature)
+        global_views, local_views = views[:GLOBAL_VIEWS], views[GLOBAL_VIEWS:]
+        masks = self._masks(batch, global_views, clock)
+        with view_size_errors(views):
+            image_targets, patch_targets, teacher_logits = self._targets(global_views, clock, batch["id"])
+            tokens = self.backbone.tokens(torch.cat(global_views), (torch.cat(masks), self.hidden_token))
+            local_vectors = forward_by_size(lambda images: self.backbone.tokens(images).first, local_views)
+        vectors = [*tokens.first.chunk(GLOBAL_VIEWS), *local_vectors]
+        image_logits = self.heads["images"](torch.cat(vectors)).chunk(len(vectors))
+        patch_logits = patch_head(self.heads)(tokens.patches)
+        patch_loss = masked_patch_loss(patch_logits, torch.cat(patch_targets), torch.cat(masks), self.temperature)
         losses = {
-            "image_loss": self.weights["image"] * dino(answers, image_targets, self.temperature),
+            "image_loss": self.weights["image"] * dino_loss(image_logits, image_targets, self.temperature),
             "patch_loss": self.weights["patch"] * patch_loss,
         }
         if self.weights["koleo"]:
-            everybody = of_all_processes(vectors[:LARGE], batch["id"])
-            losses["koleo_loss"] = self.weights["koleo"] * torch.stack([koleo(view) for view in everybody]).sum()
-        return {**losses, **signs(said, image_targets)}
+            gathered = gather_views(vectors[:GLOBAL_VIEWS], batch["id"])
+            losses["koleo_loss"] = self.weights["koleo"] * torch.stack([koleo(view) for view in gathered]).sum()
+        return {**losses, **collapse_metrics(teacher_logits, image_targets)}
 
     def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
-        """The teacher and its centres follow; the last layers wait."""
+        """Return hooks that freeze the last layers at first and update teacher and centers."""
+        centers = (self.centre, self.patch_centre)
         return [
-            *(FreezeAtFirst(cast(DinoHead, head).last, self.freeze_last_layer) for head in self.heads.values()),
-            Follow(self.teacher, [self.backbone, self.heads], self.momentum, self.momentum_schedule),
-            *(MoveCentre(one) for one in (self.centre, self.patch_centre) if isinstance(one, Centre)),
+            *(FreezeFirstSteps(cast(DinoHead, head).last, self.freeze_last_layer) for head in self.heads.values()),
+            UpdateTeacher(self.teacher, [self.backbone, self.heads], self.momentum, self.momentum_schedule),
+            *(UpdateCenter(center) for center in centers if isinstance(center, MeanCentering)),
         ]
 
     @torch.no_grad()
     def _targets(
-        self, large: Sequence[Tensor], clock: Clock, ids: Sequence[str]
+        self, views: Sequence[Tensor], clock: Clock, ids: Sequence[str]
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """What the teacher says of each large view (B x K) and of its patches (B x N x K), and its logits (B x K)."""
+        """Return the teacher's targets for each view (B x K) and its patches (B x N x K), and its logits (B x K)."""
         backbone, heads = self.teacher.get_submodule("backbone"), self.teacher.get_submodule("heads")
-        seen = cast(Backbone, backbone).tokens(torch.cat(list(large)))
-        said = list(cast(nn.ModuleDict, heads)["images"](seen.first).chunk(LARGE))
-        patches = of_patches(cast(nn.ModuleDict, heads))(seen.patches).chunk(LARGE)
+        tokens = cast(Backbone, backbone).tokens(torch.cat(list(views)))
+        logits = list(cast(nn.ModuleDict, heads)["images"](tokens.first).chunk(GLOBAL_VIEWS))
+        patch_logits = patch_head(cast(nn.ModuleDict, heads))(tokens.patches).chunk(GLOBAL_VIEWS)
         return (
-            self.centre(said, warmed(clock, *self.image_warmup), ids),
-            self.patch_centre(patches, warmed(clock, *self.patch_warmup), ids),
-            said,
+            self.centre(logits, temperature_now(clock, *self.image_warmup), ids),
+            self.patch_centre(patch_logits, temperature_now(clock, *self.patch_warmup), ids),
+            logits,
         )
 
-    def _masks(self, batch: Batch, large: Sequence[Tensor], clock: Clock) -> list[Tensor]:
-        """Which patches of each large view are hidden (bool, B x N).
+    def _masks(self, batch: Batch, views: Sequence[Tensor], clock: Clock) -> list[Tensor]:
+        """Return which patches of each global view are masked (bool, B x N).
 
         Raises:
-            Unfit: that is not said, or of other patches than the backbone sees.
+            DataMismatch: there are no masks, or their patches are not those of the backbone.
         """
         masks = batch.get("patch_masks", ())
-        if len(masks) < LARGE:
+        if len(masks) < GLOBAL_VIEWS:
             raise DataMismatch(
-                f"IBot learns from {LARGE} views with masks, and {len(masks)} have one; the transforms of the first "
-                f"{LARGE} views in data.train.transforms are to end with block_patches"
+                f"IBot learns from {GLOBAL_VIEWS} views with masks, and {len(masks)} have one; the transforms of the "
+                f"first {GLOBAL_VIEWS} views in data.train.transforms must end with block_patch_mask"
             )
-        for view, mask in zip(large, masks, strict=False):
+        for view, mask in zip(views, masks, strict=False):
             height, width = view.shape[2:]
-            down, across = self.backbone.grid((height, width))
-            if mask.shape[1] != down * across:
+            rows, columns = self.backbone.grid((height, width))
+            if mask.shape[1] != rows * columns:
                 raise DataMismatch(
-                    f"a patch_mask of {mask.shape[1]} patches, for views of {height} x {width}, in which the backbone "
-                    f"sees {down} x {across}; its transform is to have the patch_size of the backbone, and to stand "
-                    "behind those that change the size"
+                    f"a patch_mask has {mask.shape[1]} patches, but views of {height} x {width} have {rows} x "
+                    f"{columns} in the backbone; its transform needs the patch_size of the backbone and must "
+                    "follow those that change the size"
                 )
-        hides = clock.step >= clock.steps(self.patches_from)
-        return [mask & hides for mask in masks[:LARGE]]
+        is_masking = clock.step >= clock.steps(self.masking_start)
+        return [mask & is_masking for mask in masks[:GLOBAL_VIEWS]]
 
 
-def of_patches(heads: nn.ModuleDict) -> nn.Module:
-    """The head of patches, or the one that they share with images."""
+def patch_head(heads: nn.ModuleDict) -> nn.Module:
+    """Return the head for patches, or the one that they share with images."""
     return heads["patches"] if "patches" in heads else heads["images"]

@@ -8,34 +8,33 @@ from torch import Tensor
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Clock, Count, DataMismatch, DatasetInfo, EvaluatorPart
 from opabinia.evaluation.representation.collapse import spread
-from opabinia.models.losses.reconstruction import masked_error, patchify, standardised
+from opabinia.models.losses.reconstruction import masked_mse, normalize_patches, patchify
 from opabinia.models.masked_decoder import MaskedDecoder
 from opabinia.tasks.selfsup.base import SelfSupervised
 
 
 @register.task(name="mae")
 class MAE(SelfSupervised):
-    """From the few patches that it sees of an image a vision transformer is to tell the pixels of all others.
+    """MAE, masked autoencoder: reconstruct the pixels of masked patches from the few visible ones.
 
     He et al. 2022, Masked Autoencoders Are Scalable Vision Learners. Training images come with masks: their transforms
-    end with ``random_patches``. The backbone's position embedding is its own, learned; the paper's is fixed.
+    end with ``random_patch_mask``. The backbone's position embedding is learned; the paper's is fixed.
 
     Args:
         backbone: a vision transformer of timm.
-        decoder_width: of the decoder's tokens.
-        decoder_depth: its blocks.
-        decoder_heads: of its attention.
-        norm_pixels: tell the pixels of a patch normalised by their own mean and deviation.
+        decoder_width: width of the decoder's tokens.
+        decoder_depth: number of its blocks.
+        decoder_heads: number of its attention heads.
+        norm_pixels: reconstruct pixels normalized by mean and deviation of their patch.
         evaluators: who judges the embeddings; null takes ``knn`` where every image has one label.
-        mean: of the images in 0..1, per channel or one for all; null takes what a pretrained backbone knows, otherwise
-            ImageNet's for colour.
-        std: their standard deviation, likewise.
+        mean: channel means of images in 0..1; null: see :func:`opabinia.models.layers.build_normalization`.
+        std: channel standard deviations, likewise.
 
     Raises:
-        ValueError: the backbone sees no patches, or the decoder's width does not go with its heads.
+        ValueError: the backbone has no patches, or the decoder's width is not a multiple of its heads.
     """
 
-    least = 1
+    min_samples_per_rank = 1
 
     def __init__(
         self,
@@ -53,7 +52,7 @@ class MAE(SelfSupervised):
     ) -> None:
         super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
         if self.backbone.patch_size is None:
-            raise ValueError("backbone: mae hides patches, and this one sees none; take a vision transformer of timm")
+            raise ValueError("backbone: mae masks patches, and this one has none; take a vision transformer of timm")
         height, width = self.patch_size = self.backbone.patch_size
         self.decoder = MaskedDecoder(
             self.backbone.token_channels,
@@ -63,46 +62,46 @@ class MAE(SelfSupervised):
             heads=decoder_heads,
         )
         self.norm_pixels = norm_pixels
-        self._seen: dict[int, int] = {}
+        self._visible_counts: dict[int, int] = {}
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
-        """``loss``, and ``std``, how far the vectors of images are spread: 1 evenly, 0 collapsed."""
-        images, mask, grid = self._masked(batch)
-        kept = self._kept(mask)
+        """Return ``loss`` and ``std``, the spread of the images' vectors: 1 even, 0 collapsed."""
+        images, mask, grid = self._masked_images(batch)
+        kept = self._visible(mask)
         tokens = self.backbone.tokens(images, kept=kept)
         patches = patchify(images, self.patch_size)
-        target = standardised(patches) if self.norm_pixels else patches
-        loss = masked_error(self.decoder(tokens, kept, grid), target, mask)
+        target = normalize_patches(patches) if self.norm_pixels else patches
+        loss = masked_mse(self.decoder(tokens, kept, grid), target, mask)
         return {"loss": loss, "std": spread(tokens.first)}
 
-    def _masked(self, batch: Batch) -> tuple[Tensor, Tensor, tuple[int, int]]:
-        """Normalised images (B x C x H x W), their masks (B x N), and the patches down and across.
+    def _masked_images(self, batch: Batch) -> tuple[Tensor, Tensor, tuple[int, int]]:
+        """Return normalized images (B x C x H x W), their masks (B x N), and the rows and columns of patches.
 
         Raises:
-            Unfit: there are none, or they do not belong together.
+            DataMismatch: there are no masks, or they do not fit the images.
         """
         if "image" not in batch or "patch_mask" not in batch:
             raise DataMismatch(
-                "MAE learns from whole images with a patch_mask; end data.train.transforms with random_patches, "
+                "MAE learns from images with a patch_mask; end data.train.transforms with random_patch_mask, "
                 "without views"
             )
         images, mask = batch["image"], batch["patch_mask"]
-        self.refuse_few(len(images))
+        self.check_batch_size(len(images))
         height, width = images.shape[2:]
         grid = height // self.patch_size[0], width // self.patch_size[1]
         if (grid[0] * self.patch_size[0], grid[1] * self.patch_size[1]) != (height, width):
             raise DataMismatch(
-                f"images of {height} x {width} cannot be cut into the backbone's patches of {self._patch}"
+                f"images of {height} x {width} cannot be divided into the backbone's patches of {self._patch}"
             )
         if grid != self.backbone.grid((height, width)):
             raise DataMismatch(
-                f"MAE needs patches side by side, not overlapping ones ({self._patch}); leave out their stride"
+                f"MAE needs patches side by side, not overlapping ones ({self._patch}); remove their stride"
             )
         if mask.shape[1] != grid[0] * grid[1]:
             raise DataMismatch(
-                f"a patch_mask of {mask.shape[1]} patches, for images of {height} x {width}, where the backbone sees "
-                f"{grid[0]} x {grid[1]}; its transform is to have the patch_size of the backbone, {self._patch}, and "
-                "to stand behind those that change the size"
+                f"a patch_mask has {mask.shape[1]} patches, but images of {height} x {width} have {grid[0]} x "
+                f"{grid[1]} in the backbone; its transform needs the patch_size of the backbone, {self._patch}, and "
+                "must follow those that change the size"
             )
         return self.normalize(images), mask, grid
 
@@ -110,23 +109,23 @@ class MAE(SelfSupervised):
     def _patch(self) -> str:
         return f"{self.patch_size[0]} x {self.patch_size[1]}"
 
-    def _kept(self, mask: Tensor) -> Tensor:
-        """Numbers of the patches that are seen (int64, B x M), in their order.
+    def _visible(self, mask: Tensor) -> Tensor:
+        """Return indices of the visible patches (int64, B x M), in their order.
 
-        How many they are is asked of the device once for each number of patches, so that no other step waits for it.
+        M is read from the device once for each number of patches, so that other steps need no synchronization.
 
         Raises:
-            Unfit: the images do not see equally many, or not some of them.
+            DataMismatch: images have different numbers of visible patches, or all or none of them.
         """
         counts, patches = (~mask).sum(1), mask.shape[1]
-        if mask.device.type == "cpu" or patches not in self._seen:
+        if mask.device.type == "cpu" or patches not in self._visible_counts:
             fewest, most = torch.stack(counts.aminmax()).tolist()
             if fewest != most or most in (0, patches):
                 raise DataMismatch(
-                    f"of the {patches} patches of an image {fewest} to {most} are seen; MAE needs as many of every "
-                    "image of a batch, some of them seen and some hidden: take random_patches"
+                    f"{fewest} to {most} of the {patches} patches of an image are visible; MAE needs the same number "
+                    "for all images of a batch, neither none nor all: take random_patch_mask"
                 )
-            self._seen[patches] = most
-        seen = self._seen[patches]
-        torch._assert_async((counts == seen).all(), "images of a batch do not see equally many patches")
-        return mask.byte().argsort(dim=1, stable=True)[:, :seen]
+            self._visible_counts[patches] = most
+        visible = self._visible_counts[patches]
+        torch._assert_async((counts == visible).all(), "images of a batch differ in the number of visible patches")
+        return mask.byte().argsort(dim=1, stable=True)[:, :visible]

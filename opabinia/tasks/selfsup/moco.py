@@ -1,4 +1,4 @@
-"""MoCo v2 (He et al. 2020; Chen et al. 2020)."""
+"""MoCo v2 (He et al. 2020; Chen et al. 2020): momentum contrast with a queue of keys."""
 
 from __future__ import annotations
 
@@ -22,46 +22,43 @@ from opabinia.contracts import (
     Positive,
 )
 from opabinia.evaluation.representation.collapse import spread
-from opabinia.models.feature_queue import VectorQueue
+from opabinia.models.feature_queue import VectorQueue as VectorQueue
 from opabinia.models.losses.contrastive import info_nce
 from opabinia.models.norms import GhostBatchNorm, SyncBatchNorm
 from opabinia.runtime.collectives import gather_rows, shuffle_between_ranks
 from opabinia.runtime.processes import world_size
 from opabinia.runtime.seeds import DEALT, hash32
 from opabinia.tasks.selfsup.base import SelfSupervised
-from opabinia.tasks.selfsup.momentum_teacher import Follow, Teacher
-from opabinia.tasks.selfsup.update_queue import Remember
+from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher, UpdateTeacher
+from opabinia.tasks.update_queue import UpdateQueue
 
 
 @register.task(name="moco")
 class MoCo(SelfSupervised):
-    """One view is to be told by what a slowly following teacher makes of the other one, among the views of many earlier
-    images, which a queue holds.
+    """MoCo v2: contrast one view with a momentum teacher's key of the other one and a queue of earlier keys.
 
     He et al. 2020, Momentum Contrast for Unsupervised Visual Representation Learning; Chen et al. 2020, Improved
     Baselines with Momentum Contrastive Learning, whose projector and temperature are the defaults.
 
-    Batch norms could tell the two views of an image by the company they were in. So on many processes the teacher sees
-    the images dealt anew among them, and what it makes of them is dealt back (section 3.3, shuffling BN). With batch
-    norms that see all processes the company is always the same, and nothing is dealt; nor is it on one process, unless
-    the backbone has ghost batch norms, whose parts take the place of processes (``backbone: {name: resnet, norm: ghost,
-    ghost_splits: 8}``): the queue holds vectors of other batches than the two views, and batch norms could tell which.
+    Batch norm statistics could reveal which two views belong together. So with several processes the teacher sees the
+    images shuffled among them, and its outputs are shuffled back (section 3.3, shuffling BN). Synchronized batch norms
+    need no shuffling. On one process it takes ghost batch norms, whose splits act as processes (``backbone: {name:
+    resnet, norm: ghost, ghost_splits: 8}``).
 
     Args:
-        backbone: images to vectors.
+        backbone: maps images to vectors.
         hidden: width of the projector's hidden layer; null takes the backbone's.
-        projection: width of what is compared.
-        queue: how many vectors it holds, of any number from a batch on: the oldest make room for the newest, whether
-            batches divide it or not. At first they are drawn, from the run's seed.
+        projection: width of the projections.
+        queue: number of keys, at least a batch; the newest replace the oldest, and the length need not be a multiple of
+            the batch size. Initial keys are random, from the run's seed.
         momentum: share of the teacher that a step keeps.
         temperature: divides cosines; 0.07 in the first version.
-        evaluators: who judges the embeddings; null takes ``knn`` where every image has one label.
-        mean: of the images in 0..1, per channel or one for all; null takes what a pretrained backbone knows, otherwise
-            ImageNet's for colour.
-        std: their standard deviation, likewise.
+        evaluators: of the embeddings; null takes ``knn`` if every image has one label.
+        mean: channel means of images in 0..1; null: see :func:`opabinia.models.layers.build_normalization`.
+        std: channel standard deviations, likewise.
     """
 
-    whole_batches = True
+    requires_full_batch = True
 
     def __init__(
         self,
@@ -82,46 +79,46 @@ class MoCo(SelfSupervised):
         width = self.backbone.out_channels
         hidden = hidden or width
         self.projector = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, projection))
-        self.teacher = Teacher(backbone=self.backbone, projector=self.projector)
-        self.queue = VectorQueue(projection, queue, drawn=True)
+        self.teacher = MomentumTeacher(backbone=self.backbone, projector=self.projector)
+        self.queue = VectorQueue(projection, queue, random_init=True)
         self.momentum, self.temperature = momentum, temperature
         self._newest: Tensor | None = None
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
-        """``loss``, and ``std``, how far the teacher's projections are spread: 1 evenly, 0 collapsed.
+        """Return ``loss`` and ``std``, the spread of the teacher's projections: 1 even, 0 collapsed.
 
         Raises:
-            Unfit: the batch of all processes is larger than the queue.
+            DataMismatch: the batch of all processes is larger than the queue.
         """
-        one, other = self.views(batch, 2)
-        keys = self._keys(other, clock)
-        self._newest = everybody = gather_rows(keys, batch["id"])
-        if len(everybody) > len(self.queue.features):
+        query_view, key_view = self.views(batch, 2)
+        keys = self._keys(key_view, clock)
+        self._newest = all_keys = gather_rows(keys, batch["id"])
+        if len(all_keys) > len(self.queue.features):
             raise DataMismatch(
-                f"queue: MoCo's holds {len(self.queue.features)} vectors, and a batch has {len(everybody)}; a queue is "
-                "to be many times as long as a batch: raise task.queue"
+                f"queue: it holds {len(self.queue.features)} keys, and a batch has {len(all_keys)}; a queue must be "
+                "many times as long as a batch: raise task.queue"
             )
-        queries = self.projector(self.backbone(one))
+        queries = self.projector(self.backbone(query_view))
         loss = info_nce(queries, keys, self.queue.features, self.temperature)
-        return {"loss": loss, "std": spread(everybody)}
+        return {"loss": loss, "std": spread(all_keys)}
 
     def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
-        """After every step the teacher follows and the queue takes the step's keys."""
-        return [Follow(self.teacher, [self.backbone, self.projector], self.momentum), Remember(self._enqueue)]
+        """Return the updates of teacher and queue."""
+        return [UpdateTeacher(self.teacher, [self.backbone, self.projector], self.momentum), UpdateQueue(self._enqueue)]
 
     def _keys(self, images: Tensor, clock: Clock) -> Tensor:
-        """What the teacher makes of the images (B x D)."""
+        """Return the teacher's projections of the images (B x D)."""
         keys: Tensor
         if self._norms_differ:
-            dealt, back = shuffle_between_ranks(images, hash32(DEALT, clock.step))
-            keys = back(self.teacher(dealt))
+            shuffled, unshuffle = shuffle_between_ranks(images, hash32(DEALT, clock.step))
+            keys = unshuffle(self.teacher(shuffled))
         else:
             keys = self.teacher(images)
         return keys
 
     @cached_property
     def _norms_differ(self) -> bool:
-        """Whether a batch norm sees a part of the batch only."""
+        """Whether a batch norm sees only a part of the batch."""
         batch_norms = [module for module in self.teacher.modules() if isinstance(module, _BatchNorm)]
         if world_size() == 1:
             return any(isinstance(norm, GhostBatchNorm) for norm in batch_norms)
@@ -130,5 +127,5 @@ class MoCo(SelfSupervised):
     def _enqueue(self) -> None:
         if self._newest is not None:
             keys, self._newest = self._newest, None
-            # After a step that was left out; a vector of zeros is as far from all images.
+            # A skipped step leaves keys that are not finite; a zero vector has the same similarity to all images.
             self.queue.push(torch.where(keys.isfinite().all(1, keepdim=True), keys, 0))

@@ -1,4 +1,4 @@
-"""A network that follows another one, and tells it what to say."""
+"""A momentum teacher: an EMA of the student's weights that gives its targets."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from timm.layers.patch_dropout import PatchDropout
 from torch import Tensor, nn
 
 from opabinia.contracts import Fraction, Hook, Run, Schedule
-from opabinia.optim.ema import local
+from opabinia.optim.ema import local_tensors
 
 
-class Teacher(nn.Module):
-    """Copies of a student's parts, under their names. They take no gradients, nothing is dropped in them, and their
-    batch norms have statistics of their own (Grill et al. 2020, BYOL; Caron et al. 2021, DINO)."""
+class MomentumTeacher(nn.Module):
+    """Copies of a student's parts under the same names, without gradients and dropout and with batch norm statistics
+    of their own (Grill et al. 2020, BYOL; Caron et al. 2021, DINO)."""
 
     def __init__(self, **parts: nn.Module) -> None:
         super().__init__()
@@ -30,44 +30,48 @@ class Teacher(nn.Module):
             elif isinstance(module, nn.modules.dropout._DropoutNd):
                 module.p = 0.0
 
-    def begin_anew(self, student: nn.Module) -> None:
-        """Be a copy of the student's parts again."""
+    def copy_from(self, student: nn.Module) -> None:
+        """Copy the student's weights and statistics."""
         for name, part in self.named_children():
             part.load_state_dict(student.get_submodule(name).state_dict())
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        """What its parts make of images, one after the other."""
-        given = images
+        """Apply the parts one after the other."""
+        output = images
         for part in self.children():
-            given = part(given)
-        return given
+            output = part(output)
+        return output
 
 
-class Follow(Hook):
-    """Lets a teacher follow its student, once per optimizer step.
+class UpdateTeacher(Hook):
+    """Update a momentum teacher once per optimizer step.
 
-    ``teacher = m * teacher + (1 - m) * student`` with ``m = 1 - (1 - momentum) * schedule``: a cosine takes m from
-    ``momentum`` to 1.
+    ``teacher = m * teacher + (1 - m) * student`` with ``m = 1 - (1 - momentum) * schedule``: a cosine schedule takes m
+    from ``momentum`` to 1.
 
     Args:
         teacher: has the student's parts.
         parts: of the student, in the same order.
         momentum: share of the teacher that an update keeps.
-        schedule: multiplies ``1 - momentum`` over time; None: it stays.
+        schedule: multiplies ``1 - momentum`` over time; None: constant.
     """
 
     def __init__(
-        self, teacher: Teacher, parts: Sequence[nn.Module], momentum: Fraction, schedule: Schedule | None = None
+        self,
+        teacher: MomentumTeacher,
+        parts: Sequence[nn.Module],
+        momentum: Fraction,
+        schedule: Schedule | None = None,
     ) -> None:
-        self._own = list(teacher.parameters())
-        self._of = [parameter for part in parts for parameter in part.parameters()]
+        self._teacher = list(teacher.parameters())
+        self._student = [param for part in parts for param in part.parameters()]
         self._momentum, self._schedule = momentum, schedule
 
     @torch.no_grad()
     def after_step(self, run: Run) -> None:
-        """Follow the new weights."""
-        rest = 1 - self._momentum
+        """Move the teacher towards the new weights."""
+        weight = 1 - self._momentum
         if self._schedule is not None:
-            rest *= self._schedule(run.clock)
-        torch._foreach_lerp_(local(self._own), local(self._of), rest)
+            weight *= self._schedule(run.clock)
+        torch._foreach_lerp_(local_tensors(self._teacher), local_tensors(self._student), weight)

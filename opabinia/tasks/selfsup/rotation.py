@@ -11,25 +11,24 @@ from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Clock, DataMismatch, DatasetInfo, EvaluatorPart
 from opabinia.evaluation.representation.collapse import spread
 from opabinia.models.losses.cross_entropy import cross_entropy
-from opabinia.tasks.selfsup.base import SelfSupervised, in_few_passes
+from opabinia.tasks.selfsup.base import SelfSupervised, forward_by_size
 
 
 @register.task
 class Rotation(SelfSupervised):
-    """By how many quarters an image was turned is to be told; all four turns of each image are in the batch.
+    """RotNet: classify by how many quarter turns an image was rotated; a batch has all four rotations of each image.
 
     Gidaris et al. 2018, Unsupervised Representation Learning by Predicting Image Rotations. It learns from square
-    images, or from any number of square views of each. Mirroring them does no harm, turning them takes the answer away.
+    images, or from any number of square views of each. Training transforms may flip images but must not rotate them.
 
     Args:
-        backbone: images to vectors.
-        evaluators: who judges the embeddings; null takes ``knn`` where every image has one label.
-        mean: of the images in 0..1, per channel or one for all; null takes what a pretrained backbone knows, otherwise
-            ImageNet's for colour.
-        std: their standard deviation, likewise.
+        backbone: maps images to vectors.
+        evaluators: of the embeddings; null takes ``knn`` if every image has one label.
+        mean: channel means of images in 0..1; null: see :func:`opabinia.models.layers.build_normalization`.
+        std: channel standard deviations, likewise.
     """
 
-    least = 1
+    min_samples_per_rank = 1
 
     def __init__(
         self,
@@ -45,10 +44,10 @@ class Rotation(SelfSupervised):
         self.head = self.backbone.make_head(4)
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
-        """``loss``; ``top1``, how often the turn is told right (1/4 by chance); and ``std``, how far vectors are
-        spread: 1 evenly, 0 collapsed."""
-        images = self.views(batch, least=1) if "views" in batch else [self.normalize(batch["image"])]
-        vectors = torch.cat(in_few_passes(self.backbone, quarter_turns(images)))
+        """Return ``loss``; ``top1``, the accuracy (1/4 by chance); and ``std``, the spread of vectors: 1 even, 0
+        collapsed."""
+        images = self.views(batch, min_count=1) if "views" in batch else [self.normalize(batch["image"])]
+        vectors = torch.cat(forward_by_size(self.backbone, quarter_turns(images)))
         logits = self.head(vectors)
         turns = torch.arange(4, device=logits.device).repeat_interleave(len(images[0])).repeat(len(images))
         return {
@@ -59,16 +58,16 @@ class Rotation(SelfSupervised):
 
 
 def quarter_turns(images: Sequence[Tensor]) -> list[Tensor]:
-    """Of each entry (B x C x s x s) itself, and turned by one, two and three quarters, counterclockwise.
+    """Return each tensor (B x C x s x s) rotated by zero to three quarter turns, counterclockwise.
 
     Raises:
-        Unfit: they are not square.
+        DataMismatch: the images are not square.
     """
-    for one in images:
-        height, width = one.shape[-2:]
+    for views in images:
+        height, width = views.shape[-2:]
         if height != width:
             raise DataMismatch(
-                f"Rotation turns images by a quarter, so they must be square, not {height} x {width}: their shape "
-                "would tell the turn; crop or resize them to a square in data.train.transforms"
+                f"Rotation needs square images, not {height} x {width}: the shape would reveal the rotation; crop or "
+                "resize them to a square in data.train.transforms"
             )
-    return [one.rot90(turn, (-2, -1)) for one in images for turn in range(4)]
+    return [views.rot90(turn, (-2, -1)) for views in images for turn in range(4)]

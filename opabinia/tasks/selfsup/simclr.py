@@ -9,28 +9,27 @@ from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, E
 from opabinia.evaluation.representation.collapse import spread
 from opabinia.models.losses.contrastive import nt_xent
 from opabinia.models.projectors import mlp
-from opabinia.tasks.selfsup.base import SelfSupervised, in_few_passes, of_all_processes
+from opabinia.tasks.selfsup.base import SelfSupervised, forward_by_size, gather_views
 
 
 @register.task(name="simclr")
 class SimCLR(SelfSupervised):
-    """Two views of an image are to be nearer to each other than to all views of the other images in the batch.
+    """SimCLR: contrast two views of an image with all views of the other images in the batch.
 
     Chen et al. 2020, A Simple Framework for Contrastive Learning of Visual Representations.
 
     Args:
-        backbone: images to vectors.
+        backbone: maps images to vectors.
         hidden: width of the projector's hidden layer; null takes the backbone's.
-        projection: width of what is compared.
-        layers: of the projector (the paper's 2; 3 in SimCLR v2).
+        projection: width of the projections.
+        layers: number of layers of the projector (the paper's 2; 3 in SimCLR v2).
         temperature: divides cosines; the paper's 0.1 for batches of 4,096, 0.5 for small ones.
-        evaluators: who judges the embeddings; null takes ``knn`` where every image has one label.
-        mean: of the images in 0..1, per channel or one for all; null takes what a pretrained backbone knows, otherwise
-            ImageNet's for colour.
-        std: their standard deviation, likewise.
+        evaluators: of the embeddings; null takes ``knn`` if every image has one label.
+        mean: channel means of images in 0..1; null: see :func:`opabinia.models.layers.build_normalization`.
+        std: channel standard deviations, likewise.
     """
 
-    whole_batches = True
+    requires_full_batch = True
 
     def __init__(
         self,
@@ -52,7 +51,7 @@ class SimCLR(SelfSupervised):
         self.temperature = temperature
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
-        """``loss``, and ``std``, how far projections are spread: 1 evenly, 0 collapsed."""
-        views = in_few_passes(lambda images: self.projector(self.backbone(images)), self.views(batch))
-        everybody = of_all_processes(views, batch["id"])
-        return {"loss": nt_xent(everybody, self.temperature), "std": spread(everybody[0])}
+        """Return ``loss`` and ``std``, the spread of projections: 1 even, 0 collapsed."""
+        views = forward_by_size(lambda images: self.projector(self.backbone(images)), self.views(batch))
+        gathered = gather_views(views, batch["id"])
+        return {"loss": nt_xent(gathered, self.temperature), "std": spread(gathered[0])}

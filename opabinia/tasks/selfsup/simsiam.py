@@ -14,22 +14,21 @@ from opabinia.tasks.selfsup.base import SelfSupervised
 
 @register.task(name="simsiam")
 class SimSiam(SelfSupervised):
-    """One view's prediction is to be the other view's projection, through which no gradient flows.
+    """SimSiam: predict the projection of one view, without its gradient, from another view.
 
-    Chen and He 2021, Exploring Simple Siamese Representation Learning. Of more than two views every ordered pair
-    counts, by its mean. The paper's batch norms see all processes: ``train.sync_batch_norm``. Its default keeps the
-    predictor's learning rate constant, which no key does here: the schedule is that of all parameters, as in the first
-    row of the paper's table 1 (67.7 % on ImageNet, where the constant rate has 68.1 %).
+    Chen and He 2021, Exploring Simple Siamese Representation Learning. Losses of all ordered pairs of views are
+    averaged. The paper's batch norms are synchronized over processes: ``train.sync_batch_norm``. Its default keeps the
+    predictor's learning rate constant, which no key does here: all parameters share one schedule, as in the first row
+    of the paper's table 1 (67.7 % on ImageNet; the constant learning rate has 68.1 %).
 
     Args:
-        backbone: images to vectors.
-        projection: width of the projector, its hidden layers and what is compared.
-        layers: of the projector; 2 for small images, as on CIFAR in the paper (appendix D).
-        hidden: width of the predictor's hidden layer, a quarter of its ends.
-        evaluators: who judges the embeddings; null takes ``knn`` where every image has one label.
-        mean: of the images in 0..1, per channel or one for all; null takes what a pretrained backbone knows, otherwise
-            ImageNet's for colour.
-        std: their standard deviation, likewise.
+        backbone: maps images to vectors.
+        projection: width of the projections and of the projector's hidden layers.
+        layers: number of layers of the projector; 2 for small images, as on CIFAR in the paper (appendix D).
+        hidden: width of the predictor's hidden layer, a quarter of ``projection`` in the paper.
+        evaluators: of the embeddings; null takes ``knn`` if every image has one label.
+        mean: channel means of images in 0..1; null: see :func:`opabinia.models.layers.build_normalization`.
+        std: channel standard deviations, likewise.
     """
 
     def __init__(
@@ -50,8 +49,8 @@ class SimSiam(SelfSupervised):
         self.predictor = mlp([projection, hidden, projection])
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
-        """``loss``, from -1 to 1, and ``std``, how far projections are spread: 1 evenly, 0 collapsed."""
-        # One view after the other, as in the paper: a batch norm sees one of them at a time.
+        """Return ``loss``, from -1 to 1, and ``std``, the spread of projections: 1 even, 0 collapsed."""
+        # Views go through separately, as in the paper: a batch norm sees one at a time.
         projections = [self.projector(self.backbone(view)) for view in self.views(batch)]
         predictions = [self.predictor(projection) for projection in projections]
         return {"loss": cosine_regression(predictions, projections), "std": spread(projections[0])}

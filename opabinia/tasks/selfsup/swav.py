@@ -23,14 +23,20 @@ from opabinia.contracts import (
     Run,
 )
 from opabinia.evaluation.representation.collapse import spread
-from opabinia.models.feature_queue import VectorQueue
-from opabinia.models.losses.clustering import assigned, evening, evenness, sinkhorn, swapped_prediction
+from opabinia.models.feature_queue import VectorQueue as VectorQueue
+from opabinia.models.losses.clustering import (
+    assign_prototypes,
+    normalized_entropy,
+    prototype_potentials,
+    sinkhorn,
+    swapped_prediction,
+)
 from opabinia.models.projectors import mlp
 from opabinia.models.prototypes import Prototypes
 from opabinia.runtime.durations import Duration
-from opabinia.tasks.selfsup.base import SelfSupervised, in_few_passes, of_all_processes
-from opabinia.tasks.selfsup.freeze_first import FreezeAtFirst
-from opabinia.tasks.selfsup.update_queue import Remember
+from opabinia.tasks.selfsup.base import SelfSupervised, forward_by_size, gather_views
+from opabinia.tasks.selfsup.freeze_first import FreezeFirstSteps
+from opabinia.tasks.update_queue import UpdateQueue
 
 Scores = tuple[Tensor, ...]
 """Cosines of vectors with the prototypes of one head: B x K for each view."""
@@ -38,14 +44,14 @@ Scores = tuple[Tensor, ...]
 
 @register.section(name="swav_queue")
 @dataclass(frozen=True, kw_only=True)
-class Queue:
-    """Embeddings of earlier batches that assignments are evened out with, where batches are small beside the number of
+class SwavQueue:
+    """Embeddings of earlier batches that take part in balancing, if batches are small relative to the number of
     prototypes (Caron et al. 2020, section 4.3 and appendix A.6).
 
     Args:
-        length: images it holds, of all processes; any number, whether or not the batch divides it. The paper's 3,840
-            are 15 batches of 256.
-        start: from then on it is used, if it is full.
+        length: number of images, of all processes; it need not be a multiple of the batch size. The paper's 3,840 are
+            15 batches of 256.
+        start: time from which it is used, once it is full.
     """
 
     length: Count = 3840
@@ -54,37 +60,36 @@ class Queue:
 
 @register.task(name="swav")
 class SwAV(SelfSupervised):
-    """Views of an image are to predict which prototypes the other views fall to, samples being spread evenly over them.
+    """SwAV: predict the prototype assignments of one view from the others, with balanced assignments.
 
     Caron et al. 2020, Unsupervised Learning of Visual Features by Contrasting Cluster Assignments. The first views give
-    the assignments, all views predict. Assignments are those of the batch of all processes; the paper's batch norms see
-    all of them, too: ``train.sync_batch_norm``.
+    the assignments, all views predict. Assignments are balanced over the batch of all processes; the paper's batch
+    norms are synchronized, too: ``train.sync_batch_norm``.
 
     Args:
-        backbone: images to vectors.
+        backbone: maps images to vectors.
         hidden: width of the projector's hidden layer; null takes the backbone's.
-        projection: width of what is compared with prototypes.
-        prototypes: how many there are; of several heads, for each. Losses of heads are averaged.
-        assign: how many views, the first ones, give assignments.
+        projection: width of the projections.
+        prototypes: number of prototypes of each head; losses of several heads are averaged.
+        assign: number of views, the first ones, that give assignments.
         temperature: divides the cosines of predictions.
-        epsilon: divides those of assignments; the smaller, the sharper and the less even they are.
-        iterations: of evening out.
-        power: null: prototypes are to have even shares of the samples; else the i-th has one in proportion to
+        epsilon: divides the cosines of assignments; smaller values make them sharper and less balanced.
+        iterations: of Sinkhorn-Knopp.
+        power: null: all prototypes get equal shares of the samples; otherwise the i-th gets one in proportion to
             ``i ** -power`` (VISSL).
-        hard: for so long from the beginning on each sample is assigned to a single prototype (VISSL).
-        freeze: for so long prototypes stay as they were drawn (appendix A.1; the authors' code has 313 steps, which are
-            an epoch of ImageNet in batches of 4,096).
-        queue: earlier batches that assignments are evened out with; null: none.
-        evaluators: who judges the embeddings; null takes ``knn`` where every image has one label.
-        mean: of the images in 0..1, per channel or one for all; null takes what a pretrained backbone knows, otherwise
-            ImageNet's for colour.
-        std: their standard deviation, likewise.
+        hard: initial period in which each sample is assigned to a single prototype (VISSL).
+        freeze: initial period in which prototypes are frozen (appendix A.1; the authors' code has 313 steps, an epoch
+            of ImageNet in batches of 4,096).
+        queue: earlier embeddings that take part in balancing; null: none.
+        evaluators: of the embeddings; null takes ``knn`` if every image has one label.
+        mean: channel means of images in 0..1; null: see :func:`opabinia.models.layers.build_normalization`.
+        std: channel standard deviations, likewise.
 
     Raises:
         ValueError: there are no prototypes.
     """
 
-    whole_batches = True
+    requires_full_batch = True
 
     def __init__(
         self,
@@ -102,7 +107,7 @@ class SwAV(SelfSupervised):
         power: NonNegative | None = None,
         hard: Duration = Duration(0, "it"),
         freeze: Duration = Duration(1, "ep"),
-        queue: Queue | None = None,
+        queue: SwavQueue | None = None,
         evaluators: list[EvaluatorPart] | None = None,
         mean: list[float] | None = None,
         std: list[float] | None = None,
@@ -118,47 +123,54 @@ class SwAV(SelfSupervised):
         self._newest: list[Tensor] = []
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
-        """``loss``; ``std``, how far embeddings are spread (1 evenly, 0 collapsed); ``entropy`` of the shares that
-        prototypes would have if nothing were evened out (1: even ones)."""
-        views = self.views(batch, least=max(self.assign, 2))
-        embeddings = in_few_passes(lambda images: self.projector(self.backbone(images)), views)
-        embeddings = [F.normalize(one.float(), dim=1) for one in embeddings]
-        everybody = of_all_processes([one.detach() for one in embeddings[: self.assign]], batch["id"])
-        self._newest = everybody
+        """Return ``loss``; ``std``, the spread of embeddings (1 even, 0 collapsed); ``entropy`` of the shares of the
+        prototypes without balancing (1: equal shares)."""
+        views = self.views(batch, min_count=max(self.assign, 2))
+        embeddings = forward_by_size(lambda images: self.projector(self.backbone(images)), views)
+        embeddings = [F.normalize(vectors.float(), dim=1) for vectors in embeddings]
+        gathered = gather_views([vectors.detach() for vectors in embeddings[: self.assign]], batch["id"])
+        self._newest = gathered
         scores = self._scores(embeddings)
         with torch.no_grad():
-            scores_of_all = self._scores(self._with_queue(everybody, clock))
+            scores_of_all = self._scores(self._with_queue(gathered, clock))
         hard = clock.step < clock.steps(self._hard)
-        losses = [self._loss(*of_head, hard) for of_head in zip(scores, scores_of_all, strict=True)]
-        shares = [sinkhorn(first[: len(everybody[0])], self.epsilon, 0).mean(0) for first, *_ in scores_of_all]
+        losses = [self._loss(*head_scores, hard) for head_scores in zip(scores, scores_of_all, strict=True)]
+        shares = [sinkhorn(first[: len(gathered[0])], self.epsilon, 0).mean(0) for first, *_ in scores_of_all]
         return {
             "loss": torch.stack(losses).mean(),
-            "std": spread(everybody[0]),
-            "entropy": torch.stack([evenness(one) for one in shares]).mean(),
+            "std": spread(gathered[0]),
+            "entropy": torch.stack([normalized_entropy(share) for share in shares]).mean(),
         }
 
     def _scores(self, views: Sequence[Tensor]) -> list[Scores]:
-        """Cosines of each view (B x D) with the prototypes of each head."""
+        """Return cosines of each view (B x D) with the prototypes of each head."""
         return list(zip(*map(self.prototypes, views), strict=True))
 
     def _loss(self, scores: Scores, scores_of_all: Scores, hard: bool) -> Tensor:
-        """Of one head: this process's views, and the assigning ones of all processes and of the queue."""
+        """Return the loss of one head from scores of this process's views, and of all processes' assigning views and
+        queue."""
         assignments = [
-            assigned(own, evening(seen, self.epsilon, self.iterations, self.power), self.epsilon, hard=hard)
-            for own, seen in zip(scores, scores_of_all, strict=False)
+            assign_prototypes(
+                local,
+                prototype_potentials(balanced, self.epsilon, self.iterations, self.power),
+                self.epsilon,
+                hard=hard,
+            )
+            for local, balanced in zip(scores, scores_of_all, strict=False)
         ]
         return swapped_prediction(scores, assignments, self.temperature)
 
-    def _with_queue(self, everybody: list[Tensor], clock: Clock) -> list[Tensor]:
-        """The embeddings of each assigning view (N x D), and behind them those of the queue, if it is time for it."""
+    def _with_queue(self, embeddings: list[Tensor], clock: Clock) -> list[Tensor]:
+        """Return the embeddings of each assigning view (N x D), followed by those of the queue once it is in use."""
         queue = self._queue
         if queue is None or clock.step < clock.steps(queue.start) or clock.samples < queue.length:
-            return everybody
-        return [torch.cat([one, held.get_buffer("features")]) for one, held in zip(everybody, self.queues, strict=True)]
+            return embeddings
+        pairs = zip(embeddings, self.queues, strict=True)
+        return [torch.cat([vectors, held.get_buffer("features")]) for vectors, held in pairs]
 
-    def remember(self) -> None:
-        """Put the newest batch into the queues; in the place of an embedding that is not finite stands zero, which is
-        as near to every prototype."""
+    def update_queues(self) -> None:
+        """Push the newest batch into the queues; embeddings that are not finite become zero, equally similar to every
+        prototype."""
         newest, self._newest = self._newest, []
         for queue, embeddings in zip(self.queues, newest, strict=False):
             assert isinstance(queue, VectorQueue)
@@ -166,20 +178,20 @@ class SwAV(SelfSupervised):
             queue.push(torch.where(finite, embeddings, 0))
 
     def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
-        """Prototypes rest at first, and keep their length; the queue takes the batch of every step."""
+        """Return hooks that freeze prototypes at first, normalize them, and update the queues."""
         return [
-            FreezeAtFirst(self.prototypes, self._freeze),
-            KeepOnSphere(self.prototypes),
-            Remember(self.remember),
+            FreezeFirstSteps(self.prototypes, self._freeze),
+            NormalizePrototypes(self.prototypes),
+            UpdateQueue(self.update_queues),
         ]
 
 
-class KeepOnSphere(Hook):
-    """Normalises prototypes after every optimizer step."""
+class NormalizePrototypes(Hook):
+    """Normalize prototypes after every optimizer step."""
 
     def __init__(self, prototypes: Prototypes) -> None:
         self._prototypes = prototypes
 
     def after_step(self, run: Run) -> None:
-        """Normalise."""
-        self._prototypes.normalise()
+        """Normalize them."""
+        self._prototypes.normalize()

@@ -1,4 +1,4 @@
-"""What came of a sweep, kept in one file."""
+"""The record of a sweep: its search space and the results of its trials, in one JSON file."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from typing import Any
 from opabinia.config import ConfigError, Problem
 from opabinia.config.errors import listing, nearest, show
 from opabinia.runtime.files import disk_errors, write_atomic
-from opabinia.training.sweep.trials import Better, How, Point
+from opabinia.training.sweep.trials import Better, SearchMethod, TrialParams
 
 
 @dataclass
-class Tried:
+class Trial:
     """A run of a sweep.
 
     Attributes:
-        name: of its folder.
-        changes: its point.
-        scores: what it reached.
-        failed: why it reached nothing.
+        name: name of its folder.
+        changes: its parameters.
+        scores: its scores when it is finished.
+        failed: the reason if it failed.
     """
 
     name: str
-    changes: Point
+    changes: TrialParams
     scores: dict[str, float] | None = None
     failed: str | None = None
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing left to do."""
+        """True if the run is finished or has failed."""
         return self.scores is not None or self.failed is not None
 
 
@@ -43,99 +43,100 @@ class Record:
     """A sweep as it is kept in ``<out>/<recipe>/<name>.json``.
 
     Attributes:
-        recipe: as given.
-        space: the words that tell the space, as given.
-        how: the points are chosen.
-        seed: of that choice; None for a grid.
-        runs: in the order of their numbers.
+        recipe: name or path of the recipe, as given.
+        space: the words of the search space, as given.
+        how: the search method.
+        seed: its seed; None for a grid search.
+        runs: the trials in order.
     """
 
     recipe: str
     space: list[str]
-    how: How
+    how: SearchMethod
     seed: int | None
-    runs: list[Tried] = field(default_factory=list)
+    runs: list[Trial] = field(default_factory=list)
 
     def write(self, path: Path) -> None:
-        """Write it aside, then rename it into place.
+        """Write the file atomically.
 
         Raises:
-            DiskError: nothing was changed.
+            DiskError: the file cannot be written; an old one is unchanged.
         """
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(asdict(self), indent=1) + "\n")
 
-    def take_over(self, path: Path) -> None:
-        """The runs of an earlier command for the same sweep, which is at ``path`` if there was one.
+    def load_runs(self, path: Path) -> None:
+        """Load the trials of the same sweep from ``path``, if the file exists.
 
         Raises:
-            ConfigError: it is the record of another sweep, or none at all.
+            ConfigError: the file belongs to another sweep or is not a record.
         """
         if not path.exists():
             return
         saved = read_json(path)
         for key in ("recipe", "space", "how", "seed"):
             if saved.get(key) != getattr(self, key):
-                there, here = _said(saved.get(key)), _said(getattr(self, key))
-                message = f"is a sweep with another {key} ({there} there, {here} here): --name begins another"
+                old, new = _as_text(saved.get(key)), _as_text(getattr(self, key))
+                name = "search method" if key == "how" else key
+                message = f"belongs to a sweep with another {name} ({old}, not {new}): choose another --name"
                 raise ConfigError(Problem(str(path), "", message))
         try:
-            self.runs = [Tried(**one) for one in saved["runs"]]
+            self.runs = [Trial(**run) for run in saved["runs"]]
         except (KeyError, TypeError) as error:
             raise ConfigError(Problem(str(path), "", "is not the record of a sweep")) from error
 
 
-def _said(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
+    """Read the object in a JSON file.
 
     Raises:
-        ConfigError: it cannot be read, or holds something else.
+        ConfigError: the file cannot be read or contains something else.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(Problem(str(path), "", f"cannot be read: {error}")) from error
     if not isinstance(content, dict):
-        raise ConfigError(Problem(str(path), "", f"cannot be read: it holds no object but {show(content)}"))
+        raise ConfigError(Problem(str(path), "", f"cannot be read: expected a JSON object, got {show(content)}"))
     return content
 
 
-def better_way(metric: str) -> Better:
-    """Which way a score is better, told by its name: losses and errors down, all else up."""
+def metric_direction(metric: str) -> Better:
+    """Return the direction of a metric by its name: "min" for losses and errors, else "max"."""
     return "min" if re.search(r"(loss|error|err|ece|nll|mae|mse|rmse|fid|perplexity)$", metric.lower()) else "max"
 
 
-def chosen_metric(metric: str | None, scores: Mapping[str, float], option: str = "--metric") -> str | None:
-    """The score to compare by; without one the first. None: there are no scores.
+def choose_metric(metric: str | None, scores: Mapping[str, float], option: str = "--metric") -> str | None:
+    """Return the metric to rank by: the given one, or the first score, or None without scores.
 
     Raises:
-        ConfigError: there is no score of that name.
+        ConfigError: no score has this name.
     """
     if metric is None or metric in scores:
         return metric or next(iter(scores), None)
-    message = f"the runs give no score {metric!r}"
+    message = f"the runs have no score {metric!r}"
     known = f"scores: {listing(list(scores)) or 'none'}"
     raise ConfigError(Problem("command line", option, message, "", nearest(metric, scores), known))
 
 
-def ranked(runs: Iterable[Tried], metric: str | None, better: Better) -> list[Tried]:
-    """The best first; then what has no number, then what failed."""
+def rank_trials(runs: Iterable[Trial], metric: str | None, better: Better) -> list[Trial]:
+    """Sort trials: the best first, then those without a finite value, then the failed ones."""
 
-    def place(run: Tried) -> tuple[int, float]:
-        value = value_of(run, metric)
+    def sort_key(run: Trial) -> tuple[int, float]:
+        value = metric_value(run, metric)
         if value is None:
             return (2 if run.scores is None else 1), 0.0
         return 0, -value if better == "max" else value
 
-    return sorted(runs, key=place)
+    return sorted(runs, key=sort_key)
 
 
-def value_of(run: Tried, metric: str | None) -> float | None:
-    """What a run scored; None: no number."""
+def metric_value(run: Trial, metric: str | None) -> float | None:
+    """Return the value of a metric; None if it is missing or not finite."""
     value = (run.scores or {}).get(metric) if metric else None
     return value if value is not None and math.isfinite(value) else None

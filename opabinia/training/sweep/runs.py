@@ -1,4 +1,4 @@
-"""One run of a series: checked before any is begun, gone on with, or taken as it is."""
+"""A run of a sweep: check its config, train or resume it, or read its results."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 
 from opabinia.config import Catalog, ConfigError, Problem, Resolved, catalog, check, compose, flatten
 from opabinia.config.errors import listing, show
-from opabinia.runtime.files import DiskError, InUse
+from opabinia.runtime.files import DiskError, FolderInUse
 from opabinia.runtime.signals import Stopped
 from opabinia.training.sweep.record import read_json
 
 
-def check_all(recipe: str, changes: Iterable[Sequence[str]]) -> list[Resolved]:
-    """The complete config for each list of overrides; nothing is imported or built.
+def check_configs(recipe: str, changes: Iterable[Sequence[str]]) -> list[Resolved]:
+    """Resolve the complete config for each list of overrides; nothing is imported or built.
 
     Raises:
-        ConfigError: with every mistake in any of them, each once.
+        ConfigError: with the errors of all configs, each once.
     """
     catalogs: dict[tuple[str, ...], Catalog] = {}
     resolved: list[Resolved] = []
@@ -37,45 +37,47 @@ def check_all(recipe: str, changes: Iterable[Sequence[str]]) -> list[Resolved]:
     return resolved
 
 
-def refuse_other_config(folder: Path, recipe: str, overrides: Sequence[str]) -> None:
-    """A folder with a run of another config is neither gone on with nor are its scores taken.
+def check_same_config(folder: Path, recipe: str, overrides: Sequence[str]) -> None:
+    """Check that a run folder, if it exists, has the same config, so that it can be resumed or its scores be used.
 
     Raises:
-        ConfigError: ``folder`` holds one.
+        ConfigError: the folder contains a run of another config.
     """
     if not (folder / "config.yaml").is_file():
         return
-    saved, wanted = check_all(str(folder), [[]])[0].config, check_all(recipe, [overrides])[0].config
-    old, new = flatten(saved), flatten(wanted)
-    if wanted["seed"] is None:
+    saved, requested = check_configs(str(folder), [[]])[0].config, check_configs(recipe, [overrides])[0].config
+    old, new = flatten(saved), flatten(requested)
+    if requested["seed"] is None:
         old["seed"] = None
-    differ = [path for path in dict.fromkeys([*old, *new]) if (path in old) != (path in new) or old[path] != new[path]]
-    if differ:
-        values = [f"{path} {show(old.get(path))} there, {show(new.get(path))} here" for path in differ]
-        message = f"holds a run of another config ({listing(values, 3)}): --name begins another"
+    different = [
+        path for path in dict.fromkeys([*old, *new]) if (path in old) != (path in new) or old[path] != new[path]
+    ]
+    if different:
+        values = [f"{path} {show(old.get(path))} in the folder, {show(new.get(path))} requested" for path in different]
+        message = f"contains a run of another config ({listing(values, 3)}): choose another --name"
         raise ConfigError(Problem(str(folder), "", message))
 
 
-def seed_of(folder: Path, recipe: str, overrides: Sequence[str]) -> int | None:
-    """The seed that the run in ``folder`` has drawn; None when its recipe says one, or the folder is gone.
+def drawn_seed(folder: Path, recipe: str, overrides: Sequence[str]) -> int | None:
+    """Return the random seed of the run in ``folder``; None if its recipe sets one or the folder does not exist.
 
     Raises:
         ConfigError: a config cannot be read.
     """
-    if check_all(recipe, [overrides])[0].config["seed"] is not None or not (folder / "config.yaml").is_file():
+    if check_configs(recipe, [overrides])[0].config["seed"] is not None or not (folder / "config.yaml").is_file():
         return None
-    drawn: int | None = check_all(str(folder), [[]])[0].config["seed"]
-    return drawn
+    seed: int | None = check_configs(str(folder), [[]])[0].config["seed"]
+    return seed
 
 
-# --- a run of the series --------------------------------------------------------------------------------------------
+# --- a run of the series ----------------------------------------------------------------------------------------------
 
 
-def results_of(folder: Path) -> dict[str, float] | None:
-    """The scores of a finished run, else None.
+def read_results(folder: Path) -> dict[str, float] | None:
+    """Return the scores of a finished run, else None.
 
     Raises:
-        ConfigError: they cannot be read.
+        ConfigError: the scores cannot be read.
     """
     results = folder / "results.json"
     if not results.is_file():
@@ -84,33 +86,33 @@ def results_of(folder: Path) -> dict[str, float] | None:
     return {str(name): float(value) for name, value in scores.items()}
 
 
-def train_or_go_on(recipe: str, overrides: Sequence[str], *, out: Path, name: str) -> dict[str, float]:
-    """The scores of a run: taken from its folder if it is finished; else it is trained, from its last checkpoint on.
+def train_or_resume(recipe: str, overrides: Sequence[str], *, out: Path, name: str) -> dict[str, float]:
+    """Return the scores of a run; unless it is finished, train it or resume it from its last checkpoint.
 
     Raises:
-        ConfigError: the config is wrong.
-        Stopped: a signal or a limit ended it early; it has saved.
+        ConfigError: the config is invalid.
+        Stopped: a signal or a limit stopped the run, which has saved a checkpoint.
     """
     import torch
 
     from opabinia.training import launch
 
     folder = launch.run_folder_of(recipe, out, name)
-    scores = results_of(folder)
+    scores = read_results(folder)
     if scores is not None:
         return scores
     threads = torch.get_num_threads()
-    begun = (folder / "config.yaml").is_file()
-    if begun and (Path(recipe) / "config.yaml").is_file():
-        recipe = str(folder)  # to resume a run folder is to resume that very run
+    started = (folder / "config.yaml").is_file()
+    if started and (Path(recipe) / "config.yaml").is_file():
+        recipe = str(folder)  # the recipe is a run folder: resume the copy, not the original
     try:
-        return launch.train(recipe, overrides, out=out, name=name, resume="last" if begun else None)[1]
+        return launch.train(recipe, overrides, out=out, name=name, resume="last" if started else None)[1]
     finally:
         torch.set_num_threads(threads)
 
 
-def clean_up() -> None:
-    """Give back what a run leaves in the process: memory, and compiled code, of which there may be only so much."""
+def release_memory() -> None:
+    """Free the memory and the compiled code of a run; torch limits the number of compiled variants."""
     import torch
 
     gc.collect()
@@ -119,28 +121,28 @@ def clean_up() -> None:
         torch._dynamo.reset()
 
 
-def try_run(recipe: str, overrides: Sequence[str], *, out: Path, name: str) -> dict[str, float] | str:
-    """Scores, or one line about why there are none.
+def run_trial(recipe: str, overrides: Sequence[str], *, out: Path, name: str) -> dict[str, float] | str:
+    """Train a run; return its scores, or one line with the reason of a failure.
 
     Raises:
-        Stopped: see :func:`train_or_go_on`.
-        DiskError: nothing can be written.
-        InUse: another process trains this run.
+        Stopped: see :func:`train_or_resume`.
+        DiskError: the disk is full or not writable.
+        FolderInUse: another process trains this run.
     """
     try:
-        return train_or_go_on(recipe, overrides, out=out, name=name)
-    except (Stopped, DiskError, InUse):
+        return train_or_resume(recipe, overrides, out=out, name=name)
+    except (Stopped, DiskError, FolderInUse):
         raise
     except Exception as error:
         return _reason(error)
     finally:
-        clean_up()
+        release_memory()
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, ConfigError):
         first, more = error.problems[0], len(error.problems) - 1
-        # The changes of the run stand beside its reason.
+        # The overrides are displayed beside the reason.
         short = replace(first, where="") if first.where.startswith("command line: ") else first
         return f"{short}" + (f" (and {more} more)" if more else "")
     text = " ".join(str(error).split("\n\n")[0].split())

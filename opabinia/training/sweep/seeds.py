@@ -1,4 +1,4 @@
-"""The same config with other seeds."""
+"""Repeated runs of a config with different seeds."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from opabinia.runtime.files import write_atomic
 
 
 def parse_seeds(text: str) -> list[int]:
-    """``0,1,2``.
+    """Parse a list of seeds such as ``0,1,2``.
 
     Raises:
-        ConfigError: naming what is no seed, or there twice.
+        ConfigError: an entry is not a seed, or occurs twice.
     """
     words = [word.strip() for word in text.split(",")]
     for word in words:
         if not re.fullmatch(r"[0-9]{1,19}", word) or int(word) >= 2**63:
-            message = f"{word!r} is no seed: whole numbers from 0 with commas between them, such as 0,1,2"
+            message = f"{word!r} is not a seed: give whole numbers from 0, separated by commas, such as 0,1,2"
             raise ConfigError(Problem("command line", "--seeds", message))
     seeds = [int(word) for word in words]
-    twice = [seed for number, seed in enumerate(seeds) if seed in seeds[:number]]
-    if twice:
-        raise ConfigError(Problem("command line", "--seeds", f"{twice[0]} is there twice"))
+    duplicates = [seed for index, seed in enumerate(seeds) if seed in seeds[:index]]
+    if duplicates:
+        raise ConfigError(Problem("command line", "--seeds", f"{duplicates[0]} occurs twice"))
     return seeds
 
 
 @dataclass(frozen=True)
 class Summary:
-    """One score over several runs.
+    """A score over several runs.
 
     Attributes:
-        values: by seed; a run without that score is missing.
-        mean: of the values.
-        std: the sample's standard deviation (n - 1); None for a single value.
+        values: values by seed; runs without the score are omitted.
+        mean: their mean.
+        std: their sample standard deviation (n - 1); None for a single value.
     """
 
     values: dict[int, float]
@@ -47,15 +47,17 @@ class Summary:
     std: float | None
 
 
-def summarise(scores: Mapping[int, Mapping[str, float]]) -> dict[str, Summary]:
-    """Each score over all seeds.
+def summarize(scores: Mapping[int, Mapping[str, float]]) -> dict[str, Summary]:
+    """Summarize every score over all seeds.
 
     Args:
-        scores: by seed.
+        scores: scores by seed.
     """
-    names = dict.fromkeys(name for one in scores.values() for name in one)
-    found = {name: {seed: one[name] for seed, one in scores.items() if name in one} for name in names}
-    return {name: Summary(values, *_mean_and_std(list(values.values()))) for name, values in found.items()}
+    names = dict.fromkeys(name for run_scores in scores.values() for name in run_scores)
+    by_name = {
+        name: {seed: run_scores[name] for seed, run_scores in scores.items() if name in run_scores} for name in names
+    }
+    return {name: Summary(values, *_mean_and_std(list(values.values()))) for name, values in by_name.items()}
 
 
 def _mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
@@ -64,20 +66,20 @@ def _mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
     return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
-def write_seeds(
+def write_summary(
     path: Path, recipe: str, overrides: Sequence[str], scores: Mapping[int, Mapping[str, float]]
 ) -> dict[str, Summary]:
-    """Write the summary of a series to ``path`` and return it.
+    """Write the summary of the runs to ``path`` and return it.
 
     Raises:
-        DiskError: nothing was changed.
+        DiskError: the file cannot be written; an old one is unchanged.
     """
-    summary = summarise(scores)
+    summary = summarize(scores)
     content = {
         "recipe": recipe,
         "overrides": list(overrides),
         "seeds": list(scores),
-        "scores": {name: asdict(one) for name, one in summary.items()},
+        "scores": {name: asdict(score) for name, score in summary.items()},
     }
     write_atomic(path, json.dumps(content, indent=1) + "\n")
     return summary

@@ -1,4 +1,4 @@
-"""The points of a sweep: parsed from the command line, all of them, drawn, or chosen by what others have scored."""
+"""Trial parameters of a sweep: the search space on the command line, grid search, random search, and Optuna."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any, Literal
 from opabinia.config import ConfigError, Problem
 from opabinia.config.tree import BadScalar, scalar
 
-MOST = 10_000
-"""Points of a grid; beyond it somebody has mistyped, or should draw."""
+MAX_GRID_SIZE = 10_000
+"""Most trials of a grid search; a larger grid is a mistake or needs random search."""
 
-Point = dict[str, str]
-"""What a run changes: the text of the value by dotted key."""
+TrialParams = dict[str, str]
+"""The overrides of a trial: values as text by dotted key."""
 Better = Literal["max", "min"]
-How = Literal["grid", "random", "optuna"]
+SearchMethod = Literal["grid", "random", "optuna"]
 
 
-# --- the space ------------------------------------------------------------------------------------------------------
+# --- search space -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -34,25 +34,25 @@ class Choices:
 
     @property
     def size(self) -> int:
-        """How many values there are."""
+        """Number of values."""
         return len(self.values)
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """Values that stand for all when a config is checked."""
+        """Values for which the config is checked before the first trial."""
         return self.values
 
-    def at(self, number: int) -> str:
-        """The value of that number, from 0."""
-        return self.values[number]
+    def at(self, index: int) -> str:
+        """Return the value at an index."""
+        return self.values[index]
 
 
 @dataclass(frozen=True)
-class Span:
+class Range:
     """A key with a range from ``low`` to ``high``, both included.
 
     Attributes:
-        kind: "lin": any number, each as likely; "log": any number, each power of ten as likely; "int": whole numbers.
+        kind: "lin": uniform; "log": log-uniform; "int": uniform over whole numbers.
     """
 
     key: str
@@ -62,26 +62,26 @@ class Span:
 
     @property
     def size(self) -> int | None:
-        """How many values there are; None: without number."""
+        """Number of values; None for real numbers."""
         return int(self.high) - int(self.low) + 1 if self.kind == "int" else None
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """Values that stand for all when a config is checked."""
+        """Values for which the config is checked before the first trial."""
         return self.text(self.low), self.text(self.high)
 
-    def at(self, number: int) -> str:
-        """The whole number of that place, from 0."""
-        return str(int(self.low) + number)
+    def at(self, index: int) -> str:
+        """Return the whole number at an index."""
+        return str(int(self.low) + index)
 
     def text(self, value: float) -> str:
-        """A value in it as it stands in an override: six digits are more than a sweep can tell apart."""
+        """Format a value for an override, with six significant digits."""
         if self.kind == "int":
             return str(int(value))
         return repr(min(max(float(f"{value:.6g}"), float(self.low)), float(self.high)))
 
-    def drawn(self, generator: random.Random) -> str:
-        """One of its values."""
+    def sample(self, generator: random.Random) -> str:
+        """Draw a value."""
         if self.kind == "int":
             return str(generator.randint(int(self.low), int(self.high)))
         if self.kind == "lin":
@@ -89,40 +89,40 @@ class Span:
         return self.text(math.exp(generator.uniform(math.log(self.low), math.log(self.high))))
 
 
-Axis = Choices | Span
+Axis = Choices | Range
 
 
 @dataclass(frozen=True)
-class Space:
-    """What a sweep varies, and the overrides that all its runs share."""
+class SearchSpace:
+    """The keys that a sweep varies, and the overrides that all its runs share."""
 
     axes: tuple[Axis, ...]
     shared: tuple[str, ...] = ()
 
     @property
     def size(self) -> int | None:
-        """The number of points; None: without number."""
+        """Number of different trials; None if a key has real numbers."""
         sizes = [axis.size for axis in self.axes]
         return None if None in sizes else math.prod(size for size in sizes if size is not None)
 
-    def overrides(self, point: Mapping[str, str]) -> list[str]:
-        """What the command line of a single run would hold."""
-        return [*self.shared, *(f"{key}={text}" for key, text in point.items())]
+    def overrides(self, params: Mapping[str, str]) -> list[str]:
+        """Return the overrides of a trial, as on the command line of a single run."""
+        return [*self.shared, *(f"{key}={text}" for key, text in params.items())]
 
 
-def parse_space(words: Sequence[str]) -> Space:
-    """The space of ``KEY=VALUE`` words: ``a=1,2`` are choices, ``b=log(1e-4..1e-1)`` a range, ``c=3`` is shared by all.
+def parse_space(words: Sequence[str]) -> SearchSpace:
+    """Parse ``KEY=VALUE`` words: ``a=1,2`` gives choices, ``b=log(1e-4..1e-1)`` a range, ``c=3`` applies to all runs.
 
     Raises:
-        ConfigError: with every mistake.
+        ConfigError: with all invalid words.
     """
     problems: list[Problem] = []
     axes: list[Axis] = []
     shared: list[str] = []
     seen: set[str] = set()
     for word in words:
-        left, equals, right = word.partition("=")
-        key = left.removeprefix("--").strip(" ")
+        name, equals, text = word.partition("=")
+        key = name.removeprefix("--").strip(" ")
         where = f"command line: {word}"
         if not equals or not key:
             problems.append(Problem(where, "", "is not KEY=VALUE, such as optimizer.lr=0.1,0.3"))
@@ -131,7 +131,7 @@ def parse_space(words: Sequence[str]) -> Space:
             problems.append(Problem(where, key, "is given twice"))
         seen.add(key)
         try:
-            axis = _axis(key, right)
+            axis = _parse_axis(key, text)
         except ValueError as error:
             problems.append(Problem(where, key, str(error)))
             continue
@@ -144,28 +144,28 @@ def parse_space(words: Sequence[str]) -> Space:
         problems.append(Problem("command line", "", message))
     if problems:
         raise ConfigError(problems)
-    return Space(tuple(axes), tuple(shared))
+    return SearchSpace(tuple(axes), tuple(shared))
 
 
-def _axis(key: str, text: str) -> Axis | None:
+def _parse_axis(key: str, text: str) -> Axis | None:
     values = [value.strip() for value in split_choices(text)]
     if any(re.fullmatch(r"\w+\(.*\.\..*\)", value) for value in values):
         if len(values) > 1:
-            raise ValueError("a range stands alone, without further choices")
-        return _span(key, values[0])
+            raise ValueError("a range cannot be combined with other choices")
+        return _parse_range(key, values[0])
     if len(values) == 1:
         return None
     if "" in values:
-        raise ValueError("a choice is empty; null and '' are written out")
-    meant = [_meaning(value) for value in values]
-    for number, value in enumerate(values):
-        if meant[number] in meant[:number]:
-            raise ValueError(f"the choice {value} is there twice")
+        raise ValueError("a choice is empty; write null or ''")
+    parsed = [_canonical(value) for value in values]
+    for index, value in enumerate(values):
+        if parsed[index] in parsed[:index]:
+            raise ValueError(f"the choice {value} occurs twice")
     return Choices(key, tuple(values))
 
 
 def split_choices(text: str) -> list[str]:
-    """``text`` at its commas, except those in brackets, braces and quotes."""
+    """Split a text at its commas, except those in brackets, braces and quotes."""
     parts, depth, quote = [""], 0, ""
     for character in text:
         if quote:
@@ -183,8 +183,8 @@ def split_choices(text: str) -> list[str]:
     return parts
 
 
-def _meaning(text: str) -> tuple[str, str]:
-    """The same for two ways to write one value, such as 0.1 and 1e-1."""
+def _canonical(text: str) -> tuple[str, str]:
+    """Return a key that is equal for different spellings of a value, such as 0.1 and 1e-1."""
     try:
         value = scalar(text)
     except BadScalar:
@@ -192,149 +192,153 @@ def _meaning(text: str) -> tuple[str, str]:
     return type(value).__name__, repr(value)
 
 
-def _span(key: str, text: str) -> Span:
+def _parse_range(key: str, text: str) -> Range:
     match = re.fullmatch(r"(log|lin|int)\((.+?)\.\.(.+)\)", text)
     if match is None:
-        raise ValueError(f"{text} is no range: log(1e-4..1e-1), lin(0..0.5) or int(1..8)")
+        raise ValueError(f"{text} is not a range: use log(1e-4..1e-1), lin(0..0.5) or int(1..8)")
     kind: Any = match[1]
-    low, high = _number(match[2], text), _number(match[3], text)
+    low, high = _parse_number(match[2], text), _parse_number(match[3], text)
     if kind == "int" and not (isinstance(low, int) and isinstance(high, int)):
-        raise ValueError(f"{text}: both ends are whole numbers")
+        raise ValueError(f"{text}: both ends must be whole numbers")
     if kind == "log" and low <= 0:
-        raise ValueError(f"{text}: both ends are above 0")
+        raise ValueError(f"{text}: both ends must be above 0")
     if low >= high:
-        raise ValueError(f"{text}: the first end is the smaller one")
-    return Span(key, kind, low, high)
+        raise ValueError(f"{text}: the first end must be less than the second")
+    return Range(key, kind, low, high)
 
 
-def _number(text: str, whole: str) -> float:
+def _parse_number(text: str, range_text: str) -> float:
     try:
         value = scalar(text.strip())
     except BadScalar as error:
-        raise ValueError(f"{whole}: {error}") from error
+        raise ValueError(f"{range_text}: {error}") from error
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{whole}: {text.strip()!r} is no number")
+        raise ValueError(f"{range_text}: {text.strip()!r} is not a number")
     return value
 
 
-# --- its points -----------------------------------------------------------------------------------------------------
+# --- search methods ---------------------------------------------------------------------------------------------------
 
 
-def grid(space: Space) -> list[Point]:
-    """Every combination; the last key changes fastest.
+def grid_trials(space: SearchSpace) -> list[TrialParams]:
+    """Return every combination; the last key changes fastest.
 
     Raises:
-        ConfigError: there are ranges, or too many points.
+        ConfigError: the space has ranges or too many combinations.
     """
-    ranges = [axis.key for axis in space.axes if isinstance(axis, Span)]
+    ranges = [axis.key for axis in space.axes if isinstance(axis, Range)]
     if ranges:
-        message = "a range has no grid: --random N or --optuna N draws from it"
+        message = "a range cannot be used in a grid: use --random N or --optuna N"
         raise ConfigError(Problem("command line", key, message) for key in ranges)
-    if space.size is not None and space.size > MOST:
-        message = f"the grid has {space.size:,} points, more than {MOST:,}: --random N draws some of them"
+    if space.size is not None and space.size > MAX_GRID_SIZE:
+        message = f"the grid has {space.size:,} trials, more than {MAX_GRID_SIZE:,}: use --random N"
         raise ConfigError(Problem("command line", "", message))
     keys = [axis.key for axis in space.axes]
     values = product(*(axis.values for axis in space.axes if isinstance(axis, Choices)))
-    return [dict(zip(keys, one, strict=True)) for one in values]
+    return [dict(zip(keys, combination, strict=True)) for combination in values]
 
 
-def draw(space: Space, count: int, seed: int) -> list[Point]:
-    """``count`` different points. More of them with the same seed begin with the same ones.
+def random_trials(space: SearchSpace, count: int, seed: int) -> list[TrialParams]:
+    """Draw ``count`` different trials; a larger count with the same seed begins with the same ones.
 
     Raises:
-        ConfigError: there are not so many.
+        ConfigError: the space has fewer different trials.
     """
     generator = random.Random(seed)
     if space.size is not None:
-        refuse_too_many(space, count)
-        return [_point_at(space, number) for number in _shuffled(space.size, count, generator)]
-    points: dict[tuple[str, ...], Point] = {}
+        check_count(space, count)
+        return [_trial_at(space, index) for index in _sample_indices(space.size, count, generator)]
+    trials: dict[tuple[str, ...], TrialParams] = {}
     for _ in range(100 * count):
-        point = {
-            axis.key: axis.drawn(generator) if isinstance(axis, Span) else generator.choice(axis.values)
+        params = {
+            axis.key: axis.sample(generator) if isinstance(axis, Range) else generator.choice(axis.values)
             for axis in space.axes
         }
-        points.setdefault(tuple(point.values()), point)
-        if len(points) == count:
-            return list(points.values())
-    message = f"the ranges are so narrow that only {len(points)} different points were found, not {count}"
+        trials.setdefault(tuple(params.values()), params)
+        if len(trials) == count:
+            return list(trials.values())
+    message = f"the ranges are so narrow that they give only {len(trials)} different trials, not {count}"
     raise ConfigError(Problem("command line", "--random", message))
 
 
-def refuse_too_many(space: Space, count: int, option: str = "--random") -> None:
-    """No space gives more points than it has.
+def check_count(space: SearchSpace, count: int, option: str = "--random") -> None:
+    """Check that the space has at least ``count`` different trials.
 
     Raises:
-        ConfigError: ``count`` is more.
+        ConfigError: it has fewer.
     """
     if space.size is not None and count > space.size:
-        message = f"there are only {space.size} different points, not {count}"
+        message = f"there are only {space.size} different trials, not {count}"
         raise ConfigError(Problem("command line", option, message))
 
 
-def _shuffled(size: int, count: int, generator: random.Random) -> Iterable[int]:
-    """The first ``count`` of a shuffled ``range(size)``, without the rest."""
-    moved: dict[int, int] = {}
-    for place in range(count):
-        other = generator.randrange(place, size)
-        yield moved.get(other, other)
-        moved[other] = moved.get(place, place)
+def _sample_indices(size: int, count: int, generator: random.Random) -> Iterable[int]:
+    """Yield the first ``count`` items of a shuffled ``range(size)`` in O(count) memory (Fisher-Yates)."""
+    swapped: dict[int, int] = {}
+    for index in range(count):
+        other = generator.randrange(index, size)
+        yield swapped.get(other, other)
+        swapped[other] = swapped.get(index, index)
 
 
-def _point_at(space: Space, number: int) -> Point:
-    point = {}
+def _trial_at(space: SearchSpace, index: int) -> TrialParams:
+    """Return the trial at an index of the grid."""
+    params = {}
     for axis in reversed(space.axes):
         assert axis.size is not None
-        number, place = divmod(number, axis.size)
-        point[axis.key] = axis.at(place)
-    return {axis.key: point[axis.key] for axis in space.axes}
+        index, position = divmod(index, axis.size)
+        params[axis.key] = axis.at(position)
+    return {axis.key: params[axis.key] for axis in space.axes}
 
 
-def probes(space: Space) -> list[Point]:
-    """Points that show every choice and both ends of every range, for a check before anything is drawn."""
+def boundary_trials(space: SearchSpace) -> list[TrialParams]:
+    """Return trials that contain every choice and both ends of every range, to check their configs in advance."""
     first = {axis.key: axis.ends[0] for axis in space.axes}
     return [first, *({**first, axis.key: text} for axis in space.axes for text in axis.ends[1:])]
 
 
-def propose(space: Space, known: Sequence[tuple[Mapping[str, str], float | None]], seed: int, better: Better) -> Point:
-    """The point that Optuna's TPE sampler takes next, one that is not known yet.
+def suggest(
+    space: SearchSpace, known: Sequence[tuple[Mapping[str, str], float | None]], seed: int, better: Better
+) -> TrialParams:
+    """Return a new trial suggested by Optuna's TPE sampler.
 
-    It hangs on the arguments alone, so a sweep that was interrupted goes on as if it had not been.
+    The result depends only on the arguments, so an interrupted sweep resumes as if it had not been interrupted.
 
     Args:
-        space: of choices and ranges.
-        known: points and what they scored; None: nothing.
-        seed: of the sampler.
-        better: which way is better.
+        space: the search space.
+        known: previous trials and their metric values; None for a trial without one.
+        seed: seed of the sampler.
+        better: direction of the metric.
 
     Raises:
-        ConfigError: Optuna is not installed, or every point is known.
+        ConfigError: Optuna is not installed, or all trials are known.
     """
     optuna = import_optuna()
     trial_state, distributions = optuna.trial.TrialState, {axis.key: _distribution(axis) for axis in space.axes}
     sampler = optuna.samplers.TPESampler(seed=random.Random(f"{seed}/{len(known)}").getrandbits(32))
     study = optuna.create_study(direction="maximize" if better == "max" else "minimize", sampler=sampler)
-    for point, value in known:
+    for params, value in known:
         study.add_trial(
             optuna.trial.create_trial(
-                params={axis.key: _as_parameter(axis, point[axis.key]) for axis in space.axes},
+                params={axis.key: _to_optuna(axis, params[axis.key]) for axis in space.axes},
                 distributions=distributions,
                 value=value,
                 state=trial_state.FAIL if value is None else trial_state.COMPLETE,
             )
         )
-    scored = {tuple(point.values()): value for point, value in known}
+    scored = {tuple(params.values()): value for params, value in known}
     for _ in range(20):
         trial = study.ask(distributions)
-        point = {
-            axis.key: axis.text(trial.params[axis.key]) if isinstance(axis, Span) else str(trial.params[axis.key])
+        params = {
+            axis.key: axis.text(trial.params[axis.key]) if isinstance(axis, Range) else str(trial.params[axis.key])
             for axis in space.axes
         }
-        if tuple(point.values()) not in scored:
-            return point
-        value = scored[tuple(point.values())]
+        if tuple(params.values()) not in scored:
+            return params
+        value = scored[tuple(params.values())]
         study.tell(trial, value, state=trial_state.FAIL if value is None else trial_state.COMPLETE)
-    return next(point for point in draw(space, len(known) + 1, seed) if tuple(point.values()) not in scored)
+    candidates = random_trials(space, len(known) + 1, seed)
+    return next(params for params in candidates if tuple(params.values()) not in scored)
 
 
 def _distribution(axis: Axis) -> Any:
@@ -346,15 +350,15 @@ def _distribution(axis: Axis) -> Any:
     return distributions.FloatDistribution(float(axis.low), float(axis.high), log=axis.kind == "log")
 
 
-def _as_parameter(axis: Axis, text: str) -> str | float:
+def _to_optuna(axis: Axis, text: str) -> str | float:
     return text if isinstance(axis, Choices) else int(text) if axis.kind == "int" else float(text)
 
 
 def import_optuna() -> Any:
-    """Optuna, quiet.
+    """Import Optuna and silence its logging.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: Optuna is not installed.
     """
     try:
         import optuna

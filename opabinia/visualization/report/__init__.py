@@ -1,6 +1,6 @@
-"""The report of runs: one HTML file that needs nothing beside it. Reads run folders only, and does not trust them."""
+"""The HTML report of runs: one self-contained file. Reads run folders only, and does not trust their content."""
 
 from opabinia.visualization.report.page import check_run_folders as check_run_folders
-from opabinia.visualization.report.page import default_place as default_place
+from opabinia.visualization.report.page import default_path as default_path
 from opabinia.visualization.report.page import write_report as write_report
 from opabinia.visualization.report.run_data import NoRun as NoRun

@@ -1,4 +1,4 @@
-"""What a section of the report consists of: tables, charts, matrices and pictures, as plain data."""
+"""The content of a report section as plain data: tables, charts, matrices and images."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Line:
     """A line in a chart.
 
     Attributes:
-        name: of what it shows.
-        y: its values; None leaves a gap.
-        x: places of them; or by the name of an axis (``step``, ``epoch`` ...) such places.
-        run: number of the run that it is of.
-        style: number of its dashes.
+        name: of the values.
+        y: values; None leaves a gap.
+        x: positions; or positions by the name of an axis (``step``, ``epoch`` ...).
+        run: index of its run.
+        style: index of its dash pattern.
     """
 
     name: str
@@ -31,9 +31,9 @@ class Chart:
     """Lines over one axis.
 
     Attributes:
-        title: what goes up.
-        lines: of it.
-        across: what goes across; empty where the reader chooses.
+        title: name of the y-axis.
+        lines: of the chart.
+        across: name of the x-axis; empty if the reader selects it.
         bounds: lowest and highest value shown; None: those of the lines.
     """
 
@@ -51,10 +51,10 @@ class Table:
     Attributes:
         title: above it.
         columns: their names.
-        rows: a value for each column; None shows nothing.
-        shares: columns of numbers from 0 to 1 that are drawn as bars, too.
-        note: what a reader should know.
-        most: so many rows are seen at once.
+        rows: a value for each column; None is shown as an empty cell.
+        shares: indices of columns of numbers from 0 to 1 that are also drawn as bars.
+        note: for the reader.
+        max_rows: longer tables scroll.
     """
 
     title: str
@@ -62,17 +62,17 @@ class Table:
     rows: Sequence[Sequence[Any]]
     shares: frozenset[int] = frozenset()
     note: str = ""
-    most: int = 12
+    max_rows: int = 12
     kind: str = "table"
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Which class was taken for which.
+    """A confusion matrix.
 
     Attributes:
         title: above it.
-        across, down: names of columns and rows.
+        down, across: names of rows (true classes) and columns (predicted classes).
         counts: of each row and column.
     """
 
@@ -83,13 +83,13 @@ class Matrix:
     kind: str = "matrix"
 
     def share(self, row: int, column: int) -> float:
-        """Of the row's samples."""
+        """Return the cell's share of the row."""
         return self.counts[row][column] / max(1, sum(self.counts[row]))
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture with words.
+class ReportImage:
+    """An image with a caption.
 
     Attributes:
         content: a data URI.
@@ -105,27 +105,27 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class PictureRow:
-    """Pictures beside each other."""
+class ImageRow:
+    """Images beside each other."""
 
     title: str
-    pictures: Sequence[Picture]
+    images: Sequence[ReportImage]
 
 
 @dataclass(frozen=True)
 class Gallery:
-    """Rows of pictures.
+    """Rows of images.
 
     Attributes:
         title: above them.
-        note: what a reader should know.
-        rows: of pictures.
-        of_data: of the data itself, not of what a model makes of it.
+        note: for the reader.
+        rows: of images.
+        of_data: whether the images show the data, not predictions.
     """
 
     title: str
     note: str
-    rows: Sequence[PictureRow]
+    rows: Sequence[ImageRow]
     of_data: bool = False
     kind: str = "gallery"
 

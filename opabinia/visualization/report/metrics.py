@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from opabinia.visualization.report.untrusted_json import number_of
 
-MOST_POINTS = 2000
-"""Of a line that is drawn: more could not be told apart."""
+MAX_POINTS = 2000
+"""Limit for a drawn line: more could not be told apart."""
 
-PLACES = ("step", "epoch", "samples")
-"""What every line of the file tells of where it is."""
+_POSITION = ("step", "epoch", "samples")
+"""Keys of every line of the file."""
 
 
 class Point(NamedTuple):
-    """A value and where it was measured.
+    """A value and its position.
 
     Attributes:
         at: step, epoch, samples and hours.
-        value: None where it was no finite number.
+        value: None if it was not a finite number.
     """
 
     at: tuple[float, float, float, float]
@@ -31,13 +31,13 @@ class Point(NamedTuple):
 
 
 @dataclass
-class Journal:
-    """What was measured during a run.
+class RunMetrics:
+    """The metrics of a run.
 
     Attributes:
         lines: points by name, in the order of the file.
-        broken: how many lines of the file could not be read.
-        infinite: names of values that were not finite somewhere.
+        broken: number of lines of the file that could not be read.
+        infinite: names of metrics that were not finite somewhere.
     """
 
     lines: dict[str, list[Point]] = field(default_factory=dict)
@@ -46,48 +46,44 @@ class Journal:
 
     @property
     def last(self) -> tuple[float, float, float, float]:
-        """Where the newest point is."""
+        """Position of the newest point."""
         return max((points[-1].at for points in self.lines.values()), default=(0.0, 0.0, 0.0, 0.0))
 
     def newest(self) -> dict[str, float]:
-        """The last value of each score that an evaluation gave, such as ``val/top1``."""
-        return {
-            name: points[-1].value
-            for name, points in self.lines.items()
-            if is_score(name) and points[-1].value is not None
-        }
+        """Return the last value of each score of an evaluation, such as ``val/top1``."""
+        last = {name: points[-1].value for name, points in self.lines.items() if is_score(name)}
+        return {name: value for name, value in last.items() if value is not None}
 
 
 def is_score(name: str) -> bool:
-    """Whether an evaluation gave it."""
+    """Return whether a metric is the score of an evaluation."""
     return "/" in name and not name.startswith(("train/", "time/", "memory/"))
 
 
-def read_journal(path: Path) -> Journal:
-    """Read a file that may be of a run that goes on, or was killed: what is no whole line is counted and left out.
+def read_metrics(path: Path) -> RunMetrics:
+    """Read a file, possibly of a run that is in progress or was killed: incomplete lines are counted and skipped.
 
-    ``hours`` are summed from the time of steps and evaluations; pauses are not in them.
+    ``hours`` are summed from the time of steps and evaluations, without pauses.
     """
-    metrics_log, hours, before = Journal(), 0.0, 0.0
-    for row in _rows(path, metrics_log):
-        step, epoch, samples = (number_of(row.get(name)) for name in PLACES)
+    metrics, hours, previous = RunMetrics(), 0.0, 0.0
+    for row in _rows(path, metrics):
+        step, epoch, samples = (number_of(row.get(name)) for name in _POSITION)
         if step is None:
-            metrics_log.broken += 1
+            metrics.broken += 1
             continue
-        hours += _seconds(row, step - before) / 3600
-        before = step
-        at = (step, epoch or 0.0, samples or 0.0, hours)
+        hours += _seconds(row, step - previous) / 3600
+        previous = step
         for name, value in row.items():
-            if name in PLACES or isinstance(value, bool) or not isinstance(value, int | float):
+            if name in _POSITION or isinstance(value, bool) or not isinstance(value, int | float):
                 continue
-            found = number_of(value)
-            if found is None:
-                metrics_log.infinite.add(name)
-            metrics_log.lines.setdefault(name, []).append(Point(at, found))
-    return metrics_log
+            finite = number_of(value)
+            if finite is None:
+                metrics.infinite.add(name)
+            metrics.lines.setdefault(name, []).append(Point((step, epoch or 0.0, samples or 0.0, hours), finite))
+    return metrics
 
 
-def _rows(path: Path, metrics_log: Journal) -> Iterator[dict[str, Any]]:
+def _rows(path: Path, metrics: RunMetrics) -> Iterator[dict[str, Any]]:
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             for text in file:
@@ -98,36 +94,29 @@ def _rows(path: Path, metrics_log: Journal) -> Iterator[dict[str, Any]]:
                 if isinstance(row, dict):
                     yield row
                 elif text.strip():
-                    metrics_log.broken += 1
+                    metrics.broken += 1
     except FileNotFoundError:
         return
 
 
 def _seconds(row: dict[str, Any], steps: float) -> float:
-    """How long what a line tells of took."""
-    a_step = number_of(row.get("time/step"))
-    if a_step is not None:
-        return a_step * max(0.0, steps)
-    sets = {name.split("/")[0] for name in row if is_score(name)}
-    return sum(number_of(row.get(f"time/{name}")) or 0.0 for name in sets)
+    """Return the duration of the steps or evaluations of a line."""
+    step_time = number_of(row.get("time/step"))
+    if step_time is not None:
+        return step_time * max(0.0, steps)
+    datasets = {name.split("/")[0] for name in row if is_score(name)}
+    return sum(number_of(row.get(f"time/{name}")) or 0.0 for name in datasets)
 
 
-def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """At most about so many points: of each stretch the lowest and the highest, so that no spike is lost."""
-    if len(points) <= most:
+def thinned(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
+    """Return at most about ``limit`` points: of each stretch the lowest and the highest, so that no spike is lost."""
+    if len(points) <= limit:
         return list(points)
-    parts = most // 2
+    heights = [-math.inf if point.value is None else point.value for point in points]
+    stretches = limit // 2
     kept = {0, len(points) - 1}
-    for number in range(parts):
-        stretch = range(number * len(points) // parts, (number + 1) * len(points) // parts)
-        kept |= set(_extremes(stretch, points))
-    return [points[number] for number in sorted(kept)]
-
-
-def _extremes(stretch: Iterable[int], points: Sequence[Point]) -> tuple[int, int]:
-    order = sorted(stretch, key=lambda number: _height(points[number]))
-    return order[0], order[-1]
-
-
-def _height(point: Point) -> float:
-    return -math.inf if point.value is None else point.value
+    for number in range(stretches):
+        stretch = range(number * len(points) // stretches, (number + 1) * len(points) // stretches)
+        order = sorted(stretch, key=heights.__getitem__)
+        kept |= {order[0], order[-1]}
+    return [points[index] for index in sorted(kept)]

@@ -1,8 +1,9 @@
-"""From run folders to the page."""
+"""The page of a report, made from run folders."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,31 +13,30 @@ from opabinia.config.check import DEFAULT
 from opabinia.runtime.files import disk_errors, write_atomic
 from opabinia.runtime.version import __version__
 from opabinia.visualization.report.blocks import Block, Chart, Gallery, Section, Table
-from opabinia.visualization.report.curves import AXES, batches_of, sections_of
-from opabinia.visualization.report.images import Room, galleries_of, read_index
-from opabinia.visualization.report.run_data import NoRun, RunData, read_run, refuse_missing
+from opabinia.visualization.report.charts import AXES, batch_charts, metric_sections
+from opabinia.visualization.report.images import ByteBudget, galleries_of, read_index
+from opabinia.visualization.report.run_data import NoRun, RunData, check_run_folder, read_run
 from opabinia.visualization.report.tables import blocks_of
 from opabinia.visualization.report.templating import template, text_of
 from opabinia.visualization.report.untrusted_json import dict_of, dicts_of, number_of, texts_of
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-
-MOST_RUNS = len(LETTERS)
+MAX_RUNS = len(LETTERS)
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """What the page tells of one run.
+    """The part of the page on one run.
 
     Attributes:
-        letter: by which charts and tables call it.
-        run: what its folder tells.
-        about: its task, and how far it came.
-        galleries: pictures of what its model makes of data.
-        samples: pictures of the data.
-        batches: charts of their shapes over time, and what there is to say of them.
-        evaluation: a section for each data set.
-        data: what its data holds.
+        letter: its name in charts and tables.
+        run: content of its folder.
+        about: task and progress.
+        galleries: images of predictions.
+        samples: images of the data.
+        batches: charts of the batch shapes over time, and a note.
+        evaluation: a section for each dataset.
+        data: statistics of the data.
         config: rows of path, value and origin.
     """
 
@@ -52,20 +52,20 @@ class Chapter:
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
-    """Write the report of one run or of several over each other.
+    """Write the report of one run, or of several in the same charts.
 
     Args:
         folders: of the runs.
-        out: the file; ``report.html`` in the folder of a single run, or beside several, when not given.
+        out: the file; None: ``report.html`` in the folder of a single run, or in the common folder of several.
 
     Returns:
         The file.
 
     Raises:
-        NoRun: a folder holds no run, or there are more than :data:`MOST_RUNS`.
+        NoRun: a folder holds no run, or there are more than :data:`MAX_RUNS`.
         DiskError: the file cannot be written.
     """
-    out = out or default_place(folders)
+    out = out or default_path(folders)
     content = page_of(folders)
     with disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -73,35 +73,43 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     return out
 
 
-def default_place(folders: Sequence[Path]) -> Path:
-    """``report.html`` in the one run folder, or where several part."""
+def default_path(folders: Sequence[Path]) -> Path:
+    """Return ``report.html`` in the single run folder, or in the common folder of several."""
     if len(folders) == 1:
         return folders[0] / "report.html"
-    parts = [folder.resolve().parents for folder in folders]
-    common = next((one for one in parts[0] if all(one in others for others in parts)), Path.cwd())
-    return common / "report.html"
+    return Path(os.path.commonpath([folder.resolve().parent for folder in folders])) / "report.html"
 
 
 def page_of(folders: Sequence[Path]) -> str:
-    """The page as text: see :func:`write_report`."""
+    """Return the page as text; see :func:`write_report`."""
     check_run_folders(folders)
-    room = Room()
-    chapters = [_chapter(letter, read_run(one), room) for letter, one in zip(LETTERS, folders, strict=False)]
+    budget = ByteBudget()
+    chapters = [_chapter(letter, read_run(folder), budget) for letter, folder in zip(LETTERS, folders, strict=False)]
     runs = [chapter.run for chapter in chapters]
     charts: list[Chart] = []
+
+    def number_of_chart(chart: Chart) -> int:
+        """Return the index of a chart in the data of the page."""
+        charts.append(chart)
+        return len(charts) - 1
+
+    def data() -> str:
+        letters = [{"letter": chapter.letter, "name": chapter.run.name} for chapter in chapters]
+        return _as_json({"runs": letters, **_chart_data(charts)})
+
     text: str = template("page.html").render(
         title=" · ".join(run.name for run in runs[:3]) + (" ..." if len(runs) > 3 else ""),
         heading=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
         version=__version__,
         chapters=chapters,
-        curves=sections_of(runs),
+        curves=metric_sections(runs),
         axes=AXES,
         default=DEFAULT,
-        scores=scores_of(chapters),
-        differences=differences(chapters),
-        opened=len(chapters) < 3 or _all_apart(chapters),
-        number_of_chart=lambda chart: _numbered(charts, chart),
-        data=lambda: _as_json({"runs": [_about(one) for one in chapters], **_plain(charts)}),
+        scores=_score_tables(chapters),
+        differences=_differences(chapters),
+        opened=len(chapters) < 3 or _all_tasks_differ(chapters),
+        number_of_chart=number_of_chart,
+        data=data,
         style=text_of("style.css"),
         script=text_of("script.js"),
         shell=text_of("page.js"),
@@ -110,49 +118,51 @@ def page_of(folders: Sequence[Path]) -> str:
 
 
 def check_run_folders(folders: Sequence[Path]) -> None:
-    """Tell at once what would only come out later.
+    """Check that all folders hold runs, before any work is done.
 
     Raises:
         NoRun: a folder holds no run, or there are none, or too many.
     """
-    if not 0 < len(folders) <= MOST_RUNS:
-        raise NoRun(f"{len(folders)} runs; a report is of one to {MOST_RUNS}")
+    if not 0 < len(folders) <= MAX_RUNS:
+        raise NoRun(f"{len(folders)} runs; a report is of one to {MAX_RUNS}")
     for folder in folders:
-        refuse_missing(folder)
+        check_run_folder(folder)
 
 
-def _chapter(letter: str, run: RunData, room: Room) -> Chapter:
+def _chapter(letter: str, run: RunData, budget: ByteBudget) -> Chapter:
     index = read_index(run.folder, run.notes)
     classes = texts_of(run.dataset_info.get("classes"))
-    evaluation = [Section(name, blocks_of(found, classes, run.notes, name)) for name, found in run.details.items()]
+    evaluation = [Section(name, blocks_of(tables, classes, run.notes, name)) for name, tables in run.details.items()]
     run.notes += texts_of(index.get("missing"))
-    galleries = galleries_of(run.folder, index, room, run.notes)
+    galleries = galleries_of(run.folder, index, budget, run.notes)
     batches = dict_of(index.get("batches"))
     return Chapter(
         letter,
         run,
-        about(run),
-        [one for one in galleries if not one.of_data],
-        [one for one in galleries if one.of_data],
-        (batches_of(batches.get("charts")), str(batches.get("note") or "")),
+        _summary(run),
+        [gallery for gallery in galleries if not gallery.of_data],
+        [gallery for gallery in galleries if gallery.of_data],
+        (batch_charts(batches.get("charts")), str(batches.get("note") or "")),
         [section for section in evaluation if section.blocks],
-        data_of(run, index),
+        _data_blocks(run, index),
         [(key, _value(value), run.origins.get(key, "")) for key, value in run.config.items()],
     )
 
 
-def data_of(run: RunData, index: dict[str, Any]) -> list[Block]:
-    """What is known of the data: facts of the training set, and counts by class where they were taken."""
-    shown = {key: value for key, value in run.dataset_info.items() if value not in (None, False, 0, [], "")}
-    dataset_info = [(key.replace("_", " "), _fact(value)) for key, value in shown.items() if key not in _LONG]
-    dataset_info += [("classes", _fact(len(classes)))] if (classes := texts_of(run.dataset_info.get("classes"))) else []
-    blocks: list[Block] = [Table("Training data", ("what", "value"), dataset_info)] if dataset_info else []
-    for one in dicts_of(index.get("counts")):
-        counts = {str(name): number_of(n) or 0 for name, n in dict_of(one.get("of_class")).items()}
+def _data_blocks(run: RunData, index: dict[str, Any]) -> list[Block]:
+    """Return a table of the training data's facts, and counts by class if there are some."""
+    omitted = ("classes", "category_ids", "frequencies", "keypoints")
+    facts = ((key, value) for key, value in run.dataset_info.items() if value and key not in omitted)
+    rows = [(key.replace("_", " "), _fact(value)) for key, value in facts]
+    if classes := texts_of(run.dataset_info.get("classes")):
+        rows.append(("classes", _fact(len(classes))))
+    blocks: list[Block] = [Table("Training data", ("what", "value"), rows)] if rows else []
+    for dataset in dicts_of(index.get("counts")):
+        counts = {str(name): number_of(count) or 0 for name, count in dict_of(dataset.get("of_class")).items()}
         total = sum(counts.values()) or 1
-        rows = [(name, n, n / total) for name, n in counts.items()]
-        columns = ("class", "samples", "share")
-        blocks += [Table(f"{one.get('set')}: samples by class", columns, rows, frozenset({2}))] if rows else []
+        shares = [(name, count, count / total) for name, count in counts.items()]
+        title = f"{dataset.get('set')}: samples by class"
+        blocks += [Table(title, ("class", "samples", "share"), shares, frozenset({2}))] if shares else []
     return blocks
 
 
@@ -160,90 +170,66 @@ def _fact(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _value(value)
 
 
-_LONG = ("classes", "category_ids", "frequencies", "keypoints")
-
-
-def about(run: RunData) -> str:
-    """The task of a run, and how far it came."""
-    step, epoch, _, hours = run.metrics_log.last
-    far = f"step {step:,.0f}, epoch {epoch:,.3g}, {_time(hours)}" if step else ""
-    return " · ".join(filter(None, (run.task, far, "" if run.finished else "not finished")))
-
-
-def _time(hours: float) -> str:
-    for unit, seconds in (("h", 3600), ("min", 60)):
-        if 3600 * hours >= 2 * seconds:
-            return f"{3600 * hours / seconds:,.3g} {unit}"
-    return f"{3600 * hours:.0f} s"
-
-
-def scores_of(chapters: Sequence[Chapter]) -> list[Table]:
-    """A table for each task: a row for each score, a column for each run, and another for the checkpoint that was
-    evaluated by itself."""
-    by_task: dict[str, list[Chapter]] = {}
-    for one in chapters:
-        by_task.setdefault(one.run.task, []).append(one)
-    tables = [_scores(task if len(by_task) > 1 else "", some, len(chapters) > 1) for task, some in by_task.items()]
-    return [table for table in tables if table.rows]
-
-
-def _scores(title: str, chapters: Sequence[Chapter], several: bool) -> Table:
-    columns: list[tuple[str, dict[str, Any]]] = []
-    for one in chapters:
-        prefix = f"{one.letter}: " if several else ""
-        columns.append((prefix + ("after the last step" if one.run.finished else "newest"), one.run.scores))
-        if one.run.of_best:
-            columns.append((f"{prefix}of {one.run.of_best.get('checkpoint', '')}", one.run.of_best))
-    names = list(dict.fromkeys(name for _, values in columns for name in values if name != "checkpoint"))
-    rows = [(name, *(values.get(name) for _, values in columns)) for name in names]
-    return Table(title, ("score", *(title for title, _ in columns)), rows, most=16)
-
-
-def _all_apart(chapters: Sequence[Chapter]) -> bool:
-    return len({one.run.task for one in chapters}) == len(chapters)
-
-
-def differences(chapters: Sequence[Chapter]) -> Table | None:
-    """The values of the configs that are not the same in all runs; None where every run has a task of its own."""
-    if _all_apart(chapters):
-        return None
-    values = [{key: value for key, value, _ in one.config} for one in chapters]
-    keys = list(dict.fromkeys(key for one in values for key in one))
-    rows = [(key, *(one.get(key) for one in values)) for key in keys]
-    rows = [row for row in rows if len(set(row[1:])) > 1]
-    return Table("", ("key", *(one.letter for one in chapters)), rows, most=25)
-
-
 def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-# --- charts ---------------------------------------------------------------------------------------------------------
+def _summary(run: RunData) -> str:
+    """Return the task of a run, and its progress."""
+    step, epoch, _, hours = run.metrics.last
+    seconds = 3600 * hours
+    units = (f"{seconds / length:,.3g} {unit}" for unit, length in (("h", 3600), ("min", 60)) if seconds >= 2 * length)
+    progress = f"step {step:,.0f}, epoch {epoch:,.3g}, {next(units, f'{seconds:.0f} s')}" if step else ""
+    return " · ".join(filter(None, (run.task, progress, "" if run.finished else "not finished")))
 
 
-def _numbered(charts: list[Chart], chart: Chart) -> int:
-    """The place of a chart in the page's data."""
-    charts.append(chart)
-    return len(charts) - 1
+def _score_tables(chapters: Sequence[Chapter]) -> list[Table]:
+    """Return a table for each task: a row for each score, a column for each run, and another for the checkpoint that
+    was evaluated separately."""
+    by_task: dict[str, list[Chapter]] = {}
+    for chapter in chapters:
+        by_task.setdefault(chapter.run.task, []).append(chapter)
+    tables = []
+    for task, group in by_task.items():
+        columns: list[tuple[str, dict[str, Any]]] = []
+        for chapter in group:
+            prefix, run = f"{chapter.letter}: " if len(chapters) > 1 else "", chapter.run
+            columns.append((prefix + ("after the last step" if run.finished else "newest"), run.scores))
+            if run.evaluated_scores:
+                columns.append((f"{prefix}of {run.evaluated_scores['checkpoint']}", run.evaluated_scores))
+        names = list(dict.fromkeys(name for _, values in columns for name in values if name != "checkpoint"))
+        rows = [(name, *(values.get(name) for _, values in columns)) for name in names]
+        titles = ("score", *(title for title, _ in columns))
+        tables += [Table(task if len(by_task) > 1 else "", titles, rows, max_rows=16)] if rows else []
+    return tables
 
 
-def _about(chapter: Chapter) -> dict[str, str]:
-    return {"letter": chapter.letter, "name": chapter.run.name}
+def _all_tasks_differ(chapters: Sequence[Chapter]) -> bool:
+    return len({chapter.run.task for chapter in chapters}) == len(chapters)
 
 
-def _plain(charts: Sequence[Chart]) -> dict[str, Any]:
-    """Charts whose lines name their places by number: many lines have the same."""
+def _differences(chapters: Sequence[Chapter]) -> Table | None:
+    """Return the config values that are not the same in all runs; None if every run has a task of its own."""
+    if _all_tasks_differ(chapters):
+        return None
+    configs = [{key: value for key, value, _ in chapter.config} for chapter in chapters]
+    keys = list(dict.fromkeys(key for config in configs for key in config))
+    rows = [(key, *(config.get(key) for config in configs)) for key in keys]
+    rows = [row for row in rows if len(set(row[1:])) > 1]
+    return Table("", ("key", *(chapter.letter for chapter in chapters)), rows, max_rows=25)
+
+
+def _chart_data(charts: Sequence[Chart]) -> dict[str, Any]:
+    """Return charts whose lines refer to their x values by number, since many lines share them."""
     places: dict[str, int] = {}
-    found = []
-    for chart in charts:
-        one = asdict(chart)
-        for line in one["lines"]:
+    plain = [asdict(chart) for chart in charts]
+    for chart in plain:
+        for line in chart["lines"]:
             line["x"] = places.setdefault(_as_json(line["x"]), len(places))
-        found.append(one)
-    return {"charts": found, "places": [json.loads(text) for text in places]}
+    return {"charts": plain, "places": [json.loads(text) for text in places]}
 
 
 def _as_json(value: Any) -> str:
-    """JSON that may stand in a script element: no text in it can end that element."""
+    """Return JSON for a script element: no text in it can end that element."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,4 +1,4 @@
-"""A run folder as plain data. It may be half a run, of another version, or damaged: notes tell what is missing."""
+"""A run folder as plain data. The run may be incomplete, of another version, or damaged: notes say what is missing."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from typing import Any
 
 from opabinia.config import Problem, flatten
 from opabinia.config.tree import read_file
-from opabinia.visualization.report.metrics import Journal, read_journal
+from opabinia.visualization.report.metrics import RunMetrics, read_metrics
 from opabinia.visualization.report.untrusted_json import dict_of, number_of, read_json, read_text
 
 FORMAT = 1
-"""Of checkpoints that this version knows."""
+"""Latest known format of checkpoints."""
 
-MOST_WARNINGS = 30
+MAX_WARNINGS = 30
 
 
 class NoRun(Exception):
-    """There is nothing to report on. The text says all."""
+    """There is nothing to report on. The message is complete."""
 
     exit_status = 2
 
 
 @dataclass
 class RunData:
-    """What a run folder tells.
+    """The content of a run folder.
 
     Attributes:
-        folder: where it is.
-        name: for people, such as ``classification/digits/default``.
-        task: the name of its task; empty where the config does not tell.
-        config: values by dotted path; empty where there is no config.
-        origins: where each value comes from, likewise.
-        journal: what was measured.
-        scores: the final ones, or the newest where the run is not finished.
-        of_best: scores of the checkpoint that ``opabinia eval`` took, and its name under ``checkpoint``.
-        finished: whether the run came to its end.
-        total_steps: that it is to have; None where no checkpoint tells.
-        facts: what the training data told.
+        folder: its path.
+        name: such as ``classification/digits/default``.
+        task: the name of its task; empty if unknown.
+        config: values by dotted path; empty if there is no config.
+        origins: origin of each value, likewise.
+        metrics: of metrics.jsonl.
+        scores: the final ones, or the newest if the run is not finished.
+        evaluated_scores: of the checkpoint that ``opabinia eval`` evaluated, with its name as ``checkpoint``.
+        finished: whether the run ended.
+        total_steps: planned; None if no checkpoint says.
+        dataset_info: of the training data.
         environment: versions and machine, by name.
-        details: tables of evaluations, by data set.
-        warnings: of its log.
-        notes: what is missing or could not be read.
+        details: tables of evaluations, by dataset.
+        warnings: in its log.
+        notes: missing or unreadable content.
     """
 
     folder: Path
@@ -52,9 +52,9 @@ class RunData:
     task: str = ""
     config: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
-    metrics_log: Journal = field(default_factory=Journal)
+    metrics: RunMetrics = field(default_factory=RunMetrics)
     scores: dict[str, float] = field(default_factory=dict)
-    of_best: dict[str, Any] = field(default_factory=dict)
+    evaluated_scores: dict[str, Any] = field(default_factory=dict)
     finished: bool = False
     total_steps: int | None = None
     dataset_info: dict[str, Any] = field(default_factory=dict)
@@ -68,35 +68,35 @@ def read_run(folder: Path) -> RunData:
     """Read what a report needs of a run folder.
 
     Raises:
-        NoRun: it holds no run.
+        NoRun: it is no run folder.
     """
-    refuse_missing(folder)
+    check_run_folder(folder)
     run = RunData(folder, "/".join(folder.resolve().parts[-3:]))
     _read_config(run)
-    run.metrics_log = read_journal(folder / "metrics.jsonl")
+    run.metrics = read_metrics(folder / "metrics.jsonl")
     _read_scores(run)
     _read_state(run)
     _read_log(run)
-    _read_details(run)
-    _tell_what_is_missing(run)
+    for path in sorted(folder.glob("eval/*/details.json")):
+        if tables := dict_of(read_json(path, run.notes)):
+            run.details[path.parent.name] = tables
+    _note_missing(run)
     return run
 
 
-def refuse_missing(folder: Path) -> None:
-    """Tell that a folder holds no run.
+def check_run_folder(folder: Path) -> None:
+    """Check that a folder holds a run.
 
     Raises:
-        NoRun: so it is.
+        NoRun: it does not.
     """
-    if not (folder / "config.yaml").is_file() and not (folder / "metrics.jsonl").is_file():
-        raise NoRun(_why_none(folder))
-
-
-def _why_none(folder: Path) -> str:
+    if (folder / "config.yaml").is_file() or (folder / "metrics.jsonl").is_file():
+        return
     if not folder.exists():
-        return f"there is no folder {folder}"
+        raise NoRun(f"there is no folder {folder}")
     inside = sorted(str(path.parent) for path in folder.glob("*/config.yaml"))
-    return f"{folder} holds no run (no config.yaml in it)" + (f"; runs in it: {', '.join(inside)}" if inside else "")
+    known = f"; runs in it: {', '.join(inside)}" if inside else ""
+    raise NoRun(f"{folder} holds no run (no config.yaml in it){known}")
 
 
 def _read_config(run: RunData) -> None:
@@ -114,65 +114,58 @@ def _read_config(run: RunData) -> None:
 def _read_scores(run: RunData) -> None:
     results = dict_of(read_json(run.folder / "results.json", run.notes))
     run.finished = bool(results)
-    run.scores = _numbers(results) or run.metrics_log.newest()
+    run.scores = _numbers(results) or run.metrics.newest()
     for path in sorted(run.folder.glob("eval/*/scores.json")):
-        found = dict_of(read_json(path, run.notes))
-        run.of_best |= {"checkpoint": str(found.get("checkpoint", "")), **_numbers(found)}
+        scores = dict_of(read_json(path, run.notes))
+        run.evaluated_scores |= {"checkpoint": str(scores.get("checkpoint", "")), **_numbers(scores)}
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    found = {name: number_of(value) for name, value in values.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    numbers = {name: number_of(value) for name, value in values.items()}
+    return {name: value for name, value in numbers.items() if value is not None}
 
 
 def _read_state(run: RunData) -> None:
-    """What the newest checkpoint tells beside weights."""
+    """Read the state of the newest checkpoint."""
     states = sorted(run.folder.glob("checkpoints/step-*/state.json"))
     state = dict_of(read_json(states[-1], run.notes)) if states else {}
     run.dataset_info = dict_of(state.get("facts"))
     total = number_of(state.get("total_steps"))
     run.total_steps = None if total is None else int(total)
-    form = number_of(state.get("format"))
-    if form is not None and form > FORMAT:
+    version = number_of(state.get("format"))
+    if version is not None and version > FORMAT:
         run.notes.append(
-            f"a newer version wrote this run (format {form:g}; {FORMAT} is known): only what is understood is shown"
+            f"a newer version wrote this run (format {version:g}; {FORMAT} is known): unknown content is not shown"
         )
 
 
-_STAMP = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d ([A-Z]) (.*)")
+_LOG_LINE = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d ([A-Z]) (.*)")
 
 
 def _read_log(run: RunData) -> None:
-    """The environment of the last attempt, and the warnings of all."""
-    inside = False
+    """Read the environment of the last attempt, and the warnings of all."""
+    in_environment = False
     for line in (read_text(run.folder / "train.log", run.notes) or "").splitlines():
-        stamped = _STAMP.match(line)
-        if stamped:
-            inside = stamped[2] == "environment"
-            run.environment = {} if inside else run.environment
-            if stamped[1] in "WE":
-                run.warnings.append(stamped[2])
-        elif inside and line.startswith("  "):
+        if match := _LOG_LINE.match(line):
+            in_environment = match[2] == "environment"
+            run.environment = {} if in_environment else run.environment
+            if match[1] in "WE":
+                run.warnings.append(match[2])
+        elif in_environment and line.startswith("  "):
             name, _, value = line.strip().partition(" ")
             run.environment[name] = value.strip()
-    if len(run.warnings) > MOST_WARNINGS:
-        run.warnings = [*run.warnings[:MOST_WARNINGS], f"and {len(run.warnings) - MOST_WARNINGS} more in train.log"]
+    if len(run.warnings) > MAX_WARNINGS:
+        run.warnings = [*run.warnings[:MAX_WARNINGS], f"and {len(run.warnings) - MAX_WARNINGS} more in train.log"]
 
 
-def _read_details(run: RunData) -> None:
-    for path in sorted(run.folder.glob("eval/*/details.json")):
-        if found := dict_of(read_json(path, run.notes)):
-            run.details[path.parent.name] = found
-
-
-def _tell_what_is_missing(run: RunData) -> None:
-    metrics_log = run.metrics_log
-    if not metrics_log.lines:
-        run.notes.append("nothing was measured yet: metrics.jsonl is missing or empty")
+def _note_missing(run: RunData) -> None:
+    metrics = run.metrics
+    if not metrics.lines:
+        run.notes.append("there are no metrics yet: metrics.jsonl is missing or empty")
     elif not run.finished:
-        of = f" of {run.total_steps}" if run.total_steps else ""
-        run.notes.append(f"the run is not finished: it is at step {metrics_log.last[0]:.0f}{of}")
-    if metrics_log.broken:
-        run.notes.append(f"{metrics_log.broken} lines of metrics.jsonl could not be read and are left out")
-    if metrics_log.infinite:
-        run.notes.append(f"not finite somewhere: {', '.join(sorted(metrics_log.infinite))}")
+        total = f" of {run.total_steps}" if run.total_steps else ""
+        run.notes.append(f"the run is not finished: it is at step {metrics.last[0]:.0f}{total}")
+    if metrics.broken:
+        run.notes.append(f"{metrics.broken} lines of metrics.jsonl could not be read and are omitted")
+    if metrics.infinite:
+        run.notes.append(f"not finite somewhere: {', '.join(sorted(metrics.infinite))}")

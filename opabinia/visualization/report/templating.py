@@ -1,4 +1,4 @@
-"""Templates of pages that are one file: the report of runs, and that of the data doctor."""
+"""Templates of self-contained pages: the report of runs, and that of the data check."""
 
 from __future__ import annotations
 
@@ -6,31 +6,28 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+_PACKAGE = "opabinia.visualization.report"
+
 
 @cache
-def template(name: str, package: str = "opabinia.visualization.report") -> Any:
-    """A template of Jinja in the folder ``templates`` of a package, which may import those of the report. What it shows
-    is escaped."""
+def template(name: str, package: str = _PACKAGE) -> Any:
+    """Return a Jinja template in the folder ``templates`` of a package, which may import those of the report. Values
+    are escaped."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-    environment = Environment(
-        loader=FunctionLoader(text_of),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["number"] = _number
+    options: dict[str, Any] = {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    environment = Environment(loader=FunctionLoader(text_of), autoescape=True, **options)
+    environment.filters["number"] = _format
     return environment.from_string(text_of(name, package))
 
 
-def text_of(name: str, package: str = "opabinia.visualization.report") -> str:
-    """A file in the folder ``templates`` of a package."""
+def text_of(name: str, package: str = _PACKAGE) -> str:
+    """Return the content of a file in the folder ``templates`` of a package."""
     return files(package).joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def _number(value: Any) -> str:
-    """A value as it stands in a table."""
+def _format(value: Any) -> str:
+    """Return a value as text of a table cell."""
     if value is None:
         return ""
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""JSON that others have written, read without trust: what is broken is told, and never ends a report."""
+"""JSON of unknown origin: broken content becomes a note and never ends a report."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-MOST_BYTES = 64_000_000
-"""A file with more is left out."""
+MAX_BYTES = 64_000_000
+"""Larger files are omitted."""
 
 
 def read_json(path: Path, notes: list[str]) -> Any:
-    """The value in a file; None where there is no such file, and with a note where it cannot be read."""
+    """Return the value in a file; None if there is no such file, or, with a note, if it cannot be read."""
     text = read_text(path, notes)
     if text is None:
         return None
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        notes.append(f"{path.name} is no whole JSON and is left out")
+        notes.append(f"{path.name} is not valid JSON and is omitted")
         return None
 
 
-def read_text(path: Path, notes: list[str], most: int = MOST_BYTES) -> str | None:
-    """The text in a file; None where there is no such file, and with a note where it is too large."""
+def read_text(path: Path, notes: list[str]) -> str | None:
+    """Return the text in a file; None if there is no such file, or, with a note, if it is too large or unreadable."""
     try:
         if not path.is_file():
             return None
-        if path.stat().st_size > most:
-            notes.append(f"{path.name} has more than {most // 1_000_000} MB and is left out")
+        if path.stat().st_size > MAX_BYTES:
+            notes.append(f"{path.name} has more than {MAX_BYTES // 1_000_000} MB and is omitted")
             return None
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -39,22 +39,27 @@ def read_text(path: Path, notes: list[str], most: int = MOST_BYTES) -> str | Non
 
 
 def dict_of(value: Any) -> dict[str, Any]:
-    """``value``, where it is an object, else an empty one."""
+    """Return ``value`` if it is an object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
+def list_of(value: Any) -> list[Any]:
+    """Return ``value`` if it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
+
+
 def dicts_of(value: Any) -> Iterator[dict[str, Any]]:
-    """The objects in ``value``, where it is a list."""
-    return (one for one in value if isinstance(one, dict)) if isinstance(value, list) else iter(())
+    """Return the objects in ``value``, if it is a list."""
+    return (item for item in list_of(value) if isinstance(item, dict))
 
 
 def texts_of(value: Any) -> list[str]:
-    """The texts in ``value``, where it is a list."""
-    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+    """Return the strings in ``value``, if it is a list."""
+    return [item for item in list_of(value) if isinstance(item, str)]
 
 
 def number_of(value: Any) -> float | None:
-    """A finite number as it is, and None for anything else."""
+    """Return a finite number as it is, and None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

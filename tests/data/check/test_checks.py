@@ -18,8 +18,8 @@ from opabinia.contracts import Source
 from opabinia.data.check import DataReport, run_checks
 from opabinia.data.check import findings as kinds
 from opabinia.data.check.findings import Finding
-from opabinia.data.sources import Digits, ImageFolder, Joined, Videos, ViewsOfFilms, coco, market1501
-from opabinia.data.sources.annotation_errors import TOLD
+from opabinia.data.sources import Concat, Digits, ImageFolder, Videos, VideoViews, coco, market1501
+from opabinia.data.sources.annotation_errors import MAX_REPORTED
 from scripts import small_data
 from tests.data.check.images import drawn, save
 from tests.data.videos import write, write_sound
@@ -34,45 +34,46 @@ def root(tmp_path: Path) -> Path:
 
 
 def edit(root: Path, place: int, **values: Any) -> None:
-    content = json.loads((root / "things.json").read_text())
+    content = json.loads((root / "annotations.json").read_text())
     content["annotations"][place].update(values)
-    (root / "things.json").write_text(json.dumps(content))
+    (root / "annotations.json").write_text(json.dumps(content))
 
 
 def read(root: Path, **keys: Any) -> Any:
-    return coco(root=root, file=root / "things.json", broken="drop", **keys)
+    return coco(root=root, file=root / "annotations.json", broken="drop", **keys)
 
 
 def check(source: Source, **keys: Any) -> DataReport:
     return run_checks({"train": source}, **keys)
 
 
-def wrong(found: DataReport) -> list[Finding]:
-    return [one for one in found.findings if one.wrong]
+def errors(report: DataReport) -> list[Finding]:
+    return [finding for finding in report.findings if finding.is_error]
 
 
-def told(found: DataReport) -> Mapping[str, list[list[str]]]:
+def cases_by_kind(report: DataReport) -> Mapping[str, list[list[str]]]:
     """By kind the names of each case."""
     return {
-        one.kind: [[f"{member.set}:{member.id}" for member in case] for case in one.cases] for one in found.findings
+        one.kind: [[f"{member.dataset}:{member.id}" for member in case] for case in one.cases]
+        for one in report.findings
     }
 
 
-# --- things -----------------------------------------------------------------------------------------------------------
+# --- objects ----------------------------------------------------------------------------------------------------------
 
 
-def test_things_are_counted(root: Path) -> None:
+def test_objects_are_counted(root: Path) -> None:
     edit(root, 0, bbox=[63, 5, 1.5, 10])  # half a pixel of it is outside
-    found = check(read(root, classes=["bar", "block"], masks=True))
-    held = found.sets["train"]
-    assert (held.samples, held.read, held.of_class, wrong(found)) == (4, 4, {"bar": 2, "block": 3}, [])
+    report = check(read(root, classes=["bar", "block"], masks=True))
+    held = report.datasets["train"]
+    assert (held.samples, held.read, held.per_class, errors(report)) == (4, 4, {"bar": 2, "block": 3}, [])
     assert held.boxes is not None and held.sizes is not None
-    assert (held.boxes.things, held.boxes.of_class, held.boxes.crowds) == (5, {"bar": 2, "block": 3}, 1)
-    assert (held.boxes.empty, held.boxes.tiny, sum(held.boxes.sides.values())) == (1, 1, 5)
+    assert (held.boxes.objects, held.boxes.per_class, held.boxes.crowds) == (5, {"bar": 2, "block": 3}, 1)
+    assert (held.boxes.empty_images, held.boxes.tiny, sum(held.boxes.sides.values())) == (1, 1, 5)
     assert held.sizes.smallest == held.sizes.largest == (48, 64)
     assert held.sizes.sides == {"32 to 63": 4} and held.sizes.aspects == {"5:4 to 3:2": 4}
-    tiny, empty = found.findings
-    assert (tiny.kind, tiny.cases[0][0].thing, tiny.cases[0][0].box) == (
+    tiny, empty = report.findings
+    assert (tiny.kind, tiny.cases[0][0].annotation, tiny.cases[0][0].box) == (
         kinds.TINY_BOX,
         "annotation 100",
         (63, 5, 64.5, 15),
@@ -80,77 +81,79 @@ def test_things_are_counted(root: Path) -> None:
     assert (empty.kind, empty.count) == (kinds.EMPTY, 1)
 
 
-def test_pictures_that_cannot_be_read_or_have_another_size(root: Path) -> None:
+def test_images_that_cannot_be_read_or_have_another_size(root: Path) -> None:
     source = read(root)
     Image.new("RGB", (48, 64)).save(root / "1.png")
     (root / "2.png").write_bytes(b"no picture")
-    size, unreadable = sorted(wrong(check(source)), key=lambda one: one.cases[0][0].id)
-    assert (size.kind, size.count) == ("pictures of another size", 1)
+    size, unreadable = sorted(errors(check(source)), key=lambda one: one.cases[0][0].id)
+    assert (size.kind, size.count) == ("images of another size than annotated", 1)
     assert size.cases[0][0].id == "1.png" and "48 x 64 pixels" in size.cases[0][0].value
-    assert (unreadable.kind, unreadable.cases[0][0].id) == ("pictures that cannot be read", "2.png")
+    assert (unreadable.kind, unreadable.cases[0][0].id) == ("images that cannot be read", "2.png")
 
 
-def test_a_turned_picture_has_the_size_that_is_seen(root: Path) -> None:
+def test_a_turned_image_has_the_size_that_is_seen(root: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.open(root / "1.png").rotate(90, expand=True).save(root / "1.png", exif=exif)
-    found = check(read(root))
-    assert wrong(found) == [] and found.sets["train"].sizes.aspects == {"5:4 to 3:2": 4}  # type: ignore[union-attr]
+    report = check(read(root))
+    assert errors(report) == [] and report.datasets["train"].sizes.aspects == {"5:4 to 3:2": 4}  # type: ignore[union-attr]
 
 
-def test_what_the_source_left_out_is_told_with_its_box(root: Path) -> None:
+def test_what_the_source_left_out_is_reported_with_its_box(root: Path) -> None:
     edit(root, 0, bbox=[60, 5, 20, 4])
-    (fault,) = wrong(check(read(root)))
-    (member,) = fault.cases[0]
-    assert fault.kind == "boxes that reach out of the picture" and member.box == (60, 5, 80, 9)
-    assert (member.id, member.thing) == ("1.png", "annotation 100")
+    (error,) = errors(check(read(root)))
+    (member,) = error.cases[0]
+    assert error.kind == "boxes that extend beyond the image" and member.box == (60, 5, 80, 9)
+    assert (member.id, member.annotation) == ("1.png", "annotation 100")
 
 
 def test_run_lengths_are_decoded(root: Path) -> None:
     edit(root, 0, segmentation={"size": [48, 64], "counts": "zzz"})
-    (fault,) = wrong(check(read(root, masks=True)))
-    assert fault.count == 1 and (fault.cases[0][0].id, fault.cases[0][0].thing) == ("1.png", "annotation 100")
+    (error,) = errors(check(read(root, masks=True)))
+    assert error.count == 1 and (error.cases[0][0].id, error.cases[0][0].annotation) == ("1.png", "annotation 100")
 
 
 def test_faults_that_the_source_only_counts_are_counted(root: Path) -> None:
-    content = json.loads((root / "things.json").read_text())
+    content = json.loads((root / "annotations.json").read_text())
     first = content["annotations"][0]
-    content["annotations"] += [{**first, "id": 900 + number, "bbox": [1, 1, -1, 1]} for number in range(TOLD + 5)]
-    (root / "things.json").write_text(json.dumps(content))
-    (fault,) = wrong(check(read(root)))
-    assert fault.count == TOLD + 5 and len(fault.cases) == TOLD
+    content["annotations"] += [
+        {**first, "id": 900 + number, "bbox": [1, 1, -1, 1]} for number in range(MAX_REPORTED + 5)
+    ]
+    (root / "annotations.json").write_text(json.dumps(content))
+    (error,) = errors(check(read(root)))
+    assert error.count == MAX_REPORTED + 5 and len(error.cases) == MAX_REPORTED
 
 
-# --- pictures ---------------------------------------------------------------------------------------------------------
+# --- images -----------------------------------------------------------------------------------------------------------
 
 
-def test_pictures_that_are_broken(tmp_path: Path) -> None:
+def test_images_that_are_broken(tmp_path: Path) -> None:
     whole = save(tmp_path / "a" / "whole.jpg", 1)
     (tmp_path / "a" / "cut.jpg").write_bytes(whole.read_bytes()[:1200])
     (tmp_path / "a" / "text.png").write_text("this is no picture")
     Image.new("RGB", (1, 1), (9, 9, 9)).save(tmp_path / "a" / "one pixel.png")
     save(tmp_path / "b" / "empty.png", 2).write_bytes(b"")
-    found = check(ImageFolder(root=tmp_path))
-    assert told(found) == {
+    report = check(ImageFolder(root=tmp_path))
+    assert cases_by_kind(report) == {
         kinds.TRUNCATED: [["train:a/cut.jpg"]],
-        "pictures that cannot be read": [["train:a/text.png"], ["train:b/empty.png"]],
-        kinds.SMALL_PICTURE: [["train:a/one pixel.png"]],
+        "images that cannot be read": [["train:a/text.png"], ["train:b/empty.png"]],
+        kinds.SMALL_IMAGE: [["train:a/one pixel.png"]],
     }
-    assert found.wrong == 3 and found.sets["train"].of_class == {"a": 4, "b": 1}
-    assert found.sets["train"].sizes.smallest == (1, 1)  # type: ignore[union-attr]
+    assert report.error_count == 3 and report.datasets["train"].per_class == {"a": 4, "b": 1}
+    assert report.datasets["train"].sizes.smallest == (1, 1)  # type: ignore[union-attr]
 
 
 def test_names_of_every_kind(tmp_path: Path) -> None:
     for name in (ODD, "two words.jpg"):
         save(tmp_path / "it's <i>" / name, 1)
-    found = check(ImageFolder(root=tmp_path))
-    assert told(found) == {
-        "several times in a set: the same file": [[f"train:it's <i>/{ODD}", "train:it's <i>/two words.jpg"]]
+    report = check(ImageFolder(root=tmp_path))
+    assert cases_by_kind(report) == {
+        "repeated in a dataset: identical file": [[f"train:it's <i>/{ODD}", "train:it's <i>/two words.jpg"]]
     }
-    assert found.plain()["findings"][0]["cases"][0][0]["id"] == f"it's <i>/{ODD}"
+    assert report.to_json()["findings"][0]["cases"][0][0]["id"] == f"it's <i>/{ODD}"
 
 
-def test_the_same_picture_in_training_and_validation(tmp_path: Path) -> None:
+def test_the_same_image_in_training_and_validation(tmp_path: Path) -> None:
     """As the same file, as the same pixels turned by EXIF or in another format, and compressed anew."""
     for number in range(4):
         save(tmp_path / "train" / "a" / f"{number}.png", number)
@@ -165,11 +168,11 @@ def test_the_same_picture_in_training_and_validation(tmp_path: Path) -> None:
     expected = {
         f"{kinds.LEAKED}: {kinds.SAME_FILE}": [["train:a/0.png", "val:a/file.png"]],
         f"{kinds.LEAKED}: {kinds.SAME_PIXELS}": [["train:a/1.png", "val:a/turned.png"]],
-        f"{kinds.LEAKED}: {kinds.NEARLY}": [["train:a/2.png", "val:a/compressed.jpg"]],
+        f"{kinds.LEAKED}: {kinds.NEAR_DUPLICATE}": [["train:a/2.png", "val:a/compressed.jpg"]],
     }
-    found = run_checks(sets)
-    assert told(found) == expected and found.wrong == 3
-    assert run_checks(sets, workers=2).plain() == found.plain(), "however many read"
+    report = run_checks(sets)
+    assert cases_by_kind(report) == expected and report.error_count == 3
+    assert run_checks(sets, workers=2).to_json() == report.to_json(), "however many read"
 
 
 def test_repeats_in_one_set_may_be_meant_and_labels_may_not_differ(tmp_path: Path) -> None:
@@ -178,22 +181,25 @@ def test_repeats_in_one_set_may_be_meant_and_labels_may_not_differ(tmp_path: Pat
     save(tmp_path / "cat" / "small.jpg", 1, size=(96, 72))
     save(tmp_path / "dog" / "2.png", 2)
     twice = check(ImageFolder(root=tmp_path))
-    assert twice.wrong == 0 and told(twice) == {
-        "several times in a set: the same file": [["train:cat/1.png", "train:cat/again.png"]],
-        "several times in a set: nearly the same": [["train:cat/1.png", "train:cat/small.jpg"]],
+    assert twice.error_count == 0 and cases_by_kind(twice) == {
+        "repeated in a dataset: identical file": [["train:cat/1.png", "train:cat/again.png"]],
+        "repeated in a dataset: nearly identical": [["train:cat/1.png", "train:cat/small.jpg"]],
     }
     save(tmp_path / "dog" / "1.png", 1)
-    found = check(ImageFolder(root=tmp_path))
-    assert told(found)[kinds.OTHER_LABEL] == [["train:cat/1.png", "train:cat/again.png", "train:dog/1.png"]]
-    assert [member.value for member in found.findings[0].cases[0]] == ["cat", "cat", "dog"] and found.wrong == 1
+    report = check(ImageFolder(root=tmp_path))
+    assert cases_by_kind(report)[kinds.OTHER_LABEL] == [["train:cat/1.png", "train:cat/again.png", "train:dog/1.png"]]
+    assert [member.value for member in report.findings[0].cases[0]] == ["cat", "cat", "dog"] and report.error_count == 1
 
 
-def test_nearly_the_same_picture_under_another_label_is_a_note(tmp_path: Path) -> None:
+def test_nearly_the_same_image_under_another_label_is_a_note(tmp_path: Path) -> None:
     save(tmp_path / "skirt" / "1.png", 1)
     save(tmp_path / "shorts" / "1.jpg", 1, quality=50)
-    found = check(ImageFolder(root=tmp_path))
+    report = check(ImageFolder(root=tmp_path))
     case = [["train:shorts/1.jpg", "train:skirt/1.png"]]
-    assert told(found) == {kinds.NEAR_OTHER_LABEL: case, f"{kinds.TWICE}: {kinds.NEARLY}": case} and found.wrong == 0
+    assert (
+        cases_by_kind(report) == {kinds.NEAR_OTHER_LABEL: case, f"{kinds.REPEATED}: {kinds.NEAR_DUPLICATE}": case}
+        and report.error_count == 0
+    )
 
 
 def test_a_sample_of_each_set_can_be_read(tmp_path: Path) -> None:
@@ -202,18 +208,18 @@ def test_a_sample_of_each_set_can_be_read(tmp_path: Path) -> None:
     sets = {name: ImageFolder(root=tmp_path) for name in ("train", "val")}
     ids = []
     for seed in (0, 0, 1):
-        found = run_checks(sets, limit=5, seed=seed)
-        held = found.sets["train"]
-        assert (held.samples, held.read, held.of_class) == (12, 5, {"a": 6, "b": 6})
-        ids.append(told(found)[f"{kinds.LEAKED}: {kinds.SAME_FILE}"])
+        report = run_checks(sets, limit=5, seed=seed)
+        held = report.datasets["train"]
+        assert (held.samples, held.read, held.per_class) == (12, 5, {"a": 6, "b": 6})
+        ids.append(cases_by_kind(report)[f"{kinds.LEAKED}: {kinds.SAME_FILE}"])
     assert ids[0] == ids[1] != ids[2] and len(ids[0]) == 5
 
 
 def test_joined_sets_are_counted_together() -> None:
-    found = check(Joined(sources=[Digits(), Digits(split="val")]))
-    held = found.sets["train"]
-    assert held.samples == sum(held.of_class.values()) == len(Digits()) + len(Digits(split="val"))
-    assert held.boxes is None and found.wrong == 0
+    report = check(Concat(sources=[Digits(), Digits(split="val")]))
+    held = report.datasets["train"]
+    assert held.samples == sum(held.per_class.values()) == len(Digits()) + len(Digits(split="val"))
+    assert held.boxes is None and report.error_count == 0
 
 
 # --- identities -------------------------------------------------------------------------------------------------------
@@ -222,19 +228,19 @@ def test_joined_sets_are_counted_together() -> None:
 def test_identities(tmp_path: Path) -> None:
     small_data.market1501(tmp_path)
     sets = {"train": market1501(root=tmp_path, cameras=2), "val": market1501(root=tmp_path, split="test", cameras=2)}
-    found = run_checks(sets)
-    people = found.sets["train"].people
-    assert people is not None and (people.identities, people.pictures, people.queries) == (8, (4, 4, 4), None)
-    assert people.of_camera == {"0": 16, "1": 16} and people.one_camera == 0 and found.wrong == 0
-    assert found.sets["val"].people.queries == 4  # type: ignore[union-attr]
+    report = run_checks(sets)
+    people = report.datasets["train"].identities
+    assert people is not None and (people.identities, people.images, people.queries) == (8, (4, 4, 4), None)
+    assert people.per_camera == {"0": 16, "1": 16} and people.single_camera == 0 and report.error_count == 0
+    assert report.datasets["val"].identities.queries == 4  # type: ignore[union-attr]
 
     query = next((tmp_path / "query").glob("0010_c1*"))
     (tmp_path / "bounding_box_test" / "0010_c2s1_000099_00.png").write_bytes(query.read_bytes())
     trained = next((tmp_path / "bounding_box_train").glob("0003_c1*"))
     (tmp_path / "bounding_box_test" / "0003_c2s1_000001_00.png").write_bytes(trained.read_bytes())
     sets["val"] = market1501(root=tmp_path, split="test", cameras=2)
-    found = run_checks(sets)
-    assert told(found) == {
+    report = run_checks(sets)
+    assert cases_by_kind(report) == {
         f"{kinds.LEAKED}: {kinds.SAME_FILE}": [
             [f"train:bounding_box_train/{trained.name}", "val:bounding_box_test/0003_c2s1_000001_00.png"]
         ],
@@ -250,17 +256,17 @@ def test_identities(tmp_path: Path) -> None:
     }
 
 
-# --- films ------------------------------------------------------------------------------------------------------------
+# --- videos -----------------------------------------------------------------------------------------------------------
 
 
-def test_films(tmp_path: Path) -> None:
+def test_videos(tmp_path: Path) -> None:
     for number in range(3):
         write(tmp_path / "jump" / f"{number}.mp4", 5 + 10 * number, size=(32, 32 + 8 * number))
     write(tmp_path / "run" / "uneven.mp4", 4, size=(24, 24), times=[0, 100, 200, 300])
     whole = check(Videos(root=tmp_path))
-    held = whole.sets["train"]
-    assert (held.samples, held.of_class, whole.findings) == (4, {"jump": 3, "run": 1}, [])
-    assert held.films and held.lengths is not None and held.boxes is None and held.sizes is not None
+    held = whole.datasets["train"]
+    assert (held.samples, held.per_class, whole.findings) == (4, {"jump": 3, "run": 1}, [])
+    assert held.is_video and held.lengths is not None and held.boxes is None and held.sizes is not None
     assert (held.sizes.smallest, held.sizes.largest) == ((24, 24), (32, 48))
     assert held.lengths.frames == (4, 10, 25) and held.lengths.fps == (10, 25, 25)
     assert held.lengths.seconds == pytest.approx((0.2, 0.5, 1.0))
@@ -271,14 +277,16 @@ def test_films(tmp_path: Path) -> None:
     cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
     again = write(tmp_path / "val" / "jump" / "again.mp4", 15, size=(32, 40))
     assert again.read_bytes() == (tmp_path / "jump" / "1.mp4").read_bytes()
-    train = ViewsOfFilms(source=Videos(root=tmp_path, classes=["jump", "run"]), clips=2, crops=3)
-    found = run_checks({"train": train, "val": Videos(root=tmp_path / "val")})
-    assert found.sets["train"].samples == 7 and found.sets["train"].of_class == {"jump": 3, "run": 4}, "not views"
-    damaged, unreadable, leaked = found.findings
-    assert unreadable.kind == "films that cannot be read" and unreadable.count == 2
+    train = VideoViews(source=Videos(root=tmp_path, classes=["jump", "run"]), clips=2, crops=3)
+    report = run_checks({"train": train, "val": Videos(root=tmp_path / "val")})
+    assert report.datasets["train"].samples == 7 and report.datasets["train"].per_class == {"jump": 3, "run": 4}, (
+        "not views"
+    )
+    damaged, unreadable, leaked = report.findings
+    assert unreadable.kind == "videos that cannot be read" and unreadable.count == 2
     assert str(unreadable.cases[0][0]) == f"run/empty.mp4: {tmp_path / 'run' / 'empty.mp4'} is empty: it has 0 bytes"
-    assert damaged.kind == "films that are damaged" and damaged.cases[0][0].value.startswith("is cut off; the first")
-    assert told(found)[leaked.kind] == [["train:jump/1.mp4", "val:jump/again.mp4"]]
+    assert damaged.kind == "damaged videos" and damaged.cases[0][0].value.startswith("is cut off; the first")
+    assert cases_by_kind(report)[leaked.kind] == [["train:jump/1.mp4", "val:jump/again.mp4"]]
     assert leaked.kind == f"{kinds.LEAKED}: {kinds.SAME_PIXELS}"
 
 
@@ -286,7 +294,7 @@ def test_films(tmp_path: Path) -> None:
 
 
 class _Slow:
-    """Pictures of which the one in the middle presses Ctrl-C, or ends its process."""
+    """Images of which the one in the middle presses Ctrl-C, or ends its process."""
 
     channels, classes = 1, ()
 
@@ -306,11 +314,11 @@ class _Slow:
 
 def test_ctrl_c_tells_what_was_found_so_far() -> None:
     assert threading.current_thread() is threading.main_thread()
-    found = check(_Slow())
-    assert found.stopped and found.sets["train"].read == 20 and found.sets["train"].samples == 60
+    report = check(_Slow())
+    assert report.stopped and report.datasets["train"].read == 20 and report.datasets["train"].samples == 60
 
 
-def test_a_process_that_is_ended_is_told() -> None:
-    with pytest.raises(Exception, match=r"was ended.* sample (0|8|16) or one of the") as caught:
+def test_a_process_that_is_ended_is_reported() -> None:
+    with pytest.raises(Exception, match=r"was killed.* sample (0|8|16) or one of the") as caught:
         check(_Slow(crash=True), workers=2)
     assert getattr(caught.value, "exit_status", None) == 2

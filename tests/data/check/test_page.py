@@ -1,4 +1,4 @@
-"""The page of the data doctor, and what stands on the terminal."""
+"""The page of the data check, and what stands on the terminal."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from opabinia.data.check import DataReport, run_checks
-from opabinia.data.check.page import page_of, write_page
-from opabinia.data.check.terminal import show
+from opabinia.data.check.page import render_page, write_page
+from opabinia.data.check.terminal import print_report
 from opabinia.data.sources import ImageFolder, Videos, coco
 from scripts import small_data
 from tests.data.check.images import save
@@ -42,7 +42,7 @@ def elements(page: str) -> _Elements:
 
 @pytest.fixture
 def odd(tmp_path: Path) -> DataReport:
-    """A picture twice in training, with names of every kind, once in validation, and a text."""
+    """A image twice in training, with names of every kind, once in validation, and a text."""
     save(tmp_path / "train" / "<i>a<i>" / ODD, 1)
     save(tmp_path / "train" / "<i>a<i>" / "two words.png", 1)
     save(tmp_path / "train" / "b" / "text.png", 2).write_text("no picture")
@@ -60,29 +60,29 @@ def test_it_is_one_file_that_loads_nothing_and_names_stay_text(odd: DataReport, 
     assert "<title>Data of a &lt;recipe&gt;</title>" in page and "Content-Security-Policy" in page
     texts = [value or "" for tag, name, value in found.values if (tag, name) == ("img", "alt")]
     assert [one for one in texts if one == f"train: <i>a<i>/{ODD}: <i>a<i>"] and "val: b/1.png: b" in texts
-    assert "1 thing is wrong" not in page and "2 things are wrong" in page
-    assert "pictures that cannot be read" in page and "text.png cannot be decoded" in page
+    assert "1 error." not in page and "2 errors." in page
+    assert "images that cannot be read" in page and "text.png cannot be decoded" in page
 
 
 def test_the_terminal_is_not_steered_by_names(odd: DataReport) -> None:
     console = Console(file=io.StringIO(), width=120, force_terminal=False)
-    show(odd, console)
+    print_report(odd, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "\x1b" not in text and r"[red]ünï\x1b[2J.png" in text
-    assert "wrong: in training and in validation: the same file" in text
+    assert "error: in training and validation: identical file" in text
 
 
-def test_boxes_are_drawn_also_where_they_reach_out_of_the_picture(tmp_path: Path) -> None:
+def test_boxes_are_drawn_also_where_they_reach_out_of_the_image(tmp_path: Path) -> None:
     small_data.coco(tmp_path)
-    content = json.loads((tmp_path / "things.json").read_text())
+    content = json.loads((tmp_path / "annotations.json").read_text())
     content["annotations"][0]["bbox"] = [40, 10, 1e9, 5]
     content["annotations"][1]["bbox"] = [3, 3, 0, -7]
     content["annotations"][2]["bbox"] = [20, 20, 1, 9]
-    (tmp_path / "things.json").write_text(json.dumps(content))
-    found = run_checks({"train": coco(root=tmp_path, file=tmp_path / "things.json", broken="drop")})
-    page = page_of(found, "things")
+    (tmp_path / "annotations.json").write_text(json.dumps(content))
+    found = run_checks({"train": coco(root=tmp_path, file=tmp_path / "annotations.json", broken="drop")})
+    page = render_page(found, "things")
     for kind in (
-        "boxes that reach out of the picture",
+        "boxes that extend beyond the image",
         "boxes without area",
         "boxes with a side of less than 2 pixels",
     ):
@@ -91,11 +91,11 @@ def test_boxes_are_drawn_also_where_they_reach_out_of_the_picture(tmp_path: Path
     assert ("480", "288") in sizes, "a quarter of the width is added to the right"
 
 
-def test_films_show_their_middle_frame(tmp_path: Path) -> None:
+def test_videos_show_their_middle_frame(tmp_path: Path) -> None:
     for name in ("train", "val"):
         write(tmp_path / name / "a" / "1.mp4", 9, size=(64, 96))
     found = run_checks({name: Videos(root=tmp_path / name) for name in ("train", "val")})
-    data = re.findall(r'src="(data:[^"]*)"', page_of(found, "films"))
+    data = re.findall(r'src="(data:[^"]*)"', render_page(found, "films"))
     assert len(data) == 2 and data[0] == data[1]
 
 
@@ -103,14 +103,14 @@ def test_many_findings_are_bounded(tmp_path: Path) -> None:
     for number in range(60):
         save(tmp_path / "a" / f"{number}.png", number // 2, size=(40, 30))
     found = run_checks({"train": ImageFolder(root=tmp_path)})
-    page = page_of(found, "many")
+    page = render_page(found, "many")
     assert page.count("<figure") == 48 and "the first 24 of 30" in page and "58.png: a = a/59.png: a" in page
 
 
-def test_pictures_that_have_gone_meanwhile_are_listed(odd: DataReport, tmp_path: Path) -> None:
+def test_images_that_have_gone_meanwhile_are_listed(odd: DataReport, tmp_path: Path) -> None:
     for path in tmp_path.rglob("*.png"):
         path.unlink()
-    page = page_of(odd, "gone")
+    page = render_page(odd, "gone")
     assert "<figure" not in page and "two words.png" in page
 
 
@@ -122,8 +122,8 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
     (tmp_path / "a" / b"\xff3.png".decode("utf-8", "surrogateescape")).write_bytes(b"no picture")
     found = run_checks({"train": ImageFolder(root=tmp_path)})
     write_page(found, tmp_path / "page.html", "names")
-    assert r"\xff1.png" in (tmp_path / "page.html").read_text() and json.dumps(found.plain())
-    show(found, Console(file=io.TextIOWrapper(io.BytesIO(), encoding="utf-8")))
+    assert r"\xff1.png" in (tmp_path / "page.html").read_text() and json.dumps(found.to_json())
+    print_report(found, Console(file=io.TextIOWrapper(io.BytesIO(), encoding="utf-8")))
 
 
 @pytest.mark.slow

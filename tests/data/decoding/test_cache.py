@@ -1,4 +1,4 @@
-"""Decoded pictures that are kept: the same batches, whatever the cache holds."""
+"""Decoded images that are kept: the same batches, whatever the cache holds."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ import torch.distributed as dist
 from torchvision.transforms import v2
 
 from opabinia.contracts import Batch, Source, Transform
-from opabinia.data.decoding.cache import Cached, PixelFile, cached, in_memory, on_disk, shrunk
-from opabinia.data.loader import Loader, Reader, training_requests
+from opabinia.data.decoding.cache import CachedSource, PixelFile, decode_shrunk, disk_file, memory_file, with_cache
+from opabinia.data.loader import BatchReader, Loader, training_requests
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.data.sampling.permutation import order
-from opabinia.data.sources.concat import Joined
+from opabinia.data.sampling.permutation import epoch_order
+from opabinia.data.sources.concat import Concat
 from opabinia.data.sources.folder import ImageFolder
-from opabinia.data.sources.indexed import Numbered
+from opabinia.data.sources.indexed import Indexed
 from opabinia.data.sources.synthetic import Synthetic
-from opabinia.data.sources.unlabeled import Images, WithoutLabels
+from opabinia.data.sources.unlabeled import Images, Unlabeled
 from opabinia.data.transforms.crops import RandomResizedCrop
 from opabinia.data.transforms.evaluation import resize_and_crop
 from opabinia.runtime.durations import Duration
@@ -45,7 +45,7 @@ TRAINING: Sequence[Transform] = (
 
 
 def filled(root: Path) -> Path:
-    """Pictures of several sizes and kinds, two of which lie otherwise in memory when they are decoded."""
+    """Images of several sizes and kinds, two of which lie otherwise in memory when they are decoded."""
     (root / "cat").mkdir(parents=True)
     for number in range(PICTURES):
         image = photograph(number, 120 + 7 * number, 150 - 5 * number)
@@ -67,9 +67,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def loader_of(source: Source, *, workers: int = 0, reduced: bool = True, epochs: int = 2) -> Loader:
     plan = ConstantPlan(len(source), 4, Duration(epochs, "ep"))
-    orders = partial(order, 3, n=len(source), shuffle=True)
+    orders = partial(epoch_order, 3, n=len(source), shuffle=True)
     requests = training_requests(plan, orders, rank=0, world=1)  # type: ignore[arg-type]
-    return Loader(Reader(source, TRAINING, seed=3, reduced=reduced), requests, workers=workers)
+    return Loader(BatchReader(source, TRAINING, seed=3, reduced=reduced), requests, num_workers=workers)
 
 
 def batches(source: Source, **options: int) -> list[Batch]:
@@ -80,9 +80,9 @@ def batches(source: Source, **options: int) -> list[Batch]:
         loader.close()
 
 
-def assert_same(found: list[Batch], expected: list[Batch]) -> None:
-    assert [one["id"] for one in found] == [one["id"] for one in expected]
-    for one, other in zip(found, expected, strict=True):
+def assert_same(result: list[Batch], expected: list[Batch]) -> None:
+    assert [one["id"] for one in result] == [one["id"] for one in expected]
+    for one, other in zip(result, expected, strict=True):
         assert torch.equal(one["image"], other["image"])
 
 
@@ -98,73 +98,73 @@ def file_of(home: Path) -> Path:
 @pytest.mark.parametrize("kind", ["ram", "disk"])
 def test_in_full_size_batches_are_those_of_full_decoding(root: Path, home: Path, kind: str, workers: int) -> None:
     expected = batches(ImageFolder(root=root), reduced=False)
-    source = cached(ImageFolder(root=root), kind, None, "train")  # type: ignore[arg-type]
+    source = with_cache(ImageFolder(root=root), kind, None, "train")  # type: ignore[arg-type]
     assert_same(batches(source, workers=workers), expected)  # the second epoch finds what the first left
     assert_same(batches(source, workers=workers), expected)
 
 
 @pytest.mark.parametrize("size", [None, 40])
-def test_pictures_are_decoded_once(root: Path, home: Path, size: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = batches(cached(ImageFolder(root=root), "disk", size, "train"), workers=2)
-    monkeypatch.setattr("opabinia.data.decoding.cache.shrunk", None)
-    assert_same(batches(cached(ImageFolder(root=root), "disk", size, "train"), workers=2), first)
+def test_images_are_decoded_once(root: Path, home: Path, size: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = batches(with_cache(ImageFolder(root=root), "disk", size, "train"), workers=2)
+    monkeypatch.setattr("opabinia.data.decoding.cache.decode_shrunk", None)
+    assert_same(batches(with_cache(ImageFolder(root=root), "disk", size, "train"), workers=2), first)
 
 
 def test_shrunk_pixels_do_not_depend_on_what_is_there(root: Path, home: Path) -> None:
-    without = batches(Cached(ImageFolder(root=root), None, 40))
-    assert_same(batches(cached(ImageFolder(root=root), "ram", 40, "train")), without)
+    without = batches(CachedSource(ImageFolder(root=root), None, 40))
+    assert_same(batches(with_cache(ImageFolder(root=root), "ram", 40, "train")), without)
     full = batches(ImageFolder(root=root), reduced=False)
     assert not torch.equal(without[0]["image"], full[0]["image"])
     picture = ImageFolder(root=root).encoded(0)["image"]
-    assert shrunk(picture, 40).shape == (3, 50, 40) and shrunk(picture, 1000).shape == (3, 150, 120)
+    assert decode_shrunk(picture, 40).shape == (3, 50, 40) and decode_shrunk(picture, 1000).shape == (3, 150, 120)
 
 
 def test_evaluations_are_the_same(root: Path, home: Path) -> None:
     plain = ImageFolder(root=root)
-    source = cached(plain, "ram", None, "val")
+    source = with_cache(plain, "ram", None, "val")
     blur = v2.GaussianBlur(5, sigma=1.0)  # convolutions round otherwise where pixels lie otherwise
     for _ in range(2):
         for index in range(PICTURES):
-            found, expected = source[index], plain[index]
-            assert found["image"].stride() == expected["image"].stride()
-            assert torch.equal(found["image"], expected["image"])
+            result, expected = source[index], plain[index]
+            assert result["image"].stride() == expected["image"].stride()
+            assert torch.equal(result["image"], expected["image"])
             for change in (partial(resize_and_crop, size=64), lambda sample: blur(v2.ToDtype(torch.float32)(sample))):
-                assert torch.equal(change(found)["image"], change(expected)["image"])
+                assert torch.equal(change(result)["image"], change(expected)["image"])
 
 
 def test_what_a_sample_gets_is_its_own(root: Path, home: Path) -> None:
-    source = cached(ImageFolder(root=root), "ram", None, "train")
+    source = with_cache(ImageFolder(root=root), "ram", None, "train")
     before = source[0]["image"].clone()
     source[0]["image"].zero_()
     assert torch.equal(source[0]["image"], before)
 
 
 def test_sources_that_join_others(root: Path, home: Path) -> None:
-    plain = Numbered(source=Joined(sources=[WithoutLabels(source=ImageFolder(root=root)), Images(root=root)]))
-    source = cached(plain, "ram", None, "train")
+    plain = Indexed(source=Concat(sources=[Unlabeled(source=ImageFolder(root=root)), Images(root=root)]))
+    source = with_cache(plain, "ram", None, "train")
     for index in (2, PICTURES + 3, 2):
-        found, expected = source[index], plain[index]
-        assert (found["id"], found["index"]) == (expected["id"], index) and found.keys() == expected.keys()
-        assert torch.equal(found["image"], expected["image"])
+        result, expected = source[index], plain[index]
+        assert (result["id"], result["index"]) == (expected["id"], index) and result.keys() == expected.keys()
+        assert torch.equal(result["image"], expected["image"])
 
 
 def test_others_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"ram: Synthetic has no pictures in files .* others take null"):
-        cached(Synthetic(), "ram", None, "train")
+    with pytest.raises(ValueError, match=r"ram: Synthetic has no image files .* others take null"):
+        with_cache(Synthetic(), "ram", None, "train")
 
 
 # --- what is there ----------------------------------------------------------------------------------------------------
 
 
-def test_a_changed_file_is_decoded_anew(root: Path, home: Path) -> None:
-    batches(cached(ImageFolder(root=root), "disk", None, "train"))
+def test_a_changed_file_is_decoded_again(root: Path, home: Path) -> None:
+    batches(with_cache(ImageFolder(root=root), "disk", None, "train"))
     photograph(99, 120, 150).save(root / "cat" / "0.jpg", quality=90)
     expected = batches(ImageFolder(root=root), reduced=False)
-    assert_same(batches(cached(ImageFolder(root=root), "disk", None, "train")), expected)
+    assert_same(batches(with_cache(ImageFolder(root=root), "disk", None, "train")), expected)
 
 
-def test_a_missing_file_is_told_though_it_was_kept(root: Path, home: Path) -> None:
-    source = cached(ImageFolder(root=root), "disk", None, "train")
+def test_a_missing_file_raises_though_it_was_kept(root: Path, home: Path) -> None:
+    source = with_cache(ImageFolder(root=root), "disk", None, "train")
     assert source[0]["image"].shape == (3, 150, 120)
     (root / "cat" / "0.jpg").unlink()
     with pytest.raises(FileNotFoundError):
@@ -189,11 +189,11 @@ def damaged(path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cut", "empty", "header", "count", "entries", "pixels"])
-def test_what_is_damaged_is_decoded_anew(root: Path, home: Path, kind: str) -> None:
-    expected = batches(cached(ImageFolder(root=root), "disk", None, "train"))
+def test_what_is_damaged_is_decoded_again(root: Path, home: Path, kind: str) -> None:
+    expected = batches(with_cache(ImageFolder(root=root), "disk", None, "train"))
     damaged(file_of(home), kind)
-    assert_same(batches(cached(ImageFolder(root=root), "disk", None, "train"), workers=2), expected)
-    assert_same(batches(cached(ImageFolder(root=root), "disk", None, "train")), expected)
+    assert_same(batches(with_cache(ImageFolder(root=root), "disk", None, "train"), workers=2), expected)
+    assert_same(batches(with_cache(ImageFolder(root=root), "disk", None, "train")), expected)
 
 
 def forked(work: Callable[[], None]) -> int:
@@ -211,8 +211,8 @@ def forked(work: Callable[[], None]) -> int:
 
 
 def keeps_filling(root: Path) -> None:
-    """Decode the same picture anew, and the others as long as they are not there."""
-    source = cached(ImageFolder(root=root), "disk", None, "train")
+    """Decode the same image again, and the others as long as they are not there."""
+    source = with_cache(ImageFolder(root=root), "disk", None, "train")
     while True:
         (root / "cat" / "0.jpg").touch()
         batches(source, workers=2)
@@ -227,7 +227,7 @@ def test_two_processes_fill_it_and_are_killed(root: Path, home: Path) -> None:
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
             assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
-        assert_same(batches(cached(ImageFolder(root=root), "disk", None, "train"), workers=2), expected)
+        assert_same(batches(with_cache(ImageFolder(root=root), "disk", None, "train"), workers=2), expected)
     assert file_of(home).stat().st_size > 100_000
 
 
@@ -235,16 +235,16 @@ def test_two_processes_fill_it_and_are_killed(root: Path, home: Path) -> None:
 
 
 def fills_half(root: Path, meeting: Path, rank: int) -> None:
-    """As one of two processes of a run: each decodes half of the pictures and has all of them."""
+    """As one of two processes of a run: each decodes half of the images and has all of them."""
     dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=2)
     os.environ["LOCAL_RANK"] = str(rank)
     plain = ImageFolder(root=root)
-    source = cached(plain, "ram", None, "train")
+    source = with_cache(plain, "ram", None, "train")
     for index in range(rank, PICTURES, 2):
         assert torch.equal(source[index]["image"], plain[index]["image"])
     dist.barrier()
     monkey = pytest.MonkeyPatch()
-    monkey.setattr("opabinia.data.decoding.cache.shrunk", None)
+    monkey.setattr("opabinia.data.decoding.cache.decode_shrunk", None)
     for index in range(PICTURES):
         assert torch.equal(source[index]["image"], plain[index]["image"])
     dist.barrier()
@@ -260,7 +260,7 @@ def test_memory_is_given_back(root: Path) -> None:
         return len(os.listdir("/proc/self/fd"))
 
     before = open_files()
-    source = cached(ImageFolder(root=root), "ram", None, "train")
+    source = with_cache(ImageFolder(root=root), "ram", None, "train")
     batches(source)
     assert open_files() > before
     del source
@@ -268,62 +268,62 @@ def test_memory_is_given_back(root: Path) -> None:
 
 
 def test_who_gets_a_copy_of_it_shares_its_memory() -> None:
-    file = in_memory(PICTURES, "train")
+    file = memory_file(PICTURES, "train")
     file.add(1, b"s" * 16, np.full((2, 3, 3), 7, dtype=np.uint8))
     other: PixelFile = pickle.loads(pickle.dumps(file))
-    found = other.find(1, b"s" * 16)
-    assert found is not None and (other.rows(found, 0, 2) == 7).all()
+    result = other.find(1, b"s" * 16)
+    assert result is not None and (other.rows(result, 0, 2) == 7).all()
 
 
 # --- where there is no room -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     with caplog.at_level(logging.INFO, "opabinia"):
         yield caplog
 
 
-def test_the_log_tells_where_it_is_and_how_large(root: Path, home: Path, told: pytest.LogCaptureFixture) -> None:
-    batches(cached(ImageFolder(root=root), "disk", None, "train"))
-    told.clear()
-    cached(ImageFolder(root=root), "disk", None, "train")
-    assert told.messages == [f"pictures of train are kept in {file_of(home)}, 0.6 MB so far"]
+def test_the_log_tells_where_it_is_and_how_large(root: Path, home: Path, logged: pytest.LogCaptureFixture) -> None:
+    batches(with_cache(ImageFolder(root=root), "disk", None, "train"))
+    logged.clear()
+    with_cache(ImageFolder(root=root), "disk", None, "train")
+    assert logged.messages == [f"decoded images of train are cached in {file_of(home)}, 0.6 MB so far"]
 
 
 def test_a_folder_that_cannot_be_written(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: pytest.LogCaptureFixture
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "home").write_text("a file")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    source = cached(ImageFolder(root=root), "disk", None, "train")
-    assert [one.levelname for one in told.records] == ["WARNING"]
-    assert "Not a directory; pictures are decoded every time" in told.messages[0]
+    source = with_cache(ImageFolder(root=root), "disk", None, "train")
+    assert [one.levelname for one in logged.records] == ["WARNING"]
+    assert "Not a directory; images are decoded every time" in logged.messages[0]
     assert_same(batches(source), batches(ImageFolder(root=root), reduced=False))
 
 
-def test_no_more_room_is_told_once(root: Path, tmp_path: Path, told: pytest.LogCaptureFixture) -> None:
+def test_no_more_space_is_logged_once(root: Path, tmp_path: Path, logged: pytest.LogCaptureFixture) -> None:
     room = iter([True])
     path = tmp_path / "some.pixels"
-    on_disk(path, PICTURES)
+    disk_file(path, PICTURES)
     file = PixelFile(path, PICTURES, "some", lambda size: next(room, False))
     big = np.zeros((2000, 3000, 3), dtype=np.uint8)
     for number in range(4):
         file.add(number, bytes([number]) * 16, big)
     assert [file.find(number, bytes([number]) * 16) is not None for number in range(4)] == [True, False, False, False]
-    (told_once,) = told.messages
-    assert told_once.startswith("data.cache: some takes no more pictures, there is no more room;")
+    (told_once,) = logged.messages
+    assert told_once.startswith("data.cache: some is full: there is no more space;")
 
 
 @pytest.mark.skipif(not can_mount(), reason="mounting a small file system needs root")
 def test_a_full_disk(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: pytest.LogCaptureFixture
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: pytest.LogCaptureFixture
 ) -> None:
     with mounted(tmp_path / "disk", "size=2m") as folder:
         fill(folder, leave=150_000)
         monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-        source = cached(ImageFolder(root=root), "disk", None, "train")
+        source = with_cache(ImageFolder(root=root), "disk", None, "train")
         assert_same(batches(source), batches(ImageFolder(root=root), reduced=False))
-        warnings = [one.getMessage() for one in told.records if one.levelname == "WARNING"]
-        assert len(warnings) == 1 and warnings[0].endswith("the disk is full; the others are decoded anew")
+        warnings = [one.getMessage() for one in logged.records if one.levelname == "WARNING"]
+        assert len(warnings) == 1 and warnings[0].endswith("the disk is full; the other images are decoded every time")
         assert file_of(folder / "opabinia" / "pictures").stat().st_size > 100_000, "some of them are kept"

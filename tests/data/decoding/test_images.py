@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from opabinia.data.decoding.images import _decode_any, _decode_fast, from_pil, read_image
+from opabinia.data.decoding.images import _decode_any, _decode_jpeg, from_pil, read_image
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
 COLOUR = Image.fromarray(PIXELS)
@@ -35,7 +35,7 @@ MODES = {
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(("kind", "mode"), [(kind, mode) for kind, modes in MODES.items() for mode in modes])
-def test_every_kind_of_picture(tmp_path: Path, kind: str, mode: str, channels: Literal[1, 3]) -> None:
+def test_every_kind_of_image(tmp_path: Path, kind: str, mode: str, channels: Literal[1, 3]) -> None:
     path = write(tmp_path / "name.says.nothing", COLOUR.convert(mode), kind)
     image = read_image(path, channels)
     assert (image.shape, image.dtype) == ((channels, 6, 9), torch.uint8)
@@ -49,7 +49,7 @@ def test_lossless_pixels(tmp_path: Path, kind: str) -> None:
 
 def test_both_decoders_see_the_same_photograph(tmp_path: Path) -> None:
     content = write(tmp_path / "a.jpg", COLOUR.resize((90, 61)), "JPEG", quality=80).read_bytes()
-    assert torch.equal(_decode_fast(content, 3), _decode_any(content, 3))
+    assert torch.equal(_decode_jpeg(content, 3), _decode_any(content, 3))
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF"])
@@ -60,7 +60,7 @@ def test_upright(tmp_path: Path, kind: str) -> None:
     assert image.shape == (3, 9, 6)
 
 
-def test_the_first_picture_of_a_film(tmp_path: Path) -> None:
+def test_the_first_image_of_a_video(tmp_path: Path) -> None:
     red, blue = Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "blue")
     image = read_image(write(tmp_path / "a.gif", red, "GIF", save_all=True, append_images=[blue]))
     assert image[:, 0, 0].tolist() == [255, 0, 0]
@@ -109,7 +109,7 @@ def test_a_palette_with_transparency(tmp_path: Path) -> None:
     assert image[:, 0].T.tolist() == [[10, 20, 30], [200, 100, 50]]
 
 
-def test_grey_jpegs_become_colour(tmp_path: Path) -> None:
+def test_gray_jpegs_become_color(tmp_path: Path) -> None:
     image = read_image(write(tmp_path / "a.jpg", COLOUR.convert("L"), "JPEG", quality=95))
     assert torch.equal(image[0], image[1]) and torch.equal(image[1], image[2])
 
@@ -158,7 +158,7 @@ def test_sixteen_bits_in_the_other_byte_order(tmp_path: Path) -> None:
     assert read_image(path, 1).tolist() == [[[0, 0, 1, 255]]]
 
 
-def test_sixteen_bits_of_colour(tmp_path: Path) -> None:
+def test_sixteen_bits_of_color(tmp_path: Path) -> None:
     header, rows = (
         struct.pack(">IIBBBBB", 2, 1, 16, 2, 0, 0, 0),
         b"\0" + struct.pack(">6H", 0, 255, 256, 511, 512, 65535),
@@ -218,7 +218,7 @@ def test_broken_files_are_named(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>", b"\xff\xd8\xff", b"\x89PNG"])
-def test_no_pictures(tmp_path: Path, content: bytes) -> None:
+def test_no_images(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.jpg"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"a\.jpg cannot be decoded"):

@@ -1,4 +1,4 @@
-"""Films packed into JPEGs: the same samples and clips, read more quickly."""
+"""Videos packed into JPEGs: the same samples and clips, read more quickly."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from torch import Tensor
 
 from opabinia.contracts import DataMismatch, Sample, Source
 from opabinia.data.decoding import pack as packing
+from opabinia.data.decoding.frames import VideoInMemory
 from opabinia.data.decoding.pack import pack
-from opabinia.data.decoding.video import VideoFile, VideoInMemory
-from opabinia.data.loader import Loader, Reader, training_requests
+from opabinia.data.decoding.video import VideoFile
+from opabinia.data.loader import BatchReader, Loader, training_requests
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.data.sampling.permutation import order
-from opabinia.data.sources import Digits, PackedFilms, VideoList, Videos, ViewsOfFilms
+from opabinia.data.sampling.permutation import epoch_order
+from opabinia.data.sources import Digits, PackedVideos, VideoList, Videos, VideoViews
 from opabinia.data.transforms.clips import Clip, ShortSideJitter
 from opabinia.runtime.durations import Duration
 from tests.data.videos import write
@@ -30,7 +31,7 @@ from tests.data.videos import write
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five films that differ in length, and one with an uneven rate."""
+    """Five videos that differ in length, and one with an uneven rate."""
     root = tmp_path_factory.mktemp("films")
     for number in range(5):
         write(root / ("jump", "run")[number % 2] / f"{number}.mp4", 9 + 5 * number)
@@ -40,11 +41,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def two_in_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "FILMS", 2)
+    monkeypatch.setattr(packing, "VIDEOS_PER_SHARD", 2)
 
 
 class Listening:
-    """A film that notes which frames it is asked for."""
+    """A video that notes which frames it is asked for."""
 
     def __init__(self, film: Any) -> None:
         self._film, self.asked = film, [film.path][:0]
@@ -54,16 +55,16 @@ class Listening:
 
     def read(self, indices: Sequence[int], short_side: int | None = None) -> Tensor:
         self.asked = list(indices)
-        found: Tensor = self._film.read(indices, short_side)
-        return found
+        result: Tensor = self._film.read(indices, short_side)
+        return result
 
 
 def test_samples_and_clips_are_the_same(root: Path, tmp_path: Path) -> None:
-    original = Videos(root=root, directed=["run"])
+    original = Videos(root=root, flip_sensitive_classes=["run"])
     done = pack(original, tmp_path / "packed", quality=95, workers=2)
-    packed = PackedFilms(root=tmp_path / "packed")
+    packed = PackedVideos(root=tmp_path / "packed")
     assert isinstance(packed, Source)
-    assert (done.films, done.frames, done.left_out) == (
+    assert (done.videos, done.frames, done.skipped) == (
         6,
         sum(one["video"].frames for one in map(original.__getitem__, range(6))),
         0,
@@ -72,7 +73,9 @@ def test_samples_and_clips_are_the_same(root: Path, tmp_path: Path) -> None:
     rates = Clip(frames=4, stride=(1, 3), fps=20.0)
     for index in range(6):
         one, other = original[index], packed[index]
-        assert [one[key] for key in ("id", "label", "directed")] == [other[key] for key in ("id", "label", "directed")]
+        assert [one[key] for key in ("id", "label", "flip_changes_label")] == [
+            other[key] for key in ("id", "label", "flip_changes_label")
+        ]
         films = [Listening(one["video"]), Listening(other["video"])]
         for name in ("frames", "fps", "seconds", "size"):
             assert getattr(films[0], name) == getattr(films[1], name)
@@ -86,24 +89,24 @@ def test_samples_and_clips_are_the_same(root: Path, tmp_path: Path) -> None:
 
 
 def batches(source: Any) -> tuple[list[str], Tensor]:
-    reader = Reader(source, [Clip(frames=4, stride=2), ShortSideJitter(size=24)], seed=1)
-    orders = partial(order, 1, n=len(source), shuffle=True)
+    reader = BatchReader(source, [Clip(frames=4, stride=2), ShortSideJitter(size=24)], seed=1)
+    orders = partial(epoch_order, 1, n=len(source), shuffle=True)
     loader = Loader(reader, training_requests(ConstantPlan(len(source), 3, Duration(2, "ep")), orders, 0, 1))
-    found = [batch for _, batch in loader.iterate()]
-    return [name for batch in found for name in batch["id"]], torch.cat([batch["image"] for batch in found]).float()
+    result = [batch for _, batch in loader.iterate()]
+    return [name for batch in result for name in batch["id"]], torch.cat([batch["image"] for batch in result]).float()
 
 
 def test_batches_are_the_same(root: Path, tmp_path: Path) -> None:
     pack(Videos(root=root), tmp_path / "packed", quality=95)
     names, pixels = batches(Videos(root=root))
-    same, others = batches(PackedFilms(root=tmp_path / "packed"))
+    same, others = batches(PackedVideos(root=tmp_path / "packed"))
     assert names == same and (pixels - others).abs().mean() < 6
 
 
 def test_it_is_read_more_quickly(tmp_path: Path) -> None:
     path = write(tmp_path / "films" / "run" / "long.mp4", 200)
     pack(Videos(root=tmp_path / "films"), tmp_path / "packed")
-    (film,) = [sample["video"] for sample in PackedFilms(root=tmp_path / "packed")]  # type: ignore[attr-defined]
+    (film,) = [sample["video"] for sample in PackedVideos(root=tmp_path / "packed")]  # type: ignore[attr-defined]
 
     def seconds(film: Any) -> float:
         began = time.thread_time()
@@ -114,8 +117,8 @@ def test_it_is_read_more_quickly(tmp_path: Path) -> None:
 
 
 def test_frames_are_as_small_as_asked_and_plain_jpegs(root: Path, tmp_path: Path) -> None:
-    pack(ViewsOfFilms(source=Videos(root=root), clips=3, crops=3), tmp_path / "packed", size=24)
-    packed = PackedFilms(root=tmp_path / "packed", channels=1)
+    pack(VideoViews(source=Videos(root=root), clips=3, crops=3), tmp_path / "packed", size=24)
+    packed = PackedVideos(root=tmp_path / "packed", channels=1)
     assert len(packed) == 6 and packed[0]["video"].size == (24, 32), "films, not views"
     assert packed[5]["video"].read([3, 0, 3]).shape == (3, 1, 24, 32)
     assert packed[5]["video"].read([1], short_side=12).shape == (1, 1, 12, 16)
@@ -128,7 +131,7 @@ def test_frames_are_as_small_as_asked_and_plain_jpegs(root: Path, tmp_path: Path
 
 
 class Gradients:
-    """Grey films in memory; class b must not be mirrored."""
+    """Gray videos in memory; class b must not be mirrored."""
 
     channels, classes = 1, ("a", "b")
 
@@ -139,25 +142,25 @@ class Gradients:
         rows, columns = torch.meshgrid(torch.arange(16), torch.arange(24), indexing="ij")
         frames = [(8 * rows + 4 * columns + 9 * number + index).to(torch.uint8) for number in range(5 + index)]
         film = VideoInMemory(torch.stack(frames)[:, None] // 2, fps=7.0 + index)
-        return {"video": film, "label": index % 2, "directed": index % 2 == 1, "id": f"film {index}"}
+        return {"video": film, "label": index % 2, "flip_changes_label": index % 2 == 1, "id": f"film {index}"}
 
 
-def test_grey_films_in_memory(tmp_path: Path) -> None:
+def test_gray_videos_in_memory(tmp_path: Path) -> None:
     pack(Gradients(), tmp_path / "packed", quality=95)
-    packed = PackedFilms(root=tmp_path / "packed")
+    packed = PackedVideos(root=tmp_path / "packed")
     assert (packed.channels, packed.classes, packed.labels.tolist()) == (1, ("a", "b"), [0, 1, 0])
-    assert [sample["directed"] for sample in map(packed.__getitem__, range(3))] == [False, True, False]
+    assert [sample["flip_changes_label"] for sample in map(packed.__getitem__, range(3))] == [False, True, False]
     original, film = Gradients()[2]["video"], packed[2]["video"]
     assert (film.frames, film.fps, packed.id(2)) == (7, 9.0, "film 2")
     assert (film.read(range(7)).float() - original.read(range(7)).float()).abs().mean() < 4
-    chosen = PackedFilms(root=tmp_path / "packed", directed=["a"])
-    assert [sample["directed"] for sample in map(chosen.__getitem__, range(3))] == [True, False, True]
+    chosen = PackedVideos(root=tmp_path / "packed", flip_sensitive_classes=["a"])
+    assert [sample["flip_changes_label"] for sample in map(chosen.__getitem__, range(3))] == [True, False, True]
 
 
 def test_several_labels(root: Path, tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("jump/0.mp4 0,2\nrun/1.mp4 1\n")
     pack(VideoList(file=tmp_path / "list.txt", root=root, multi_label=True), tmp_path / "packed")
-    packed = PackedFilms(root=tmp_path / "packed")
+    packed = PackedVideos(root=tmp_path / "packed")
     assert packed.multi_label and packed.labels.tolist() == [[1, 0, 1], [0, 1, 0]]
     assert packed[0]["label"].tolist() == [1, 0, 1]
 
@@ -169,28 +172,28 @@ def test_it_goes_on_where_it_was_stopped(root: Path, tmp_path: Path, caplog: pyt
         (films / film.parent.name / film.name).write_bytes(film.read_bytes())
     (films / "run" / "3.mp4").write_bytes(b"")
     source, packed = Videos(root=films), tmp_path / "packed"
-    with pytest.raises(DataMismatch, match=r"film 4: .*3\.mp4 is empty: it has 0 bytes"):
+    with pytest.raises(DataMismatch, match=r"video 4: .*3\.mp4 is empty: it has 0 bytes"):
         pack(source, packed)
     done = packed / "00000.tar"
     before = done.stat().st_mtime_ns
     assert not list(packed.glob(".*.tmp"))
-    with pytest.raises(ValueError, match=r"packed holds no films\.json: packing has begun there, and not ended"):
-        PackedFilms(root=packed)
-    with pytest.raises(DataMismatch, match="holds a part of other films, or of another size or quality"):
+    with pytest.raises(ValueError, match=r"packed has no films\.json: packing has started there and not finished"):
+        PackedVideos(root=packed)
+    with pytest.raises(DataMismatch, match="holds a part of other videos, or of another size or quality"):
         pack(source, packed, size=32)
-    assert pack(source, packed, skip=True).left_out == 1
-    assert "left out: film 4" in caplog.text
+    assert pack(source, packed, skip=True).skipped == 1
+    assert "skipped: video 4" in caplog.text
     assert done.stat().st_mtime_ns == before, "a finished shard is not written again"
     assert sorted(path.name for path in packed.glob("[!.]*")) == ["00000.tar", "00001.tar", "00002.tar", "films.json"]
-    names = [PackedFilms(root=packed).id(index) for index in range(5)]
+    names = [PackedVideos(root=packed).id(index) for index in range(5)]
     assert names == [source.id(index) for index in (0, 1, 2, 3, 5)]
-    with pytest.raises(DataMismatch, match="holds packed films already"):
+    with pytest.raises(DataMismatch, match="holds packed videos already"):
         pack(source, packed)
-    with pytest.raises(DataMismatch, match="only films can be packed"):
+    with pytest.raises(DataMismatch, match="only videos can be packed"):
         pack(Digits(), tmp_path / "digits")
 
 
-def test_what_is_damaged_is_told(root: Path, tmp_path: Path) -> None:
+def test_damaged_files_raise(root: Path, tmp_path: Path) -> None:
     folder = tmp_path / "packed"
     pack(Videos(root=root), folder)
     shard, index = folder / "00001.tar", folder / "films.json"
@@ -198,26 +201,26 @@ def test_what_is_damaged_is_told(root: Path, tmp_path: Path) -> None:
 
     def refused(message: str) -> None:
         with pytest.raises(ValueError, match=message):
-            PackedFilms(root=folder)
+            PackedVideos(root=folder)
 
     shard.write_bytes(whole[:-512])
-    refused(r"00001\.tar has \d+ bytes, and films\.json says \d+; pack the films anew")
+    refused(r"00001\.tar has \d+ bytes, films\.json says \d+; pack the videos again")
     shard.unlink()
     refused(r"00001\.tar is missing")
     place = known["films"]["place"][2]
     shard.write_bytes(bytes(len(whole)))
-    film = PackedFilms(root=folder)[2]["video"]
+    film = PackedVideos(root=folder)[2]["video"]
     with pytest.raises(ValueError, match=r"00001\.tar, jump/4\.mp4: the shard has changed since it was written"):
         film.read([0])
     shard.write_bytes(bytes(1024) + whole[1024:place] + whole[place:])
     with pytest.raises(ValueError, match=r"00001\.tar, jump/4\.mp4: frame 0 cannot be decoded"):
-        PackedFilms(root=folder)[2]["video"].read([0])
+        PackedVideos(root=folder)[2]["video"].read([0])
     known["films"]["place"][2] = 10**12
     index.write_text(json.dumps(known))
     with pytest.raises(ValueError, match="its index is damaged: there are no bytes 1000000000000"):
-        PackedFilms(root=folder)[2]["video"].read([0])
+        PackedVideos(root=folder)[2]["video"].read([0])
     for change in ({"format": 2}, {"films": {}}, {"channels": 2}):
         index.write_text(json.dumps({**known, **change}))
         refused(r"films\.json is damaged \(")
     with pytest.raises(ValueError, match="there is no folder"):
-        PackedFilms(root=tmp_path / "gone")
+        PackedVideos(root=tmp_path / "gone")

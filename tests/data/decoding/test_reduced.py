@@ -1,4 +1,4 @@
-"""Pictures of which no more is decoded than is taken."""
+"""Images of which no more is decoded than is taken."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from opabinia.contracts import Row, Sample
-from opabinia.data.decoding.images import Box, Encoded, whole
-from opabinia.data.loader import Reader, Request
+from opabinia.contracts import GlobalBatch, Sample
+from opabinia.data.decoding.images import Box, EncodedImage, decode_sample
+from opabinia.data.loader import BatchReader, Request
 from opabinia.data.sources.folder import ImageFolder
 from opabinia.data.transforms.crops import RandomResizedCrop, Resize
-from opabinia.data.transforms.instances import Tidied
+from opabinia.data.transforms.instances import DropEmptyObjects
 from opabinia.runtime.seeds import seed_sample
 
 WIDTH, HEIGHT = 250, 187  # odd, so that smaller sizes are rounded
 
 
 def photograph(seed: int = 0, width: int = WIDTH, height: int = HEIGHT) -> Image.Image:
-    """Smooth colours, edges and some noise."""
+    """Smooth colors, edges and some noise."""
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 256, (height // 16 + 2, width // 16 + 2, 3), dtype=np.uint8)
     smooth = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
@@ -35,10 +35,10 @@ def photograph(seed: int = 0, width: int = WIDTH, height: int = HEIGHT) -> Image
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
-def encoded(image: Image.Image, kind: str = "JPEG", channels: int = 3, **options: object) -> Encoded:
+def encoded(image: Image.Image, kind: str = "JPEG", channels: int = 3, **options: object) -> EncodedImage:
     content = BytesIO()
     image.save(content, kind, **options)
-    return Encoded(content.getvalue(), "picture", channels)  # type: ignore[arg-type]
+    return EncodedImage(content.getvalue(), "picture", channels)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -46,24 +46,24 @@ def test_in_full_size_pixels_are_the_same(channels: int) -> None:
     picture = encoded(photograph(), channels=channels, quality=90)
     assert picture.size == (HEIGHT, WIDTH)
     box = Box(20, 31, 100, 60)
-    part = picture.part(box, (90, 60))
+    part = picture.crop(box, (90, 60))
     assert part.dtype == torch.uint8
-    assert torch.equal(part, picture.pixels()[:, 20:120, 31:91])
+    assert torch.equal(part, picture.decode()[:, 20:120, 31:91])
 
 
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
 @pytest.mark.parametrize("way", [{}, {"restart_marker_blocks": 5}, {"progressive": True}, {"optimize": True}], ids=str)
 def test_above_where_decoding_stops_pixels_are_the_same(subsampling: int, way: dict[str, object]) -> None:
-    """Also where colours are stored in half the size, and take something from the row below."""
+    """Also where colors are stored in half the size, and take something from the row below."""
     picture = encoded(photograph(), quality=90, subsampling=subsampling, **way)
     for factor in (1, 2, 4, 8):
-        full = picture._down_to(HEIGHT, factor)
+        full = picture._decode_above(HEIGHT, factor)
         assert full.shape == (-(-HEIGHT // factor), -(-WIDTH // factor), 3)
         for row in range(1, HEIGHT + 1, 3):
-            some = picture._down_to(row, factor)
+            some = picture._decode_above(row, factor)
             kept = round(row / factor)
             assert len(some) >= kept and np.array_equal(some[:kept], full[:kept])
-    stopped = picture._down_to(10, 1)
+    stopped = picture._decode_above(10, 1)
     assert len(stopped) == (HEIGHT if "progressive" in way else 16)
 
 
@@ -71,7 +71,7 @@ def test_above_where_decoding_stops_pixels_are_the_same(subsampling: int, way: d
 def test_smaller_sizes_are_chosen_so_that_they_cover_what_is_wanted(factor: int, least: tuple[int, int]) -> None:
     picture = encoded(photograph(), quality=90)
     box = Box(8, 16, 160, 184)
-    part = picture.part(box, least)
+    part = picture.crop(box, least)
     assert part.shape == (3, 160 // factor, 184 // factor)
     assert part.shape[1] >= least[0] and part.shape[2] >= least[1]
 
@@ -79,14 +79,14 @@ def test_smaller_sizes_are_chosen_so_that_they_cover_what_is_wanted(factor: int,
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size", [12, 24, 48])
 def test_a_crop_is_the_same_up_to_half_a_pixel(size: int, channels: int) -> None:
-    """The tolerance that docs/data.md tells: ends are rounded to whole pixels of the smaller picture, and beyond that
-    pixels differ by less than 3 of 255 on average (here: edges, much noise)."""
+    """The tolerance that docs/data_loading.md tells: ends are rounded to whole pixels of the smaller image, and beyond
+    that pixels differ by less than 3 of 255 on average (here: edges, much noise)."""
     transform, differences = RandomResizedCrop(size=size), []
     for seed in range(12):
         picture = encoded(photograph(seed), channels=channels, quality=90)
         sample: Sample = {"image": picture, "label": 1, "id": "a"}
         seed_sample(seed)
-        box = Box(**transform.make_params([picture.pixels()]))
+        box = Box(**transform.make_params([picture.decode()]))
         drawn = torch.rand(1)
         seed_sample(seed)
         reduced = transform.of_encoded(sample)
@@ -96,7 +96,7 @@ def test_a_crop_is_the_same_up_to_half_a_pixel(size: int, channels: int) -> None
         top, left, bottom, right = (
             round(end / factor) * factor for end in (box.top, box.left, box.top + box.height, box.left + box.width)
         )
-        full = F.resize(picture.pixels()[:, top:bottom, left:right], [size, size], antialias=True)
+        full = F.resize(picture.decode()[:, top:bottom, left:right], [size, size], antialias=True)
         differences.append((reduced["image"].float() - full.float()).abs().mean().item())
     assert np.mean(differences) < 3 and max(differences) < 6
 
@@ -104,30 +104,30 @@ def test_a_crop_is_the_same_up_to_half_a_pixel(size: int, channels: int) -> None
 @pytest.mark.parametrize(
     "keys", [{"size": 20}, {"size": [48, 30]}, {"size": 40, "max_size": 50}, {"size": 400}], ids=str
 )
-def test_a_resized_picture_differs_little(keys: dict[str, Any]) -> None:
+def test_a_resized_image_differs_little(keys: dict[str, Any]) -> None:
     """As of a crop: by less than 4 of 255 on average, once its ends are rounded; not at all where no smaller size
     fits."""
     differences = []
     for seed in range(4):
         sample: Sample = {"image": encoded(photograph(seed), quality=90), "id": "a"}
         seed_sample(seed)
-        found = Resize(**keys).of_encoded(sample)
+        result = Resize(**keys).of_encoded(sample)
         drawn = torch.rand(1)
         seed_sample(seed)
-        assert torch.rand(1) == drawn and found["id"] == "a", "nothing is drawn"
-        height, width = v2.Resize(**keys)(sample["image"].pixels()).shape[-2:]
-        assert isinstance(found["image"], tv_tensors.Image) and found["image"].shape == (3, height, width)
+        assert torch.rand(1) == drawn and result["id"] == "a", "nothing is drawn"
+        height, width = v2.Resize(**keys)(sample["image"].decode()).shape[-2:]
+        assert isinstance(result["image"], tv_tensors.Image) and result["image"].shape == (3, height, width)
         factor = max(one for one in (1, 2, 4, 8) if one == 1 or min(HEIGHT / height, WIDTH / width) >= one)
         bottom, right = round(HEIGHT / factor) * factor, round(WIDTH / factor) * factor
-        full = F.resize(sample["image"].pixels()[:, :bottom, :right], [height, width], antialias=True)
-        differences.append((found["image"].float() - full.float()).abs().mean().item())
+        full = F.resize(sample["image"].decode()[:, :bottom, :right], [height, width], antialias=True)
+        differences.append((result["image"].float() - full.float()).abs().mean().item())
     assert np.mean(differences) < 4 and (max(differences) == 0 or keys["size"] != 400)
 
 
 def test_crops_are_drawn_as_torchvision_draws_them() -> None:
     """Area, shape and place have the same means, and ends that torchvision's reach as well."""
     ours, theirs = RandomResizedCrop(size=8, scale=(0.1, 0.6)), v2.RandomResizedCrop(8, scale=(0.1, 0.6))
-    found = []
+    result = []
     for transform in (ours, theirs):
         torch.manual_seed(0)
         image = torch.empty(3, 300, 500)
@@ -136,8 +136,8 @@ def test_crops_are_drawn_as_torchvision_draws_them() -> None:
         top, left, height, width = boxes.T
         assert (boxes.min(), (top + height).max(), (left + width).max()) == (0, 300, 500)
         columns = height * width / 150_000, np.log(width / height), (top + height / 2) / 300, (left + width / 2) / 500
-        found.append([(column.mean(), column.std()) for column in columns])
-    np.testing.assert_allclose(found[0], found[1], atol=0.012)
+        result.append([(column.mean(), column.std()) for column in columns])
+    np.testing.assert_allclose(result[0], result[1], atol=0.012)
 
 
 @pytest.mark.parametrize(("height", "width"), [(10, 1000), (1000, 10), (1, 1), (7, 9)])
@@ -147,11 +147,11 @@ def test_where_no_crop_fits_it_is_the_one_in_the_middle(height: int, width: int)
     assert ours.make_params([image]) == theirs.make_params([image])
 
 
-def test_pictures_with_things_are_cut_with_them() -> None:
+def test_images_with_objects_are_cut_with_them() -> None:
     picture = tv_tensors.Image(torch.zeros(3, 40, 40, dtype=torch.uint8))
     box = tv_tensors.BoundingBoxes([[0, 0, 40, 40]], format="XYXY", canvas_size=(40, 40))  # type: ignore[call-overload]
-    found = RandomResizedCrop(size=8)({"image": picture, "boxes": box})
-    assert found["image"].shape == (3, 8, 8) and found["boxes"].tolist() == [[0, 0, 8, 8]]
+    result = RandomResizedCrop(size=8)({"image": picture, "boxes": box})
+    assert result["image"].shape == (3, 8, 8) and result["boxes"].tolist() == [[0, 0, 8, 8]]
 
 
 def test_no_smaller_size_no_difference() -> None:
@@ -161,10 +161,10 @@ def test_no_smaller_size_no_difference() -> None:
         seed_sample(seed)
         reduced = transform.of_encoded(sample)["image"]
         seed_sample(seed)
-        assert torch.equal(reduced, transform(whole(sample))["image"])
+        assert torch.equal(reduced, transform(decode_sample(sample))["image"])
 
 
-def turned(image: Image.Image, orientation: int) -> Encoded:
+def turned(image: Image.Image, orientation: int) -> EncodedImage:
     exif = Image.Exif()
     exif[0x0112] = orientation
     return encoded(image, exif=exif.tobytes())
@@ -179,13 +179,13 @@ def turned(image: Image.Image, orientation: int) -> Encoded:
         pytest.param(turned(photograph(), 6), id="turned"),
     ],
 )
-def test_others_are_decoded_as_a_whole(picture: Encoded) -> None:
+def test_others_are_decoded_as_a_whole(picture: EncodedImage) -> None:
     assert picture.size is None
     transform = RandomResizedCrop(size=20)
     seed_sample(3)
-    found = transform.of_encoded({"image": picture})["image"]
+    result = transform.of_encoded({"image": picture})["image"]
     seed_sample(3)
-    assert torch.equal(found, transform({"image": tv_tensors.Image(picture.pixels())})["image"])
+    assert torch.equal(result, transform({"image": tv_tensors.Image(picture.decode())})["image"])
 
 
 def test_exif_that_turns_nothing_is_no_hindrance() -> None:
@@ -195,17 +195,17 @@ def test_exif_that_turns_nothing_is_no_hindrance() -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"\xff\xd8\xff", b"\xff\xd8\xff\xe0 no picture"], ids=["empty", "head", "text"]
 )
-def test_what_is_no_picture_is_named(content: bytes) -> None:
+def test_what_is_no_image_is_named(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"picture cannot be decoded"):
-        RandomResizedCrop(size=20).of_encoded({"image": Encoded(content, "picture", 3)})
+        RandomResizedCrop(size=20).of_encoded({"image": EncodedImage(content, "picture", 3)})
 
 
 def test_what_torchvision_decodes_of_a_broken_one_is_taken() -> None:
-    """Data that end early are grey from there on, or an error: the same as decoded in full."""
+    """Data that end early are gray from there on, or an error: the same as decoded in full."""
     picture = encoded(photograph(), quality=90)
-    broken = Encoded(picture.content[: len(picture.content) // 2], "picture", 3)
+    broken = EncodedImage(picture.content[: len(picture.content) // 2], "picture", 3)
     outcomes = []
-    for take in (lambda: broken.part(Box(0, 0, HEIGHT, WIDTH), (HEIGHT, WIDTH)), broken.pixels):
+    for take in (lambda: broken.crop(Box(0, 0, HEIGHT, WIDTH), (HEIGHT, WIDTH)), broken.decode):
         try:
             outcomes.append(take())
         except ValueError as error:
@@ -228,21 +228,21 @@ def folder(tmp_path: Path) -> ImageFolder:
 
 def test_the_reader_lets_the_first_transform_decode(folder: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     first = RandomResizedCrop(size=24)
-    transforms = [Tidied(first), v2.RandomHorizontalFlip()]
-    request = Request(Row(step=0, epoch=0, first=0, count=4), np.arange(4), np.arange(4))
-    full = Reader(folder, transforms, seed=5).batch(request)
-    reduced = Reader(folder, transforms, seed=5, reduced=True).batch(request)
+    transforms = [DropEmptyObjects(first), v2.RandomHorizontalFlip()]
+    request = Request(GlobalBatch(step=0, epoch=0, first=0, count=4), np.arange(4), np.arange(4))
+    full = BatchReader(folder, transforms, seed=5).batch(request)
+    reduced = BatchReader(folder, transforms, seed=5, reduced=True).batch(request)
     assert reduced["id"] == full["id"] and reduced["image"].shape == full["image"].shape
     assert not torch.equal(reduced["image"], full["image"])
     assert (reduced["image"].float() - full["image"].float()).abs().mean() < 8
 
-    monkeypatch.setattr(Encoded, "pixels", None)  # nothing is decoded in full
-    again = Reader(folder, transforms, seed=5, reduced=True).batch(request)
+    monkeypatch.setattr(EncodedImage, "decode", None)  # nothing is decoded in full
+    again = BatchReader(folder, transforms, seed=5, reduced=True).batch(request)
     assert torch.equal(again["image"], reduced["image"])
 
 
-def test_other_first_transforms_see_decoded_pictures(folder: ImageFolder) -> None:
-    request = Request(Row(step=0, epoch=0, first=0, count=2), np.arange(2), np.arange(2))
+def test_other_first_transforms_see_decoded_images(folder: ImageFolder) -> None:
+    request = Request(GlobalBatch(step=0, epoch=0, first=0, count=2), np.arange(2), np.arange(2))
     transforms = [v2.RandomHorizontalFlip(), RandomResizedCrop(size=24)]
-    full, reduced = (Reader(folder, transforms, seed=5, reduced=on).batch(request) for on in (False, True))
+    full, reduced = (BatchReader(folder, transforms, seed=5, reduced=on).batch(request) for on in (False, True))
     assert torch.equal(full["image"], reduced["image"])

@@ -1,4 +1,4 @@
-"""Reading films: exact, only what is wanted, and what is wrong is told with the file's name."""
+"""Reading videos: exact, only what is wanted, and what is wrong is logged with the file's name."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -11,8 +11,9 @@ import torch
 from PIL import Image
 
 from opabinia.contracts import Video
-from opabinia.data.decoding import video
-from opabinia.data.decoding.video import FilmFolder, VideoFile, VideoInMemory
+from opabinia.data.decoding import seeking, video, video_index
+from opabinia.data.decoding.frames import FrameFolder, VideoInMemory
+from opabinia.data.decoding.video import VideoFile
 from tests.data.videos import decoded, pictures, write, write_sound
 
 UNEVEN = np.cumsum(np.random.default_rng(0).integers(10, 90, 40)).tolist()
@@ -48,11 +49,11 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     video._indices.clear()
-    monkeypatch.setattr(video, "_told", {})
+    monkeypatch.setattr(video_index, "_warnings", {})
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
+def logged(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
     logger = logging.getLogger("opabinia")
     propagates, logger.propagate = logger.propagate, True
     with caplog.at_level(logging.WARNING, "opabinia"):
@@ -83,14 +84,14 @@ def test_frames_are_those_of_a_decoding_from_start_to_end(name: str, tmp_path: P
 
 def packets_decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
-    real = video._frames
+    real = seeking.decode_packet
 
     def counting(stream: Any, packet: Any) -> Any:
         if packet is not None and stream.codec_context.skip_frame != "NONREF":
             seen.append(packet.pts)
         return real(stream, packet)
 
-    monkeypatch.setattr(video, "_frames", counting)
+    monkeypatch.setattr(seeking, "decode_packet", counting)
     return seen
 
 
@@ -106,7 +107,7 @@ def test_only_what_is_needed_is_decoded(tmp_path: Path, monkeypatch: pytest.Monk
     assert sorted(seen) == seen, "it never goes back"
 
 
-def test_frames_that_nothing_refers_to_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreferenced_frames_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "film.mp4", 60, codec="mpeg4", gop=60, b_frames=2)
     seen = packets_decoded(monkeypatch)
     read(path, [50])
@@ -116,8 +117,8 @@ def test_frames_that_nothing_refers_to_are_left_out(tmp_path: Path, monkeypatch:
 def test_it_opens_when_asked_and_closes_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "film.mp4", 20)
     opened = []
-    real = video._opened
-    monkeypatch.setattr(video, "_opened", lambda path: opened.append(path) or real(path))  # type: ignore[func-returns-value]
+    real = video.open_video
+    monkeypatch.setattr(video, "open_video", lambda path: opened.append(path) or real(path))  # type: ignore[func-returns-value]
     film = VideoFile(path)
     assert not opened
     assert film.frames == 20 and film._open is not None
@@ -129,18 +130,18 @@ def test_it_opens_when_asked_and_closes_after(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ValueError, match=r"film\.mp4 has frames 0 to 19; there is no frame 20"):
         film.read([3, 20])
     assert film._open is None
-    with pytest.raises(ValueError, match=r"film\.mp4: no frame is asked for"):
+    with pytest.raises(ValueError, match=r"film\.mp4: the list of frames is empty"):
         film.read([])
 
 
 def test_one_thread_decodes(tmp_path: Path) -> None:
-    container, stream = video._opened(str(write(tmp_path / "film.mp4", 5)))
+    container, stream = video.open_video(str(write(tmp_path / "film.mp4", 5)))
     assert stream.codec_context.thread_count == 1
     container.close()
 
 
 @pytest.mark.parametrize(("angle", "turns"), [(90, 1), (180, 2), (-90, 3)])
-def test_films_come_upright(angle: int, turns: int, tmp_path: Path) -> None:
+def test_videos_come_upright(angle: int, turns: int, tmp_path: Path) -> None:
     path = write(tmp_path / "film.mp4", 6, rotation=angle)
     stored = decoded(path)[[4, 1]]
     film = VideoFile(path)
@@ -149,7 +150,7 @@ def test_films_come_upright(angle: int, turns: int, tmp_path: Path) -> None:
     assert np.array_equal(film.read([4, 1]).permute(0, 2, 3, 1).numpy(), upright)
 
 
-def test_films_are_shrunk_while_they_are_decoded(tmp_path: Path) -> None:
+def test_videos_are_shrunk_while_they_are_decoded(tmp_path: Path) -> None:
     film = VideoFile(write(tmp_path / "film.mp4", 6, rotation=90))
     small = film.read([3, 0], short_side=24)
     assert small.shape == (2, 3, 32, 24)
@@ -159,7 +160,7 @@ def test_films_are_shrunk_while_they_are_decoded(tmp_path: Path) -> None:
     assert (means - small).abs().mean() < 12
 
 
-def test_films_may_be_grey(tmp_path: Path) -> None:
+def test_videos_may_be_gray(tmp_path: Path) -> None:
     path = write(tmp_path / "film.mp4", 4)
     grey = VideoFile(path, channels=1).read([2])
     assert grey.shape == (1, 1, 48, 64)
@@ -170,7 +171,7 @@ def test_films_may_be_grey(tmp_path: Path) -> None:
 # --- what is wrong --------------------------------------------------------------------------------------------------
 
 
-def test_what_is_no_film_is_told_with_its_name(tmp_path: Path) -> None:
+def test_files_that_are_no_videos_raise_with_their_name(tmp_path: Path) -> None:
     (tmp_path / "empty.mp4").write_bytes(b"")
     (tmp_path / "text.mp4").write_text("this is no film, ça alors\n" * 30, encoding="utf-8")
     (tmp_path / "noise.mp4").write_bytes(np.random.default_rng(0).bytes(3000))
@@ -180,11 +181,11 @@ def test_what_is_no_film_is_told_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "strange.mp4").write_bytes(whole.replace(b"avc1", b"zzzz"))
     expected = {
         "empty": "is empty: it has 0 bytes",
-        "text": "is no film, but text",
-        "noise": "is no film that can be read",
-        "sound": "holds no pictures, only audio",
+        "text": "is not a video, but text",
+        "noise": "is not a readable video",
+        "sound": "has no video stream, only audio",
         "cut": "is cut off: an mp4 or mov file whose table",
-        "strange": "holds pictures of a kind that FFmpeg cannot decode",
+        "strange": "has a video codec that FFmpeg cannot decode",
     }
     for name, message in expected.items():
         film = VideoFile(tmp_path / f"{name}.mp4")
@@ -196,7 +197,7 @@ def test_what_is_no_film_is_told_with_its_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_films_of_a_frame_or_two(count: int, tmp_path: Path) -> None:
+def test_videos_of_a_frame_or_two(count: int, tmp_path: Path) -> None:
     path = write(tmp_path / "film.mp4", count)
     film = VideoFile(path)
     assert film.frames == count and film.seconds > 0 and film.fps > 0
@@ -207,8 +208,8 @@ def test_films_of_a_frame_or_two(count: int, tmp_path: Path) -> None:
     ("name", "options"),
     [("film.mp4", {"movflags": "faststart"}), ("film.mkv", {}), ("film.mpeg", {}), ("film.avi", {})],
 )
-def test_a_film_that_is_cut_off_has_the_frames_that_are_there(
-    name: str, options: dict[str, str], tmp_path: Path, told: Callable[[], list[str]]
+def test_a_video_that_is_cut_off_has_the_frames_that_are_there(
+    name: str, options: dict[str, str], tmp_path: Path, logged: Callable[[], list[str]]
 ) -> None:
     codec = "libx264" if name.endswith(("mp4", "mkv")) else "mpeg4" if name.endswith("avi") else "mpeg2video"
     path = write(tmp_path / name, 60, codec=codec, gop=12, format_options=options)
@@ -217,14 +218,14 @@ def test_a_film_that_is_cut_off_has_the_frames_that_are_there(
     film = VideoFile(path)
     assert 5 < film.frames < 55
     numbers = list(range(film.frames))
-    found = read(path, numbers)
-    assert np.array_equal(found[:-3], before[: len(found) - 3])
-    assert np.array_equal(read(path, numbers[-1:] * 2), found[-1:].repeat(2, 0)), "however it is asked for"
+    result = read(path, numbers)
+    assert np.array_equal(result[:-3], before[: len(result) - 3])
+    assert np.array_equal(read(path, numbers[-1:] * 2), result[-1:].repeat(2, 0)), "however it is asked for"
     if not name.endswith("mpeg"):  # it has no header that would tell
-        assert sum("is cut off" in message for message in told()) == 1, told()
+        assert sum("is cut off" in message for message in logged()) == 1, logged()
 
 
-def test_frames_that_are_broken_are_as_the_one_before(tmp_path: Path, told: Callable[[], list[str]]) -> None:
+def test_frames_that_are_broken_are_as_the_one_before(tmp_path: Path, logged: Callable[[], list[str]]) -> None:
     path = write(tmp_path / "film.mp4", 60, gop=12)
     before = decoded(path)
     import av
@@ -238,13 +239,13 @@ def test_frames_that_are_broken_are_as_the_one_before(tmp_path: Path, told: Call
     film = VideoFile(path)
     assert film.frames == 60
     for numbers in ([30, 50, 58], [58], [40, 41]):
-        found = film.read(numbers).permute(0, 2, 3, 1).numpy()
-        assert np.array_equal(found, before[[min(number, 35) for number in numbers]])
-    messages = [message for message in told() if "cannot be decoded" in message]
+        result = film.read(numbers).permute(0, 2, 3, 1).numpy()
+        assert np.array_equal(result, before[[min(number, 35) for number in numbers]])
+    messages = [message for message in logged() if "cannot be decoded" in message]
     assert len(messages) == 1 and "film.mp4" in messages[0]
 
 
-def test_a_film_without_any_good_frame_is_told(tmp_path: Path) -> None:
+def test_a_video_without_any_good_frame_raises(tmp_path: Path) -> None:
     path = write(tmp_path / "film.mp4", 20)
     import av
 
@@ -254,18 +255,18 @@ def test_a_film_without_any_good_frame_is_told(tmp_path: Path) -> None:
     for position, size in entries:
         content[position : position + size] = b"\xff" * size
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"film\.mp4 (is broken|is no film)"):
+    with pytest.raises(ValueError, match=r"film\.mp4 (is broken|is not a readable video)"):
         VideoFile(path).read([3, 12])
 
 
 # --- folders and arrays ---------------------------------------------------------------------------------------------
 
 
-def test_a_folder_of_pictures_is_a_film(tmp_path: Path) -> None:
+def test_a_folder_of_images_is_a_video(tmp_path: Path) -> None:
     frames = pictures(5)
     for number, frame in enumerate(frames):
         Image.fromarray(frame).save(tmp_path / f"{number}.png")
-    film = FilmFolder(str(tmp_path), [f"{number}.png" for number in range(5)], fps=10)
+    film = FrameFolder(str(tmp_path), [f"{number}.png" for number in range(5)], fps=10)
     assert isinstance(film, Video)
     assert (film.frames, film.seconds, film.fps, film.size) == (5, 0.5, 10, (48, 64))
     assert np.array_equal(film.read([4, 0, 4]).permute(0, 2, 3, 1).numpy(), frames[[4, 0, 4]])
@@ -275,18 +276,18 @@ def test_a_folder_of_pictures_is_a_film(tmp_path: Path) -> None:
         film.read([0, 3])
     with pytest.raises(ValueError, match="there is no frame 5"):
         film.read([5])
-    with pytest.raises(ValueError, match="holds no pictures"):
-        FilmFolder(str(tmp_path), [])
+    with pytest.raises(ValueError, match="holds no images"):
+        FrameFolder(str(tmp_path), [])
 
 
-def test_an_array_is_a_film() -> None:
+def test_an_array_is_a_video() -> None:
     pixels = torch.from_numpy(pictures(5)).permute(0, 3, 1, 2)
     film = VideoInMemory(pixels, fps=5)
     assert isinstance(film, Video)
     assert (film.frames, film.seconds, film.size) == (5, 1.0, (48, 64))
-    found = film.read([3, 3])
-    assert torch.equal(found, pixels[[3, 3]])
-    found.zero_()
+    result = film.read([3, 3])
+    assert torch.equal(result, pixels[[3, 3]])
+    result.zero_()
     assert pixels[3].any(), "a transform may work in place"
     assert film.read([1], short_side=24).shape == (1, 3, 24, 32)
     with pytest.raises(ValueError, match="there is no frame -1"):
@@ -294,7 +295,7 @@ def test_an_array_is_a_film() -> None:
 
 
 @pytest.mark.shared
-def test_real_films(shared_data: Path) -> None:
+def test_real_videos(shared_data: Path) -> None:
     path = sorted((shared_data / "omniglot_strokes_video" / "train").glob("*/*.mp4"))[7]
     all_frames = decoded(path)
     for numbers in ([0, 5, 30], [17], list(range(3, 30, 2))):

@@ -10,10 +10,10 @@ import torch
 from torchvision import tv_tensors
 
 from opabinia.contracts import BatchShape, RunSpec, Sample, Stage
-from opabinia.data.loader import DataError, Loader, Reader, training_requests
+from opabinia.data.loader import BatchReader, DataError, Loader, training_requests
 from opabinia.data.sampling.batch_shapes import multi_scale, multigrid, progressive
 from opabinia.data.sampling.batches import StagedPlan
-from opabinia.data.sampling.permutation import order
+from opabinia.data.sampling.permutation import epoch_order
 from opabinia.runtime.durations import Duration
 
 KINETICS = RunSpec(240_000, 64, Duration(239, "ep"), world=8)
@@ -37,7 +37,7 @@ def test_norms_of_small_batches_are_taken_over_processes() -> None:
     assert [(one.splits, one.processes) for one in layout.stages[:4]] == [(2, 1), (1, 1), (1, 2), (1, 4)]
 
 
-def test_pictures() -> None:
+def test_images() -> None:
     layout = multigrid(RunSpec(1437, 64, Duration(12, "ep")), size=32, milestones=[9])
     assert [one.shape for one in layout.stages[0].cycle] == [(16, 16), (23, 23), (23, 23)]
     assert [one.shape for one in layout.stages[-1].cycle] == [(16, 16), (23, 23), (32, 32)]
@@ -49,7 +49,7 @@ def test_pictures() -> None:
 @pytest.mark.parametrize("length", ["5it", "0.5ep", "0ep"])
 def test_the_baseline_has_whole_epochs(length: str) -> None:
     course = RunSpec(1437, 64, Duration.parse(length))
-    with pytest.raises(ValueError, match=f"train.length is {length}, and is to be the baseline's in whole epochs"):
+    with pytest.raises(ValueError, match=f"train.length is {length}, and must be the baseline's in whole epochs"):
         multigrid(course, size=32, milestones=[9])
     layout = multigrid(course, size=32, milestones=[9], epochs=12)
     assert layout.length == course.length
@@ -68,13 +68,13 @@ def test_rows_without_epochs() -> None:
     course = RunSpec(1000, 16, Duration(22, "ep"), world=8)
     with pytest.raises(ValueError, match=r"row 7 \(epochs 30 to 30"):
         multigrid(course, size=224, frames=64, milestones=[14, 18])
-    layout = multigrid(course, size=224, frames=64, milestones=[14, 18], leave_out_empty=True)
+    layout = multigrid(course, size=224, frames=64, milestones=[14, 18], drop_empty=True)
     assert len(layout.stages) == 9
     assert all(one.epochs for one in layout.stages)
 
 
 def test_batches_must_divide_over_the_processes() -> None:
-    with pytest.raises(ValueError, match=r"row 0 .*its batch of 1024 does not divide over 5 processes"):
+    with pytest.raises(ValueError, match=r"row 0 .*its batch of 1024 does not divide by 5 ranks"):
         multigrid(RunSpec(240_000, 64, Duration(239, "ep"), 5), size=224, frames=32, milestones=[94, 154, 196])
 
 
@@ -86,7 +86,7 @@ def test_sizes_in_turn() -> None:
 
 
 @pytest.mark.parametrize("length", ["7it", "0.25ep", "0it"])
-def test_growing_pictures_end_with_the_run(length: str) -> None:
+def test_growing_images_end_with_the_run(length: str) -> None:
     layout = progressive(RunSpec(10, 4, Duration.parse(length)), start=32, end=64)
     plan = StagedPlan(10, layout.stages, layout.length)
     assert plan.total_steps == Duration.parse(length).steps(3)
@@ -127,8 +127,8 @@ def rows_of(make: Any, *, rank: int = 0, world: int = 1, start: int = 0, workers
         Stage(1, (BatchShape(4, (16, 32, 32)),)),
     )
     plan = StagedPlan(10, stages, Duration(2, "ep"))
-    requests = training_requests(plan, partial(order, 5, n=10, shuffle=True), rank, world)
-    loader = Loader(Reader(Films(), [make], seed=3), requests, workers=workers)
+    requests = training_requests(plan, partial(epoch_order, 5, n=10, shuffle=True), rank, world)
+    loader = Loader(BatchReader(Films(), [make], seed=3), requests, num_workers=workers)
     try:
         return [(row, tuple(batch["image"].shape), batch["id"], sorted(batch)) for row, batch in loader.iterate(start)]
     finally:
@@ -136,12 +136,12 @@ def rows_of(make: Any, *, rank: int = 0, world: int = 1, start: int = 0, workers
 
 
 def test_clips_are_made_as_they_are_asked_for() -> None:
-    found = rows_of(obeying)
-    assert [shape for _, shape, *_ in found] == [
+    result = rows_of(obeying)
+    assert [shape for _, shape, *_ in result] == [
         *((4, 8, 1, 16, 16), (2, 8, 1, 24, 24), (4, 8, 1, 16, 16)),
         *((4, 16, 1, 32, 32), (4, 16, 1, 32, 32), (2, 16, 1, 32, 32)),
     ]
-    assert {tuple(keys) for *_, keys in found} == {("id", "image")}
+    assert {tuple(keys) for *_, keys in result} == {("id", "image")}
 
 
 def test_resuming_in_a_cycle_with_other_workers() -> None:
@@ -157,7 +157,7 @@ def test_two_processes_share_every_batch() -> None:
 
 
 def whole(sample: Sample) -> Sample:
-    """As ``clip`` alone does: as many frames as are asked for, at the size of the film."""
+    """As ``clip`` alone does: as many frames as are asked for, at the size of the video."""
     frames = sample["shape"][0]
     return {**sample, "image": tv_tensors.Video(sample.pop("film")[:frames])}
 
@@ -166,7 +166,7 @@ def test_clips_of_another_size_are_resized() -> None:
     assert [shape for _, shape, *_ in rows_of(whole)] == [shape for _, shape, *_ in rows_of(obeying)]
 
 
-def test_transforms_that_do_not_listen_are_told() -> None:
+def test_transforms_that_do_not_listen_raise() -> None:
     message = "clips of 8 frames are wanted, and the transforms made clips of 16; take transforms that read `shape`"
     with pytest.raises(DataError, match=message):
         rows_of(deaf)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from opabinia.contracts import BatchShape, Clock, Plan, Row, Stage
+from opabinia.contracts import BatchShape, Clock, GlobalBatch, Plan, Stage
 from opabinia.data.sampling.batches import ConstantPlan, StagedPlan, evaluation_rows
 from opabinia.runtime.durations import Duration
 
@@ -71,9 +71,9 @@ def test_nothing_to_train_on(samples: int, batch_size: int, drop_last: bool, mes
 
 @given(st.integers(0, 200), st.integers(1, 20))
 def test_shares_make_up_the_batch(count: int, world: int) -> None:
-    row = Row(step=0, epoch=0, first=0, count=count)
+    row = GlobalBatch(step=0, epoch=0, first=0, count=count)
     shares = [row.share(rank, world) for rank in range(world)]
-    assert sum(map(len, shares)) == row.seen(world)
+    assert sum(map(len, shares)) == row.num_processed(world)
     if count < world:  # rather all of it than nothing
         assert shares == [range(count)] * world
     else:
@@ -105,9 +105,9 @@ def stages_of(described: list[tuple[int, list[int]]]) -> tuple[Stage, ...]:
     )
 
 
-def enumerated(samples: int, planned: tuple[Stage, ...], epochs: int, drop_last: bool) -> list[list[Row]]:
+def enumerated(samples: int, planned: tuple[Stage, ...], epochs: int, drop_last: bool) -> list[list[GlobalBatch]]:
     """Epochs of rows, batch after batch, as one would write it down."""
-    found: list[list[Row]] = []
+    result: list[list[GlobalBatch]] = []
     step = 0
     each = [stage for stage in planned for _ in range(stage.epochs)]
     for epoch, stage in enumerate([*each, *[planned[-1]] * epochs][:epochs]):
@@ -117,10 +117,10 @@ def enumerated(samples: int, planned: tuple[Stage, ...], epochs: int, drop_last:
             count = min(size, samples - position)
             if count < size and drop_last:
                 break
-            rows.append(Row(step, epoch, position, count, shape, stage.lr_factor))
+            rows.append(GlobalBatch(step, epoch, position, count, shape, stage.lr_factor))
             position, turn, step = position + count, turn + 1, step + 1
-        found.append(rows)
-    return found
+        result.append(rows)
+    return result
 
 
 @given(sizes, stages, lengths, st.booleans())
@@ -177,10 +177,10 @@ def test_durations_where_epochs_differ() -> None:
     """Epochs of 3, 3, 6, 6 ... steps."""
     plan = StagedPlan(12, stages_of([(2, [4]), (2, [2])]), Duration(3.5, "ep"))
     assert plan.total_steps == 15
-    found = [
+    result = [
         Clock.at(plan, step).steps(Duration.parse(text)) for step in (0, 14) for text in ("2ep", "2.5ep", "5it", "9ep")
     ]
-    assert found == [6, 9, 5, 48] * 2
+    assert result == [6, 9, 5, 48] * 2
     assert Clock.at(plan, 0).steps(Duration(0, "ep")) == 0
     assert Clock.at(plan, 0).steps(Duration(0.01, "ep")) == 1
 

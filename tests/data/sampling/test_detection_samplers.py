@@ -1,4 +1,4 @@
-"""Batches of wide or tall pictures, and pictures of rare classes more often."""
+"""Batches of wide or tall images, and images of rare classes more often."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opabinia.contracts import Indices, Sample
-from opabinia.data.loader import Loader, Reader, training_requests
+from opabinia.data.loader import BatchReader, Loader, training_requests
 from opabinia.data.sampling import detection_samplers as s
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.data.sampling.permutation import EachOnce
+from opabinia.data.sampling.permutation import EpochSampler
 from opabinia.runtime.durations import Duration
 
 SEEDS = st.integers(0, 2**31 - 1)
 
 
 class Pictures:
-    """Pictures of these sizes with these classes in them."""
+    """Images of these sizes with these classes in them."""
 
     channels = 1
 
@@ -44,20 +44,20 @@ class Pictures:
 
 
 def epoch(sampler: Any, number: int = 0) -> Indices:
-    found: Indices = sampler.order(number)(np.arange(len(sampler)))
-    return found
+    result: Indices = sampler.order(number)(np.arange(len(sampler)))
+    return result
 
 
 # --- wide or tall -----------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.booleans(), max_size=60), SEEDS, st.integers(1, 9))
-def test_each_picture_once_and_as_few_mixed_batches_as_can_be(wide: list[bool], seed: int, size: int) -> None:
+def test_each_image_once_and_as_few_mixed_batches_as_can_be(wide: list[bool], seed: int, size: int) -> None:
     source = Pictures(wide)
-    found = epoch(s.WideOrTall(source, seed, size), 4)
-    assert sorted(found.tolist()) == list(range(len(wide)))
+    result = epoch(s.AspectRatioBatches(source, seed, size), 4)
+    assert sorted(result.tolist()) == list(range(len(wide)))
     whole = sum(wide) // size + (len(wide) - sum(wide)) // size
-    kinds = np.array(wide)[found] if wide else np.array([], dtype=bool)
+    kinds = np.array(wide)[result] if wide else np.array([], dtype=bool)
     for batch in np.split(kinds[: whole * size], max(1, whole)):
         assert len({*batch.tolist()}) <= 1
     left = kinds[whole * size :]
@@ -66,7 +66,7 @@ def test_each_picture_once_and_as_few_mixed_batches_as_can_be(wide: list[bool], 
 
 def test_seven_wide_and_six_tall_ones() -> None:
     wide = np.array([True] * 7 + [False] * 6)
-    sampler = s.WideOrTall(Pictures(wide.tolist()), 0, 4)
+    sampler = s.AspectRatioBatches(Pictures(wide.tolist()), 0, 4)
     firsts = set()
     for number in range(20):
         kinds = wide[epoch(sampler, number)]
@@ -78,20 +78,20 @@ def test_seven_wide_and_six_tall_ones() -> None:
 def test_a_square_is_tall() -> None:
     source: Any = Pictures([True, False, False, False])
     source.sizes[1] = 50
-    assert {*epoch(s.WideOrTall(source, 0, 3))[:3].tolist()} == {1, 2, 3}
+    assert {*epoch(s.AspectRatioBatches(source, 0, 3))[:3].tolist()} == {1, 2, 3}
 
 
 def test_whole_batches_are_shuffled_among_each_other() -> None:
     wide = np.arange(400) % 2 == 0
-    kinds = wide[epoch(s.WideOrTall(Pictures(wide.tolist()), 1, 4))][::4]
+    kinds = wide[epoch(s.AspectRatioBatches(Pictures(wide.tolist()), 1, 4))][::4]
     changes = int((kinds[1:] != kinds[:-1]).sum())
     assert 30 < changes < 70  # of 99; alternating and sorted ones would have 99 and 1
 
 
-def test_another_sampler_says_which_pictures() -> None:
-    """The rare class is in two wide pictures of 100: each comes four to five times."""
+def test_another_sampler_says_which_images() -> None:
+    """The rare class is in two wide images of 100: each comes four to five times."""
     source = Pictures([True] * 60 + [False] * 40, [[0, 1]] * 2 + [[0]] * 98)
-    sampler = s.WideOrTall(
+    sampler = s.AspectRatioBatches(
         source,
         5,
         8,
@@ -99,10 +99,10 @@ def test_another_sampler_says_which_pictures() -> None:
     )
     assert len(sampler) == 107
     for number in range(5):
-        found = epoch(sampler, number)
-        counts = np.bincount(found, minlength=100)
+        result = epoch(sampler, number)
+        counts = np.bincount(result, minlength=100)
         assert set(counts[:2].tolist()) <= {4, 5} and (counts[2:] == 1).all()
-        kinds = (found < 60)[: 107 // 8 * 8 - 8].reshape(-1, 8)
+        kinds = (result < 60)[: 107 // 8 * 8 - 8].reshape(-1, 8)
         assert (kinds.all(1) | ~kinds.any(1)).all()
 
 
@@ -110,7 +110,7 @@ def test_another_sampler_says_which_pictures() -> None:
 
 
 def pictures_with(shares: list[float], count: int) -> list[Indices]:
-    """So many pictures, each class being in the first of them."""
+    """So many images, each class being in the first of them."""
     return [
         np.array([number for number, share in enumerate(shares) if index < round(share * count)], dtype=np.int64)
         for index in range(count)
@@ -121,10 +121,10 @@ def pictures_with(shares: list[float], count: int) -> list[Indices]:
     ("sqrt", "factors"), [(True, [1, 1.0540925533894598, 3.1622776601683795]), (False, [1, 1.1111111111111112, 10])]
 )
 def test_detectron2s_factors(sqrt: bool, factors: list[float]) -> None:
-    """Classes in 0.99, 0.09 and 0.01 of the pictures, at a threshold of 0.1."""
-    found = s.repeat_factors(pictures_with([0.99, 0.09, 0.01], 100), 3, 0.1, sqrt)
-    assert found.dtype == np.float64
-    assert found[[50, 5, 0, 99]].tolist() == pytest.approx([*factors, 1], abs=1e-12)
+    """Classes in 0.99, 0.09 and 0.01 of the images, at a threshold of 0.1."""
+    result = s.repeat_factors(pictures_with([0.99, 0.09, 0.01], 100), 3, 0.1, sqrt)
+    assert result.dtype == np.float64
+    assert result[[50, 5, 0, 99]].tolist() == pytest.approx([*factors, 1], abs=1e-12)
 
 
 def test_factors_of_odd_sources() -> None:
@@ -134,8 +134,8 @@ def test_factors_of_odd_sources() -> None:
 
 
 @given(st.lists(st.floats(1, 6), max_size=30), SEEDS)
-def test_each_picture_comes_as_often_as_its_factor_rounded(factors: list[float], seed: int) -> None:
-    sampler = s.Rounded(np.array(factors), seed)
+def test_each_image_comes_as_often_as_its_factor_rounded(factors: list[float], seed: int) -> None:
+    sampler = s.StochasticRounding(np.array(factors), seed)
     for number in range(3):
         counts = np.bincount(epoch(sampler, number), minlength=len(factors))
         assert counts.sum() == len(sampler) and abs(len(sampler) - sum(factors)) < 0.500001
@@ -145,7 +145,7 @@ def test_each_picture_comes_as_often_as_its_factor_rounded(factors: list[float],
 def test_on_average_it_comes_as_often_as_its_factor_says() -> None:
     """Of 1,000 epochs; 0.08 is 5 standard deviations of what is drawn."""
     factors = [1, 2.5, 3, 1.2, 1.8, 4.5]
-    sampler = s.Rounded(np.array(factors), 7)
+    sampler = s.StochasticRounding(np.array(factors), 7)
     counts = sum(np.bincount(epoch(sampler, number), minlength=6) for number in range(1000))
     assert (counts / 1000).tolist() == pytest.approx(factors, abs=0.08)
 
@@ -154,30 +154,30 @@ def test_on_average_it_comes_as_often_as_its_factor_says() -> None:
 def test_chances_with_a_whole_sum(chances: list[float]) -> None:
     before = np.array(chances)
     for total in {int(before.sum()), int(np.ceil(before.sum()))}:
-        after = s.with_sum(before, total)
+        after = s.rescale_to_sum(before, total)
         assert after.sum() == pytest.approx(total) and after.min() >= 0 and after.max() <= 1 + 1e-12
         assert (after[before == 0] == 0).all()
         assert (np.diff(after[np.argsort(before)]) >= -1e-12).all()
 
 
 def test_the_example_of_chances() -> None:
-    assert s.with_sum(np.array([0.5, 0.5, 0.7]), 2).tolist() == pytest.approx([0.615, 0.615, 0.769], abs=5e-4)
+    assert s.rescale_to_sum(np.array([0.5, 0.5, 0.7]), 2).tolist() == pytest.approx([0.615, 0.615, 0.769], abs=5e-4)
 
 
 def test_who_comes_once_more_changes_and_so_does_the_order() -> None:
-    sampler = s.Rounded(np.full(40, 1.5), 1)
+    sampler = s.StochasticRounding(np.full(40, 1.5), 1)
     first, second = epoch(sampler, 0), epoch(sampler, 1)
     assert len(first) == 60 and Counter(first.tolist()) != Counter(second.tolist())
-    assert (first[1:] == first[:-1]).sum() < 10  # the two of a picture do not follow each other
+    assert (first[1:] == first[:-1]).sum() < 10  # the two of an image do not follow each other
 
 
 # --- both -------------------------------------------------------------------------------------------------------------
 
 SOURCE = Pictures([number % 3 > 0 for number in range(41)], [[number % 7 % 3] for number in range(41)])
 MAKERS: dict[str, Any] = {
-    "wide_or_tall": lambda seed: s.WideOrTall(SOURCE, seed, 6),
+    "aspect_ratio_batches": lambda seed: s.AspectRatioBatches(SOURCE, seed, 6),
     "repeat_factor": lambda seed: s.repeat_factor(SOURCE, seed, 6, threshold=0.9),
-    "together": lambda seed: s.WideOrTall(
+    "together": lambda seed: s.AspectRatioBatches(
         SOURCE, seed, 6, sampler=lambda *given: s.repeat_factor(*given, threshold=0.9)
     ),
 }
@@ -185,7 +185,7 @@ every = pytest.mark.parametrize("name", MAKERS)
 
 
 @every
-def test_a_position_alone_is_what_it_is_among_others(name: str) -> None:
+def test_a_position_alone_has_the_same_index(name: str) -> None:
     sampler = MAKERS[name](3)
     for number in (7, 0, 1):
         order = sampler.order(number)
@@ -204,7 +204,7 @@ def test_seed_and_epoch_make_the_order(name: str) -> None:
 
 
 @every
-def test_nobody_elses_generator_is_touched(name: str) -> None:
+def test_other_generators_are_unchanged(name: str) -> None:
     np.random.seed(1)
     expected = np.random.rand()
     np.random.seed(1)
@@ -213,12 +213,12 @@ def test_nobody_elses_generator_is_touched(name: str) -> None:
 
 
 def read(name: str, world: int, start: int = 0) -> list[list[int]]:
-    """The pictures of every global batch from a step on."""
+    """The images of every global batch from a step on."""
     sampler = MAKERS[name](11)
     plan = ConstantPlan(len(sampler), 6, Duration.parse("3ep"), drop_last=False)
     slices = []
     for rank in range(world):
-        loader = Loader(Reader(SOURCE), training_requests(plan, sampler.order, rank, world))
+        loader = Loader(BatchReader(SOURCE), training_requests(plan, sampler.order, rank, world))
         slices.append([[int(one) for one in batch["id"]] for _, batch in loader.iterate(start)])
     return [list(chain.from_iterable(parts)) for parts in zip(*slices, strict=True)]
 
@@ -235,17 +235,17 @@ def test_the_batches_are_the_same_on_any_processes(name: str) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (s.WideOrTall, "Pictures does not tell the sizes of its pictures, which wide_or_tall needs"),
-        (s.repeat_factor, "Pictures does not tell which classes are in its pictures, which repeat_factor needs"),
+        (s.AspectRatioBatches, "Pictures does not know the sizes of its images, which aspect_ratio_batches needs"),
+        (s.repeat_factor, "Pictures does not know the classes in its images, which repeat_factor needs"),
     ],
 )
-def test_sources_that_do_not_tell(make: Any, message: str) -> None:
+def test_sources_without_the_information(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(Pictures(), 0, 4)
 
 
-def test_without_another_sampler_it_is_each_picture_in_the_usual_order() -> None:
+def test_without_another_sampler_it_is_each_image_in_the_usual_order() -> None:
     """One kind alone: what is in a batch is as it would be without groups."""
-    usual = EachOnce(24, 9).order(2)(np.arange(24)).reshape(-1, 6)
-    found = epoch(s.WideOrTall(Pictures([True] * 24), 9, 6), 2).reshape(-1, 6)
-    assert sorted(found.tolist()) == sorted(usual.tolist())
+    usual = EpochSampler(24, 9).order(2)(np.arange(24)).reshape(-1, 6)
+    result = epoch(s.AspectRatioBatches(Pictures([True] * 24), 9, 6), 2).reshape(-1, 6)
+    assert sorted(result.tolist()) == sorted(usual.tolist())

@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchvision import tv_tensors
 
-from opabinia.contracts import Row, Sample, Sampler
-from opabinia.data.loader import Loader, Reader, training_requests
+from opabinia.contracts import GlobalBatch, Sample, Sampler
+from opabinia.data.loader import BatchReader, Loader, training_requests
 from opabinia.data.sampling import identity_samplers as s
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.data.sampling.permutation import EachOnce
-from opabinia.data.sampling.samplers import class_weights
+from opabinia.data.sampling.permutation import EpochSampler
+from opabinia.data.sampling.samplers import sample_weights
 from opabinia.runtime.durations import Duration
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # 3 workers on 2 cores, on purpose
@@ -104,20 +104,20 @@ def test_what_holds_of_fastreids_batches_holds_of_ours() -> None:
 def test_a_process_has_the_identities_that_fastreid_gives_it(rank: int) -> None:
     case = golden("reorder")
     world = case["inputs"]["world_size"]
-    share = Row(step=0, epoch=0, first=0, count=8).share(rank, world)
+    share = GlobalBatch(step=0, epoch=0, first=0, count=8).share(rank, world)
     assert case["outputs"]["out"][rank::world] == list(share)
 
 
 def test_fastreids_weights_of_rare_identities() -> None:
     case = golden("sampler_imbalanced")
-    found = class_weights(of_fastreid("sampler_imbalanced"), "inverse")
-    assert found.tolist() == pytest.approx(case["outputs"]["weights"])
+    result = sample_weights(of_fastreid("sampler_imbalanced"), "inverse")
+    assert result.tolist() == pytest.approx(case["outputs"]["weights"])
 
 
 def test_fastreids_plain_sampler_has_each_sample_once_a_pass() -> None:
     case = golden("sampler_training")
     size = case["inputs"]["size"]
-    ours = batches(EachOnce(size, case["inputs"]["seed"]), size, 3)
+    ours = batches(EpochSampler(size, case["inputs"]["seed"]), size, 3)
     for stream in (np.array(case["outputs"]["first_21"]).reshape(3, size), ours):
         assert np.sort(stream).tolist() == [list(range(size))] * 3
         assert len({tuple(one) for one in stream.tolist()}) == 3
@@ -145,7 +145,7 @@ def test_no_image_comes_again_in_a_pass_unless_its_identity_has_too_few(
     taken = data.draw(st.integers(1, len(counts)))
     size = instances * taken
     turns = [max(1, count // instances) for count in counts]
-    length = s.most_batches(np.array(turns), taken)
+    length = s.max_batches(np.array(turns), taken)
     drawn = batches(s.identities(source, seed, size, instances=instances, length=length * size), size, 3)
     for one_pass in np.split(drawn, 3):
         times = np.bincount(one_pass.ravel(), minlength=len(source))
@@ -164,7 +164,7 @@ def test_no_image_comes_again_in_a_pass_unless_its_identity_has_too_few(
 def test_a_pass_has_as_many_batches_as_can_be_filled(turns: list[int], data: st.DataObject) -> None:
     taken = data.draw(st.integers(1, len(turns)))
     possible = [n for n in range(sum(turns) + 2) if sum(min(turn, n) for turn in turns) >= n * taken]
-    assert s.most_batches(np.array(turns), taken) == max(possible)
+    assert s.max_batches(np.array(turns), taken) == max(possible)
 
 
 def test_passes_do_not_care_about_epochs() -> None:
@@ -193,9 +193,9 @@ def test_every_image_comes_in_time() -> None:
     assert {*batches(s.identities(source, 0, 8), 8, 20).ravel().tolist()} == set(range(18))
 
 
-def test_identities_with_few_images_may_be_left_out() -> None:
+def test_identities_with_few_images_may_be_dropped() -> None:
     source = people([5, 4, 2, 6, 1])
-    drawn = batches(s.identities(source, 0, 8, few="leave_out"), 8, 20)
+    drawn = batches(s.identities(source, 0, 8, small_identities="drop"), 8, 20)
     assert {*source.labels[drawn].ravel().tolist()} == {0, 1, 3}
     assert all(len(set(batch)) == 8 for batch in drawn.tolist())
 
@@ -252,7 +252,7 @@ def test_each_image_is_the_first_as_often() -> None:
     assert firsts.sum() == 3000 and np.abs(firsts - 600).max() < 131
 
 
-def test_who_is_left_out_of_a_pass_changes() -> None:
+def test_the_identities_dropped_from_a_pass_change() -> None:
     source = seen_by([[0, 1]] * 5)
     drawn = batches(s.balanced_identities(source, 0, 8, length=8), 8, 30)
     assert {*source.labels[drawn].ravel().tolist()} == set(range(5))
@@ -286,7 +286,7 @@ def test_so_many_identities_of_each_source_in_every_batch(joined: Any, weights: 
 @given(SEEDS)
 def test_so_many_identities_of_each_camera_in_every_batch(seed: int) -> None:
     source = seen_by([[0, 0, 1], [1, 1, 1, 1, 0], [0, 2], [2, 2, 2, 0, 1], [0, 1, 1]])
-    sampler = s.mixed_identities(source, seed, 8, weights=[2, 1, 1], by="camera", instances=2, length=80)
+    sampler = s.mixed_identities(source, seed, 8, weights=[2, 1, 1], domain="camera", instances=2, length=80)
     for batch in batches(sampler, 8, 3).reshape(-1, 4, 2):
         cameras, labels = source.cameras[batch], source.labels[batch]
         assert (cameras[:, 0] == cameras[:, 1]).all() and (labels[:, 0] == labels[:, 1]).all()
@@ -297,7 +297,7 @@ def test_so_many_identities_of_each_camera_in_every_batch(seed: int) -> None:
 def test_every_process_has_images_of_every_source(joined: Any) -> None:
     drawn = batches(s.mixed_identities(joined, 1, 16, weights=[1, 1, 2]), 16, 1)
     sources = np.searchsorted(joined.starts, drawn, "right") - 1
-    assert s.evenly([1, 1, 2]).tolist() == [2, 0, 1, 2]
+    assert s.interleave([1, 1, 2]).tolist() == [2, 0, 1, 2]
     assert (np.sort(sources[:, :8:4]) == [0, 2]).all() and (np.sort(sources[:, 8::4]) == [1, 2]).all()
 
 
@@ -308,14 +308,14 @@ MAKERS: dict[str, Any] = {
     "identities": lambda seed: s.identities(SOURCE, seed, 12, instances=3),
     "balanced_identities": lambda seed: s.balanced_identities(SOURCE, seed, 12, instances=3),
     "mixed_identities": lambda seed: s.mixed_identities(
-        SOURCE, seed, 12, weights=[2, 1, 1], by="camera", instances=3, length=36
+        SOURCE, seed, 12, weights=[2, 1, 1], domain="camera", instances=3, length=36
     ),
 }
 every = pytest.mark.parametrize("name", MAKERS)
 
 
 @every
-def test_a_position_alone_is_what_it_is_among_others(name: str) -> None:
+def test_a_position_alone_has_the_same_index(name: str) -> None:
     sampler = MAKERS[name](3)
     for number in (7, 0, 1):
         order = sampler.order(number)
@@ -333,7 +333,7 @@ def test_seed_and_epoch_make_the_order(name: str) -> None:
 
 
 @every
-def test_nobody_elses_generator_is_touched(name: str) -> None:
+def test_other_generators_are_unchanged(name: str) -> None:
     np.random.seed(1)
     expected = np.random.rand()
     np.random.seed(1)
@@ -347,7 +347,7 @@ def read(name: str, world: int, workers: int = 0, start: int = 0) -> list[list[s
     plan = ConstantPlan(len(sampler), 12, Duration.parse("3ep"), drop_last=True)
     slices = []
     for rank in range(world):
-        loader = Loader(Reader(SOURCE), training_requests(plan, sampler.order, rank, world), workers=workers)
+        loader = Loader(BatchReader(SOURCE), training_requests(plan, sampler.order, rank, world), num_workers=workers)
         slices.append([batch["id"] for _, batch in loader.iterate(start)])
         loader.close()
     return [list(chain.from_iterable(parts)) for parts in zip(*slices, strict=True)]
@@ -369,7 +369,7 @@ def test_workers_read_the_same(workers: int) -> None:
 
 def test_an_identity_is_on_one_process_where_identities_can_be_divided() -> None:
     drawn = SOURCE.labels[batches(MAKERS["identities"](0), 12, 3)]
-    shares = [Row(step=0, epoch=0, first=0, count=12).share(rank, 4) for rank in range(4)]
+    shares = [GlobalBatch(step=0, epoch=0, first=0, count=12).share(rank, 4) for rank in range(4)]
     for batch in drawn:
         assert [len({*batch[share.start : share.stop].tolist()}) for share in shares] == [1] * 4
 
@@ -384,11 +384,21 @@ NOBODY = People([])
 @pytest.mark.parametrize(
     ("source", "size", "keys", "message"),
     [
-        (FEW, 10, {}, "a batch of 10 does not hold 4 images of each of its identities; batch_size 8 or 12 would do"),
-        (FEW, 3, {}, "a batch of 3 does not hold 4 images of each of its identities; batch_size 4 would do"),
+        (FEW, 10, {}, "a batch of 10 cannot hold 4 images of each of its identities; batch_size 8 or 12 would do"),
+        (FEW, 3, {}, "a batch of 3 cannot hold 4 images of each of its identities; batch_size 4 would do"),
         (FEW, 24, {}, "a batch of 24 with 4 images each has 6 identities, and there are 5; batch_size 20 would do"),
-        (FEW, 16, {"few": "leave_out"}, r"are 3 with 4 images or more \(few: leave_out\); batch_size 12 would do"),
-        (FEW, 14, {"few": "leave_out", "instances": 7}, r"only 0 identities with 7 images or more \(few: leave_out\)"),
+        (
+            FEW,
+            16,
+            {"small_identities": "drop"},
+            r"are 3 with 4 images or more \(small_identities: drop\); batch_size 12 would do",
+        ),
+        (
+            FEW,
+            14,
+            {"small_identities": "drop", "instances": 7},
+            r"only 0 identities with 7 images or more \(small_identities: drop\)",
+        ),
         (people([9]), 4, {}, "only 1 identities: there is nothing to compare with each other"),
         (NOBODY, 4, {}, "only 0 identities: there is nothing to compare"),
     ],
@@ -405,11 +415,11 @@ def test_batches_that_cannot_be_filled(source: People, size: int, keys: dict[str
 @pytest.mark.parametrize(
     ("size", "weights", "message"),
     [
-        (24, [1, 1], "weights: 3 sources need as many weights, not all 0; there are"),
+        (24, [1, 1], "weights: 3 sources need as many weights, not all 0, instead of"),
         (24, [0, 0, 0], "not all 0"),
         (20, [2, 1, 0], "5 identities of a batch cannot be divided as 2:1:0; batch_size 12 or 24 would do"),
         (24, [0, 1, 0], "weights.1: each batch takes 6 identities of this source, which has 4; give it a smaller"),
-        (22, [1, 1, 1], "instances: a batch of 22 does not hold 4 images"),
+        (22, [1, 1, 1], "instances: a batch of 22 cannot hold 4 images"),
     ],
     ids=["number", "nothing", "odd", "too few", "K"],
 )
@@ -418,17 +428,17 @@ def test_weights_that_do_not_fit(joined: Any, size: int, weights: list[int], mes
         s.mixed_identities(joined, 0, size, weights=weights)
 
 
-def test_sources_that_do_not_tell() -> None:
+def test_sources_without_the_information() -> None:
     silent: Any = people([4, 4])
-    with pytest.raises(ValueError, match="People does not tell the cameras of its images"):
+    with pytest.raises(ValueError, match="People does not know the cameras of its images"):
         s.balanced_identities(silent, 0, 8)
-    with pytest.raises(ValueError, match="does not tell the cameras"):
-        s.mixed_identities(silent, 0, 8, weights=[1], by="camera")
-    with pytest.raises(ValueError, match="by: source is for 'joined' and 'joined_identities'; this is a People"):
+    with pytest.raises(ValueError, match="does not know the cameras"):
+        s.mixed_identities(silent, 0, 8, weights=[1], domain="camera")
+    with pytest.raises(ValueError, match="domain: source is for concatenated sources; this is a People"):
         s.mixed_identities(silent, 0, 8, weights=[1])
     alone: Any = seen_by([[0, 1, 1, 0]])
     with pytest.raises(ValueError, match="only 1 identities"):
-        s.mixed_identities(alone, 0, 8, weights=[1, 1], by="camera")
+        s.mixed_identities(alone, 0, 8, weights=[1, 1], domain="camera")
     del silent.labels
-    with pytest.raises(ValueError, match="People does not tell the labels"):
+    with pytest.raises(ValueError, match="People does not know the labels"):
         s.identities(silent, 0, 8)

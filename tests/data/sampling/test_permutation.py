@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from opabinia.data.sampling.permutation import Permutation, order
+from opabinia.data.sampling.permutation import Permutation
+from opabinia.data.sampling.permutation import epoch_order as order
 
 
 def whole(n: int, key: int) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from opabinia.contracts import Sample, Sampler
 from opabinia.data.sampling import samplers as s
-from opabinia.data.sources import Digits, Joined
+from opabinia.data.sources import Concat, Digits
 
 
 class Labelled:
@@ -41,10 +41,10 @@ THREE.starts = [0, 10, 30]
 MAKERS: dict[str, Callable[[int], Sampler]] = {
     "weighted": lambda seed: s.Weighted(SOURCE, seed, BATCH),
     "balanced": lambda seed: s.balanced(SOURCE, seed, BATCH, length=23),
-    "mixed": lambda seed: s.mixed(THREE, seed, BATCH, weights=[1, 1, 2], length=47),
+    "mixed": lambda seed: s.mixed_sources(THREE, seed, BATCH, weights=[1, 1, 2], length=47),
     "repeated": lambda seed: s.Repeated(SOURCE, seed, BATCH),
-    "subset": lambda seed: s.Subset(SOURCE, seed, BATCH, share=0.5),
-    "subset of so many": lambda seed: s.Subset(SOURCE, seed, BATCH, count=9),
+    "subset": lambda seed: s.Subset(SOURCE, seed, BATCH, fraction=0.5),
+    "subset of so many": lambda seed: s.Subset(SOURCE, seed, BATCH, num_samples=9),
 }
 
 
@@ -53,7 +53,7 @@ def epoch(sampler: Sampler, number: int = 0) -> list[int]:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_position_alone_is_what_it_is_among_others(name: str) -> None:
+def test_a_position_alone_has_the_same_index(name: str) -> None:
     sampler = MAKERS[name](3)
     for number in (0, 1, 5):
         whole, order = epoch(sampler, number), sampler.order(number)
@@ -74,7 +74,7 @@ def test_seed_and_epoch_make_the_order(name: str) -> None:
 
 
 def test_fastreids_weights() -> None:
-    weights = s.class_weights(SOURCE, "inverse")
+    weights = s.sample_weights(SOURCE, "inverse")
     assert weights.tolist() == [1 / count for count in COUNTS for _ in range(count)]
 
 
@@ -82,31 +82,31 @@ def test_fastreids_weights() -> None:
     ("keys", "shares"),
     [
         ({}, [0.2] * 5),
-        ({"by": "sqrt"}, (np.sqrt(COUNTS) / np.sqrt(COUNTS).sum()).tolist()),
-        ({"classes": {"a": 0, "b": 3}}, [0, 12 / 21, 2 / 21, 6 / 21, 1 / 21]),
+        ({"weighting": "sqrt"}, (np.sqrt(COUNTS) / np.sqrt(COUNTS).sum()).tolist()),
+        ({"class_weights": {"a": 0, "b": 3}}, [0, 12 / 21, 2 / 21, 6 / 21, 1 / 21]),
     ],
 )
 def test_draws_by_weight(keys: dict[str, Any], shares: list[float]) -> None:
     drawn = epoch(s.Weighted(SOURCE, 0, BATCH, length=20_000, **keys))
-    found = np.bincount(SOURCE.labels[drawn], minlength=5) / len(drawn)
-    assert found.tolist() == pytest.approx(shares, abs=0.012)
-    assert 0.0 not in shares or found[0] == 0
+    result = np.bincount(SOURCE.labels[drawn], minlength=5) / len(drawn)
+    assert result.tolist() == pytest.approx(shares, abs=0.012)
+    assert 0.0 not in shares or result[0] == 0
 
 
 def test_weights_that_make_no_sense() -> None:
     with pytest.raises(ValueError, match="there is no class 'dog'; classes: a, b"):
-        s.Weighted(SOURCE, 0, BATCH, classes={"dog": 1.0})
+        s.Weighted(SOURCE, 0, BATCH, class_weights={"dog": 1.0})
     with pytest.raises(ValueError, match="all weights are 0"):
-        s.Weighted(Labelled([2]), 0, BATCH, classes={"a": 0.0})
+        s.Weighted(Labelled([2]), 0, BATCH, class_weights={"a": 0.0})
 
 
-@pytest.mark.parametrize("by", ["inverse", "sqrt"])
-def test_a_class_without_samples_cannot_be_weighted(by: Any) -> None:
-    with pytest.raises(ValueError, match="no sample of class b; weigh it with 0"):
-        s.Weighted(Labelled([2, 0, 1]), 0, BATCH, by=by)
+@pytest.mark.parametrize("weighting", ["inverse", "sqrt"])
+def test_a_class_without_samples_cannot_be_weighted(weighting: Any) -> None:
+    with pytest.raises(ValueError, match="no sample of class b; give it the weight 0 under class_weights"):
+        s.Weighted(Labelled([2, 0, 1]), 0, BATCH, weighting=weighting)
     with pytest.raises(ValueError, match="no sample of class b; give it the weight 0"):
-        s.Weighted(Labelled([2, 0, 1]), 0, BATCH, classes={"a": 2.0})
-    assert set(epoch(s.Weighted(Labelled([2, 0, 1]), 0, BATCH, classes={"b": 0.0}, length=99))) == {0, 1, 2}
+        s.Weighted(Labelled([2, 0, 1]), 0, BATCH, class_weights={"a": 2.0})
+    assert set(epoch(s.Weighted(Labelled([2, 0, 1]), 0, BATCH, class_weights={"b": 0.0}, length=99))) == {0, 1, 2}
     with pytest.raises(ValueError, match="Labelled holds no sample"):
         s.Weighted(Labelled([]), 0, BATCH)
 
@@ -119,8 +119,8 @@ def test_every_class_as_often(seed: int, counts: list[int], length: int) -> None
     source = Labelled(counts)
     sampler = s.balanced(source, seed, BATCH, length=length)
     for number in range(3):
-        found = np.bincount(source.labels[epoch(sampler, number)], minlength=len(counts))
-        assert found.sum() == length and found.max() - found.min() <= 1
+        result = np.bincount(source.labels[epoch(sampler, number)], minlength=len(counts))
+        assert result.sum() == length and result.max() - result.min() <= 1
 
 
 def test_no_sample_comes_again_before_all_of_its_class_have_come() -> None:
@@ -148,7 +148,7 @@ def test_passes_are_whole_at_any_time(seed: int, counts: list[int], length: int)
 
 
 def test_passes_over_joined_sources_are_whole_at_any_time() -> None:
-    sampler = s.mixed(THREE, 5, BATCH, weights=[5, 1, 2], length=50)
+    sampler = s.mixed_sources(THREE, 5, BATCH, weights=[5, 1, 2], length=50)
     drawn = [index for number in range(4) for index in epoch(sampler, number)]
     for start, end in ((0, 10), (10, 30), (30, 60)):
         of_part = [index for index in drawn if start <= index < end]
@@ -158,7 +158,7 @@ def test_passes_over_joined_sources_are_whole_at_any_time() -> None:
 
 
 def test_classes_follow_each_other_by_chance() -> None:
-    """Of two neighbours, one in ten is of the same class; so many in 10000 that 5 standard deviations are 0.015."""
+    """Of two neighbors, one in ten is of the same class; so many in 10000 that 5 standard deviations are 0.015."""
     source = Labelled([100] * 10)
     labels = source.labels[epoch(s.balanced(source, 1, BATCH, length=10_000))]
     assert (labels[1:] == labels[:-1]).mean() == pytest.approx(0.1, abs=0.015)
@@ -170,7 +170,7 @@ def test_an_empty_class_cannot_be_balanced() -> None:
 
 
 def test_shares_of_joined_sources_are_exact() -> None:
-    sampler = s.mixed(THREE, 0, BATCH, weights=[1, 0, 3], length=40)
+    sampler = s.mixed_sources(THREE, 0, BATCH, weights=[1, 0, 3], length=40)
     for number in (0, 3):
         drawn = np.array(epoch(sampler, number))
         assert np.histogram(drawn, [0, 10, 30, 60])[0].tolist() == [10, 0, 30]
@@ -178,57 +178,57 @@ def test_shares_of_joined_sources_are_exact() -> None:
 
 
 def test_mixed_needs_a_joined_source() -> None:
-    joined = Joined(sources=[Digits(), Digits()])
-    assert len(s.mixed(joined, 0, BATCH, weights=[1, 2])) == len(joined)
+    joined = Concat(sources=[Digits(), Digits()])
+    assert len(s.mixed_sources(joined, 0, BATCH, weights=[1, 2])) == len(joined)
     nothing: Any = Labelled([3, 1])
     nothing.starts = [0, 4]
     with pytest.raises(ValueError, match=r"weights\.1 is 2, but this source holds no sample"):
-        s.mixed(nothing, 0, BATCH, weights=[1, 2])
-    assert sorted(epoch(s.mixed(nothing, 0, BATCH, weights=[1, 0]))) == [0, 1, 2, 3]
+        s.mixed_sources(nothing, 0, BATCH, weights=[1, 2])
+    assert sorted(epoch(s.mixed_sources(nothing, 0, BATCH, weights=[1, 0]))) == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="2 sources need as many"):
-        s.mixed(joined, 0, BATCH, weights=[1])
-    with pytest.raises(ValueError, match="sources of 'joined'; this is a Labelled"):
-        s.mixed(SOURCE, 0, BATCH, weights=[1])
+        s.mixed_sources(joined, 0, BATCH, weights=[1])
+    with pytest.raises(ValueError, match="mixed_sources weights concatenated sources; this is a Labelled"):
+        s.mixed_sources(SOURCE, 0, BATCH, weights=[1])
 
 
 @pytest.mark.parametrize(
     ("total", "weights", "parts"), [(10, [1, 1, 1], [4, 3, 3]), (7, [1, 0, 3], [2, 0, 5]), (2, [1, 1, 1], [1, 1, 0])]
 )
 def test_whole_parts(total: int, weights: list[float], parts: list[int]) -> None:
-    assert s.parted(total, weights) == parts
+    assert s.apportion(total, weights) == parts
 
 
 # --- repeated, subset -------------------------------------------------------------------------------------------------
 
 
 def test_repeats_come_in_a_row() -> None:
-    sampler = s.Repeated(SOURCE, 0, BATCH, times=3)
-    found = epoch(sampler)
-    assert len(found) == len(SOURCE) == 18
-    assert all(len(set(found[start : start + 3])) == 1 for start in range(0, 18, 3)) and len(set(found)) == 6
-    longer = epoch(s.Repeated(SOURCE, 0, BATCH, times=3, longer=True))
+    sampler = s.Repeated(SOURCE, 0, BATCH, num_repeats=3)
+    result = epoch(sampler)
+    assert len(result) == len(SOURCE) == 18
+    assert all(len(set(result[start : start + 3])) == 1 for start in range(0, 18, 3)) and len(set(result)) == 6
+    longer = epoch(s.Repeated(SOURCE, 0, BATCH, num_repeats=3, extend_epoch=True))
     assert Counter(longer) == {index: 3 for index in range(18)}
 
 
 def test_a_subset_is_the_same_in_every_run() -> None:
-    first, other = (s.Subset(SOURCE, seed, BATCH, share=0.5) for seed in (0, 1))
+    first, other = (s.Subset(SOURCE, seed, BATCH, fraction=0.5) for seed in (0, 1))
     assert set(epoch(first)) == set(epoch(other)) == set(epoch(first, 1))
     assert np.bincount(SOURCE.labels[epoch(first)]).tolist() == [2, 2, 1, 3, 1]
-    assert set(epoch(s.Subset(SOURCE, 0, BATCH, share=0.5, subset_seed=1))) != set(epoch(first))
-    assert len(s.Subset(SOURCE, 0, BATCH, share=0.25, keep_classes=False)) == 4
+    assert set(epoch(s.Subset(SOURCE, 0, BATCH, fraction=0.5, subset_seed=1))) != set(epoch(first))
+    assert len(s.Subset(SOURCE, 0, BATCH, fraction=0.25, stratified=False)) == 4
 
 
 def test_a_subset_of_so_many() -> None:
     source = Labelled([50, 30, 20])
-    assert np.bincount(source.labels[epoch(s.Subset(source, 0, BATCH, count=10))]).tolist() == [5, 3, 2]
-    assert len(epoch(s.Subset(source, 0, BATCH, count=7))) == 7
-    assert len(set(epoch(s.Subset(source, 0, BATCH, count=7, keep_classes=False)))) == 7
-    assert sorted(epoch(s.Subset(source, 0, BATCH, count=100))) == list(range(100))
-    with pytest.raises(ValueError, match="count: 101 of 100 samples"):
-        s.Subset(source, 0, BATCH, count=101)
+    assert np.bincount(source.labels[epoch(s.Subset(source, 0, BATCH, num_samples=10))]).tolist() == [5, 3, 2]
+    assert len(epoch(s.Subset(source, 0, BATCH, num_samples=7))) == 7
+    assert len(set(epoch(s.Subset(source, 0, BATCH, num_samples=7, stratified=False)))) == 7
+    assert sorted(epoch(s.Subset(source, 0, BATCH, num_samples=100))) == list(range(100))
+    with pytest.raises(ValueError, match="num_samples: 101 of 100 samples"):
+        s.Subset(source, 0, BATCH, num_samples=101)
 
 
-def test_sources_without_labels_are_told() -> None:
+def test_sources_without_labels_raise() -> None:
     class Silent(Labelled):
         def __init__(self) -> None:
             super().__init__([1])
@@ -240,7 +240,7 @@ def test_sources_without_labels_are_told() -> None:
             self.labels = np.zeros((1, 3))
 
     for make in (s.Weighted, s.balanced):
-        with pytest.raises(ValueError, match="Silent does not tell the labels"):
+        with pytest.raises(ValueError, match="Silent does not know the labels"):
             make(Silent(), 0, BATCH)
-        with pytest.raises(ValueError, match="several labels"):
+        with pytest.raises(ValueError, match="these have several"):
             make(Several(), 0, BATCH)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torchvision import tv_tensors
 
 from opabinia.contracts import Sample
-from opabinia.data.loader import Loader, Reader, training_requests
+from opabinia.data.loader import BatchReader, Loader, training_requests
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.data.sampling.shard_order import ByShard
+from opabinia.data.sampling.shard_order import ShardShuffle
 from opabinia.data.sources import Synthetic
 from opabinia.runtime.durations import Duration
 
@@ -45,7 +45,7 @@ BATCH = 16
 UNEVEN = Sharded([7, 1, 30, 4, 12, 9, 9, 2, 5, 11])
 
 
-def epoch(sampler: ByShard, number: int = 0) -> list[int]:
+def epoch(sampler: ShardShuffle, number: int = 0) -> list[int]:
     return sampler.order(number)(np.arange(len(sampler))).tolist()
 
 
@@ -54,18 +54,18 @@ sharded = st.lists(st.integers(1, 12), min_size=1, max_size=12).map(Sharded)
 
 def test_the_order_never_changes() -> None:
     """Another order would be another data sequence of every run over shards there is."""
-    assert epoch(ByShard(Sharded([3, 2, 4]), 7, BATCH, mixed=2)) == [3, 4, 0, 6, 2, 5, 7, 1, 8]
+    assert epoch(ShardShuffle(Sharded([3, 2, 4]), 7, BATCH, pool_size=2)) == [3, 4, 0, 6, 2, 5, 7, 1, 8]
 
 
 @given(sharded, st.integers(0, 2**31 - 1), st.integers(1, 14), st.integers(0, 100))
-def test_each_sample_once_an_epoch(source: Sharded, seed: int, mixed: int, number: int) -> None:
-    sampler = ByShard(source, seed, BATCH, mixed=mixed)
+def test_each_sample_once_an_epoch(source: Sharded, seed: int, pool_size: int, number: int) -> None:
+    sampler = ShardShuffle(source, seed, BATCH, pool_size=pool_size)
     assert sorted(epoch(sampler, number)) == list(range(len(source)))
 
 
 @given(sharded, st.integers(0, 2**31 - 1), st.integers(1, 14), st.data())
-def test_any_position_alone(source: Sharded, seed: int, mixed: int, data: st.DataObject) -> None:
-    sampler = ByShard(source, seed, BATCH, mixed=mixed)
+def test_any_position_alone(source: Sharded, seed: int, pool_size: int, data: st.DataObject) -> None:
+    sampler = ShardShuffle(source, seed, BATCH, pool_size=pool_size)
     whole, order = epoch(sampler, 3), sampler.order(3)
     positions = data.draw(st.lists(st.integers(0, len(source) - 1), min_size=1, max_size=20))
     assert order(np.array(positions)).tolist() == [whole[position] for position in positions]
@@ -75,16 +75,18 @@ def test_any_position_alone(source: Sharded, seed: int, mixed: int, data: st.Dat
 
 
 def test_seed_and_epoch_make_the_order() -> None:
-    first, again, other = ByShard(UNEVEN, 3, BATCH), ByShard(UNEVEN, 3, BATCH), ByShard(UNEVEN, 4, BATCH)
+    first, again, other = ShardShuffle(UNEVEN, 3, BATCH), ShardShuffle(UNEVEN, 3, BATCH), ShardShuffle(UNEVEN, 4, BATCH)
     assert epoch(first, 2) == epoch(again, 2)
     assert epoch(first, 2) != epoch(first, 3) and epoch(first, 2) != epoch(other, 2)
 
 
-@pytest.mark.parametrize(("mixed", "pools"), [(1, [1] * 10), (3, [2, 3, 2, 3]), (4, [3, 3, 4]), (10, [10]), (16, [10])])
-def test_few_shards_at_a_time(mixed: int, pools: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("pool_size", "pools"), [(1, [1] * 10), (3, [2, 3, 2, 3]), (4, [3, 3, 4]), (10, [10]), (16, [10])]
+)
+def test_few_shards_at_a_time(pool_size: int, pools: list[int]) -> None:
     """All samples of a pool come before any of the next; none of the pools is left with a shard or two."""
     source = Sharded([30] * 10)
-    shards = source.shard_of[epoch(ByShard(source, 5, BATCH, mixed=mixed))]
+    shards = source.shard_of[epoch(ShardShuffle(source, 5, BATCH, pool_size=pool_size))]
     in_turn = np.split(shards, np.cumsum(pools)[:-1] * 30)
     assert [len({*of_pool.tolist()}) for of_pool in in_turn] == pools
 
@@ -92,7 +94,7 @@ def test_few_shards_at_a_time(mixed: int, pools: list[int]) -> None:
 def test_the_samples_of_a_batch_come_from_all_shards_of_the_pool() -> None:
     source = Sharded([100] * 8)
     for number in range(5):
-        shards = source.shard_of[epoch(ByShard(source, 0, BATCH, mixed=4), number)]
+        shards = source.shard_of[epoch(ShardShuffle(source, 0, BATCH, pool_size=4), number)]
         for start in range(0, 800, 50):
             assert len({*shards[start : start + 50].tolist()}) == 4
         runs = [len(list(run)) for _, run in groupby(shards.tolist())]
@@ -101,7 +103,7 @@ def test_the_samples_of_a_batch_come_from_all_shards_of_the_pool() -> None:
 
 def test_pools_are_others_in_each_epoch() -> None:
     source = Sharded([10] * 8)
-    sampler = ByShard(source, 0, BATCH, mixed=4)
+    sampler = ShardShuffle(source, 0, BATCH, pool_size=4)
     first = {frozenset(source.shard_of[epoch(sampler, number)[:40]].tolist()) for number in range(20)}
     assert len(first) > 10
 
@@ -109,12 +111,12 @@ def test_pools_are_others_in_each_epoch() -> None:
 @pytest.mark.parametrize("position", [-1, 90])
 def test_positions_outside(position: int) -> None:
     with pytest.raises(IndexError, match="of an order of 90"):
-        ByShard(UNEVEN, 0, BATCH).order(0)(np.array([0, position]))
+        ShardShuffle(UNEVEN, 0, BATCH).order(0)(np.array([0, position]))
 
 
 def test_a_source_without_shards() -> None:
-    with pytest.raises(ValueError, match="by_shard needs the source 'shards'; a Synthetic has none"):
-        ByShard(Synthetic(), 0, BATCH)
+    with pytest.raises(ValueError, match="shard_shuffle needs the source 'shards'; a Synthetic has none"):
+        ShardShuffle(Synthetic(), 0, BATCH)
 
 
 # --- in a run ---------------------------------------------------------------------------------------------------------
@@ -122,12 +124,12 @@ def test_a_source_without_shards() -> None:
 
 def batches(world: int, workers: int, start: int = 0) -> list[list[str]]:
     """The ids of every global batch from a step on."""
-    sampler = ByShard(UNEVEN, 11, BATCH, mixed=3)
+    sampler = ShardShuffle(UNEVEN, 11, BATCH, pool_size=3)
     plan = ConstantPlan(len(sampler), BATCH, Duration.parse("2ep"))
     slices: list[list[Any]] = []
     for rank in range(world):
         requests = training_requests(plan, sampler.order, rank, world)
-        loader = Loader(Reader(UNEVEN, rank=rank), requests, workers=workers)
+        loader = Loader(BatchReader(UNEVEN, rank=rank), requests, num_workers=workers)
         slices.append([batch["id"] for _, batch in loader.iterate(start)])
         loader.close()
     return [list(chain(*parts)) for parts in zip(*slices, strict=True)]

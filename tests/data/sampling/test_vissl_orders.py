@@ -17,8 +17,8 @@ import pytest
 from opabinia.contracts import Sample
 from opabinia.data.loader import training_requests
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.data.sampling.permutation import order
-from opabinia.data.sampling.samplers import Subset, parted
+from opabinia.data.sampling.permutation import epoch_order
+from opabinia.data.sampling.samplers import Subset, apportion
 from opabinia.runtime.durations import Duration
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "selfsup"
@@ -29,7 +29,7 @@ SAMPLES, BATCH = ORDERS["samples"], ORDERS["batch_size"]
 
 def seen(start: int = 0, rank: int = 0, world: int = 1, seed: int = 0, epochs: int = 2) -> list[tuple[int, list[int]]]:
     """Epoch and samples of each batch of a process, from a step on."""
-    orders = partial(order, seed, n=SAMPLES, shuffle=True)
+    orders = partial(epoch_order, seed, n=SAMPLES, shuffle=True)
     requests = training_requests(ConstantPlan(SAMPLES, BATCH, Duration(epochs, "ep")), orders, rank, world)
     return [(one.row.epoch, one.indices.tolist()) for one in requests(start)]
 
@@ -97,14 +97,14 @@ def chosen(**keys: Any) -> list[int]:
 
 def test_as_many_of_every_class_as_the_number_allows() -> None:
     for count in (3, 5):
-        found = np.bincount(Labelled.labels[chosen(count=count)], minlength=3)
-        assert found.tolist() == parted(count, [3, 3, 4]), "VISSL leaves to chance who gets what is left"
+        result = np.bincount(Labelled.labels[chosen(num_samples=count)], minlength=3)
+        assert result.tolist() == apportion(count, [3, 3, 4]), "VISSL leaves to chance who gets what is left"
         theirs = np.bincount(Labelled.labels[PARTS["balanced_5" if count == 5 else "balanced_3_behind_3"]], minlength=3)
-        assert found.sum() == theirs.sum() and np.ptp(found) <= 1 and np.ptp(theirs) <= 1
+        assert result.sum() == theirs.sum() and np.ptp(result) <= 1 and np.ptp(theirs) <= 1
 
 
 def test_samples_chosen_regardless_of_their_class() -> None:
-    some = chosen(count=4, keep_classes=False)
+    some = chosen(num_samples=4, stratified=False)
     assert len(set(some)) == 4 == len(set(PARTS["plain_4"]))
-    assert chosen(count=4, keep_classes=False) == some, "the same in every run"
-    assert len({tuple(sorted(chosen(count=4, keep_classes=False, subset_seed=seed))) for seed in range(20)}) > 10
+    assert chosen(num_samples=4, stratified=False) == some, "the same in every run"
+    assert len({tuple(sorted(chosen(num_samples=4, stratified=False, subset_seed=seed))) for seed in range(20)}) > 10

@@ -1,4 +1,4 @@
-"""Things in COCO's JSON, in LVIS' and in Roboflow's form; what is broken is told, cut or left out."""
+"""Objects in COCO's JSON, in LVIS' and in Roboflow's form; what is broken is reported, cut or left out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchvision import tv_tensors
 from opabinia.contracts import Source
 from opabinia.data.collate import collate
 from opabinia.data.sources import coco, roboflow
-from opabinia.data.sources.detection_base import Annotated, mirrored
+from opabinia.data.sources.detection_base import AnnotatedImages, flip_pairs
 from scripts import small_data
 
 Content = dict[str, Any]
@@ -40,13 +40,13 @@ def root(tmp_path: Path) -> Path:
 
 def changed(root: Path, change: Callable[[Content], object] = lambda content: None) -> Path:
     """The file with a change to what it says."""
-    content = json.loads((root / "things.json").read_text())
+    content = json.loads((root / "annotations.json").read_text())
     change(content)
-    (root / "things.json").write_text(json.dumps(content))
-    return root / "things.json"
+    (root / "annotations.json").write_text(json.dumps(content))
+    return root / "annotations.json"
 
 
-def read(root: Path, change: Callable[[Content], object] = lambda content: None, **keys: Any) -> Annotated:
+def read(root: Path, change: Callable[[Content], object] = lambda content: None, **keys: Any) -> AnnotatedImages:
     return coco(root=root, file=changed(root, change), **keys)
 
 
@@ -61,7 +61,7 @@ def test_boxes_and_labels(root: Path) -> None:
     assert source.has_boxes and not source.has_masks and source.keypoints == () and source.frequencies == ()
     assert source.sizes.tolist() == [[48, 64]] * 4
     for sample, scene in zip((source[number] for number in range(4)), small_data.scenes(), strict=True):
-        learnt = scene.things[:2]  # the third is a crowd
+        learnt = scene.objects[:2]  # the third is a crowd
         assert sample["id"] == f"{scene.name}.png" and sample["original_size"] == (48, 64)
         assert isinstance(sample["image"], tv_tensors.Image) and sample["image"].shape == (3, 48, 64)
         assert isinstance(sample["boxes"], tv_tensors.BoundingBoxes) and sample["boxes"].dtype == torch.float32
@@ -94,7 +94,7 @@ def test_truth_is_what_the_file_says(root: Path) -> None:
 
 def test_an_area_that_is_no_number_is_that_of_the_box(root: Path) -> None:
     for area in (None, "12", float("nan"), float("inf"), 10**400):
-        assert read(root, annotation(bbox=[3, 1, 20, 10], area=area)).things.areas[0] == 200
+        assert read(root, annotation(bbox=[3, 1, 20, 10], area=area)).annotations.areas[0] == 200
 
 
 @OLD_NUMPY
@@ -110,7 +110,7 @@ def test_masks_are_those_of_pycocotools(root: Path) -> None:
             ]
 
     source = read(root, draw, masks=True)
-    reference = judge.COCO(str(root / "things.json"))
+    reference = judge.COCO(str(root / "annotations.json"))
     assert source.has_masks
     for number in range(4):
         sample = source[number]
@@ -143,8 +143,8 @@ def test_keypoints(root: Path) -> None:
     assert source.keypoints == ("left_corner", "right_corner")
     sample = source[2]
     assert isinstance(sample["keypoints"], tv_tensors.KeyPoints) and sample["keypoints"].dtype == torch.float32
-    assert sample["visible"].tolist() == [[0, 0], [2, 1]] and sample["mirror"] == [1, 0]
-    (_, left, top, width, _) = list(small_data.scenes())[2].things[1]
+    assert sample["visibility"].tolist() == [[0, 0], [2, 1]] and sample["flip_pairs"] == [1, 0]
+    (_, left, top, width, _) = list(small_data.scenes())[2].objects[1]
     assert sample["keypoints"][1].tolist() == [[left + 0.5, top + 0.5], [left + width - 0.5, top + 0.5]]
     assert sample["ground_truth"].keypoints[1].tolist() == [[left, top, 2], [left + width - 1, top, 1]], (
         "as in the file"
@@ -152,9 +152,9 @@ def test_keypoints(root: Path) -> None:
 
 
 def test_left_and_right_change_places_in_a_mirror() -> None:
-    assert mirrored(["nose", "left_eye", "right_eye"]) == [0, 2, 1]
-    assert mirrored(["L-hand", "R-hand", "leftFoot", "rightFoot", "RIGHT", "LEFT", "left"]) == [1, 0, 3, 2, 5, 4, 6]
-    assert mirrored(["bright", "tail", "left_fin"]) == [0, 1, 2], "without a partner each is its own"
+    assert flip_pairs(["nose", "left_eye", "right_eye"]) == [0, 2, 1]
+    assert flip_pairs(["L-hand", "R-hand", "leftFoot", "rightFoot", "RIGHT", "LEFT", "left"]) == [1, 0, 3, 2, 5, 4, 6]
+    assert flip_pairs(["bright", "tail", "left_fin"]) == [0, 1, 2], "without a partner each is its own"
 
 
 def test_it_goes_through_a_batch_and_to_a_worker(root: Path) -> None:
@@ -179,13 +179,13 @@ def test_classes_are_taken_in_the_given_order(root: Path) -> None:
     assert source.category_ids == (7, 3) and source[2]["labels"].tolist() == [1, 0]
     bars = read(root, classes=["bar"])
     assert len(bars) == 4 and [len(bars[number]["ground_truth"].labels) for number in range(4)] == [0, 0, 1, 1]
-    with pytest.raises(ValueError, match=r"things\.json has no class 'bars'; there is bar"):
+    with pytest.raises(ValueError, match=r"annotations\.json has no class 'bars'; there is bar"):
         read(root, classes=["bars"])
     with pytest.raises(ValueError, match="classes: 'bar' is listed twice"):
         read(root, classes=["bar", "bar"])
 
 
-def test_pictures_without_things_are_dropped_when_asked(root: Path) -> None:
+def test_images_without_objects_are_dropped_when_asked(root: Path) -> None:
     def only_a_crowd(content: Content) -> None:
         content["annotations"][0]["iscrowd"] = 1
 
@@ -194,7 +194,7 @@ def test_pictures_without_things_are_dropped_when_asked(root: Path) -> None:
     assert [source[number]["id"] for number in range(2)] == ["2.png", "3.png"] and len(source.present) == 2
 
 
-def test_pictures_of_nothing_but_crowds_are_told(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_images_of_nothing_but_crowds_are_reported(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     def only_crowds(content: Content) -> None:
         for one in content["annotations"]:
             one["iscrowd"] = 1
@@ -203,18 +203,18 @@ def test_pictures_of_nothing_but_crowds_are_told(root: Path, caplog: pytest.LogC
     read(root)
     assert not caplog.messages
     assert len(read(root, only_crowds)) == 4
-    assert caplog.messages == [f"{root / 'things.json'}: there is nothing to find in its 4 pictures"]
+    assert caplog.messages == [f"{root / 'annotations.json'}: there are no objects in its 4 images"]
 
 
-def test_pictures_with_few_keypoints_are_dropped_when_asked(root: Path) -> None:
+def test_images_with_few_keypoints_are_dropped_when_asked(root: Path) -> None:
     def hide(content: Content) -> None:
         content["annotations"][0]["keypoints"] = [0, 0, 0, 5, 5, 1]
 
     assert len(read(root, hide, keypoints=True, min_keypoints=1)) == 3
     assert len(read(root, hide, keypoints=True, min_keypoints=2)) == 2
-    with pytest.raises(ValueError, match="min_keypoints counts keypoints; keypoints: true reads them"):
+    with pytest.raises(ValueError, match="min_keypoints needs keypoints: true"):
         read(root, min_keypoints=1)
-    with pytest.raises(ValueError, match="no picture is left to learn from"):
+    with pytest.raises(ValueError, match="no image is left to train on"):
         read(root, keypoints=True, min_keypoints=5)
 
 
@@ -234,7 +234,7 @@ def test_lvis(root: Path) -> None:
     assert coco(root=root.parent, file=file, classes=["block"])[2]["ground_truth"].absent == ()
 
 
-# --- broken things ----------------------------------------------------------------------------------------------------
+# --- broken objects ---------------------------------------------------------------------------------------------------
 
 
 def annotation(number: int = 0, **values: Any) -> Callable[[Content], object]:
@@ -249,52 +249,58 @@ BROKEN: dict[str, tuple[Callable[[Content], object], str]] = {
     "no width": (annotation(bbox=[9, 5, 0, 6]), r"1 boxes without area: 1\.png, annotation 100: .* 9, 5, 0, 6"),
     "NaN": (
         annotation(bbox=[9, float("nan"), 4, 6]),
-        r"not four numbers: 1\.png, annotation 100: bbox \[9, nan, 4, 6\]",
+        r"not four finite numbers: 1\.png, annotation 100: bbox \[9, nan, 4, 6\]",
     ),
-    "infinite": (annotation(bbox=[9, 5, float("inf"), 6]), r"not four numbers: 1\.png, annotation 100"),
-    "a text": (annotation(bbox=["9", 5, 4, 6]), r"not four numbers: 1\.png, annotation 100: bbox \['9', 5, 4, 6\]"),
-    "a huge number": (annotation(bbox=[9, 5, 10**400, 6]), r"not four numbers: 1\.png, annotation 100"),
-    "three numbers": (annotation(bbox=[9, 5, 4]), r"not four numbers: 1\.png, annotation 100: bbox \[9, 5, 4\]"),
+    "infinite": (annotation(bbox=[9, 5, float("inf"), 6]), r"not four finite numbers: 1\.png, annotation 100"),
+    "a text": (
+        annotation(bbox=["9", 5, 4, 6]),
+        r"not four finite numbers: 1\.png, annotation 100: bbox \['9', 5, 4, 6\]",
+    ),
+    "a huge number": (annotation(bbox=[9, 5, 10**400, 6]), r"not four finite numbers: 1\.png, annotation 100"),
+    "three numbers": (annotation(bbox=[9, 5, 4]), r"not four finite numbers: 1\.png, annotation 100: bbox \[9, 5, 4\]"),
     "partly outside": (
         annotation(bbox=[50, 5, 20, 6]),
-        r"1 boxes that reach out of the picture: 1\.png, annotation 100",
+        r"1 boxes that extend beyond the image: 1\.png, annotation 100",
     ),
-    "outside": (annotation(bbox=[70, 5, 20, 6]), r"1 boxes outside of the picture: 1\.png, annotation 100"),
+    "outside": (annotation(bbox=[70, 5, 20, 6]), r"1 boxes outside the image: 1\.png, annotation 100"),
     "polygon of two points": (
         annotation(segmentation=[[1, 1, 5, 5]]),
-        r"no polygons of three .*: 1\.png, annotation 100",
+        r"neither polygons of three .*: 1\.png, annotation 100",
     ),
-    "odd polygon": (annotation(segmentation=[[1, 1, 5, 5, 9, 1, 3]]), r"no polygons of three points"),
-    "polygon of NaN": (annotation(segmentation=[[1, 1, 5, 5, 9, float("nan")]]), r"no polygons of three points"),
-    "polygon outside": (annotation(segmentation=[[1, 1, 90, 5, 9, 1]]), r"1 outlines that reach out .*1, 1, 90, 5 in"),
-    "no outline": (annotation(segmentation=[]), r"1 things without an outline: 1\.png, annotation 100"),
+    "odd polygon": (annotation(segmentation=[[1, 1, 5, 5, 9, 1, 3]]), r"neither polygons of three"),
+    "polygon of NaN": (annotation(segmentation=[[1, 1, 5, 5, 9, float("nan")]]), r"neither polygons of three"),
+    "polygon outside": (
+        annotation(segmentation=[[1, 1, 90, 5, 9, 1]]),
+        r"1 segmentations that extend .*1, 1, 90, 5 in",
+    ),
+    "no outline": (annotation(segmentation=[]), r"1 objects without a segmentation: 1\.png, annotation 100"),
     "runs of another size": (
         annotation(segmentation={"size": [64, 48], "counts": [3072]}),
-        r"no run lengths of the picture: 1\.png, annotation 100: size \[64, 48\], counts \[3072\]",
+        r"nor RLE of the image's size: 1\.png, annotation 100: size \[64, 48\], counts \[3072\]",
     ),
-    "runs too short": (annotation(segmentation={"size": [48, 64], "counts": [-3, 9]}), "no run lengths of the picture"),
+    "runs too short": (annotation(segmentation={"size": [48, 64], "counts": [-3, 9]}), "nor RLE of the image's size"),
     "keypoints too short": (
         annotation(keypoints=[1, 2, 2]),
         r"wrong length: 1\.png, annotation 100: 3 values, expected 6",
     ),
-    "unknown category": (annotation(category_id=5), r"not in the list: 1\.png, annotation 100: category_id 5"),
-    "unlisted picture": (annotation(image_id=99), r"not in the list: picture 99, annotation 100: image_id 99"),
-    "number twice": (annotation(1, id=100), r"1 numbers that are used twice: 2\.png, annotation 100"),
+    "unknown category": (annotation(category_id=5), r"1 unknown classes: 1\.png, annotation 100: category_id 5"),
+    "unlisted picture": (annotation(image_id=99), r"1 unknown images: image 99, annotation 100: image_id 99"),
+    "number twice": (annotation(1, id=100), r"1 ids that are used more than once: 2\.png, annotation 100"),
     "picture twice": (
         lambda content: content["images"].append({**content["images"][2]}),
-        r"1 pictures that are listed twice: 2\.png: as picture 12 and 12",
+        r"1 images that are listed more than once: 2\.png: as image 12 and 12",
     ),
     "file twice": (
         lambda content: content["images"].append({**content["images"][2], "id": 77}),
-        r"1 pictures that are listed twice: 2\.png: as picture 12 and 77",
+        r"1 images that are listed more than once: 2\.png: as image 12 and 77",
     ),
     "id twice": (
         lambda content: content["images"].append({**content["images"][2], "file_name": "9.png"}),
-        r"1 pictures that are listed twice: 9\.png: another picture has its id, 12",
+        r"1 images that are listed more than once: 9\.png: another image has the same id, 12",
     ),
     "missing picture": (
         lambda content: content["images"].append({**content["images"][2], "id": 77, "file_name": "no.png"}),
-        r"1 pictures that are not there: no\.png: not in",
+        r"1 missing images: no\.png: not in",
     ),
 }
 STRUCTURE = (
@@ -310,11 +316,11 @@ MENDED = ("partly outside", "polygon outside")
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_what_is_broken_is_told_with_file_and_number(root: Path, kind: str) -> None:
+def test_what_is_broken_is_reported_with_file_and_number(root: Path, kind: str) -> None:
     change, message = BROKEN[kind]
     with pytest.raises(ValueError, match=message) as told:
         read(root, change, masks=True, keypoints=True)
-    assert str(told.value).startswith(str(root / "things.json")) and "broken: drop" in str(told.value)
+    assert str(told.value).startswith(str(root / "annotations.json")) and "broken: drop" in str(told.value)
     assert ("broken: clip" in str(told.value)) == (kind not in STRUCTURE)
 
 
@@ -323,17 +329,17 @@ def test_clip_and_drop_leave_nothing_broken(root: Path, kind: str, caplog: pytes
     change, _ = BROKEN[kind]
     changed(root, change)
     caplog.set_level(logging.WARNING, "opabinia")
-    keys: dict[str, Any] = {"root": root, "file": root / "things.json", "masks": True, "keypoints": True}
+    keys: dict[str, Any] = {"root": root, "file": root / "annotations.json", "masks": True, "keypoints": True}
     for broken in ("drop", "clip"):
         if broken == "clip" and kind in STRUCTURE:
-            with pytest.raises(ValueError, match="broken: drop leaves out what is broken"):
+            with pytest.raises(ValueError, match="broken: drop drops them"):
                 coco(**keys, broken=broken)
             continue
         caplog.clear()
         source = coco(**keys, broken=broken)
         (line,) = caplog.messages
-        assert line.startswith(str(root / "things.json")) and "left out" in line
-        assert len(source) == 4 and len(source.faults) == 1 and source.faults[0].count == 1
+        assert line.startswith(str(root / "annotations.json")) and "dropped" in line
+        assert len(source) == 4 and len(source.errors) == 1 and source.errors[0].count == 1
         samples = [source[number] for number in range(4)]
         things = 6 if kind in ("picture twice", "file twice", "id twice", "missing picture") else 5
         assert sum(len(one["ground_truth"].ids) for one in samples) == (
@@ -345,7 +351,7 @@ def test_clip_and_drop_leave_nothing_broken(root: Path, kind: str, caplog: pytes
             assert (left < right).all() and (top < bottom).all()
 
 
-def test_clip_cuts_boxes_and_outlines_to_the_picture(root: Path) -> None:
+def test_clip_cuts_boxes_and_outlines_to_the_image(root: Path) -> None:
     change = annotation(bbox=[50, 5, 20, 6], segmentation=[[50, 5, 70, 5, 70, 11, 50, 11]])
     sample = read(root, change, masks=True, broken="clip")[1]
     assert sample["boxes"].tolist() == [[50, 5, 64, 11]] and sample["ground_truth"].boxes.tolist() == [[50, 5, 20, 6]]
@@ -355,15 +361,15 @@ def test_clip_cuts_boxes_and_outlines_to_the_picture(root: Path) -> None:
 def test_of_several_polygons_the_sound_ones_are_taken(root: Path) -> None:
     change = annotation(segmentation=[[1, 1, 5, 5], [10, 10, 20, 10, 20, 20, 10, 20]])
     source = read(root, change, masks=True, broken="clip")
-    assert source[1]["masks"].sum() == 100 and source.faults[0].count == 1
+    assert source[1]["masks"].sum() == 100 and source.errors[0].count == 1
 
 
 def test_up_to_a_pixel_outside_is_rounding(root: Path) -> None:
     source = read(root, annotation(bbox=[-1, -0.5, 66, 49.5]))
-    assert source.faults == () and source[1]["boxes"].tolist() == [[0, 0, 64, 48]]
+    assert source.errors == () and source[1]["boxes"].tolist() == [[0, 0, 64, 48]]
 
 
-def test_the_first_ten_are_told_and_all_are_counted(root: Path) -> None:
+def test_the_first_ten_are_reported_and_all_are_counted(root: Path) -> None:
     def flatten(content: Content) -> None:
         first = content["annotations"][0]
         content["annotations"] += [{**first, "id": 200 + number, "bbox": [5, 5, 0, 0]} for number in range(30)]
@@ -376,8 +382,8 @@ def test_the_first_ten_are_told_and_all_are_counted(root: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"images": [], "annotations": [{"id": 1, ', r"no whole JSON: .*, line 1, column 42; was it cut short\?"),
-        (b"", r"no whole JSON: Expecting value, line 1, column 1"),
+        (b'{"images": [], "annotations": [{"id": 1, ', r"not complete JSON: .*, line 1, column 42; is it truncated\?"),
+        (b"", r"not complete JSON: Expecting value, line 1, column 1"),
         (b"[]", "holds a list; expected an object with images, annotations, categories"),
         (b'{"images": []}', "has no 'annotations'; expected images, annotations, categories, found images"),
         (b'{"images": {}, "annotations": [], "categories": []}', "'images' is a dict; expected a list"),
@@ -386,42 +392,45 @@ def test_the_first_ten_are_told_and_all_are_counted(root: Path) -> None:
             "images: 1 of 1 are not objects with id, width",
         ),
         (b'{"images": [], "annotations": [3], "categories": []}', "annotations: 1 of 1 are not .*: number 0: 3"),
-        (b'{"images": [], "annotations": [], "categories": []}', "names no class"),
-        (b'{"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}]}', "lists no picture"),
-        (b'{"images": [], "annotations": [], "categories": [{"id": "1", "name": "a"}]}', "category has the id '1'"),
+        (b'{"images": [], "annotations": [], "categories": []}', "has no classes"),
+        (b'{"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}]}', "lists no image"),
+        (
+            b'{"images": [], "annotations": [], "categories": [{"id": "1", "name": "a"}]}',
+            "category id '1' is not an",
+        ),
         (b"\x80{}", "cannot be read"),
         (b"[" * 100_000, "cannot be read: maximum recursion depth"),
         (b"9" * 5000, "cannot be read: Exceeds the limit"),
     ],
 )
 @pytest.mark.parametrize("broken", ["error", "drop"])
-def test_a_file_of_another_structure_is_told(tmp_path: Path, content: bytes, message: str, broken: Any) -> None:
+def test_a_file_of_another_structure_is_reported(tmp_path: Path, content: bytes, message: str, broken: Any) -> None:
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(ValueError, match=message) as told:
         coco(root=tmp_path, file=tmp_path / "a.json", broken=broken)
     assert str(tmp_path / "a.json") in str(told.value)
 
 
-def test_wrong_places_are_told(root: Path, tmp_path: Path) -> None:
+def test_wrong_places_are_reported(root: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no file .*none\.json"):
         coco(root=root, file=root / "none.json")
     with pytest.raises(ValueError, match="there is no folder"):
-        coco(root=root / "none", file=root / "things.json")
+        coco(root=root / "none", file=root / "annotations.json")
     (root / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"none of its 4 pictures is in .*empty, such as 0\.png"):
-        coco(root=root / "empty", file=root / "things.json", broken="drop")
+    with pytest.raises(ValueError, match=r"none of its 4 images is in .*empty, such as 0\.png"):
+        coco(root=root / "empty", file=root / "annotations.json", broken="drop")
 
 
-def test_a_picture_of_another_size_is_told_when_it_is_read(root: Path) -> None:
+def test_a_image_of_another_size_is_reported_when_it_is_read(root: Path) -> None:
     source = read(root)
     Image.new("RGB", (48, 64)).save(root / "2.png")
-    with pytest.raises(ValueError, match=r"2\.png has 48 x 64 pixels, .*things\.json says 64 x 48"):
+    with pytest.raises(ValueError, match=r"2\.png has 48 x 64 pixels, .*annotations\.json says 64 x 48"):
         source[2]
 
 
-def test_runs_that_cannot_be_decoded_are_told_when_they_are_read(root: Path) -> None:
+def test_runs_that_cannot_be_decoded_are_reported_when_they_are_read(root: Path) -> None:
     source = read(root, annotation(segmentation={"size": [48, 64], "counts": "zzz"}), masks=True)
-    with pytest.raises(ValueError, match=r"things\.json, picture 11, annotation 100: "):
+    with pytest.raises(ValueError, match=r"annotations\.json, image 11, annotation 100: "):
         source[1]
 
 
@@ -439,20 +448,20 @@ def test_the_false_category_of_roboflow_is_left_out(exported: Path, caplog: pyte
     train, valid = roboflow(root=exported), roboflow(root=exported, split="valid", masks=True)
     assert train.classes == valid.classes == ("block", "bar") and train.category_ids == (3, 7)
     assert train[1]["id"] == "1.png" and valid.has_masks
-    assert "category 0, 'things', is that of all others and has no things: left out" in caplog.text
+    assert "category 0, 'objects', is a placeholder without annotations: dropped" in caplog.text
 
 
-def test_a_category_that_any_split_has_things_of_is_none_to_leave_out(exported: Path) -> None:
+def test_a_category_that_any_split_has_objects_of_is_none_to_skip(exported: Path) -> None:
     file = exported / "valid" / "_annotations.coco.json"
     content = json.loads(file.read_text())
     content["annotations"][0]["category_id"] = 0
     file.write_text(json.dumps(content))
     assert (
-        roboflow(root=exported).classes == roboflow(root=exported, split="valid").classes == ("things", "block", "bar")
+        roboflow(root=exported).classes == roboflow(root=exported, split="valid").classes == ("objects", "block", "bar")
     )
 
 
-def test_a_class_without_things_is_no_false_category(exported: Path) -> None:
+def test_a_class_without_objects_is_no_false_category(exported: Path) -> None:
     file = exported / "train" / "_annotations.coco.json"
     content = json.loads(file.read_text())
     content["categories"][-1] |= {"name": "empty"}
@@ -460,7 +469,7 @@ def test_a_class_without_things_is_no_false_category(exported: Path) -> None:
     assert roboflow(root=exported).classes == ("empty", "block", "bar")
 
 
-def test_a_missing_split_is_told(exported: Path) -> None:
+def test_a_missing_split_is_reported(exported: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no file .*test.*_annotations\.coco\.json"):
         roboflow(root=exported, split="test")
 
@@ -469,12 +478,12 @@ def test_a_missing_split_is_told(exported: Path) -> None:
 
 
 @pytest.mark.skipif(not (REAL / "bccd").is_dir(), reason="the blood cells are not here")
-@pytest.mark.parametrize(("split", "pictures", "things"), [("train", 205, 2804), ("val", 87, 1137), ("test", 72, 945)])
-def test_blood_cells(split: str, pictures: int, things: int) -> None:
+@pytest.mark.parametrize(("split", "images", "objects"), [("train", 205, 2804), ("val", 87, 1137), ("test", 72, 945)])
+def test_blood_cells(split: str, images: int, objects: int) -> None:
     source = coco(root=REAL / "bccd" / split, file=REAL / "bccd" / "annotations" / f"instances_{split}.json")
-    assert source.classes == ("RBC", "WBC", "Platelets") and source.category_ids == (1, 2, 3) and source.faults == ()
+    assert source.classes == ("RBC", "WBC", "Platelets") and source.category_ids == (1, 2, 3) and source.errors == ()
     samples = [source[number] for number in range(len(source))]
-    assert (len(samples), sum(len(sample["boxes"]) for sample in samples)) == (pictures, things)
+    assert (len(samples), sum(len(sample["boxes"]) for sample in samples)) == (images, objects)
     for sample in samples:
         assert sample["image"].shape == (3, 480, 640) and len(sample["ground_truth"].ids) == len(sample["labels"])
         assert (sample["boxes"][:, 2:] > sample["boxes"][:, :2]).all() and sample["boxes"].max() <= 640
@@ -483,7 +492,7 @@ def test_blood_cells(split: str, pictures: int, things: int) -> None:
 @pytest.mark.skipif(not (REAL / "coco_free").is_dir(), reason="the free pictures of COCO are not here")
 @OLD_NUMPY
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_free_pictures_of_coco(split: str) -> None:
+def test_free_images_of_coco(split: str) -> None:
     judge = pytest.importorskip("pycocotools.coco")
     file = REAL / "coco_free" / "annotations" / f"instances_{split}2017.json"
     source, reference = coco(root=REAL / "coco_free" / f"{split}2017", file=file, masks=True), judge.COCO(str(file))

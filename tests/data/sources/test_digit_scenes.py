@@ -1,5 +1,7 @@
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,14 +9,54 @@ from PIL import Image
 
 from opabinia.contracts import GroundTruth, Source
 from opabinia.data.sources.digit_scenes import (
-    MIRROR,
+    FLIP_PAIRS,
+    KEYPOINTS,
+    SCENES,
     SIDE,
     DigitScenes,
     load_scenes,
     make_scene,
-    write_coco,
 )
 from opabinia.data.sources.digits import load_digits, split_digits
+
+
+def write_coco(folder: Path) -> None:
+    """Write the scenes (PNG) and ``annotations/instances_{train,val}.json`` in COCO's format."""
+    (folder / "annotations").mkdir(parents=True, exist_ok=True)
+    for split in SCENES:
+        (folder / split).mkdir(exist_ok=True)
+        source = DigitScenes(split=split, masks=True, keypoints=True)
+        images: list[dict[str, Any]] = []
+        annotations: list[dict[str, Any]] = []
+        for sample in (source[index] for index in range(len(source))):
+            ground_truth: GroundTruth = sample["ground_truth"]
+            Image.fromarray(sample["image"][0].numpy()).save(folder / sample["id"])
+            name = sample["id"].removeprefix(f"{split}/")
+            images.append({"id": ground_truth.image_id, "file_name": name, "height": SIDE, "width": SIDE})
+            annotations.extend(_coco_annotations(ground_truth))
+        categories = [
+            {"id": number, "name": name, "keypoints": KEYPOINTS, "skeleton": [[1, 2], [3, 4]]}
+            for number, name in zip(source.category_ids, source.classes, strict=True)
+        ]
+        content = {"images": images, "annotations": annotations, "categories": categories}
+        (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
+
+
+def _coco_annotations(ground_truth: GroundTruth) -> Iterator[dict[str, Any]]:
+    assert ground_truth.segments is not None and ground_truth.keypoints is not None
+    for row, segment in enumerate(ground_truth.segments):
+        yield {
+            "id": int(ground_truth.ids[row]),
+            "image_id": ground_truth.image_id,
+            "category_id": DigitScenes.category_ids[ground_truth.labels[row]],
+            "bbox": ground_truth.boxes[row].tolist(),
+            "area": float(ground_truth.areas[row]),
+            "iscrowd": 0,
+            "segmentation": segment,
+            "keypoints": ground_truth.keypoints[row].astype(int).ravel().tolist(),
+            "num_keypoints": int((ground_truth.keypoints[row, :, 2] > 0).sum()),
+        }
+
 
 WITH_NUMPY_2 = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools
 
@@ -72,8 +114,8 @@ def test_points_lie_on_the_edges_of_a_digit_that_nothing_covers(val: DigitScenes
             right - 0.5,
         ]
         columns, rows = points.long().T
-        assert sample["masks"][0, rows, columns].all() and sample["visible"].eq(2).all()
-    assert sample["mirror"] == list(MIRROR) and [val.keypoints[one] for one in MIRROR] == [
+        assert sample["masks"][0, rows, columns].all() and sample["visibility"].eq(2).all()
+    assert sample["flip_pairs"] == list(FLIP_PAIRS) and [val.keypoints[one] for one in FLIP_PAIRS] == [
         "top",
         "bottom",
         "right",
@@ -85,7 +127,7 @@ def test_a_point_that_is_covered_is_known_but_not_visible(val: DigitScenes) -> N
     hidden = 0
     for index in range(len(val)):
         sample = val[index]
-        for mask, points, visible in zip(sample["masks"], sample["keypoints"], sample["visible"], strict=True):
+        for mask, points, visible in zip(sample["masks"], sample["keypoints"], sample["visibility"], strict=True):
             columns, rows = points.long().T
             assert (mask[rows, columns] == (visible == 2)).all()
             hidden += int((visible == 1).sum())
@@ -106,7 +148,7 @@ def test_the_truth_says_the_same_as_the_sample(val: DigitScenes) -> None:
         assert val.present[index].tolist() == sorted(set(ground_truth.labels.tolist()))
         assert ground_truth.keypoints is not None and ground_truth.segments is not None
         assert np.array_equal(ground_truth.keypoints[:, :, :2] + 0.5, sample["keypoints"].numpy())
-        assert np.array_equal(ground_truth.keypoints[:, :, 2], sample["visible"].numpy())
+        assert np.array_equal(ground_truth.keypoints[:, :, 2], sample["visibility"].numpy())
         for segment, mask in zip(ground_truth.segments, sample["masks"], strict=True):
             values = np.arange(len(segment["counts"])) % 2
             assert np.array_equal(np.repeat(values, segment["counts"]).reshape(SIDE, SIDE).T, mask.numpy())

@@ -32,7 +32,7 @@ def test_a_saved_data_set(saved: Path) -> None:
     assert source.fingerprint() == HuggingFace(dataset=str(saved)).fingerprint()
 
 
-def test_what_is_not_in_it_is_told(saved: Path, tmp_path: Path) -> None:
+def test_what_is_not_in_it_is_reported(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no column 'img'; columns: image, label"):
         HuggingFace(dataset=str(saved), image="img")
     with pytest.raises(ValueError, match="no split 'test'; splits: train"):
@@ -46,7 +46,7 @@ IMAGES = [Image.new("RGB", (5, 4), 100) for _ in range(3)]
 
 
 def stored(folder: Path, labels: list[Any], kind: Any, images: list[Any] = IMAGES, split: str | None = None) -> str:
-    """A data set without splits on disk; ``kind`` is the library's type of the labels."""
+    """A dataset without splits on disk; ``kind`` is the library's type of the labels."""
     datasets = pytest.importorskip("datasets")
     features = datasets.Features({"image": datasets.Image(), "label": kind(datasets), "other": datasets.Image()})
     columns = {"image": images, "label": labels, "other": IMAGES}
@@ -73,12 +73,12 @@ def test_grey_and_numbers(tmp_path: Path) -> None:
         ([0, -1, 1], lambda d: d.ClassLabel(names=["a", "b"]), "labels -1 to 1 for 2 classes"),
     ],
 )
-def test_labels_that_are_none_are_told(tmp_path: Path, labels: list[Any], kind: Any, message: str) -> None:
+def test_labels_that_are_none_are_reported(tmp_path: Path, labels: list[Any], kind: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"set, train: .*{message}"):
         HuggingFace(dataset=stored(tmp_path, labels, kind))
 
 
-def test_images_that_are_none_are_told(tmp_path: Path) -> None:
+def test_images_that_are_none_are_reported(tmp_path: Path) -> None:
     path = stored(tmp_path, [0, 1, 1], lambda d: d.Value("int64"), images=[IMAGES[0], None, IMAGES[0]])
     with pytest.raises(ValueError, match="row 1 has no image"):
         HuggingFace(dataset=path)[1]

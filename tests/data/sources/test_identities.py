@@ -1,4 +1,4 @@
-"""Pictures of identities in the layouts of published data sets."""
+"""Images of identities in the layouts of published datasets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from opabinia.contracts import Source
-from opabinia.data.decoding.images import whole
+from opabinia.data.decoding.images import decode_sample as whole
 from opabinia.data.sources import (
     class_folders,
     cuhk03,
@@ -111,7 +111,7 @@ def test_the_order_is_that_of_the_names(market: Path, monkeypatch: pytest.Monkey
     assert market1501(root=market).fingerprint() != expected
 
 
-def test_pictures_may_be_decoded_later(market: Path) -> None:
+def test_images_may_be_decoded_later(market: Path) -> None:
     source = market1501(root=market, split="test")
     for index in range(len(source)):
         later = whole(source.encoded(index))
@@ -142,7 +142,7 @@ def test_photographs_of_groceries(shared_data: Path) -> None:
     assert min(train[0]["image"].shape[1:]) == 128
 
 
-# --- what is wrong is told --------------------------------------------------------------------------------------------
+# --- what is wrong is reported ----------------------------------------------------------------------------------------
 
 
 def emptied(folder: Path) -> None:
@@ -178,11 +178,14 @@ def own_cameras(root: Path) -> None:
     ("spoil", "message"),
     [
         (bad_names, r"bounding_box_train: 5 of 37 are not <identity>_c<camera, 1 to 6>.*: holiday0\.jpg, .* \.\.\.$"),
-        (one_identity, r"only the identity '0007' to train on; .* at least 2"),
-        (lambda root: emptied(root / "bounding_box_train"), r"bounding_box_train holds no picture \(\.jpg, "),
+        (one_identity, r"only the identity '0007' to train on; at least 2"),
+        (lambda root: emptied(root / "bounding_box_train"), r"bounding_box_train has no images \(\.jpg, "),
         (lambda root: saved(root, "bounding_box_train/0001_c7s1.png"), r"1 of 33 are not .*: 0001_c7s1\.png$"),
         (lambda root: saved(root, "bounding_box_train/0001_c0s1.png"), r"1 of 33 are not .*: 0001_c0s1\.png$"),
-        (lambda root: (root / "bounding_box_train").rename(root / "train"), r"no folder .*bounding_box_train; what"),
+        (
+            lambda root: (root / "bounding_box_train").rename(root / "train"),
+            r"no folder .*bounding_box_train; the",
+        ),
     ],
     ids=["names", "one_identity", "empty", "camera_7", "camera_0", "missing"],
 )
@@ -195,12 +198,12 @@ def test_what_is_wrong_to_train_on(market: Path, spoil: Callable[[Path], None], 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (only_junk, r"query holds nothing but junk"),
+        (only_junk, r"query has only junk"),
         (
             strangers,
-            r"none of the identities that are looked for \(0001, 0002, 0003 \.\.\.\) is in the gallery \(0000, ",
+            r"none of the identities of the queries \(0001, 0002, 0003 \.\.\.\) is in the gallery \(0000, ",
         ),
-        (own_cameras, r"looked for by the query's own camera only"),
+        (own_cameras, r"of the queries by the query's own camera only"),
     ],
     ids=["junk", "strangers", "own_cameras"],
 )
@@ -228,7 +231,7 @@ LAYOUTS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_queries_and_gallery(name: str, tmp_path: Path) -> None:
-    """Four queries, and three pictures of each of the same four identities in the gallery."""
+    """Four queries, and three images of each of the same four identities in the gallery."""
     source, make, folder, cameras = LAYOUTS[name]
     make(tmp_path / folder)
     train, test = source(root=tmp_path), source(root=tmp_path, split="test")
@@ -249,7 +252,7 @@ def test_queries_and_gallery(name: str, tmp_path: Path) -> None:
     assert len(set(ids)) == 16 and (tmp_path / folder / ids[0]).is_file()
 
 
-def test_msmt17_has_pictures_for_validation(tmp_path: Path) -> None:
+def test_msmt17_has_images_for_validation(tmp_path: Path) -> None:
     small_data.msmt17(tmp_path)
     train, more = msmt17(root=tmp_path), msmt17(root=tmp_path, with_val=True)
     assert (len(train), len(more), len(msmt17(root=tmp_path, split="all"))) == (24, 32, 48)
@@ -268,15 +271,15 @@ def test_the_second_version_of_msmt17(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("a/b.png 0", r"list_train\.txt: 1 of 25 are not pictures named .*: a/b\.png \(line 25\)"),
+        ("a/b.png 0", r"list_train\.txt: 1 of 25 are not images named .*: b\.png \(line 25\)"),
         ("0000/0000_000_16_0303morning_0001_0.png 0", r"1 of 25 are not .*16_0303morning"),
-        ("0000/0000_009_01_0303morning_0001_0.png 0", r"1 of 25 pictures are not in .*0000_009_01.* \(line 25\)"),
-        ("0000/0000_000_01_0303morning_0000_0.png 0", r"1 pictures more than once: .* \(line 1, line 25\)"),
+        ("0000/0000_009_01_0303morning_0001_0.png 0", r"1 of 25 images are not in .*0000_009_01.* \(line 25\)"),
+        ("0000/0000_000_01_0303morning_0000_0.png 0", r"1 images more than once: .* \(line 1, line 25\)"),
         ("only", r"list_train\.txt: 1 of 25 are not 2 fields \(path identity\): line 25 has 1 fields"),
     ],
     ids=["name", "camera", "absent", "twice", "fields"],
 )
-def test_a_bad_line_is_told(line: str, message: str, tmp_path: Path) -> None:
+def test_a_bad_line_is_reported(line: str, message: str, tmp_path: Path) -> None:
     small_data.msmt17(tmp_path)
     with (tmp_path / "list_train.txt").open("a") as file:
         file.write(line + "\n")
@@ -284,10 +287,10 @@ def test_a_bad_line_is_told(line: str, message: str, tmp_path: Path) -> None:
         msmt17(root=tmp_path)
 
 
-def test_bad_lists_are_told(tmp_path: Path) -> None:
+def test_bad_lists_are_reported(tmp_path: Path) -> None:
     small_data.msmt17(tmp_path)
     (tmp_path / "list_train.txt").write_text("\n")
-    with pytest.raises(ValueError, match=r"list_train\.txt lists nothing; its lines are: path identity"):
+    with pytest.raises(ValueError, match=r"list_train\.txt is empty"):
         msmt17(root=tmp_path)
     (tmp_path / "list_train.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match=r"list_train\.txt cannot be read: .*utf-8"):
@@ -306,7 +309,7 @@ def test_cuhk03_tells_what_it_wants(tmp_path: Path) -> None:
     whole = json.loads(file.read_text())
     for broken in ("[", "{}", "[]", '[{"train": []}]', '[{"train": [[]], "query": [], "gallery": []}]', "[3]", "5"):
         file.write_text(broken)
-        with pytest.raises(ValueError, match=r"splits_new_labeled\.json cannot be read .*; it is to be \[\{"):
+        with pytest.raises(ValueError, match=r"splits_new_labeled\.json cannot be read .*; expected \[\{"):
             cuhk03(root=tmp_path)
     whole[0]["train"].append(["images_labeled/1_001_3_01.png", 1, 0])
     file.write_text(json.dumps(whole))
@@ -314,7 +317,7 @@ def test_cuhk03_tells_what_it_wants(tmp_path: Path) -> None:
         cuhk03(root=tmp_path)
     whole[0]["train"][-1][0] = "images_labeled/1_001_1_09.png"
     file.write_text(json.dumps(whole))
-    with pytest.raises(ValueError, match=r"1 of 33 pictures are not in .*1_001_1_09\.png \(train 32\)"):
+    with pytest.raises(ValueError, match=r"1 of 33 images are not in .*1_001_1_09\.png \(train 32\)"):
         cuhk03(root=tmp_path)
 
 
@@ -330,18 +333,18 @@ def test_the_gallery_of_vehicles_is_drawn_by_a_seed(tmp_path: Path) -> None:
     assert len({tuple(gallery(seed)) for seed in range(10)}) > 5
     assert vehicleid(root=tmp_path, split="test").queries.sum() == 12
     with pytest.raises(ValueError, match=r"no file .*test_list_1600\.txt"):
-        vehicleid(root=tmp_path, split="test", size=1600)
+        vehicleid(root=tmp_path, split="test", test_size=1600)
     file = tmp_path / "train_test_split/test_list_800.txt"
     lines = file.read_text().splitlines()
     drawn = gallery(3)
     file.write_text("\n".join(reversed(lines)))
     assert gallery(3) == drawn, "the order of the list does not matter"
     file.write_text("\n".join([*lines, "0000001 a3"]))
-    with pytest.raises(ValueError, match=r"1 of 17 are not numbers of vehicles: a3 \(line 17\)"):
+    with pytest.raises(ValueError, match=r"1 of 17 are not vehicle numbers: a3 \(line 17\)"):
         vehicleid(root=tmp_path, split="test")
 
 
-# --- products: every picture looks for the others ---------------------------------------------------------------------
+# --- products: every image looks for the others -----------------------------------------------------------------------
 
 
 def test_online_products(tmp_path: Path) -> None:
@@ -354,17 +357,17 @@ def test_online_products(tmp_path: Path) -> None:
     assert test[4]["id"] == "chair_final/10_0.png" and test[4]["label"] == 1
 
 
-def test_what_is_wrong_with_products_is_told(tmp_path: Path) -> None:
+def test_what_is_wrong_with_products_is_reported(tmp_path: Path) -> None:
     small_data.online_products(tmp_path)
     header = "image_id class_id super_class_id path\n"
     (tmp_path / "Ebay_train.txt").write_text(header + "1 1 1 chair_final/1_0.png\n")
     (tmp_path / "Ebay_test.txt").write_text(header + "1 9 1 chair_final/9_0.png\n2 10 1 chair_final/10_0.png\n")
     with pytest.raises(ValueError, match=r"only the identity '1' to train on"):
         online_products(root=tmp_path)
-    with pytest.raises(ValueError, match=r"none of 2 identities to search has 2 pictures"):
+    with pytest.raises(ValueError, match=r"none of 2 test identities has 2 images"):
         online_products(root=tmp_path, split="test")
     (tmp_path / "Ebay_test.txt").write_text(header + "1 9 1 chair_final/no.png\n")
-    with pytest.raises(ValueError, match=r"Ebay_test\.txt: 1 of 1 pictures are not in .*no\.png \(line 2\)"):
+    with pytest.raises(ValueError, match=r"Ebay_test\.txt: 1 of 1 images are not in .*no\.png \(line 2\)"):
         online_products(root=tmp_path, split="test")
 
 
@@ -376,13 +379,13 @@ def test_class_folders_are_divided(tmp_path: Path) -> None:
     assert test[0].keys() == {"image", "label", "id"} and len(test) == 24
     assert len(class_folders(root=tmp_path, train_classes=10, split="test").classes) == 2
     assert len(class_folders(root=tmp_path, split="all")) == 48
-    with pytest.raises(ValueError, match=r"train_classes: 12 of the 12 classes in .* leave none to search"):
+    with pytest.raises(ValueError, match=r"train_classes: 12 of the 12 classes in .* leave none to test"):
         class_folders(root=tmp_path, train_classes=12)
     with pytest.raises(ValueError, match=r"only the identity '001\.Bird' to train on"):
         class_folders(root=tmp_path, train_classes=1)
     for number in range(1, 4):
         (tmp_path / f"012.Bird/{number}.png").unlink()
-    with pytest.raises(ValueError, match=r"none of 1 identities to search has 2 pictures"):
+    with pytest.raises(ValueError, match=r"none of 1 test identities has 2 images"):
         class_folders(root=tmp_path, train_classes=11, split="test")
 
 
@@ -420,7 +423,7 @@ def test_a_list_in_which_all_look_for_each_other(tmp_path: Path) -> None:
     file = rows(tmp_path, "c.png,cleo,attic,test", "d.png,cleo,door,test")
     test = identity_table(file=file, split="test")
     assert test.queries is None and test.labels.tolist() == [0, 0]
-    with pytest.raises(ValueError, match=r"rows\.csv lists no picture for query and gallery"):
+    with pytest.raises(ValueError, match=r"rows\.csv lists no image for query and gallery"):
         identity_table(file=file, split="query")
 
 
@@ -430,24 +433,24 @@ def test_a_list_in_which_all_look_for_each_other(tmp_path: Path) -> None:
         ("c.png,cleo,attic,val", "train", r"rows\.csv, line 4: split is 'val', none of train, query, gallery, test"),
         ("c.png,,attic,train", "train", r"rows\.csv, line 4: identity is empty"),
         ("c.png,cleo,,train", "train", r"rows\.csv, line 4: camera is empty"),
-        ("c.png,cleo,attic,query", "test", r"rows\.csv lists no picture for gallery"),
+        ("c.png,cleo,attic,query", "test", r"rows\.csv lists no image for gallery"),
         ("c.png,cleo,a,query\nd.png,cleo,b,test", "test", r"listed as 'test', or as 'query' and 'gallery'"),
-        ("c.png,cleo,attic,query\nd.png,dan,attic,gallery", "test", r"looked for \(cleo \.\.\.\) is in the gallery"),
-        ("c.png,cleo,attic,test", "test", r"none of 1 identities to search has 2 pictures"),
-        ("a.png,cleo,attic,test", "train", r"1 pictures more than once: a\.png \(line 2, line 4\)"),
+        ("c.png,cleo,attic,query\nd.png,dan,attic,gallery", "test", r"the queries \(cleo \.\.\.\) is in the gallery"),
+        ("c.png,cleo,attic,test", "test", r"none of 1 test identities has 2 images"),
+        ("a.png,cleo,attic,test", "train", r"1 images more than once: a\.png \(line 2, line 4\)"),
     ],
     ids=["part", "identity", "camera", "gallery", "both", "strangers", "alone", "twice"],
 )
-def test_what_is_wrong_with_a_list_is_told(more: str, split: Split, message: str, tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_list_is_reported(more: str, split: Split, message: str, tmp_path: Path) -> None:
     file = rows(tmp_path, *more.split("\n"))
     with pytest.raises(ValueError, match=message):
         identity_table(file=file, split=split)
 
 
-def test_columns_of_a_list_are_told(tmp_path: Path) -> None:
+def test_columns_of_a_list_are_reported(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("path,identity,cameras,split\na.png,anna,door,train\n")
     with pytest.raises(ValueError, match=r"no column 'camera'; did you mean 'cameras'\?"):
         identity_table(file=tmp_path / "list.csv")
     (tmp_path / "list.csv").write_text("path,identity,camera,split\n")
-    with pytest.raises(ValueError, match=r"list\.csv lists no picture"):
+    with pytest.raises(ValueError, match=r"list\.csv lists no image"):
         identity_table(file=tmp_path / "list.csv")

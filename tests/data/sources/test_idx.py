@@ -55,18 +55,22 @@ def test_the_fingerprint_changes_with_the_labels(folder: Path) -> None:
     ("name", "content", "told"),
     [
         ("train-images-idx3-ubyte.gz", None, "there is no .*train-images-idx3-ubyte "),
-        ("train-images-idx3-ubyte.gz", gzip.compress(idx(IMAGES), mtime=0)[:-9], "is no whole gzip file"),
+        ("train-images-idx3-ubyte.gz", gzip.compress(idx(IMAGES), mtime=0)[:-9], "is not a complete gzip file"),
         (
             "train-images-idx3-ubyte.gz",
             gzip.compress(idx(IMAGES)[:-1], mtime=0),
-            "has 75 bytes where its header promises 76",
+            "has 75 bytes, its header says 76",
         ),
-        ("train-images-idx3-ubyte.gz", gzip.compress(idx(LABELS), mtime=0), "is no idx file of bytes in 3 dimensions"),
-        ("train-images-idx3-ubyte.gz", b"", "is no idx file"),
+        (
+            "train-images-idx3-ubyte.gz",
+            gzip.compress(idx(LABELS), mtime=0),
+            "is not an idx file of bytes in 3",
+        ),
+        ("train-images-idx3-ubyte.gz", b"", "is not an idx file"),
         ("train-labels-idx1-ubyte", idx(LABELS[:4]), "holds 5 train images and 4 labels"),
     ],
 )
-def test_what_is_broken_is_told(folder: Path, name: str, content: bytes | None, told: str) -> None:
+def test_what_is_broken_is_reported(folder: Path, name: str, content: bytes | None, told: str) -> None:
     if content is None:
         (folder / name).unlink()
     else:

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from opabinia.contracts import Source
-from opabinia.data.loader import Loader, Reader, training_requests
+from opabinia.data.loader import BatchReader, Loader, training_requests
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.data.sources import Digits, Joined, Numbered, Synthetic
+from opabinia.data.sources import Concat, Digits, Indexed, Synthetic
 from opabinia.runtime.durations import Duration
 from opabinia.training.samples import fingerprint
 
@@ -18,7 +18,7 @@ def digits() -> Digits:
 
 
 def test_it_is_the_source_with_numbers(digits: Digits) -> None:
-    numbered = Numbered(source=digits)
+    numbered = Indexed(source=digits)
     assert isinstance(numbered, Source) and len(numbered) == len(digits)
     sample, plain = numbered[7], digits[7]
     assert sample.pop("index") == 7
@@ -26,14 +26,14 @@ def test_it_is_the_source_with_numbers(digits: Digits) -> None:
 
 
 def test_what_else_a_source_has_is_there(digits: Digits) -> None:
-    numbered = Numbered(source=digits)
+    numbered = Indexed(source=digits)
     assert (numbered.labels == digits.labels).all()
     assert fingerprint(numbered) == fingerprint(digits)
     assert not hasattr(numbered, "cameras")
 
 
 def test_numbers_are_those_of_the_outermost(digits: Digits) -> None:
-    twice = Numbered(source=Joined(sources=[digits, digits]))
+    twice = Indexed(source=Concat(sources=[digits, digits]))
     assert twice[len(digits) + 3]["index"] == len(digits) + 3
     assert list(twice.starts) == [0, len(digits)], "samplers that mix sources still find them"
 
@@ -44,7 +44,7 @@ def test_whole_batches_have_numbers_too() -> None:
     assert hasattr(source, "batch")
     order = np.random.default_rng(0).permutation(20)
     requests = training_requests(ConstantPlan(20, 8, Duration(2, "ep")), lambda epoch: order.__getitem__, 0, 1)
-    found = [batch for _, batch in Loader(Reader(Numbered(source=source)), requests).iterate()]
+    found = [batch for _, batch in Loader(BatchReader(Indexed(source=source)), requests).iterate()]
     assert torch.cat([batch["index"] for batch in found]).tolist() == [*order, *order]
     for batch in found:
         assert batch["id"] == [source[index]["id"] for index in batch["index"].tolist()]

@@ -6,7 +6,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from opabinia.contracts import Source, Video
 from opabinia.data.sources.digits import load_digits, split_digits
-from opabinia.data.sources.moving_digits import MOVES, MovingDigits, load_films, move
+from opabinia.data.sources.moving_digits import MOVES, MovingDigits, load_videos, move
 
 Floats = NDArray[np.float32]
 
@@ -32,17 +32,17 @@ def test_every_digit_of_the_split_is_shown_twice(val: MovingDigits) -> None:
         val[len(val)]
 
 
-def test_the_films_are_the_same_on_every_machine() -> None:
-    sums = [int(load_films(split)["films"].sum(dtype=np.int64)) for split in ("train", "val")]  # type: ignore[arg-type]
+def test_the_videos_are_the_same_on_every_machine() -> None:
+    sums = [int(load_videos(split)["videos"].sum(dtype=np.int64)) for split in ("train", "val")]  # type: ignore[arg-type]
     assert sums == [1815081678, 453709709]
 
 
 def test_what_is_cached_is_what_would_be_made(val: MovingDigits) -> None:
-    """Whoever changes how films are made must change the name of the cached file, too."""
+    """Whoever changes how videos are made must change the name of the cached file, too."""
     digits, labels = load_digits()
-    arrays = load_films("val")
+    arrays = load_videos("val")
     made = move(digits[split_digits(labels)["val"]], np.repeat(np.arange(360), 2)[:64], val.labels[:64], 2894037488)
-    assert np.array_equal(made, arrays["films"][:64])
+    assert np.array_equal(made, arrays["videos"][:64])
 
 
 def test_a_digit_moves_where_its_class_says() -> None:
@@ -64,10 +64,10 @@ def test_a_digit_moves_where_its_class_says() -> None:
 def test_a_mirror_changes_all_that_moves_sideways(val: MovingDigits) -> None:
     for index in range(30):
         upright = val.classes[val.labels[index]] in ("up", "down")
-        assert val[index]["directed"] is not upright
+        assert val[index]["flip_changes_label"] is not upright
 
 
-def test_a_film_is_the_readers_own(val: MovingDigits) -> None:
+def test_a_video_is_the_readers_own(val: MovingDigits) -> None:
     before = val[3]["video"].read([0, 5])
     assert before.shape == (2, 1, 32, 32) and before.dtype == torch.uint8
     val[3]["video"].read([0, 5]).zero_()
@@ -75,12 +75,12 @@ def test_a_film_is_the_readers_own(val: MovingDigits) -> None:
 
 
 def test_single_frames_tell_nothing_and_motion_tells_all() -> None:
-    train = {name: array[:1500] for name, array in load_films("train").items()}
-    val = load_films("val")
+    train = {name: array[:1500] for name, array in load_videos("train").items()}
+    val = load_videos("val")
 
     def score(features: object) -> float:
         known, asked = (
-            features(one["films"].astype(np.float32)).reshape(len(one["films"]), -1) for one in (train, val)
+            features(one["videos"].astype(np.float32)).reshape(len(one["videos"]), -1) for one in (train, val)
         )  # type: ignore[operator]
         return float(KNeighborsClassifier(1).fit(known, train["labels"]).score(asked, val["labels"]))
 

@@ -4,7 +4,7 @@ import torch
 
 from opabinia.contracts import DatasetInfo, Source
 from opabinia.data.sources.digits import load_digits, split_digits
-from opabinia.data.sources.placed_digits import SHOTS, SIDE, PlacedDigits, load_pictures, place
+from opabinia.data.sources.placed_digits import SHOTS, SIDE, PlacedDigits, load_images, place
 from opabinia.evaluation.representation.knn import Knn
 
 
@@ -24,19 +24,19 @@ def test_every_digit_of_the_split_is_shown_several_times(val: PlacedDigits) -> N
     assert val.fingerprint() != PlacedDigits().fingerprint()
 
 
-def test_the_pictures_are_the_same_on_every_machine() -> None:
-    sums = [int(load_pictures(split)["images"].sum(dtype=np.int64)) for split in ("train", "val")]  # type: ignore[arg-type]
+def test_the_images_are_the_same_on_every_machine() -> None:
+    sums = [int(load_images(split)["images"].sum(dtype=np.int64)) for split in ("train", "val")]  # type: ignore[arg-type]
     assert sums == [275910091, 68352416]
 
 
 def test_what_is_cached_is_what_would_be_made(val: PlacedDigits) -> None:
-    """Whoever changes how pictures are made must change the name of the cached file, too."""
+    """Whoever changes how images are made must change the name of the cached file, too."""
     digits, labels = load_digits()
     made = place(digits[split_digits(labels)["val"]], np.repeat(np.arange(360), SHOTS)[:64], 1586986492)
     assert np.array_equal(made[:, None], val.batch(np.arange(64))["image"].numpy())
 
 
-def test_a_whole_digit_is_the_brightest_thing_in_its_picture() -> None:
+def test_a_whole_digit_is_the_brightest_object_in_its_image() -> None:
     """Of a digit that is a full square all is seen, wherever it lies, and it is much brighter than pieces are."""
     squares = np.full((3, 8, 8), 255, dtype=np.uint8)
     images = place(squares, np.repeat(np.arange(3), 40), 1).astype(int)
@@ -48,7 +48,7 @@ def test_a_whole_digit_is_the_brightest_thing_in_its_picture() -> None:
     assert middles.min() < 9 and middles.max() > SIDE - 9, "anywhere"
 
 
-def test_a_picture_is_the_readers_own(val: PlacedDigits) -> None:
+def test_a_image_is_the_readers_own(val: PlacedDigits) -> None:
     before = val[3]["image"].clone()
     val[3]["image"].zero_()
     assert torch.equal(val[3]["image"], before)

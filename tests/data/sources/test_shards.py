@@ -1,4 +1,4 @@
-"""Pictures and labels in tar files."""
+"""Images and labels in tar files."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ import pytest
 from PIL import Image
 
 from opabinia.contracts import Source
-from opabinia.data.loader import Loader, Reader, evaluation_requests
-from opabinia.data.sampling.shard_order import ByShard
+from opabinia.data.loader import BatchReader, Loader, evaluation_requests
+from opabinia.data.sampling.shard_order import ShardShuffle
 from opabinia.data.sources import Shards, shard_index
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # 4 workers on 2 cores, on purpose
@@ -36,7 +36,7 @@ def picture(value: int, kind: str = "png") -> bytes:
 
 
 def numbered(numbers: Iterable[int], classes: int = 3) -> Members:
-    """A picture filled with its number, and as its label the remainder of that."""
+    """A image filled with its number, and as its label the remainder of that."""
     return [
         member
         for number in numbers
@@ -73,7 +73,7 @@ def test_samples_by_index(folder: Path) -> None:
         shard = 0 if index < 4 else 1 if index < 5 else 2
         assert sample["id"] == f"t-{shard:02d}.tar/{index:04d}.png"
     for index in (-1, 12):
-        with pytest.raises(IndexError, match="of 12 pictures"):
+        with pytest.raises(IndexError, match="of 12 images"):
             source[index]
 
 
@@ -97,7 +97,7 @@ def test_ways_to_name_files(folder: Path) -> None:
     [
         ("t-{00..03}.tar", r"there is no file .*t-03\.tar \(.*\{00\.\.03\}\.tar\)"),
         ("x*.tar", r"there is no file .*x\*\.tar"),
-        (["t-00.tar", "t-{00..01}.tar"], r"t-00\.tar is named twice"),
+        (["t-00.tar", "t-{00..01}.tar"], r"t-00\.tar is listed twice"),
         ("t-{2..0}.tar", r"\{2\.\.0\} counts down"),
     ],
 )
@@ -205,7 +205,7 @@ def test_labels(
         ([0, 1, 3], ["a", "b", "c"], r"s\.tar/2\.png: its label 3 is none of the 3 classes \(a, b, c\)"),
         (["a", "x", "b"], ["a", "b"], r"s\.tar/1\.png: its label x is none of the 2 classes"),
         (["a"], ["a", "b", "a"], "classes: 'a' is listed twice"),
-        ([0, 1_700_000_000], None, "a label is 1700000000, and there would be as many classes"),
+        ([0, 1_700_000_000], None, "a label is 1700000000: too many classes"),
         ([-1], None, r"s\.tar, sample '0' \(cls, png\): its label is -1; class numbers count from 0"),
         ([""], None, r"s\.tar, sample '0' .*: its label is empty"),
     ],
@@ -218,11 +218,11 @@ def test_labels_that_make_no_sense(tmp_path: Path, labels: list[Any], classes: A
 GOOD = numbered([1, 2])
 BAD: dict[str, tuple[Members, str]] = {
     "no label": ([*GOOD, ("0003.png", picture(3))], r"sample '0003' \(png\): the label is missing, \.cls"),
-    "no picture": ([*GOOD, ("0003.cls", b"1")], r"sample '0003' \(cls\): one picture is expected .* there are 0"),
-    "two pictures": ([*GOOD, ("0001.jpg", b"")], r"sample '0001' \(cls, jpg, png\): one picture .* there are 2"),
+    "no picture": ([*GOOD, ("0003.cls", b"1")], r"sample '0003' \(cls\): expected one image .* found 0"),
+    "two pictures": ([*GOOD, ("0001.jpg", b"")], r"sample '0001' \(cls, jpg, png\): expected one image .* found 2"),
     "twice": ([*GOOD, *GOOD], r"holds 0001\.png twice"),
-    "nothing": ([], "holds no sample"),
-    "no sample": ([("README", b"")], "holds no sample"),
+    "nothing": ([], "has no samples"),
+    "no sample": ([("README", b"")], "has no samples"),
 }
 
 
@@ -239,8 +239,8 @@ def test_members_that_make_no_sense(tmp_path: Path, what: str) -> None:
         (b"{", r"its \.json cannot be read"),
         (b"[]", r"its \.json has no field 'species'; there is list"),
         (b'{"kind": 1}', r"its \.json has no field 'species'; there is kind"),
-        (b'{"species": true}', "species is True where a class number or name is expected"),
-        (b'{"species": null}', "species is None where"),
+        (b'{"species": true}', "species is True, expected a class number or name"),
+        (b'{"species": null}', "species is None, expected"),
     ],
 )
 def test_json_that_makes_no_sense(tmp_path: Path, content: bytes, message: str) -> None:
@@ -251,11 +251,11 @@ def test_json_that_makes_no_sense(tmp_path: Path, content: bytes, message: str) 
 
 @pytest.mark.parametrize("left", [0, 300, 512, 530, 1024, 1536, 3072, 4000])
 def test_a_shard_that_is_cut_short(tmp_path: Path, left: int) -> None:
-    """In a header, in a picture, in a label, or between two members: it never passes for a smaller one."""
+    """In a header, in a image, in a label, or between two members: it never passes for a smaller one."""
     path = write(tmp_path / "s.tar", numbered([1, 2]))
     assert left < 4096 + 1024  # four members of two blocks each, and the end
     os.truncate(path, left)
-    with pytest.raises(ValueError, match=r"s\.tar is no whole, plain tar file"):
+    with pytest.raises(ValueError, match=r"s\.tar is not a complete, uncompressed tar file"):
         Shards(files=str(path))
 
 
@@ -264,18 +264,18 @@ def test_a_damaged_header_is_not_the_end(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[2048] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="cut short or damaged at byte 2048"):
+    with pytest.raises(ValueError, match="truncated or damaged at byte 2048"):
         Shards(files=str(path))
 
 
 def test_a_compressed_shard(tmp_path: Path) -> None:
     plain = write(tmp_path / "s.tar", GOOD)
     (tmp_path / "s.tar.gz").write_bytes(gzip.compress(plain.read_bytes()))
-    with pytest.raises(ValueError, match=r"s\.tar\.gz is no whole, plain tar file"):
+    with pytest.raises(ValueError, match=r"s\.tar\.gz is not a complete, uncompressed tar file"):
         Shards(files=str(tmp_path / "s.tar.gz"))
 
 
-def test_a_broken_picture_is_named(tmp_path: Path) -> None:
+def test_a_broken_image_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "s.tar", [("a.png", picture(0)[:40]), ("a.cls", b"0")])
     with pytest.raises(ValueError, match=r"s\.tar/a\.png cannot be decoded"):
         Shards(files=str(path))[0]
@@ -294,12 +294,12 @@ def test_shards_are_looked_through_once(folder: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(shard_index, "_scan", counted)
     files, index = str(folder / "*.tar"), folder / "index"
-    first = Shards(files=files, index=index)
-    again = Shards(files=files, index=index, classes=["a", "b", "c"])
+    first = Shards(files=files, index_dir=index)
+    again = Shards(files=files, index_dir=index, classes=["a", "b", "c"])
     assert scanned == ["t-00.tar", "t-01.tar", "t-02.tar"]
     assert again.labels.tolist() == first.labels.tolist() and again[7]["id"] == first[7]["id"]
     os.utime(folder / "t-01.tar", (1, 1))
-    Shards(files=files, index=index)
+    Shards(files=files, index_dir=index)
     assert len(scanned) == 6
 
 
@@ -317,7 +317,7 @@ def test_processes_that_start_together_make_one_index(folder: Path, monkeypatch:
 
     def make() -> None:
         start.wait()
-        assert len(Shards(files=str(folder / "*.tar"), index=folder / "index")) == 12
+        assert len(Shards(files=str(folder / "*.tar"), index_dir=folder / "index")) == 12
 
     processes = [fork.Process(target=make) for _ in range(3)]
     for process in processes:
@@ -330,7 +330,7 @@ def test_processes_that_start_together_make_one_index(folder: Path, monkeypatch:
 
 def test_the_index_takes_18_bytes_a_sample(tmp_path: Path) -> None:
     write(tmp_path / "s.tar", numbered(range(200)))
-    Shards(files=str(tmp_path / "s.tar"), index=tmp_path / "index")
+    Shards(files=str(tmp_path / "s.tar"), index_dir=tmp_path / "index")
     (rows,) = tmp_path.glob("index/*/rows.npy")
     assert 18 * 200 < rows.stat().st_size <= 18 * 200 + 256  # numpy's header
 
@@ -361,8 +361,8 @@ def test_the_fingerprint_is_of_the_content(folder: Path, tmp_path: Path) -> None
 
 def test_an_index_that_cannot_be_written(folder: Path) -> None:
     (folder / "file").write_text("")
-    with pytest.raises(ValueError, match=r"cannot write .*/file/\w+\.lock: .*; the key index names another folder"):
-        Shards(files=str(folder / "*.tar"), index=folder / "file")
+    with pytest.raises(ValueError, match=r"cannot write .*/file/\w+\.lock: .*; index_dir sets another folder"):
+        Shards(files=str(folder / "*.tar"), index_dir=folder / "file")
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
@@ -370,8 +370,8 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
     def make() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
-        with pytest.raises(ValueError, match=r"cannot write .*index/\w+: File too large; the key index names another"):
-            Shards(files=str(tmp_path / "s.tar"), index=tmp_path / "index")
+        with pytest.raises(ValueError, match=r"cannot write .*index/\w+: File too large; index_dir sets another"):
+            Shards(files=str(tmp_path / "s.tar"), index_dir=tmp_path / "index")
 
     process = multiprocessing.get_context("fork").Process(target=make)
     process.start()
@@ -382,10 +382,10 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 def test_an_index_that_is_there_needs_no_writing(folder: Path) -> None:
     files, index = str(folder / "*.tar"), folder / "index"
-    Shards(files=files, index=index)
+    Shards(files=files, index_dir=index)
     (lock,) = index.glob("*.lock")
     lock.unlink()
-    assert len(Shards(files=files, index=index)) == 12
+    assert len(Shards(files=files, index_dir=index)) == 12
     assert not list(index.glob("*.lock"))
 
 
@@ -403,11 +403,11 @@ def test_folders_that_look_alike_are_not_confused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"{}", b'\x93NUMPY\x01\x00v\x00{"'])
 def test_a_damaged_index(folder: Path, name: str, content: bytes) -> None:
     files, index = str(folder / "*.tar"), folder / "index"
-    Shards(files=files, index=index)
+    Shards(files=files, index_dir=index)
     (path,) = index.glob(f"*/{name}")
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=rf"{path.parent} is damaged .*; once it is removed, it is made anew"):
-        Shards(files=files, index=index)
+    with pytest.raises(ValueError, match=rf"{path.parent} is damaged .*; delete it, and it is rebuilt"):
+        Shards(files=files, index_dir=index)
 
 
 # --- in workers -------------------------------------------------------------------------------------------------------
@@ -439,7 +439,7 @@ def test_workers_read_what_one_process_reads(folder: Path, workers: int) -> None
     assert source[0]["label"] == 0  # so that a file is open when workers are forked
     found = []
     for number in (0, workers):
-        loader = Loader(Reader(source), evaluation_requests(12, 5, 0, 1), workers=number)
+        loader = Loader(BatchReader(source), evaluation_requests(12, 5, 0, 1), num_workers=number)
         found.append([(batch["id"], batch["image"].tolist(), batch["label"].tolist()) for _, batch in loader.iterate()])
         loader.close()
     assert found[0] == found[1]
@@ -447,7 +447,7 @@ def test_workers_read_what_one_process_reads(folder: Path, workers: int) -> None
 
 def test_by_shard_takes_its_shards(folder: Path) -> None:
     source = Shards(files=str(folder / "*.tar"))
-    sampler = ByShard(source, 0, 8, mixed=1)
+    sampler = ShardShuffle(source, 0, 8, pool_size=1)
     ids = [source[index]["id"].split("/")[0] for index in sampler.order(0)(np.arange(12)).tolist()]
     assert sorted(ids) == ["t-00.tar"] * 4 + ["t-01.tar"] + ["t-02.tar"] * 7
     assert sum(left != right for left, right in pairwise(ids)) == 2

@@ -1,10 +1,12 @@
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 from torchvision import tv_tensors
 
@@ -12,6 +14,7 @@ from opabinia.config import register
 from opabinia.contracts import Source
 from opabinia.data.sources import Digits, ImageFolder
 from opabinia.data.sources.digits import load_digits, split_digits
+from opabinia.training.run_folder import resolve
 
 # --- digits -----------------------------------------------------------------------------------------------------------
 
@@ -43,14 +46,14 @@ def test_a_digit() -> None:
     assert source[3]["image"].max() == 255
 
 
-def test_digits_are_cached_and_a_broken_cache_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digits_are_cached_and_a_broken_cache_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = load_digits()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     load_digits()
     (file,) = (tmp_path / "opabinia").iterdir()
     whole = file.read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr("opabinia.data.sources.digits._from_sklearn", lambda: pytest.fail("the cache was not read"))
+        patch.setattr("opabinia.data.sources.digits._read_sklearn", lambda: pytest.fail("the cache was not read"))
         assert np.array_equal(load_digits()[0], expected[0])
     for broken in (b"", whole[:1000], whole.replace(whole[5000:5010], b"0123456789"), b"\x80\x04no"):
         file.write_bytes(broken)
@@ -117,7 +120,7 @@ def test_the_fingerprint_tells_what_is_there(pets: Path) -> None:
 
 @pytest.mark.parametrize("index", [-1, 6])
 def test_no_such_sample(pets: Path, index: int) -> None:
-    with pytest.raises(IndexError, match="of 6 pictures"):
+    with pytest.raises(IndexError, match="of 6 images"):
         ImageFolder(root=pets)[index]
 
 
@@ -134,19 +137,19 @@ def test_folder_errors(pets: Path) -> None:
             ImageFolder(root=root, classes=classes)
         return str(caught.value)
 
-    assert f"no folder {pets / 'no/train'}; what exists of it is {pets}" in message(pets / "no" / "train")
+    assert f"no folder {pets / 'no/train'}; the nearest existing folder is {pets}" in message(pets / "no" / "train")
     assert "README.md is a file" in message(pets / "README.md")
-    assert "holds no folders" in message(pets / "dog")
+    assert "has no folders" in message(pets / "dog")
     assert "no class 'dgo'; there is dog" in message(pets, ["cat", "dgo"])
     assert "'cat' is listed twice" in message(pets, ["cat", "cat"])
     (pets / "emu").mkdir()
-    assert f"class folder {pets / 'emu'} holds no picture (.jpg, " in message(pets)
+    assert f"class folder {pets / 'emu'} has no image (.jpg, " in message(pets)
 
 
 def test_a_relative_root(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(pets.parent)
     assert len(ImageFolder(root=Path(pets.name))) == 6
-    with pytest.raises(ValueError, match=f"what exists of it is {pets.parent}"):
+    with pytest.raises(ValueError, match=f"the nearest existing folder is {pets.parent}"):
         ImageFolder(root=Path("nowhere"))
 
 
@@ -158,3 +161,27 @@ def test_real_photographs(shared_data: Path) -> None:
 
 def test_registered_names() -> None:
     assert {"digits", "image_folder"} <= register.entries["source"].keys()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"name": "joined", "sources": ["digits", "digits"]}, {"name": "concat", "sources": ["digits", "digits"]}),
+        ({"name": "numbered", "source": "digits"}, {"name": "indexed", "source": "digits"}),
+        ({"name": "without_labels", "source": "digits"}, {"name": "unlabeled", "source": "digits"}),
+        ({"name": "views_of_films", "source": "moving_digits"}, {"name": "video_views", "source": "moving_digits"}),
+        ({"name": "videos", "root": "x", "directed": ["a"]}, {"name": "videos", "flip_sensitive_classes": ["a"]}),
+        ({"name": "vehicleid", "root": "x", "size": 1600}, {"name": "vehicleid", "test_size": 1600}),
+        ({"name": "shards", "files": "x", "index": "y"}, {"name": "shards", "index_dir": "y"}),
+        ({"name": "identities", "file": "x", "part": "y"}, {"name": "identities", "split_column": "y"}),
+        ({"name": "frame_folders", "file": "x", "first": 0}, {"name": "frame_folders", "start_index": 0}),
+    ],
+    ids=lambda keys: keys["name"],
+)
+def test_old_names_still_work(tmp_path: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    recipe = tmp_path / "a.yaml"
+    recipe.write_text(yaml.safe_dump({"base": "classification/digits", "data": {"train": {"source": old}}}))
+    source = resolve(recipe).config["data"]["train"]["source"]
+    assert {key: source[key] for key in new if key not in ("source", "sources")} == {
+        key: value for key, value in new.items() if key not in ("source", "sources")
+    }

@@ -1,4 +1,4 @@
-"""Lists of pictures and labels."""
+"""Lists of images and labels."""
 
 from __future__ import annotations
 
@@ -81,31 +81,31 @@ def test_several_labels(folder: Path, kind: str) -> None:
         ("path,labels\na/1.png,cat\n", r"no column 'label'; did you mean 'labels'\?"),
         ("x,y\n", r"no column 'path'; columns: x, y"),
         ("", r"no column 'path'; columns: none"),
-        ("path,label\n", "lists no picture"),
-        ("path,label\na/1.png,cat\nno.png,cat\n", r"1 of 2 pictures are not in .*: no\.png \(line 3\)"),
-        ("path,label\na/1.png,cat\na/1.png,dog\n", r"1 pictures more than once: a/1\.png \(line 2, line 3\)"),
+        ("path,label\n", "lists no image"),
+        ("path,label\na/1.png,cat\nno.png,cat\n", r"1 of 2 images are not in .*: no\.png \(line 3\)"),
+        ("path,label\na/1.png,cat\na/1.png,dog\n", r"1 images more than once: a/1\.png \(line 2, line 3\)"),
         ("path,label\na/1.png,cat\na/2.png,emu\nb/3.png,emu\n", r"none of the 2 classes: 'emu' \(2 times, line 3\)"),
         ('path,label\na/1.png,cat\na/2.png,"dog\nb/3.png,cat\n', r"line 3: .*is a quotation mark not closed\?"),
         ('path,label\na/1.png,cat\na/2.png,"' + "dog\n" * 40_000, r"line 3: field larger than .*not closed\?"),
-        ("path,label,label\na/1.png,cat,dog\n", r"2 columns 'label'; which one is meant\?"),
+        ("path,label,label\na/1.png,cat,dog\n", r"2 columns are called 'label'"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line(folder: Path, text: str, message: str) -> None:
+def test_what_is_wrong_is_reported_with_its_line(folder: Path, text: str, message: str) -> None:
     (folder / "list.csv").write_text(text)
     with pytest.raises(ValueError, match=message):
         Table(file=folder / "list.csv", classes=["cat", "dog"])
 
 
-def test_broken_files_are_told(folder: Path) -> None:
+def test_broken_files_are_reported(folder: Path) -> None:
     for name, content, message in [
-        ("a.jsonl", b'{"path": 1', r"a\.jsonl, line 1: no JSON"),
-        ("b.jsonl", b"[]", r"line 1: a list where an object is expected"),
-        ("c.csv", b"\xff\xfe\xfa", "is no UTF-8 text"),
-        ("e.jsonl", b'{"path": "a/1.png", "label": ["cat"]}', r"line 1: label is a list .*multi_label: true"),
+        ("a.jsonl", b'{"path": 1', r"a\.jsonl, line 1: not JSON"),
+        ("b.jsonl", b"[]", r"line 1: expected an object, not list"),
+        ("c.csv", b"\xff\xfe\xfa", "is not UTF-8"),
+        ("e.jsonl", b'{"path": "a/1.png", "label": ["cat"]}', r"line 1: label is a list, .*multi_label: true"),
         ("f.jsonl", b'{"path": "a/1.png", "label": {"cat": 1}}', r"line 1: label is an object"),
         ("g.jsonl", b'{"path": "a/1.png", "label": NaN}', r"line 1: label is empty"),
         ("h.jsonl", b'{"path": "a/1.png"}', r"h\.jsonl, line 1: no column 'label'"),
-        ("d.xlsx", b"", r"a list is \.csv, \.tsv, \.jsonl or \.parquet"),
+        ("d.xlsx", b"", r"a list must be \.csv, \.tsv, \.jsonl or \.parquet"),
     ]:
         (folder / name).write_bytes(content)
         with pytest.raises(ValueError, match=message):
@@ -114,10 +114,10 @@ def test_broken_files_are_told(folder: Path) -> None:
         Table(file=folder / "none.csv")
 
 
-def test_a_broken_parquet_file_is_told(folder: Path) -> None:
+def test_a_broken_parquet_file_is_reported(folder: Path) -> None:
     pytest.importorskip("pyarrow")
     (folder / "e.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ValueError, match="is no parquet file"):
+    with pytest.raises(ValueError, match="is not a parquet file"):
         Table(file=folder / "e.parquet")
 
 
@@ -128,7 +128,7 @@ def test_parquet_without_its_library(folder: Path, monkeypatch: pytest.MonkeyPat
         Table(file=folder / "a.parquet")
 
 
-def test_an_empty_cell_of_a_parquet_file_is_told(folder: Path) -> None:
+def test_an_empty_cell_of_a_parquet_file_is_reported(folder: Path) -> None:
     rows = [{"path": "a/1.png", "label": 1.0}, {"path": "a/2.png", "label": float("nan")}]
     with pytest.raises(ValueError, match=r"list\.parquet, row 2: label is empty"):
         Table(file=written(folder, "parquet", rows))
@@ -136,7 +136,7 @@ def test_an_empty_cell_of_a_parquet_file_is_told(folder: Path) -> None:
 
 def test_classes_make_sense(folder: Path) -> None:
     (folder / "list.csv").write_text("path,label\na/1.png,\n")
-    with pytest.raises(ValueError, match="no picture has a label in the column 'label'"):
+    with pytest.raises(ValueError, match="no image has a label in the column 'label'"):
         Table(file=folder / "list.csv", multi_label=True)
     assert Table(file=folder / "list.csv", multi_label=True, classes=["cat"]).labels.tolist() == [[0]]
     with pytest.raises(ValueError, match="'cat' is listed twice"):
@@ -152,11 +152,11 @@ def test_the_order_of_equal_numbers_does_not_depend_on_the_process(folder: Path)
     assert Table(file=folder / "list.csv").classes == ("0001", "001", "01", "1")
 
 
-def test_pictures_elsewhere(folder: Path, tmp_path: Path) -> None:
+def test_images_elsewhere(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "lists").mkdir()
     file = tmp_path / "lists/Some.CSV"
     file.write_text(f"path,label\n1.png,cat\n{folder / 'b/3.png'},cat\n")
     source = Table(file=file, root=folder / "a")
     assert source[0]["id"] == "1.png" and source[1]["image"][0, 0, 0] == 100
-    with pytest.raises(IndexError, match="index 2 of 2 pictures"):
+    with pytest.raises(IndexError, match="index 2 of 2 images"):
         source[2]

@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 from opabinia.contracts import Source
-from opabinia.data.sampling.samplers import Subset, mixed
+from opabinia.data.sampling.samplers import Subset, mixed_sources
 from opabinia.data.settings import Stream
-from opabinia.data.sources import Digits, DigitScenes, DigitViews, ImageFolder, Images, Joined, Synthetic, WithoutLabels
+from opabinia.data.sources import Concat, Digits, DigitScenes, DigitViews, ImageFolder, Images, Synthetic, Unlabeled
 from opabinia.training.samples import read_dataset_info
 
 
@@ -35,7 +35,7 @@ def photos(tmp_path: Path) -> Path:
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
-def test_pictures_at_any_depth_in_their_order(photos: Path) -> None:
+def test_images_at_any_depth_in_their_order(photos: Path) -> None:
     source = Images(root=photos)
     assert isinstance(source, Source) and source.classes == ()
     ids = ["2024/may/1.PNG", "2024/may/é.jpeg", "a/b/c/d/deep.bmp", "b.png"]
@@ -64,11 +64,11 @@ def test_a_link_from_a_class_to_the_root_brings_no_other_class_in(tmp_path: Path
     assert [source[index]["id"] for index in range(len(source))] == ["cat/1.png", "dog/1.png"]
 
 
-def test_folders_without_pictures_are_told(photos: Path, tmp_path: Path) -> None:
+def test_folders_without_images_are_reported(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "empty" / "deep").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"empty holds no picture at any depth \(\.jpg, "):
+    with pytest.raises(ValueError, match=r"empty has no image at any depth \(\.jpg, "):
         Images(root=tmp_path / "empty")
-    with pytest.raises(ValueError, match=f"what exists of it is {tmp_path}"):
+    with pytest.raises(ValueError, match=f"the nearest existing folder is {tmp_path}"):
         Images(root=tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"b\.png is a file"):
         Images(root=photos / "b.png")
@@ -81,7 +81,7 @@ def test_the_fingerprint_changes_with_the_files(photos: Path) -> None:
     assert Images(root=photos).fingerprint() != before
 
 
-# --- without_labels ---------------------------------------------------------------------------------------------------
+# --- unlabeled --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,9 @@ def test_the_fingerprint_changes_with_the_files(photos: Path) -> None:
         pytest.param(lambda: DigitViews(split="test"), id="identities"),
     ],
 )
-def test_only_the_picture_and_its_name_are_left(make: Any) -> None:
+def test_only_the_image_and_its_name_are_left(make: Any) -> None:
     labelled = make()
-    source = WithoutLabels(source=labelled)
+    source = Unlabeled(source=labelled)
     assert isinstance(source, Source) and len(source) == len(labelled)
     assert source[3].keys() == {"image", "id"}
     assert torch.equal(source[3]["image"], labelled[3]["image"]) and source[3]["id"] == labelled[3]["id"]
@@ -112,52 +112,52 @@ def test_only_the_picture_and_its_name_are_left(make: Any) -> None:
 
 def test_whole_batches_are_those_of_the_source() -> None:
     labelled = Synthetic(samples=9)
-    source: Any = pickle.loads(pickle.dumps(WithoutLabels(source=labelled)))
+    source: Any = pickle.loads(pickle.dumps(Unlabeled(source=labelled)))
     batch = source.batch([7, 0])
     assert batch.keys() == {"image", "id"} and batch["id"] == [source[7]["id"], source[0]["id"]]
     assert torch.equal(batch["image"][0], labelled[7]["image"])
-    assert not hasattr(WithoutLabels(source=Digits()), "batch")
+    assert not hasattr(Unlabeled(source=Digits()), "batch")
 
 
 def test_it_is_another_data_set_when_its_source_is() -> None:
-    one, other = (WithoutLabels(source=DigitScenes(split=split)) for split in ("train", "val"))  # type: ignore[arg-type]
+    one, other = (Unlabeled(source=DigitScenes(split=split)) for split in ("train", "val"))  # type: ignore[arg-type]
     assert one.fingerprint() != other.fingerprint()
-    assert WithoutLabels(source=Digits()).fingerprint() == "1437 pictures"
+    assert Unlabeled(source=Digits()).fingerprint() == "1437 pictures"
 
 
-# --- several data sets ------------------------------------------------------------------------------------------------
+# --- several datasets -------------------------------------------------------------------------------------------------
 
 
 def test_unlabelled_data_sets_are_joined_with_weights(photos: Path) -> None:
-    scenes = WithoutLabels(source=DigitScenes(split="val"))
-    joined = Joined(sources=[Images(root=photos, channels=1), scenes, WithoutLabels(source=Digits())])
+    scenes = Unlabeled(source=DigitScenes(split="val"))
+    joined = Concat(sources=[Images(root=photos, channels=1), scenes, Unlabeled(source=Digits())])
     assert joined.classes == () and not hasattr(joined, "labels")
     assert joined[4].keys() == {"image", "id"} and joined[4]["id"] == "1/val/000000.png"
-    sampler = mixed(joined, 0, 8, weights=[1, 3, 0], length=400)
+    sampler = mixed_sources(joined, 0, 8, weights=[1, 3, 0], length=400)
     drawn = sampler.order(0)(np.arange(400))
     assert np.histogram(drawn, [0, 4, 404, len(joined)])[0].tolist() == [100, 300, 0]
 
 
 def test_joined_sources_read_without_labels_are_still_weighed() -> None:
-    both = WithoutLabels(source=Joined(sources=[Synthetic(samples=6), Synthetic(samples=4, seed=1)]))
-    drawn = mixed(both, 0, 8, weights=[1, 1], length=8).order(0)(np.arange(8))
+    both = Unlabeled(source=Concat(sources=[Synthetic(samples=6), Synthetic(samples=4, seed=1)]))
+    drawn = mixed_sources(both, 0, 8, weights=[1, 1], length=8).order(0)(np.arange(8))
     assert sorted(drawn < 6) == [False] * 4 + [True] * 4
 
 
 def test_a_part_of_unlabelled_data_is_taken_from_all_of_it(photos: Path) -> None:
-    assert len(Subset(Images(root=photos), 0, 8, count=3, keep_classes=False)) == 3
-    with pytest.raises(ValueError, match=r"keep_classes: Images does not tell the labels .* false takes"):
-        Subset(Images(root=photos), 0, 8, count=3)
+    assert len(Subset(Images(root=photos), 0, 8, num_samples=3, stratified=False)) == 3
+    with pytest.raises(ValueError, match=r"stratified: Images does not know the labels .* set it to false"):
+        Subset(Images(root=photos), 0, 8, num_samples=3)
 
 
 def test_joined_batches_without_labels() -> None:
-    joined: Any = Joined(sources=[WithoutLabels(source=Synthetic(samples=5, seed=seed)) for seed in (1, 2)])
+    joined: Any = Concat(sources=[Unlabeled(source=Synthetic(samples=5, seed=seed)) for seed in (1, 2)])
     batch = joined.batch([7, 0, 9])
     assert batch.keys() == {"image", "id"} and batch["id"] == [joined[index]["id"] for index in (7, 0, 9)]
     assert torch.equal(batch["image"], torch.stack([joined[index]["image"] for index in (7, 0, 9)]))
 
 
 def test_labelled_and_unlabelled_are_joined_only_when_one_says_so(photos: Path) -> None:
-    with pytest.raises(ValueError, match=r"sources\.1 has other classes .*new: 0, 1.*without_labels"):
-        Joined(sources=[Images(root=photos), Synthetic()])
-    assert len(Joined(sources=[Images(root=photos), WithoutLabels(source=Synthetic(samples=3))])) == 7
+    with pytest.raises(ValueError, match=r"sources\.1 has other classes .*new: 0, 1.*unlabeled"):
+        Concat(sources=[Images(root=photos), Synthetic()])
+    assert len(Concat(sources=[Images(root=photos), Unlabeled(source=Synthetic(samples=3))])) == 7

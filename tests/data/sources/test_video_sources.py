@@ -1,4 +1,4 @@
-"""Sources of films: folders, lists, folders of frames, views."""
+"""Sources of videos: folders, lists, folders of frames, views."""
 
 from functools import partial
 from pathlib import Path
@@ -11,10 +11,10 @@ from PIL import Image
 
 from opabinia.contracts import Source, Video
 from opabinia.data.decoding.video import VideoFile
-from opabinia.data.loader import DataError, Loader, Reader, training_requests
+from opabinia.data.loader import BatchReader, DataError, Loader, training_requests
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.data.sampling.permutation import order
-from opabinia.data.sources import FrameFolders, VideoList, Videos, ViewsOfFilms
+from opabinia.data.sampling.permutation import epoch_order
+from opabinia.data.sources import FrameFolders, VideoList, Videos, VideoViews
 from opabinia.data.sources.moving_digits import MovingDigits
 from opabinia.data.transforms.clips import Clip, ShortSideJitter
 from opabinia.runtime.durations import Duration
@@ -28,41 +28,41 @@ def films(root: Path, *names: str) -> None:
         (root / name).write_bytes(b"x")
 
 
-# --- folders --------------------------------------------------------------------------------------------------------
+# --- folders ----------------------------------------------------------------------------------------------------------
 
 
 def test_class_folders(tmp_path: Path) -> None:
     films(tmp_path, "run/b.AVI", "run/deep/a.mp4", "run/note.txt", "run/.hidden.mp4", "jump/1.webm", "jump/2.Mov")
-    source = Videos(root=tmp_path, directed=["run"])
+    source = Videos(root=tmp_path, flip_sensitive_classes=["run"])
     assert isinstance(source, Source)
     assert source.classes == ("jump", "run")
     assert [source.id(index) for index in range(4)] == ["jump/1.webm", "jump/2.Mov", "run/b.AVI", "run/deep/a.mp4"]
     assert source.labels.tolist() == [0, 0, 1, 1]
     sample = source[3]
-    assert (sample["label"], sample["directed"], sample["id"]) == (1, True, "run/deep/a.mp4")
+    assert (sample["label"], sample["flip_changes_label"], sample["id"]) == (1, True, "run/deep/a.mp4")
     assert isinstance(sample["video"], VideoFile) and sample["video"].path == str(tmp_path / "run/deep/a.mp4")
-    assert source[0]["directed"] is False
+    assert source[0]["flip_changes_label"] is False
     chosen = Videos(root=tmp_path, classes=["run"])
     assert len(chosen) == 2 and chosen.fingerprint() != source.fingerprint()
 
 
-def test_what_is_wrong_with_folders_is_told(tmp_path: Path) -> None:
+def test_what_is_wrong_with_folders_is_reported(tmp_path: Path) -> None:
     films(tmp_path, "run/a.mp4", "jump/note.txt")
-    with pytest.raises(ValueError, match=r"jump holds no film \(\.mp4"):
+    with pytest.raises(ValueError, match=r"jump has no video \(\.mp4"):
         Videos(root=tmp_path)
-    with pytest.raises(ValueError, match="directed: there is no class 'rum'; there is run"):
-        Videos(root=tmp_path, classes=["run"], directed=["rum"])
+    with pytest.raises(ValueError, match="flip_sensitive_classes: the source has no class 'rum'; there is run"):
+        Videos(root=tmp_path, classes=["run"], flip_sensitive_classes=["rum"])
     with pytest.raises(ValueError, match="there is no folder"):
         Videos(root=tmp_path / "gone")
 
 
-def test_films_are_read(tmp_path: Path) -> None:
+def test_videos_are_read(tmp_path: Path) -> None:
     write(tmp_path / "run" / "a.mp4", 12)
     film = Videos(root=tmp_path, channels=1)[0]["video"]
     assert film.read([0, 11]).shape == (2, 1, 48, 64)
 
 
-# --- lists ----------------------------------------------------------------------------------------------------------
+# --- lists ------------------------------------------------------------------------------------------------------------
 
 
 def listed(tmp_path: Path, text: str, name: str = "list.txt", **keys: Any) -> VideoList:
@@ -96,9 +96,11 @@ def test_labels_by_name_and_by_number(tmp_path: Path) -> None:
     assert listed(tmp_path, "a.mp4 run\nb.mp4 jump").labels.tolist() == [1, 0]
     assert listed(tmp_path, "a.mp4 run\nb.mp4 jump", classes=["run", "jump"]).labels.tolist() == [0, 1]
     (tmp_path / "names.txt").write_text("0 run fast\n1 jump\n")
-    source = listed(tmp_path, "a.mp4 1\nb.mp4 0", class_file=tmp_path / "names.txt", directed=["run fast"])
+    source = listed(
+        tmp_path, "a.mp4 1\nb.mp4 0", class_file=tmp_path / "names.txt", flip_sensitive_classes=["run fast"]
+    )
     assert (source.labels.tolist(), source.classes) == ([1, 0], ("run fast", "jump"))
-    assert [source[index]["directed"] for index in range(2)] == [False, True]
+    assert [source[index]["flip_changes_label"] for index in range(2)] == [False, True]
     with pytest.raises(ValueError, match=r"line 2: label '2' is none of the 2 classes \(0 to 1\); does .* from 1"):
         listed(tmp_path, "a.mp4 1\nb.mp4 2", classes=["run", "jump"])
     with pytest.raises(ValueError, match=r"line 1: label 'rum' is none of the 2 classes: run, jump"):
@@ -109,11 +111,11 @@ def test_labels_by_name_and_by_number(tmp_path: Path) -> None:
 
 def test_several_labels(tmp_path: Path) -> None:
     films(tmp_path, "a.mp4", "b.mp4", "c.mp4")
-    source = listed(tmp_path, "a.mp4 0,2\nb.mp4\nc.mp4 1\n", multi_label=True, directed=["2"])
+    source = listed(tmp_path, "a.mp4 0,2\nb.mp4\nc.mp4 1\n", multi_label=True, flip_sensitive_classes=["2"])
     assert source.multi_label
     assert source.labels.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
     assert torch.equal(source[0]["label"], torch.tensor([1.0, 0, 1]))
-    assert [source[index]["directed"] for index in range(3)] == [True, False, False]
+    assert [source[index]["flip_changes_label"] for index in range(3)] == [True, False, False]
 
 
 def test_the_csv_of_kinetics(tmp_path: Path) -> None:
@@ -122,14 +124,14 @@ def test_the_csv_of_kinetics(tmp_path: Path) -> None:
         '"riding, a bike",-abc,12,22,val\nabseiling,xyz_1,5.0,15.0,train\nabseiling,gone,0,10,train\n'
     )
     films(tmp_path, "-abc_000012_000022.mp4", "abseiling/xyz_1_000005_000015.mp4")
-    with pytest.raises(ValueError, match=r"1 of 3 are not in .*leave_out.*: gone_000000_000010\.mp4 \(line 4\)"):
+    with pytest.raises(ValueError, match=r"1 of 3 are not in .*skip.*: gone_000000_000010\.mp4 \(line 4\)"):
         listed(tmp_path, text, "k.csv")
-    source = listed(tmp_path, text, "k.csv", missing="leave_out")
+    source = listed(tmp_path, text, "k.csv", missing="skip")
     assert source.classes == ("abseiling", "riding, a bike")
     assert source.labels.tolist() == [1, 0]
     assert source.id(1) == "abseiling/xyz_1_000005_000015.mp4"
-    assert len(listed(tmp_path, text, "k.csv", missing="leave_out", split="val")) == 1
-    with pytest.raises(ValueError, match="no film of split 'test'"):
+    assert len(listed(tmp_path, text, "k.csv", missing="skip", split="val")) == 1
+    with pytest.raises(ValueError, match="no videos of split 'test'"):
         listed(tmp_path, text, "k.csv", split="test")
 
 
@@ -139,10 +141,10 @@ def test_the_csv_of_kinetics(tmp_path: Path) -> None:
         ("a.mp4 0\nb.mp4\n", r"list\.txt, line 2: 'b\.mp4' has no label"),
         ("a.mp4 0\na.mp4 1\n", r"lists a\.mp4 twice: line 1 and line 2"),
         ("a.mp4 0\ngone.mp4 1\n", r"1 of 2 are not in .*: gone\.mp4 \(line 2\)"),
-        ("\n\n", "lists nothing"),
+        ("\n\n", "is empty"),
     ],
 )
-def test_what_is_wrong_with_lists_is_told(text: str, message: str, tmp_path: Path) -> None:
+def test_what_is_wrong_with_lists_is_reported(text: str, message: str, tmp_path: Path) -> None:
     films(tmp_path, "a.mp4", "b.mp4")
     with pytest.raises(ValueError, match=message):
         listed(tmp_path, text)
@@ -150,7 +152,7 @@ def test_what_is_wrong_with_lists_is_told(text: str, message: str, tmp_path: Pat
 
 def test_lists_refuse_what_nothing_reads(tmp_path: Path) -> None:
     films(tmp_path, "a.mp4")
-    with pytest.raises(ValueError, match=r"split: .* tells no splits"):
+    with pytest.raises(ValueError, match=r"split: .* has no splits"):
         listed(tmp_path, "a.mp4 0", split="val")
     with pytest.raises(ValueError, match="there is no file"):
         VideoList(file=tmp_path / "gone.txt")
@@ -158,7 +160,7 @@ def test_lists_refuse_what_nothing_reads(tmp_path: Path) -> None:
         listed(tmp_path, "label,youtube_id,time_start,time_end,split\nrun,x,,10,val\n", "k.csv")
 
 
-# --- folders of frames ----------------------------------------------------------------------------------------------
+# --- folders of frames ------------------------------------------------------------------------------------------------
 
 
 def frames(folder: Path, names: list[str]) -> Any:
@@ -185,12 +187,12 @@ def test_folders_of_frames(tmp_path: Path) -> None:
     assert np.array_equal(named[0]["video"].read([3]).permute(0, 2, 3, 1).numpy(), first[[3]])
 
 
-def test_what_is_wrong_with_folders_of_frames_is_told(tmp_path: Path) -> None:
+def test_what_is_wrong_with_folders_of_frames_is_reported(tmp_path: Path) -> None:
     frames(tmp_path / "one", ["1.png", "2.png"])
     (tmp_path / "list.txt").write_text("one 5 1\n")
-    with pytest.raises(ValueError, match="one holds 2 pictures, and its list says 5"):
+    with pytest.raises(ValueError, match="one has 2 images, its list says 5"):
         FrameFolders(file=tmp_path / "list.txt")[0]
-    with pytest.raises(ValueError, match=r"pattern: 'img\.png' has no place"):
+    with pytest.raises(ValueError, match=r"pattern: 'img\.png' has no placeholder"):
         FrameFolders(file=tmp_path / "list.txt", pattern="img.png")
     film = FrameFolders(file=tmp_path / "list.txt", pattern="{}.png")[0]["video"]
     with pytest.raises(FileNotFoundError, match=r"5\.png"):
@@ -199,16 +201,16 @@ def test_what_is_wrong_with_folders_of_frames_is_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"1 of 2 are not folders in .*: gone \(line 2\)"):
         FrameFolders(file=tmp_path / "list.txt")
     (tmp_path / "list.txt").write_text("one 2 1\ngone\n")
-    with pytest.raises(ValueError, match="line 2: 'gone' is no folder, number of frames"):
+    with pytest.raises(ValueError, match="line 2: 'gone' is not a folder, number of frames"):
         FrameFolders(file=tmp_path / "list.txt")
 
 
-# --- views ----------------------------------------------------------------------------------------------------------
+# --- views ------------------------------------------------------------------------------------------------------------
 
 
-def test_every_film_several_times() -> None:
+def test_every_video_several_times() -> None:
     digits = MovingDigits(split="val")
-    source = ViewsOfFilms(source=digits, clips=4, crops=3)
+    source = VideoViews(source=digits, clips=4, crops=3)
     assert isinstance(source, Source)
     assert len(source) == 12 * len(digits)
     assert source.labels.tolist() == np.repeat(digits.labels, 12).tolist()
@@ -228,12 +230,12 @@ def test_every_film_several_times() -> None:
         source[len(source)]
 
 
-# --- loading --------------------------------------------------------------------------------------------------------
+# --- loading ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def frail(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight films, of which three are broken in different ways."""
+    """Eight videos, of which three are broken in different ways."""
     root = tmp_path_factory.mktemp("frail")
     for number in range(8):
         write(root / ("jump", "run")[number % 2] / f"{number}.mp4", 6 + number)
@@ -244,33 +246,38 @@ def frail(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def clips_of(root: Path, on_error: Any, workers: int = 0) -> tuple[list[str], Any, int]:
-    """Ids and pixels in order, and how many were passed over."""
+    """Return ids and pixels in order, and the number of skipped samples."""
     source = Videos(root=root)
-    reader = Reader(source, [Clip(frames=4, stride=2), ShortSideJitter(size=24)], seed=1, on_error=on_error)
+    reader = BatchReader(source, [Clip(frames=4, stride=2), ShortSideJitter(size=24)], seed=1, on_error=on_error)
     plan = ConstantPlan(len(source), 4, Duration(2, "ep"))
-    orders = partial(order, 1, n=len(source), shuffle=True)
-    loader = Loader(reader, training_requests(plan, orders, 0, 1), workers=workers)
+    orders = partial(epoch_order, 1, n=len(source), shuffle=True)
+    loader = Loader(reader, training_requests(plan, orders, 0, 1), num_workers=workers)
     try:
         batches = [batch for _, batch in loader.iterate()]
     finally:
         loader.close()
     names = [name for batch in batches for name in batch["id"]]
-    return names, torch.cat([batch["image"] for batch in batches]), loader.passed_over
+    return names, torch.cat([batch["image"] for batch in batches]), loader.num_skipped
 
 
-def test_broken_films_are_passed_over_and_the_others_keep_their_order(frail: Path) -> None:
+def test_broken_videos_are_passed_over_and_the_others_keep_their_order(frail: Path) -> None:
     broken = {"run/1.mp4", "jump/4.mp4", "run/7.mp4"}
     replaced, pixels, _ = clips_of(frail, "replace")
     assert pixels.shape == (16, 4, 3, 24, 24) and not broken & set(replaced)
-    left, _, passed_over = clips_of(frail, "leave_out")
+    left, _, num_skipped = clips_of(frail, "skip")
     source = Videos(root=frail)
-    whole = [source.id(int(order(1, epoch, n=8, shuffle=True)(np.array([i]))[0])) for epoch in (0, 1) for i in range(8)]
-    assert left == [name for name in whole if name not in broken] and passed_over == 6
+    whole = [
+        source.id(int(epoch_order(1, epoch, n=8, shuffle=True)(np.array([i]))[0])) for epoch in (0, 1) for i in range(8)
+    ]
+    assert left == [name for name in whole if name not in broken] and num_skipped == 6
     assert [one for one, other in zip(replaced, whole, strict=True) if other not in broken] == left
 
 
-def test_a_broken_film_is_named(frail: Path) -> None:
-    with pytest.raises(DataError, match=r"Clip: ValueError: .*\.mp4 (is empty|is no film|holds no pictures)"):
+def test_a_broken_video_is_named(frail: Path) -> None:
+    with pytest.raises(
+        DataError,
+        match=r"Clip: ValueError: .*\.mp4 (is empty|is not a video|is not a readable video|has no video stream)",
+    ):
         clips_of(frail, "raise")
 
 

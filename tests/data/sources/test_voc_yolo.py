@@ -1,4 +1,4 @@
-"""Things in the forms of Pascal VOC and of YOLO."""
+"""Objects in the forms of Pascal VOC and of YOLO."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from PIL import ExifTags, Image
 
 from opabinia.contracts import Source
 from opabinia.data.sources import coco, voc, yolo
-from opabinia.data.sources.image_headers import size_of
-from opabinia.data.sources.voc import CLASSES, parsed
+from opabinia.data.sources.image_headers import read_size
+from opabinia.data.sources.voc import CLASSES, parse_xml
 from scripts import small_data
 
 
@@ -51,10 +51,10 @@ def test_boxes_of_voc_count_from_one(devkit: Path) -> None:
     for number, scene in enumerate(small_data.scenes()):
         sample = source[number]
         assert sample["id"] == f"JPEGImages/{scene.name}.png" == sample["ground_truth"].image_id
-        assert sample["boxes"].tolist() == corners(scene.things[:2]), "the third is difficult"
-        assert sample["labels"].tolist() == [1 - label for label, *_ in scene.things[:2]]
+        assert sample["boxes"].tolist() == corners(scene.objects[:2]), "the third is difficult"
+        assert sample["labels"].tolist() == [1 - label for label, *_ in scene.objects[:2]]
         assert sample["ground_truth"].crowd.tolist() == [False, False, True][:number]
-        assert sample["ground_truth"].boxes.tolist() == [list(box) for _, *box in scene.things]
+        assert sample["ground_truth"].boxes.tolist() == [list(box) for _, *box in scene.objects]
         assert sample["ground_truth"].ids.tolist() == [1, 2, 3][:number]
 
 
@@ -86,7 +86,7 @@ def test_the_classes_of_voc_are_those_of_all_splits(devkit: Path) -> None:
     assert voc(root=devkit, split="first").classes == CLASSES and len(CLASSES) == 20
 
 
-def test_xml_beside_its_pictures(devkit: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_xml_beside_its_images(devkit: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     flat = tmp_path / "flat"
     flat.mkdir()
     for file in [*(devkit / "Annotations").iterdir(), *(devkit / "JPEGImages").iterdir()]:
@@ -94,10 +94,10 @@ def test_xml_beside_its_pictures(devkit: Path, tmp_path: Path, caplog: pytest.Lo
     (flat / "0.xml").unlink()
     source = voc(root=flat, split=None)
     assert len(source) == 3 and source[0]["id"] == "1.png"
-    assert "1 pictures have no XML file beside them and are left out" in caplog.text
+    assert "1 images have no XML file beside them and are skipped" in caplog.text
 
 
-def test_a_size_that_is_not_told_is_read(devkit: Path) -> None:
+def test_a_size_that_is_not_reported_is_read(devkit: Path) -> None:
     edit(devkit, "1", "<width>64</width><height>48</height>", "<width>0</width><height>0</height>")
     edit(devkit, "2", "<size><width>64</width><height>48</height><depth>3</depth></size>", "")
     assert voc(root=devkit).sizes.tolist() == [[48, 64]] * 4
@@ -106,45 +106,49 @@ def test_a_size_that_is_not_told_is_read(devkit: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("</object>", "", r"1 label files that cannot be read: 1\.xml: no whole XML: mismatched tag: line 1"),
+        ("</object>", "", r"1 label files that cannot be read: 1\.xml: not complete XML: mismatched tag: line 1"),
         ("<xmin>", "<xmin>x", r"1\.xml: object 'block' has no box of four numbers \(xmin, ymin, xmax, ymax\)"),
         ("<xmin>3<", "<xmin>nan<", r"1\.xml: an object has the name 'block' and the box nan"),
         ("<name>block</name>", "", r"1\.xml: an object has the name ''"),
         ("<xmin>3<", "<xmin>40<", r"1 boxes without area: JPEGImages/1\.png, object 1: .* 39, "),
-        ("<ymin>", "<ymin>-9", r"1 boxes that reach out of the picture: JPEGImages/1\.png, object 1"),
+        ("<ymin>", "<ymin>-9", r"1 boxes that extend beyond the image: JPEGImages/1\.png, object 1"),
         ("<annotation>", "<!DOCTYPE a><annotation>", r"1\.xml: it declares a document type"),
-        ("<annotation>", '<?xml version="1.0" encoding="no"?><annotation>', r"1\.xml: no whole XML: unknown encoding"),
+        (
+            "<annotation>",
+            '<?xml version="1.0" encoding="no"?><annotation>',
+            r"1\.xml: not complete XML: unknown enc",
+        ),
     ],
 )
-def test_what_is_broken_in_voc_is_told(devkit: Path, old: str, new: str, message: str) -> None:
+def test_what_is_broken_in_voc_is_reported(devkit: Path, old: str, new: str, message: str) -> None:
     edit(devkit, "1", old, new)
     with pytest.raises(ValueError, match=message):
         voc(root=devkit)
     source = voc(root=devkit, broken="drop")
-    assert len(source.faults) == 1 and sum(len(source[number]["boxes"]) for number in range(len(source))) == 4
+    assert len(source.errors) == 1 and sum(len(source[number]["boxes"]) for number in range(len(source))) == 4
 
 
 def test_entities_are_refused_in_any_encoding() -> None:
     bomb = '<!DOCTYPE a [<!ENTITY b "ha"><!ENTITY c "&b;&b;">]><a>&c;</a>'
     for content in (bomb.encode(), bomb.encode("utf-16")):
         with pytest.raises(ValueError, match="declares a document type"):
-            parsed(content)
-    assert parsed("<a>\u00fc</a>".encode("utf-16")).text == "\u00fc"
+            parse_xml(content)
+    assert parse_xml("<a>\u00fc</a>".encode("utf-16")).text == "\u00fc"
 
 
-def test_missing_files_of_voc_are_told(devkit: Path) -> None:
+def test_missing_files_of_voc_are_reported(devkit: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no file .*val\.txt"):
         voc(root=devkit, split="val")
     (devkit / "ImageSets" / "Main" / "train.txt").write_text("1\n2\n2\n7\n")
     with pytest.raises(
-        ValueError, match=r"1 pictures that are listed twice, 1 label files .*2: in the list; 7\.xml: No "
+        ValueError, match=r"1 images that are listed more than once, 1 label files .*2: in the list; 7\.xml: No "
     ):
         voc(root=devkit)
     (devkit / "JPEGImages" / "1.png").unlink()
-    with pytest.raises(ValueError, match=r"1 pictures that are not there: JPEGImages/1\.jpg"):
+    with pytest.raises(ValueError, match=r"1 missing images: JPEGImages/1\.jpg"):
         voc(root=devkit, split=None)
     assert len(voc(root=devkit, split=None, broken="drop")) == 3
-    with pytest.raises(ValueError, match="holds no XML file"):
+    with pytest.raises(ValueError, match="has no XML files"):
         voc(root=devkit / "JPEGImages")
 
 
@@ -164,14 +168,14 @@ def test_boxes_and_polygons_of_yolo(export: Path) -> None:
     for number, scene in enumerate(small_data.scenes()):
         sample = source[number]
         assert sample["id"] == f"images/train/{scene.name}.png" and sample["original_size"] == (48, 64)
-        assert torch.allclose(sample["boxes"], torch.tensor(corners(scene.things)).float().view(-1, 4), atol=1e-4)
-        assert sample["labels"].tolist() == [label for label, *_ in scene.things]
+        assert torch.allclose(sample["boxes"], torch.tensor(corners(scene.objects)).float().view(-1, 4), atol=1e-4)
+        assert sample["labels"].tolist() == [label for label, *_ in scene.objects]
         assert sample["ground_truth"].ids.tolist() == [1, 2, 3][:number] and not sample["ground_truth"].crowd.any()
 
 
-def test_the_same_things_as_in_coco(export: Path, tmp_path: Path) -> None:
+def test_the_same_objects_as_in_coco(export: Path, tmp_path: Path) -> None:
     small_data.coco(tmp_path / "coco")
-    other = coco(root=tmp_path / "coco", file=tmp_path / "coco" / "things.json")
+    other = coco(root=tmp_path / "coco", file=tmp_path / "coco" / "annotations.json")
     source = yolo(data=export / "data.yaml")
     for number in range(3):
         np.testing.assert_allclose(source[number]["ground_truth"].boxes, other[number]["ground_truth"].boxes, atol=1e-9)
@@ -179,7 +183,7 @@ def test_the_same_things_as_in_coco(export: Path, tmp_path: Path) -> None:
 
 
 def test_polygons_are_masks_when_asked(export: Path) -> None:
-    with pytest.raises(ValueError, match=r"4 things without an outline: labels/train/1\.txt, line 1: 0 0\.1"):
+    with pytest.raises(ValueError, match=r"4 objects without a segmentation: labels/train/1\.txt, line 1: 0 0\.1"):
         yolo(data=export / "data.yaml", masks=True)
     source = yolo(data=export / "data.yaml", masks=True, classes=["bar"], broken="drop")
     bar = source[2]
@@ -197,7 +201,7 @@ def test_polygons_are_masks_when_asked(export: Path) -> None:
         "train: images/list.txt\nnames: [block, bar]\n",
     ],
 )
-def test_every_way_to_name_pictures(export: Path, text: str) -> None:
+def test_every_way_to_name_images(export: Path, text: str) -> None:
     (export / "data.yaml").write_text(text)
     (export / "list.txt").write_text("".join(f"images/train/{number}.png\n" for number in range(4)))
     (export / "images" / "list.txt").write_text("".join(f"./train/{number}.png\n\n" for number in range(4)))
@@ -210,9 +214,9 @@ def test_the_root_may_be_elsewhere(export: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     file = (export / "data.yaml").rename(tmp_path / "other" / "data.yaml")
     file.write_text("path: /nowhere\ntrain: images/train\nnames: {2: bar, 0: block}\n")
-    with pytest.raises(ValueError, match=r"path '/nowhere' leads to /nowhere, which is no folder; root: overrules it"):
+    with pytest.raises(ValueError, match=r"path '/nowhere' leads to /nowhere, which is not a folder; set root"):
         yolo(data=file)
-    with pytest.raises(ValueError, match=r"2 classes that are not in the list: labels/train/2\.txt, line 2: class 1"):
+    with pytest.raises(ValueError, match=r"2 unknown classes: labels/train/2\.txt, line 2: class 1"):
         yolo(data=file, root=export)
     source = yolo(data=file, root=export, broken="drop")
     assert source.category_ids == (0, 2) and source.classes == ("block", "bar")
@@ -221,25 +225,28 @@ def test_the_root_may_be_elsewhere(export: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("0 0.5 0.5 0.1", r"1 lines that are no box and no polygon: labels/train/1\.txt, line 2: 0 0\.5 0\.5 0\.1"),
-        ("0 0.5 0.5 0.1 0.1 0.9", "no box and no polygon"),
-        ("block 0.5 0.5 0.1 0.1", "no box and no polygon"),
-        ("0 nan 0.5 0.1 0.1", "no box and no polygon"),
-        ("2 0.5 0.5 0.1 0.1", r"1 classes that are not in the list: labels/train/1\.txt, line 2: class 2"),
-        ("0.5 0.5 0.5 0.1 0.1", r"not in the list: labels/train/1\.txt, line 2: class 0\.5"),
+        (
+            "0 0.5 0.5 0.1",
+            r"1 lines that are neither .*: labels/train/1\.txt, line 2: 0 0\.5 0\.5 0\.1",
+        ),
+        ("0 0.5 0.5 0.1 0.1 0.9", "neither a box nor a polygon"),
+        ("block 0.5 0.5 0.1 0.1", "neither a box nor a polygon"),
+        ("0 nan 0.5 0.1 0.1", "neither a box nor a polygon"),
+        ("2 0.5 0.5 0.1 0.1", r"1 unknown classes: labels/train/1\.txt, line 2: class 2"),
+        ("0.5 0.5 0.5 0.1 0.1", r"unknown classes: labels/train/1\.txt, line 2: class 0\.5"),
         ("0 0.5 0.5 -0.1 0.1", r"1 boxes without area: images/train/1\.png, line 2"),
-        ("0 320 240 20 20", r"1 boxes outside of the picture: images/train/1\.png, line 2"),
-        ("0 0.9 0.5 0.4 0.1", r"1 boxes that reach out of the picture: images/train/1\.png, line 2"),
+        ("0 320 240 20 20", r"1 boxes outside the image: images/train/1\.png, line 2"),
+        ("0 0.9 0.5 0.4 0.1", r"1 boxes that extend beyond the image: images/train/1\.png, line 2"),
         ("1 0.5 0.5 0.5 0.5 0.5 0.5", r"1 boxes without area"),
     ],
 )
-def test_what_is_broken_in_yolo_is_told(export: Path, line: str, message: str) -> None:
+def test_what_is_broken_in_yolo_is_reported(export: Path, line: str, message: str) -> None:
     with (export / "labels" / "train" / "1.txt").open("a") as file:
         file.write(f"{line}\n")
     with pytest.raises(ValueError, match=message):
         yolo(data=export / "data.yaml")
     source = yolo(data=export / "data.yaml", broken="drop")
-    assert source[1]["ground_truth"].ids.tolist() == [1] and [fault.count for fault in source.faults] == [1]
+    assert source[1]["ground_truth"].ids.tolist() == [1] and [fault.count for fault in source.errors] == [1]
 
 
 @pytest.mark.parametrize(
@@ -247,49 +254,47 @@ def test_what_is_broken_in_yolo_is_told(export: Path, line: str, message: str) -
     [
         ("names: [block, bar]\nval: images/train\n", "has no split 'train'; splits: val"),
         ("train: images/no\nnames: [block, bar]\n", r"there is no .*images/no"),
-        ("train: labels\nnames: [block, bar]\n", "labels holds no picture"),
+        ("train: labels\nnames: [block, bar]\n", "labels has no image"),
         ("train: images/train\n", "has no 'names'"),
         ("train: images/train\nnames: {a: b}\n", "names is {'a': 'b'}; expected a list of names, or names by number"),
-        ("train: images/train\nnames: [a, a]\n", "names the class 'a' twice"),
+        ("train: images/train\nnames: [a, a]\n", "has two classes called 'a'"),
         ("train: images/train\nnames: [block, bar]\nnc: 3\n", "nc is 3, but 2 classes have names"),
-        ("train: images/train\nnames: [block, bar]\nkpt_shape: [17, 3]\n", r"is of keypoints \(kpt_shape\)"),
+        ("train: images/train\nnames: [block, bar]\nkpt_shape: [17, 3]\n", r"has keypoints \(kpt_shape\)"),
         (
             "train: [images/train, images]\nnames: [block, bar]\n",
-            r"4 pictures that are listed twice: images/train/0\.png",
+            r"4 images that are listed more than once: images/train/0\.png",
         ),
-        ("names: [block\n", "is no YAML"),
-        ("names: !!python/object/apply:os.getcwd []\n", "is no YAML"),
+        ("names: [block\n", "is not YAML"),
+        ("names: !!python/object/apply:os.getcwd []\n", "is not YAML"),
     ],
 )
-def test_a_wrong_data_yaml_is_told(export: Path, text: str, message: str) -> None:
+def test_a_wrong_data_yaml_is_reported(export: Path, text: str, message: str) -> None:
     (export / "data.yaml").write_text(text)
     with pytest.raises(ValueError, match=message):
         yolo(data=export / "data.yaml")
 
 
-def test_missing_pictures_and_labels_of_yolo_are_told(export: Path) -> None:
+def test_missing_images_and_labels_of_yolo_are_reported(export: Path) -> None:
     (export / "list.txt").write_text("images/train/1.png\nimages/train/9.png\n")
     (export / "data.yaml").write_text("train: list.txt\nnames: [block, bar]\n")
-    with pytest.raises(ValueError, match=r"1 pictures that are not there: images/train/9\.png"):
+    with pytest.raises(ValueError, match=r"1 missing images: images/train/9\.png"):
         yolo(data=export / "data.yaml")
     assert len(yolo(data=export / "data.yaml", broken="drop")) == 1
     (export / "images" / "train" / "1.png").write_bytes(b"no picture")
     (export / "list.txt").write_text("images/train/1.png\nimages/train/2.png\n")
-    with pytest.raises(
-        ValueError, match=r"1 pictures that cannot be read: images/train/1\.png: .*cannot identify image"
-    ):
+    with pytest.raises(ValueError, match=r"1 images that cannot be read: images/train/1\.png: .*cannot identify image"):
         yolo(data=export / "data.yaml")
     (export / "labels").rename(export / "annotations")
-    with pytest.raises(ValueError, match=r"no picture has labels; expected labels/train/1\.txt in "):
+    with pytest.raises(ValueError, match=r"no image has labels; expected labels/train/1\.txt in "):
         yolo(data=export / "data.yaml", broken="drop")
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
 
-def test_sizes_are_those_of_the_upright_picture(tmp_path: Path) -> None:
+def test_sizes_are_those_of_the_upright_image(tmp_path: Path) -> None:
     for orientation, expected in ((1, (3, 5)), (3, (3, 5)), (6, (5, 3)), (8, (5, 3))):
         exif: Any = Image.Exif()
         exif[ExifTags.Base.Orientation] = orientation
         Image.new("RGB", (5, 3)).save(tmp_path / "a.jpg", exif=exif)
-        assert size_of(str(tmp_path / "a.jpg")) == expected
+        assert read_size(str(tmp_path / "a.jpg")) == expected

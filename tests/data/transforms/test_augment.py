@@ -15,7 +15,8 @@ from opabinia.config.types import Parameter
 from opabinia.contracts import Batch, DatasetInfo, Sample
 from opabinia.data.batch_mixing import random_patch
 from opabinia.data.settings import Data
-from opabinia.data.transforms.augment import Blur, Erase, blurred
+from opabinia.data.transforms.augment import RandomErase, RandomGaussianBlur
+from opabinia.data.transforms.augment import gaussian_blur as blurred
 from opabinia.models.layers import Normalize
 from opabinia.runtime.seeds import seed_sample
 
@@ -28,7 +29,7 @@ def sample_of(channels: int = 3, height: int = 96, width: int = 48) -> Sample:
 
 
 def box_of(changed: Tensor) -> tuple[int, int]:
-    """Height and width of the rectangle that is true in a picture (H x W); nothing outside it, nothing missing."""
+    """Height and width of the rectangle that is true in an image (H x W); nothing outside it, nothing missing."""
     rows, columns = changed.any(1).nonzero().flatten(), changed.any(0).nonzero().flatten()
     inside = changed[int(rows[0]) : int(rows[-1]) + 1, int(columns[0]) : int(columns[-1]) + 1]
     assert inside.all()
@@ -44,7 +45,7 @@ def test_what_is_erased_is_zero_for_the_model(channels: int) -> None:
     for seed in range(40):
         seed_sample(seed)
         sample = sample_of(channels)
-        erased = Erase(probability=1.0)(sample)
+        erased = RandomErase(probability=1.0)(sample)
         assert isinstance(erased["image"], tv_tensors.Image) and erased["image"].dtype == torch.uint8
         assert {**erased, "image": 0} == {**sample, "image": 0}
         assert bool((sample["image"] == 7).all()), "the sample that was handed over has changed"
@@ -56,10 +57,10 @@ def test_what_is_erased_is_zero_for_the_model(channels: int) -> None:
         assert normalised[:, changed].abs().max() <= 0.5 / 255 / min(std) + 1e-6
 
 
-def test_as_often_as_it_is_told_and_with_values_of_ones_own() -> None:
+def test_probability_and_values_of_ones_own() -> None:
     def erased(seed: int, **keys: Any) -> Tensor:
         seed_sample(seed)
-        image: Tensor = Erase(**keys)(sample_of())["image"]
+        image: Tensor = RandomErase(**keys)(sample_of())["image"]
         return image
 
     assert sum(bool((erased(seed) != 7).any()) for seed in range(400)) == pytest.approx(200, abs=40)
@@ -71,21 +72,21 @@ def test_as_often_as_it_is_told_and_with_values_of_ones_own() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"area": (0.4, 0.02)}, r"area: \[0.4, 0.02\] begins above its end; write \[0.02, 0.4\]"),
-        ({"ratio": (3.0, 0.3)}, r"ratio: \[3.0, 0.3\] begins above its end"),
+        ({"scale": (0.4, 0.02)}, r"scale: the minimum of \[0.4, 0.02\] is above the maximum; write \[0.02, 0.4\]"),
+        ({"ratio": (3.0, 0.3)}, r"ratio: the minimum of \[3.0, 0.3\] is above the maximum"),
         ({"mean": [0.1, 0.2]}, r"mean: \[0.1, 0.2\] are 2 values for images of 3 channels"),
     ],
 )
-def test_mistakes_in_erasing_are_told(keys: Any, message: str) -> None:
+def test_mistakes_in_erasing_raise(keys: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Erase(**keys)(sample_of())
+        RandomErase(**keys)(sample_of())
 
 
 # --- patches ----------------------------------------------------------------------------------------------------------
 
 
 def batch_of(count: int) -> Batch:
-    """Every picture has a grey of its own."""
+    """Every image has a gray of its own."""
     images = torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1).expand(count, 3, 96, 48).contiguous()
     return {"image": images, "label": torch.arange(count) % 2, "id": [str(number) for number in range(count)]}
 
@@ -95,25 +96,25 @@ def patched(batch: Batch, seed: int = 3, **keys: Any) -> Batch:
     return random_patch(batch, FACTS, **keys)
 
 
-def test_a_patch_is_a_rectangle_of_another_picture() -> None:
+def test_a_patch_is_a_rectangle_of_another_image() -> None:
     batch = batch_of(64)
-    found = patched(batch, probability=1.0)
+    result = patched(batch, probability=1.0)
     shapes = []
-    for number, image in enumerate(found["image"]):
+    for number, image in enumerate(result["image"]):
         (other,) = set(image.unique().tolist()) - {number}
         assert other in range(64)
         height, width = box_of((image == other).all(0))
         assert 0.01 * 0.6 <= height * width / (96 * 48) <= 0.5 * 1.1
         shapes.append(height / width)
     assert len(shapes) == 64 and max(shapes) > 1 > min(shapes)
-    assert found["label"] is batch["label"] and found["id"] == batch["id"]
+    assert result["label"] is batch["label"] and result["id"] == batch["id"]
     assert torch.equal(batch["image"], batch_of(64)["image"]), "the batch that was handed over has changed"
 
 
-def test_about_half_of_the_pictures_get_one() -> None:
+def test_about_half_of_the_images_get_one() -> None:
     batch = batch_of(200)
-    found = (patched(batch)["image"] != batch["image"]).flatten(1).any(1)
-    assert int(found.sum()) == pytest.approx(100, abs=30)
+    result = (patched(batch)["image"] != batch["image"]).flatten(1).any(1)
+    assert int(result.sum()) == pytest.approx(100, abs=30)
     assert torch.equal(patched(batch, probability=0.0)["image"], batch["image"])
 
 
@@ -136,9 +137,9 @@ def test_patches_are_mirrored(flip: float, step: int) -> None:
     assert len(steps) and bool((steps == step).all())
 
 
-def test_one_picture_alone_has_nobody_to_take_from() -> None:
+def test_one_image_alone_has_nobody_to_take_from() -> None:
     assert torch.equal(patched(batch_of(1), probability=1.0)["image"], batch_of(1)["image"])
-    with pytest.raises(ValueError, match=r"area: \[0.5, 0.1\] begins above its end"):
+    with pytest.raises(ValueError, match=r"area: the minimum of \[0.5, 0.1\] is above the maximum"):
         patched(batch_of(2), area=(0.5, 0.1))
 
 
@@ -160,7 +161,7 @@ data:
         transforms: [{name: ColorJitter, brightness: 0.15, contrast: 0.15, saturation: 0.1, hue: 0.1}]
       - {name: RandomAffine, degrees: 10, scale: [0.9, 1.1], shear: 0.1}
       - {name: RandomApply, p: 0.1, transforms: [{name: timm_policy, policy: augmix-m1-w3-d1-a0.1}]}
-      - {name: erase, probability: 0.5}
+      - {name: random_erase, probability: 0.5}
   mix:
     - {name: random_patch, probability: 0.5}
 """
@@ -168,7 +169,7 @@ data:
 
 ORDER = [
     *("RandomApply", "Resize", "RandomResizedCrop", "RandomCrop", "RandomHorizontalFlip", "RandomApply"),
-    *("RandomAffine", "RandomApply", "erase"),
+    *("RandomAffine", "RandomApply", "random_erase"),
 ]
 
 
@@ -191,7 +192,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 
 def photograph(seed: int) -> Sample:
-    """Smooth colours, and not as large as the chain makes it."""
+    """Smooth colors, and not as large as the chain makes it."""
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.randint(0, 256, (1, 3, 8, 4), generator=generator).float()
     pixels = torch.nn.functional.interpolate(coarse, (140, 70), mode="bilinear")[0].to(torch.uint8)
@@ -227,12 +228,12 @@ def test_every_link_of_the_chain_does_something(chain: Data, place: int) -> None
     """Within 60 seeds, the least likely being one in ten; images stay uint8."""
     resize = chain.train.transforms[1]
     image = photograph(1) if place < 2 else resize(photograph(1))
-    found = []
+    result = []
     for seed in range(60):
         seed_sample(seed)
-        found.append(chain.train.transforms[place](image)["image"])
-    assert all(one.dtype == torch.uint8 for one in found)
-    assert any(one.shape != image["image"].shape or not torch.equal(one, image["image"]) for one in found)
+        result.append(chain.train.transforms[place](image)["image"])
+    assert all(one.dtype == torch.uint8 for one in result)
+    assert any(one.shape != image["image"].shape or not torch.equal(one, image["image"]) for one in result)
 
 
 # --- blur -------------------------------------------------------------------------------------------------------------
@@ -257,7 +258,7 @@ def test_how_often_and_how_far_it_blurs() -> None:
     point[0, 16, 16] = 255
     sample = {"image": tv_tensors.Image(point), "id": "a", "label": 3}
     torch.manual_seed(0)
-    blur = Blur(probability=0.3, sigma=(1.0, 2.0))
+    blur = RandomGaussianBlur(probability=0.3, sigma=(1.0, 2.0))
     seen = [blur(sample) for _ in range(400)]
     changed = [one["image"] for one in seen if not torch.equal(one["image"], point)]
     assert len(changed) / 400 == pytest.approx(0.3, abs=0.1), "four standard deviations"
@@ -265,5 +266,5 @@ def test_how_often_and_how_far_it_blurs() -> None:
     # In the middle of a Gaussian of sigma: 1 / (2 pi sigma^2).
     assert 1 / (8 * math.pi) - 0.01 < peaks.min() < 0.06 and 0.12 < peaks.max() < 1 / (2 * math.pi) + 0.01
     assert isinstance(seen[0]["image"], tv_tensors.Image) and (seen[0]["id"], seen[0]["label"]) == ("a", 3)
-    with pytest.raises(ValueError, match=r"sigma: \[2.0, 1.0\] begins above its end"):
-        Blur(sigma=(2.0, 1.0))
+    with pytest.raises(ValueError, match=r"sigma: the minimum of \[2.0, 1.0\] is above the maximum"):
+        RandomGaussianBlur(sigma=(2.0, 1.0))

@@ -14,22 +14,23 @@ from torchvision.transforms import v2
 from opabinia.contracts import Sample
 from opabinia.data.collate import collate
 from opabinia.data.decoding import video
-from opabinia.data.decoding.video import VideoFile, VideoInMemory
+from opabinia.data.decoding.frames import VideoInMemory
+from opabinia.data.decoding.video import VideoFile
 from opabinia.data.transforms.clips import Clip, ShortSideJitter, clip_flip, three_crop
 from tests.data.videos import write
 
 
 def film(count: int, height: int = 8, width: int = 12, fps: float = 30.0) -> Sample:
-    """Frame k is of colour k."""
+    """Frame k is of color k."""
     pixels = torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, height, width)
     return {"video": VideoInMemory(pixels, fps=fps), "label": 3, "id": "a"}
 
 
 def taken(clip: Clip, sample: Sample) -> list[int]:
-    found = clip(sample)
-    assert found.keys() == sample.keys() - {"video"} | {"image"}
-    assert isinstance(found["image"], tv_tensors.Video) and found["image"].dtype == torch.uint8
-    numbers: list[int] = found["image"][:, 0, 0, 0].tolist()
+    result = clip(sample)
+    assert result.keys() == sample.keys() - {"video"} | {"image"}
+    assert isinstance(result["image"], tv_tensors.Video) and result["image"].dtype == torch.uint8
+    numbers: list[int] = result["image"][:, 0, 0, 0].tolist()
     return numbers
 
 
@@ -38,37 +39,44 @@ def many(clip: Clip, sample: Callable[[], Sample], times: int = 200) -> list[lis
     return [taken(clip, sample()) for _ in range(times)]
 
 
-def test_dense_clips_lie_anywhere_in_the_film() -> None:
-    found = many(Clip(frames=4, stride=3), lambda: film(20))
-    assert {one[0] for one in found} == set(range(11)), "0 to 20 - 1 - 9"
-    assert all(np.diff(one).tolist() == [3, 3, 3] for one in found)
-    assert taken(Clip(frames=4, stride=3, place="middle"), film(20)) == [5, 8, 11, 14]
-    assert taken(Clip(frames=4, stride=3, place="start"), film(20)) == [0, 3, 6, 9]
+def test_dense_clips_lie_anywhere_in_the_video() -> None:
+    result = many(Clip(frames=4, stride=3), lambda: film(20))
+    assert {one[0] for one in result} == set(range(11)), "0 to 20 - 1 - 9"
+    assert all(np.diff(one).tolist() == [3, 3, 3] for one in result)
+    assert taken(Clip(frames=4, stride=3, position="middle"), film(20)) == [5, 8, 11, 14]
+    assert taken(Clip(frames=4, stride=3, position="start"), film(20)) == [0, 3, 6, 9]
 
 
 def test_strides_are_drawn() -> None:
-    found = many(Clip(frames=4, stride=(2, 4)), lambda: film(40))
-    assert {one[1] - one[0] for one in found} == {2, 3, 4}
-    assert taken(Clip(frames=4, stride=(2, 4), place="start"), film(40)) == [0, 2, 4, 6]
+    result = many(Clip(frames=4, stride=(2, 4)), lambda: film(40))
+    assert {one[1] - one[0] for one in result} == {2, 3, 4}
+    assert taken(Clip(frames=4, stride=(2, 4), position="start"), film(40)) == [0, 2, 4, 6]
 
 
-def test_short_films_go_on() -> None:
+def test_short_videos_go_on() -> None:
     for place in ("random", "middle", "start"):
-        assert taken(Clip(frames=6, stride=2, place=place), film(5)) == [0, 2, 4, 1, 3, 0]
-        assert taken(Clip(frames=6, stride=2, place=place, out_of_bound="repeat_last"), film(5)) == [0, 2, 4, 4, 4, 4]
+        assert taken(Clip(frames=6, stride=2, position=place), film(5)) == [0, 2, 4, 1, 3, 0]
+        assert taken(Clip(frames=6, stride=2, position=place, out_of_bounds="repeat_last"), film(5)) == [
+            0,
+            2,
+            4,
+            4,
+            4,
+            4,
+        ]
     assert taken(Clip(frames=3, sampling="uniform"), film(1)) == [0, 0, 0]
 
 
 def test_uniform_clips_take_a_frame_of_each_part() -> None:
-    found = many(Clip(frames=4, sampling="uniform"), lambda: film(10))
+    result = many(Clip(frames=4, sampling="uniform"), lambda: film(10))
     parts = [(0, 1), (2, 3, 4), (5, 6), (7, 8, 9)]
-    assert [{one[part] for one in found} for part in range(4)] == list(map(set, parts))
-    assert taken(Clip(frames=4, sampling="uniform", place="middle"), film(10)) == [0, 3, 5, 8]
-    assert taken(Clip(frames=6, sampling="uniform", place="middle"), film(3)) == [0, 0, 1, 1, 2, 2]
+    assert [{one[part] for one in result} for part in range(4)] == list(map(set, parts))
+    assert taken(Clip(frames=4, sampling="uniform", position="middle"), film(10)) == [0, 3, 5, 8]
+    assert taken(Clip(frames=6, sampling="uniform", position="middle"), film(3)) == [0, 0, 1, 1, 2, 2]
 
 
-def test_a_rate_takes_the_same_time_of_every_film() -> None:
-    clip = Clip(frames=4, stride=2, fps=30, place="start")
+def test_a_rate_takes_the_same_time_of_every_video() -> None:
+    clip = Clip(frames=4, stride=2, fps=30, position="start")
     assert taken(clip, film(40, fps=30)) == [0, 2, 4, 6]
     assert taken(clip, film(40, fps=60)) == [0, 4, 8, 12]
     assert taken(clip, film(40, fps=25)) == [0, 1, 3, 5]
@@ -77,16 +85,16 @@ def test_a_rate_takes_the_same_time_of_every_film() -> None:
 def test_a_shape_says_how_many_frames_and_strides_follow() -> None:
     """SlowFast's long cycle: a quarter of the frames is taken at 1 to 4 times the stride."""
     clip = Clip(frames=8, stride=2)
-    found = many(clip, lambda: film(64) | {"shape": (2, 5, 5)})
-    assert {len(one) for one in found} == {2}
-    assert {one[1] - one[0] for one in found} == set(range(2, 9))
+    result = many(clip, lambda: film(64) | {"shape": (2, 5, 5)})
+    assert {len(one) for one in result} == {2}
+    assert {one[1] - one[0] for one in result} == set(range(2, 9))
     same = many(clip, lambda: film(64) | {"shape": (8, 5, 5)})
     assert {one[1] - one[0] for one in same} == {2}
     none = many(clip, lambda: film(64) | {"shape": None})
     assert {len(one) for one in none} == {8}
 
 
-def test_views_lie_evenly_over_the_film_and_draw_nothing() -> None:
+def test_views_lie_evenly_over_the_video_and_draw_nothing() -> None:
     def view(clip: Clip, number: int, clips: int) -> list[int]:
         return taken(clip, film(31) | {"view": ((number, clips), (0, 1))})
 
@@ -95,27 +103,27 @@ def test_views_lie_evenly_over_the_film_and_draw_nothing() -> None:
     assert [view(dense, number, 4)[0] for number in range(4)] == [0, 8, 16, 24]
     assert view(dense, 0, 1) == [12, 14, 16, 18]
     uniform = Clip(frames=3, sampling="uniform")
-    found = [view(uniform, number, 5) for number in range(5)]
-    assert len({tuple(one) for one in found}) == 5, "a film of equal parts, too, has different clips"
-    assert all(one < other for one, other in pairwise(found))
+    result = [view(uniform, number, 5) for number in range(5)]
+    assert len({tuple(one) for one in result}) == 5, "a film of equal parts, too, has different clips"
+    assert all(one < other for one, other in pairwise(result))
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_film_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_video_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "film.mp4", 12)
     opened = []
-    real = video._opened
-    monkeypatch.setattr(video, "_opened", lambda path: opened.append(path) or real(path))  # type: ignore[func-returns-value]
+    real = video.open_video
+    monkeypatch.setattr(video, "open_video", lambda path: opened.append(path) or real(path))  # type: ignore[func-returns-value]
     assert Clip(frames=2, stride=3)({"video": VideoFile(path), "id": "a"})["image"].shape == (2, 3, 48, 64)
     assert len(opened) == 1
 
 
-def test_what_cannot_be_is_told() -> None:
-    with pytest.raises(ValueError, match=r"stride: \[4, 2\] begins above its end"):
+def test_impossible_batches_raise() -> None:
+    with pytest.raises(ValueError, match=r"stride: the minimum of \[4, 2\] is above the maximum"):
         Clip(frames=4, stride=(4, 2))
     with pytest.raises(ValueError, match="stride and fps are for dense"):
         Clip(frames=4, stride=2, sampling="uniform")
-    with pytest.raises(ValueError, match="clip takes films, and the sample holds a picture"):
+    with pytest.raises(ValueError, match="clip needs videos, and the sample holds an image"):
         Clip(frames=4)({"image": torch.zeros(3, 4, 4), "id": "a"})
 
 
@@ -135,24 +143,24 @@ def alike(image: Any) -> bool:
 def test_crops_of_a_drawn_size_are_the_same_for_all_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     transform = ShortSideJitter(size=16, scale=(20, 30))
-    found = [transform(clip_of(24, 40))["image"] for _ in range(20)]
-    assert all(image.shape == (4, 3, 16, 16) and alike(image) for image in found)
-    assert len({tuple(image[0].flatten().tolist()) for image in found}) > 15
+    result = [transform(clip_of(24, 40))["image"] for _ in range(20)]
+    assert all(image.shape == (4, 3, 16, 16) and alike(image) for image in result)
+    assert len({tuple(image[0].flatten().tolist()) for image in result}) > 15
 
 
 def sides(transform: ShortSideJitter, crop: int) -> list[int]:
     torch.manual_seed(0)
-    return [transform._short(crop) for _ in range(4000)]
+    return [transform._random_side(crop) for _ in range(4000)]
 
 
 def test_the_lower_end_shrinks_with_the_crop() -> None:
     """SlowFast: 256 to 320 for 224 are 181 to 320 for 158 and 128 to 320 for 112."""
     transform = ShortSideJitter(size=224)
     for crop, low in ((224, 256), (158, 181), (112, 128)):
-        found = sides(transform, crop)
-        assert (min(found), max(found)) == (low, 320)
-        assert np.mean(found) == pytest.approx((low + 320) / 2, abs=2)
-    inverse = sides(ShortSideJitter(size=224, scale=(256, 340), inverse=True), 224)
+        result = sides(transform, crop)
+        assert (min(result), max(result)) == (low, 320)
+        assert np.mean(result) == pytest.approx((low + 320) / 2, abs=2)
+    inverse = sides(ShortSideJitter(size=224, scale=(256, 340), inverse_uniform=True), 224)
     assert (min(inverse), max(inverse)) == (256, 340)
     assert np.mean(1 / np.array(inverse)) == pytest.approx((1 / 256 + 1 / 340) / 2, rel=0.002)
 
@@ -174,25 +182,25 @@ def test_crops_of_views_lie_along_the_longer_side() -> None:
     assert torch.equal(three_crop(wide, size=10)["image"], wide["image"][..., 8:18]), "the middle, without views"
     one = {"view": ((0, 1), (0, 1))}
     assert torch.equal(three_crop(wide | one, size=10)["image"], wide["image"][..., 8:18])
-    assert three_crop(wide, size=8, short=12)["image"].shape == (4, 3, 8, 8)
-    with pytest.raises(ValueError, match="of a shorter side of 6 no crop of 8"):
-        three_crop(wide, size=8, short=6)
+    assert three_crop(wide, size=8, short_side=12)["image"].shape == (4, 3, 8, 8)
+    with pytest.raises(ValueError, match="a crop of 8 does not fit into a shorter side of 6"):
+        three_crop(wide, size=8, short_side=6)
 
 
 def test_flips_leave_alone_what_a_mirror_would_change() -> None:
     sample = clip_of(6, 8)
     flipped = clip_flip(sample, probability=1.0)
     assert torch.equal(flipped["image"], sample["image"].flip(-1)) and isinstance(flipped["image"], tv_tensors.Video)
-    assert torch.equal(clip_flip(sample | {"directed": True}, probability=1.0)["image"], sample["image"])
+    assert torch.equal(clip_flip(sample | {"flip_changes_label": True}, probability=1.0)["image"], sample["image"])
     assert torch.equal(clip_flip(sample, probability=0.0)["image"], sample["image"])
     torch.manual_seed(0)
     assert 60 < sum(not torch.equal(clip_flip(sample)["image"], sample["image"]) for _ in range(200)) < 140
 
 
 def test_scales_are_checked() -> None:
-    with pytest.raises(ValueError, match="begins above its end"):
+    with pytest.raises(ValueError, match="is above the maximum"):
         ShortSideJitter(size=16, scale=(30, 20))
-    with pytest.raises(ValueError, match="no crop of 16 can be cut"):
+    with pytest.raises(ValueError, match="a crop of 16 does not fit"):
         ShortSideJitter(size=16, scale=(12, 20))
 
 
@@ -215,15 +223,15 @@ def test_what_torchvision_draws_is_the_same_for_all_frames(transform: v2.Transfo
     changed = 0
     for _ in range(8):
         sample = clip_of(16, 20)
-        found = transform(sample)["image"]
-        assert isinstance(found, tv_tensors.Video) and found.shape[:2] == (4, 3)
-        assert alike(found)
-        changed += found.shape != sample["image"].shape or not torch.equal(found, sample["image"])
+        result = transform(sample)["image"]
+        assert isinstance(result, tv_tensors.Video) and result.shape[:2] == (4, 3)
+        assert alike(result)
+        changed += result.shape != sample["image"].shape or not torch.equal(result, sample["image"])
     assert changed >= 3
 
 
 def test_clips_make_a_batch() -> None:
-    clip = Clip(frames=3, place="middle")
+    clip = Clip(frames=3, position="middle")
     batch = collate([clip(film(9)), clip(film(5))])
     assert batch["image"].shape == (2, 3, 3, 8, 12)
     assert batch["image"][:, :, 0, 0, 0].tolist() == [[3, 4, 5], [1, 2, 3]]

@@ -1,4 +1,4 @@
-"""One sample of several: things stay where their pixels are, and it does not matter who makes it."""
+"""One sample of several: objects stay where their pixels are, and it does not matter who makes it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,11 +10,12 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from opabinia.contracts import Batch, Combination, Row, Sample
-from opabinia.data.collate import OF_THINGS, collate
-from opabinia.data.loader import DataError, Loader, Reader, Request, training_requests
+from opabinia.contracts import Batch, CombiningTransform, GlobalBatch, Sample
+from opabinia.data.collate import collate
+from opabinia.data.loader import BatchReader, DataError, Loader, Request, training_requests
+from opabinia.data.sample_keys import OBJECT_KEYS
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.data.sampling.permutation import order
+from opabinia.data.sampling.permutation import epoch_order
 from opabinia.data.sources.digit_scenes import DigitScenes
 from opabinia.data.transforms.combine import CopyPaste, MixupBoxes, Mosaic
 from opabinia.runtime.durations import Duration
@@ -24,7 +25,7 @@ Make = Callable[..., Any]
 
 
 def picture(height: int, width: int, values: Sequence[int], *, points: bool = False) -> Sample:
-    """A picture with rectangles of these values beside each other, which are its things; the rest is 10."""
+    """An image with rectangles of these values beside each other, which are its objects; the rest is 10."""
     image = torch.full((1, height, width), 10, dtype=torch.uint8)
     across = width // max(1, len(values))
     corners = [(place * across + 1, 2, (place + 1) * across - 1, height - 3) for place in range(len(values))]
@@ -45,14 +46,14 @@ def picture(height: int, width: int, values: Sequence[int], *, points: bool = Fa
     if points:
         middles = (boxes[:, None, :2] + boxes[:, None, 2:]) / 2
         sample["keypoints"] = tv_tensors.KeyPoints(middles, canvas_size=(height, width))
-        sample["visible"] = torch.full((len(values), 1), 2)
+        sample["visibility"] = torch.full((len(values), 1), 2)
     return sample
 
 
 FOUR = (picture(48, 64, [50, 60]), picture(64, 32, [70]), picture(64, 64, [80, 90, 100]), picture(20, 64, [120]))
 
 
-def combined(transform: Combination, samples: Sequence[Sample], seed: int = 0) -> Sample:
+def combined(transform: CombiningTransform, samples: Sequence[Sample], seed: int = 0) -> Sample:
     others: Iterator[Sample] = iter(samples[1:])
     seed_sample(seed)
     return transform.combine(samples[0], lambda: next(others))
@@ -68,8 +69,8 @@ def where(image: Tensor, value: int) -> list[float]:
 
 
 @pytest.mark.parametrize("masks", [True, False])
-def test_things_of_a_mosaic_are_where_their_pixels_are(masks: bool) -> None:
-    found = 0
+def test_objects_of_a_mosaic_are_where_their_pixels_are(masks: bool) -> None:
+    result = 0
     for seed in range(40):
         four = [{key: value for key, value in one.items() if masks or key != "masks"} for one in FOUR]
         sample = combined(Mosaic(size=64, scale=0.0), four, seed)
@@ -82,16 +83,16 @@ def test_things_of_a_mosaic_are_where_their_pixels_are(masks: bool) -> None:
             left, top, right, bottom = where(sample["image"], value)
             whole = sum(float((one["image"] == value).sum()) for one in FOUR)
             assert min(right - left, bottom - top) <= 2 or (right - left) * (bottom - top) <= 0.1 * whole
-        found += len(sample["labels"])
+        result += len(sample["labels"])
         assert (sample["id"], sample["ground_truth"], sample["original_size"]) == (
             four[0]["id"],
             four[0]["ground_truth"],
             (48, 64),
         )
-    assert found > 80
+    assert result > 80
 
 
-def test_a_mosaic_is_scaled_within_its_range_and_things_follow() -> None:
+def test_a_mosaic_is_scaled_within_its_range_and_objects_follow() -> None:
     widths = []
     for seed in range(60):
         sample = combined(Mosaic(size=128, shift=0.0), [picture(64, 64, [50 + number]) for number in range(4)], seed)
@@ -114,19 +115,25 @@ def test_what_lies_outside_of_the_canvas_of_a_mosaic_is_filled() -> None:
     assert min(shares) == 0 and 0.1 < max(shares) < 0.5
 
 
-def test_a_mosaic_of_pictures_without_things_has_none() -> None:
+def test_a_mosaic_of_images_without_objects_has_none() -> None:
     sample = combined(Mosaic(size=32), [picture(48, 64, [], points=True)] * 4)
-    sizes = {key: tuple(sample[key].shape) for key in OF_THINGS}
-    assert sizes == {"boxes": (0, 4), "labels": (0,), "masks": (0, 32, 32), "keypoints": (0, 1, 2), "visible": (0, 1)}
+    sizes = {key: tuple(sample[key].shape) for key in OBJECT_KEYS}
+    assert sizes == {
+        "boxes": (0, 4),
+        "labels": (0,),
+        "masks": (0, 32, 32),
+        "keypoints": (0, 1, 2),
+        "visibility": (0, 1),
+    }
 
 
 def test_points_that_a_mosaic_cuts_off_are_unknown() -> None:
     unknown = 0
     for seed in range(20):
         sample = combined(
-            Mosaic(size=64, least_area=0.0), [picture(64, 64, [50 + n], points=True) for n in range(4)], seed
+            Mosaic(size=64, min_area=0.0), [picture(64, 64, [50 + n], points=True) for n in range(4)], seed
         )
-        points, seen = sample["keypoints"][:, 0].as_subclass(Tensor), sample["visible"][:, 0]
+        points, seen = sample["keypoints"][:, 0].as_subclass(Tensor), sample["visibility"][:, 0]
         inside = ((points >= 0) & (points <= 64)).all(1)
         assert torch.equal(seen, 2 * inside)
         for label, (column, row) in zip(sample["labels"][inside].tolist(), points[inside].long().tolist(), strict=True):
@@ -138,7 +145,7 @@ def test_points_that_a_mosaic_cuts_off_are_unknown() -> None:
 # --- mixup ------------------------------------------------------------------------------------------------------------
 
 
-def test_pictures_of_two_sizes_are_blended_with_all_their_things() -> None:
+def test_images_of_two_sizes_are_blended_with_all_their_objects() -> None:
     first, second = picture(48, 64, [50, 60], points=True), picture(64, 32, [200], points=True)
     sample = combined(MixupBoxes(), [first, second], seed=3)
     seed_sample(3)
@@ -152,7 +159,7 @@ def test_pictures_of_two_sizes_are_blended_with_all_their_things() -> None:
     assert (sample["image"].double() - expected).abs().max() <= 0.5 + 1e-4
     assert sample["image"].dtype == torch.uint8
     assert sample["labels"].tolist() == [50, 60, 200]
-    for key in ("boxes", "keypoints", "visible"):
+    for key in ("boxes", "keypoints", "visibility"):
         assert torch.equal(sample[key].as_subclass(Tensor), torch.cat([first[key], second[key]]))
     assert sample["masks"].shape == (3, 64, 64)
     assert torch.equal(sample["masks"][0, :48], first["masks"][0]) and not sample["masks"][2, :, 32:].any()
@@ -162,7 +169,7 @@ def test_pictures_of_two_sizes_are_blended_with_all_their_things() -> None:
 # --- copy and paste ---------------------------------------------------------------------------------------------------
 
 
-def test_things_are_pasted_by_their_masks() -> None:
+def test_objects_are_pasted_by_their_masks() -> None:
     first, second = picture(48, 64, [50, 60], points=True), picture(40, 60, [200, 210, 220], points=True)
     sizes = set()
     for seed in range(20):
@@ -177,17 +184,17 @@ def test_things_are_pasted_by_their_masks() -> None:
 
 def test_what_is_nearly_hidden_may_be_taken_out() -> None:
     small, large = picture(30, 40, [50]), picture(26, 60, [200])
-    assert combined(CopyPaste(share=1.0), [small, large])["labels"].tolist() == [50, 200]
-    assert combined(CopyPaste(share=1.0, least_seen=0.3), [small, large])["labels"].tolist() == [200]
-    assert combined(CopyPaste(share=0.0), [small, large])["labels"].tolist() == [50]
-    assert combined(CopyPaste(share=1.0), [large, picture(26, 60, [99])])["labels"].tolist() == [99]
+    assert combined(CopyPaste(paste_probability=1.0), [small, large])["labels"].tolist() == [50, 200]
+    assert combined(CopyPaste(paste_probability=1.0, min_visible=0.3), [small, large])["labels"].tolist() == [200]
+    assert combined(CopyPaste(paste_probability=0.0), [small, large])["labels"].tolist() == [50]
+    assert combined(CopyPaste(paste_probability=1.0), [large, picture(26, 60, [99])])["labels"].tolist() == [99]
 
 
 def test_points_below_what_is_pasted_are_hidden() -> None:
     first, second = picture(64, 64, [50, 60], points=True), picture(64, 20, [200], points=True)
-    sample = combined(CopyPaste(share=1.0), [first, second])
+    sample = combined(CopyPaste(paste_probability=1.0), [first, second])
     assert sample["labels"].tolist() == [50, 60, 200]
-    assert sample["visible"].flatten().tolist() == [1, 2, 2]
+    assert sample["visibility"].flatten().tolist() == [1, 2, 2]
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
@@ -199,28 +206,28 @@ ALL: list[Any] = [pytest.param(make, id=make.__name__) for make in (Mosaic, Mixu
 @pytest.mark.parametrize("make", ALL)
 def test_one_sample_alone_is_refused(make: Make) -> None:
     transform = make()
-    assert isinstance(transform, Combination)
+    assert isinstance(transform, CombiningTransform)
     with pytest.raises(ValueError, match=r"belongs into the list data\.train\.transforms itself"):
         transform(FOUR[0])
 
 
 @pytest.mark.parametrize("make", ALL)
-def test_data_without_things_is_told(make: Make) -> None:
+def test_data_without_objects_raises(make: Make) -> None:
     plain = {"image": FOUR[0]["image"], "label": 1, "id": "plain"}
-    with pytest.raises(ValueError, match="needs boxes of things, which this data does not tell"):
+    with pytest.raises(ValueError, match="needs boxes of the objects, which this data does not have"):
         combined(make(), [plain] * 4)
 
 
-def test_pasting_without_masks_is_told() -> None:
+def test_pasting_without_masks_raises() -> None:
     bare = {key: value for key, value in FOUR[0].items() if key != "masks"}
-    with pytest.raises(ValueError, match="CopyPaste needs masks of things"):
+    with pytest.raises(ValueError, match="CopyPaste needs masks of the objects"):
         combined(CopyPaste(), [bare, bare])
 
 
 @pytest.mark.parametrize("make", [Mosaic, MixupBoxes])
-def test_pictures_that_tell_different_things_are_refused(make: Make) -> None:
+def test_images_that_tell_different_objects_are_refused(make: Make) -> None:
     bare = {key: value for key, value in FOUR[0].items() if key != "masks"}
-    with pytest.raises(ValueError, match="masks: told of things in some of the pictures"):
+    with pytest.raises(ValueError, match="masks: annotated in some of the images"):
         combined(make(), [bare, *FOUR])
 
 
@@ -239,7 +246,7 @@ def test_a_sample_is_not_changed_in_place(make: Make) -> None:
     combined(make(), samples)
     for number, sample in enumerate(samples):
         fresh = picture(48, 64, [50 + number], points=True)
-        assert all(torch.equal(sample[key], fresh[key]) for key in ("image", *OF_THINGS))
+        assert all(torch.equal(sample[key], fresh[key]) for key in ("image", *OBJECT_KEYS))
 
 
 # --- in the loader ----------------------------------------------------------------------------------------------------
@@ -258,19 +265,19 @@ TRANSFORMS = (
 )
 
 
-def reader(source: DigitScenes, seed: int = 1) -> Reader:
-    return Reader(source, TRANSFORMS, seed=seed, size_multiple=32)
+def reader(source: DigitScenes, seed: int = 1) -> BatchReader:
+    return BatchReader(source, TRANSFORMS, seed=seed, size_multiple=32)
 
 
 def request(positions: Sequence[int], epoch: int = 0) -> Request:
     numbers = np.array(positions)
-    return Request(Row(step=0, epoch=epoch, first=int(numbers[0]), count=len(numbers)), numbers, numbers * 7)
+    return Request(GlobalBatch(step=0, epoch=epoch, first=int(numbers[0]), count=len(numbers)), numbers, numbers * 7)
 
 
 def content(batch: Batch, number: int) -> list[Any]:
     """What a batch says of one of its samples."""
     height, width = batch["image_sizes"][number]
-    things = [batch[key][number].tolist() for key in ("boxes", "labels", "keypoints", "visible")]
+    things = [batch[key][number].tolist() for key in ("boxes", "labels", "keypoints", "visibility")]
     masks = batch["masks"][number][:, :height, :width]
     return [batch["id"][number], batch["image"][number, :, :height, :width].tolist(), masks.tolist(), *things]
 
@@ -288,11 +295,11 @@ def test_batches_are_the_same_with_any_workers_and_processes(scenes: DigitScenes
     plan = ConstantPlan(20, 4, Duration(2, "ep"))
 
     def batches(workers: int, rank: int = 0, world: int = 1, start: int = 0) -> list[Batch]:
-        requests = training_requests(plan, lambda epoch: order(epoch, 3, n=20, shuffle=True), rank, world)
-        loader = Loader(reader(scenes), requests, workers=workers)
-        found = [batch for _, batch in loader.iterate(start)]
+        requests = training_requests(plan, lambda epoch: epoch_order(epoch, 3, n=20, shuffle=True), rank, world)
+        loader = Loader(reader(scenes), requests, num_workers=workers)
+        result = [batch for _, batch in loader.iterate(start)]
         loader.close()
-        return found
+        return result
 
     alone = [content(batch, number) for batch in batches(0) for number in range(4)]
     assert [content(batch, number) for batch in batches(2) for number in range(4)] == alone
@@ -315,12 +322,12 @@ def test_others_draw_nothing_and_differ(scenes: DigitScenes) -> None:
             ids.append({sample["id"], *(one["id"] for one in others)})
             return sample
 
-    Reader(scenes, (*TRANSFORMS[:2], Watch()), seed=1, size_multiple=32).batch(request(range(5)))
+    BatchReader(scenes, (*TRANSFORMS[:2], Watch()), seed=1, size_multiple=32).batch(request(range(5)))
     assert all(states)
     assert all(len(one) == 4 for one in ids) and len(set.union(*ids)) > 12
 
 
 def test_what_goes_wrong_names_the_transform_and_the_sample(scenes: DigitScenes) -> None:
-    bare = Reader(DigitScenes(split="val"), (CopyPaste(),), size_multiple=32)
+    bare = BatchReader(DigitScenes(split="val"), (CopyPaste(),), size_multiple=32)
     with pytest.raises(DataError, match=r"sample 7 \(val/000007\.png\), CopyPaste: ValueError: CopyPaste needs masks"):
         bare.batch(request([1]))

@@ -10,7 +10,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from opabinia.contracts import Sample
-from opabinia.data.transforms.evaluation import resize_and_crop, resize_and_crops, resized_side
+from opabinia.data.transforms.evaluation import resize_and_crop, resize_and_crops, resize_side
 from opabinia.data.transforms.policies import timm_policy
 from opabinia.runtime.seeds import seed_sample
 
@@ -29,13 +29,13 @@ def sample(channels: int = 3, height: int = 48, width: int = 64) -> Sample:
     ],
 )
 def test_basecls_sizes(size: int, crop: float, side: int) -> None:
-    assert resized_side(size, crop) == side
+    assert resize_side(size, crop) == side
 
 
-def test_the_crop_is_the_centre_of_the_resized_image() -> None:
-    found = resize_and_crop(sample(), size=28)["image"]
+def test_the_crop_is_the_center_of_the_resized_image() -> None:
+    result = resize_and_crop(sample(), size=28)["image"]
     expected = v2.Compose([v2.Resize(32), v2.CenterCrop(28)])(sample()["image"])
-    assert torch.equal(found, expected)
+    assert torch.equal(result, expected)
 
 
 @pytest.mark.parametrize("crops", [5, 10])
@@ -60,8 +60,8 @@ def test_policies_are_seeded(policy: str, channels: int) -> None:
     assert torch.equal(drawn(1), drawn(1)) and not torch.equal(drawn(1), drawn(2))
 
 
-def test_unknown_policies_are_told() -> None:
-    with pytest.raises(ValueError, match="timm knows no 'strong'"):
+def test_unknown_policies_raise() -> None:
+    with pytest.raises(ValueError, match="timm has no policy 'strong'"):
         timm_policy(sample(), policy="strong")
     with pytest.raises(ValueError, match="1 or 3 channels, not 2"):
         timm_policy(sample(2), policy="3a")
@@ -74,6 +74,6 @@ def test_unknown_policies_are_told() -> None:
 def test_strengths_at_magnitude_9_are_those_of_basecls(name: str, value: float) -> None:
     from timm.data.auto_augment import LEVEL_TO_ARG
 
-    (found,) = LEVEL_TO_ARG[name](9, {"translate_pct": 0.45})[:1]
-    found = found - 1 if name == "ColorIncreasing" else found
-    assert abs(found) == pytest.approx(value)
+    (result,) = LEVEL_TO_ARG[name](9, {"translate_pct": 0.45})[:1]
+    result = result - 1 if name == "ColorIncreasing" else result
+    assert abs(result) == pytest.approx(value)

@@ -1,4 +1,4 @@
-"""Transforms of a picture with its boxes, masks and points together."""
+"""Transforms of an image with its boxes, masks and points together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchvision import tv_tensors
 
 from opabinia.config import register
 from opabinia.contracts import GroundTruth, Sample, Transform
-from opabinia.data.collate import OF_THINGS
+from opabinia.data.sample_keys import OBJECT_KEYS
 from opabinia.data.transforms.augment import lighting
 from opabinia.data.transforms.crops import RandomCrop, RandomIoUCrop, fixed_size_crop
 from opabinia.data.transforms.evaluation import resize_and_crop
@@ -25,7 +25,7 @@ from opabinia.data.transforms.instances import (
     boxes_from_masks,
 )
 from opabinia.data.transforms.policies import timm_policy
-from opabinia.data.transforms.sizes import ResizeScale, ResizeShortest, scaled_into, shortest_edge
+from opabinia.data.transforms.sizes import ResizeScale, ResizeShortestEdge, fit_within, shortest_edge_size
 from opabinia.runtime.seeds import seed_sample
 from tests.data.transforms.test_transforms import REGISTERED, SETTINGS
 
@@ -34,7 +34,7 @@ HEIGHT, WIDTH = 40, 60
 
 
 def sample(boxes: list[list[int]] | None = None, *, channels: int = 3) -> Sample:
-    """A picture of 40 x 60 with filled boxes; points: the corners at the upper left and right, and the middle."""
+    """An image of 40 x 60 with filled boxes; points: the corners at the upper left and right, and the middle."""
     boxes = BOXES if boxes is None else boxes
     corners = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4)
     left, top, right, bottom = corners.unbind(1)
@@ -51,8 +51,8 @@ def sample(boxes: list[list[int]] | None = None, *, channels: int = 3) -> Sample
         "labels": torch.arange(len(boxes)),
         "masks": tv_tensors.Mask(masks),
         "keypoints": tv_tensors.KeyPoints(points, canvas_size=whole),
-        "visible": torch.full((len(boxes), 3), 2),
-        "mirror": [1, 0, 2],
+        "visibility": torch.full((len(boxes), 3), 2),
+        "flip_pairs": [1, 0, 2],
         "id": "one",
         "original_size": whole,
         "ground_truth": GroundTruth(1, whole, *[nothing[:, 0].astype(int)], nothing, *[nothing[:, 0]] * 3),
@@ -65,20 +65,20 @@ def registered(name: str, **keys: Any) -> Transform:
     return made
 
 
-def assert_in_order(found: Sample) -> None:
-    """Every key has the same things, all of them in the picture; points that can be seen are in it, too."""
-    height, width = found["image"].shape[-2:]
-    (count,) = {len(found[key]) for key in OF_THINGS}
-    boxes, points = found["boxes"], found["keypoints"]
+def assert_in_order(result: Sample) -> None:
+    """Every key has the same objects, all of them in the image; points that can be seen are in it, too."""
+    height, width = result["image"].shape[-2:]
+    (count,) = {len(result[key]) for key in OBJECT_KEYS}
+    boxes, points = result["boxes"], result["keypoints"]
     assert type(boxes) is tv_tensors.BoundingBoxes and boxes.canvas_size == (height, width)
     assert type(points) is tv_tensors.KeyPoints and points.canvas_size == (height, width)
-    assert type(found["masks"]) is tv_tensors.Mask and found["masks"].shape == (count, height, width)
-    assert found["masks"].flatten(1).any(1).all()
+    assert type(result["masks"]) is tv_tensors.Mask and result["masks"].shape == (count, height, width)
+    assert result["masks"].flatten(1).any(1).all()
     assert (boxes[:, 2:] > boxes[:, :2]).all() and (boxes >= 0).all()
     assert (boxes[:, 2:] <= torch.tensor([width, height])).all()
-    seen = points[found["visible"] > 0]
+    seen = points[result["visibility"] > 0]
     assert (seen >= 0).all() and (seen <= torch.tensor([width, height])).all()
-    assert found["labels"].dtype == found["visible"].dtype == torch.int64 and boxes.dtype == torch.float32
+    assert result["labels"].dtype == result["visibility"].dtype == torch.int64 and boxes.dtype == torch.float32
 
 
 # --- all that are registered ------------------------------------------------------------------------------------------
@@ -86,12 +86,12 @@ def assert_in_order(found: Sample) -> None:
 OWN: dict[str, dict[str, Any]] = {
     "boxes_from_masks": {},
     "fixed_size_crop": {"size": (30, 70)},
-    "lighting": {},
+    "pca_lighting": {},
     "random_crop": {"kind": "relative", "size": (0.5, 0.5)},
     "resize_scale": {"size": (40, 40)},
-    "resize_shortest": {"short": 7},
+    "resize_shortest_edge": {"short_edge_length": 7},
 }
-FUNCTIONS = {"boxes_from_masks": boxes_from_masks, "fixed_size_crop": fixed_size_crop, "lighting": lighting}
+FUNCTIONS = {"boxes_from_masks": boxes_from_masks, "fixed_size_crop": fixed_size_crop, "pca_lighting": lighting}
 POLICIES = {"AugMix", "AutoAugment", "RandAugment", "TrivialAugmentWide"}
 CONTAINERS = {"RandomApply", "RandomChoice", "RandomOrder"}
 
@@ -105,10 +105,10 @@ def made(name: str) -> Transform:
 
 
 @pytest.mark.filterwarnings("ignore:The image decoding and encoding")  # JPEG still uses what torchvision deprecates
-@pytest.mark.filterwarnings("ignore:RandomErasing")  # it says that things stay what they are
+@pytest.mark.filterwarnings("ignore:RandomErasing")  # it says that objects stay what they are
 @pytest.mark.parametrize("name", sorted({*REGISTERED, *OWN} - POLICIES))
 @pytest.mark.parametrize("boxes", [BOXES, []], ids=["things", "nothing"])
-def test_things_are_in_order_after(name: str, boxes: list[list[int]]) -> None:
+def test_objects_are_in_order_after(name: str, boxes: list[list[int]]) -> None:
     transform = made(name)
     for seed in range(6):
         seed_sample(seed)
@@ -116,7 +116,7 @@ def test_things_are_in_order_after(name: str, boxes: list[list[int]]) -> None:
         after = transform(before)
         assert_in_order(after)
         assert after.keys() == before.keys()
-        assert after["ground_truth"] is before["ground_truth"] and after["mirror"] == [1, 0, 2]
+        assert after["ground_truth"] is before["ground_truth"] and after["flip_pairs"] == [1, 0, 2]
         assert after["labels"].tolist() == sorted(after["labels"].tolist())
 
 
@@ -126,10 +126,10 @@ def test_policies_refuse_boxes(name: str) -> None:
         registered(name)(sample())
 
 
-def test_what_moves_pictures_only_refuses_boxes() -> None:
-    with pytest.raises(ValueError, match="boxes would not follow; take resize_shortest"):
+def test_what_moves_images_only_refuses_boxes() -> None:
+    with pytest.raises(ValueError, match="boxes and masks would not follow; take resize_shortest_edge"):
         resize_and_crop(sample(), size=8)
-    with pytest.raises(ValueError, match="boxes would not follow"):
+    with pytest.raises(ValueError, match="boxes and masks would not follow"):
         timm_policy(sample(), policy="original")
 
 
@@ -144,7 +144,7 @@ def test_workers_can_be_sent_any_of_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "short", "longest", "found"),
+    ("size", "short", "longest", "result"),
     [
         ((480, 640), 800, 1333, (800, 1067)),
         ((500, 333), 800, 1333, (1201, 800)),
@@ -157,68 +157,68 @@ def test_workers_can_be_sent_any_of_them() -> None:
         ((480, 640), 240, None, (240, 320)),
     ],
 )
-def test_detectron2s_shortest_edge(size: Any, short: int, longest: int | None, found: Any) -> None:
-    assert shortest_edge(*size, short, longest) == found
+def test_detectron2s_shortest_edge(size: Any, short: int, longest: int | None, result: Any) -> None:
+    assert shortest_edge_size(*size, short, longest) == result
     if max(size) <= 1000:
         picture = {"image": tv_tensors.Image(torch.zeros(1, *size, dtype=torch.uint8))}
-        assert ResizeShortest(short=short, longest=longest)(picture)["image"].shape[1:] == found
+        assert ResizeShortestEdge(short_edge_length=short, max_size=longest)(picture)["image"].shape[1:] == result
 
 
 @pytest.mark.parametrize("short", [20, 30, 67, 100])
 def test_masks_stay_in_their_boxes(short: int) -> None:
     """A side of a mask lies within half a pixel of that of its box; torchvision's are up to a whole one further."""
     before = sample([[10, 10, 30, 30], [17, 3, 42, 39]])
-    found = ResizeShortest(short=short)(before)
-    assert type(found["masks"]) is tv_tensors.Mask and found["masks"].dtype == torch.uint8
-    assert torch.allclose(boxes_from_masks(found)["boxes"], found["boxes"], rtol=0, atol=0.5 + 1e-4)
+    result = ResizeShortestEdge(short_edge_length=short)(before)
+    assert type(result["masks"]) is tv_tensors.Mask and result["masks"].dtype == torch.uint8
+    assert torch.allclose(boxes_from_masks(result)["boxes"], result["boxes"], rtol=0, atol=0.5 + 1e-4)
 
 
-def test_things_follow_the_size_on_each_axis() -> None:
+def test_objects_follow_the_size_on_each_axis() -> None:
     """40 x 60 to 7: 7 x 10.5, rounded to 11; so x scales by 11 / 60 and y by 7 / 40."""
-    found = ResizeShortest(short=7)(sample(BOXES[:3]))
-    assert found["image"].shape[1:] == (7, 11)
+    result = ResizeShortestEdge(short_edge_length=7)(sample(BOXES[:3]))
+    assert result["image"].shape[1:] == (7, 11)
     factors = torch.tensor([11 / 60, 7 / 40])
-    assert torch.allclose(found["boxes"], torch.tensor(BOXES[:3]) * factors.repeat(2), rtol=0, atol=1e-5)
-    assert torch.allclose(found["keypoints"], sample(BOXES[:3])["keypoints"] * factors, rtol=0, atol=1e-5)
+    assert torch.allclose(result["boxes"], torch.tensor(BOXES[:3]) * factors.repeat(2), rtol=0, atol=1e-5)
+    assert torch.allclose(result["keypoints"], sample(BOXES[:3])["keypoints"] * factors, rtol=0, atol=1e-5)
 
 
-def test_a_thing_without_a_pixel_left_goes() -> None:
+def test_an_object_without_a_pixel_left_goes() -> None:
     """The last one is one pixel wide: at a sixth of the size the nearest pixels miss it."""
-    assert ResizeShortest(short=7)(sample())["labels"].tolist() == [0, 1, 2]
+    assert ResizeShortestEdge(short_edge_length=7)(sample())["labels"].tolist() == [0, 1, 2]
 
 
 def shorts(**keys: Any) -> list[int]:
-    resize = ResizeShortest(**keys)
-    found = []
+    resize = ResizeShortestEdge(**keys)
+    result = []
     for seed in range(200):
         seed_sample(seed)
-        found.append(resize({"image": tv_tensors.Image(torch.zeros(1, 10, 12))})["image"].shape[1])
-    return found
+        result.append(resize({"image": tv_tensors.Image(torch.zeros(1, 10, 12))})["image"].shape[1])
+    return result
 
 
 def test_short_sides_are_drawn() -> None:
-    assert {*shorts(short=[8, 12, 20])} == {8, 12, 20}
-    assert {*shorts(short=[8, 12], sampling="range")} == {8, 9, 10, 11, 12}
-    assert {*shorts(short=9)} == {9}
-    assert {*shorts(short=[9, 9], sampling="range")} == {9}
+    assert {*shorts(short_edge_length=[8, 12, 20])} == {8, 12, 20}
+    assert {*shorts(short_edge_length=[8, 12], sampling="range")} == {8, 9, 10, 11, 12}
+    assert {*shorts(short_edge_length=9)} == {9}
+    assert {*shorts(short_edge_length=[9, 9], sampling="range")} == {9}
 
 
 @pytest.mark.parametrize("short", [8, [8], [12, 8], [8, 9, 10]], ids=str)
 def test_a_range_has_two_ends(short: Any) -> None:
-    with pytest.raises(ValueError, match="short: a range is two sizes, the smaller first"):
-        ResizeShortest(short=short, sampling="range")
+    with pytest.raises(ValueError, match="short_edge_length: a range is two lengths, the smaller first"):
+        ResizeShortestEdge(short_edge_length=short, sampling="range")
 
 
 def test_one_size_draws_nothing() -> None:
     seed_sample(1)
     expected = torch.rand(())
     seed_sample(1)
-    ResizeShortest(short=8)(sample())
+    ResizeShortestEdge(short_edge_length=8)(sample())
     assert torch.rand(()) == expected
 
 
 @pytest.mark.parametrize(
-    ("size", "target", "found"),
+    ("size", "target", "result"),
     [
         ((480, 640), (1536.0, 1536.0), (1152, 1536)),
         ((640, 480), (1024.0, 1024.0), (1024, 768)),
@@ -226,8 +226,8 @@ def test_one_size_draws_nothing() -> None:
         ((3, 1000), (50.0, 50.0), (1, 50)),
     ],
 )
-def test_detectron2s_resize_scale(size: Any, target: Any, found: Any) -> None:
-    assert scaled_into(*size, target) == found
+def test_detectron2s_resize_scale(size: Any, target: Any, result: Any) -> None:
+    assert fit_within(*size, target) == result
 
 
 def test_the_factor_is_drawn_between_its_ends() -> None:
@@ -239,7 +239,7 @@ def test_the_factor_is_drawn_between_its_ends() -> None:
         seed_sample(seed)
         sides.append(ResizeScale(size=(40, 60), scale=(0.5, 2.0))(sample())["image"].shape[1])
     assert 20 <= min(sides) < 24 and 76 < max(sides) <= 80
-    with pytest.raises(ValueError, match=r"scale: \[2, 1\] begins above its end; write \[1, 2\]"):
+    with pytest.raises(ValueError, match=r"scale: the minimum of \[2, 1\] is above the maximum; write \[1, 2\]"):
         ResizeScale(scale=(2, 1))
 
 
@@ -247,7 +247,7 @@ def test_the_factor_is_drawn_between_its_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "size", "image", "found"),
+    ("kind", "size", "image", "result"),
     [
         ("relative", (0.5, 0.25), (101, 203), (51, 51)),
         ("absolute", (300, 50), (101, 203), (101, 50)),
@@ -256,8 +256,8 @@ def test_the_factor_is_drawn_between_its_ends() -> None:
         ("relative", (0.01, 1), (3, 20), (1, 20)),
     ],
 )
-def test_sizes_of_detectron2s_crops(kind: Any, size: Any, image: Any, found: Any) -> None:
-    assert RandomCrop(kind=kind, size=size).size(*image) == found
+def test_sizes_of_detectron2s_crops(kind: Any, size: Any, image: Any, result: Any) -> None:
+    assert RandomCrop(kind=kind, size=size).size(*image) == result
 
 
 @pytest.mark.parametrize(
@@ -276,22 +276,22 @@ def test_sizes_that_are_drawn(kind: Any, size: Any, heights: set[int], widths: s
 
 
 def test_a_crop_is_where_its_pixels_are() -> None:
-    """Anywhere: every place comes, and the things are those of a copy by hand."""
+    """Anywhere: every place comes, and the objects are those of a copy by hand."""
     before = sample()
     places = set()
     for seed in range(200):
         seed_sample(seed)
-        found = RandomCrop(kind="absolute", size=(36, 57))(before)
-        first = int(found["image"][0, 0, 0])
+        result = RandomCrop(kind="absolute", size=(36, 57))(before)
+        first = int(result["image"][0, 0, 0])
         ((top, left),) = [(y, x) for y in range(5) for x in range(4) if int(before["image"][0, y, x]) == first]
         places.add((top, left))
         cut = np.s_[..., top : top + 36, left : left + 57]
-        assert torch.equal(found["image"], before["image"][cut])
-        assert torch.equal(found["masks"], before["masks"][cut][found["labels"]])
+        assert torch.equal(result["image"], before["image"][cut])
+        assert torch.equal(result["masks"], before["masks"][cut][result["labels"]])
         clipped = torch.tensor(BOXES) - torch.tensor([left, top, left, top])
         clipped = clipped.clamp(min=0).minimum(torch.tensor([57, 36, 57, 36]))
-        assert found["boxes"].tolist() == clipped[found["labels"]].tolist()
-        assert torch.equal(found["keypoints"], before["keypoints"][found["labels"]] - torch.tensor([left, top]))
+        assert result["boxes"].tolist() == clipped[result["labels"]].tolist()
+        assert torch.equal(result["keypoints"], before["keypoints"][result["labels"]] - torch.tensor([left, top]))
     assert len(places) == 20
 
 
@@ -299,13 +299,13 @@ def without_masks(of: Sample) -> Sample:
     return {key: value for key, value in of.items() if key != "masks"}
 
 
-def test_things_outside_go_and_points_outside_are_unknown() -> None:
+def test_objects_outside_go_and_points_outside_are_unknown() -> None:
     crop = partial(fixed_size_crop, size=(20, 20), fill=None)
     seed_sample(3)
-    found = crop(without_masks(sample([[0, 0, 60, 40], [0, 0, 1, 1], [59, 39, 60, 40]])))
-    assert found["labels"].tolist() == [0] and found["boxes"].tolist() == [[0, 0, 20, 20]]
-    assert found["visible"][0, :2].tolist() == [0, 0]
-    assert "masks" not in found
+    result = crop(without_masks(sample([[0, 0, 60, 40], [0, 0, 1, 1], [59, 39, 60, 40]])))
+    assert result["labels"].tolist() == [0] and result["boxes"].tolist() == [[0, 0, 20, 20]]
+    assert result["visibility"][0, :2].tolist() == [0, 0]
+    assert "masks" not in result
 
 
 def test_boxes_are_those_of_the_masks_that_are_left() -> None:
@@ -325,7 +325,7 @@ def test_boxes_are_those_of_the_masks_that_are_left() -> None:
     [
         ({"kind": "relative", "size": (0.5, 2)}, r"relative takes shares of the image, at most 1, not \[0.5, 2\]"),
         ({"kind": "absolute", "size": (0.9, 0.9)}, r"absolute takes whole pixels, not \[0.9, 0.9\]"),
-        ({"kind": "absolute_range", "size": (9, 8)}, r"\[9, 8\] begins above its end; write \[8, 9\]"),
+        ({"kind": "absolute_range", "size": (9, 8)}, r"\[9, 8\] is above the maximum; write \[8, 9\]"),
     ],
 )
 def test_crops_that_cannot_be(keys: Any, message: str) -> None:
@@ -334,11 +334,11 @@ def test_crops_that_cannot_be(keys: Any, message: str) -> None:
 
 
 def test_a_fixed_size_cuts_and_fills() -> None:
-    found = fixed_size_crop(sample(), size=(30, 70))
-    assert found["image"].shape == (3, 30, 70)
-    assert (found["image"][:, :, 60:] == 128).all() and not (found["image"][:, :, :60] == 128).all()
-    assert not found["masks"][:, :, 60:].any()
-    assert_in_order(found)
+    result = fixed_size_crop(sample(), size=(30, 70))
+    assert result["image"].shape == (3, 30, 70)
+    assert (result["image"][:, :, 60:] == 128).all() and not (result["image"][:, :, :60] == 128).all()
+    assert not result["masks"][:, :, 60:].any()
+    assert_in_order(result)
     assert fixed_size_crop(sample(), size=(50, 70))["boxes"].tolist() == BOXES
     small = fixed_size_crop(sample(), size=(50, 50), fill=None)
     assert small["image"].shape == (3, 40, 50)
@@ -349,12 +349,12 @@ def test_a_fixed_size_is_cut_anywhere_on_both_axes() -> None:
     corners = set()
     for seed in range(200):
         seed_sample(seed)
-        found = fixed_size_crop(sample([[2, 2, 58, 38]]), size=(38, 58))
-        corners.add((2 - int(found["boxes"][0, 1]), 2 - int(found["boxes"][0, 0])))
+        result = fixed_size_crop(sample([[2, 2, 58, 38]]), size=(38, 58))
+        corners.add((2 - int(result["boxes"][0, 1]), 2 - int(result["boxes"][0, 0])))
     assert corners == {(top, left) for top in range(3) for left in range(3)}
 
 
-def test_iou_crops_without_things_stay_and_need_an_end() -> None:
+def test_iou_crops_without_objects_stay_and_need_an_end() -> None:
     empty = sample([])
     assert RandomIoUCrop()(empty) is empty
     flat = {**sample(), "image": tv_tensors.Image(torch.zeros(3, 3, 60, dtype=torch.uint8))}
@@ -363,7 +363,7 @@ def test_iou_crops_without_things_stay_and_need_an_end() -> None:
         RandomIoUCrop(sampler_options=[0.3, 0.9])
 
 
-def test_iou_crops_keep_things_whose_middle_is_inside() -> None:
+def test_iou_crops_keep_objects_whose_middle_is_inside() -> None:
     crop = registered("RandomIoUCrop", sampler_options=[0.0, 1.0])
     kept = []
     for seed in range(60):
@@ -377,19 +377,19 @@ def test_iou_crops_keep_things_whose_middle_is_inside() -> None:
 
 
 def test_a_mirror_image() -> None:
-    """Of a picture 60 wide: 8 to 16 becomes 44 to 52; the left corner is the right one then."""
+    """Of an image 60 wide: 8 to 16 becomes 44 to 52; the left corner is the right one then."""
     before = sample()
-    before["visible"] = torch.tensor([[2, 1, 0]] * 4)
-    found = RandomHorizontalFlip(p=1.0)(before)
-    assert torch.equal(found["image"], before["image"].flip(-1)) and torch.equal(
-        found["masks"], before["masks"].flip(-1)
+    before["visibility"] = torch.tensor([[2, 1, 0]] * 4)
+    result = RandomHorizontalFlip(p=1.0)(before)
+    assert torch.equal(result["image"], before["image"].flip(-1)) and torch.equal(
+        result["masks"], before["masks"].flip(-1)
     )
-    assert found["boxes"][0].tolist() == [44, 4, 52, 12]
-    assert found["keypoints"][0].tolist() == [[44, 4], [52, 4], [48, 8]]
-    assert found["visible"].tolist() == [[1, 2, 0]] * 4
-    assert_in_order(found)
-    back = RandomHorizontalFlip(p=1.0)(found)
-    assert all(torch.equal(back[key], before[key]) for key in (*OF_THINGS, "image"))
+    assert result["boxes"][0].tolist() == [44, 4, 52, 12]
+    assert result["keypoints"][0].tolist() == [[44, 4], [52, 4], [48, 8]]
+    assert result["visibility"].tolist() == [[1, 2, 0]] * 4
+    assert_in_order(result)
+    back = RandomHorizontalFlip(p=1.0)(result)
+    assert all(torch.equal(back[key], before[key]) for key in (*OBJECT_KEYS, "image"))
 
 
 def test_detectron2s_mirrored_box() -> None:
@@ -400,11 +400,11 @@ def test_detectron2s_mirrored_box() -> None:
 
 def test_upside_down() -> None:
     before = sample()
-    found = RandomVerticalFlip(p=1.0)(before)
-    assert torch.equal(found["image"], before["image"].flip(-2))
-    assert found["boxes"][0].tolist() == [8, 28, 16, 36]
-    assert found["keypoints"][0].tolist() == [[8, 36], [16, 36], [12, 32]]
-    assert torch.equal(found["visible"], before["visible"])
+    result = RandomVerticalFlip(p=1.0)(before)
+    assert torch.equal(result["image"], before["image"].flip(-2))
+    assert result["boxes"][0].tolist() == [8, 28, 16, 36]
+    assert result["keypoints"][0].tolist() == [[8, 36], [16, 36], [12, 32]]
+    assert torch.equal(result["visibility"], before["visibility"])
 
 
 @pytest.mark.parametrize("flip", [RandomHorizontalFlip, RandomVerticalFlip])
@@ -414,20 +414,20 @@ def test_flips_are_drawn_as_torchvisions(flip: Callable[..., Any]) -> None:
     theirs = getattr(v2, flip.__name__)()
     for seed in range(20):
         seed_sample(seed)
-        found = flip()(sample())
+        result = flip()(sample())
         seed_sample(seed)
-        assert torch.equal(theirs(sample())["image"], found["image"])
+        assert torch.equal(theirs(sample())["image"], result["image"])
     before = sample()
     assert flip(p=0.0)(before) is before
 
 
 def test_points_turn_with_boxes_and_masks() -> None:
     """By a quarter: torchvision's rotation counts places from the edge of the first pixel, as we do."""
-    found = registered("RandomRotation", degrees=[90, 90], expand=True)(sample())
-    assert found["image"].shape == (3, 60, 40)
-    assert found["boxes"][0].tolist() == [4, 44, 12, 52]
-    assert torch.allclose(found["keypoints"][0], torch.tensor([[4.0, 52], [4, 44], [8, 48]]))
-    assert boxes_from_masks(found)["boxes"].tolist() == found["boxes"].tolist()
+    result = registered("RandomRotation", degrees=[90, 90], expand=True)(sample())
+    assert result["image"].shape == (3, 60, 40)
+    assert result["boxes"][0].tolist() == [4, 44, 12, 52]
+    assert torch.allclose(result["keypoints"][0], torch.tensor([[4.0, 52], [4, 44], [8, 48]]))
+    assert boxes_from_masks(result)["boxes"].tolist() == result["boxes"].tolist()
 
 
 # --- boxes ------------------------------------------------------------------------------------------------------------
@@ -437,9 +437,9 @@ def test_boxes_around_masks() -> None:
     before = sample([[8, 4, 16, 12], [0, 0, 60, 40], [59, 39, 60, 40], [5, 5, 6, 6]])
     before["boxes"] = tv_tensors.wrap(before["boxes"] + 1.5, like=before["boxes"])
     before["masks"][3] = 0
-    found = boxes_from_masks(before)
-    assert found["boxes"].tolist() == [[8, 4, 16, 12], [0, 0, 60, 40], [59, 39, 60, 40]]
-    assert_in_order(found)
+    result = boxes_from_masks(before)
+    assert result["boxes"].tolist() == [[8, 4, 16, 12], [0, 0, 60, 40], [59, 39, 60, 40]]
+    assert_in_order(result)
     assert len(boxes_from_masks(sample([]))["boxes"]) == 0
     plain = without_masks(before)
     assert boxes_from_masks(plain) is plain
@@ -448,45 +448,45 @@ def test_boxes_around_masks() -> None:
 def test_after_a_rotation_boxes_around_masks_are_narrower() -> None:
     seed_sample(0)
     turned = registered("RandomRotation", degrees=[45, 45])(sample([[20, 10, 40, 30]]))
-    before, after = (found["boxes"][0] for found in (turned, boxes_from_masks(turned)))
+    before, after = (result["boxes"][0] for result in (turned, boxes_from_masks(turned)))
     assert after[2] - after[0] == pytest.approx(20 * 2**0.5, abs=1.5)
     assert (after[:2] >= before[:2] - 1).all() and (after[2:] <= before[2:] + 1).all()
 
 
-def test_small_things_go_with_all_their_keys() -> None:
-    found = SanitizeBoundingBoxes(min_size=2)(sample())
-    assert found["labels"].tolist() == [0, 1, 2]
-    assert_in_order(found)
+def test_small_objects_go_with_all_their_keys() -> None:
+    result = SanitizeBoundingBoxes(min_size=2)(sample())
+    assert result["labels"].tolist() == [0, 1, 2]
+    assert_in_order(result)
     assert SanitizeBoundingBoxes(min_area=65)(sample())["labels"].tolist() == [1, 2]
     with pytest.raises(ValueError, match="the sample has no boxes"):
         SanitizeBoundingBoxes()({"image": sample()["image"]})
 
 
-# --- colours ----------------------------------------------------------------------------------------------------------
+# --- colors ----------------------------------------------------------------------------------------------------------
 
 
-def test_light_adds_one_colour_to_all_pixels() -> None:
+def test_light_adds_one_color_to_all_pixels() -> None:
     before = sample()
     before["image"] = tv_tensors.Image(torch.full((3, 4, 5), 128, dtype=torch.uint8))
     colours = []
     for seed in range(300):
         seed_sample(seed)
-        found = lighting(before)["image"]
-        assert type(found) is tv_tensors.Image and found.dtype == torch.uint8
-        assert (found == found[:, :1, :1]).all()
-        colours.append(found[:, 0, 0].float() - 128)
+        result = lighting(before)["image"]
+        assert type(result) is tv_tensors.Image and result.dtype == torch.uint8
+        assert (result == result[:, :1, :1]).all()
+        colours.append(result[:, 0, 0].float() - 128)
     spread = torch.stack(colours)
-    # 255 x 0.1 x 0.2175 along the first axis, which is nearly grey: about 3.2 in each channel.
+    # 255 x 0.1 x 0.2175 along the first axis, which is nearly gray: about 3.2 in each channel.
     assert spread.std(0).tolist() == pytest.approx([3.2, 3.2, 3.2], abs=0.5)
-    assert torch.equal(lighting(before, strength=0)["image"], before["image"])
+    assert torch.equal(lighting(before, std=0)["image"], before["image"])
     with pytest.raises(ValueError, match="3 channels, not 1"):
         lighting(sample(channels=1))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_photometric_distortion_leaves_things_alone(channels: int) -> None:
+def test_photometric_distortion_leaves_objects_alone(channels: int) -> None:
     seed_sample(5)
     before = sample(channels=channels)
-    found = registered("RandomPhotometricDistort", p=1.0)(before)
-    assert found["image"].dtype == torch.uint8 and not torch.equal(found["image"], before["image"])
-    assert all(found[key] is before[key] for key in OF_THINGS)
+    result = registered("RandomPhotometricDistort", p=1.0)(before)
+    assert result["image"].dtype == torch.uint8 and not torch.equal(result["image"], before["image"])
+    assert all(result[key] is before[key] for key in OBJECT_KEYS)

@@ -13,8 +13,8 @@ import pytest
 from opabinia.contracts import Clock, Sampler
 from opabinia.data.loader import Request, training_requests
 from opabinia.data.sampling.batches import ConstantPlan, evaluation_rows
-from opabinia.data.sampling.permutation import EachOnce, Permutation
-from opabinia.data.sampling.shard_order import ByShard
+from opabinia.data.sampling.permutation import EpochSampler, Permutation
+from opabinia.data.sampling.shard_order import ShardShuffle
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.seeds import DRAW, ORDER, hash32
 
@@ -27,14 +27,14 @@ class Sharded:
 
 
 def shuffled(samples: int) -> Sampler:
-    return EachOnce(samples, SEED)
+    return EpochSampler(samples, SEED)
 
 
 def by_shard(samples: int) -> Sampler:
     """In 100,000 shards where there are so many samples, else in some of uneven sizes."""
     counts = np.full(100_000, samples // 100_000) if samples >= 100_000 else uneven(samples)
     source: Any = Sharded(counts)
-    return ByShard(source, SEED, BATCH, mixed=3)
+    return ShardShuffle(source, SEED, BATCH, pool_size=3)
 
 
 def uneven(samples: int) -> list[int]:
@@ -56,13 +56,13 @@ def listed_by_shard(samples: int, epoch: int) -> list[int]:
     key = hash32(ORDER, SEED, epoch)
     in_turn = [members[shard] for shard in Permutation(len(counts), key)(np.arange(len(counts))).tolist()]
     pools = -(-len(counts) // 3)
-    found = []
+    result = []
     for pool in range(pools):
         some = in_turn[pool * len(counts) // pools : (pool + 1) * len(counts) // pools]
         of_pool = [sample for shard in some for sample in shard]
         order = Permutation(len(of_pool), hash32(DRAW, key, pool))(np.arange(len(of_pool)))
-        found += [of_pool[place] for place in order.tolist()]
-    return found
+        result += [of_pool[place] for place in order.tolist()]
+    return result
 
 
 samplers = pytest.mark.parametrize("make", [shuffled, by_shard])
@@ -111,9 +111,9 @@ def test_seeking_finds_what_a_list_holds(
 def test_an_evaluation_of_a_billion_samples_is_few_rows() -> None:
     """Of 1,024 processes each has its own; together they have all batches."""
     last = -(-(10**9) // 256) - 1
-    found = [list(evaluation_rows(10**9, 256, rank, 1024)) for rank in (0, last % 1024)]
-    assert [(rows[0].step, rows[1].step, len(rows)) for rows in found] == [
+    result = [list(evaluation_rows(10**9, 256, rank, 1024)) for rank in (0, last % 1024)]
+    assert [(rows[0].step, rows[1].step, len(rows)) for rows in result] == [
         (0, 1024, last // 1024 + 1),
         (last % 1024, last % 1024 + 1024, last // 1024 + 1),
     ]
-    assert found[1][-1].step == last and found[1][-1].first + found[1][-1].count == 10**9
+    assert result[1][-1].step == last and result[1][-1].first + result[1][-1].count == 10**9

@@ -15,22 +15,27 @@ from torchvision.transforms import v2
 
 from opabinia.config import ConfigError
 from opabinia.contracts import Batch, Sample
-from opabinia.data.collate import collate, resized
-from opabinia.data.loader import DataError, Loader, Reader, training_requests
+from opabinia.data.collate import collate, resize_batch
+from opabinia.data.loader import BatchReader, DataError, Loader, training_requests
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.data.sampling.permutation import order
+from opabinia.data.sampling.permutation import epoch_order
 from opabinia.data.sampling.samplers import Subset
 from opabinia.data.settings import Stream
-from opabinia.data.sources import DigitScenes, PlacedDigits, Synthetic, WithoutLabels
-from opabinia.data.transforms.augment import Blur
+from opabinia.data.sources import DigitScenes, PlacedDigits, Synthetic, Unlabeled
+from opabinia.data.transforms.augment import RandomGaussianBlur
 from opabinia.data.transforms.views import View, Views
-from opabinia.engine.loop.nonfinite import suspects
-from opabinia.engine.loop.prefetch import _moved
+from opabinia.engine.loop.nonfinite import suspect_samples
+from opabinia.engine.loop.prefetch import _move
 from opabinia.runtime.durations import Duration
-from opabinia.training import dry_run, launch
+from opabinia.training import dry_run
+from opabinia.training.run_folder import build_parts, resolve
 from opabinia.training.samples import read_dataset_info
 
-LARGE = [v2.RandomResizedCrop(16, scale=(0.3, 1.0)), v2.RandomApply([v2.ColorJitter(0.8, 0.8, 0.8, 0.2)], 0.8), Blur()]
+LARGE = [
+    v2.RandomResizedCrop(16, scale=(0.3, 1.0)),
+    v2.RandomApply([v2.ColorJitter(0.8, 0.8, 0.8, 0.2)], 0.8),
+    RandomGaussianBlur(),
+]
 SMALL = [v2.RandomResizedCrop(8, scale=(0.1, 0.3)), v2.RandomSolarize(128, 0.5)]
 VIEWS = Views(views=[View(transforms=LARGE, count=2), View(transforms=SMALL, count=3)])
 
@@ -97,7 +102,7 @@ def test_views_that_do_not_make_a_batch_are_named() -> None:
     with pytest.raises(ValueError, match=r"'views\.1' differs in size: a has 1 x 8 x 8, b has 1 x 9 x 9"):
         collate([small(sample_of()), large({**sample_of(), "id": "b"})])
     with pytest.raises(ValueError, match="each view has a size of its own"):
-        resized(collate([small(sample_of())]), (12, 12))
+        resize_batch(collate([small(sample_of())]), (12, 12))
 
 
 def test_tuples_of_another_length_are_left_alone() -> None:
@@ -106,7 +111,7 @@ def test_tuples_of_another_length_are_left_alone() -> None:
 
 def test_views_go_to_the_device_as_a_tuple() -> None:
     batch: Batch = {"views": (torch.zeros(2, 1), torch.ones(2, 3)), "id": ["a", "b"], "patch_masks": (torch.ones(2),)}
-    moved = _moved(batch, torch.device("meta"))
+    moved = _move(batch, torch.device("meta"))
     assert type(moved["views"]) is tuple and {one.device.type for one in moved["views"]} == {"meta"}
     assert moved["patch_masks"][0].is_meta and moved["id"] == ["a", "b"]
 
@@ -115,24 +120,26 @@ def test_views_go_to_the_device_as_a_tuple() -> None:
 def test_views_are_pinned() -> None:
     for _, batch in reading(workers=1, pin_memory=True).iterate(0):
         assert type(batch["views"]) is tuple and all(view.is_pinned() for view in batch["views"])
-        assert all(view.is_cuda for view in _moved(batch, torch.device("cuda"))["views"])
+        assert all(view.is_cuda for view in _move(batch, torch.device("cuda"))["views"])
 
 
 def test_a_sample_is_suspected_for_a_view_of_it() -> None:
     second = torch.zeros(3, 1, 4, 4)
     second[2, 0, 1, 1] = torch.nan
-    assert suspects({"views": (torch.zeros(3, 1, 4, 4), second, torch.zeros(3, 1, 2, 2)), "id": list("abc")}) == ["c"]
-    assert suspects({"views": (torch.zeros(3, 1), torch.zeros(3, 1)), "id": list("abc")}) == list("abc")
+    assert suspect_samples(
+        {"views": (torch.zeros(3, 1, 4, 4), second, torch.zeros(3, 1, 2, 2)), "id": list("abc")}
+    ) == ["c"]
+    assert suspect_samples({"views": (torch.zeros(3, 1), torch.zeros(3, 1)), "id": list("abc")}) == list("abc")
 
 
 # --- the same on any number of workers, and from any step on ----------------------------------------------------------
 
 
 def reading(workers: int = 0, **keys: Any) -> Loader:
-    source = WithoutLabels(source=Synthetic(samples=20, channels=1, size=20))
+    source = Unlabeled(source=Synthetic(samples=20, channels=1, size=20))
     plan = ConstantPlan(20, 6, Duration.parse("2ep"))
-    requests = training_requests(plan, partial(order, 5, n=20, shuffle=True), 0, 1)
-    return Loader(Reader(source, (VIEWS,), seed=5), requests, workers=workers, **keys)
+    requests = training_requests(plan, partial(epoch_order, 5, n=20, shuffle=True), 0, 1)
+    return Loader(BatchReader(source, (VIEWS,), seed=5), requests, num_workers=workers, **keys)
 
 
 def read(loader: Loader, start: int = 0) -> list[tuple[list[str], list[Tensor]]]:
@@ -170,7 +177,7 @@ def test_an_image_has_other_views_in_the_next_epoch() -> None:
 def test_facts_are_those_of_the_first_view() -> None:
     assert read_dataset_info(Stream(source=PlacedDigits(split="val"), transforms=[VIEWS])).channels == 1
     colour = Views(views=[View(transforms=[v2.RGB()], count=2)])
-    dataset_info = read_dataset_info(Stream(source=WithoutLabels(source=DigitScenes(split="val")), transforms=[colour]))
+    dataset_info = read_dataset_info(Stream(source=Unlabeled(source=DigitScenes(split="val")), transforms=[colour]))
     assert (dataset_info.channels, dataset_info.samples, dataset_info.classes, dataset_info.boxes) == (
         3,
         400,
@@ -182,7 +189,7 @@ def test_facts_are_those_of_the_first_view() -> None:
 def test_ten_labels_a_class() -> None:
     """For trials of what few labels are worth."""
     source = PlacedDigits()
-    sampler = Subset(source, 0, 10, count=100)
+    sampler = Subset(source, 0, 10, num_samples=100)
     labels = source.labels[sampler.order(0)(np.arange(100))]
     assert np.bincount(labels).tolist() == [10] * 10
 
@@ -194,10 +201,10 @@ task: {name: simclr, backbone: {name: timm, model: test_resnet}, projection: 16,
 data:
   train:
     source:
-      name: joined
+      name: concat
       sources:
-        - {name: without_labels, source: {name: placed_digits, split: val}}
-        - {name: without_labels, source: {name: digit_views, split: test}}
+        - {name: unlabeled, source: {name: placed_digits, split: val}}
+        - {name: unlabeled, source: {name: digit_views, split: test}}
     transforms:
       - name: views
         views:
@@ -206,10 +213,10 @@ data:
               - {name: RandomResizedCrop, size: 32, scale: [0.2, 1.0]}
               - {name: RandomApply, transforms: [{name: ColorJitter, brightness: 0.8, contrast: 0.8}], p: 0.8}
               - {name: RandomGrayscale, p: 0.2}
-              - {name: blur, probability: 0.5, sigma: [0.1, 2.0]}
+              - {name: random_gaussian_blur, probability: 0.5, sigma: [0.1, 2.0]}
               - {name: RandomSolarize, threshold: 128, p: 0.2}
   val: {source: {name: placed_digits, split: val}}
-  sampler: {name: mixed, weights: [3, 1]}
+  sampler: {name: mixed_sources, weights: [3, 1]}
   batch_size: 8
 optimizer: {name: sgd, lr: 0.01}
 schedule: cosine
@@ -226,12 +233,12 @@ def recipe(tmp_path: Path) -> Path:
 
 def problems(recipe: Path, *overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        dry_run.dry_run(launch.parts_of(launch.resolve(str(recipe), list(overrides))).keywords)
+        dry_run.dry_run(build_parts(resolve(str(recipe), list(overrides))).keywords)
     return str(caught.value)
 
 
 def test_a_recipe_with_views_passes_a_rehearsal(recipe: Path) -> None:
-    dry_run.dry_run(launch.parts_of(launch.resolve(str(recipe), [])).keywords)
+    dry_run.dry_run(build_parts(resolve(str(recipe), [])).keywords)
 
 
 WHERE = "data.train.transforms.0.views.0"
@@ -242,22 +249,22 @@ WHERE = "data.train.transforms.0.views.0"
     [
         ("transforms.0.name=RandomResizedCorp", [f"{WHERE}.transforms.0", "RandomResizedCrop"]),
         ("transforms.1.transforms.0.brightnes=0.3", [f"{WHERE}.transforms.1.transforms.0", "brightness"]),
-        ("transforms.3.sigma=[2.0,1.0]", [f"{WHERE}.transforms.3", "begins above its end"]),
+        ("transforms.3.sigma=[2.0,1.0]", [f"{WHERE}.transforms.3", "is above the maximum"]),
         ("transforms.3.probability=1.5", [f"{WHERE}.transforms.3.probability", "1.5"]),
         ("count=0", [f"{WHERE}.count", "0"]),
         ("cuont=2", [WHERE, "count"]),
     ],
 )
-def test_mistakes_in_a_view_are_told_with_their_place(recipe: Path, override: str, told: list[str]) -> None:
+def test_mistakes_in_a_view_raise_with_their_place(recipe: Path, override: str, told: list[str]) -> None:
     said = problems(recipe, f"{WHERE}.{override}")
     assert all(one in said for one in told), said
 
 
-def test_a_transform_that_fails_is_told_with_the_sample_and_its_place() -> None:
+def test_a_transform_that_fails_raises_with_the_sample_and_its_place() -> None:
     source = PlacedDigits(split="val")
     cannot = Views(views=[View(transforms=[], count=2), View(transforms=[v2.Identity(), v2.RandomCrop(50)])])
-    orders = partial(order, 0, n=len(source), shuffle=True)
+    orders = partial(epoch_order, 0, n=len(source), shuffle=True)
     requests = training_requests(ConstantPlan(len(source), 2, Duration.parse("1it")), orders, 0, 1)
     place = r"views\.1\.transforms\.1: ValueError: Required crop size"
     with pytest.raises(DataError, match=rf"sample \d+ \(val/\d{{4}}_\d\), Views: ValueError: {place}"):
-        Reader(source, (cannot,), seed=0).batch(next(iter(requests(0))))
+        BatchReader(source, (cannot,), seed=0).batch(next(iter(requests(0))))

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opabinia.models.losses.clustering import (
-    assigned,
-    evening,
-    evenness,
+    assign_prototypes,
+    normalized_entropy,
+    prototype_potentials,
     sinkhorn,
     spherical_kmeans,
     swapped_prediction,
@@ -89,7 +89,7 @@ def test_half_precision_is_computed_in_single() -> None:
 
 def test_a_part_of_the_samples_is_assigned_as_among_all() -> None:
     scores = drawn(3, 12, 5)
-    torch.testing.assert_close(assigned(scores[4:7], evening(scores)), sinkhorn(scores)[4:7])
+    torch.testing.assert_close(assign_prototypes(scores[4:7], prototype_potentials(scores)), sinkhorn(scores)[4:7])
 
 
 def test_no_gradient_flows_through_assignments() -> None:
@@ -126,7 +126,7 @@ def test_predictions_that_say_nothing() -> None:
     ("shares", "expected"), [([3.0, 3, 3, 3], 1.0), ([5.0, 0, 0, 0], 0.0), ([1.0, 1, 0, 0], 0.5), ([2.0], 0.0)]
 )
 def test_evenness(shares: list[float], expected: float) -> None:
-    assert float(evenness(torch.tensor(shares))) == pytest.approx(expected)
+    assert float(normalized_entropy(torch.tensor(shares))) == pytest.approx(expected)
 
 
 # --- clusters ---------------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_kmeans_of_a_plain_loop() -> None:
 def test_kmeans_in_parts_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors = F.normalize(drawn(6, 50, 4), dim=1)
     whole = spherical_kmeans(vectors, vectors[:5])
-    monkeypatch.setattr("opabinia.models.losses.clustering._AT_ONCE", 7)
+    monkeypatch.setattr("opabinia.models.losses.clustering._CHUNK_SIZE", 7)
     for one, other in zip(spherical_kmeans(vectors, vectors[:5]), whole, strict=True):
         torch.testing.assert_close(one, other)
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opabinia.models.losses.contrastive import against_keys, info_nce, log_normalizer_of, memory_nce, nt_xent
+from opabinia.models.losses.contrastive import estimate_log_normalizer, info_nce, memory_nce, moco_v3_loss, nt_xent
 
 FOLDER = Path(__file__).resolve().parents[2] / "golden" / "selfsup"
 SIMCLR = json.loads((FOLDER / "simclr.json").read_text())
@@ -69,10 +69,10 @@ Z = torch.tensor(5.0)
 LOSSES: dict[str, Callable[[Tensor, float], Tensor]] = {
     "nt_xent": lambda one, cold: nt_xent([one, -one.detach()], cold),
     "info_nce": lambda one, cold: info_nce(one, -one.detach(), one.detach(), cold),
-    "against_keys": lambda one, cold: against_keys(one, -one.detach(), cold),
+    "against_keys": lambda one, cold: moco_v3_loss(one, -one.detach(), cold),
     "memory_nce": lambda one, cold: memory_nce(one, -one.detach(), one.detach(), Z, 50, cold),
     "memory_nce estimated": lambda one, cold: memory_nce(
-        one, -one.detach(), one.detach(), log_normalizer_of(one, one, one, 50, cold), 50, cold
+        one, -one.detach(), one.detach(), estimate_log_normalizer(one, one, one, 50, cold), 50, cold
     ),
 }
 
@@ -130,7 +130,7 @@ def test_against_keys_is_algorithm_1_of_moco_v3() -> None:
     queries, keys, temperature = some(5), some(5, seed=1), 0.3
     logits = torch.tensor(cosines(queries, keys)) / temperature
     expected = 2 * temperature * F.cross_entropy(logits, torch.arange(5))
-    assert against_keys(queries, keys, temperature).item() == pytest.approx(expected.item(), rel=1e-5)
+    assert moco_v3_loss(queries, keys, temperature).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 # --- a memory ---------------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def test_the_cross_entropy_of_vissl() -> None:
 
 def test_the_noise_contrastive_estimation_of_vissl() -> None:
     case, samples = MEMORY["inputs"], len(MEMORY["inputs"]["memory"])
-    z = log_normalizer_of(*of_vissl(), samples, case["T"])
+    z = estimate_log_normalizer(*of_vissl(), samples, case["T"])
     assert not z.requires_grad
     assert z.exp().item() == pytest.approx(MEMORY["outputs"]["nce"]["Z"], rel=1e-5)
     loss = memory_nce(*of_vissl(), z, samples, case["T"])

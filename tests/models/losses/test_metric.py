@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from opabinia.models.losses.cross_entropy import adaptive_cross_entropy, cross_entropy, focal
-from opabinia.models.losses.metric import circle, cosface, memory_loss, pairs, supervised_contrastive, triplet
+from opabinia.models.losses.metric import (
+    circle,
+    cosface,
+    count_pairs,
+    cross_batch_memory_loss,
+    supervised_contrastive,
+    triplet,
+)
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "fastreid"
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -94,7 +101,9 @@ def test_the_memory_of_fastreid() -> None:
     """The batch has taken the first two places of its queue, the others hold what is taken for class 0."""
     inputs, values = golden("moco_memory")
     queue = torch.tensor(inputs["queue_start_columns"]).T[2:]
-    loss = memory_loss(torch.tensor(inputs["feat"]), torch.tensor(inputs["targets"]), queue, torch.tensor([0, 0]))
+    loss = cross_batch_memory_loss(
+        torch.tensor(inputs["feat"]), torch.tensor(inputs["targets"]), queue, torch.tensor([0, 0])
+    )
     assert loss.item() == pytest.approx(values["loss"], rel=1e-6)
 
 
@@ -102,18 +111,20 @@ def test_cross_entropies_of_fastreid() -> None:
     inputs, values = golden("ce_smooth")
     logits, targets = torch.tensor(inputs["logits"]), torch.tensor(inputs["targets"])
     for smoothing in (0.0, 0.1):
-        loss = cross_entropy(logits, targets, label_smoothing=smoothing, smooth_over="others", mean_over="nonzero")
+        loss = cross_entropy(
+            logits, targets, label_smoothing=smoothing, smoothing_classes="others", averaged_samples="nonzero"
+        )
         assert loss.item() == pytest.approx(values[f"eps={smoothing},alpha=0.2"], rel=1e-6)
-    adaptive = adaptive_cross_entropy(logits, targets, mean_over="nonzero")
+    adaptive = adaptive_cross_entropy(logits, targets, averaged_samples="nonzero")
     assert adaptive.item() == pytest.approx(values["eps=-1,alpha=0.2"], rel=1e-6)
 
 
 def test_the_mean_over_losses_that_are_not_zero() -> None:
     logits, targets = torch.tensor([[200.0, 0.0], [0.0, 0.0], [0.0, 200.0], [0.0, 0.0]]), torch.tensor([0, 0, 1, 1])
     assert cross_entropy(logits, targets).item() == pytest.approx(math.log(2) / 2)
-    assert cross_entropy(logits, targets, mean_over="nonzero").item() == pytest.approx(math.log(2))
-    assert cross_entropy(logits[:1], targets[:1], mean_over="nonzero").item() == 0.0
-    certain = adaptive_cross_entropy(logits, targets, alpha=0.0, mean_over="nonzero")
+    assert cross_entropy(logits, targets, averaged_samples="nonzero").item() == pytest.approx(math.log(2))
+    assert cross_entropy(logits[:1], targets[:1], averaged_samples="nonzero").item() == 0.0
+    certain = adaptive_cross_entropy(logits, targets, alpha=0.0, averaged_samples="nonzero")
     assert certain.item() == pytest.approx(math.log(2))
 
 
@@ -275,7 +286,7 @@ def test_everything_stays_finite(loss: Loss, features: Tensor, labels: Tensor) -
 @every
 def test_one_identity_teaches_no_difference(loss: Loss) -> None:
     labels = torch.full((4,), 7)
-    found = pairs(labels)
+    found = count_pairs(labels)
     assert [share.item() for share in found] == [1, 0, 0]
     if loss is not supervised_contrastive:  # which draws the positives of a sample to equal distances
         assert loss(some(0, 4), labels).item() == 0.0
@@ -296,9 +307,9 @@ def test_distances_of_features_far_from_0_are_kept() -> None:
 
 
 def test_pairs() -> None:
-    found = pairs(torch.tensor([0, 0, 1]))
+    found = count_pairs(torch.tensor([0, 0, 1]))
     assert [one.item() for one in found] == pytest.approx([2 / 3, 1, 2 / 3])
-    assert [one.item() for one in pairs(torch.tensor([4]))] == [0, 0, 0]
+    assert [one.item() for one in count_pairs(torch.tensor([4]))] == [0, 0, 0]
 
 
 @every
@@ -311,7 +322,7 @@ def test_mixed_images_have_no_identity(loss: Loss) -> None:
 
 WITH_QUEUE = pytest.mark.parametrize(
     ("loss", "within"),
-    [(memory_loss, partial(cosface, gamma=32.0))],
+    [(cross_batch_memory_loss, partial(cosface, gamma=32.0))],
     ids=["cosface"],
 )
 

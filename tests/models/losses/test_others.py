@@ -10,14 +10,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from opabinia.models.losses.binary import asymmetric, binary_cross_entropy, binary_focal, known_binary_cross_entropy
+from opabinia.models.losses.binary import (
+    asymmetric,
+    binary_cross_entropy,
+    binary_focal,
+    multi_output_binary_cross_entropy,
+)
 from opabinia.models.losses.cross_entropy import (
     adaptive_cross_entropy,
     cross_entropy,
     focal,
     is_exclusive,
+    multi_output_cross_entropy,
     soft_targets,
-    summed_cross_entropy,
 )
 from opabinia.models.losses.distillation import features_loss, logits_loss
 
@@ -31,7 +36,7 @@ TARGETS = torch.tensor([0, 2, 1])
     [(0.0, "others", 3.750005), (0.1, "others", 3.5800047), (0.1, "all", 3.6366715)],
 )
 def test_fastreids_smoothing_and_torchs(smoothing: float, over: Any, expected: float) -> None:
-    loss = cross_entropy(LOGITS, TARGETS, label_smoothing=smoothing, smooth_over=over)
+    loss = cross_entropy(LOGITS, TARGETS, label_smoothing=smoothing, smoothing_classes=over)
     assert loss.item() == pytest.approx(expected, rel=1e-6)
 
 
@@ -67,7 +72,7 @@ def test_binary_cross_entropy_smooths() -> None:
 
 def test_binary_cross_entropy_counts_a_mixed_image_as_both() -> None:
     mixed, both = torch.tensor([[0.7, 0.3, 0.0]]), torch.tensor([[1.0, 1.0, 0.0]])
-    loss = binary_cross_entropy(LOGITS[:1], mixed, threshold=0.2, sum_classes=True)
+    loss = binary_cross_entropy(LOGITS[:1], mixed, target_threshold=0.2, sum_classes=True)
     torch.testing.assert_close(loss, F.binary_cross_entropy_with_logits(LOGITS[:1], both, reduction="sum"))
 
 
@@ -114,14 +119,14 @@ SEVERAL: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", SEVERAL)
 def test_vissls_cross_entropy_of_several_outputs(name: str) -> None:
     case = json.loads((GOLDEN / "ce_multi.json").read_text())
-    found = summed_cross_entropy(**({"outputs": [LOGITS], "targets": TARGETS} | SEVERAL[name]))
+    found = multi_output_cross_entropy(**({"outputs": [LOGITS], "targets": TARGETS} | SEVERAL[name]))
     assert found.item() == pytest.approx(case["outputs"][name], rel=1e-5)
 
 
 def test_images_that_nobody_knows_are_no_loss_and_give_no_gradient() -> None:
     logits = LOGITS.clone().requires_grad_()
-    loss = summed_cross_entropy([logits], torch.full((3,), -1), label_smoothing=0.1)
-    loss = loss + known_binary_cross_entropy([logits], torch.full((3, 3), -1))
+    loss = multi_output_cross_entropy([logits], torch.full((3,), -1), label_smoothing=0.1)
+    loss = loss + multi_output_binary_cross_entropy([logits], torch.full((3, 3), -1))
     loss.backward()  # type: ignore[no-untyped-call]
     assert loss.item() == 0 and logits.grad is not None and not logits.grad.any()
 
@@ -136,13 +141,13 @@ def test_binary_cross_entropy_of_what_is_known() -> None:
             signs = [1 - 2 * int(targets[row, column]) for row in rows]
             losses = [F.softplus(sign * logits[row, column]) for row, sign in zip(rows, signs, strict=True)]
             expected += sum(losses).item() / len(rows)  # type: ignore[union-attr]
-    assert known_binary_cross_entropy([LOGITS, 3 * LOGITS], targets).item() == pytest.approx(expected, rel=1e-6)
+    assert multi_output_binary_cross_entropy([LOGITS, 3 * LOGITS], targets).item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_where_all_is_known_it_is_the_registered_loss() -> None:
     targets = torch.tensor([[1.0, 0, 1], [0, 0, 1], [1, 1, 0]])
     whole = binary_cross_entropy(F.normalize(LOGITS), targets, sum_classes=True)
-    torch.testing.assert_close(known_binary_cross_entropy([LOGITS], targets, normalize=True), whole)
+    torch.testing.assert_close(multi_output_binary_cross_entropy([LOGITS], targets, normalize=True), whole)
 
 
 # --- distillation -----------------------------------------------------------------------------------------------------

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from opabinia.models.losses.self_distillation import (
-    centred,
-    dino,
-    hidden_patches,
+    centered_softmax,
+    dino_loss,
     koleo,
-    moved_centre,
-    warmed_temperature,
+    masked_patch_loss,
+    update_center,
+    warmup_temperature,
 )
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "selfsup" / "dino.json").read_text())
@@ -31,9 +31,9 @@ def test_two_steps_of_vissl() -> None:
     for temperature, loss, moved in zip(
         GOLDEN["teacher_temperatures"], GOLDEN["losses"], GOLDEN["centres"], strict=True
     ):
-        targets = centred(teacher, centre, temperature).split(2)
-        assert float(dino(student, targets, GOLDEN["student_temperature"])) == pytest.approx(loss, rel=1e-5)
-        centre = moved_centre(centre, teacher.mean(0), GOLDEN["centre_momentum"])
+        targets = centered_softmax(teacher, centre, temperature).split(2)
+        assert float(dino_loss(student, targets, GOLDEN["student_temperature"])) == pytest.approx(loss, rel=1e-5)
+        centre = update_center(centre, teacher.mean(0), GOLDEN["centre_momentum"])
         torch.testing.assert_close(centre, torch.tensor(moved), rtol=1e-5, atol=1e-6)
 
 
@@ -48,31 +48,31 @@ def test_dino_is_its_formula(views: int) -> None:
         if one != other
         for row in range(3)
     ]
-    assert float(dino(student, targets, 0.2)) == pytest.approx(sum(terms) / len(terms), rel=1e-5)
+    assert float(dino_loss(student, targets, 0.2)) == pytest.approx(sum(terms) / len(terms), rel=1e-5)
 
 
 def test_a_view_is_not_compared_with_itself() -> None:
     """What the student says of a view changes nothing for the teacher of the same view."""
     targets = [torch.tensor([[1.0, 0, 0]]), torch.tensor([[0.0, 1, 0]])]
     right = [torch.tensor([[0.0, 9, 0]]), torch.tensor([[9.0, 0, 0]])]
-    assert dino(right, targets) < 1e-6 < dino(right[::-1], targets)
+    assert dino_loss(right, targets) < 1e-6 < dino_loss(right[::-1], targets)
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 37])
 def test_the_temperature_is_linspace_and_then_stays(length: int) -> None:
     rising = torch.linspace(0.04, 0.07, length, dtype=torch.float64).tolist()
-    found = [warmed_temperature(step, length, 0.04, 0.07) for step in range(length + 3)]
+    found = [warmup_temperature(step, length, 0.04, 0.07) for step in range(length + 3)]
     assert found == pytest.approx([*rising, 0.07, 0.07, 0.07])
 
 
 def test_without_a_warm_up_the_temperature_is_the_last() -> None:
-    assert warmed_temperature(0, 0, 0.04, 0.07) == 0.07
+    assert warmup_temperature(0, 0, 0.04, 0.07) == 0.07
 
 
 def test_a_centre_takes_an_output_that_wins_everywhere_away() -> None:
     logits = drawn(4, 5) + torch.tensor([100.0, 0, 0, 0, 0])
-    even = centred(logits, logits.mean(0), 1.0)
-    assert centred(logits, torch.zeros(5), 1.0)[:, 0].min() > 0.99 > even[:, 0].max()
+    even = centered_softmax(logits, logits.mean(0), 1.0)
+    assert centered_softmax(logits, torch.zeros(5), 1.0)[:, 0].min() > 0.99 > even[:, 0].max()
     torch.testing.assert_close(even.sum(1), torch.ones(4))
 
 
@@ -84,12 +84,12 @@ def test_every_image_weighs_alike_whatever_it_hides() -> None:
         return float(F.cross_entropy(student[image, patch] / 0.1, targets[image, patch]))
 
     expected = (of(0, 0) + sum(of(1, patch) for patch in range(3)) / 3 + 0) / 3
-    assert float(hidden_patches(student, targets, mask)) == pytest.approx(expected, rel=1e-5)
+    assert float(masked_patch_loss(student, targets, mask)) == pytest.approx(expected, rel=1e-5)
 
 
 def test_nothing_hidden_is_no_loss_and_no_gradient() -> None:
     student = drawn(2, 4, 6).requires_grad_()
-    loss = hidden_patches(student, drawn(2, 4, 6).softmax(-1), torch.zeros(2, 4, dtype=torch.bool))
+    loss = masked_patch_loss(student, drawn(2, 4, 6).softmax(-1), torch.zeros(2, 4, dtype=torch.bool))
     loss.backward()
     assert loss == 0 and student.grad is not None and not student.grad.any()
 
@@ -113,9 +113,9 @@ def test_koleo_of_equal_vectors_is_finite() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_computed_in_full(dtype: torch.dtype) -> None:
     student = [(10 * drawn(2, 5, seed=number)).to(dtype) for number in range(3)]
-    targets = [centred(view, torch.zeros(5), 0.04) for view in student[:2]]
-    assert dino(student, targets).dtype == koleo(student[0]).dtype == targets[0].dtype == torch.float32
-    torch.testing.assert_close(dino(student, targets), dino([view.float() for view in student], targets))
+    targets = [centered_softmax(view, torch.zeros(5), 0.04) for view in student[:2]]
+    assert dino_loss(student, targets).dtype == koleo(student[0]).dtype == targets[0].dtype == torch.float32
+    torch.testing.assert_close(dino_loss(student, targets), dino_loss([view.float() for view in student], targets))
 
 
 def test_under_autocast_the_nearest_neighbour_is_the_nearest() -> None:

@@ -31,4 +31,4 @@ def test_the_loss_is_that_of_the_projections(keys: dict[str, Any]) -> None:
 
 
 def test_a_batch_may_not_go_through_in_pieces() -> None:
-    assert make(BarlowTwins, hidden=8, projection=8).whole_batches
+    assert make(BarlowTwins, hidden=8, projection=8).requires_full_batch

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opabinia.contracts import Batch, Clock, DataMismatch, DatasetInfo, Phase, Run
-from opabinia.models.losses.clustering import evenness
+from opabinia.models.losses.clustering import normalized_entropy
 from opabinia.tasks.selfsup.deepcluster import Clusters, DeepCluster
 from tests.tasks.selfsup.views import at, batch_of, make
 
@@ -120,7 +120,7 @@ def test_a_batch_in_pieces_is_kept_whole_and_a_pass_for_no_step_is_not() -> None
     task(some(40, 48), Clock(step=0))
     for first in (0, 8):
         task(some(first, first + 8), Clock(step=1))
-    task.remember()
+    task.update_memories()
     assert task.seen.nonzero().flatten().tolist() == list(range(16))
 
 
@@ -130,7 +130,7 @@ def test_what_is_not_finite_changes_no_memory() -> None:
     with torch.no_grad():
         task.projector[0].weight.fill_(torch.nan)
     task(some(0, 16), Clock(step=1))
-    task.remember()
+    task.update_memories()
     assert torch.equal(vectors_of(task), before)
 
 
@@ -138,7 +138,7 @@ def test_an_image_without_a_finite_embedding_was_not_seen() -> None:
     task, batch = deepcluster().eval(), some(0, 16)  # in training norms would hand it on to all images
     batch["views"][0][3] = torch.nan
     task(batch, Clock())
-    task.remember()
+    task.update_memories()
     assert task.seen.nonzero().flatten().tolist() == [0, 1, 2, *range(4, 16)]
 
 
@@ -151,7 +151,7 @@ def test_the_run_begins_with_clusters_of_all_images() -> None:
         nearest = (vectors_of(task) @ head.centroids.T).argmax(1)
         assert torch.equal(head.labels, nearest)
         torch.testing.assert_close(head.centroids.norm(dim=1), torch.ones(count))
-        assert head.entropy.item() == pytest.approx(evenness(torch.bincount(nearest, minlength=count)).item())
+        assert head.entropy.item() == pytest.approx(normalized_entropy(torch.bincount(nearest, minlength=count)).item())
     said = task(some(0, 8), Clock())
     assert said["entropy"].item() == pytest.approx(sum(head.entropy.item() for head in heads_of(task)) / 2)
     assert said["entropy"] > 0.5
@@ -167,7 +167,7 @@ def test_clusters_are_made_when_a_training_epoch_begins_and_at_no_other_time() -
     (hook, _) = task.hooks(FACTS)
     for batch in epoch(seed=5):
         task(batch, Clock(step=1))
-        task.remember()
+        task.update_memories()
     hook.before_phase(run_at(Clock(step=4, epoch=1, epoch_step=1, steps_per_epoch=3), asked), TRAIN)
     hook.before_phase(run_at(Clock(step=3, epoch=1, steps_per_epoch=3), asked), Phase("evaluate", "val"))
     assert all(map(torch.equal, state(task), before))
@@ -208,12 +208,12 @@ def test_all_of_it_is_saved_with_the_model() -> None:
     ("keys", "batch", "message"),
     [
         ({"assign": 3}, some(0, 8), "learns from 3 views or more of an image; data.train.transforms gives 2"),
-        ({}, some(0, 1), "learns from 2 images or more for each process, not 1"),
-        ({}, batch_of(), "knows images by their numbers.*source: {name: numbered, source: ...}"),
+        ({}, some(0, 1), "learns from 2 images or more per process, not 1"),
+        ({}, batch_of(), "needs the index of each image.*source: {name: indexed, source: ...}"),
     ],
     ids=["more assigning views than views", "one image", "no numbers"],
 )
-def test_what_does_not_fit_is_told(keys: dict[str, Any], batch: Batch, message: str) -> None:
+def test_what_does_not_fit_is_reported(keys: dict[str, Any], batch: Batch, message: str) -> None:
     with pytest.raises(DataMismatch, match=message):
         deepcluster(**keys)(batch, Clock())
 
@@ -225,7 +225,7 @@ def test_more_clusters_than_images_are_told_before_anything_is_computed() -> Non
     assert not asked
 
 
-def test_more_clusters_than_images_that_were_seen_are_told() -> None:
+def test_more_clusters_than_images_that_were_seen_are_reported() -> None:
     with pytest.raises(DataMismatch, match=r"task\.prototypes: 40 clusters cannot be made of 32 images"):
         deepcluster(prototypes=[40]).hooks(FACTS)[0].before_phase(run_at(Clock(), samples=32), TRAIN)
 

@@ -10,7 +10,7 @@ from opabinia.training.launch import train
 SLOW = {"selfsup/digits_npid", "selfsup/digits_mae"}  # to begin with: one compares with an epoch ago, one paints
 RECIPES = [name for name in packaged_names() if name.startswith("selfsup/digits_")]
 UNTRAINED = 0.25
-SHORT = ["train.length=3ep", "evaluate.every=3ep", "data.workers=0", "train.threads=1", "writers=[]"]
+SHORT = ["train.length=3ep", "evaluate.every=3ep", "data.num_workers=0", "train.num_threads=1", "loggers=[]"]
 
 
 @pytest.mark.slow

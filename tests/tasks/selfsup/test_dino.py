@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from opabinia.contracts import Batch, Clock, DataMismatch, DatasetInfo
 from opabinia.models.backbones.timm import timm
-from opabinia.models.losses.self_distillation import centred, dino
+from opabinia.models.losses.self_distillation import centered_softmax, dino_loss
 from opabinia.models.projectors import DinoHead
 from opabinia.optim.groups import parameter_groups
 from opabinia.optim.schedules import cosine
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.selfsup.dino import DINO
-from opabinia.tasks.selfsup.momentum_teacher import Follow, Teacher
+from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher, UpdateTeacher
 from tests.tasks.selfsup.views import FACTS, at, batch_of, make
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "selfsup" / "dino.json").read_text())
@@ -45,8 +45,8 @@ def test_the_loss_is_that_of_its_parts(crops: int) -> None:
             one += 0.1 * torch.randn_like(one)
     views = [task.normalize(view) for view in batch["views"]]
     for step, temperature in ((0, 0.04), (1, 0.055), (2, 0.07), (9, 0.07)):
-        targets = [centred(answers(task.teacher, view), task.centre.value, temperature) for view in views[:2]]
-        expected = dino([answers(task, view) for view in views], targets, 0.1)
+        targets = [centered_softmax(answers(task.teacher, view), task.centre.value, temperature) for view in views[:2]]
+        expected = dino_loss([answers(task, view) for view in views], targets, 0.1)
         torch.testing.assert_close(task(batch, Clock(step=step))["loss"], expected)
 
 
@@ -74,7 +74,7 @@ def test_gradients_reach_the_student_alone() -> None:
 
 
 def test_the_centre_moves_after_the_step_with_what_was_said_in_it() -> None:
-    task = small(centre_momentum=0.75)
+    task = small(center_momentum=0.75)
     hook = task.hooks(FACTS)[-1]
     task(batch_of(seed=7), Clock())  # outside of a step
     hook.before_step(at(0, 4), {})
@@ -127,11 +127,13 @@ def test_what_is_not_finite_moves_no_centre() -> None:
     ("at_step", "momentum"), list(zip(GOLDEN["momentum"]["at"], GOLDEN["momentum"]["expected"], strict=True))
 )
 def test_the_teacher_follows_as_in_vissl(at_step: int, momentum: float) -> None:
-    student, teacher = nn.Linear(1, 1), Teacher(layer=nn.Linear(1, 1))
+    student, teacher = nn.Linear(1, 1), MomentumTeacher(layer=nn.Linear(1, 1))
     layer = teacher.get_submodule("layer")
     nn.init.ones_(student.weight)
     nn.init.zeros_(layer.get_parameter("weight"))
-    Follow(teacher, [student], GOLDEN["momentum"]["base"], cosine).after_step(at(at_step, GOLDEN["momentum"]["steps"]))
+    UpdateTeacher(teacher, [student], GOLDEN["momentum"]["base"], cosine).after_step(
+        at(at_step, GOLDEN["momentum"]["steps"])
+    )
     assert 1 - float(layer.get_parameter("weight")) == pytest.approx(momentum, abs=1e-7)
 
 
@@ -139,7 +141,7 @@ def test_the_teacher_keeps_statistics_of_its_own() -> None:
     dataset_info = DatasetInfo(samples=64, channels=1)
     backbone = partial(timm, model="test_resnet")
     task = DINO(dataset_info, backbone=backbone, hidden=16, bottleneck=8, outputs=6)
-    assert isinstance(task.teacher, Teacher)
+    assert isinstance(task.teacher, MomentumTeacher)
     images = torch.rand(4, 1, 32, 32)
     batch = {"views": (images, images.flip(-1), images[:, :, :24, :24]), "id": list("abcd")}
     before = {name: one.clone() for name, one in task.teacher.state_dict().items()}
@@ -152,7 +154,7 @@ def test_the_teacher_keeps_statistics_of_its_own() -> None:
 
 @pytest.mark.parametrize(("who", "name"), [("teacher", "teacher.backbone"), ("student", "backbone")])
 def test_whose_backbone_is_handed_on(who: str, name: str) -> None:
-    task = small(hand_on=who)
+    task = small(export_backbone=who)
     assert task.trunk is task.get_submodule(name)
     with torch.no_grad():
         for one in task.teacher.parameters():
@@ -240,13 +242,13 @@ def test_it_learns() -> None:
     assert said["entropy"] > 0.7
 
 
-def test_too_few_views_or_images_are_told() -> None:
+def test_too_few_views_or_images_are_reported() -> None:
     batch = batch_of()
     with pytest.raises(
         DataMismatch, match=r"DINO learns from 2 views or more of an image; data.train.transforms gives 1"
     ):
         small()({**batch, "views": batch["views"][:1]}, Clock())
-    with pytest.raises(DataMismatch, match="2 images or more for each process, not 1"):
+    with pytest.raises(DataMismatch, match="2 images or more per process, not 1"):
         small()(batch_of(1), Clock())
 
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from opabinia.contracts import Batch, Clock, DataMismatch, DatasetInfo
-from opabinia.data.transforms.patch_masks import block_patches
+from opabinia.data.transforms.patch_masks import block_patch_mask
 from opabinia.models.backbones.timm import timm
 from opabinia.models.losses.clustering import sinkhorn
-from opabinia.models.losses.self_distillation import centred, dino, hidden_patches, koleo
+from opabinia.models.losses.self_distillation import centered_softmax, dino_loss, koleo, masked_patch_loss
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.selfsup.ibot import IBot
 from tests.tasks.selfsup.views import Small, at
@@ -19,7 +19,7 @@ OPTIONS = {
     **{"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3},
     "dynamic_img_size": True,
 }
-DINOV2: dict[str, Any] = {"separate_heads": True, "patch_outputs": 14, "koleo_weight": 0.1, "centring": "sinkhorn"}
+DINOV2: dict[str, Any] = {"separate_heads": True, "patch_outputs": 14, "koleo_weight": 0.1, "centering": "sinkhorn"}
 SHARED: dict[str, Any] = {}
 
 
@@ -39,7 +39,7 @@ def batch_of(images: int = 6, small: int = 1, seed: int = 1) -> Batch:
     views = (*large, *(large[number % 2][:, :, :16, 8:24] for number in range(small)))
 
     def mask(image: Tensor, none: bool) -> Tensor:
-        hidden: Tensor = block_patches({"image": image}, patch_size=8, none=float(none))["patch_mask"]
+        hidden: Tensor = block_patch_mask({"image": image}, patch_size=8, no_mask_probability=float(none))["patch_mask"]
         return hidden
 
     masks = [torch.stack([mask(one, number == 0) for number, one in enumerate(view)]) for view in large]
@@ -55,8 +55,8 @@ def by_the_papers(task: IBot, batch: Batch, temperature: float, patch_temperatur
     said = [teaching.get_submodule("images")(one.first) for one in seen]
     of_patches = [teaching.get_submodule(kind)(one.patches) for one in seen]
     if kind == "images":
-        targets = [centred(one, task.centre.value, temperature) for one in said]
-        patch_targets = [centred(one, task.patch_centre.value, patch_temperature) for one in of_patches]
+        targets = [centered_softmax(one, task.centre.value, temperature) for one in said]
+        patch_targets = [centered_softmax(one, task.patch_centre.value, patch_temperature) for one in of_patches]
     else:
         targets = list(sinkhorn(torch.cat(said), temperature).chunk(2))
         even = sinkhorn(torch.cat([one.flatten(0, 1) for one in of_patches]), patch_temperature)
@@ -66,11 +66,11 @@ def by_the_papers(task: IBot, batch: Batch, temperature: float, patch_temperatur
         for number, view in enumerate(views)
     ]
     patch_losses = [
-        hidden_patches(task.heads[kind](tokens[number].patches), patch_targets[number], masks[number])
+        masked_patch_loss(task.heads[kind](tokens[number].patches), patch_targets[number], masks[number])
         for number in range(2)
     ]
     losses = {
-        "image_loss": dino([task.heads["images"](one.first) for one in tokens], targets),
+        "image_loss": dino_loss([task.heads["images"](one.first) for one in tokens], targets),
         "patch_loss": torch.stack(patch_losses).mean(),
     }
     if kind == "patches":
@@ -117,7 +117,7 @@ def test_gradients_reach_the_whole_student_alone(keys: dict[str, Any]) -> None:
 
 
 def test_nothing_is_hidden_before_its_time() -> None:
-    task, batch = make(patches_from=Duration(2, "it")), batch_of()
+    task, batch = make(masking_start=Duration(2, "it")), batch_of()
     seen = {**batch, "patch_masks": tuple(torch.zeros_like(mask) for mask in batch["patch_masks"])}
     for step in range(4):
         said = task(batch, Clock(step=step))
@@ -130,7 +130,7 @@ def test_nothing_is_hidden_before_its_time() -> None:
 
 
 def test_both_centres_move() -> None:
-    task, batch = make(centre_momentum=0.9, patch_centre_momentum=0.5), batch_of()
+    task, batch = make(center_momentum=0.9, patch_center_momentum=0.5), batch_of()
     hooks = task.hooks(FACTS)
     for hook in hooks:
         hook.before_step(at(0, 4), batch)
@@ -145,8 +145,8 @@ def test_both_centres_move() -> None:
 
 
 def test_what_compares_images_takes_batches_as_a_whole() -> None:
-    assert not make().whole_batches
-    assert make(koleo_weight=0.1).whole_batches and make(centring="sinkhorn").whole_batches
+    assert not make().requires_full_batch
+    assert make(koleo_weight=0.1).requires_full_batch and make(centering="sinkhorn").requires_full_batch
 
 
 def test_sinkhorn_has_no_state() -> None:
@@ -171,25 +171,25 @@ def test_it_learns(keys: dict[str, Any]) -> None:
 
 
 def test_what_has_no_patches_is_refused() -> None:
-    with pytest.raises(ValueError, match="backbone: ibot hides patches, and this one sees none"):
+    with pytest.raises(ValueError, match="backbone: ibot masks patches, and this one has none"):
         IBot(FACTS, backbone=Small)
 
 
-def test_views_without_masks_are_told() -> None:
+def test_views_without_masks_are_reported() -> None:
     batch = batch_of()
     for masks in ((), batch["patch_masks"][:1]):
-        with pytest.raises(DataMismatch, match=f"2 views with masks, and {len(masks)} have one.*block_patches"):
+        with pytest.raises(DataMismatch, match=f"2 views with masks, and {len(masks)} have one.*block_patch_mask"):
             make()({**batch, "patch_masks": masks}, Clock())
 
 
-def test_masks_of_another_grid_are_told() -> None:
+def test_masks_of_another_grid_are_reported() -> None:
     batch = batch_of()
     masks = tuple(torch.zeros(6, 64, dtype=torch.bool) for _ in range(2))
-    with pytest.raises(DataMismatch, match=r"a patch_mask of 64 patches, for views of 32 x 32, .* 4 x 4"):
+    with pytest.raises(DataMismatch, match=r"a patch_mask has 64 patches, but views of 32 x 32 have 4 x 4"):
         make()({**batch, "patch_masks": masks}, Clock())
 
 
-def test_one_view_is_told() -> None:
+def test_one_view_is_reported() -> None:
     batch = batch_of()
     with pytest.raises(DataMismatch, match="IBot learns from 2 views or more"):
         make()({**batch, "views": batch["views"][:1]}, Clock())

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from opabinia.contracts import Batch, Clock, DataMismatch, DatasetInfo, Tokens
-from opabinia.data.transforms.patch_masks import random_patches
+from opabinia.data.transforms.patch_masks import random_patch_mask
 from opabinia.models.backbones.timm import timm
 from opabinia.models.backbones.vit import vit
-from opabinia.models.losses.reconstruction import patchify, standardised
+from opabinia.models.losses.reconstruction import normalize_patches, patchify
 from opabinia.models.masked_decoder import MaskedDecoder
 from opabinia.tasks.selfsup.mae import MAE
 from tests.tasks.selfsup.views import Small
@@ -30,7 +30,7 @@ def batch_of(images: int = 8, size: int = 32, patch_size: int = 8, seed: int = 1
     torch.manual_seed(seed)
     patterns = torch.nn.functional.interpolate(torch.rand(images, 3, 2, 2), size=(size, size), mode="bilinear")
     pictures = (patterns * 255).byte()
-    masks = [random_patches({"image": one}, patch_size=patch_size)["patch_mask"] for one in pictures]
+    masks = [random_patch_mask({"image": one}, patch_size=patch_size)["patch_mask"] for one in pictures]
     return {"image": pictures, "patch_mask": torch.stack(masks), "id": [str(number) for number in range(images)]}
 
 
@@ -41,13 +41,13 @@ def test_the_loss_is_the_error_on_hidden_patches(norm_pixels: bool) -> None:
     kept = torch.stack([(~one).nonzero().flatten() for one in mask])
     filled = task.decoder(task.backbone.tokens(images, kept=kept), kept, (4, 4))
     target = patchify(images, (8, 8))
-    target = standardised(target) if norm_pixels else target
+    target = normalize_patches(target) if norm_pixels else target
     expected = (filled - target)[mask].square().mean()
     torch.testing.assert_close(task(batch, Clock())["loss"], expected)
 
 
 def test_hidden_pixels_are_not_looked_at() -> None:
-    """Of hidden patches nothing is known, and of those that are seen nothing is asked."""
+    """Masked patches do not reach the encoder, and visible ones do not count in the loss."""
     seen: list[Tensor] = []
     task, batch = make().eval(), batch_of()
     task.decoder.register_forward_hook(lambda module, given, filled: seen.append(filled.detach()))
@@ -113,7 +113,7 @@ def test_a_single_image_is_enough() -> None:
 
 
 def test_what_has_no_patches_is_refused() -> None:
-    with pytest.raises(ValueError, match="backbone: mae hides patches, and this one sees none"):
+    with pytest.raises(ValueError, match="backbone: mae masks patches, and this one has none"):
         MAE(FACTS, backbone=Small)
     with pytest.raises(ValueError, match="backbone"):
         MAE(FACTS, backbone=partial(timm, model="test_resnet"))
@@ -124,25 +124,26 @@ def test_a_width_that_does_not_go_with_its_heads_is_refused() -> None:
         make(decoder_width=30)
 
 
-def test_batches_without_masks_are_told() -> None:
+def test_batches_without_masks_are_reported() -> None:
     batch = batch_of()
     del batch["patch_mask"]
-    with pytest.raises(DataMismatch, match=r"end data.train.transforms with random_patches"):
+    with pytest.raises(DataMismatch, match=r"end data.train.transforms with random_patch_mask"):
         make()(batch, Clock())
-    with pytest.raises(DataMismatch, match=r"end data.train.transforms with random_patches"):
+    with pytest.raises(DataMismatch, match=r"end data.train.transforms with random_patch_mask"):
         make()({"views": (batch["image"],) * 2, "id": batch["id"]}, Clock())
 
 
-def test_masks_of_another_grid_are_told() -> None:
+def test_masks_of_another_grid_are_reported() -> None:
     with pytest.raises(
-        DataMismatch, match=r"a patch_mask of 64 patches, for images of 32 x 32, .* 4 x 4;.* patch_size"
+        DataMismatch,
+        match=r"a patch_mask has 64 patches, but images of 32 x 32 have 4 x 4 in the backbone;.* patch_size",
     ):
         make()(batch_of(patch_size=4), Clock())
-    with pytest.raises(DataMismatch, match="images of 36 x 36 cannot be cut"):
+    with pytest.raises(DataMismatch, match="images of 36 x 36 cannot be divided"):
         make({"dynamic_img_size": True})(batch_of(size=36, patch_size=4), Clock())
 
 
-def test_patches_that_overlap_are_told() -> None:
+def test_patches_that_overlap_are_reported() -> None:
     backbone = partial(vit, model="test_vit", image_size=(32, 32), stride=8)
     with pytest.raises(DataMismatch, match="side by side"):
         MAE(FACTS, backbone=backbone, **DECODER)(batch_of(patch_size=16), Clock())
@@ -157,5 +158,5 @@ def test_patches_that_overlap_are_told() -> None:
     ],
 )
 def test_as_many_patches_of_every_image(mask: Tensor, seen: str) -> None:
-    with pytest.raises(DataMismatch, match=f"of the 16 patches of an image {seen} are seen"):
+    with pytest.raises(DataMismatch, match=f"{seen} of the 16 patches of an image are visible"):
         make()({**batch_of(), "patch_mask": mask}, Clock())

@@ -107,8 +107,8 @@ def test_any_size_from_a_batch_on_will_do(size: int) -> None:
     assert trained(task := small(queue=size), 3, hooks=task.hooks(FACTS))[-1]["loss"] > 0
 
 
-def test_a_queue_smaller_than_a_batch_is_told() -> None:
-    with pytest.raises(DataMismatch, match=r"queue: MoCo's holds 15 vectors, and a batch has 16; .* raise task.queue"):
+def test_a_queue_smaller_than_a_batch_is_reported() -> None:
+    with pytest.raises(DataMismatch, match=r"queue: it holds 15 keys, and a batch has 16; .* raise task.queue"):
         small(queue=15)(batch_of(), CLOCK)
 
 
@@ -139,7 +139,7 @@ class Ghostly(Normed):
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels)
-        norms.ghost(self, 2)
+        norms.convert_ghost_batch_norm(self, 2)
 
 
 def with_norm(backbone: type[Backbone] = Normed) -> MoCo:
@@ -154,7 +154,7 @@ def test_images_are_dealt_for_batch_norms_that_see_a_part_of_the_batch(monkeypat
         seeds.append(seed)
         return rows.flip(0), lambda made: made.flip(0)
 
-    monkeypatch.setattr(moco, "dealt_anew", turned_round)
+    monkeypatch.setattr(moco, "shuffle_between_ranks", turned_round)
     task, batch = with_norm(Ghostly), batch_of()
     expected = keys_of(copy.deepcopy(task), batch)
     for step in (0, 0, 1):
@@ -168,7 +168,7 @@ def test_images_are_dealt_for_batch_norms_that_see_a_part_of_the_batch(monkeypat
 
 
 def test_synchronised_norms_see_all_images_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(moco, "dealt_anew")
+    monkeypatch.delattr(moco, "shuffle_between_ranks")
     task = with_norm()
     for part in (task.backbone, task.teacher.backbone):
         part.layers[-1] = SyncBatchNorm(12)  # type: ignore[operator, index, union-attr]
@@ -214,13 +214,13 @@ def test_a_resume_goes_on_as_if_nothing_had_happened() -> None:
 
 
 @pytest.mark.parametrize("views", [1, 3])
-def test_another_number_of_views_is_told(views: int) -> None:
+def test_another_number_of_views_is_reported(views: int) -> None:
     with pytest.raises(
         DataMismatch, match=f"MoCo learns from 2 views of an image; data.train.transforms gives {views}"
     ):
         small()(batch_of(views=views), CLOCK)
 
 
-def test_a_batch_of_one_is_told() -> None:
-    with pytest.raises(DataMismatch, match="MoCo learns from 2 images or more for each process, not 1; raise"):
+def test_a_batch_of_one_is_reported() -> None:
+    with pytest.raises(DataMismatch, match="MoCo learns from 2 images or more per process, not 1; raise"):
         small()(batch_of(images=1), CLOCK)

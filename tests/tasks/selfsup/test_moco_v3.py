@@ -95,7 +95,7 @@ def test_the_projection_of_patches_stays_as_drawn(freeze: bool | None) -> None:
 
 def test_a_convolutional_network_has_no_patches() -> None:
     assert all(one.requires_grad for one in on_timm("test_resnet").backbone.parameters())
-    with pytest.raises(ValueError, match="freeze_patches: the backbone has no projection of patches"):
+    with pytest.raises(ValueError, match="freeze_patches: the backbone has no patch projection"):
         on_timm("test_resnet", freeze_patches=True)
 
 
@@ -127,13 +127,13 @@ def test_a_resume_has_the_teacher_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("views", [1, 3])
-def test_another_number_of_views_is_told(views: int) -> None:
+def test_another_number_of_views_is_reported(views: int) -> None:
     with pytest.raises(
         DataMismatch, match=rf"MoCoV3 learns from 2 views of an image; data.train.transforms gives {views}"
     ):
         small()(batch_of(views=views), CLOCK)
 
 
-def test_a_batch_of_one_is_told() -> None:
-    with pytest.raises(DataMismatch, match="MoCoV3 learns from 2 images or more for each process, not 1; raise"):
+def test_a_batch_of_one_is_reported() -> None:
+    with pytest.raises(DataMismatch, match="MoCoV3 learns from 2 images or more per process, not 1; raise"):
         small()(batch_of(images=1), CLOCK)

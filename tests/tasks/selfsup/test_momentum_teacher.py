@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from opabinia.models.backbones.timm import timm
-from opabinia.models.weights.init import Init, initialise
+from opabinia.models.weights.init import Init, initialize
 from opabinia.tasks.selfsup.base import SelfSupervised
 from opabinia.tasks.selfsup.byol import BYOL
 from opabinia.tasks.selfsup.dino import DINO
 from opabinia.tasks.selfsup.moco import MoCo
-from opabinia.tasks.selfsup.momentum_teacher import Teacher
+from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher
 from opabinia.tasks.selfsup.simclr import SimCLR
 from tests.tasks.selfsup.views import make
 
@@ -46,7 +46,7 @@ def saved(task: SelfSupervised, path: Path, add: float) -> Path:
 def test_weights_of_the_student_alone_are_the_teachers_too(name: str, tmp_path: Path) -> None:
     task = task_of(name)
     file = saved(make(SimCLR, projection=8), tmp_path / "simclr.pth", 1.0)
-    initialise(task, Init(weights=file, into="backbone"))
+    initialize(task, Init(weights=file, target_prefix="backbone"))
     own, followed = parts(task, "teacher."), task.state_dict()
     assert own and all(torch.equal(one, followed[key]) for key, one in own.items())
     wanted = torch.load(file, weights_only=True)
@@ -60,7 +60,7 @@ def test_a_teacher_with_weights_of_its_own_keeps_them(name: str, tmp_path: Path)
     with torch.no_grad():
         for one in other.get_submodule("teacher").parameters():
             one.add_(1)
-    initialise(task, Init(weights=saved(other, tmp_path / "run.pth", 0.0)))
+    initialize(task, Init(weights=saved(other, tmp_path / "run.pth", 0.0)))
     assert all(torch.equal(one, task.state_dict()[name]) for name, one in other.state_dict().items())
 
 
@@ -68,7 +68,7 @@ def test_nothing_is_dropped_in_a_teacher() -> None:
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
     drops = {"patch_drop_rate": 0.5, "pos_drop_rate": 0.5, "proj_drop_rate": 0.5, "attn_drop_rate": 0.5}
     student = timm(1, model="vit_tiny_patch16_224", drop_path=0.5, options={**sizes, **drops})
-    teacher, images = Teacher(backbone=student), torch.rand(4, 1, 32, 32)
+    teacher, images = MomentumTeacher(backbone=student), torch.rand(4, 1, 32, 32)
     assert student.training and teacher.training
     assert not torch.equal(student(images), student(images))
     assert torch.equal(teacher(images), teacher(images))

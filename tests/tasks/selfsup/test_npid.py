@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from opabinia.contracts import Batch, Clock, DataMismatch
-from opabinia.models.losses.contrastive import info_nce, log_normalizer_of, memory_nce
+from opabinia.models.losses.contrastive import estimate_log_normalizer, info_nce, memory_nce
 from opabinia.tasks.selfsup.npid import NPID
 from tests.tasks.selfsup.views import FACTS, at, batch_of, make
 
@@ -43,12 +43,12 @@ def seeded(task: NPID, batch: Batch, seed: int = 5) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("loss", ["nce", "info_nce"])
 def test_the_loss_is_that_of_the_images_entries_among_those_drawn(loss: str, views: int) -> None:
     task, batch = small(loss=loss, temperature=0.2), numbered(first=8, views=views)
-    queries = torch.cat([task.projector(task.backbone(view)) for view in task.views(batch, least=1)])
+    queries = torch.cat([task.projector(task.backbone(view)) for view in task.views(batch, min_count=1)])
     keys = task.memory.vectors[8:24].repeat(views, 1)
     torch.manual_seed(5)
     others = task.memory.vectors[torch.randint(64, (20,))]
     if loss == "nce":
-        z = log_normalizer_of(queries, keys, others, 64, 0.2)
+        z = estimate_log_normalizer(queries, keys, others, 64, 0.2)
         expected = memory_nce(queries, keys, others, z, 64, 0.2)
     else:
         expected = info_nce(queries, keys, others, 0.2)
@@ -74,7 +74,7 @@ def test_the_memory_takes_the_images_of_each_step() -> None:
     task, batch = small(momentum=0.25), numbered(first=8)
     before = task.memory.vectors.clone()
     with torch.no_grad():
-        new = F.normalize(task.projector(task.backbone(task.views(batch, least=1)[0])), dim=1)
+        new = F.normalize(task.projector(task.backbone(task.views(batch, min_count=1)[0])), dim=1)
     task(batch, CLOCK)
     assert torch.equal(task.memory.vectors, before), "forward changes nothing"
     after_step(task)
@@ -93,7 +93,7 @@ def test_the_first_batch_says_what_all_are_divided_by() -> None:
     first = task.log_normalizer.clone()
     assert first.isfinite()
     batch, entries = numbered(first=30, seed=2), task.memory.vectors
-    (images,) = task.views(batch, least=1)
+    (images,) = task.views(batch, min_count=1)
     torch.manual_seed(5)
     others = entries[torch.randint(64, (20,))]
     queries = task.projector(task.backbone(images))
@@ -144,17 +144,17 @@ def test_a_resume_has_the_memory_as_it_was() -> None:
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 
-def test_images_without_numbers_are_told() -> None:
-    with pytest.raises(DataMismatch, match=r"NPID knows images by their numbers, and batches have none; .* numbered"):
+def test_images_without_numbers_are_reported() -> None:
+    with pytest.raises(DataMismatch, match=r"NPID needs the index of each image, and batches have none; .* indexed"):
         small()(batch_of(views=1), CLOCK)
 
 
-def test_a_batch_of_one_is_told() -> None:
-    with pytest.raises(DataMismatch, match="NPID learns from 2 images or more for each process, not 1; raise"):
+def test_a_batch_of_one_is_reported() -> None:
+    with pytest.raises(DataMismatch, match="NPID learns from 2 images or more per process, not 1; raise"):
         small()(numbered(images=1), CLOCK)
 
 
-def test_a_batch_without_views_is_told() -> None:
+def test_a_batch_without_views_is_reported() -> None:
     batch = numbered()
     with pytest.raises(DataMismatch, match="add views to"):
         small()({"image": batch.pop("views")[0], **batch}, CLOCK)

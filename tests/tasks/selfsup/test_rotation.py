@@ -60,9 +60,9 @@ def test_a_single_image_is_enough() -> None:
     torch.testing.assert_close(task(batch, Clock())["loss"], one_by_one(task, batch["image"])[0])
 
 
-def test_images_that_are_not_square_are_told() -> None:
+def test_images_that_are_not_square_are_reported() -> None:
     batch = plain()
     with pytest.raises(
-        DataMismatch, match=r"must be square, not 10 x 6: .*crop or resize them to a square in data\.train"
+        DataMismatch, match=r"square images, not 10 x 6: .*crop or resize them to a square in data\.train"
     ):
         make(Rotation)({**batch, "image": batch["image"][..., 2:8]}, Clock())

@@ -58,7 +58,7 @@ def test_every_parameter_learns(name: str) -> None:
 
 @comparing
 @pytest.mark.parametrize("views", [0, 1])
-def test_too_few_views_are_told(name: str, views: int) -> None:
+def test_too_few_views_are_reported(name: str, views: int) -> None:
     batch = batch_of()
     batch["views"] = batch["views"][:views]
     with pytest.raises(DataMismatch, match=r"learns from 2 views or more of an image; .*data\.train\.transforms"):
@@ -66,20 +66,20 @@ def test_too_few_views_are_told(name: str, views: int) -> None:
 
 
 @comparing
-def test_plain_images_are_told(name: str) -> None:
-    with pytest.raises(DataMismatch, match=r"add views to data\.train\.transforms"):
+def test_plain_images_are_reported(name: str) -> None:
+    with pytest.raises(DataMismatch, match=r"data\.train\.transforms gives none; add views"):
         task_of(name)({"image": batch_of()["views"][0], "id": batch_of()["id"]}, Clock())
 
 
 @comparing
-def test_a_single_image_is_told(name: str) -> None:
-    with pytest.raises(DataMismatch, match=r"2 images or more for each process, not 1; raise data\.batch_size"):
+def test_a_single_image_is_reported(name: str) -> None:
+    with pytest.raises(DataMismatch, match=r"2 images or more per process, not 1; raise data\.batch_size"):
         task_of(name)(batch_of(images=1), Clock())
 
 
 @every
-def test_views_in_the_place_of_measured_images_are_told(name: str) -> None:
-    with pytest.raises(DataMismatch, match="is measured by whole images, not by views"):
+def test_views_in_the_place_of_measured_images_are_reported(name: str) -> None:
+    with pytest.raises(DataMismatch, match="is evaluated on whole images, not on views"):
         task_of(name).predict(batch_of())
 
 

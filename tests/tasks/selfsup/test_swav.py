@@ -14,7 +14,7 @@ from opabinia.contracts import Batch, Clock, DataMismatch
 from opabinia.models.losses.clustering import sinkhorn
 from opabinia.models.prototypes import Prototypes
 from opabinia.runtime.durations import Duration
-from opabinia.tasks.selfsup.swav import Queue, SwAV
+from opabinia.tasks.selfsup.swav import SwAV, SwavQueue
 from tests.tasks.selfsup.views import at, batch_of, make
 
 
@@ -136,7 +136,7 @@ def step(task: SwAV, batch: Batch, clock: Clock) -> float:
 
 
 def test_the_queue_holds_the_newest_of_batches_that_do_not_divide_it() -> None:
-    task = swav(queue=Queue(length=10, start=Duration(0, "it")))
+    task = swav(queue=SwavQueue(length=10, start=Duration(0, "it")))
     seen: list[list[Tensor]] = []
     for number, count in enumerate((4, 4, 4, 3)):
         batch = batch_of(count, seed=number)
@@ -150,7 +150,7 @@ def test_the_queue_holds_the_newest_of_batches_that_do_not_divide_it() -> None:
 
 
 def test_the_queue_evens_assignments_out_when_it_is_time_and_full() -> None:
-    task, batch = swav(queue=Queue(length=6, start=Duration(3, "it"))), batch_of(4, seed=9)
+    task, batch = swav(queue=SwavQueue(length=6, start=Duration(3, "it"))), batch_of(4, seed=9)
     for number in range(2):
         step(task, batch_of(4, seed=number), Clock(step=number, samples=4 * number))
     plain = by_the_paper(task, batch).item()
@@ -162,7 +162,7 @@ def test_the_queue_evens_assignments_out_when_it_is_time_and_full() -> None:
 
 
 def test_what_is_not_finite_does_not_stay_in_the_queue() -> None:
-    task, batch = swav(queue=Queue(length=4)), batch_of(4)
+    task, batch = swav(queue=SwavQueue(length=4)), batch_of(4)
     with torch.no_grad():
         task.projector[0].weight.fill_(torch.nan)
     step(task, batch, Clock())
@@ -170,7 +170,7 @@ def test_what_is_not_finite_does_not_stay_in_the_queue() -> None:
 
 
 def test_a_pass_for_no_step_leaves_the_queue_alone() -> None:
-    task = swav(queue=Queue(length=4))
+    task = swav(queue=SwavQueue(length=4))
     task(batch_of(4), Clock())
     assert all(queue.get_buffer("features").eq(0).all() for queue in task.queues)
 
@@ -183,11 +183,11 @@ def test_a_pass_for_no_step_leaves_the_queue_alone() -> None:
     [
         ({}, batch_of(views=1), "SwAV learns from 2 views or more of an image; data.train.transforms gives 1"),
         ({"assign": 3}, batch_of(), "SwAV learns from 3 views or more of an image; data.train.transforms gives 2"),
-        ({}, batch_of(images=1), "SwAV learns from 2 images or more for each process, not 1"),
+        ({}, batch_of(images=1), "SwAV learns from 2 images or more per process, not 1"),
     ],
     ids=["one view", "more assigning views than views", "one image"],
 )
-def test_what_does_not_fit_is_told(keys: dict[str, Any], batch: Batch, message: str) -> None:
+def test_what_does_not_fit_is_reported(keys: dict[str, Any], batch: Batch, message: str) -> None:
     with pytest.raises(DataMismatch, match=message):
         swav(**keys)(batch, Clock())
 
@@ -198,7 +198,7 @@ def test_no_prototypes_are_refused() -> None:
 
 
 def test_it_learns_and_does_not_collapse() -> None:
-    queue = Queue(length=64, start=Duration(10, "it"))
+    queue = SwavQueue(length=64, start=Duration(10, "it"))
     task = swav(prototypes=[10], projection=16, freeze=Duration(5, "it"), queue=queue)
     optimizer = torch.optim.SGD(task.parameters(), lr=0.05, momentum=0.9)
     said = []

@@ -28,4 +28,4 @@ def test_three_losses_with_their_weights(weights: tuple[float, float, float]) ->
 
 
 def test_a_batch_may_not_go_through_in_pieces() -> None:
-    assert make(VICReg, hidden=8, projection=8).whole_batches
+    assert make(VICReg, hidden=8, projection=8).requires_full_batch

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opabinia.visualization.report.metrics import Point, read_journal, thinned
+from opabinia.visualization.report.metrics import Point, read_metrics, thinned
 
 
 def test_values_keep_their_places(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_values_keep_their_places(tmp_path: Path) -> None:
         {"step": 20, "epoch": 1.0, "samples": 160, "val/top1": 0.5, "time/val": 1800.0},
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    metrics_log = read_journal(path)
+    metrics_log = read_metrics(path)
     assert metrics_log.lines["train/loss"] == [Point((10, 0.5, 80, 0.1), 2.0), Point((20, 1.0, 160, 0.1 + 0.2), 1.0)]
     assert metrics_log.lines["val/top1"][0].at[3] == pytest.approx(0.8)  # the evaluation took half an hour
     assert metrics_log.newest() == {"val/top1": 0.5}
@@ -31,7 +31,7 @@ def test_values_keep_their_places(tmp_path: Path) -> None:
 def test_half_a_line_is_left_out_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "train/loss": 1.0}\n[1]\n{"train/loss": 3}\n{"step": "x"}\n{"step": 2, "train/lo')
-    metrics_log = read_journal(path)
+    metrics_log = read_metrics(path)
     assert len(metrics_log.lines["train/loss"]) == 1
     assert metrics_log.broken == 4
 
@@ -39,14 +39,14 @@ def test_half_a_line_is_left_out_and_counted(tmp_path: Path) -> None:
 def test_what_is_not_finite_is_a_gap(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "train/loss": NaN, "sample_ids": ["a"]}\n{"step": 2, "train/loss": Infinity}\n')
-    metrics_log = read_journal(path)
+    metrics_log = read_metrics(path)
     assert [point.value for point in metrics_log.lines["train/loss"]] == [None, None]
     assert metrics_log.infinite == {"train/loss"}
     assert list(metrics_log.lines) == ["train/loss"]
 
 
 def test_no_file_is_an_empty_journal(tmp_path: Path) -> None:
-    assert read_journal(tmp_path / "metrics.jsonl").lines == {}
+    assert read_metrics(tmp_path / "metrics.jsonl").lines == {}
 
 
 def points(values: list[float | None]) -> list[Point]:

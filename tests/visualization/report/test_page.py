@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from opabinia.cli import app
 from opabinia.training.run_folder import resolve
-from opabinia.visualization.report import NoRun, default_place, write_report
-from opabinia.visualization.report.curves import kind_of
+from opabinia.visualization.report import NoRun, default_path, write_report
+from opabinia.visualization.report.charts import chart_of
 from opabinia.visualization.report.page import page_of
 from opabinia.visualization.report.tables import MAKERS
 
@@ -49,7 +49,7 @@ def data_of(page: str) -> Any:
     return json.loads(found)
 
 
-def test_a_run_is_told(make: Make) -> None:
+def test_a_run_is_reported(make: Make) -> None:
     folder = make(state={"format": 1, "total_steps": 20, "dataset_info": {"samples": 80, "classes": ["cat", "dog"]}})
     page = page_of([folder])
     text = Elements(page).text
@@ -142,7 +142,7 @@ def test_half_a_run(make: Make) -> None:
 
 def test_nothing_measured_yet(make: Make) -> None:
     text = Elements(page_of([make(rows=None, results=None, details=None)])).text
-    assert "nothing was measured yet" in text
+    assert "there are no metrics yet" in text
     assert "There are no scores yet" in text
 
 
@@ -234,7 +234,7 @@ def test_runs_of_different_tasks_are_all_open(make: Make) -> None:
 def test_where_it_is_written(make: Make, tmp_path: Path) -> None:
     runs = [make("x/one"), make("x/two")]
     assert write_report(runs[:1]) == runs[0] / "report.html"
-    assert default_place(runs) == tmp_path / "x" / "report.html"
+    assert default_path(runs) == tmp_path / "x" / "report.html"
     assert write_report(runs, tmp_path / "new" / "page.html").stat().st_size > 20_000
 
 
@@ -275,7 +275,7 @@ def test_a_run_without_a_checkpoint_has_a_page_all_the_same(make: Make) -> None:
     run = make()
     done = command(run)
     assert done.exit_code == 0, done.output
-    assert "no pictures of" in done.stderr
+    assert "no images of" in done.stderr
     assert (run / "report.html").is_file()
 
 
@@ -291,4 +291,4 @@ def test_a_run_without_a_checkpoint_has_a_page_all_the_same(make: Make) -> None:
     ],
 )
 def test_where_values_are_drawn(name: str, group: str, title: str, of: str) -> None:
-    assert kind_of(name) == (group, title, of)
+    assert chart_of(name) == (group, title, of)

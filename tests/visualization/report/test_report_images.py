@@ -1,4 +1,4 @@
-"""Pictures for the report: which samples are shown, what is told where the data is gone, and what a page takes."""
+"""Images for the report: which samples are shown, what is told where the data is gone, and what a page takes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import pytest
 from PIL import Image
 
 from opabinia.cli.report import leave_report
-from opabinia.inference import report_images
-from opabinia.inference.report_images import gather, in_turn, some
+from opabinia.inference import report_galleries
+from opabinia.inference.report_galleries import round_robin, spread_samples
+from opabinia.inference.report_images import gather
 from opabinia.training import launch
 from opabinia.visualization.report import write_report
-from opabinia.visualization.report.images import Room, galleries_of, read_index
+from opabinia.visualization.report.images import ByteBudget, galleries_of, read_index
 
-SHORT = ["train.length=3it", "data.workers=0", "data.batch_size=32", "writers=[]", "schedule.warmup=1it"]
+SHORT = ["train.length=3it", "data.num_workers=0", "data.batch_size=32", "loggers=[]", "schedule.warmup=1it"]
 
 
 @pytest.fixture(scope="module")
@@ -30,35 +31,35 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_few_samples_are_all_taken() -> None:
-    assert some(5, np.array([0, 0, 1, 1, 1]), 5) == [0, 1, 2, 3, 4]
+    assert spread_samples(5, np.array([0, 0, 1, 1, 1]), 5) == [0, 1, 2, 3, 4]
 
 
 def test_samples_without_classes_lie_at_even_distances() -> None:
-    assert some(100, None, 4) == [0, 25, 50, 75]
+    assert spread_samples(100, None, 4) == [0, 25, 50, 75]
 
 
 def test_equally_many_of_a_few_classes() -> None:
     labels = np.array([0] * 900 + [1] * 90 + [2] * 10)
-    taken = Counter(labels[some(1000, labels, 60)].tolist())
+    taken = Counter(labels[spread_samples(1000, labels, 60)].tolist())
     assert taken == {0: 20, 1: 20, 2: 10}
 
 
 def test_of_many_classes_some_are_taken_whole() -> None:
     labels = np.arange(1000).repeat(4)
-    taken = Counter(labels[some(4000, labels, 100)].tolist())
+    taken = Counter(labels[spread_samples(4000, labels, 100)].tolist())
     assert set(taken.values()) == {4}
     assert len(taken) == 25
 
 
 def test_classes_take_turns() -> None:
     labels = np.array([0, 0, 0, 1, 1, 2])
-    assert in_turn(labels, range(6), 4) == [0, 3, 5, 1]
+    assert round_robin(labels, range(6), 4) == [0, 3, 5, 1]
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
 
 
-def test_pictures_of_a_classifier(run: Path) -> None:
+def test_images_of_a_classifier(run: Path) -> None:
     gather(run)
     index = json.loads((run / "pictures" / "index.json").read_text())
     assert not index["missing"]
@@ -76,14 +77,14 @@ def test_pictures_of_a_classifier(run: Path) -> None:
 
 
 def test_the_most_wrong_are_those_of_the_whole_evaluation(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_images, "LOOKED_AT", 10)
-    monkeypatch.setattr(report_images, "OF_CLASS", 5)
+    monkeypatch.setattr(report_galleries, "PREDICTED", 10)
+    monkeypatch.setattr(report_galleries, "PREDICTED_PER_CLASS", 5)
     (run / "pictures" / "index.json").unlink(missing_ok=True)
     gather(run)
     groups = {group["title"]: group for group in json.loads((run / "pictures" / "index.json").read_text())["groups"]}
     details = json.loads((run / "eval" / "val" / "details.json").read_text())
     shown = [one["text"].split(" · ")[1] for row in groups["Most wrong"]["rows"] for one in row["pictures"]]
-    assert shown == [one["id"] for one in details["worst"][: report_images.SHOWN]]
+    assert shown == [one["id"] for one in details["worst"][: report_galleries.SHOWN]]
     wrong = sum(count for row, column, count in details["confusion"] if row != column)
     assert groups["Most wrong"]["note"].startswith(f"{wrong} of 360 samples are wrong")
     pairs = [(row, column, count) for row, column, count in details["confusion"] if row != column]
@@ -103,7 +104,7 @@ def test_they_are_made_once_for_a_checkpoint(run: Path) -> None:
     assert json.loads(index.read_text())["groups"]
 
 
-def test_data_that_is_gone_is_told(run: Path, tmp_path: Path) -> None:
+def test_data_that_is_gone_is_reported(run: Path, tmp_path: Path) -> None:
     gone = tmp_path / "run"
     gone.mkdir()
     for name in ("checkpoints", "metrics.jsonl"):
@@ -138,21 +139,21 @@ def put(folder: Path, names: list[str]) -> Path:
     return folder
 
 
-def galleries(folder: Path, room: Room) -> tuple[list[str], list[str]]:
-    """Texts of the pictures that come onto the page, and notes."""
+def galleries(folder: Path, budget: ByteBudget) -> tuple[list[str], list[str]]:
+    """Texts of the images that come onto the page, and notes."""
     notes: list[str] = []
-    found = galleries_of(folder, read_index(folder, notes), room, notes)
-    return [one.text for group in found for row in group.rows for one in row.pictures], notes
+    found = galleries_of(folder, read_index(folder, notes), budget, notes)
+    return [one.text for group in found for row in group.rows for one in row.images], notes
 
 
-def test_only_so_many_bytes_of_pictures(tmp_path: Path) -> None:
+def test_only_so_many_bytes_of_images(tmp_path: Path) -> None:
     put(tmp_path, ["a.webp", "b.webp", "c.webp"])
     size = (tmp_path / "pictures" / "a.webp").stat().st_size
-    assert galleries(tmp_path, Room(2 * size))[0] == ["a.webp", "b.webp"]
-    assert "1 pictures are left out" in galleries(tmp_path, Room(2 * size))[1][0]
+    assert galleries(tmp_path, ByteBudget(2 * size))[0] == ["a.webp", "b.webp"]
+    assert "1 images are omitted" in galleries(tmp_path, ByteBudget(2 * size))[1][0]
 
 
-def test_only_pictures_of_the_folder_itself(tmp_path: Path) -> None:
+def test_only_images_of_the_folder_itself(tmp_path: Path) -> None:
     secret = tmp_path / "secret.webp"
     Image.new("RGB", (4, 4)).save(secret, "WEBP")
     put(tmp_path, ["a.webp"])
@@ -161,17 +162,17 @@ def test_only_pictures_of_the_folder_itself(tmp_path: Path) -> None:
     names = ["../secret.webp", str(secret), "link.webp", "page.webp", "none.webp", "", "."]
     rows = [{"pictures": [{"file": name} for name in names]}]
     (tmp_path / "pictures" / "index.json").write_text(json.dumps({"groups": [{"rows": rows}]}))
-    assert galleries(tmp_path, Room())[0] == []
+    assert galleries(tmp_path, ByteBudget())[0] == []
 
 
 @pytest.mark.parametrize("lossless", [False, True])
 @pytest.mark.parametrize("transparent", [False, True])
 def test_sizes_are_those_of_the_file(tmp_path: Path, lossless: bool, transparent: bool) -> None:
     folder = put(tmp_path, ["a.webp"])
-    colour = (1, 2, 3, 128) if transparent else (1, 2, 3)
-    Image.new("RGBA" if transparent else "RGB", (37, 211), colour).save(
+    color = (1, 2, 3, 128) if transparent else (1, 2, 3)
+    Image.new("RGBA" if transparent else "RGB", (37, 211), color).save(
         folder / "pictures" / "a.webp", "WEBP", lossless=lossless
     )
     notes: list[str] = []
-    (gallery,) = galleries_of(folder, read_index(folder, notes), Room(), notes)
-    assert gallery.rows[0].pictures[0].size == (37, 211)
+    (gallery,) = galleries_of(folder, read_index(folder, notes), ByteBudget(), notes)
+    assert gallery.rows[0].images[0].size == (37, 211)

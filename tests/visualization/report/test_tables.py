@@ -33,7 +33,7 @@ def test_many_classes_have_no_matrix_and_absurd_numbers_cost_nothing() -> None:
 def test_curves_of_precision() -> None:
     (chart,), _ = made({"precision_recall": {"recall": [0.0, 0.5, 1.0], "0.5": [1.0, 0.9, 0.2], "0.75": [1, None, 0]}})
     assert isinstance(chart, Chart)
-    assert [line.name for line in chart.lines] == ["overlap 0.5", "overlap 0.75"]
+    assert [line.name for line in chart.lines] == ["IoU 0.5", "IoU 0.75"]
     assert chart.lines[1].y == [1, None, 0]
 
 
@@ -58,7 +58,7 @@ def test_retrieval_has_its_curve() -> None:
 def test_what_is_not_understood_is_told(details: dict[str, Any]) -> None:
     blocks, notes = made(details)
     assert not blocks
-    assert len(notes) == 1 and "not understood" in notes[0]
+    assert len(notes) == 1 and "is unknown" in notes[0]
 
 
 def test_what_nobody_knows_is_passed_over() -> None:

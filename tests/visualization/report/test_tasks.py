@@ -11,26 +11,26 @@ from opabinia.inference.report_images import gather
 from opabinia.training import launch
 from opabinia.visualization.report import write_report
 
-SHORT = ["train.length=2it", "data.workers=0", "data.batch_size=32", "writers=[]", "schedule.warmup=1it"]
+SHORT = ["train.length=2it", "data.num_workers=0", "data.batch_size=32", "loggers=[]", "schedule.warmup=1it"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "overrides", "titles"),
     [
-        ("detection/digits", ["data.batch_size=4"], {"What is there, and what was found"}),
-        ("reid/digits", [], {"Queries, from the worst to the best", "The worst queries", "Nearest neighbours"}),
-        ("selfsup/digits_simsiam", [], {"Map of embeddings", "Nearest neighbours"}),
-        ("video/digits", [], {"Films as the model sees them"}),
+        ("detection/digits", ["data.batch_size=4"], {"Ground truth and predictions"}),
+        ("reid/digits", [], {"Queries, from the worst to the best", "The worst queries", "Nearest neighbors"}),
+        ("selfsup/digits_simsiam", [], {"Map of embeddings", "Nearest neighbors"}),
+        ("video/digits", [], {"Ground truth and predictions"}),
     ],
 )
-def test_pictures_of_each_task(recipe: str, overrides: list[str], titles: set[str], tmp_path: Path) -> None:
+def test_images_of_each_task(recipe: str, overrides: list[str], titles: set[str], tmp_path: Path) -> None:
     run, _ = launch.train(recipe, [*SHORT, *overrides], out=tmp_path)
     gather(run)
     index = json.loads((run / "pictures" / "index.json").read_text())
     assert not index["missing"]
     assert {group["title"] for group in index["groups"]} == {"Some of the training data", *titles} | (
-        {"Map of embeddings"} if "Nearest neighbours" in titles else set()
+        {"Map of embeddings"} if "Nearest neighbors" in titles else set()
     )
     page = write_report([run]).read_text()
     assert all(title in page for title in titles)
@@ -39,11 +39,11 @@ def test_pictures_of_each_task(recipe: str, overrides: list[str], titles: set[st
 
 @pytest.mark.slow
 def test_several_views_and_batches_over_time(tmp_path: Path) -> None:
-    source = "{name: views_of_films, source: {name: moving_digits, split: val}, clips: 2, crops: 1}"
-    look = "[{name: clip, frames: 4, stride: 1, place: middle}]"
-    shapes = "{name: multigrid, frames: 4, size: 32, milestones: [2], leave_out_empty: true}"
+    source = "{name: video_views, source: {name: moving_digits, split: val}, clips: 2, crops: 1}"
+    look = "[{name: clip, frames: 4, stride: 1, position: middle}]"
+    shapes = "{name: multigrid, frames: 4, size: 32, milestones: [2], drop_empty: true}"
     overrides = [f"data.val={{source: {source}, transforms: {look}}}", f"shapes={shapes}", "evaluate.every=9ep"]
-    overrides += ["train.length=3ep", "data.sampler={name: subset, count: 256}", *SHORT[1:], "data.batch_size=16"]
+    overrides += ["train.length=3ep", "data.sampler={name: subset, num_samples: 256}", *SHORT[1:], "data.batch_size=16"]
     run, _ = launch.train("video/digits", overrides, out=tmp_path)
     gather(run)
     index = json.loads((run / "pictures" / "index.json").read_text())

@@ -1,4 +1,4 @@
-"""What the networks for clips have in common: clips in, one vector each out, whatever their length and size."""
+"""Base of clip backbones: clips of any length and size to one vector each."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Kernel = tuple[int, int, int]
 class ClipBackbone(Backbone):
     """Clips (B x C x T x H x W, float) to one vector each (B x D).
 
-    What comes out of the last layer is averaged over all of its places, so any number of frames and any size will do
-    where a subclass does not say otherwise. Compute in float32 on CPUs: with torch 2.15 the weight gradients of 3-d
-    convolutions in bfloat16 are wrong there for odd sizes.
+    The output of the last layer is averaged over all positions and frames, so clips can have any length and size unless
+    a subclass says otherwise. Compute in float32 on CPUs: with torch 2.15 the weight gradients of 3-d convolutions in
+    bfloat16 are wrong there for odd sizes.
 
     Attributes:
-        layers: what the names of parameters begin with, from the stem to the last block; a parameter's depth is the
-            place of its name's beginning.
-        recompute: whether activations of blocks are computed again in the backward pass.
+        layers: prefixes of parameter names, from the stem to the last block; the depth of a parameter is the index of
+            its prefix.
+        recompute: recompute activations of blocks in the backward pass.
     """
 
     clips = True
@@ -40,15 +40,15 @@ class ClipBackbone(Backbone):
         """B x C x T x H x W to B x D.
 
         Raises:
-            ValueError: there is an offset; networks for clips take none.
-            Unfit: these are no clips, or none of a size that the network takes.
+            ValueError: an offset is given; clip backbones have no tokens.
+            DataMismatch: the input is not clips, or has a size that the network does not take.
         """
         if offset is not None:
             raise ValueError(f"offset: {type(self).__name__} has no tokens that it could be added to")
         if images.ndim != 5:
             raise DataMismatch(
-                f"{type(self).__name__} takes clips, B x C x T x H x W, not a tensor of {times(images.shape)}; images "
-                "are for other backbones, such as timm's"
+                f"{type(self).__name__} takes clips, B x C x T x H x W, not a tensor of {format_shape(images.shape)}; "
+                "images are for other backbones, such as timm's"
             )
         return self.vectors(images)
 
@@ -58,72 +58,68 @@ class ClipBackbone(Backbone):
 
     def depths(self) -> dict[str, int]:
         """Depth of each parameter by its name, from 0 (the stem) on, block by block."""
-        return {name: self._depth(name) for name, _ in self.named_parameters()}
-
-    def _depth(self, name: str) -> int:
-        found = [depth for depth, starts in enumerate(self.layers) if f"{name}.".startswith(_dotted(starts))]
-        assert found, f"{type(self).__name__} does not say where {name} stands"
-        return max(found)
+        prefixes = [tuple(f"{prefix}." for prefix in layer) for layer in self.layers]
+        return {
+            name: max(depth for depth, layer in enumerate(prefixes) if f"{name}.".startswith(layer))
+            for name, _ in self.named_parameters()
+        }
 
     def checkpoint_activations(self) -> None:
-        """From now on compute activations of blocks again in the backward pass; the running statistics of their norms
-        move twice a step then."""
+        """Recompute activations of blocks in the backward pass (activation checkpointing); the running statistics of
+        their norms are then updated twice per step."""
         self.recompute = True
 
-    def through(self, blocks: nn.Sequential, maps: Tensor) -> Tensor:
-        """What ``blocks`` make of ``maps``, in the way that :attr:`recompute` says."""
+    def run_blocks(self, blocks: nn.Sequential, maps: Tensor) -> Tensor:
+        """Apply ``blocks`` to ``maps``, with activation checkpointing if :attr:`recompute` is set."""
         output: Tensor = checkpoint_seq(blocks, maps) if self.recompute and self.training else blocks(maps)
         return output
 
 
-def _dotted(starts: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"{start}." for start in starts)
-
-
-def times(shape: Sequence[int]) -> str:
-    """A shape in words: ``4 x 32 x 32``."""
+def format_shape(shape: Sequence[int]) -> str:
+    """Format a shape: ``4 x 32 x 32``."""
     return " x ".join(map(str, shape))
 
 
-def pooled(maps: Tensor) -> Tensor:
-    """Mean over all places: B x M x t x h x w to B x M. (torch's 3-d pooling has no deterministic gradient on GPUs.)"""
+def global_pool(maps: Tensor) -> Tensor:
+    """Average over frames and positions: B x M x t x h x w to B x M. (torch's 3-d pooling has no deterministic gradient
+    on GPUs.)"""
     return maps.mean((2, 3, 4))
 
 
 class FramePool(nn.Module):
-    """The maximum of 3 x 3 places, every second one, of each frame by itself: B x M x t x h x w to half the height and
-    width. (torch's 3-d pooling has no deterministic gradient on GPUs.)"""
+    """Max pooling of each frame, 3 x 3 with stride 2. (torch's 3-d pooling has no deterministic gradient on GPUs.)"""
 
     def forward(self, maps: Tensor) -> Tensor:
-        """B x M x t x h x w to B x M x t x ceil(h / 2) x ceil(w / 2), in the same layout."""
+        """B x M x t x h x w to B x M x t x ceil(h / 2) x ceil(w / 2), in the same memory format."""
         if maps.is_contiguous():
-            joined = F.max_pool2d(maps.flatten(1, 2), 3, 2, 1)
-            return joined.unflatten(1, maps.shape[1:3])  # type: ignore[no-untyped-call,no-any-return]
+            flat = F.max_pool2d(maps.flatten(1, 2), 3, 2, 1)
+            return flat.unflatten(1, maps.shape[1:3])  # type: ignore[no-untyped-call,no-any-return]
         frames = F.max_pool2d(maps.transpose(1, 2).flatten(0, 1), 3, 2, 1)
-        apart: Tensor = frames.unflatten(0, (len(maps), maps.shape[2])).transpose(1, 2)  # type: ignore[no-untyped-call]
-        return apart
+        pooled: Tensor = frames.unflatten(0, (len(maps), maps.shape[2])).transpose(1, 2)  # type: ignore[no-untyped-call]
+        return pooled
 
 
-Form = Literal["3d", "2+1d"]
+ConvType = Literal["3d", "2+1d"]
 
 
 def convolution(
-    inputs: int, outputs: int, kernel: Kernel, stride: Kernel = (1, 1, 1), *, form: Form = "3d"
+    inputs: int, outputs: int, kernel: Kernel, stride: Kernel = (1, 1, 1), *, conv_type: ConvType = "3d"
 ) -> nn.Module:
-    """A convolution without bias whose output has the size of its input, divided by the stride and rounded up.
+    """Build a convolution without bias whose output has the size of its input, divided by the stride and rounded up.
 
     Args:
-        form: ``2+1d`` makes it of two, over places and then over frames, with a norm and ReLU between them (Tran et al.
-            2018, section 3.5). They have as many channels between them as give both together the weights of one:
+        inputs, outputs: channels.
+        conv_type: ``2+1d`` factorizes it into a spatial and a temporal convolution with norm and ReLU between them
+            (Tran et al. 2018, section 3.5), with as many channels between them as keep the number of weights:
             floor(t d^2 N M / (d^2 N + t M)).
 
     Raises:
-        ValueError: a kernel has an even side, so that it has no centre.
+        ValueError: a side of the kernel is even.
     """
     if not all(side % 2 for side in kernel):
-        raise ValueError(f"kernels have a centre, so their sides are odd numbers, not {times(kernel)}")
+        raise ValueError(f"kernels have a center, so their sides are odd numbers, not {format_shape(kernel)}")
     frames, rows, columns = kernel
-    if form == "3d" or frames == 1:
+    if conv_type == "3d" or frames == 1:
         return nn.Conv3d(inputs, outputs, kernel, stride, tuple(side // 2 for side in kernel), bias=False)  # type: ignore[arg-type]
     area = rows * columns
     between = max(1, frames * area * inputs * outputs // (area * inputs + frames * outputs))
@@ -135,8 +131,8 @@ def convolution(
     )
 
 
-def draw(model: nn.Module) -> None:
-    """Draw the weights of all convolutions for ReLU behind them (He et al. 2015, by the size of their outputs)."""
+def init_weights(model: nn.Module) -> None:
+    """Initialize the weights of all convolutions for ReLU (He et al. 2015, fan-out)."""
     for module in model.modules():
         if isinstance(module, nn.Conv3d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

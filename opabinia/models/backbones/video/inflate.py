@@ -1,27 +1,27 @@
-"""Weights of networks for images in networks for clips (Carreira and Zisserman 2017, I3D, section 2.4)."""
+"""Inflate 2-d weights into 3-d networks (Carreira and Zisserman 2017, I3D, section 2.4)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from opabinia.models.backbones.timm import TimmBackbone, timm
 from opabinia.models.backbones.video.base import ClipBackbone
 
-Inflation = Literal["mean", "centre"]
+Inflation = Literal["mean", "center", "centre"]
+"""See :func:`inflate_kernel`; ``centre`` is the former spelling of ``center``."""
 
 
-class Inflated(NamedTuple):
-    """What became of weights.
+class InflatedWeights(NamedTuple):
+    """The result of :func:`inflate_weights`.
 
     Attributes:
-        weights: what fits, by name.
-        inflated: names of those that got a side in time, with both shapes.
-        missing: names that nothing was there for.
-        other_shape: names of those that fit in no way, with both shapes; they are left out.
+        weights: the tensors that fit, by name.
+        inflated: names of the tensors that got a temporal dimension, with both shapes.
+        missing: names of the target without a source tensor.
+        other_shape: names of the tensors that were dropped because their shape does not fit, with both shapes.
     """
 
     weights: dict[str, Tensor]
@@ -30,81 +30,79 @@ class Inflated(NamedTuple):
     other_shape: dict[str, str]
 
 
-def inflated_kernel(kernel: Tensor, frames: int, inflation: Inflation = "mean") -> Tensor:
-    """A kernel over places (M x N x h x w) over frames, too (M x N x frames x h x w).
+def inflate_kernel(kernel: Tensor, frames: int, inflation: Inflation = "mean") -> Tensor:
+    """Inflate a 2-d kernel (M x N x h x w) to a 3-d one (M x N x frames x h x w).
 
     Args:
-        frames: its side in time.
-        inflation: ``mean``: the same for each frame, divided by their number, so that a clip that stands still gives
-            what the image gives, save near its ends, where there is no frame before or behind (with zeros around a
-            clip, a third is missing at the ends for 3 frames); ``centre``: in the middle, and 0 elsewhere, so that
-            every frame gives what the image gives, at the ends, too, and only training makes use of the others.
+        frames: temporal size of the result.
+        inflation: ``mean`` repeats the kernel for each frame and divides it by their number, so that a static clip
+            gives the features of the image, except at its ends, where zero padding replaces the missing frames (for 3
+            frames, a third of the sum); ``center`` puts the kernel into the middle frame and 0 elsewhere, so that each
+            frame gives the features of the image, also at the ends, and only training starts to use the other frames.
 
     Raises:
-        ValueError: the kernel is none over places.
+        ValueError: the kernel does not have 4 dimensions.
     """
     if kernel.ndim != 4:
-        raise ValueError(f"a kernel over places has 4 dimensions, not {kernel.ndim}")
+        raise ValueError(f"a 2-d kernel has 4 dimensions, not {kernel.ndim}")
     if inflation == "mean":
         return kernel[:, :, None].expand(-1, -1, frames, -1, -1) / frames
-    made = kernel.new_zeros(*kernel.shape[:2], frames, *kernel.shape[2:])
-    made[:, :, frames // 2] = kernel
-    return made
+    inflated = kernel.new_zeros(*kernel.shape[:2], frames, *kernel.shape[2:])
+    inflated[:, :, frames // 2] = kernel
+    return inflated
 
 
-def inflated(
+def inflate_weights(
     state: Mapping[str, Tensor], target_shapes: Mapping[str, Sequence[int]], inflation: Inflation = "mean"
-) -> Inflated:
-    """Weights of a network for images as those of a network for clips that has the same names.
+) -> InflatedWeights:
+    """Convert the weights of an image network for a clip network with the same parameter names.
 
     Args:
-        state: tensors by name; what the target does not have is not looked at.
-        target_shapes: of the network for clips.
-        inflation: see :func:`inflated_kernel`.
+        state: tensors by name; names that the target does not have are ignored.
+        target_shapes: of the clip network.
+        inflation: see :func:`inflate_kernel`.
 
     Example: ``conv1.weight`` of 64 x 3 x 7 x 7 becomes one of 64 x 3 x 5 x 7 x 7, a fifth for each frame.
     """
     weights: dict[str, Tensor] = {}
-    grown, other_shape = {}, {}
-    for name, shape in target_shapes.items():
+    inflated, other_shape = {}, {}
+    for name, target_shape in target_shapes.items():
         if name not in state:
             continue
-        tensor, wanted = state[name], tuple(shape)
-        shapes = f"{_told(tensor.shape)} -> {_told(wanted)}"
-        if tuple(tensor.shape) == wanted:
+        tensor, shape = state[name], tuple(target_shape)
+        shapes = " -> ".join("x".join(map(str, size)) or "number" for size in (tensor.shape, shape))
+        if tuple(tensor.shape) == shape:
             weights[name] = tensor
-        elif tensor.ndim == 4 and len(wanted) == 5 and tuple(tensor.shape) == wanted[:2] + wanted[3:]:
-            weights[name] = inflated_kernel(tensor, wanted[2], inflation)
-            grown[name] = shapes
+        elif tensor.ndim == 4 and len(shape) == 5 and tuple(tensor.shape) == shape[:2] + shape[3:]:
+            weights[name] = inflate_kernel(tensor, shape[2], inflation)
+            inflated[name] = shapes
         else:
             other_shape[name] = shapes
     missing = tuple(name for name in target_shapes if name not in state)
-    return Inflated(weights, grown, missing, other_shape)
+    return InflatedWeights(weights, inflated, missing, other_shape)
 
 
-def begin_with_images(net: ClipBackbone, channels: int, model: str, inflation: Inflation) -> None:
-    """Fill a network for clips with the weights that timm has for a network for images, and with what these were
-    trained on. They are downloaded.
+def load_image_weights(net: ClipBackbone, channels: int, model: str, inflation: Inflation) -> None:
+    """Fill a clip network with the inflated pretrained weights of a timm image network, and take over the
+    preprocessing that these were trained with. The weights are downloaded.
 
     Args:
         channels: channels of the frames.
-        model: timm's name of it.
+        model: timm's name of the image network.
+        inflation: see :func:`inflate_kernel`.
 
     Raises:
-        ValueError: timm knows no such model, or its weights do not fill the network.
+        ValueError: timm has no such model, or its weights do not fill the network.
     """
-    images = timm(channels, model=model, pretrained=True)
-    assert isinstance(images, TimmBackbone)
-    found = inflated(images.model.state_dict(), {name: one.shape for name, one in net.state_dict().items()}, inflation)
-    if found.missing or found.other_shape:
-        wrong = [*(f"it has no {name}" for name in found.missing), *map(" ".join, found.other_shape.items())]
-        more = f" ... ({len(wrong) - 3} more)" if len(wrong) > 3 else ""
+    source = timm(channels, model=model, pretrained=True)
+    assert isinstance(source, TimmBackbone)
+    shapes = {name: tensor.shape for name, tensor in net.state_dict().items()}
+    result = inflate_weights(source.model.state_dict(), shapes, inflation)
+    if result.missing or result.other_shape:
+        problems = [*(f"it has no {name}" for name in result.missing), *map(" ".join, result.other_shape.items())]
+        more = f" ... ({len(problems) - 3} more)" if len(problems) > 3 else ""
         raise ValueError(
-            f"images: the weights of timm's {model!r} do not fill this network: {'; '.join(wrong[:3])}{more}"
+            f"pretrained_2d: the weights of timm's {model!r} do not fill this network: {'; '.join(problems[:3])}{more}"
         )
-    net.load_state_dict(found.weights)
-    net.preprocessing = images.preprocessing
-
-
-def _told(shape: Sequence[int] | torch.Size) -> str:
-    return "x".join(str(side) for side in shape) or "number"
+    net.load_state_dict(result.weights)
+    net.preprocessing = source.preprocessing

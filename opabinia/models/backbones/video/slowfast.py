@@ -1,4 +1,4 @@
-"""SlowFast: a wide network of few frames beside a narrow one of all (Feichtenhofer et al. 2019)."""
+"""SlowFast: a wide pathway on few frames and a narrow one on all frames (Feichtenhofer et al. 2019)."""
 
 from __future__ import annotations
 
@@ -9,21 +9,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import Backbone, Count
-from opabinia.models.backbones.video.base import ClipBackbone, FramePool, Kernel, convolution, draw, pooled
-from opabinia.models.backbones.video.resnet3d import BLOCKS, Bottleneck3d, Stage, begin_as_identity, stage
+from opabinia.contracts import Count
+from opabinia.models.backbones.video.base import ClipBackbone, FramePool, Kernel, convolution, global_pool, init_weights
+from opabinia.models.backbones.video.resnet3d import (
+    STAGE_DEPTHS,
+    Bottleneck3d,
+    StageSpec,
+    build_stage,
+    zero_init_last_norms,
+)
 
 
 class Pathway(nn.Module):
-    """One of the two networks: a ResNet of bottlenecks with all frames to its end.
+    """One of the two pathways: a ResNet of bottlenecks that keeps all of its frames.
 
     Args:
         channels: channels of the frames.
         width: of the stem; each stage's bottlenecks are twice as wide as those before.
-        stem_frames: side of the first kernel in time.
-        frames: sides of the kernels of the four stages in time.
-        blocks: how many the stages have.
-        beside: channels that come from the other pathway and lie beside its own ahead of each stage.
+        stem_frames: temporal size of the first kernel.
+        frames: temporal sizes of the kernels of the four stages.
+        blocks: numbers of blocks of the stages.
+        lateral: channels that are concatenated from the other pathway before each stage.
     """
 
     def __init__(
@@ -34,7 +40,7 @@ class Pathway(nn.Module):
         stem_frames: int,
         frames: tuple[int, ...],
         blocks: tuple[int, ...],
-        beside: tuple[int, ...] = (0, 0, 0, 0),
+        lateral: tuple[int, ...] = (0, 0, 0, 0),
     ) -> None:
         super().__init__()
         self.conv1 = convolution(channels, width, (stem_frames, 7, 7), (1, 2, 2))
@@ -43,9 +49,9 @@ class Pathway(nn.Module):
         inputs = width
         for i in range(4):
             stride: Kernel = (1, 2, 2) if i else (1, 1, 1)
-            plan = Stage(width=width * 2**i, blocks=blocks[i], frames=frames[i], stride=stride)
-            self.add_module(f"layer{i + 1}", stage(inputs + beside[i], plan, bottlenecks=True))
-            inputs = plan.width * Bottleneck3d.expansion
+            spec = StageSpec(width=width * 2**i, blocks=blocks[i], frames=frames[i], stride=stride)
+            self.add_module(f"layer{i + 1}", build_stage(inputs + lateral[i], spec, bottlenecks=True))
+            inputs = spec.width * Bottleneck3d.expansion
         self.channels = inputs
 
     def stem(self, clips: Tensor) -> Tensor:
@@ -61,13 +67,13 @@ class Pathway(nn.Module):
 
 
 class Fusion(nn.Module):
-    """Maps of the fast pathway in as many frames as the slow one has (section 3.3, time-strided convolution).
+    """A lateral connection from the fast to the slow pathway (section 3.3, time-strided convolution).
 
     Args:
-        inputs: channels of those maps.
+        inputs: channels of the fast pathway.
         outputs: channels that the slow pathway gets.
-        kernel: side in time.
-        alpha: how many frames become one.
+        kernel: temporal size.
+        alpha: temporal stride.
     """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, alpha: int) -> None:
@@ -80,109 +86,85 @@ class Fusion(nn.Module):
         return F.relu(self.bn(self.conv(maps)), inplace=True)
 
 
+@register.backbone(name="slowfast", renamed={"zero_init": "zero_init_last"})
 class SlowFast(ClipBackbone):
-    """Both pathways; the vector is the slow one's mean beside the fast one's.
+    """SlowFast (Feichtenhofer et al. 2019), for clips of any length and size; its input are the frames of the fast
+    pathway, 32 in the paper.
+
+    With 400 classes and 32 frames of 256 x 256 the 8x8 of 50 layers, which are the defaults, has 34.57 million weights
+    and 65.7 billion multiply-adds; the 4x16 (``alpha: 8, fusion_kernel: 5``) 34.48 and 36.1; the 8x8 of 101 layers
+    (``fusion_kernel: 5``) 62.83 and 125.9. PyTorchVideo's model zoo lists the same weights, and 65.7, 36.7 and 127.2
+    billion.
 
     Args:
         channels: channels of the frames.
-        depth: layers of each pathway, 50 or 101.
-        alpha, beta, fusion_kernel, fusion_ratio, zero_init: see :func:`slowfast`.
+        depth: number of layers of each pathway.
+        alpha: ratio of the frames of the fast pathway to those of the slow one; it need not divide the clips.
+        beta: ratio of the channels of the slow pathway to those of the fast one; it divides 64 (the paper's beta is
+            1 / 8).
+        fusion_kernel: temporal size of the convolutions from the fast to the slow pathway; an odd number.
+        fusion_ratio: ratio of their output channels to their input channels.
+        zero_init_last: the last norm of every block has weight 0 at first (Goyal et al. 2017, section 5.1).
+
+    Raises:
+        ValueError: ``beta`` does not divide 64, or ``fusion_kernel`` is even.
     """
 
     def __init__(
         self,
         channels: int,
+        /,
         *,
-        depth: int,
-        alpha: int,
-        beta: int,
-        fusion_kernel: int,
-        fusion_ratio: int,
-        zero_init: bool,
+        depth: Literal[50, 101] = 50,
+        alpha: Count = 4,
+        beta: Count = 8,
+        fusion_kernel: Count = 7,
+        fusion_ratio: Count = 2,
+        zero_init_last: bool = True,
     ) -> None:
-        blocks, narrow = BLOCKS[depth], 64 // beta
-        # Ahead of each stage stand the fast pathway's stem and stages, which are fused.
+        if 64 % beta:
+            raise ValueError(f"beta: it must divide the slow pathway's 64 channels, such as 8; {beta} does not")
+        if not fusion_kernel % 2:
+            raise ValueError(
+                f"fusion_kernel: a kernel has a center, so it is an odd number such as 7, not {fusion_kernel}"
+            )
+        blocks, narrow = STAGE_DEPTHS[depth], 64 // beta
+        # Outputs of the fast pathway's stem and first three stages, which are fused before each slow stage.
         fast_channels = (narrow, *(narrow * 2**i * Bottleneck3d.expansion for i in range(3)))
-        beside = tuple(fusion_ratio * count for count in fast_channels)
-        slow = Pathway(channels, width=64, stem_frames=1, frames=(1, 1, 3, 3), blocks=blocks, beside=beside)
+        lateral = tuple(fusion_ratio * count for count in fast_channels)
+        slow = Pathway(channels, width=64, stem_frames=1, frames=(1, 1, 3, 3), blocks=blocks, lateral=lateral)
         fast = Pathway(channels, width=narrow, stem_frames=5, frames=(3, 3, 3, 3), blocks=blocks)
         super().__init__(slow.channels + fast.channels)
         self.alpha = alpha
         self.slow, self.fast = slow, fast
         self.fusions = nn.ModuleList(
-            Fusion(inputs, outputs, fusion_kernel, alpha) for inputs, outputs in zip(fast_channels, beside, strict=True)
+            Fusion(inputs, outputs, fusion_kernel, alpha)
+            for inputs, outputs in zip(fast_channels, lateral, strict=True)
         )
         self.layers = [("slow.conv1", "slow.bn1", "fast.conv1", "fast.bn1", "fusions.0")]
         for number, count in enumerate(blocks, start=1):
             self.layers += [(f"slow.layer{number}.{i}", f"fast.layer{number}.{i}") for i in range(count)]
             if number < 4:
                 self.layers[-1] += (f"fusions.{number}",)
-        draw(self)
-        if zero_init:
-            begin_as_identity(self)
+        init_weights(self)
+        if zero_init_last:
+            zero_init_last_norms(self)
 
     def vectors(self, clips: Tensor) -> Tensor:
         """B x C x T x H x W to B x D."""
         slow, fast = self.slow.stem(clips[:, :, slow_frames(clips.shape[2], self.alpha)]), self.fast.stem(clips)
         for number, fusion in enumerate(self.fusions, start=1):
             slow = torch.cat([slow, fusion(fast)], dim=1)
-            slow = self.through(self.slow.stage(number), slow)
-            fast = self.through(self.fast.stage(number), fast)
-        return torch.cat([pooled(slow), pooled(fast)], dim=1)
+            slow = self.run_blocks(self.slow.stage(number), slow)
+            fast = self.run_blocks(self.fast.stage(number), fast)
+        return torch.cat([global_pool(slow), global_pool(fast)], dim=1)
 
 
 def slow_frames(frames: int, alpha: int) -> list[int]:
-    """Which frames the slow pathway sees: ceil(frames / alpha) from the first to the last at equal distances, rounded
-    down, as SlowFast's code chooses them (a single one is the first).
+    """Return the frame indices of the slow pathway: ceil(frames / alpha) from the first to the last at equal distances,
+    rounded down, as in SlowFast's code (a single one is the first).
 
     Example: of 8 frames with alpha 4: 0 and 7.
     """
     count = -(-frames // alpha)
     return [i * (frames - 1) // max(1, count - 1) for i in range(count)]
-
-
-@register.backbone
-def slowfast(
-    channels: int,
-    /,
-    *,
-    depth: Literal[50, 101] = 50,
-    alpha: Count = 4,
-    beta: Count = 8,
-    fusion_kernel: Count = 7,
-    fusion_ratio: Count = 2,
-    zero_init: bool = True,
-) -> Backbone:
-    """SlowFast (Feichtenhofer et al. 2019), for clips of any length and size; the frames it gets are those of the fast
-    pathway, 32 in the paper.
-
-    With 400 classes and 32 frames of 256 x 256 the 8x8 of 50 layers, which are the defaults, has 34.57 million weights
-    and 65.7 billion multiply-adds; the 4x16 (``alpha: 8, fusion_kernel: 5``) 34.48 and 36.1; the 8x8 of 101 layers
-    (``fusion_kernel: 5``) 62.83 and 125.9. PyTorchVideo's model zoo tells the same weights, and 65.7, 36.7 and 127.2
-    billion.
-
-    Args:
-        channels: channels of the frames.
-        depth: layers of each pathway.
-        alpha: the fast pathway has so many times more frames; clips need not be multiples of it.
-        beta: the slow pathway has so many times more channels; it divides 64 (the paper's beta is 1 / 8).
-        fusion_kernel: side in time of the convolutions from the fast to the slow pathway; an odd number.
-        fusion_ratio: of channels that these give to channels that they get.
-        zero_init: the last norm of every block has weight 0 at first (Goyal et al. 2017, section 5.1).
-
-    Raises:
-        ValueError: ``beta`` does not divide 64, or ``fusion_kernel`` is even.
-    """
-    if 64 % beta:
-        raise ValueError(f"beta: it divides the slow pathway's 64 channels, such as 8; {beta} does not")
-    if not fusion_kernel % 2:
-        raise ValueError(f"fusion_kernel: a kernel has a centre, so it is an odd number such as 7, not {fusion_kernel}")
-    return SlowFast(
-        channels,
-        depth=depth,
-        alpha=alpha,
-        beta=beta,
-        fusion_kernel=fusion_kernel,
-        fusion_ratio=fusion_ratio,
-        zero_init=zero_init,
-    )

@@ -1,4 +1,4 @@
-"""Networks for clips from torchvision, behind one adapter."""
+"""Clip backbones of torchvision, behind one adapter."""
 
 from __future__ import annotations
 
@@ -10,77 +10,86 @@ from torch import Tensor, nn
 from torchvision import models
 
 from opabinia.config import register
-from opabinia.contracts import Backbone, DataMismatch, Preprocessing
-from opabinia.models.backbones.video.base import ClipBackbone, pooled, times
+from opabinia.contracts import DataMismatch, Preprocessing
+from opabinia.models.backbones.timm import fit_channels
+from opabinia.models.backbones.video.base import ClipBackbone, format_shape, global_pool
 
 Name = Literal["r3d_18", "mc3_18", "r2plus1d_18", "s3d", "mvit_v1_b", "mvit_v2_s", "swin3d_t", "swin3d_s", "swin3d_b"]
 
 MVIT_SIZE = (16, 224, 224)
-"""Frames, height and width of the only clips that torchvision's MViTs take: grids of tokens are built into them."""
-S3D_LEAST = (5, 17, 17)
-"""Of less nothing is left behind the strides of S3D."""
+"""Frames, height and width of the only clips that torchvision's MViTs take: they have a fixed grid of tokens."""
+S3D_MIN_SIZE = (5, 17, 17)
+"""Frames, height and width of the smallest clips that survive the strides of S3D."""
 
 
-class TorchvisionBackbone(ClipBackbone):
-    """A network of torchvision without its classifier.
+@register.backbone
+class TorchvisionVideo(ClipBackbone):
+    """Clip backbone of the torchvision library, without classifier: R3D, MC3 and R(2+1)D (Tran et al. 2018), S3D
+    (Xie et al. 2018), MViT (Fan et al. 2021; Li et al. 2022), Video Swin (Liu et al. 2022).
+
+    MViTs take clips of 16 frames of 224 x 224 only; S3D takes 5 frames of 17 x 17 and more; the others take any size.
 
     Args:
-        name: torchvision's name of it.
-        model: the network; its classifier is taken off.
-        preprocessing: what its weights were trained on; None when they were drawn.
+        channels: channels of the frames; the first convolution is adapted to them.
+        model: torchvision's name.
+        pretrained: download torchvision's weights (Kinetics-400), including those of its classifier.
     """
 
-    def __init__(self, name: Name, model: nn.Module, preprocessing: Preprocessing | None = None) -> None:
-        classifier = take_off_classifier(model)
+    def __init__(self, channels: int, /, *, model: Name, pretrained: bool = False) -> None:
+        weights = models.get_model_weights(model).DEFAULT if pretrained else None
+        net = models.get_model(model, weights=weights)
+        if channels != 3:
+            _adapt_channels(net, channels)
+        classifier = remove_classifier(net)
         super().__init__(classifier.in_features)
-        self.name, self.model = name, model
-        self.preprocessing = preprocessing
-        self.trained_classes = classifier.out_features if preprocessing else 0
-        self.layers = [tuple(f"model.{start}" for start in starts) for starts in _layers(model)]
-        # In a tuple it is not a child: it is saved and trained only where make_head hands it out.
-        self._trained_head: tuple[nn.Linear | None] = (classifier if preprocessing else None,)
+        self.name, self.model = model, net
+        self.preprocessing = _preprocessing(weights, channels) if weights else None
+        self.trained_classes = classifier.out_features if pretrained else 0
+        self.layers = [tuple(f"model.{prefix}" for prefix in prefixes) for prefixes in _layers(net)]
+        # In a tuple it is not a child: it is saved and trained only where make_head returns it.
+        self._trained_head: tuple[nn.Linear | None] = (classifier if pretrained else None,)
 
     def vectors(self, clips: Tensor) -> Tensor:
         """B x C x T x H x W to B x D.
 
         Raises:
-            Unfit: the clips have a size that the network does not take.
+            DataMismatch: the network does not take clips of this size.
         """
-        given = tuple(clips.shape[2:])
-        if self.name in ("mvit_v1_b", "mvit_v2_s") and given != MVIT_SIZE:
+        size = tuple(clips.shape[2:])
+        if self.name in ("mvit_v1_b", "mvit_v2_s") and size != MVIT_SIZE:
             raise DataMismatch(
-                f"torchvision's {self.name} takes clips of {times(MVIT_SIZE)} only, frames x height x width, not of "
-                f"{times(given)}"
+                f"torchvision's {self.name} takes clips of {format_shape(MVIT_SIZE)} only, frames x height x width, "
+                f"not of {format_shape(size)}"
             )
         if self.name == "s3d":
-            if any(side < least for side, least in zip(given, S3D_LEAST, strict=True)):
+            if any(side < minimum for side, minimum in zip(size, S3D_MIN_SIZE, strict=True)):
                 raise DataMismatch(
-                    f"torchvision's s3d takes clips of {times(S3D_LEAST)} or more, not of {times(given)}"
+                    f"torchvision's s3d takes clips of {format_shape(S3D_MIN_SIZE)} or more, "
+                    f"not of {format_shape(size)}"
                 )
             net: Any = self.model
-            return pooled(net.features(clips))  # its own pooling wants maps of 2 x 7 x 7, and is the mean of such
+            return global_pool(net.features(clips))  # its own pooling is the same for maps of 2 x 7 x 7 only
         vectors: Tensor = self.model(clips)
         return vectors
 
     def make_head(self, classes: int) -> nn.Module:
-        """A linear layer; of a pretrained network the trained one when it has as many classes (it is handed out
-        once)."""
+        """Return a linear layer: the pretrained one (once) if it has as many classes."""
         (trained,), self._trained_head = self._trained_head, (None,)
         if trained is not None and classes == self.trained_classes:
             return trained
         return super().make_head(classes)
 
     def checkpoint_activations(self) -> None:
-        """Refuses.
+        """Not supported by torchvision.
 
         Raises:
-            ValueError: always; torchvision cannot.
+            ValueError: always.
         """
         raise ValueError(f"torchvision cannot compute the activations of {self.name} again")
 
 
-def take_off_classifier(model: Any) -> nn.Linear:
-    """Have a network end at its pooled vector; returns the linear layer that stood behind."""
+def remove_classifier(model: Any) -> nn.Linear:
+    """Let a network end at its pooled vector, and return its former classifier as a linear layer."""
     if hasattr(model, "classifier"):  # S3D: dropout, and a convolution of 1 x 1 x 1
         last = model.classifier[-1]
         linear = nn.Linear(last.in_channels, last.out_channels)
@@ -89,13 +98,13 @@ def take_off_classifier(model: Any) -> nn.Linear:
         return linear
     name = "fc" if hasattr(model, "fc") else "head"
     layer = getattr(model, name)
-    linear = layer if isinstance(layer, nn.Linear) else layer[-1]  # MViT has dropout ahead of it
+    linear = layer if isinstance(layer, nn.Linear) else layer[-1]  # MViT has dropout before it
     setattr(model, name, nn.Identity())
     return linear
 
 
 def _layers(model: Any) -> list[tuple[str, ...]]:
-    """What names of parameters begin with, from the stem on."""
+    """Prefixes of parameter names, from the stem on; see :class:`ClipBackbone`."""
     if hasattr(model, "layer4"):
         stages = [(number, getattr(model, f"layer{number}")) for number in range(1, 5)]
         return [("stem",), *((f"layer{number}.{i}",) for number, blocks in stages for i in range(len(blocks)))]
@@ -103,40 +112,20 @@ def _layers(model: Any) -> list[tuple[str, ...]]:
         blocks = [(f"blocks.{i}",) for i in range(len(model.blocks))]
         return [("conv_proj", "pos_encoding"), *blocks[:-1], (*blocks[-1], "norm")]
     if hasattr(model, "patch_embed"):
-        found: list[tuple[str, ...]] = [("patch_embed",)]
+        layers: list[tuple[str, ...]] = [("patch_embed",)]
         for i, part in enumerate(model.features):
-            found += [(f"features.{i}.{j}",) for j in range(len(part))] if isinstance(part, nn.Sequential) else []
-            if not isinstance(part, nn.Sequential):  # patches are merged right behind a block
-                found[-1] += (f"features.{i}",)
-        found[-1] += ("norm",)
-        return found
+            layers += [(f"features.{i}.{j}",) for j in range(len(part))] if isinstance(part, nn.Sequential) else []
+            if not isinstance(part, nn.Sequential):  # patch merging right after a block
+                layers[-1] += (f"features.{i}",)
+        layers[-1] += ("norm",)
+        return layers
     return [(f"features.{i}",) for i, part in enumerate(model.features) if next(part.parameters(), None) is not None]
 
 
-@register.backbone
-def torchvision_video(channels: int, /, *, model: Name, pretrained: bool = False) -> Backbone:
-    """A network for clips of the torchvision library, without classifier: R3D, MC3 and R(2+1)D (Tran et al. 2018), S3D
-    (Xie et al. 2018), MViT (Fan et al. 2021; Li et al. 2022), Video Swin (Liu et al. 2022).
-
-    MViTs take clips of 16 frames of 224 x 224 and no others; S3D takes 5 frames of 17 x 17 and more; the rest takes
-    all.
-
-    Args:
-        channels: channels of the frames; the first convolution is made for them.
-        model: torchvision's name of it.
-        pretrained: download torchvision's weights for it (Kinetics-400), those of its classifier too.
-    """
-    weights = models.get_model_weights(model).DEFAULT if pretrained else None
-    net = models.get_model(model, weights=weights)
-    if channels != 3:
-        _take_channels(net, channels)
-    return TorchvisionBackbone(model, net, _preprocessing(weights, channels) if weights else None)
-
-
-def _take_channels(net: nn.Module, channels: int) -> None:
-    """Make the first convolution for frames of so many channels; weights that it has are fitted as timm does."""
+def _adapt_channels(net: nn.Module, channels: int) -> None:
+    """Adapt the first convolution and its weights to the channels of the frames, as timm does."""
     path, first = next((name, module) for name, module in net.named_modules() if isinstance(module, nn.Conv3d))
-    made = nn.Conv3d(
+    adapted = nn.Conv3d(
         channels,
         first.out_channels,
         first.kernel_size,  # type: ignore[arg-type]
@@ -145,21 +134,21 @@ def _take_channels(net: nn.Module, channels: int) -> None:
         bias=first.bias is not None,
     )
     with torch.no_grad():
-        flat = adapt_input_conv(channels, first.weight.flatten(2, 3))  # it knows 2-d kernels only
-        made.weight.copy_(flat.view(made.weight.shape))
-        if first.bias is not None and made.bias is not None:
-            made.bias.copy_(first.bias)
-    net.set_submodule(path, made)
+        flat = adapt_input_conv(channels, first.weight.flatten(2, 3))  # for 2-d kernels only
+        adapted.weight.copy_(flat.view(adapted.weight.shape))
+        if first.bias is not None and adapted.bias is not None:
+            adapted.bias.copy_(first.bias)
+    net.set_submodule(path, adapted)
 
 
 def _preprocessing(weights: Any, channels: int) -> Preprocessing:
-    """What torchvision tells of the frames. Where the network sees another number of channels, every one gets their
-    mean."""
-    made = weights.transforms()
-
-    def fitted(values: list[float]) -> tuple[float, ...]:
-        return tuple(values) if len(values) == channels else (sum(values) / len(values),) * channels
-
-    height, width = made.crop_size
-    crop = height / made.resize_size[0]
-    return Preprocessing(fitted(made.mean), fitted(made.std), (height, width), made.interpolation.value, crop)
+    """Convert torchvision's transforms for weights."""
+    transforms = weights.transforms()
+    height, width = transforms.crop_size
+    return Preprocessing(
+        mean=fit_channels(transforms.mean, channels),
+        std=fit_channels(transforms.std, channels),
+        size=(height, width),
+        interpolation=transforms.interpolation.value,
+        crop=height / transforms.resize_size[0],
+    )

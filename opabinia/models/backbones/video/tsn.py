@@ -1,4 +1,4 @@
-"""2-d networks over the frames of a clip: segments (TSN), and channels that move between frames (TSM)."""
+"""Image networks on the frames of a clip: temporal segments (TSN) and temporal shift (TSM)."""
 
 from __future__ import annotations
 
@@ -9,53 +9,53 @@ from timm.models.resnet import BasicBlock, Bottleneck
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import Backbone, BackbonePart
+from opabinia.contracts import BackbonePart
 from opabinia.models.backbones.video.base import ClipBackbone
 
-SHARE = 8
-"""One channel in so many moves each way (Lin et al. 2019, section 5.1)."""
+SHIFT_DIVISOR = 8
+"""One in so many channels is shifted in each direction (Lin et al. 2019, section 5.1)."""
 
 
-def shifted(maps: Tensor, frames: int, share: int = SHARE) -> Tensor:
-    """Move a part of the channels to the frame before, another to the one behind, and leave the others (Lin et al.
-    2019, section 3.2, both ways). Where no frame is left to come from, there are zeros.
+def shift_channels(maps: Tensor, frames: int, divisor: int = SHIFT_DIVISOR) -> Tensor:
+    """Shift a part of the channels to the previous frame and another part to the next one (Lin et al. 2019, section
+    3.2, bidirectional). Zeros fill the ends of a clip.
 
     Args:
-        maps: (frames * B) x M x h x w, all first frames ahead of all second ones.
+        maps: (frames * B) x M x h x w, all first frames before all second ones.
         frames: of a clip.
-        share: the first one in so many channels are those of the next frame, the second those of the one before.
+        divisor: the first 1 / divisor of the channels come from the next frame, the second from the previous one.
 
     Returns:
-        maps of the same shape.
+        feature maps of the same shape.
     """
     clips = maps.unflatten(0, (frames, -1))  # type: ignore[no-untyped-call]
-    count = clips.shape[2] // share
+    count = clips.shape[2] // divisor
     later, earlier, rest = clips.split([count, count, clips.shape[2] - 2 * count], dim=2)
-    nothing = torch.zeros_like(later[:1])
-    moved = [torch.cat([later[1:], nothing]), torch.cat([nothing, earlier[:-1]]), rest]
-    joined: Tensor = torch.cat(moved, dim=2).flatten(0, 1)
-    return joined
+    padding = torch.zeros_like(later[:1])
+    parts = [torch.cat([later[1:], padding]), torch.cat([padding, earlier[:-1]]), rest]
+    shifted: Tensor = torch.cat(parts, dim=2).flatten(0, 1)
+    return shifted
 
 
-class ShiftedConvolution(nn.Conv2d):
-    """A convolution of maps whose channels were shifted; its weights have the names that they had.
+class ShiftedConv2d(nn.Conv2d):
+    """A convolution of temporally shifted feature maps; its weights keep their names.
 
     Attributes:
-        frames: of the clips that come now.
+        frames: of the current clips.
     """
 
     frames: int = 1
 
     def forward(self, input: Tensor) -> Tensor:
-        """(frames * B) x M x h x w; see :func:`shifted`."""
-        output: Tensor = super().forward(shifted(input, self.frames))
+        """(frames * B) x M x h x w; see :func:`shift_channels`."""
+        output: Tensor = super().forward(shift_channels(input, self.frames))
         return output
 
 
-def add_shifts(model: nn.Module) -> list[ShiftedConvolution]:
-    """Have the first convolution of residual blocks see shifted maps; the shortcut stays as it is (residual shift).
+def add_temporal_shifts(model: nn.Module) -> list[ShiftedConv2d]:
+    """Shift the input of the first convolution of residual blocks, not that of the shortcut (residual shift).
 
-    As in the authors' code every block has it, every second one in a network with a stage of 23 blocks or more.
+    As in the authors' code this is done in every block, or in every second one if a stage has 23 blocks or more.
 
     Raises:
         ValueError: the model has no residual blocks of timm's ResNets.
@@ -68,17 +68,17 @@ def add_shifts(model: nn.Module) -> list[ShiftedConvolution]:
     stages = [module for module in model.modules() if isinstance(module, nn.Sequential)]
     longest = max((sum(child in blocks for child in stage) for stage in stages), default=0)
     every = 2 if longest >= 23 else 1
-    made = []
+    shifted = []
     for stage in stages:
         for block in [child for child in stage if child in blocks][::every]:
-            block.conv1 = _shifted_convolution(block.conv1)
-            made.append(block.conv1)
-    return made
+            block.conv1 = _with_shift(block.conv1)
+            shifted.append(block.conv1)
+    return shifted
 
 
-def _shifted_convolution(plain: nn.Conv2d) -> ShiftedConvolution:
-    """One with the same weights."""
-    made = ShiftedConvolution(
+def _with_shift(plain: nn.Conv2d) -> ShiftedConv2d:
+    """Convert a convolution, with the same weights."""
+    shifted = ShiftedConv2d(
         plain.in_channels,
         plain.out_channels,
         plain.kernel_size,  # type: ignore[arg-type]
@@ -88,70 +88,58 @@ def _shifted_convolution(plain: nn.Conv2d) -> ShiftedConvolution:
         plain.groups,
         bias=plain.bias is not None,
     )
-    made.weight, made.bias = plain.weight, plain.bias
-    return made.train(plain.training)
+    shifted.weight, shifted.bias = plain.weight, plain.bias
+    return shifted.train(plain.training)
 
 
-class FramesBackbone(ClipBackbone):
-    """A network for images that sees every frame; its vectors are averaged over a clip.
+@register.backbone
+class Tsn(ClipBackbone):
+    """Image backbone on the frames of a clip, of any number: the mean of its vectors over frames (Wang et al. 2016,
+    TSN: with a linear classifier this is the mean of the logits, the paper's consensus).
 
-    Frames go through it with all first ones ahead of all second ones, so that a norm over parts of the batch has the
-    frames of a clip in one part, where the clips can be divided evenly.
+    All first frames come before all second ones, so that a norm over parts of the batch has the frames of a clip in one
+    part if the clips divide evenly.
 
     Args:
-        images: the network.
-        shift: whether channels move between frames.
+        channels: channels of the frames.
+        backbone: the image backbone; its pretrained weights are used unchanged.
+        shift: ``tsm``: in residual blocks an eighth of the channels comes from the previous frame and another from the
+            next one, which models motion without additional weights or multiply-adds (Lin et al. 2019, TSM, residual
+            shift); for timm's ResNets. ``none``: frames are independent.
 
     Raises:
-        ValueError: it takes clips itself, or nothing in it can be shifted.
+        ValueError: the backbone takes clips itself, or has no residual blocks to shift in.
     """
 
-    def __init__(self, images: Backbone, *, shift: bool = False) -> None:
-        if images.clips:
-            raise ValueError("backbone: it takes clips itself; TSN is for networks of images, such as timm's resnet50")
-        super().__init__(images.out_channels)
-        self.frames = images
-        self.preprocessing = images.preprocessing
-        self.trained_classes = images.trained_classes
-        if shift:
-            add_shifts(images)
+    def __init__(self, channels: int, /, *, backbone: BackbonePart, shift: Literal["none", "tsm"] = "none") -> None:
+        net = backbone(channels)
+        if net.clips:
+            raise ValueError("backbone: it takes clips itself; TSN is for image backbones, such as timm's resnet50")
+        super().__init__(net.out_channels)
+        self.frames = net
+        self.preprocessing = net.preprocessing
+        self.trained_classes = net.trained_classes
+        if shift == "tsm":
+            add_temporal_shifts(net)
 
     def vectors(self, clips: Tensor) -> Tensor:
         """B x C x T x H x W to B x D."""
         count = clips.shape[2]
         for module in self.frames.modules():
-            if isinstance(module, ShiftedConvolution):
+            if isinstance(module, ShiftedConv2d):
                 module.frames = count
         vectors = self.frames(clips.permute(2, 0, 1, 3, 4).flatten(0, 1))
         mean: Tensor = vectors.unflatten(0, (count, len(clips))).mean(0)
         return mean
 
     def make_head(self, classes: int) -> nn.Module:
-        """The classifier that the network has for images; a linear one gives the mean of what it says of the frames."""
+        """Return the classifier of the image backbone; a linear one gives the mean of its logits over the frames."""
         return self.frames.make_head(classes)
 
     def depths(self) -> dict[str, int]:
-        """As the network for images tells."""
+        """As in the image backbone."""
         return {f"frames.{name}": depth for name, depth in self.frames.depths().items()}
 
     def checkpoint_activations(self) -> None:
-        """As the network for images does."""
+        """As in the image backbone."""
         self.frames.checkpoint_activations()
-
-
-@register.backbone
-def tsn(channels: int, /, *, backbone: BackbonePart, shift: Literal["none", "tsm"] = "none") -> Backbone:
-    """A network for images over the frames of a clip, of any number: the mean of its vectors over frames (Wang et al.
-    2016, TSN: with a linear classifier the mean of what it says of the frames, which is their consensus).
-
-    Args:
-        channels: channels of the frames.
-        backbone: the network for images; its pretrained weights serve as they are.
-        shift: ``tsm``: in residual blocks an eighth of the channels comes from the frame before and another from the
-            next one, so that the network sees what moves, at no cost in weights or multiply-adds (Lin et al. 2019, TSM,
-            residual shift); for timm's ResNets. ``none``: frames know nothing of each other.
-
-    Raises:
-        ValueError: the backbone takes clips itself, or has no residual blocks to shift in.
-    """
-    return FramesBackbone(backbone(channels), shift=shift == "tsm")

@@ -1,4 +1,4 @@
-"""X3D: networks grown from a tiny 2-d one, of depth-wise convolutions (Feichtenhofer 2020)."""
+"""X3D: networks of depth-wise convolutions, expanded from a tiny 2-d one (Feichtenhofer 2020)."""
 
 from __future__ import annotations
 
@@ -9,33 +9,32 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import Backbone
-from opabinia.models.backbones.video.base import ClipBackbone, Kernel, draw, pooled
+from opabinia.models.backbones.video.base import ClipBackbone, Kernel, global_pool, init_weights
 
 DEPTH_FACTORS: dict[str, float] = {"XS": 2.2, "S": 2.2, "M": 2.2, "L": 5.0}
-"""By how much blocks have multiplied (SlowFast's configs). XS, S and M are one network for clips of three sizes."""
+"""Expansion of the number of blocks (SlowFast's configs). XS, S and M are one network for clips of three sizes."""
 
 WIDTH_FACTOR, BOTTLENECK_FACTOR = 2.0, 2.25
 BASE_STAGES = ((1, 12), (2, 24), (5, 48), (3, 96))
-"""Blocks and channels of the stages of the network that all are grown from (X2D in the paper)."""
+"""Blocks and channels of the stages of the network that all are expanded from (X2D in the paper)."""
 
 
-def to_eights(width: float) -> int:
-    """The multiple of 8 nearest to a width, at least 8 and nine tenths of it (Howard et al. 2019, MobileNet)."""
-    near = max(8, int(width + 4) // 8 * 8)
-    return near if near >= 0.9 * width else near + 8
+def round_to_eight(width: float) -> int:
+    """Round a width to a multiple of 8, at least 8 and nine tenths of it (Howard et al. 2019, MobileNet)."""
+    nearest = max(8, int(width + 4) // 8 * 8)
+    return nearest if nearest >= 0.9 * width else nearest + 8
 
 
 class SqueezeExcite3d(nn.Module):
-    """Weights channels by what their means say (Hu et al. 2018), with a sixteenth of the channels between.
+    """Squeeze and excitation (Hu et al. 2018), with a sixteenth of the channels in between.
 
     Args:
-        channels: of the maps.
+        channels: of the feature maps.
     """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        between = to_eights(channels / 16)
+        between = round_to_eight(channels / 16)
         self.fc1 = nn.Conv3d(channels, between, 1)
         self.fc2 = nn.Conv3d(between, channels, 1)
 
@@ -47,12 +46,12 @@ class SqueezeExcite3d(nn.Module):
 
 
 class X3dBlock(nn.Module):
-    """A depth-wise 3 x 3 x 3 convolution between two of 1 x 1 x 1 that widen and narrow, beside a shortcut.
+    """An inverted bottleneck with a depth-wise 3 x 3 x 3 convolution and a shortcut.
 
     Args:
         inputs, outputs: channels.
         stride: of rows and columns.
-        excite: squeeze and excitation behind the depth-wise convolution.
+        excite: squeeze and excitation after the depth-wise convolution.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int, *, excite: bool) -> None:
@@ -80,19 +79,27 @@ class X3dBlock(nn.Module):
         return F.relu(self.bn3(self.conv3(maps)) + shortcut, inplace=True)
 
 
+@register.backbone(renamed={"zero_init": "zero_init_last"})
 class X3d(ClipBackbone):
-    """An X3D, up to the 2048 values that its classifier sees.
+    """X3D (Feichtenhofer 2020), for clips of any length and size. On CPUs its depth-wise convolutions take about
+    ten times as long as other convolutions with as many multiply-adds.
+
+    XS, S and M are one network of 3.8 million weights with 400 classes, for clips of 4 x 160 x 160, 13 x 160 x 160 and
+    16 x 224 x 224 (0.60, 1.96 and 4.73 billion multiply-adds); L has 6.2 million, and 18.4 billion at 16 x 312 x 312
+    (SlowFast's model zoo).
 
     Args:
         channels: channels of the frames.
-        depth_factor: see :data:`DEPTH_FACTORS`.
-        zero_init: see :func:`x3d`.
+        size: of the network.
+        zero_init_last: the last norm of every block has weight 0 at first (Goyal et al. 2017, section 5.1).
     """
 
-    def __init__(self, channels: int, *, depth_factor: float, zero_init: bool) -> None:
+    def __init__(
+        self, channels: int, /, *, size: Literal["XS", "S", "M", "L"] = "M", zero_init_last: bool = True
+    ) -> None:
         super().__init__(2048)
-        width = to_eights(BASE_STAGES[0][1] * WIDTH_FACTOR)
-        self.stem = nn.Sequential(  # over places, then over frames, with nothing between
+        width = round_to_eight(BASE_STAGES[0][1] * WIDTH_FACTOR)
+        self.stem = nn.Sequential(  # spatial, then temporal, with nothing in between
             nn.Conv3d(channels, width, (1, 3, 3), (1, 2, 2), (0, 1, 1), bias=False),
             nn.Conv3d(width, width, (5, 1, 1), 1, (2, 0, 0), groups=width, bias=False),
             nn.BatchNorm3d(width),
@@ -101,20 +108,20 @@ class X3d(ClipBackbone):
         self.layers = [("stem",)]
         self.stages = nn.ModuleList()
         for number, (blocks, base) in enumerate(BASE_STAGES):
-            made: list[nn.Module] = []
-            outputs = to_eights(base * WIDTH_FACTOR)
-            for i in range(math.ceil(blocks * depth_factor)):
-                made.append(X3dBlock(width, outputs, 1 if i else 2, excite=i % 2 == 0))
+            stage: list[nn.Module] = []
+            outputs = round_to_eight(base * WIDTH_FACTOR)
+            for i in range(math.ceil(blocks * DEPTH_FACTORS[size])):
+                stage.append(X3dBlock(width, outputs, 1 if i else 2, excite=i % 2 == 0))
                 width = outputs
                 self.layers.append((f"stages.{number}.{i}",))
-            self.stages.append(nn.Sequential(*made))
+            self.stages.append(nn.Sequential(*stage))
         wide = int(width * BOTTLENECK_FACTOR)
         self.conv5 = nn.Sequential(nn.Conv3d(width, wide, 1, bias=False), nn.BatchNorm3d(wide), nn.ReLU(inplace=True))
         self.fc1 = nn.Linear(wide, self.out_channels, bias=False)
         self.layers[-1] += ("conv5", "fc1")
-        draw(self)
+        init_weights(self)
         nn.init.normal_(self.fc1.weight, std=0.01)
-        if zero_init:
+        if zero_init_last:
             for module in self.modules():
                 if isinstance(module, X3dBlock):
                     nn.init.zeros_(module.bn3.weight)
@@ -124,22 +131,5 @@ class X3d(ClipBackbone):
         maps = self.stem(clips)
         for blocks in self.stages:
             assert isinstance(blocks, nn.Sequential)
-            maps = self.through(blocks, maps)
-        return F.relu(self.fc1(pooled(self.conv5(maps))))
-
-
-@register.backbone
-def x3d(channels: int, /, *, size: Literal["XS", "S", "M", "L"] = "M", zero_init: bool = True) -> Backbone:
-    """X3D (Feichtenhofer 2020), for clips of any length and size. On CPUs its depth-wise convolutions take some ten
-    times as long as others of as many multiply-adds.
-
-    XS, S and M are one network of 3.8 million weights with 400 classes, for clips of 4 x 160 x 160, 13 x 160 x 160 and
-    16 x 224 x 224 (0.60, 1.96 and 4.73 billion multiply-adds); L has 6.2 million, and 18.4 billion at 16 x 312 x 312
-    (SlowFast's model zoo).
-
-    Args:
-        channels: channels of the frames.
-        size: which of them.
-        zero_init: the last norm of every block has weight 0 at first (Goyal et al. 2017, section 5.1).
-    """
-    return X3d(channels, depth_factor=DEPTH_FACTORS[size], zero_init=zero_init)
+            maps = self.run_blocks(blocks, maps)
+        return F.relu(self.fc1(global_pool(self.conv5(maps))))

@@ -10,12 +10,12 @@
 
   for (const button of document.querySelectorAll(".enlarge")) {
     button.addEventListener("click", () => {
-      const image = button.querySelector("img"), large = byId("large"), there = large.querySelector("img");
-      there.src = image.src;
-      there.alt = image.alt;
-      there.className = image.className;
-      large.querySelector("p").textContent = image.alt;
-      large.showModal();
+      const image = button.querySelector("img"), dialog = byId("large"), enlarged = dialog.querySelector("img");
+      enlarged.src = image.src;
+      enlarged.alt = image.alt;
+      enlarged.className = image.className;
+      dialog.querySelector("p").textContent = image.alt;
+      dialog.showModal();
     });
   }
   for (const box of document.querySelectorAll(".filter input")) {

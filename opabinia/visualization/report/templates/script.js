@@ -3,22 +3,22 @@
   const { runs, charts, places } = JSON.parse(document.getElementById("data").textContent);
   const several = runs.length > 1;
   const DASHES = ["", "6 4", "2 3", "9 3 2 3", "12 4", "1 4"];
-  const COLOURS = 8, HEIGHT = 232, LEFT = 52, RIGHT = 16, TOP = 8, BOTTOM = 36;
+  const COLORS = 8, HEIGHT = 232, LEFT = 52, RIGHT = 16, TOP = 8, BOTTOM = 36;
   const byId = (id) => document.getElementById(id);
 
-  // What all curves share: axis, smoothing, scale, the part that is seen, and runs that are not shown.
+  // State shared by all charts: axis, smoothing, scale, visible range, and hidden runs.
   const view = { axis: "step", smooth: 0, log: false, range: null, hidden: new Set() };
 
   const node = (name, attributes = {}, text = "") => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    if (text) made.textContent = text;
-    return made;
+    const created = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(attributes)) created.setAttribute(key, value);
+    if (text) created.textContent = text;
+    return created;
   };
   const element = (name, text = "") => {
-    const made = document.createElement(name);
-    made.textContent = text;
-    return made;
+    const created = document.createElement(name);
+    created.textContent = text;
+    return created;
   };
   const shown = (value) => {
     if (value === null || value === undefined) return "–";
@@ -32,11 +32,11 @@
     return size >= 1e6 ? `${shown(value / 1e6)}M` : size >= 1e4 ? `${shown(value / 1e3)}k` : shown(value);
   };
 
-  // --- numbers of lines ---
+  // --- data of lines ---
 
   const across = (chart, line) => chart.across ? places[line.x] : places[line.x][view.axis];
   const visible = (chart) => chart.lines.filter((line) => chart.across || !view.hidden.has(line.run));
-  const colour = (chart, line) => `var(--c${(several && !chart.across ? line.run : line.style) % COLOURS})`;
+  const color = (chart, line) => `var(--c${(several && !chart.across ? line.run : line.style) % COLORS})`;
   const dash = (line) => DASHES[line.style % DASHES.length];
   const label = (chart, line) => {
     if (!several || chart.across) return line.name;
@@ -44,7 +44,7 @@
     return line.name === chart.title ? letter : `${letter} ${line.name}`;
   };
 
-  // A running mean that forgets exponentially, without the bias towards its start.
+  // Exponential moving average with bias correction.
   const smoothed = (values, weight) => {
     if (!weight) return values;
     let mean = 0, known = 0;
@@ -68,19 +68,19 @@
 
   const ticks = (low, high, count) => {
     const raw = (high - low) / count || 1, power = 10 ** Math.floor(Math.log10(raw));
-    const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= raw) || raw;
-    const found = [];
-    for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-9; at += step) found.push(+at.toPrecision(12));
-    return found;
+    const step = [1, 2, 5, 10].map((factor) => factor * power).find((candidate) => candidate >= raw) || raw;
+    const values = [];
+    for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-9; at += step) values.push(+at.toPrecision(12));
+    return values;
   };
 
   const decades = (low, high) => {
-    const found = [];
-    for (let power = Math.ceil(low); power <= high; power++) found.push(power);
-    return found.length > 1 ? found : ticks(low, high, 3);
+    const powers = [];
+    for (let power = Math.ceil(low); power <= high; power++) powers.push(power);
+    return powers.length > 1 ? powers : ticks(low, high, 3);
   };
 
-  // Of many points the lowest and the highest in each column of pixels: more would be drawn over each other.
+  // Of many points only the lowest and the highest in each column of pixels: others would be covered.
   const columns = (x, y, toX, width) => {
     const kept = [];
     if (x.length <= 2 * width) return [...x.keys()];
@@ -152,32 +152,32 @@
       return text;
     };
     for (const { line, x, y } of lines) {
-      const stroke = `stroke:${colour(chart, line)}`;
+      const stroke = `stroke:${color(chart, line)}`;
       if (view.smooth && !chart.across) inside.append(node("path", { class: "raw", d: path(x, line.y), style: stroke }));
       inside.append(node("path", { d: path(x, y), style: stroke, "stroke-dasharray": dash(line) }));
       if (x.length < 40 || chart.across && x.length < 20) {
         x.forEach((value, at) => {
           const up = height(y[at]);
-          if (up !== null) inside.append(node("circle", { cx: toX(value), cy: toY(up), r: 2.5, style: `fill:${colour(chart, line)}` }));
+          if (up !== null) inside.append(node("circle", { cx: toX(value), cy: toY(up), r: 2.5, style: `fill:${color(chart, line)}` }));
         });
       }
     }
     if (several && !chart.across) {
-      const told = []; // lines of a run that end close to each other share a letter
+      const letters = []; // lines of a run that end close to each other share a letter
       for (const { line, x, y } of lines) {
         let at = x.length - 1;
         while (at > 0 && (height(y[at]) === null || x[at] > right)) at--;
         const up = height(y[at]);
         if (up === null) continue;
-        const place = { run: line.run, x: Math.min(width - 12, toX(x[at]) + 4), y: toY(up) + 4 };
-        if (told.some((one) => one.run === place.run && Math.hypot(one.x - place.x, one.y - place.y) < 14)) continue;
-        told.push(place);
-        const text = node("text", { class: "letter", x: place.x, y: place.y }, runs[line.run].letter);
-        text.style.fill = colour(chart, line);
+        const position = { run: line.run, x: Math.min(width - 12, toX(x[at]) + 4), y: toY(up) + 4 };
+        if (letters.some((other) => other.run === position.run && Math.hypot(other.x - position.x, other.y - position.y) < 14)) continue;
+        letters.push(position);
+        const text = node("text", { class: "letter", x: position.x, y: position.y }, runs[line.run].letter);
+        text.style.fill = color(chart, line);
         svg.append(text);
       }
     }
-    // The keyboard stays where it was.
+    // Keep the keyboard focus.
     const focused = plot.contains(document.activeElement);
     plot.replaceChildren(svg);
     if (focused) svg.focus({ preventScroll: true });
@@ -190,7 +190,7 @@
 
   const swatch = (chart, line) => {
     const svg = node("svg", { width: 22, height: 8, "aria-hidden": true });
-    svg.append(node("line", { x1: 0, x2: 22, y1: 4, y2: 4, "stroke-width": 3, "stroke-dasharray": dash(line), style: `stroke:${colour(chart, line)}` }));
+    svg.append(node("line", { x1: 0, x2: 22, y1: 4, y2: 4, "stroke-width": 3, "stroke-dasharray": dash(line), style: `stroke:${color(chart, line)}` }));
     return svg;
   };
 
@@ -203,60 +203,60 @@
     return Math.abs(x[low] - wanted) <= Math.abs(x[high] - wanted) ? low : high;
   };
 
-  // What the lines are, and their values where the cursor is.
+  // Names of the lines, and their values at the cursor.
   const readout = (figure) => {
     const { shape, state } = figure, output = figure.querySelector(".readout");
     if (!shape) { output.replaceChildren(); return; }
     const { chart, lines, left, right, toX, toY, height, svg } = shape;
-    svg.querySelectorAll(".cursor, .here").forEach((one) => one.remove());
-    const told = [];
+    svg.querySelectorAll(".cursor, .here").forEach((mark) => mark.remove());
+    const items = [];
     if (state.cursor !== null && state.cursor >= left && state.cursor <= right) {
       svg.append(node("line", { class: "cursor", x1: toX(state.cursor), x2: toX(state.cursor), y1: TOP, y2: HEIGHT - BOTTOM }));
-      told.push(element("span", `${chart.across || view.axis} ${shown(state.cursor)}`));
+      items.push(element("span", `${chart.across || view.axis} ${shown(state.cursor)}`));
     }
     for (const { line, x, y } of lines) {
-      if (lines.length === 1 && state.cursor === null && label(chart, line) === chart.title) continue; // says it already
+      if (lines.length === 1 && state.cursor === null && label(chart, line) === chart.title) continue; // the title says it
       const item = element("span");
       item.append(swatch(chart, line), label(chart, line));
       if (state.cursor !== null && x.length) {
         const at = nearest(x, state.cursor), up = height(y[at]);
         item.append(` ${shown(y[at])}`);
         if (up !== null && x[at] >= left && x[at] <= right)
-          svg.append(node("circle", { class: "here", cx: toX(x[at]), cy: toY(up), r: 4, style: `fill:${colour(chart, line)}` }));
+          svg.append(node("circle", { class: "here", cx: toX(x[at]), cy: toY(up), r: 4, style: `fill:${color(chart, line)}` }));
       }
-      told.push(item);
+      items.push(item);
     }
-    output.replaceChildren(...told);
+    output.replaceChildren(...items);
   };
 
   const tabulate = (figure) => {
-    const MOST = 400, { shape } = figure, place = figure.querySelector(".numbers > div");
+    const MAX_ROWS = 400, { shape } = figure, container = figure.querySelector(".numbers > div");
     const table = element("table"), head = table.createTHead().insertRow(), body = table.createTBody();
-    if (!shape) { place.replaceChildren(); return; }
+    if (!shape) { container.replaceChildren(); return; }
     for (const name of ["line", shape.chart.across || view.axis, "value"]) {
       const cell = element("th", name);
       cell.scope = "col";
       head.append(cell);
     }
-    const every = Math.ceil(shape.lines.reduce((sum, { x }) => sum + x.length, 0) / MOST) || 1;
+    const every = Math.ceil(shape.lines.reduce((sum, { x }) => sum + x.length, 0) / MAX_ROWS) || 1;
     for (const { line, x } of shape.lines) {
       for (let at = (x.length - 1) % every; at < x.length; at += every) {
         const row = body.insertRow();
         for (const text of [label(shape.chart, line), shown(x[at]), shown(line.y[at])]) row.insertCell().textContent = text;
       }
     }
-    place.replaceChildren(table);
+    container.replaceChildren(table);
   };
 
   // --- reading and zooming ---
 
   const zoom = (figure, range) => {
-    const wide = range && range[1] - range[0] > 0 ? range : null;
-    if (figure.shape && figure.shape.chart.across) { figure.state.range = wide; draw(figure); }
-    else { view.range = wide; redraw(); }
+    const valid = range && range[1] - range[0] > 0 ? range : null;
+    if (figure.shape && figure.shape.chart.across) { figure.state.range = valid; draw(figure); }
+    else { view.range = valid; redraw(); }
   };
 
-  const whereIs = (figure, event) => {
+  const valueAt = (figure, event) => {
     const { svg, left, right, width } = figure.shape, box = svg.getBoundingClientRect();
     const at = ((event.clientX - box.left) / box.width * width - LEFT) / (width - LEFT - RIGHT);
     return left + Math.min(1, Math.max(0, at)) * (right - left);
@@ -266,10 +266,10 @@
     const { svg, toX } = figure.shape;
     let start = null, area = null;
     svg.addEventListener("pointerdown", (event) => {
-      if (event.button === 0 && event.pointerType !== "touch") { start = whereIs(figure, event); svg.setPointerCapture(event.pointerId); }
+      if (event.button === 0 && event.pointerType !== "touch") { start = valueAt(figure, event); svg.setPointerCapture(event.pointerId); }
     });
     svg.addEventListener("pointermove", (event) => {
-      figure.state.cursor = whereIs(figure, event);
+      figure.state.cursor = valueAt(figure, event);
       readout(figure);
       if (start === null) return;
       area ||= svg.appendChild(node("rect", { class: "select", y: TOP, height: HEIGHT - TOP - BOTTOM }));
@@ -278,7 +278,7 @@
       area.setAttribute("width", to - from);
     });
     svg.addEventListener("pointerup", (event) => {
-      const from = start, to = whereIs(figure, event);
+      const from = start, to = valueAt(figure, event);
       start = null;
       area?.remove();
       area = null;
@@ -288,12 +288,12 @@
       if (start === null && document.activeElement !== svg) { figure.state.cursor = null; readout(figure); }
     });
     svg.addEventListener("dblclick", () => zoom(figure, null));
-    svg.addEventListener("keydown", (event) => { if (pressed(figure, event.key)) event.preventDefault(); });
+    svg.addEventListener("keydown", (event) => { if (handleKey(figure, event.key)) event.preventDefault(); });
   };
 
-  const pressed = (figure, key) => {
+  const handleKey = (figure, key) => {
     const { lines, left, right } = figure.shape, state = figure.state;
-    const x = lines.reduce((longest, one) => one.x.length > longest.length ? one.x : longest, []);
+    const x = lines.reduce((longest, line) => line.x.length > longest.length ? line.x : longest, []);
     const middle = state.cursor ?? (left + right) / 2;
     if (key === "ArrowLeft" || key === "ArrowRight") {
       const at = state.cursor === null ? (key === "ArrowRight" ? -1 : x.length) : nearest(x, state.cursor);
@@ -306,10 +306,10 @@
     return true;
   };
 
-  // --- only what is on the screen is drawn ---
+  // --- only visible charts are drawn ---
 
   const near = new Set();
-  const watcher = new IntersectionObserver((entries) => {
+  const observer = new IntersectionObserver((entries) => {
     for (const { target, isIntersecting } of entries) {
       if (isIntersecting) { near.add(target); draw(target); } else near.delete(target);
     }
@@ -322,7 +322,7 @@
   };
   for (const figure of document.querySelectorAll(".chart")) {
     figure.state = { range: null, cursor: null };
-    watcher.observe(figure);
+    observer.observe(figure);
     figure.querySelector(".numbers").addEventListener("toggle", () => tabulate(figure));
   }
   addEventListener("beforeprint", () => document.querySelectorAll(".chart").forEach(draw));

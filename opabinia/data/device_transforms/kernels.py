@@ -1,0 +1,144 @@
+"""Operations on a batch of images in which every image has its own arguments.
+
+A kernel takes images (uint8, B x ... x C x H x W) and arguments (B x N) and returns the changed images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d, pad
+from torchvision.transforms.v2 import functional as F
+
+# The two halves of a change of hue; the public function takes one change for all images.
+from torchvision.transforms.v2.functional._color import _hsv_to_rgb, _rgb_to_hsv
+
+from opabinia.data.transforms.augment import gaussian_kernel
+
+
+def _column(arguments: Tensor, index: int, images: Tensor) -> Tensor:
+    """Return one argument of each image, broadcastable to B x ... pixels."""
+    return arguments[:, index].reshape(-1, *[1] * (images.ndim - 1))
+
+
+def _to_uint8(values: Tensor) -> Tensor:
+    return values.clamp_(0, 255).to(torch.uint8)
+
+
+def _brightness(images: Tensor, arguments: Tensor) -> Tensor:
+    return _to_uint8(images.mul(_column(arguments, 0, images)))
+
+
+def _blend(images: Tensor, others: Tensor, arguments: Tensor) -> Tensor:
+    factor, rest = _column(arguments, 0, images), _column(arguments, 1, images)
+    return _to_uint8(images.mul(factor).addcmul_(others, rest))
+
+
+def _contrast(images: Tensor, arguments: Tensor) -> Tensor:
+    gray = F.rgb_to_grayscale(images, num_output_channels=1).float()
+    return _blend(images, gray.mean(dim=(-3, -2, -1), keepdim=True), arguments)
+
+
+def _saturation(images: Tensor, arguments: Tensor) -> Tensor:
+    if images.shape[-3] == 1:
+        return images
+    return _blend(images, F.rgb_to_grayscale(images, num_output_channels=1).float(), arguments)
+
+
+def _hue(images: Tensor, arguments: Tensor) -> Tensor:
+    if images.shape[-3] == 1:
+        return images
+    hue, saturation, value = _rgb_to_hsv(F.to_dtype(images, torch.float32, scale=True)).unbind(-3)
+    hue = (hue + _column(arguments, 0, hue)).remainder_(1.0)
+    adjusted: Tensor = F.to_dtype(_hsv_to_rgb(torch.stack((hue, saturation, value), -3)), torch.uint8, scale=True)
+    return adjusted
+
+
+def _per_channel(arguments: Tensor, images: Tensor) -> Tensor:
+    """Reshape arguments (B x C) so that they broadcast to the images."""
+    return arguments.reshape(len(images), *[1] * (images.ndim - 4), -1, 1, 1)
+
+
+def _permute_channels(images: Tensor, arguments: Tensor) -> Tensor:
+    return images.gather(-3, _per_channel(arguments.long(), images).expand_as(images))
+
+
+def _erase(images: Tensor, arguments: Tensor) -> Tensor:
+    rows = torch.arange(images.shape[-2], device=images.device)[:, None]
+    columns = torch.arange(images.shape[-1], device=images.device)
+    top, left, height, width = (_column(arguments, index, images) for index in range(4))
+    inside = (rows >= top) & (rows < top + height) & (columns >= left) & (columns < left + width)
+    return torch.where(inside, _per_channel(arguments[:, 4:].to(torch.uint8), images), images)
+
+
+def _lighting(images: Tensor, arguments: Tensor) -> Tensor:
+    return _to_uint8((images + _per_channel(arguments, images)).round())
+
+
+def _blur(images: Tensor, arguments: Tensor) -> Tensor:
+    """Rows of ``arguments``: the vertical, then the horizontal kernel, of the same length, padded with 0."""
+    height, width = images.shape[-2:]
+    planes = images[0].numel() // (height * width)
+    blurred = images.float().reshape(1, -1, height, width)
+    for axis, side, kernels in ((-2, height, arguments.chunk(2, 1)[0]), (-1, width, arguments.chunk(2, 1)[1])):
+        max_radius = kernels.shape[1] // 2
+        radius = min(max_radius, side - 1)
+        kernel = kernels[:, max_radius - radius : max_radius + radius + 1].repeat_interleave(planes, 0)
+        padding = (0, 0, radius, radius) if axis == -2 else (radius, radius, 0, 0)
+        shape = (-1, 1, 2 * radius + 1, 1) if axis == -2 else (-1, 1, 1, 2 * radius + 1)
+        blurred = conv2d(pad(blurred, padding, mode="reflect"), kernel.reshape(shape), groups=len(kernel))
+    return _to_uint8(blurred.round_()).reshape(images.shape)
+
+
+BATCH_KERNELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "adjust_brightness": _brightness,
+    "adjust_contrast": _contrast,
+    "adjust_hue": _hue,
+    "adjust_saturation": _saturation,
+    "blur": _blur,
+    "erase": _erase,
+    "lighting": _lighting,
+    "permute_channels": _permute_channels,
+}
+"""Kernels by the name of the operation."""
+
+
+def _blend_arguments(factor: float) -> tuple[float, float]:
+    return factor, 1 - factor  # in double precision, as for one image
+
+
+def _erase_arguments(top: int, left: int, height: int, width: int, value: Tensor, inplace: bool) -> list[float]:
+    return [top, left, height, width, *value.flatten().tolist()]
+
+
+def _blur_arguments(sigma: float, height: int, width: int, max_radius: int) -> list[float]:
+    arguments: list[float] = []
+    for side in (height, width):
+        kernel = gaussian_kernel(sigma, side)
+        padding = max_radius - len(kernel) // 2
+        arguments += pad(kernel, [padding, padding]).tolist()
+    return arguments
+
+
+PER_IMAGE_ARGUMENTS: dict[str, Callable[..., Sequence[float]]] = {
+    "adjust_brightness": lambda factor: (factor,),
+    "adjust_contrast": _blend_arguments,
+    "adjust_hue": lambda factor: (factor,),
+    "adjust_saturation": _blend_arguments,
+    "blur": _blur_arguments,
+    "erase": _erase_arguments,
+    "lighting": lambda *color: color,
+    "permute_channels": lambda permutation: permutation.tolist(),
+}
+"""The arguments of a kernel (float) from the values of a recorded operation."""
+
+
+def call_functional(name: str, images: Tensor, values: Sequence[Any], keywords: Sequence[str]) -> Tensor:
+    """Apply torchvision's functional with the same arguments to all images."""
+    positional = len(values) - len(keywords)
+    arguments = dict(zip(keywords, values[positional:], strict=True))
+    result: Tensor = getattr(F, name)(images, *values[:positional], **arguments)
+    return result

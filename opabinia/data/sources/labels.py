@@ -1,0 +1,123 @@
+"""Class names and labels: choosing classes, and labels as numbers."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opabinia.data.sources.file_names import sort_names
+from opabinia.data.sources.list_files import read_lines
+
+
+def class_indices(classes: Sequence[str]) -> dict[str, int]:
+    """Return the label of each class.
+
+    Raises:
+        ValueError: a class is listed twice.
+    """
+    duplicate = next((name for name, count in Counter(classes).items() if count > 1), None)
+    if duplicate is not None:
+        raise ValueError(f"classes: {duplicate!r} is listed twice")
+    return {name: label for label, name in enumerate(classes)}
+
+
+def select_classes(where: object, names: Sequence[str], classes: Sequence[str] | None) -> list[int]:
+    """Return the indices in ``names`` of the selected classes, in the order of their labels; None selects all.
+
+    Raises:
+        ValueError: a class is unknown or listed twice; the text begins with ``where``.
+    """
+    for name in classes or ():
+        check_class(where, name, names)
+    return [names.index(name) for name in (names if classes is None else class_indices(classes))]
+
+
+def check_class(where: object, name: str, classes: Sequence[str]) -> None:
+    """Raise ValueError, with the nearest names, if there is no such class."""
+    if name not in classes:
+        nearest = get_close_matches(name, classes, 1) or classes[:5]
+        raise ValueError(f"{where} has no class {name!r}; there is {', '.join(nearest)}")
+
+
+def multi_hot(rows: Sequence[Iterable[int]], num_classes: int) -> NDArray[np.float32]:
+    """Return several labels per sample as float32 of 0 and 1 (N x K)."""
+    labels = np.zeros((len(rows), num_classes), dtype=np.float32)
+    for row, indices in zip(labels, rows, strict=True):
+        row[np.array(list(indices), dtype=np.int64)] = 1
+    return labels
+
+
+def encode_labels(
+    file: Path,
+    locations: Sequence[str],
+    labels: Sequence[Sequence[str]],
+    classes: Sequence[str] | None,
+    multi_label: bool,
+) -> tuple[Any, tuple[str, ...]]:
+    """Encode labels of a list: class names, or class indices from 0 if all are integers and not all are class names.
+
+    Without class names, indices define as many classes as the largest one says, so that a class that is missing from
+    one list does not shift the others.
+
+    Args:
+        file: the list.
+        locations: of each entry, such as ``line 3``.
+        labels: of each entry, as written; exactly one unless ``multi_label``.
+        classes: names, in the order of their labels; those that occur when not given.
+        multi_label: whether an entry may have several labels, or none.
+
+    Returns:
+        int64, N, or float32 of 0 and 1, N x K; and the K class names.
+
+    Raises:
+        ValueError: a label is unknown; the text names its line.
+    """
+    distinct = {label for entry in labels for label in entry}
+    integers = bool(distinct) and all(re.fullmatch(r"\d+", label) for label in distinct)
+    by_index = integers and not (classes and distinct <= set(classes))
+    if classes is None:
+        classes = [str(i) for i in range(max(map(int, distinct)) + 1)] if integers else sort_names(distinct)
+    if not classes:
+        raise ValueError(f"{file}: no entry has a label, and classes is empty")
+    by_name = class_indices(classes)
+
+    def encode(label: str, location: str) -> int:
+        index = int(label) if by_index else by_name.get(label, -1)
+        if 0 <= index < len(by_name):
+            return index
+        if by_index:
+            hint = f" (0 to {len(by_name) - 1})"
+            if "0" not in distinct:
+                hint += "; does the list count from 1? Labels count from 0"
+        else:
+            hint = f": {', '.join(list(by_name)[:5])}" + (" ..." if len(by_name) > 5 else "")
+        raise ValueError(f"{file}, {location}: label {label!r} is none of the {len(by_name)} classes{hint}")
+
+    rows = [[encode(label, location) for label in entry] for location, entry in zip(locations, labels, strict=True)]
+    if multi_label:
+        return multi_hot(rows, len(classes)), tuple(classes)
+    return np.array([row[0] for row in rows], dtype=np.int64), tuple(classes)
+
+
+def read_classes(classes: list[str] | None, class_file: Path | None) -> list[str] | None:
+    """Return class names, from a list or from a file with a name per line (or ``index name``, in order).
+
+    Raises:
+        ValueError: both are given, or the file cannot be read.
+    """
+    if class_file is None:
+        return classes
+    if classes is not None:
+        raise ValueError("classes and class_file exclude each other; give one of them")
+    lines = [line for _, line in read_lines(class_file.expanduser())]
+    parts = [line.split(maxsplit=1) for line in lines]
+    if all(len(part) == 2 and part[0] == str(i) for i, part in enumerate(parts)):
+        return [part[1] for part in parts]
+    return lines

@@ -1,0 +1,84 @@
+"""The order in which the hooks of a run act."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from opabinia.contracts import Hook
+from opabinia.engine.hooks.batch_schedule import ApplyBatchSchedule
+from opabinia.engine.hooks.bottleneck import Bottleneck
+from opabinia.engine.hooks.ema import EmaHook
+from opabinia.engine.hooks.eta import Eta
+from opabinia.engine.hooks.evaluate import Evaluate
+from opabinia.engine.hooks.log_metrics import LogMetrics
+from opabinia.engine.hooks.save_best import SaveBest
+from opabinia.engine.hooks.save_checkpoint import SaveCheckpoint
+from opabinia.engine.hooks.timer import Timer
+from opabinia.engine.loop.hook_dispatch import LEGACY_KEYS
+
+BUILT_IN = ("timer", "batch_schedule", "ema", "metrics_log", "bottleneck", "save", "evaluate", "save_best", "eta")
+RESERVED = (*BUILT_IN, *LEGACY_KEYS)
+FILES = ("model", "optimizer", "state", "statistics")
+"""The other files of a checkpoint: a hook with tensors has a file named after its key."""
+
+
+def check_hooks(user: Mapping[str, Hook], taken: Collection[str] = RESERVED) -> None:
+    """Check the user's hooks; keys that are ``taken`` belong to other hooks.
+
+    Raises:
+        ValueError: a hook has the key of a built-in hook, or is not an :class:`opabinia.contracts.Hook`.
+    """
+    for key, hook in user.items():
+        if key in taken:
+            raise ValueError(f"{key!r} is the key of a built-in hook; choose another, such as my_{key}")
+        if key in FILES:
+            raise ValueError(f"{key!r} is the name of a file in checkpoints; choose another key")
+        if not isinstance(hook, Hook):
+            raise ValueError(f"{key!r} is a {type(hook).__name__}; a hook must inherit from opabinia.contracts.Hook")
+
+
+def order_hooks(
+    *,
+    task: Mapping[str, Hook],
+    user: Mapping[str, Hook],
+    metrics_log: LogMetrics,
+    save: SaveCheckpoint,
+    evaluate: Evaluate,
+    save_best: SaveBest | None,
+    ema: EmaHook | None = None,
+    timer: Timer | None = None,
+    batch_schedule: ApplyBatchSchedule | None = None,
+    bottleneck: Bottleneck | None = None,
+    eta: Eta | None = None,
+) -> dict[str, Hook]:
+    """Return all hooks of a run by key, in the order in which they act at every event.
+
+    Raises:
+        ValueError: see :func:`check_hooks`.
+    """
+    check_hooks(user, {*RESERVED, *task})
+    hooks: dict[str, Hook | None] = {
+        # First, so that it measures all that takes time.
+        "timer": timer,
+        # Sets how batch norms work in this epoch, before any forward pass.
+        "batch_schedule": batch_schedule,
+        # What the method itself needs (a momentum teacher) acts on the new weights before anything reads them.
+        **task,
+        # Follows every update, and is evaluated and saved with it.
+        "ema": ema,
+        # The user's: they may add values to the metrics log and request a stop.
+        **user,
+        # Checks and writes pending values before saving: no checkpoint is saved of weights that are not finite.
+        "metrics_log": metrics_log,
+        # Reads the line that was just written.
+        "bottleneck": bottleneck,
+        # Before the evaluation: if that fails, the weights are saved, and a resumed run repeats it.
+        "save": save,
+        # The weights that were saved are evaluated.
+        "evaluate": evaluate,
+        # Needs the scores.
+        "save_best": save_best,
+        # Counts the time of the evaluation.
+        "eta": eta,
+    }
+    return {key: hook for key, hook in hooks.items() if hook is not None}

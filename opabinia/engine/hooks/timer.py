@@ -1,0 +1,36 @@
+"""The hook that logs where the time went."""
+
+from __future__ import annotations
+
+import time
+
+from opabinia.contracts import Hook, Phase, Run
+from opabinia.runtime.log import log
+
+
+class Timer(Hook):
+    """Logs at the end how long steps and evaluations took."""
+
+    def start(self, run: Run) -> None:
+        """Start the clock."""
+        self._started, self._first_step = time.monotonic(), run.clock.step
+        self._evaluating = self._phase_started = 0.0
+
+    def before_phase(self, run: Run, phase: Phase) -> None:
+        """Record the start of an evaluation."""
+        self._phase_started = time.monotonic()
+
+    def after_phase(self, run: Run, phase: Phase) -> None:
+        """Add the time of an evaluation."""
+        if phase.kind == "evaluate":
+            self._evaluating += time.monotonic() - self._phase_started
+
+    def finish(self, run: Run, how: str | BaseException) -> None:
+        """Log the times."""
+        steps = run.clock.step - getattr(self, "_first_step", run.clock.step)  # a run may fail before its start
+        if steps:
+            total = time.monotonic() - self._started
+            per_step = (total - self._evaluating) / steps
+            log.info(
+                "%d steps in %.1f s, %.1f s of it evaluation; %.4f s per step", steps, total, self._evaluating, per_step
+            )

@@ -1,0 +1,86 @@
+"""Image and video files that inference commands take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from opabinia.config import ConfigError, Problem
+from opabinia.contracts import Sample
+from opabinia.data.decoding.images import EXTENSIONS
+from opabinia.data.loader import DataError
+from opabinia.inference.predictor import Predictor
+
+MAX_BATCH_BYTES = 512_000_000
+"""A batch ends early when its decoded images have this size: they are kept for drawing."""
+
+
+def find_files(paths: Sequence[Path], *, videos: bool = False) -> Iterator[Path]:
+    """Yield the files among ``paths``, and all images, or all videos, below the folders among them, sorted.
+
+    Raises:
+        ConfigError: a path does not exist, or a folder has no such file; all problems are named.
+    """
+    extensions: Sequence[str] = EXTENSIONS
+    if videos:
+        from opabinia.data.decoding.video import EXTENSIONS as VIDEO_EXTENSIONS
+
+        extensions = VIDEO_EXTENSIONS
+    problems = []
+    for path in paths:
+        if path.is_dir():
+            files = sorted(file for file in path.rglob("*") if file.suffix.lower() in extensions and file.is_file())
+            yield from files
+            if not files:
+                kind = "videos" if videos else "images"
+                problems.append(Problem("command line", "", f"{path} has no {kind} ({', '.join(extensions)})"))
+        elif path.is_file():
+            yield path
+        else:
+            problems.append(Problem("command line", "", f"there is no file or folder {path}"))
+    if problems:
+        raise ConfigError(problems)
+
+
+class InputBatch(list[tuple[Path, Sample, Sample]]):
+    """Files that could be read: path, sample as it was read, and sample after the transforms."""
+
+    @property
+    def paths(self) -> list[Path]:
+        return [path for path, _, _ in self]
+
+    @property
+    def samples(self) -> list[Sample]:
+        """The transformed samples."""
+        return [sample for _, _, sample in self]
+
+
+def read_batches(predictor: Predictor, paths: Sequence[Path], errors: list[str]) -> Iterator[InputBatch]:
+    """Yield batches of the files that can be read; each is decoded once. Messages about the others go to ``errors``."""
+    batch, size = InputBatch(), 0
+    for path in paths:
+        try:
+            original = predictor.read(path)
+            sample = predictor.transform(original)
+        except (OSError, ValueError) as error:
+            errors.append(str(error))
+            continue
+        if "frames" in sample:
+            original = {**original, "frames": sample["frames"]}
+        batch.append((path, original, sample))
+        size += original["image"].nbytes if "image" in original else 0
+        if len(batch) == predictor.batch_size or size > MAX_BATCH_BYTES:
+            yield batch
+            batch, size = InputBatch(), 0
+    if batch:
+        yield batch
+
+
+def raise_skipped(errors: Sequence[str], count: int) -> None:
+    """Report the files that were skipped.
+
+    Raises:
+        DataError: there are some.
+    """
+    if errors:
+        raise DataError(f"{len(errors)} of {count} files were skipped:\n" + "\n".join(errors))

@@ -1,0 +1,403 @@
+"""Galleries of a report: samples of the data, ground truth and predictions, mistakes, nearest neighbors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from opabinia.contracts import (
+    EMBEDDING,
+    Comparison,
+    DrawOptions,
+    Indices,
+    LabeledSource,
+    NamedSource,
+    Sample,
+    Source,
+    Task,
+)
+from opabinia.inference import embedding_map as maps
+from opabinia.inference.compare import (
+    compare_sample,
+    evaluation_details,
+    evenly_spaced,
+    select_samples,
+    verdict_of,
+    worst_samples,
+)
+from opabinia.inference.predictor import Prediction, Predictor
+from opabinia.visualization.drawing import MAX_MARKED_CLASSES, to_pil
+from opabinia.visualization.video_strips import representative_image
+
+SHOWN, PREDICTED = 24, 600
+"""Maximum number of images of a gallery, and of samples that are predicted to select them."""
+
+COMPARED, VIDEOS, QUERIES, NEIGHBORS, PAIRS, IN_ROW = 12, 10, 10, 9, 4, 8
+
+PREDICTED_PER_CLASS = 50
+"""Samples that are also predicted of each class that is often confused with another."""
+
+THUMBNAIL, LARGE, WIDE = 160, 420, 1120
+"""Longer side in pixels of a thumbnail, of a drawn image, of a strip or a map."""
+
+OPTIONS = DrawOptions(min_score=0.5, side=LARGE, text=16)
+"""Texts are large because the page shows drawn images smaller than they are."""
+
+
+@dataclass(frozen=True)
+class GalleryImage:
+    """An image with its text; ``verdict`` is a key of :data:`opabinia.visualization.drawing.FRAME_COLORS`, or None."""
+
+    image: Image.Image
+    text: str
+    verdict: str | None = None
+
+
+@dataclass(frozen=True)
+class GalleryRow:
+    """Images that belong together."""
+
+    images: Sequence[GalleryImage]
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Rows of images under a heading; ``of_data``: they show the data, not predictions."""
+
+    title: str
+    rows: Sequence[GalleryRow]
+    note: str = ""
+    of_data: bool = False
+
+
+def training_samples(source: Source, task: Task) -> list[Gallery]:
+    """Return a gallery of some samples of all classes, with their ground truth."""
+    labels = labels_of(source)
+    indices = round_robin(labels, spread_samples(len(source), labels, PREDICTED), SHOWN)
+    samples = [source[index] for index in indices]
+    images = [GalleryImage(_thumbnail(sample), _ground_truth(task, sample, source.classes)) for sample in samples]
+    note = f"{len(indices)} of {len(source):,}, before transforms"
+    return [Gallery("Some of the training data", [GalleryRow(images)], note, of_data=True)]
+
+
+def validation_galleries(
+    run: Path, split: str, source: Source, predictor: Predictor
+) -> list[Callable[[], list[Gallery]]]:
+    """Return functions that build the galleries of a validation set.
+
+    A task that draws comparisons (:meth:`opabinia.contracts.Task.compare`) gets these. Otherwise ``probabilities``
+    among the predictions give a gallery of mistakes, ``embedding`` a map with nearest neighbors, and anything else a
+    gallery of captions.
+    """
+    indices = select_samples(predictor, run, split, source, VIDEOS if predictor.takes_video else COMPARED)
+    if not indices:
+        return []
+    if compare_sample(predictor, source[indices[0]], source.classes, OPTIONS) is not None:
+        return [partial(_comparisons, source, predictor, indices)]
+    return [partial(_queries, run, split, source), partial(_predictions, run, split, source, predictor)]
+
+
+# --- choice of samples ------------------------------------------------------------------------------------------------
+
+
+def labels_of(source: Source) -> Indices | None:
+    """Return the class numbers of the samples (N), if each has one."""
+    labels = source.labels if isinstance(source, LabeledSource) else None
+    return np.asarray(labels) if labels is not None and np.ndim(labels) == 1 else None
+
+
+def spread_samples(count: int, labels: Indices | None, most: int) -> list[int]:
+    """Return sorted indices of at most about ``most`` samples.
+
+    Labeled samples are whole classes, or the same number of each, so that there are several of a class; others are at
+    even distances.
+    """
+    if count <= most:
+        return list(range(count))
+    if labels is None:
+        return list(evenly_spaced(range(count), most))
+    order = np.argsort(labels, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
+    per_class = max(8, most // len(groups))
+    taken: list[int] = []
+    for number in np.random.default_rng(0).permutation(len(groups)):
+        if len(taken) >= most:
+            break
+        taken += list(evenly_spaced(groups[number].tolist(), per_class))
+    return sorted(taken[:most])
+
+
+def round_robin(labels: Indices | None, indices: Sequence[int], most: int) -> list[int]:
+    """Return at most ``most`` of the indices, one of each class in turn."""
+    if labels is None:
+        return list(evenly_spaced(indices, most))
+    seen: Counter[int] = Counter()
+    turns = []
+    for index in indices:
+        label = int(labels[index])
+        turns.append((seen[label], label, index))
+        seen[label] += 1
+    return [index for _, _, index in sorted(turns)[:most]]
+
+
+def _thumbnail(sample: Sample) -> Image.Image:
+    return _shrink(to_pil(representative_image(sample)), THUMBNAIL)
+
+
+def _shrink(image: Image.Image, side: int) -> Image.Image:
+    """Shrink an image until its longer side has at most this many pixels."""
+    scale = side / max(image.size)
+    if scale >= 1:
+        return image
+    return image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))))
+
+
+def _ground_truth(task: Task, sample: Sample, classes: Sequence[str]) -> str:
+    return ", ".join(task.ground_truth_caption(sample, classes)) or str(sample["id"])
+
+
+# --- comparisons ------------------------------------------------------------------------------------------------------
+
+
+def _comparisons(source: Source, predictor: Predictor, indices: Sequence[int]) -> list[Gallery]:
+    rows: list[GalleryRow] = []
+    for index in indices:
+        sample = source[index]
+        comparison = compare_sample(predictor, sample, source.classes, OPTIONS)
+        if comparison is not None:
+            rows.append(_comparison_row(str(sample["id"]), comparison))
+    note = "samples with most errors in the last evaluation first"
+    return [Gallery("Ground truth and predictions", rows, note)]
+
+
+def _comparison_row(name: str, comparison: Comparison) -> GalleryRow:
+    side = WIDE if len(comparison.panels) == 1 else LARGE
+    verdict = verdict_of(comparison)
+    images = [GalleryImage(_shrink(panel.image, side), panel.title, verdict) for panel in comparison.panels]
+    return GalleryRow(images, name)
+
+
+# --- retrieval --------------------------------------------------------------------------------------------------------
+
+
+def _queries(run: Path, split: str, source: Source) -> list[Gallery]:
+    """Return the queries that the last evaluation lists, with their nearest images."""
+    if not isinstance(source, NamedSource):
+        return []
+    details = evaluation_details(run, split).get("retrieval", {})
+    selected: dict[str, list[Mapping[str, Any]]] = {
+        "Queries, from the worst to the best": details.get("others", [])[:QUERIES],
+        "The worst queries": details.get("worst", [])[:QUERIES],
+    }
+    queries = list(chain.from_iterable(selected.values()))
+    needed = {name for query in queries for name in (query["query"], *query["nearest"])}
+    indices = {name: index for index in range(len(source)) if (name := source.id(index)) in needed}
+    note = "the query is the first in its row, followed by the images nearest to it"
+    return [
+        Gallery(title, [_query_row(source, query, indices) for query in queries], note)
+        for title, queries in selected.items()
+        if queries
+    ]
+
+
+def _query_row(source: Source, query: Mapping[str, Any], indices: Mapping[str, int]) -> GalleryRow:
+    images = [GalleryImage(_thumbnail(source[indices[query["query"]]]), Path(query["query"]).stem)]
+    for name, right in zip(query["nearest"], query["right"], strict=True):
+        images.append(GalleryImage(_thumbnail(source[indices[name]]), Path(name).stem, "right" if right else "wrong"))
+    return GalleryRow(images, f"average precision {query['AP']:.3f}; the first match has rank {query['first_match']}")
+
+
+# --- predictions ------------------------------------------------------------------------------------------------------
+
+
+def _predictions(run: Path, split: str, source: Source, predictor: Predictor) -> list[Gallery]:
+    """Return the mistakes of a classifier; of other models a map of embeddings, or captions."""
+    labels = labels_of(source)
+    indices = spread_samples(len(source), labels, PREDICTED)
+    first = next(_predict(source, indices[:1], predictor))
+    if "probabilities" in first:
+        if len(first["probabilities"]) != len(source.classes):
+            return []
+        confusion = _confusion(run, split)
+        suspects = worst_samples(run, split, source)
+        if labels is not None:
+            for row in {row for _, row, _ in confusion.pairs}:
+                suspects += evenly_spaced(np.flatnonzero(labels == row).tolist(), PREDICTED_PER_CLASS)
+        chosen = list(dict.fromkeys([*suspects, *indices]))
+        outcomes = map(partial(_outcome, source), chosen, _predict(source, chosen, predictor))
+        return _mistakes(source, [outcome for outcome in outcomes if outcome is not None], confusion)
+    if EMBEDDING not in first:
+        return _captions(source, round_robin(labels, indices, SHOWN), predictor)
+    embeddings = [
+        predictor.embeddings([predictor.sample(_input(source[index])) for index in batch])
+        for batch in _batches(indices, predictor)
+    ]
+    return _embedding_galleries(source, labels, indices, torch.cat(embeddings))
+
+
+def _input(sample: Sample) -> Any:
+    return sample["video"] if "video" in sample else sample["image"]
+
+
+def _batches(indices: Sequence[int], predictor: Predictor) -> Iterator[Sequence[int]]:
+    size = predictor.batch_size
+    return (indices[start : start + size] for start in range(0, len(indices), size))
+
+
+def _predict(source: Source, indices: Sequence[int], predictor: Predictor) -> Iterator[Prediction]:
+    for batch in _batches(indices, predictor):
+        yield from predictor.batch([predictor.sample(_input(source[index])) for index in batch])
+
+
+def _captions(source: Source, indices: Sequence[int], predictor: Predictor) -> list[Gallery]:
+    images = []
+    for index, prediction in zip(indices, _predict(source, indices, predictor), strict=True):
+        sample, predicted = source[index], ", ".join(predictor.task.caption(prediction.readable))
+        text = f"{predicted} (ground truth {_ground_truth(predictor.task, sample, source.classes)})"
+        images.append(GalleryImage(_thumbnail(sample), text))
+    return [Gallery("Predictions", [GalleryRow(images)], f"{len(indices)} of {len(source):,} samples")]
+
+
+class Outcome(NamedTuple):
+    """A sample and the prediction of a classifier.
+
+    Attributes:
+        number: index of the sample in its source.
+        truth, predicted: names of classes.
+        confidence: probability of the predicted class.
+        correct: whether it is the label.
+        error: from 0 to 1; for one label the probability of the predicted class minus that of the label.
+    """
+
+    number: int
+    truth: str
+    predicted: str
+    confidence: float
+    correct: bool
+    error: float
+
+
+class Confusion(NamedTuple):
+    """Mistakes in the last evaluation.
+
+    Attributes:
+        samples, wrong: numbers of samples and of mistakes; 0 without an evaluation.
+        pairs: (number of mistakes, class, predicted class), most frequent first.
+    """
+
+    samples: int
+    wrong: int
+    pairs: Sequence[tuple[int, int, int]]
+
+
+def _confusion(run: Path, split: str) -> Confusion:
+    cells = evaluation_details(run, split).get("confusion", [])
+    wrong = sorted(((count, row, column) for row, column, count in cells if row != column), reverse=True)
+    return Confusion(sum(cell[2] for cell in cells), sum(cell[0] for cell in wrong), wrong[:PAIRS])
+
+
+def _outcome(source: Source, index: int, prediction: Prediction) -> Outcome | None:
+    """Return the outcome for a sample; None if it has no class."""
+    label, probabilities = torch.as_tensor(source[index].get("label", -1)), prediction["probabilities"]
+    names = source.classes
+    if label.ndim:
+        truth, predicted = label > 0.5, probabilities > 0.5
+        error = float((label - probabilities).abs().max())
+        words = [
+            ", ".join(names[k] for k in mask.nonzero().flatten().tolist()) or "none" for mask in (truth, predicted)
+        ]
+        return Outcome(index, words[0], words[1], 1 - error, bool((truth == predicted).all()), error)
+    if label < 0:
+        return None
+    number = int(probabilities.argmax())
+    error = float(probabilities[number] - probabilities[int(label)])
+    confidence = float(probabilities[number])
+    return Outcome(index, names[int(label)], names[number], confidence, number == int(label), error)
+
+
+def _mistakes(source: Source, outcomes: Sequence[Outcome], confusion: Confusion) -> list[Gallery]:
+    """Return galleries of the most wrong predictions, the most frequent confusions, and the least confident correct
+    predictions.
+
+    Args:
+        source: of the samples.
+        outcomes: of those that were predicted.
+        confusion: of the last evaluation, over all samples.
+    """
+    names = source.classes
+    wrong = sorted((outcome for outcome in outcomes if not outcome.correct), key=lambda outcome: -outcome.error)
+    unsure = sorted((outcome for outcome in outcomes if outcome.correct), key=lambda outcome: outcome.confidence)
+    if confusion.samples:
+        counted = f"{confusion.wrong:,} of {confusion.samples:,} samples are wrong"
+        pairs = [((names[row], names[column]), count) for count, row, column in confusion.pairs]
+    else:
+        counted = f"{len(wrong):,} of {len(outcomes):,} predicted samples are wrong"
+        pairs = Counter((outcome.truth, outcome.predicted) for outcome in wrong).most_common(PAIRS)
+    rows = []
+    for (truth, predicted), count in pairs if len(wrong) > len(pairs) else ():
+        confused = [outcome for outcome in wrong if (outcome.truth, outcome.predicted) == (truth, predicted)]
+        images = [_outcome_image(source, outcome) for outcome in confused[:IN_ROW]]
+        rows.append(GalleryRow(images, f"{truth} taken for {predicted}: {count}"))
+    worst = [_outcome_image(source, outcome) for outcome in wrong[:SHOWN]]
+    least_sure = [_outcome_image(source, outcome) for outcome in unsure[: SHOWN // 2]]
+    galleries = [
+        Gallery("Most wrong", [GalleryRow(worst)], f"{counted}; the most confident first"),
+        Gallery("Most confused", [row for row in rows if row.images], counted),
+        Gallery("Right, but least sure", [GalleryRow(least_sure)], f"of {len(outcomes):,} predicted samples"),
+    ]
+    return [gallery for gallery in galleries if any(row.images for row in gallery.rows)]
+
+
+def _outcome_image(source: Source, outcome: Outcome) -> GalleryImage:
+    sample = source[outcome.number]
+    words = outcome.truth if outcome.correct else f"{outcome.truth}, predicted {outcome.predicted}"
+    text = f"{words} ({outcome.confidence:.0%}) · {sample['id']}"
+    return GalleryImage(_thumbnail(sample), text, "right" if outcome.correct else "wrong")
+
+
+# --- embeddings -------------------------------------------------------------------------------------------------------
+
+
+def _embedding_galleries(
+    source: Source, labels: Indices | None, indices: Sequence[int], features: Tensor
+) -> list[Gallery]:
+    if len(indices) < 3:
+        return []
+    numbers = np.asarray(indices)
+    own_labels = np.full(len(indices), -1) if labels is None else labels[numbers]
+    embeddings = maps.EmbeddingSet(features, own_labels.astype(np.int64), numbers, len(source), {"split": "embeddings"})
+    names = [str(name) for name in source.classes] or [str(number) for number in range(int(own_labels.max()) + 1)]
+    note = f"{len(indices)} of {len(source):,} samples; at most {MAX_MARKED_CLASSES} classes have a mark of their own"
+    methods: tuple[maps.Method, ...] = ("pca", "tsne")
+    scatters = [
+        GalleryImage(_shrink(maps.draw_scatter(embeddings, names, method), WIDE), f"by {maps.METHOD_NAMES[method]}")
+        for method in methods
+    ]
+    return [Gallery("Map of embeddings", [GalleryRow(scatters)], note), _neighbor_gallery(source, embeddings, names)]
+
+
+def _neighbor_gallery(source: Source, embeddings: maps.EmbeddingSet, names: Sequence[str]) -> Gallery:
+    queries = maps.choose_queries(embeddings.labels)
+    cosines, indices = maps.nearest_neighbors(embeddings, queries, NEIGHBORS)
+    rows = []
+    for query, similarities, row in zip(queries.tolist(), cosines.tolist(), indices.tolist(), strict=True):
+        labels = embeddings.labels[[query, *row]].tolist()
+        texts = [names[label] if label >= 0 else "" for label in labels]
+        texts[1:] = [f"{name} {cosine:.2f}" for name, cosine in zip(texts[1:], similarities, strict=True)]
+        verdicts = [None, *maps.label_verdicts(labels[0], labels[1:])]
+        thumbnails = [_thumbnail(source[int(embeddings.numbers[index])]) for index in (query, *row)]
+        rows.append(GalleryRow([GalleryImage(*item) for item in zip(thumbnails, texts, verdicts, strict=True)]))
+    return Gallery(
+        "Nearest neighbors", rows, "some samples (first in each row) and their nearest neighbors, with cosine"
+    )

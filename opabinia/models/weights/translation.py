@@ -1,0 +1,79 @@
+"""Registry of other systems' weight formats, which :mod:`opabinia.migration.weights` fills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+ChannelOrder = Literal["rgb", "bgr"]
+Weights = Mapping[str, Tensor]
+
+BACKBONE = "backbone.model."
+"""Prefix of the parameters of timm models in our tasks."""
+
+
+class WeightFormat(NamedTuple):
+    """The naming scheme of another system.
+
+    Attributes:
+        prefix: of a name that only this system has.
+        names: description for messages, such as "MoCo's names".
+        channel_order: of the first convolution.
+        translate: maps weights to our names.
+    """
+
+    prefix: str
+    names: str
+    channel_order: ChannelOrder
+    translate: Callable[[Weights], dict[str, Tensor]]
+
+
+ShapeAdapter = Callable[[str, Tensor, Tensor], Tensor | None]
+"""Map the name of a tensor, the tensor and the one it replaces to a tensor of the latter's shape, or None."""
+
+_formats: list[WeightFormat] = []
+_adapters: list[ShapeAdapter] = []
+
+
+def register_weight_format(*formats: WeightFormat) -> None:
+    """Register formats. The first one with a matching prefix is used."""
+    _formats.extend(formats)
+
+
+def register_shape_adapter(adapter: ShapeAdapter) -> ShapeAdapter:
+    """Register a function that adapts tensors of other shapes."""
+    _adapters.append(adapter)
+    return adapter
+
+
+class Translation(NamedTuple):
+    """Weights under our names, and a description of what was changed, empty if nothing was."""
+
+    weights: dict[str, Tensor]
+    description: str
+
+
+def translate_weights(weights: Weights, channel_order: ChannelOrder | None = None) -> Translation:
+    """Translate the weights of a registered format to our names and RGB; weights of no such format keep their names.
+
+    Args:
+        weights: by the names in their file.
+        channel_order: of the first convolution; None: that of the format, RGB without one.
+    """
+    format = next((known for known in _formats if any(name.startswith(known.prefix) for name in weights)), None)
+    translated = dict(weights) if format is None else format.translate(weights)
+    changes = [] if format is None else [format.names]
+    if (channel_order or (format.channel_order if format else "rgb")) == "bgr":
+        for name, tensor in translated.items():
+            if tensor.ndim == 4 and tensor.shape[1] == 3:  # only the convolutions of images have three channels
+                translated[name] = tensor.flip(1)
+                changes.append(f"{name} turned from BGR to RGB")
+    return Translation(translated, ", ".join(changes))
+
+
+def adapt_shape(name: str, tensor: Tensor, target: Tensor) -> Tensor | None:
+    """Adapt ``tensor`` to the shape of ``target`` by the first adapter that can; None if there is none."""
+    results = (adapter(name, tensor, target) for adapter in _adapters)
+    return next((result for result in results if result is not None), None)

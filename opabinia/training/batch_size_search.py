@@ -1,0 +1,155 @@
+"""Search for the largest batch that fits into memory, by training steps of growing size."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from opabinia.contracts import Batch, Clock, GlobalBatch, Step
+from opabinia.runtime.resources import peak_memory, reset_peak_memory
+
+GPU_SHARE = 0.9
+"""Share of the free GPU memory that a step may fill; the rest is for evaluation and fragmentation."""
+MAX_SECONDS = 10.0
+"""Longest step that is tried."""
+RESOLUTION = 64
+"""The search ends when the next increase would be smaller than one part in so many."""
+
+
+class Attempt(NamedTuple):
+    """A training step: its samples, peak memory in bytes (infinite: out of memory), and seconds."""
+
+    samples: int
+    memory: float
+    seconds: float
+
+
+class Attempts:
+    """Training steps of any size, made of the samples of one batch.
+
+    Args:
+        step: of a run on a single rank.
+        batch: on its device.
+        row, clock: of that batch.
+        device: of the model.
+
+    Example: ``Attempts(step, batch, row, clock, device)(64).memory``.
+    """
+
+    def __init__(self, step: Step, batch: Batch, row: GlobalBatch, clock: Clock, device: torch.device) -> None:
+        self._step, self._batch, self._row, self._clock, self._device = step, batch, row, clock, device
+
+    def budget(self, host_budget: float) -> float:
+        """Return the bytes that the run may hold on its device, given those it may hold on the host."""
+        if self._device.type != "cuda":
+            return host_budget
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return GPU_SHARE * (free + torch.cuda.memory_reserved(self._device))
+
+    def __call__(self, samples: int) -> Attempt:
+        """Train one step with so many samples."""
+        on_gpu = self._device.type == "cuda"
+        if on_gpu:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            reset_peak_memory()
+        start = time.perf_counter()
+        if self._fits(samples):
+            # What torch has reserved counts: memory between tensors is not free.
+            memory = torch.cuda.max_memory_reserved(self._device) if on_gpu else peak_memory()
+            return Attempt(samples, memory, time.perf_counter() - start)
+        gc.collect()  # only now: the traceback of the error held the tensors
+        return Attempt(samples, math.inf, 0.0)
+
+    def _fits(self, samples: int) -> bool:
+        try:
+            row = replace(self._row, count=samples)
+            self._step(repeat_samples(self._batch, samples), row, self._clock, lambda: None)
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return False
+        return True
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error of torch, its CPU allocator or cuBLAS says that there is too little memory."""
+    text = str(error)
+    signs = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in text for sign in signs)
+
+
+def repeat_samples(batch: Batch, samples: int) -> Batch:
+    """Return a batch of so many samples, repeating those of ``batch`` in turn."""
+    indices = [index % len(batch["id"]) for index in range(samples)]
+    return {key: _select(value, indices) for key, value in batch.items()}
+
+
+def _select(value: Any, indices: list[int]) -> Any:
+    if isinstance(value, Tensor):
+        return value[torch.tensor(indices, device=value.device)]
+    if isinstance(value, tuple):
+        return tuple(_select(view, indices) for view in value)
+    return [value[index] for index in indices]
+
+
+def largest_fitting(
+    attempt: Callable[[int], Attempt], budget: float, first: Attempt, samples: int, max_seconds: float = MAX_SECONDS
+) -> tuple[Attempt, str]:
+    """Return the largest attempt that stays within ``budget`` bytes, and why it is not larger.
+
+    Sizes double as long as the memory seen so far predicts that the next one fits; then the gap is filled. On the CPU,
+    where too much memory stops the whole machine, nothing is tried that is predicted not to fit.
+
+    Args:
+        attempt: trains one step with a number of samples.
+        budget: in bytes.
+        first: an attempt that fits.
+        samples: of the dataset; no batch is larger.
+        max_seconds: no step that would take longer is tried.
+
+    Example: with 2 + 3 n bytes for n samples and a budget of 100 the result is 32, found with 1, 2, 4, 8, 16 and 32.
+    """
+    fitting, failed = [first], None
+    while True:
+        last = fitting[-1]
+        size = _next_size(fitting, samples, failed, budget)
+        if size <= last.samples:
+            return last, "all samples of the dataset" if last.samples >= samples else "the largest that fits"
+        if last.seconds * size / last.samples > max_seconds:
+            return last, f"a step takes {last.seconds:.1f} s, and no longer one is tried"
+        tried = attempt(size)
+        if tried.memory <= budget:
+            fitting.append(tried)
+        else:
+            failed = size
+
+
+def _next_size(fitting: Sequence[Attempt], samples: int, failed: int | None, budget: float) -> int:
+    """Samples to try next; as many as fit already if an increase is not worth a step."""
+    last = fitting[-1].samples
+    size = min(2 * last, samples) if failed is None else (last + failed) // 2
+    size = last + bisect_right(range(last + 1, size + 1), budget, key=_predicted_memory(fitting))
+    return size if size - last >= max(1, last // RESOLUTION) or size == samples else last
+
+
+def _predicted_memory(fitting: Sequence[Attempt]) -> Callable[[int], float]:
+    """Bytes by number of samples: the parabola through the newest three attempts, or the line through two."""
+    (n0, m0), (n1, m1), (n2, m2) = [
+        (attempt.samples, attempt.memory) for attempt in [fitting[0], fitting[0], *fitting][-3:]
+    ]
+    slope_before = (m1 - m0) / (n1 - n0) if n1 > n0 else 0.0
+    slope = max(0.0, (m2 - m1) / (n2 - n1)) if n2 > n1 else 0.0
+    curvature = max(0.0, (slope - slope_before) / (n2 - n0)) if n1 > n0 else 0.0
+    return lambda samples: m2 + slope * (samples - n2) + curvature * (samples - n2) * (samples - n1)

@@ -1,0 +1,64 @@
+"""Evaluation of a trained model on the validation sets of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from opabinia.config import ConfigError, Problem
+from opabinia.contracts import Clock, Run
+from opabinia.data import Data
+from opabinia.engine.checkpointing.checkpoint import Snapshot
+from opabinia.engine.loggers.metrics_log import MetricsLogger
+from opabinia.engine.loop.evaluate import ValidationSet, evaluation_run, needs_training_data
+from opabinia.engine.loop.hook_dispatch import HookDispatcher
+from opabinia.training.model import Models, place, set_up
+from opabinia.training.trained_model import dataset_info_from, trained_task
+from opabinia.training.validation import plan_evaluation
+
+
+def evaluate(
+    folder: Path, parts: Mapping[str, Any], snapshot: Snapshot, training_data: Callable[[], Data]
+) -> dict[str, float]:
+    """Return the scores of a trained model.
+
+    Args:
+        folder: the run folder.
+        parts: the built fields of :class:`opabinia.training.session.TrainingRun`.
+        snapshot: the checkpoint; it also holds the description of the training data.
+        training_data: opens the training data; called only where an evaluator learns from it.
+
+    Raises:
+        ConfigError: there is nothing to evaluate on, or the weights do not fit the model.
+    """
+    training, data, settings = parts["train"], parts["data"], parts["evaluate"]
+    if not data.validation:
+        raise ConfigError(Problem("", "data.val", "there is no data to evaluate on"))
+    # cuDNN's benchmark pays off in long runs only.
+    device, _ = set_up(replace(training, cudnn_benchmark=False))
+    seed = snapshot.state["seed"]
+    task = place(trained_task(parts["task"], snapshot), training, device)
+    ema = place(trained_task(parts["task"], snapshot, "ema"), training, device) if "ema" in snapshot.tensors else None
+    models = Models(task, ema, None, False)
+
+    def plan(data: Data, classes: Sequence[str]) -> list[ValidationSet]:
+        return plan_evaluation(models, data, settings, seed, device, training.precision, classes).validation
+
+    validation = plan(data, dataset_info_from(snapshot).classes)
+    if any(needs_training_data(task, val_set) for val_set in validation):
+        data = replace(data, train=training_data().train)
+        validation = plan(data, data.train.source.classes)
+    run = Run(
+        task=task,
+        optimizer=None,
+        loader=None,
+        metrics_log=MetricsLogger(None),
+        clock=Clock(),
+        checkpoints=None,
+        evaluate=lambda selects: {},
+        scores={},
+        folder=folder,
+    )
+    return evaluation_run(run, HookDispatcher(parts["hooks"] or {}), validation, device)

@@ -1,0 +1,136 @@
+"""Non-finite losses and gradients: skipped updates, checked by the host or on the device, and error messages."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from opabinia.contracts import Batch, Clock, GlobalBatch, StepOptions, Task
+from opabinia.engine.loop.nonfinite import NonFiniteError, find_non_finite_layer, suspect_samples
+from opabinia.engine.loop.step import StandardStep
+
+ROW = GlobalBatch(step=0, epoch=0, first=0, count=4)
+CLOCK = Clock(total_steps=10)
+
+
+class Normed(Task):
+    """A batch norm, whose running statistics must be restored, and a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm = nn.BatchNorm1d(3)
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
+        return {"loss": self.layer(self.norm(batch["image"])).square().mean()}
+
+
+class Steep(Normed):
+    """A finite loss whose gradient is not."""
+
+    def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
+        value = self.layer(batch["image"]).sum()
+        return {"loss": (value - value.detach()).abs().sqrt()}
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "fused": lambda parameters: torch.optim.AdamW(parameters, lr=0.1, fused=True),
+    "not fused": lambda parameters: torch.optim.AdamW(parameters, lr=0.1),
+    "fused with momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=True),
+}
+
+
+def batch(*, wrong: bool = False) -> Batch:
+    image = torch.arange(12.0).view(4, 3)
+    if wrong:
+        image[2, 1] = math.nan
+    return {"image": image, "id": list("abcd")}
+
+
+def state(task: Task, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Weights, running statistics and optimizer state."""
+    kept = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
+    return [value.detach().clone() for value in [*task.state_dict().values(), *kept]]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("checks", [True, False])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_skipped_step_changes_nothing(name: str, checks: bool, precision: Any) -> None:
+    task = Normed()
+    optimizer = OPTIMIZERS[name](task.parameters())
+    step = StandardStep(task, optimizer, {}, StepOptions(0, precision, skip_non_finite=True))
+    step._checks_losses = checks  # as on a GPU
+    step(batch(), ROW, CLOCK, lambda: None)
+    before = state(task, optimizer)
+    scalars = step(batch(wrong=True), ROW, CLOCK, lambda: None)
+    assert float(scalars["skipped"]) == 1
+    assert all(map(torch.equal, state(task, optimizer), before))
+    scalars = step(batch(), ROW, CLOCK, lambda: None)
+    assert float(scalars.get("skipped", 0.0)) == 0
+    assert not all(map(torch.equal, state(task, optimizer), before))
+    assert all(bool(value.isfinite().all()) for value in state(task, optimizer))
+
+
+def test_a_skipped_first_update_leaves_no_momentum() -> None:
+    """In fp16 the first update often overflows, and torch leaves fused momentum buffers uninitialized."""
+    task = Normed()
+    optimizer = OPTIMIZERS["fused with momentum"](task.parameters())
+    step = StandardStep(task, optimizer, {}, StepOptions(0, "fp16"))
+    step._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60)
+    before = [parameter.detach().clone() for parameter in task.parameters()]
+    torch.use_deterministic_algorithms(True)  # memory without values is filled with NaN then
+    try:
+        step(batch(), ROW, CLOCK, lambda: None)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(map(torch.equal, task.parameters(), before))
+    assert all(float(values["momentum_buffer"].abs().sum()) == 0 for values in optimizer.state.values())
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_non_finite_gradients_alone_are_skipped(checks: bool) -> None:
+    task = Steep()
+    before = [one.clone() for one in task.state_dict().values()]
+    step = StandardStep(task, torch.optim.SGD(task.parameters(), lr=0.1), {}, StepOptions(0, skip_non_finite=True))
+    step._checks_losses = checks
+    scalars = step(batch(), ROW, CLOCK, lambda: None)
+    assert float(scalars["loss"]) == 0 and not math.isfinite(float(scalars["grad_norm"]))
+    assert all(map(torch.equal, task.state_dict().values(), before))
+
+
+def test_the_error_names_value_and_layer() -> None:
+    task = Steep()
+    step = StandardStep(task, torch.optim.SGD(task.parameters(), lr=0.1), {}, StepOptions(0))
+    with pytest.raises(
+        NonFiniteError, match=r"grad_norm is (nan|inf) at step 1; every layer's output is finite"
+    ) as caught:
+        step(batch(), ROW, CLOCK, lambda: None)
+    assert caught.value.step == 1
+    task = Normed()
+    step = StandardStep(task, torch.optim.SGD(task.parameters(), lr=0.1), {}, StepOptions(0))
+    with pytest.raises(
+        NonFiniteError, match=r"train/loss is nan at step 1; the batch itself is not finite.*samples: c;"
+    ):
+        step(batch(wrong=True), ROW, CLOCK, lambda: None)
+
+
+def test_suspect_samples_have_non_finite_inputs() -> None:
+    assert suspect_samples(batch(wrong=True)) == ["c"]
+    assert suspect_samples(batch()) == list("abcd")
+    assert suspect_samples({"image": torch.zeros(2)}) == []
+
+
+def test_the_repeated_forward_pass_runs_to_its_end() -> None:
+    """Other processes may wait in a later layer."""
+    task = Normed()
+    seen: list[int] = []
+    task.layer.register_forward_hook(lambda *_: seen.append(1))
+    with torch.no_grad():
+        task.norm.weight.fill_(math.inf)
+    found = find_non_finite_layer(task, batch(), CLOCK)
+    assert found is not None and "after layer norm (BatchNorm1d, input 4 x 3); its weights are not finite" in found
+    assert seen == [1]

@@ -1,0 +1,259 @@
+"""The layout of docs/design.md holds: a short root, imports that only go down, no circles, light modules.
+
+Circles and upward imports count wherever an import stands: at the top of a file, inside a function, or under
+``TYPE_CHECKING``.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from importlib.util import resolve_name
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "opabinia"
+
+LEVELS = [
+    ["runtime"],
+    ["config"],
+    ["contracts"],
+    ["models", "evaluation", "optim", "visualization"],
+    ["engine", "data", "tasks", "migration"],
+    ["training"],
+    ["inference"],
+    ["cli"],
+    ["__init__", "__main__"],  # the public face may import anything
+]
+"""Rooms of the package from the bottom up; one may import those below it, and its neighbors where no circle results."""
+
+LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+STRANGERS = {
+    *{("engine", "data"), ("engine", "tasks"), ("data", "tasks")},
+    *{("engine", "migration"), ("data", "migration"), ("tasks", "migration")},
+}
+"""Neighbors that do not import each other."""
+READS_CONFIG = {"config", "training", "inference", "migration", "visualization", "cli", "__init__", "__main__"}
+"""Rooms that read configs; all others only declare themselves there."""
+
+HEAVY = {"torch", "torchvision", "timm", "sklearn"}
+KNOWS_TORCH = {
+    f"opabinia.runtime.{name}"
+    for name in ("seeds", "device", "processes", "environment", "collectives", "process_group", "shards")
+}
+MAX_ROOT_ENTRIES = 18
+MAX_LEVELS = 11
+
+Sources = Mapping[str, str]
+"""Text by module name; a package's own file is called ``opabinia.config.__init__``."""
+
+
+class Import(NamedTuple):
+    source: str
+    target: str  # a module of ours under its name in Sources, or the name of another package's
+    name: str | None  # None: the module itself
+
+    def __str__(self) -> str:
+        return f"{self.source} -> {self.target}" + (f".{self.name}" if self.name else "")
+
+
+def origin_of(node: ast.ImportFrom, source: str) -> str:
+    return resolve_name("." * node.level + (node.module or ""), source.rpartition(".")[0])
+
+
+def reexports(source: str, text: str) -> set[str]:
+    """``opabinia.config.adapt`` is a function that hides the module of that name."""
+    nodes = (node for node in ast.parse(text).body if isinstance(node, ast.ImportFrom))
+    elsewhere = (node for node in nodes if f"{origin_of(node, source)}.__init__" != source)
+    return {f"{source.removesuffix('.__init__')}.{alias.name}" for node in elsewhere for alias in node.names}
+
+
+def imports(sources: Sources) -> Iterator[Import]:
+    hiding = {name for source, text in sources.items() for name in reexports(source, text)}
+
+    def module(name: str) -> str | None:
+        return next((key for key in (name, f"{name}.__init__") if key in sources), None)
+
+    for source, text in sources.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    yield Import(source, module(alias.name) or alias.name, None)
+            elif isinstance(node, ast.ImportFrom):
+                origin = origin_of(node, source)
+                for alias in node.names:
+                    name = f"{origin}.{alias.name}"
+                    whole = module(name) if name not in hiding else None
+                    yield Import(source, whole or module(origin) or origin, None if whole else alias.name)
+
+
+def room(module: str) -> str:
+    return module.split(".")[1]
+
+
+def goes_up(found: Import) -> bool:
+    return LEVEL[room(found.source)] < LEVEL[room(found.target)]
+
+
+def meets_a_stranger(found: Import) -> bool:
+    pair = (room(found.source), room(found.target))
+    losses = found.target.startswith("opabinia.models.losses")
+    heads_and_networks = pair[0] == "models" and not found.source.startswith("opabinia.models.losses")
+    return pair in STRANGERS or pair[::-1] in STRANGERS or (losses and heads_and_networks)
+
+
+def joins_tasks(found: Import) -> bool:
+    """A task imports no other task; ``distillation`` wraps any task; ``*_base`` and two helper modules are shared."""
+    if not room(found.source) == room(found.target) == "tasks":
+        return False
+    source, target = found.source.split(".")[2], found.target.split(".")[2]
+    shared = target.endswith("_base") or target in ("dataset_checks", "update_queue")
+    return not shared and source not in {target, "distillation", "__init__"}
+
+
+def reads_config(found: Import) -> bool:
+    declares = {"register", "adapt"} | ({"Part"} if room(found.source) == "contracts" else set())
+    if room(found.target) != "config" or room(found.source) in READS_CONFIG:
+        return False
+    return found.target != "opabinia.config.__init__" or found.name not in declares
+
+
+def needs_migration(found: Import) -> bool:
+    """Other systems' configs and weights are known to the commands and the list of built-in parts alone."""
+    allowed = room(found.source) in ("migration", "cli") or found.source == "opabinia.training.builtin_parts"
+    return room(found.target) == "migration" and not allowed
+
+
+RULES = {
+    "upwards": goes_up,
+    "strangers": meets_a_stranger,
+    "a task that imports a task": joins_tasks,
+    "a part that reads the config": reads_config,
+    "migration is imported": needs_migration,
+}
+
+
+def circle(arrows: set[tuple[str, str]]) -> list[str]:
+    graph: dict[str, list[str]] = {}
+    for source, target in sorted(arrows):
+        graph.setdefault(source, []).append(target)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return ["in a circle: " + " <- ".join(error.args[1])]
+    return []
+
+
+def must_be_light(module: str) -> bool:
+    return room(module) in {"runtime", "config"} and module not in KNOWS_TORCH
+
+
+def between_rooms(ours: list[Import]) -> set[tuple[str, str]]:
+    return {(room(one.source), room(one.target)) for one in ours if room(one.source) != room(one.target)}
+
+
+def broken(sources: Sources) -> list[str]:
+    if unknown := [f"no level: {module}" for module in sources if room(module) not in LEVEL]:
+        return unknown
+    found = sorted(set(imports(sources)), key=str)
+    ours = [one for one in found if one.target in sources]
+    heavy = [f"too heavy: {one}" for one in found if one.target.split(".")[0] in HEAVY and must_be_light(one.source)]
+    files = {(one.source, one.target) for one in ours if one.source != one.target}
+    return (
+        [f"{rule}: {one}" for rule, breaks in RULES.items() for one in ours if breaks(one)]
+        + heavy
+        + circle(between_rooms(ours))
+        + circle(files)
+    )
+
+
+def package_sources() -> dict[str, str]:
+    files = {path: path.relative_to(PACKAGE.parent).with_suffix("").parts for path in PACKAGE.rglob("*.py")}
+    return {".".join(parts): path.read_text(encoding="utf-8") for path, parts in files.items()}
+
+
+def test_imports_go_down_only_and_never_in_a_circle() -> None:
+    problems = broken(package_sources())
+    assert not problems, "\n".join(problems)
+
+
+def test_the_root_of_the_package_is_short() -> None:
+    entries = sorted(path.name for path in PACKAGE.iterdir() if path.name != "__pycache__")
+    assert len(entries) <= MAX_ROOT_ENTRIES, entries
+
+
+def test_there_are_few_import_levels() -> None:
+    sources = package_sources()
+    below: dict[str, set[str]] = {}
+    for source, target in between_rooms([one for one in imports(sources) if one.target in sources]):
+        below.setdefault(source, set()).add(target)
+
+    @cache
+    def height(name: str) -> int:
+        return 1 + max((height(other) for other in below.get(name, ())), default=0)
+
+    assert max(map(height, LEVEL)) <= MAX_LEVELS
+
+
+FOLDERS = sorted({str(path.parent.relative_to(PACKAGE.parent)) for path in PACKAGE.rglob("*.py")})
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_folder_says_what_belongs_there(folder: str) -> None:
+    assert ast.get_docstring(ast.parse((PACKAGE.parent / folder / "__init__.py").read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("module", ["opabinia", "opabinia.config", "opabinia.cli"])
+def test_light_modules_stay_light(module: str) -> None:
+    """`opabinia --help` and a warm `config check` answer in half a second: they cannot wait for torch."""
+    program = f"import sys, {module}; print(*{HEAVY} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "rule"),
+    [
+        ("models.net", "from opabinia.engine import trainer", "upwards"),
+        ("models.net", "def late():\n    import opabinia.engine.trainer", "upwards"),
+        ("models.net", "if TYPE_CHECKING:\n    import opabinia.engine.trainer", "upwards"),
+        ("models.net", "from opabinia.models.losses import focal", "strangers"),
+        ("models.net", "from opabinia.config import register, adapt", None),
+        ("models.net", "from opabinia.config import Part", "a part that reads the config"),
+        ("models.net", "from opabinia.config.tree import compose", "a part that reads the config"),
+        ("models.net", "from opabinia import register", "upwards"),
+        ("models.net", "from ..engine.trainer import Trainer", "upwards"),
+        ("engine.step", "from opabinia.data import loader", "strangers"),
+        ("data.sources", "from opabinia.engine import trainer", "strangers"),
+        ("tasks.video", "from opabinia.tasks.detection import boxes", "a task that imports a task"),
+        ("tasks.video", "from opabinia.tasks.classification_base import Base", None),
+        ("tasks.distillation", "from opabinia.tasks.detection import boxes", None),
+        ("tasks.selfsup.swav", "from opabinia.tasks.selfsup import views", None),
+        ("config.build", "def late():\n    import torch.nn", "too heavy"),
+        ("models.net", "import opabinia.evaluation.knn", "in a circle"),
+        ("models.net", "if TYPE_CHECKING:\n    import opabinia.evaluation.knn", "in a circle"),
+        ("config.tree", "from opabinia.config import yaml", "in a circle"),
+        ("cli.config", "from opabinia.migration import convert", None),
+        ("training.builtin_parts", "from opabinia.migration import weights", None),
+        ("training.session", "from opabinia.migration import convert", "migration is imported"),
+        ("inference.load", "from opabinia.migration import convert", "migration is imported"),
+        ("__main__", "from opabinia.migration import convert", "migration is imported"),
+        ("migration.weights", "from opabinia.models import net", None),
+        ("migration.weights", "from opabinia.tasks import detection", "strangers"),
+        ("migration.weights", "from opabinia.training import session", "upwards"),
+        ("cellar", "", "no level"),
+    ],
+)
+def test_the_rules_bite(module: str, text: str, rule: str | None) -> None:
+    names = "config.__init__ config.adapt config.tree engine.trainer data.loader models.losses.focal migration.__init__"
+    names += " tasks.detection tasks.selfsup.views tasks.classification_base training.session"
+    package = dict.fromkeys((f"opabinia.{name}" for name in names.split()), "")
+    package["opabinia.__init__"] = "from opabinia.config import register"
+    package["opabinia.config.__init__"] = "from opabinia.config import tree\nfrom opabinia.config.adapt import adapt"
+    package["opabinia.evaluation.knn"] = "from opabinia.models import net"
+    problems = broken(package | {f"opabinia.{module}": text})
+    assert {problem.split(":")[0] for problem in problems} == ({rule} if rule else set())

@@ -1,0 +1,704 @@
+"""Weights of others in our detectors: everything finds its place, and computes what it computed there."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from timm import create_model
+from torch import Tensor, nn
+from torchvision.models import detection as theirs
+from torchvision.models.detection import backbone_utils
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.retinanet import RetinaNetHead
+from torchvision.ops.feature_pyramid_network import LastLevelP6P7
+
+from opabinia.contracts import DatasetInfo, Detector, Level
+from opabinia.migration.weights.detection import select_coco_classes
+from opabinia.models.backbones.resnet import resnet
+from opabinia.models.backbones.timm import timm
+from opabinia.models.detectors.boxes import BoxOptions
+from opabinia.models.detectors.cascade import cascade_rcnn
+from opabinia.models.detectors.fcos import Fcos
+from opabinia.models.detectors.keypoints import KeypointOptions
+from opabinia.models.detectors.masks import MaskOptions
+from opabinia.models.detectors.rcnn import faster_rcnn, keypoint_rcnn, mask_rcnn
+from opabinia.models.detectors.regions import PoolingOptions
+from opabinia.models.detectors.retinanet import RetinaNet
+from opabinia.models.detectors.rpn import ProposalOptions
+from opabinia.models.necks import fpn, fpn_p3_p7, fpn_p3_p7_from_p5
+from opabinia.models.weights.init import Init, LoadReport, initialize
+from opabinia.models.weights.translation import translate_weights
+from opabinia.tasks.detection import Detection
+
+CLASSES = ("circle", "square", "star")
+POINTS = ("left", "right")
+FACTS = DatasetInfo(samples=1, classes=CLASSES, boxes=True, masks=True, keypoints=POINTS)
+WIDTH = 24
+IMAGE = (96, 128)
+
+
+def found(task: Detection, image: Tensor) -> dict[str, Tensor]:
+    size = (image.shape[-2], image.shape[-1])
+    with torch.no_grad():
+        given = task.eval().predict({"image": image[None], "image_sizes": [size], "original_size": [size]})
+    count = int((given["labels"] >= 0).sum())
+    return {name: rows[0][:count] for name, rows in given.items()}
+
+
+def loaded(task: Detection, file: Path, **keys: Any) -> LoadReport:
+    return initialize(task, Init(weights=file, **keys))
+
+
+# --- torchvision ------------------------------------------------------------------------------------------------------
+
+TORCHVISION: dict[str, Any] = {
+    "proposals": ProposalOptions(convention="torchvision", min_size=1e-3, post_nms_topk_test=100),
+    "pooling": PoolingOptions(aligned=False, sampling_ratio=2),
+    "box": BoxOptions(min_size=0.01, fc_dim=WIDTH, max_detections=10),
+}
+OURS: dict[str, Callable[..., Detector]] = {
+    "faster_rcnn": partial(faster_rcnn, **TORCHVISION),
+    "mask_rcnn": partial(mask_rcnn, **TORCHVISION, mask=MaskOptions()),
+    "keypoint_rcnn": partial(keypoint_rcnn, **TORCHVISION, keypoint=KeypointOptions()),
+    "retinanet": partial(RetinaNet, neck=fpn_p3_p7_from_p5, convention="torchvision", max_detections=300),
+    "retinanet_v2": partial(RetinaNet, neck=fpn_p3_p7, convention="torchvision", max_detections=300, norm="group"),
+    "fcos": partial(Fcos, convention="torchvision", offset=0, score_threshold=0.2),
+}
+
+
+def torchvisions(name: str, classes: int = len(CLASSES)) -> nn.Module:
+    """Its detector on a ResNet-18, with the names of its published weights; class 0 is the background."""
+    same: dict[str, Any] = {"min_size": IMAGE[0], "max_size": IMAGE[1]}
+    body = partial(
+        backbone_utils.resnet_fpn_backbone,
+        backbone_name="resnet18",
+        weights=None,
+        trainable_layers=5,
+        norm_layer=nn.BatchNorm2d,
+    )
+    if name.endswith("rcnn"):
+        same |= {"box_head": TwoMLPHead(256 * 49, WIDTH), "box_predictor": FastRCNNPredictor(WIDTH, classes + 1)}
+        same |= {"rpn_post_nms_top_n_test": 100, "box_detections_per_img": 10}
+    if name == "faster_rcnn":
+        return theirs.FasterRCNN(body(), None, **same)
+    if name == "mask_rcnn":
+        predictor = theirs.mask_rcnn.MaskRCNNPredictor(256, 256, classes + 1)
+        return theirs.MaskRCNN(body(), None, mask_predictor=predictor, **same)
+    if name == "keypoint_rcnn":
+        return theirs.KeypointRCNN(body(), None, num_keypoints=len(POINTS), keypoint_predictor=None, **same)
+    dense = partial(body, returned_layers=[2, 3, 4])
+    if name == "fcos":
+        return theirs.FCOS(dense(extra_blocks=LastLevelP6P7(256, 256)), classes + 1, **same)
+    if name == "retinanet":
+        return theirs.RetinaNet(dense(extra_blocks=LastLevelP6P7(256, 256)), classes + 1, **same)
+    backbone = dense(extra_blocks=LastLevelP6P7(512, 256))
+    head = RetinaNetHead(256, 9, classes + 1, norm_layer=partial(nn.GroupNorm, 32))
+    return theirs.RetinaNet(backbone, classes + 1, head=head, **same)
+
+
+def drawn(net: nn.Module) -> Any:
+    """With statistics and scores that differ from place to place."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, one in net.state_dict().items():
+            if "running_mean" in name:
+                one.normal_(0, 0.1, generator=generator)
+            elif "running_var" in name:
+                one.uniform_(0.5, 1.5, generator=generator)
+            elif "cls_score.weight" in name:
+                one.normal_(0, 1, generator=generator)
+            elif "cls_logits.weight" in name and "rpn" not in name:
+                one.normal_(0, 0.1, generator=generator)
+            elif "cls_logits.bias" in name and "rpn" not in name:
+                one.normal_(-2, 1, generator=generator)
+                # Class 0 is the background, which nothing is ever trained to be.
+                one.view(-1, len(CLASSES) + 1)[:, 0] = -100
+            elif "bbox_" in name and name.endswith("weight"):
+                one.normal_(0, 0.02, generator=generator)
+    return net.eval()
+
+
+def our_task(name: str, dataset_info: DatasetInfo = FACTS) -> Detection:
+    return Detection(dataset_info, backbone=partial(timm, model="resnet18"), detector=OURS[name])
+
+
+def first_version(name: str) -> str:
+    """The name that a weight had in torchvision 0.8."""
+    name = re.sub(r"(inner_blocks|layer_blocks)\.(\d)\.0\.", r"\1.\2.", name)
+    name = name.replace("rpn.head.conv.0.0.", "rpn.head.conv.")
+    name = re.sub(r"mask_head\.(\d)\.0\.", lambda place: f"mask_head.mask_fcn{int(place[1]) + 1}.", name)
+    return re.sub(r"_head\.conv\.(\d)\.0\.", lambda place: f"_head.conv.{2 * int(place[1])}.", name)
+
+
+def assert_same_detections(ours: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    assert len(expected["scores"]) > 5
+    torch.testing.assert_close(ours["scores"], expected["scores"], atol=1e-3, rtol=0)
+    torch.testing.assert_close(ours["boxes"], expected["boxes"], atol=1e-3, rtol=0)
+    assert torch.equal(ours["labels"], expected["labels"] - 1)
+    if "masks" in expected:
+        assert "masks" in ours
+    if "keypoints" in expected:
+        torch.testing.assert_close(ours["keypoints"][..., :2], expected["keypoints"][..., :2], atol=1e-3, rtol=0)
+
+
+IN_FIRST_VERSION = [name for name in OURS if name not in ("fcos", "retinanet_v2")]
+
+
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [*((name, str) for name in OURS), *((name, first_version) for name in IN_FIRST_VERSION)],
+    ids=[*OURS, *(f"{name}-first" for name in IN_FIRST_VERSION)],
+)
+def test_torchvisions_weights_find_what_they_find_there(tmp_path: Path, name: str, names: Callable[[str], str]) -> None:
+    torch.manual_seed(0)
+    net = drawn(torchvisions(name))
+    torch.save({names(key): one for key, one in net.state_dict().items()}, tmp_path / "a.pth")
+    task = our_task(name)
+    report = loaded(task, tmp_path / "a.pth", strict=True)
+    assert "torchvision's names" in str(report)
+    image = torch.rand(3, *IMAGE)
+    with torch.no_grad():
+        expected = net([image])[0]
+    assert_same_detections(found(task, image), expected)
+
+
+def test_the_names_of_the_whole_models_are_known(tmp_path: Path) -> None:
+    """With their true names and shapes; 91 classes, of which ours are the 80 that COCO has."""
+    net = theirs.fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=91)
+    torch.save(net.state_dict(), tmp_path / "a.pth")
+    dataset_info = DatasetInfo(samples=1, classes=tuple(map(str, range(80))), boxes=True)
+    keys = {**TORCHVISION, "box": BoxOptions(min_size=0.01)}
+    task = Detection(dataset_info, backbone=partial(timm, model="resnet50"), detector=partial(faster_rcnn, **keys))
+    report = loaded(task, tmp_path / "a.pth", strict=True)
+    assert {name.rpartition(".")[0]: shapes for name, shapes in report.resized.items() if "weight" in name} == {
+        "detector.box.layers.predictor.cls_score": "91x1024 -> 81x1024",
+        "detector.box.layers.predictor.bbox_pred": "360x1024 -> 320x1024",
+    }
+    score, place = net.roi_heads.box_predictor.cls_score, net.roi_heads.box_predictor.bbox_pred
+    predictor: Any = task.detector.box.layers.predictor  # type: ignore[union-attr]
+    # COCO's first class is 1, its 12th is number 13 (there is no 12), its last 90; the background comes last here.
+    for row, number in ((0, 1), (11, 13), (79, 90), (80, 0)):
+        assert torch.equal(predictor.cls_score.weight[row], score.weight[number])
+    for row, number in ((0, 1), (11, 13), (79, 90)):
+        assert torch.equal(predictor.bbox_pred.bias[4 * row : 4 * row + 4], place.bias[4 * number : 4 * number + 4])
+
+
+def test_classes_of_coco_in_other_layers() -> None:
+    numbers = torch.arange(90.0)
+    kept = torch.tensor([n for n in range(90) if n + 1 not in (12, 26, 29, 30, 45, 66, 68, 69, 71, 83)])
+    anchors = torch.stack([numbers, 100 + numbers]).flatten()
+    assert torch.equal(select_coco_classes("h.cls_logits.bias", anchors, torch.empty(160)).view(2, 80)[1], 100 + kept)  # type: ignore[union-attr]
+    assert torch.equal(select_coco_classes("h.mask_fcn_logits.bias", numbers, torch.empty(80)), kept.float())  # type: ignore[arg-type]
+    assert select_coco_classes("h.mask_fcn_logits.bias", numbers, torch.empty(79)) is None
+    assert select_coco_classes("h.other.bias", numbers, torch.empty(80)) is None
+    assert select_coco_classes("h.cls_score.bias", numbers, torch.empty(80)) is None
+
+
+def test_other_classes_are_left_out_and_told(tmp_path: Path) -> None:
+    torch.save(torchvisions("mask_rcnn").state_dict(), tmp_path / "a.pth")
+    task = our_task("mask_rcnn", DatasetInfo(samples=1, classes=("x",), boxes=True, masks=True))
+    before = {name: one.clone() for name, one in task.state_dict().items()}
+    report = loaded(task, tmp_path / "a.pth")
+    heads = [
+        "box.layers.predictor.cls_score",
+        "box.layers.predictor.bbox_pred",
+        "others.mask.predictor.mask_fcn_logits",
+    ]
+    assert set(report.other_shape) == {f"detector.{head}.{kind}" for head in heads for kind in ("weight", "bias")}
+    assert not report.missing and not report.unexpected
+    assert "detector.box.layers.predictor.cls_score.weight 4x24 -> 2x24" in str(report)
+    after = task.state_dict()
+    assert all(torch.equal(after[name], before[name]) for name in report.other_shape)
+    assert not torch.equal(after["detector.box.layers.head.fc6.weight"], before["detector.box.layers.head.fc6.weight"])
+    with pytest.raises(ValueError, match=r"(?s)strict: not everything fits; .*skipped, of another shape \(6\)"):
+        loaded(task, tmp_path / "a.pth", strict=True)
+
+
+def test_a_backbone_alone_can_be_taken(tmp_path: Path) -> None:
+    net = torchvisions("faster_rcnn")
+    torch.save(net.state_dict(), tmp_path / "a.pth")
+    task = our_task("fcos")
+    report = loaded(task, tmp_path / "a.pth", target_prefix="backbone")
+    assert report.complete
+    given = net.state_dict()["backbone.body.layer3.0.conv1.weight"]
+    assert torch.equal(task.state_dict()["backbone.model.layer3.0.conv1.weight"], given)
+
+
+# --- detectron2 -------------------------------------------------------------------------------------------------------
+
+Arrays = dict[str, NDArray[np.float32]]
+
+
+class Zoo:
+    """A file of detectron2's model zoo: its names, which are listed here as its sources give them, and its shapes.
+
+    Args:
+        detector: ``faster``, ``mask``, ``keypoint``, ``cascade`` or ``retinanet``.
+        depths, planes: of the four stages of the ResNet; its bottlenecks have four times as many channels as planes.
+        channels: of the pyramid.
+        width: of the layers fc1 and fc2.
+    """
+
+    def __init__(
+        self,
+        detector: str,
+        depths: Sequence[int] = (2, 1, 1, 1),
+        planes: Sequence[int] = (8, 8, 16, 16),
+        channels: int = 32,
+        width: int = WIDTH,
+        classes: int = len(CLASSES),
+    ) -> None:
+        self._generator = np.random.default_rng(0)
+        self.arrays: Arrays = {}
+        self.resnet(depths, planes)
+        first = 3 if detector == "retinanet" else 2
+        for level in range(first, 6):
+            self.conv(f"backbone.fpn_lateral{level}", channels, 4 * planes[level - 2], 1)
+            self.conv(f"backbone.fpn_output{level}", channels, channels, 3)
+        if detector == "retinanet":
+            self.conv("backbone.top_block.p6", channels, 4 * planes[-1], 3)
+            self.conv("backbone.top_block.p7", channels, channels, 3)
+            for branch in ("cls_subnet", "bbox_subnet"):
+                for place in (0, 2, 4, 6):
+                    self.conv(f"head.{branch}.{place}", channels, channels, 3)
+            self.conv("head.cls_score", 9 * classes, channels, 3)
+            self.conv("head.bbox_pred", 9 * 4, channels, 3)
+            return
+        self.conv("proposal_generator.rpn_head.conv", channels, channels, 3)
+        self.conv("proposal_generator.rpn_head.objectness_logits", 3, channels, 1)
+        self.conv("proposal_generator.rpn_head.anchor_deltas", 12, channels, 1)
+        for stage in (".0", ".1", ".2") if detector == "cascade" else ("",):
+            self.layer(f"roi_heads.box_head{stage}.fc1", width, channels * 49)
+            self.layer(f"roi_heads.box_head{stage}.fc2", width, width)
+            self.layer(f"roi_heads.box_predictor{stage}.cls_score", classes + 1, width)
+            self.layer(f"roi_heads.box_predictor{stage}.bbox_pred", 4 if stage else 4 * classes, width)
+        if detector == "mask":
+            for place in range(1, 5):
+                self.conv(f"roi_heads.mask_head.mask_fcn{place}", 256, channels if place == 1 else 256, 3)
+            self.conv("roi_heads.mask_head.deconv", 256, 256, 2)
+            self.conv("roi_heads.mask_head.predictor", classes, 256, 1)
+        if detector == "keypoint":
+            for place in range(1, 9):
+                self.conv(f"roi_heads.keypoint_head.conv_fcn{place}", 512, channels if place == 1 else 512, 3)
+            self.conv("roi_heads.keypoint_head.score_lowres", len(POINTS), 512, 4)
+            name = "roi_heads.keypoint_head.score_lowres.weight"  # transposed
+            self.arrays[name] = np.ascontiguousarray(self.arrays[name].swapaxes(0, 1))
+
+    def resnet(self, depths: Sequence[int], planes: Sequence[int]) -> None:
+        self.normed("backbone.bottom_up.stem.conv1", 64, 3, 7)
+        before = 64
+        for stage, (depth, width) in enumerate(zip(depths, planes, strict=True), start=2):
+            for number in range(depth):
+                block = f"backbone.bottom_up.res{stage}.{number}"
+                if number == 0:
+                    self.normed(f"{block}.shortcut", 4 * width, before, 1)
+                self.normed(f"{block}.conv1", width, before, 1)
+                self.normed(f"{block}.conv2", width, width, 3)
+                self.normed(f"{block}.conv3", 4 * width, width, 1)
+                before = 4 * width
+
+    def layer(self, name: str, out: int, into: int, *side: int) -> None:
+        spread = (into * np.prod(side or (1,))) ** -0.5
+        self.arrays[f"{name}.weight"] = self._generator.normal(0, spread, (out, into, *side)).astype(np.float32)
+        self.arrays[f"{name}.bias"] = self._generator.normal(0, 0.1, out).astype(np.float32)
+
+    def conv(self, name: str, out: int, into: int, side: int) -> None:
+        self.layer(name, out, into, side, side)
+
+    def normed(self, name: str, out: int, into: int, side: int) -> None:
+        self.conv(name, out, into, side)
+        del self.arrays[f"{name}.bias"]
+        for kind, low, high in (("weight", 0.5, 1.5), ("bias", -0.1, 0.1)):
+            self.arrays[f"{name}.norm.{kind}"] = self._generator.uniform(low, high, out).astype(np.float32)
+        for kind, low, high in (("running_mean", -0.1, 0.1), ("running_var", 0.5, 1.5)):
+            self.arrays[f"{name}.norm.{kind}"] = self._generator.uniform(low, high, out).astype(np.float32)
+
+    def write(self, path: Path) -> Path:
+        path.write_bytes(pickle.dumps({"model": self.arrays, "__author__": "Detectron2 Model Zoo"}, 2))
+        return path
+
+
+SMALL_BOX = BoxOptions(fc_dim=WIDTH)
+NECK = partial(fpn, channels=32)
+OF_DETECTRON2: dict[str, Callable[..., Detector]] = {
+    "faster": partial(faster_rcnn, neck=NECK, proposals=ProposalOptions(), pooling=PoolingOptions(), box=SMALL_BOX),
+    "mask": partial(
+        mask_rcnn, neck=NECK, proposals=ProposalOptions(), pooling=PoolingOptions(), box=SMALL_BOX, mask=MaskOptions()
+    ),
+    "keypoint": partial(
+        keypoint_rcnn,
+        neck=NECK,
+        proposals=ProposalOptions(),
+        pooling=PoolingOptions(),
+        box=SMALL_BOX,
+        keypoint=KeypointOptions(),
+    ),
+    "cascade": partial(cascade_rcnn, neck=NECK, proposals=ProposalOptions(), pooling=PoolingOptions(), box=SMALL_BOX),
+    "retinanet": partial(RetinaNet, neck=partial(fpn_p3_p7, channels=32)),
+}
+DETECTRON2_COLOURS = {"mean": [0.485, 0.456, 0.406], "std": [1 / 255]}
+
+
+def task_of_detectron2(name: str) -> Detection:
+    backbone = partial(
+        resnet,
+        model="resnet50",
+        last_stride=2,
+        stride_in_1x1=True,
+        options={"layers": [2, 1, 1, 1], "channels": [8, 8, 16, 16]},
+    )
+    return Detection(FACTS, backbone=backbone, detector=OF_DETECTRON2[name], **DETECTRON2_COLOURS)
+
+
+class Reference:
+    """What detectron2's layers compute, from its names: written by hand, since it cannot be installed."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self.arrays = {name: torch.from_numpy(one) for name, one in arrays.items()}
+
+    def conv(self, name: str, values: Tensor, **keys: Any) -> Tensor:
+        weight = self.arrays[f"{name}.weight"]
+        padding = weight.shape[-1] // 2
+        return F.conv2d(values, weight, self.arrays.get(f"{name}.bias"), padding=padding, **keys)
+
+    def linear(self, name: str, values: Tensor) -> Tensor:
+        return F.linear(values, self.arrays[f"{name}.weight"], self.arrays[f"{name}.bias"])
+
+    def normed(self, name: str, values: Tensor, stride: int = 1) -> Tensor:
+        kinds = ("running_mean", "running_var", "weight", "bias")
+        norm = [self.arrays[f"{name}.norm.{kind}"] for kind in kinds]
+        return F.batch_norm(self.conv(name, values, stride=stride), *norm, eps=1e-5)
+
+    def backbone(self, image: Tensor) -> list[Tensor]:
+        """Maps of the four stages; ``image`` is RGB in 0 to 1."""
+        pixels = 255 * image.flip(0) - torch.tensor([103.530, 116.280, 123.675]).view(3, 1, 1)
+        values = F.relu(self.normed("backbone.bottom_up.stem.conv1", pixels[None], 2))
+        values = F.max_pool2d(values, 3, 2, 1)
+        maps = []
+        for stage in range(2, 6):
+            number = 0
+            while f"backbone.bottom_up.res{stage}.{number}.conv1.weight" in self.arrays:
+                block = f"backbone.bottom_up.res{stage}.{number}"
+                stride = 2 if stage > 2 and number == 0 else 1
+                shortcut = self.normed(f"{block}.shortcut", values, stride) if number == 0 else values
+                values = F.relu(self.normed(f"{block}.conv1", values, stride))
+                values = F.relu(self.normed(f"{block}.conv2", values))
+                values = F.relu(self.normed(f"{block}.conv3", values) + shortcut)
+                number += 1
+            maps.append(values)
+        return maps
+
+    def pyramid(self, maps: Sequence[Tensor], first: int) -> list[Tensor]:
+        found: list[Tensor] = []
+        above: Tensor | None = None
+        for level in range(5, first - 1, -1):
+            lateral = self.conv(f"backbone.fpn_lateral{level}", maps[level - 2])
+            above = lateral if above is None else lateral + F.interpolate(above, scale_factor=2.0)
+            found.insert(0, self.conv(f"backbone.fpn_output{level}", above))
+        if first == 2:
+            return [*found, F.max_pool2d(found[-1], 1, 2)]
+        sixth = self.conv("backbone.top_block.p6", maps[-1], stride=2)
+        return [*found, sixth, self.conv("backbone.top_block.p7", F.relu(sixth), stride=2)]
+
+    def row(self, names: Sequence[str], values: Tensor) -> Tensor:
+        for name in names:
+            values = F.relu(self.conv(name, values))
+        return values
+
+    def box(self, stage: str, pooled: Tensor) -> tuple[Tensor, Tensor]:
+        values = F.relu(self.linear(f"roi_heads.box_head{stage}.fc1", pooled.flatten(1)))
+        values = F.relu(self.linear(f"roi_heads.box_head{stage}.fc2", values))
+        predictor = f"roi_heads.box_predictor{stage}"
+        return self.linear(f"{predictor}.cls_score", values), self.linear(f"{predictor}.bbox_pred", values)
+
+    def raised(self, name: str, values: Tensor, padding: int) -> Tensor:
+        weight, bias = self.arrays[f"{name}.weight"], self.arrays[f"{name}.bias"]
+        return F.conv_transpose2d(values, weight, bias, stride=2, padding=padding)
+
+
+@pytest.mark.parametrize("name", OF_DETECTRON2)
+def test_every_weight_of_the_zoo_finds_its_place(tmp_path: Path, name: str) -> None:
+    zoo = Zoo(name)
+    task = task_of_detectron2(name)
+    report = loaded(task, zoo.write(tmp_path / "a.pkl"), strict=True)
+    assert len(report.loaded) == len(zoo.arrays)
+    assert "(detectron2's names, backbone.model.conv1.weight turned from BGR to RGB)" in str(report)
+
+
+@pytest.mark.parametrize("name", OF_DETECTRON2)
+def test_weights_of_the_zoo_compute_what_they_are_for(tmp_path: Path, name: str) -> None:
+    zoo = Zoo(name)
+    reference = Reference(zoo.arrays)
+    task: Any = task_of_detectron2(name).eval()
+    loaded(task, zoo.write(tmp_path / "a.pkl"), strict=True)
+    image, first = torch.rand(3, 64, 96), 3 if name == "retinanet" else 2
+    close = partial(torch.testing.assert_close, atol=1e-3, rtol=1e-3)
+    with torch.no_grad():
+        maps = task._levels(image[None], [(64, 96)])
+        stages = reference.backbone(image)
+        close(maps, stages)
+        pyramid, expected = task.detector.neck(maps), reference.pyramid(stages, first)
+        close(pyramid, expected)
+        heads(name, task.detector, reference, pyramid[0], close)
+
+
+def heads(name: str, detector: Any, reference: Reference, values: Tensor, close: Callable[..., None]) -> None:
+    """Compares the heads on one map of the pyramid, or on the 49 or 196 places of a region."""
+    if name == "retinanet":
+        rows = [[f"head.{branch}_subnet.{place}" for place in (0, 2, 4, 6)] for branch in ("cls", "bbox")]
+        logits = reference.conv("head.cls_score", reference.row(rows[0], values))
+        deltas = reference.conv("head.bbox_pred", reference.row(rows[1], values))
+        close(detector.head["classification_head"]([values])[0], by_place(logits, len(CLASSES)))
+        close(detector.head["regression_head"]([values])[0], by_place(deltas, 4))
+        return
+    rpn = "proposal_generator.rpn_head"
+    hidden = reference.row([f"{rpn}.conv"], values)
+    close(
+        [one[0] for one in detector.rpn.head([values])],
+        [reference.conv(f"{rpn}.{layer}", hidden) for layer in ("objectness_logits", "anchor_deltas")],
+    )
+    pooled = torch.randn(4, 32, 7, 7)
+    stages = detector.box.stages if name == "cascade" else [detector.box.layers]
+    for number, stage in enumerate(stages):
+        close(tuple(stage(pooled)), reference.box(f".{number}" if name == "cascade" else "", pooled))
+    pooled = torch.randn(2, 32, 14, 14)
+    if name == "mask":
+        hidden = reference.row([f"roi_heads.mask_head.mask_fcn{place}" for place in range(1, 5)], pooled)
+        hidden = F.relu(reference.raised("roi_heads.mask_head.deconv", hidden, 0))
+        masks = detector.others["mask"]
+        close(masks.predictor(masks.layers(pooled)), reference.conv("roi_heads.mask_head.predictor", hidden))
+    if name == "keypoint":
+        hidden = reference.row([f"roi_heads.keypoint_head.conv_fcn{place}" for place in range(1, 9)], pooled)
+        hidden = reference.raised("roi_heads.keypoint_head.score_lowres", hidden, 1)
+        hidden = F.interpolate(hidden, scale_factor=2.0, mode="bilinear", align_corners=False)
+        points = detector.others["keypoint"]
+        close(points.predictor(points.layers(pooled)), hidden)
+
+
+def by_place(values: Tensor, each: int) -> Tensor:
+    """1 x A * ``each`` x H x W to H * W * A x ``each``."""
+    return values[0].unflatten(0, (-1, each)).permute(2, 3, 0, 1).flatten(0, 2)
+
+
+@pytest.mark.slow
+def test_a_file_of_true_size_is_read_and_fits(tmp_path: Path) -> None:
+    """Mask R-CNN R50-FPN: 44 million numbers."""
+    zoo = Zoo("mask", (3, 4, 6, 3), (64, 128, 256, 512), 256, 1024, 80)
+    dataset_info = DatasetInfo(samples=1, classes=tuple(map(str, range(80))), boxes=True, masks=True)
+    detector = partial(
+        mask_rcnn, proposals=ProposalOptions(), pooling=PoolingOptions(), box=BoxOptions(), mask=MaskOptions()
+    )
+    task = Detection(dataset_info, backbone=partial(resnet, last_stride=2, stride_in_1x1=True), detector=detector)
+    assert len(loaded(task, zoo.write(tmp_path / "a.pkl"), strict=True).loaded) == len(zoo.arrays)
+
+
+def test_what_is_no_weight_in_a_file_is_left_out(tmp_path: Path) -> None:
+    zoo = Zoo("faster")
+    zoo.arrays["pixel_mean"] = np.zeros((3, 1, 1), np.float32)
+    zoo.arrays["proposal_generator.anchor_generator.cell_anchors.0"] = np.zeros((3, 4), np.float32)
+    assert loaded(task_of_detectron2("faster"), zoo.write(tmp_path / "a.pkl")).complete
+
+
+def test_fcos_of_detectron2_is_known() -> None:
+    zoo = Zoo("retinanet")
+    for branch in ("cls_subnet", "bbox_subnet"):
+        for place in (2, 4, 6):
+            del zoo.arrays[f"head.{branch}.{place}.weight"], zoo.arrays[f"head.{branch}.{place}.bias"]
+        for place in (3, 6, 9):
+            zoo.conv(f"head.{branch}.{place}", 32, 32, 3)
+        for place in (1, 4, 7, 10):
+            zoo.layer(f"head.{branch}.{place}", 32, 1)
+            zoo.arrays[f"head.{branch}.{place}.weight"] = zoo.arrays[f"head.{branch}.{place}.weight"][:, 0]
+    zoo.conv("head.cls_score", len(CLASSES), 32, 3)
+    zoo.conv("head.bbox_pred", 4, 32, 3)
+    zoo.conv("head.ctrness", 1, 32, 3)
+    levels = [Level(32, 8), Level(64, 16), Level(64, 32)]
+    detector = Fcos(levels, FACTS, neck=partial(fpn_p3_p7, channels=32))
+    weights = translate_weights({name: torch.from_numpy(one) for name, one in zoo.arrays.items()}).weights
+    beyond = {name.removeprefix("detector."): one for name, one in weights.items() if name.startswith("detector.")}
+    detector.load_state_dict(beyond)
+    assert torch.equal(
+        detector.state_dict()["head.classification_head.conv.9.weight"],
+        torch.from_numpy(zoo.arrays["head.cls_subnet.9.weight"]),
+    )
+
+
+def test_retinanet_with_norms_is_known() -> None:
+    names = [f"head.cls_subnet.{place}.weight" for place in (0, 1, 3, 4, 6, 7, 9, 10)]
+    given = {"backbone.bottom_up.stem.conv1.weight": torch.zeros(1)} | {name: torch.zeros(1) for name in names}
+    assert [name.partition("conv.")[2] for name in list(translate_weights(given).weights)[1:]] == [
+        f"{block}.{place}.weight" for block in range(4) for place in (0, 1)
+    ]
+
+
+# --- ResNets of detectron2's zoo --------------------------------------------------------------------------------------
+
+
+def of_caffe2(arrays: Arrays) -> Arrays:
+    """A ResNet under the names of MSRA's R-50.pkl, which has no statistics, a bias of the stem and a classifier."""
+    renamed: Arrays = {}
+    kinds = {"norm.weight": "bn_s", "norm.bias": "bn_b", "weight": "w"}
+    parts = {"shortcut": "branch1", "conv1": "branch2a", "conv2": "branch2b", "conv3": "branch2c"}
+    for name, array in arrays.items():
+        place = name.removeprefix("backbone.bottom_up.").split(".")
+        kind = kinds.get(".".join(place[3:] if place[0] != "stem" else place[2:]))
+        if kind is None:
+            continue
+        if place[0] == "stem":
+            renamed["conv1_w" if kind == "w" else f"res_conv1_{kind}"] = array
+        else:
+            renamed[f"{place[0]}_{place[1]}_{parts[place[2]]}_{kind}"] = array
+    return renamed | {
+        "conv1_b": np.zeros(64, np.float32),
+        "fc1000_w": np.zeros((1000, 64), np.float32),
+        "fc1000_b": np.zeros(1000, np.float32),
+        "conv1_w_momentum": np.zeros(1, np.float32),
+    }
+
+
+def backbone_of(arrays: Arrays) -> Arrays:
+    return {name: one for name, one in arrays.items() if name.startswith("backbone.bottom_up.")}
+
+
+def test_a_resnet_of_caffe2_computes_what_it_is_for(tmp_path: Path) -> None:
+    arrays = backbone_of(Zoo("faster").arrays)
+    for name, one in arrays.items():  # as detectron2 has what is not told
+        if name.endswith("running_mean"):
+            one[:] = 0
+        elif name.endswith("running_var"):
+            one[:] = 1 - 1e-5
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps({"blobs": of_caffe2(arrays)}, 2))
+    task = task_of_detectron2("faster").eval()
+    report = loaded(task, tmp_path / "a.pkl", target_prefix="backbone")
+    assert not report.missing and not report.other_shape
+    assert set(report.unexpected) == {
+        "backbone.model.conv1.bias",
+        "backbone.model.fc.weight",
+        "backbone.model.fc.bias",
+    }
+    image = torch.rand(3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            task._levels(image[None], [(64, 64)]), Reference(arrays).backbone(image), atol=1e-3, rtol=1e-3
+        )
+
+
+def test_statistics_of_caffe2s_norms_are_taken_where_there_are_some() -> None:
+    given = {"conv1_w": torch.zeros(1, 3, 1, 1), "res_conv1_bn_s": torch.ones(4)}
+    told = {"res_conv1_bn_rm": torch.full([4], 2.0), "res_conv1_bn_riv": torch.full([4], 3.0)}
+    found = translate_weights({**given, **told}).weights
+    assert (found["backbone.model.bn1.running_mean"] == 2).all() and (
+        found["backbone.model.bn1.running_var"] == 3
+    ).all()
+    found = translate_weights(given).weights
+    assert (found["backbone.model.bn1.running_mean"] == 0).all()
+    torch.testing.assert_close(found["backbone.model.bn1.running_var"] + 1e-5, torch.ones(4))
+
+
+def test_a_backbone_that_was_converted_from_torchvision_stays_in_rgb(tmp_path: Path) -> None:
+    arrays = {name.removeprefix("backbone.bottom_up."): one for name, one in backbone_of(Zoo("faster").arrays).items()}
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps({"model": arrays, "__author__": "torchvision"}))
+    for order, stem in (
+        (None, arrays["stem.conv1.weight"]),
+        ("rgb", arrays["stem.conv1.weight"]),
+        ("bgr", arrays["stem.conv1.weight"][:, ::-1].copy()),
+    ):
+        task = task_of_detectron2("faster")
+        assert loaded(task, tmp_path / "a.pkl", target_prefix="backbone", channel_order=order).complete
+        assert torch.equal(task.state_dict()["backbone.model.conv1.weight"], torch.from_numpy(stem))
+
+
+# --- RT-DETR ----------------------------------------------------------------------------------------------------------
+
+
+def library_model() -> Any:
+    """RT-DETR of the transformers library on a small ResNet-D."""
+    library = pytest.importorskip("transformers", reason="the extra detr is not installed")
+    body = library.RTDetrResNetConfig(
+        embedding_size=64, hidden_sizes=[32, 32, 64, 64], depths=[2, 1, 1, 1], out_indices=[2, 3, 4]
+    )
+    config = library.RTDetrV2Config(
+        backbone_config=body,
+        encoder_in_channels=[32, 64, 64],
+        encoder_hidden_dim=32,
+        d_model=32,
+        decoder_in_channels=[32, 32, 32],
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=48,
+        decoder_ffn_dim=48,
+        num_queries=20,
+        num_labels=len(CLASSES),
+    )
+    torch.manual_seed(0)
+    model = library.RTDetrV2ForObjectDetection(config).eval()
+    with torch.no_grad():
+        for name, one in model.state_dict().items():
+            if name.endswith("running_var"):
+                one.uniform_(0.5, 1.5)
+            elif one.is_floating_point() and "n_points" not in name:
+                one.add_(0.1 * torch.randn_like(one))
+    return model
+
+
+def before_version_5(name: str) -> str:
+    """The name that a weight has in files that were written by version 4 of the library."""
+    name = name.replace("o_proj.", "out_proj.").replace(".mlp.fc", ".fc")
+    return name.replace("model.encoder.aifi.", "model.encoder.encoder.")
+
+
+@pytest.mark.parametrize("names", [str, before_version_5], ids=["present", "before"])
+def test_rt_detr_of_the_library_finds_what_it_finds_there(tmp_path: Path, names: Callable[[str], str]) -> None:
+    from opabinia.models.detectors.detr import RTDetr
+
+    model = library_model()
+    torch.save({names(name): one for name, one in model.state_dict().items()}, tmp_path / "a.pth")
+    options = {"layers": [2, 1, 1, 1], "channels": [8, 8, 16, 16]}
+    detector = partial(
+        RTDetr, channels=32, attention_heads=4, decoder_layers=2, ffn_dim=48, num_queries=20, max_detections=60
+    )
+    task = Detection(
+        FACTS, backbone=partial(timm, model="resnet50d", options=options), detector=detector, mean=[0.0], std=[1.0]
+    )
+    assert loaded(task, tmp_path / "a.pth", strict=True)
+    image = torch.rand(3, 96, 128)
+    with torch.no_grad():
+        said = model(image[None])
+    scores, pairs = said.logits[0].sigmoid().flatten().sort(descending=True)
+    ours = found(task, image)
+    torch.testing.assert_close(ours["scores"], scores, atol=1e-4, rtol=0)
+    assert torch.equal(ours["labels"], pairs % len(CLASSES))
+    x, y, width, height = said.pred_boxes[0][pairs // len(CLASSES)].unbind(-1)
+    corners = torch.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2], -1).clamp(0, 1)
+    torch.testing.assert_close(ours["boxes"], corners * torch.tensor([128.0, 96, 128, 96]), atol=1e-3, rtol=0)
+
+
+def test_other_names_are_left_as_they_are() -> None:
+    given = {"layer1.0.conv1.weight": torch.zeros(2, 3, 1, 1), "fc.weight": torch.ones(2)}
+    same = translate_weights(given)
+    assert same.description == "" and same.weights.keys() == given.keys()
+    given["layer1.0.conv1.weight"][:, 0] = 1
+    turned = translate_weights(given, "bgr")
+    assert turned.description == "layer1.0.conv1.weight turned from BGR to RGB"
+    assert (turned.weights["layer1.0.conv1.weight"][:, 2] == 1).all()
+
+
+@pytest.mark.parametrize(
+    "model", ["nfnet_f0", "levit_128s", "cs3darknet_s", "resnetv2_50", "swin_tiny_patch4_window7_224"]
+)
+def test_no_names_of_timm_are_taken_for_those_of_others(model: str) -> None:
+    """Many begin with ``stem.conv1``, as do detectron2's backbones."""
+    with torch.device("meta"):
+        given = create_model(model).state_dict()
+    assert translate_weights(given).weights.keys() == given.keys()

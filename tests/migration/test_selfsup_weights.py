@@ -1,0 +1,121 @@
+"""Backbones from files of other systems of self-supervised learning find their place."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm as timm_library
+import torch
+from torch import Tensor, nn
+
+from opabinia.models.backbones.timm import timm
+from opabinia.models.weights.init import Init, initialize
+
+State = dict[str, Tensor]
+
+VIT: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
+
+
+class Net(nn.Module):
+    """What every task has."""
+
+    def __init__(self, model: str, options: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self.backbone = timm(3, model=model, options=options)
+        self.head = nn.Linear(self.backbone.out_channels, 2)
+
+
+def state_of(model: str, **options: Any) -> State:
+    torch.manual_seed(3)
+    state = timm_library.create_model(model, num_classes=0, **options).state_dict()
+    return {name: torch.rand_like(one) if one.is_floating_point() else one for name, one in state.items()}
+
+
+def under(prefix: str) -> Callable[[State], State]:
+    return lambda state: {f"{prefix}{name}": tensor for name, tensor in state.items()}
+
+
+def two(first: str, second: str) -> Callable[[State], State]:
+    return lambda state: {**under(first)(state), **under(second)({name: one + 1 for name, one in state.items()})}
+
+
+def as_row(state: State) -> State:
+    """As ``nn.Sequential(*list(resnet.children())[:-1])`` names its parts."""
+    places = {"conv1": 0, "bn1": 1, "layer1": 4, "layer2": 5, "layer3": 6, "layer4": 7}
+    split = ((name.split(".", 1), tensor) for name, tensor in state.items())
+    return {f"backbone.{places[first]}.{rest}": tensor for (first, rest), tensor in split}
+
+
+RESNETS: dict[str, tuple[Callable[[State], Any], str]] = {
+    "vissl": (
+        lambda state: {
+            "classy_state_dict": {"base_model": {"model": {"trunk": under("_feature_blocks.")(state), "heads": {}}}}
+        },
+        "VISSL's",
+    ),
+    "moco": (lambda state: {"state_dict": two("module.encoder_q.", "module.encoder_k.")(state)}, "MoCo's"),
+    "moco_v3": (
+        lambda state: {"state_dict": two("module.base_encoder.", "module.momentum_encoder.")(state)},
+        "MoCo's",
+    ),
+    "swav": (lambda state: under("module.")({**state, "projection_head.0.weight": torch.rand(4, 512)}), "SwAV's"),
+    "dino": (
+        lambda state: {
+            "student": under("module.backbone.")(state),
+            "teacher": under("backbone.")({name: one + 1 for name, one in state.items()}),
+        },
+        "DINO's",
+    ),
+    "lightly": (as_row, "lightly's"),
+    "ours": (two("backbone.model.", "teacher.backbone.model."), ""),
+}
+
+
+@pytest.mark.parametrize("system", RESNETS)
+def test_a_resnet_of_another_system(system: str, tmp_path: Path) -> None:
+    state = state_of("resnet18")
+    wrap, told = RESNETS[system]
+    torch.save(wrap(state), tmp_path / "file.pth")
+    net = Net("resnet18")
+    report = initialize(net, Init(weights=tmp_path / "file.pth"))
+    assert report.translated.startswith(told) and not [name for name in report.missing if name.startswith("backbone")]
+    found = net.backbone.model.state_dict()  # type: ignore[union-attr]
+    assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+
+
+@pytest.mark.parametrize("system", ["moco", "moco_v3", "dino", "ours"])
+def test_the_network_that_follows_is_taken_when_asked_for(system: str, tmp_path: Path) -> None:
+    state = state_of("resnet18")
+    torch.save(RESNETS[system][0](state), tmp_path / "file.pth")
+    net = Net("resnet18")
+    initialize(net, Init(weights=tmp_path / "file.pth", target_prefix="backbone", source_prefix="teacher.backbone"))
+    found = net.backbone.model.state_dict()  # type: ignore[union-attr]
+    assert all(torch.equal(found[name], tensor + 1) for name, tensor in state.items())
+
+
+def test_transformers_of_dino_and_mae_have_timms_names(tmp_path: Path) -> None:
+    state = state_of("vit_tiny_patch16_224", **VIT)
+    decoder = {"decoder_embed.weight": torch.rand(8, 24), "mask_token": torch.rand(1, 1, 8)}
+    torch.save({"model": {**state, **decoder}}, tmp_path / "mae.pth")
+    net = Net("vit_tiny_patch16_224", VIT)
+    report = initialize(net, Init(weights=tmp_path / "mae.pth"))
+    assert set(report.unexpected) == set(decoder)
+    found = net.backbone.model.state_dict()  # type: ignore[union-attr]
+    assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+
+
+def test_places_of_dinov2_with_registers_are_those_of_patches(tmp_path: Path) -> None:
+    """What is added to the class token in its file stands in the token itself here, as in timm."""
+    options = {**VIT, "reg_tokens": 4, "no_embed_class": True, "init_values": 1e-5}
+    state = state_of("vit_tiny_patch16_224", **options)
+    first = torch.rand(1, 1, 24)
+    file = {name: tensor for name, tensor in state.items() if name not in ("reg_token", "cls_token", "pos_embed")}
+    file |= {"register_tokens": state["reg_token"], "mask_token": torch.rand(1, 24)}
+    file |= {"cls_token": state["cls_token"] - first, "pos_embed": torch.cat([first, state["pos_embed"]], 1)}
+    torch.save(file, tmp_path / "dinov2.pth")
+    net = Net("vit_tiny_patch16_224", options)
+    report = initialize(net, Init(weights=tmp_path / "dinov2.pth"))
+    assert report.translated == "DINOv2's names" and not report.unexpected
+    found = net.backbone.model.state_dict()  # type: ignore[union-attr]
+    assert all(torch.allclose(found[name], tensor) for name, tensor in state.items())

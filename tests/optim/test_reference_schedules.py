@@ -1,0 +1,332 @@
+"""The rules of detectron2, basecls and FastReID, where they differ, and curves that none of the first tests knows."""
+
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opabinia.config import register
+from opabinia.contracts import Clock
+from opabinia.optim import schedules as s
+from opabinia.runtime.durations import Duration
+
+D = Duration.parse
+
+
+def clock(step: int, total: int, per_epoch: int = 1) -> Clock:
+    return Clock(step, step // per_epoch, step % per_epoch, 0, total, per_epoch)
+
+
+# --- detectron2 -------------------------------------------------------------------------------------------------------
+
+ONE_X = partial(s.multi_step, milestones=[D("60000it"), D("80000it")], warmup=D("1000it"), warmup_rule="sliced")
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [
+        *((0, 2e-5), (1, 3.998e-5), (19, 0.00039962), (39, 0.00079922), (100, 0.002018), (500, 0.01001)),
+        *((999, 0.01998002), (1000, 0.02), (59999, 0.02), (60000, 0.002), (80000, 0.0002)),
+    ],
+)
+def test_detectron2s_1x(step: int, rate: float) -> None:
+    assert 0.02 * ONE_X(clock(step, 90_000)) == pytest.approx(rate, rel=1e-6)
+
+
+@pytest.mark.parametrize(("step", "rate"), [(999, 2e-5), (1000, 0.02)])
+def test_a_constant_warm_up(step: int, rate: float) -> None:
+    assert 0.02 * ONE_X(clock(step, 90_000), warmup_mode="constant") == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(("step", "rate"), [(0, 1e-4), (50, 0.05005), (99, 0.099001)])
+def test_a_warm_up_longer_than_the_run(step: int, rate: float) -> None:
+    """detectron2 compresses nothing: the run ends in the warm-up, here as there at 100 of 1000 steps' pace."""
+    value = partial(s.constant, warmup=D("100it"), warmup_rule="sliced")
+    assert 0.1 * value(clock(step, 100)) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("milestone", [1000, 2000])
+def test_a_milestone_at_or_after_the_end_never_acts(milestone: int) -> None:
+    value = partial(s.multi_step, milestones=[Duration(milestone, "it")], warmup_rule="sliced")
+    assert {value(clock(step, 1000)) for step in range(1000)} == {1.0}
+
+
+def test_detectron2s_cosine_runs_over_the_whole_run_and_the_warm_up_leads_to_it() -> None:
+    value = partial(s.cosine, warmup=D("100it"), warmup_rule="sliced")
+    at_end = (1 + math.cos(math.pi * 100 / 1000)) / 2
+    assert value(clock(100, 1000)) == pytest.approx(at_end)
+    assert value(clock(50, 1000)) == pytest.approx(0.001 + (at_end - 0.001) * 0.5)
+    assert value(clock(500, 1000)) == pytest.approx(0.5)
+
+
+# --- basecls: by epoch, 1-based there ---------------------------------------------------------------------------------
+
+
+def basecls(name: str, epoch: int, epochs: int, minimum: float, warmup: int, factor: float) -> float:
+    """The reference's formulas."""
+    a = (epoch - 1) / epochs
+    curve = {
+        "linear": (1 - minimum) * (1 - a) + minimum,
+        "cosine": (1 - minimum) * 0.5 * (1 + math.cos(math.pi * a)) + minimum,
+        "exponential": minimum**a,
+    }[name]
+    share = (epoch - 1) / warmup if warmup else 1.0
+    return curve * (factor * (1 - share) + share if epoch <= warmup else 1.0)
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine", "exponential"])
+def test_basecls(name: str) -> None:
+    value = partial(
+        getattr(s, name), end=0.01, warmup=D("5ep"), warmup_factor=0.1, warmup_rule="whole", interval="epoch"
+    )
+    for step in range(0, 700, 3):
+        epoch = step // 7 + 1
+        expected = basecls(name, epoch, 100, 0.01, 5, 0.1)
+        assert value(clock(step, 700, 7)) == pytest.approx(expected), epoch
+
+
+def test_basecls_steps_act_after_their_epoch() -> None:
+    value = partial(s.multi_step, milestones=[D("30ep"), D("60ep")], warmup_rule="whole", interval="epoch")
+    assert [value(clock(epoch * 7, 700, 7)) for epoch in (29, 30, 59, 60)] == pytest.approx([1, 0.1, 0.1, 0.01])
+
+
+# --- FastReID ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "factors"),
+    [
+        ("constant", [0.1, 0.1, 0.1, 0.1, 1.0, 1.0]),
+        ("linear", [0.1, 0.19, 0.55, 0.91, 1.0, 1.0]),
+        ("exponential", [0.1, 0.12589254, 0.31622777, 0.79432823, 1.0, 1.0]),
+    ],
+)
+def test_fastreids_warm_up(mode: Any, factors: list[float]) -> None:
+    for rule in ("fastreid", "whole", "after"):
+        value = partial(s.constant, warmup=D("10it"), warmup_factor=0.1, warmup_mode=mode, warmup_rule=rule)
+        assert [value(clock(step, 100, 20)) for step in (0, 1, 5, 9, 10, 11)] == pytest.approx(factors, abs=1e-7)
+
+
+def test_fastreid_counts_milestones_from_the_warm_ups_last_epoch() -> None:
+    """2000 warm-up iterations of 200 an epoch, STEPS 40: it acts in the epoch of index 49."""
+    value = partial(s.multi_step, milestones=[D("40ep")], warmup=D("2000it"), warmup_factor=0.1, warmup_rule="fastreid")
+    epochs = [value(clock(epoch * 200 + 3, 24_000, 200)) for epoch in range(120)]
+    assert epochs[10:49] == [1.0] * 39 and epochs[49] == pytest.approx(0.1)
+
+
+def by_fastreids_hook(kind: Any, epochs: int, per_epoch: int, warm_up: int, delay: int, **keys: Any) -> list[float]:
+    """The rate in each epoch's last step, by torch's schedulers and the conditions of FastReID's hook."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    if kind is torch.optim.lr_scheduler.CosineAnnealingLR:
+        keys["T_max"] = epochs - max(math.ceil(warm_up / per_epoch), delay)
+    scheduler, found, done = kind(optimizer, **keys), [], 0
+    for epoch in range(epochs):
+        done += per_epoch
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        if done + 1 > warm_up and epoch + 1 > delay:
+            scheduler.step()
+    return found
+
+
+@pytest.mark.parametrize("warm_up", [0, 15, 100, 200])
+@pytest.mark.parametrize("delay", [0, 1, 10, 30])
+def test_fastreids_curves_step_by_epoch_after_warm_up_and_delay(warm_up: int, delay: int) -> None:
+    """60 epochs of 10 steps; after a delay the cosine never gets to its end, after a warm-up it does."""
+    timing: dict[str, Any] = {
+        "warmup": Duration(warm_up, "it"),
+        "delay": Duration(delay, "ep"),
+        "warmup_rule": "fastreid",
+    }
+    torchs = torch.optim.lr_scheduler
+    for value, expected in (
+        (
+            partial(s.cosine, end=0.01, **timing),
+            by_fastreids_hook(torchs.CosineAnnealingLR, 60, 10, warm_up, delay, eta_min=0.01),
+        ),
+        (
+            partial(s.multi_step, milestones=[D("12ep"), D("25ep")], **timing),
+            by_fastreids_hook(torchs.MultiStepLR, 60, 10, warm_up, delay, milestones=[12, 25]),
+        ),
+    ):
+        found = [value(clock(epoch * 10 + 9, 600, 10)) for epoch in range(60)]
+        learning = slice(math.ceil(warm_up / 10), None)  # before, the warm-up multiplies
+        assert found[learning] == pytest.approx(expected[learning])
+
+
+# --- other curves -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (partial(s.linear, start=1, end=0.2), [1, 0.6, 0.2]),
+        (partial(s.cosine, start=1, end=10), [1, 5.5, 10]),
+        (partial(s.polynomial, power=2.0, end=0.2), [1, 0.4, 0.2]),
+        (partial(s.exponential, end=0.01), [1, 0.1, 0.01]),
+        (partial(s.exponential, gamma=0.5, every=D("25it")), [1, 0.25, 0.0625]),
+        (partial(s.step, every=D("30it"), gamma=0.1), [1, 0.1, 0.001]),
+        (partial(s.cosine_restarts, cycle=D("20it"), cycle_decay=0.5), [1, 0.125, 1 / 32]),
+        (partial(s.piecewise, times=[D("0it"), D("50it"), D("100it")], values=[0.5, 1, 0]), [0.5, 1, 0]),
+        (partial(s.piecewise, times=[D("10it"), D("60it")], values=[2, 4], interpolation="steps"), [2, 2, 4]),
+        (partial(s.inverse_sqrt, warmup=D("25it")), [0.001, 25**-0.5 * 5 / math.sqrt(2), 0.5]),
+    ],
+    ids=lambda value: value.func.__name__ if isinstance(value, partial) else str(value),
+)
+def test_at_beginning_middle_and_end(value: Any, found: list[float]) -> None:
+    assert [value(clock(step, 100)) for step in (0, 50, 100)] == pytest.approx(found)
+
+
+def test_one_cycle_is_torchs() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=101, cycle_momentum=False)
+    value = partial(s.one_cycle, pct_start=0.29, start=1 / 25, end=1 / 25 / 1e4)
+    for step in range(100):
+        # torch puts the top at 0.3 * 101 - 1 = 29.3 steps
+        expected = optimizer.param_groups[0]["lr"]
+        assert value(clock(step, 100), pct_start=0.293) == pytest.approx(expected, abs=1e-6)
+        optimizer.step()
+        theirs.step()
+
+
+def test_the_minimum_is_reached_if_asked() -> None:
+    value = partial(s.cosine, end=0.1)
+    assert value(clock(99, 100)) > 0.1 and value(clock(99, 100), reach_end=True) == pytest.approx(0.1)
+    by_epoch = partial(value, interval="epoch", reach_end=True)
+    assert [by_epoch(clock(step, 100, 10)) for step in (90, 99)] == pytest.approx([0.1, 0.1])
+
+
+def test_a_delay_holds_the_first_value() -> None:
+    value = partial(s.linear, start=1, end=0, delay=D("20it"), warmup=D("10it"))
+    assert [value(clock(step, 100)) for step in (10, 20, 60, 100)] == pytest.approx([1, 1, 0.5, 0])
+
+
+def test_piecewise_checks_its_arguments() -> None:
+    for times, values in (([D("1it")], [1, 2]), ([D("5it"), D("1it")], [1, 2])):
+        with pytest.raises(ValueError, match="times"):
+            s.piecewise(clock(0, 10), times=times, values=values)
+
+
+@pytest.mark.parametrize(("rule", "found"), [("linear", 0.4), ("sqrt", 0.2)])
+def test_scaling_with_the_batch(rule: Any, found: float) -> None:
+    """VISSL's golden numbers."""
+    assert s.scale_lr(0.1, 64 * 16, 256, rule) == pytest.approx(found)
+
+
+# --- VISSL ------------------------------------------------------------------------------------------------------------
+
+STEPS = 1000
+
+
+def at(schedule: Any, where: float) -> float:
+    """The value at a place of the run that VISSL numbers from 0 to 1; a run of 1000 steps and 10 epochs."""
+    found: float = schedule(clock(round(where * STEPS), STEPS, STEPS // 10))
+    return found
+
+
+def half(first: float, last: float, share: float) -> float:
+    return last + (first - last) * (1 + math.cos(math.pi * share)) / 2
+
+
+VISSLS = {
+    "constant": (partial(s.constant, value=0.3), lambda w: 0.3),
+    "linear": (partial(s.linear, start=0.1, end=0.8), lambda w: 0.8 * w + 0.1 * (1 - w)),
+    "cosine": (partial(s.cosine, end=0.01), lambda w: half(1, 0.01, w)),
+    "polynomial": (partial(s.polynomial, power=2), lambda w: (1 - w) ** 2),
+    "multistep": (
+        partial(s.piecewise, times=[D("0ep"), D("3ep"), D("8ep")], values=[1, 0.5, 0.2], interpolation="steps"),
+        lambda w: [1, 0.5, 0.2][(int(10 * w + 1e-6) >= 3) + (int(10 * w + 1e-6) >= 8)],
+    ),
+    "step": (
+        partial(
+            s.piecewise, times=[D(f"{n}it") for n in (0, 250, 500, 750)], values=[1, 2, 3, 4], interpolation="steps"
+        ),
+        lambda w: [1, 2, 3, 4][int(4 * w + 1e-9)],
+    ),
+    "step_with_fixed_gamma": (partial(s.step, every=D("200it"), gamma=0.5), lambda w: 0.5 ** int(5 * w + 1e-9)),
+    "composite, rescaled": (
+        partial(s.composite, schedules=[partial(s.linear, start=0.1, end=1), s.cosine], shares=[0.3, 0.7]),
+        lambda w: 0.1 + 0.9 * w / 0.3 if w < 0.3 else half(1, 0, (w - 0.3) / 0.7),
+    ),
+    "composite, fixed": (
+        partial(s.composite, schedules=[s.constant, s.cosine], shares=[0.3, 0.7], time="whole"),
+        lambda w: 1 if w < 0.3 else half(1, 0, w),
+    ),
+    "cosine_warm_restart, half": (
+        partial(s.cosine_restarts, cycle=D("250it"), cycle_decay=0.8, end=0.01),
+        lambda w: half(0.8 ** int(4 * w + 1e-9), 0.01, (4 * w + 1e-9) % 1),
+    ),
+    "cosine_warm_restart, adaptive": (
+        partial(s.cosine_restarts, cycle=D("250it"), peaks="cosine", end=0.01),
+        lambda w: half(half(1, 0.01, int(4 * w + 1e-9) / 4), 0.01, (4 * w + 1e-9) % 1),
+    ),
+    "cosine_warm_restart, full": (
+        partial(s.cosine_restarts, cycle=D("250it"), cycle_decay=0.8, end=0.01, wave_type="full"),
+        lambda w: half(0.8 ** (int(4 * w + 1 + 1e-9) // 2), 0.01, 4 * w),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VISSLS)
+@pytest.mark.parametrize("where", [0, 0.1, 0.25, 0.299, 0.3, 0.5, 0.77, 0.8, 0.999])
+def test_vissls_curves(name: str, where: float) -> None:
+    ours, theirs = VISSLS[name]
+    assert at(ours, where) == pytest.approx(theirs(where), abs=1e-7)
+
+
+def test_vissls_inverse_square_root_behind_its_warm_up() -> None:
+    """Before, where theirs rises towards infinity, ours is 1. Theirs is the curve alone, so that their warm-up goes
+    before it as a composite; ours begins where its own warm-up ends."""
+    alone, warm = partial(s.inverse_sqrt, timescale=D("100it")), partial(s.inverse_sqrt, warmup=D("100it"))
+    for where in (0.1, 0.2, 0.5, 0.99):
+        assert at(alone, where) == at(warm, where) == pytest.approx(math.sqrt(0.1) / math.sqrt(where))
+    assert at(alone, 0.05) == 1 and at(warm, 0.05) < 1
+
+
+def test_the_peaks_of_whole_waves_on_a_cosine() -> None:
+    """Each peak lies on the curve, the first at 1; VISSL's first is as high as the curve a cycle later."""
+    value = partial(s.cosine_restarts, cycle=D("250it"), peaks="cosine", wave_type="full")
+    assert [at(value, where) for where in (0, 0.25, 0.5, 0.75)] == pytest.approx([1, 0, 0.5, 0])
+
+
+@pytest.mark.parametrize(("shares", "count"), [([0.5, 0.6], 2), ([1.0], 2)])
+def test_composite_checks_its_shares(shares: list[float], count: int) -> None:
+    with pytest.raises(ValueError, match="shares"):
+        s.composite(clock(0, 10), schedules=[s.constant] * count, shares=shares)
+
+
+REQUIRED: dict[str, dict[str, Any]] = {
+    "step": {"every": D("2ep")},
+    "multi_step": {"milestones": [D("2ep"), D("30it")]},
+    "composite": {"schedules": [s.constant, partial(s.cosine, end=0.1)], "shares": [0.3, 0.7]},
+    "cosine_restarts": {"cycle": D("2ep")},
+    "piecewise": {"times": [D("1ep"), D("3ep")], "values": [0.5, 0.2]},
+}
+
+
+@pytest.mark.parametrize("name", sorted(register.entries["schedule"]))
+@given(
+    step=st.integers(0, 60),
+    warmup=st.integers(0, 20),
+    delay=st.integers(0, 20),
+    warmup_rule=st.sampled_from(["after", "whole", "sliced", "fastreid"]),
+    interval=st.sampled_from(["step", "epoch"]),
+    reach_end=st.booleans(),
+)
+def test_always_a_number_from_0_to_1(
+    name: str, step: int, warmup: int, delay: int, warmup_rule: str, interval: str, reach_end: bool
+) -> None:
+    target: Any = register.entries["schedule"][name].target
+    keys = {
+        "warmup": Duration(warmup, "it"),
+        "delay": Duration(delay, "it"),
+        "warmup_rule": warmup_rule,
+        "interval": interval,
+    }
+    value = target(clock(step, 60, 7), **keys, reach_end=reach_end, **REQUIRED.get(name, {}))
+    assert 0 <= value <= 1
