@@ -126,7 +126,7 @@ def schema(
 
 
 def _schema_comment(path: str) -> str:
-    """The comment that tells editors the schema of a file."""
+    """The comment that names the schema of a file for editors."""
     return f"# yaml-language-server: $schema={path}"
 
 

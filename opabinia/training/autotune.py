@@ -69,7 +69,7 @@ class Trial(NamedTuple):
 
 
 def autotune(config: Mapping[str, Any], build: Callable[[dict[str, Any]], Mapping[str, Any]]) -> dict[str, int | str]:
-    """Return the values for ``auto``: ``batch_size`` over all ranks, ``augment_on``, ``workers`` of this rank.
+    """Return the values for ``auto``: ``batch_size`` over all ranks, ``augment_on``, ``num_workers`` of this rank.
 
     To be called by all ranks; where the config has no ``auto`` nothing is tried.
 
