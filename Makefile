@@ -6,23 +6,29 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 BIN := .venv/bin
 READY := .venv/ready
+# The variable is emptied because pytest rewrites every test module: 10 s for each of the two workers, unless cached.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format bench docs lock clean distclean
+.PHONY: help setup demo test fast-tests test-all lint format bench docs wheel lock clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 11
 
-setup: $(READY)  ## install the dependencies into .venv, at the versions of constraints.txt
+setup: $(READY)  ## install dependencies and development tools into .venv, at the versions of constraints.txt
+	@echo "opabinia: ready in .venv; next: make demo"
 
 demo: $(READY)  ## train and evaluate all five tasks on handwritten digits; one of them: TASK=classification
 	@$(BIN)/opabinia demo $(TASK)
 
-test: lint  ## lint, types and the fast tests
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+test: $(READY)  ## lint, types and the fast tests
+	@$(MAKE) --no-print-directory -j2 lint fast-tests
+
+fast-tests: $(READY)
+	$(PYTEST) -m "not slow"
 
 test-all: lint  ## lint, types and every test
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	HYPOTHESIS_PROFILE=thorough $(PYTEST)
 
 lint: $(READY)  ## ruff and mypy, changing nothing
 	$(BIN)/ruff check
@@ -37,12 +43,17 @@ bench: $(READY)  ## run all benchmarks (benchmarks/RESULTS.md)
 	@$(BIN)/python benchmarks/all.py
 
 docs: $(READY)  ## build the documentation as a site in build/site (installs the extra `docs`)
-	@$(BIN)/python -c "import mkdocs, mkdocstrings" 2>/dev/null || $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	@$(BIN)/python -c "import mkdocs, mkdocstrings" 2>/dev/null || { echo "opabinia: installing the extra docs" && \
+		$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'; }
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-# Keeps the versions that still fit; `make lock LOCK=--upgrade` takes the newest.
+wheel: $(READY)  ## build the wheel into dist/
+	@$(BIN)/python -m hatchling build -t wheel
+
+# Only what make installs: extras for users pull in other packages, one a beta version. Keeps the versions that still
+# fit; `make lock LOCK=--upgrade` takes the newest.
 lock: $(BIN)/uv  ## rewrite constraints.txt from pyproject.toml
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras \
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra dev --extra docs \
 		--no-header --no-annotate --no-emit-index-url $(LOCK) pyproject.toml -o constraints.txt
 
 clean:  ## remove caches and build output; .venv and runs stay
@@ -52,15 +63,20 @@ clean:  ## remove caches and build output; .venv and runs stay
 distclean: clean  ## clean, and remove .venv
 	rm -rf .venv
 
-# From nothing to ready, uv took 43 s and pip 158 s. But uv reads none of pip's settings: where those matter (a mirror, a
-# proxy's certificate) it fails, and pip does the same with the same pins. The pins are exact (torch==2.15.0), so an older
-# or CPU-only torch that pip may have been pointed at is not taken.
+# From nothing to ready, uv took 93 s with an empty cache, 38 s with a full one; pip 158 s. But uv reads none of pip's
+# settings: where those matter (a mirror, a proxy's certificate) it fails, and pip does the same with the same pins. The
+# pins are exact (torch==2.15.0), so an older torch that pip may have been pointed at is not taken. UV_TORCH_BACKEND=cpu
+# takes PyTorch's CPU builds.
 $(READY): pyproject.toml constraints.txt | $(BIN)/uv
-	$(BIN)/uv pip install --compile-bytecode --python $(BIN)/python -c constraints.txt -b constraints.txt -e '.[dev]' \
-		|| $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo "opabinia: installing PyTorch and the other packages of constraints.txt into .venv:" \
+		"at first a download of 3.2 GB, 6 GB on disk (docs/install.md: CPU only)"
+	@$(BIN)/uv pip install --compile-bytecode --python $(BIN)/python -c constraints.txt -b constraints.txt -e '.[dev]' \
+		|| { echo "opabinia: uv failed; trying pip" && \
+		$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'; }
 	@touch $@
 
 $(BIN)/uv:
 	@test -n "$(PYTHON)" || { echo "Opabinia needs Python 3.11 or later; name it: make PYTHON=..." >&2; exit 1; }
-	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
+	@echo "opabinia: creating .venv with $(PYTHON)"
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv

@@ -1,4 +1,4 @@
-"""The set-up holds together: pins, licence, package data, version; and no file belongs to one machine."""
+"""The set-up is consistent: pins, extras, license, version, Dockerfile, CI workflow; no file belongs to one machine."""
 
 import ast
 import hashlib
@@ -7,22 +7,29 @@ import shutil
 import subprocess
 import sys
 import tomllib
-import zipfile
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
-from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 import opabinia
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
-EXTRAS = [line for extra in PROJECT["optional-dependencies"].values() for line in extra]
+EXTRAS = PROJECT["optional-dependencies"]
+FOR_DEVELOPERS = {"bench", "browser", "dev", "docs"}
+ALIASES = {"onnx": "export"}
+EXTERNAL = [line for lines in EXTRAS.values() for line in lines if Requirement(line).name != "opabinia"]
+"""What the extras install, without the references of one extra to another."""
+
+INSTALLED_BY_MAKE = [*PROJECT["dependencies"], *EXTRAS["dev"], *EXTRAS["docs"]]
 PINS = [Requirement(line) for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()]
 
 # An address of a package index, and a folder that only one machine has.
@@ -32,14 +39,56 @@ OF_ONE_MACHINE = re.compile(
 )
 
 
-@pytest.mark.parametrize("line", [*PYPROJECT["build-system"]["requires"], *PROJECT["dependencies"], *EXTRAS])
-def test_every_dependency_is_pinned(line: str) -> None:
+# --- dependencies -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("line", [*PYPROJECT["build-system"]["requires"], *INSTALLED_BY_MAKE])
+def test_what_make_installs_is_pinned(line: str) -> None:
     asked = Requirement(line)
     pins = [pin for pin in PINS if canonicalize_name(pin.name) == canonicalize_name(asked.name)]
     assert pins, f"{line} is not in constraints.txt; run `make lock`"
     for pin in pins:
         assert re.fullmatch(r"==[\w.]+", str(pin.specifier)), f"{pin} is not one exact version from an index"
         assert asked.specifier.contains(str(pin.specifier)[2:]), f"{pin} is not what pyproject.toml asks for: {line}"
+
+
+@pytest.mark.parametrize("pin", PINS, ids=str)
+def test_no_pin_is_a_beta_version(pin: Requirement) -> None:
+    assert not Version(str(pin.specifier)[2:]).is_prerelease
+
+
+@pytest.mark.parametrize("name", ["torch", "torchvision"])
+@pytest.mark.parametrize("build", ["cpu", "cu130"])
+def test_builds_for_other_devices_satisfy_the_pins(name: str, build: str) -> None:
+    (pin,) = (pin for pin in PINS if pin.name == name)
+    (asked,) = (Requirement(line) for line in PROJECT["dependencies"] if Requirement(line).name == name)
+    local = f"{str(pin.specifier)[2:]}+{build}"
+    assert pin.specifier.contains(local)
+    assert asked.specifier.contains(local)
+
+
+def test_the_extra_all_has_every_extra_for_users() -> None:
+    (everything,) = (Requirement(line) for line in EXTRAS["all"])
+    assert everything.name == "opabinia"
+    assert everything.extras == EXTRAS.keys() - FOR_DEVELOPERS - ALIASES.keys() - {"all"}
+
+
+def test_former_names_of_extras_are_aliases() -> None:
+    assert {old: EXTRAS[old] for old in ALIASES} == {old: [f"opabinia[{new}]"] for old, new in ALIASES.items()}
+
+
+def test_the_install_page_describes_every_extra_for_users() -> None:
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    rows = set(re.findall(r"^\| `([a-z_]+)` \|", page, flags=re.MULTILINE))
+    assert rows == EXTRAS.keys() - FOR_DEVELOPERS - ALIASES.keys()
+
+
+def test_messages_name_an_existing_extra() -> None:
+    package = Path(opabinia.__file__).parent
+    texts = {path: path.read_text(encoding="utf-8") for path in package.rglob("*.py")}
+    named = {(name, path) for path, text in texts.items() for name in re.findall(r"'opabinia\[(\w+)\]'", text)}
+    assert named
+    assert {f"{path.relative_to(ROOT)}: {name}" for name, path in named if name not in EXTRAS} == set()
 
 
 def imported_packages() -> Iterator[tuple[str, Path]]:
@@ -52,9 +101,9 @@ def imported_packages() -> Iterator[tuple[str, Path]]:
 
 
 def test_every_package_that_is_imported_is_a_dependency() -> None:
-    """One that only another package brings along goes away with the next version of that other package."""
-    homes = {"faiss": ["faiss-cpu"], **packages_distributions()}  # extras that are called otherwise may be missing here
-    declared = {canonicalize_name(Requirement(line).name) for line in [*PROJECT["dependencies"], *EXTRAS]}
+    """A package that only another dependency installs may be missing with that dependency's next version."""
+    homes = {"faiss": ["faiss-cpu"], **packages_distributions()}  # extras with another import name may be missing here
+    declared = {canonicalize_name(Requirement(line).name) for line in [*PROJECT["dependencies"], *EXTERNAL]}
     missing = {
         f"{path.relative_to(ROOT)}: {name}"
         for name, path in imported_packages()
@@ -64,8 +113,11 @@ def test_every_package_that_is_imported_is_a_dependency() -> None:
     assert not missing
 
 
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
 def text_files() -> Iterator[tuple[Path, str]]:
-    """What git tracks, or would if it were told to."""
+    """Yield the text files that git tracks or would add."""
     command = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     if not (ROOT / ".git").exists() or not shutil.which("git"):
         pytest.skip("not a git checkout")
@@ -84,12 +136,17 @@ def test_no_file_belongs_to_one_machine() -> None:
 
 @pytest.mark.parametrize("path", ["/{}/me/data", "see /{}/x.py", 'root: "/{}/data"', "https://a.org/b/{}/"])
 def test_such_a_line_would_be_found(path: str) -> None:
-    """The samples are put together here, so that this file does not hold what it forbids."""
+    """The samples are assembled here, so that this file does not contain what it forbids."""
     part = "simple" if path.startswith("https") else "home"
     assert OF_ONE_MACHINE.search(path.format(part))
 
 
-@pytest.mark.parametrize("text", ["https://arxiv.org/abs/1409.0575", "runs/home/x", "--no-emit-index-url", "/data/x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("https://arxiv.org/abs/1409.0575", "runs/home/x", "--no-emit-index-url", "/data/x"),
+    ],
+)
 def test_an_ordinary_line_would_not(text: str) -> None:
     assert not OF_ONE_MACHINE.search(text)
 
@@ -104,22 +161,41 @@ def test_the_two_versions_agree() -> None:
     assert opabinia.__version__ == PROJECT["version"]
 
 
-def test_recipes_are_found_where_the_package_is_installed() -> None:
-    package = files("opabinia")
-    assert package.joinpath("py.typed").is_file()
-    tasks = [folder for folder in package.joinpath("recipes").iterdir() if folder.is_dir()]
-    assert any(file.name.endswith(".yaml") for task in tasks for file in task.iterdir())
+# --- Dockerfile and CI workflow ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_the_wheel_carries_every_file_of_the_package(tmp_path: Path) -> None:
-    tree = tmp_path / "tree"  # a copy, because building leaves folders behind
-    shutil.copytree(ROOT / "opabinia", tree / "opabinia", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree)
-    wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*wheel, "--wheel-dir", tmp_path, tree], check=True)
-    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as archive:
-        packed = {name for name in archive.namelist() if name.startswith("opabinia/")}
-    files_here = {path for path in (tree / "opabinia").rglob("*") if path.is_file()}
-    assert packed == {path.relative_to(tree).as_posix() for path in files_here}
+def test_the_dockerfile_copies_existing_files() -> None:
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    copied = [word for line in lines if re.match(r"COPY (?!--from)", line) for word in line.split()[1:-1]]
+    allowed = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert "pyproject.toml" in copied
+    for name in copied:
+        assert (ROOT / name).exists()
+        assert f"!{name}" in allowed, f"{name} is ignored"
+
+
+def workflow() -> Any:
+    return yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
+
+
+def test_the_workflow_calls_existing_targets() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    commands = [step["run"] for job in workflow()["jobs"].values() for step in job["steps"] if "run" in step]
+    called = set(re.findall(r"\bmake ([a-z-]+)", "\n".join(commands)))
+    assert called
+    assert called <= targets
+
+
+def test_the_workflow_has_few_permissions_and_pinned_actions() -> None:
+    content = workflow()
+    assert content["permissions"] == {"contents": "read"}
+    used = [step["uses"] for job in content["jobs"].values() for step in job["steps"] if "uses" in step]
+    assert used
+    assert [action for action in used if not re.fullmatch(r"actions/[\w-]+@v\d+", action)] == []
+
+
+def test_the_workflow_tests_all_supported_versions_of_python() -> None:
+    versions = workflow()["jobs"]["tests"]["strategy"]["matrix"]["python"]
+    assert f">={versions[0]}" == PROJECT["requires-python"]
+    classifiers = [f"Programming Language :: Python :: {version}" for version in versions]
+    assert [line for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)] == classifiers
