@@ -1,7 +1,7 @@
 """Claim: with its default hooks on, a step takes less above a loop written by hand than in three other trainers.
 
 The target is 15 us above the loop; the numbers say whether it is met. Beside us Lightning, Accelerate and MMEngine
-(`pip install opabinia[bench]`; what is not installed is left out), each used as its users do, but none draws a bar or
+(`pip install -e .[bench]`; what is not installed is left out), each used as its users do, but none draws a bar or
 summarises, and none saves before the clock has stopped. All train the same two-layer network on batches of 32 of the
 same samples, on one thread, with SGD and momentum, a cosine set at every step and the loss logged every 50 steps. The
 loop and we log the norm of all gradients, too; of the others none does. We stand there twice: as we come, with torch's

@@ -1,20 +1,30 @@
-"""Draw the images of README.md: predictions of runs on the embedded digits, and the logo.
+"""Draw the images of README.md and docs/: predictions on the embedded digits, the logo, and those of the tutorials.
 
     python scripts/docs_images.py RUN...
+    python scripts/docs_images.py tutorials FOLDER
 
-takes runs of the five recipes in README's table and writes ``docs/images/TASK.png`` for each given run,
-and ``docs/images/opabinia.svg``.
+The first takes runs of the five recipes in README's table and writes ``docs/images/TASK.png`` for each given run, and
+``docs/images/opabinia.svg``. The second takes a folder in which the commands of docs/tutorials were run, and writes
+``docs/images/tutorials``; screenshots of pages need chromium, and ``train.typescript`` has what a terminal showed:
+``script -qec 'opabinia train classification/digits' train.typescript``.
 """
 
 from __future__ import annotations
 
+import io
 import math
+import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from PIL import Image
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
+from rich.text import Text
 from torch import Tensor
 
 import opabinia
@@ -36,6 +46,66 @@ def main(runs: Sequence[Path]) -> None:
         name, draw = next((task, draw) for task, draw in TASKS.items() if task in run.parts)
         image = draw(opabinia.load(run))
         image.quantize(COLORS, dither=Image.Dither.NONE).save(OUT / f"{name}.png", optimize=True)
+
+
+# --- tutorials ------------------------------------------------------------------------------------------------------
+
+SHEETS = {
+    "classification": ("runs/clothes/default/predictions", 640),
+    "detection": ("runs/detection/bccd/default/predictions/val/images", 760),
+    "selfsup": ("runs/photos/default/predictions/sheets", 760),
+    "reid": ("runs/products/default/predictions/sheets", 760),
+    "video": ("runs/strokes/default/predictions/val/images", 760),
+}
+"""Folder with the images that a command has drawn, and the width in pixels of the documentation's image."""
+
+
+def tutorials(folder: Path, rows: int = 3) -> None:
+    """Write the images of the tutorials: the first drawings of each run, screenshots, a terminal."""
+    out = OUT / "tutorials"
+    out.mkdir(parents=True, exist_ok=True)
+    for name, (drawn, width) in SHEETS.items():
+        images = [Image.open(path).convert("RGB") for path in sorted((folder / drawn).glob("*.png"))[:rows]]
+        if not images:
+            continue
+        images = [image.resize((width, round(image.height * width / image.width))) for image in images]
+        sheet = Image.new("RGB", (width, sum(image.height for image in images)), "white")
+        top = 0
+        for image in images:
+            sheet.paste(image, (0, top))
+            top += image.height
+        sheet.save(out / f"{name}.jpg", quality=80)
+    screenshot(folder / "runs/clothes/default/report.html", out / "report.png")
+    shown = re.sub("Script (started|done).*\n", "", (folder / "train.typescript").read_bytes().decode())
+    (out / "terminal.svg").write_text(terminal(shown, "opabinia train classification/digits"), encoding="utf-8")
+
+
+def screenshot(page: Path, out: Path, size: tuple[int, int] = (1000, 1100)) -> None:
+    """Write the top of an HTML page as it looks in chromium."""
+    with tempfile.TemporaryDirectory() as profile:
+        program = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
+        program += [f"--screenshot={out}", f"--window-size={size[0]},{size[1]}", page.resolve().as_uri()]
+        subprocess.run(program, check=True, capture_output=True)
+    Image.open(out).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(out, optimize=True)
+
+
+def terminal(shown: str, title: str, columns: int = 120) -> str:
+    """Return an SVG of what a terminal shows in the end, from the characters that were written to it."""
+    lines, row = [""], 0
+    for part in re.split(r"(\r\n|\n|\r|\x1b\[\d*A|\x1b\[2K|\x1b\[\?\d+[hl])", shown):
+        if part in ("\n", "\r\n"):
+            row += 1
+            lines += [""] if row == len(lines) else []
+        elif part.endswith("A") and part.startswith("\x1b["):
+            row = max(0, row - int(part[2:-1] or 1))
+        elif part in ("\r", "\x1b[2K"):
+            lines[row] = "" if part != "\r" else lines[row]
+        elif not part.startswith("\x1b[?"):
+            lines[row] += part
+    console = Console(record=True, width=columns, file=io.StringIO(), force_terminal=True)
+    console.print(Text("\n").join(Text.from_ansi(line) for line in lines))
+    unembedded = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.S)
+    return console.export_svg(title=title, code_format=unembedded)
 
 
 # --- predictions ------------------------------------------------------------------------------------------------------
@@ -197,4 +267,7 @@ def _eyes(first: int = 70, apart: int = 108, high: int = 74) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main([Path(run) for run in sys.argv[1:]])
+    if sys.argv[1:2] == ["tutorials"]:
+        tutorials(Path(sys.argv[2]))
+    else:
+        main([Path(run) for run in sys.argv[1:]])

@@ -51,7 +51,8 @@ def _family_page(family: str, parts: list[Entry]) -> str:
             foreign.append(part)
         else:
             options = "    options: {show_root_heading: false, show_root_toc_entry: false}"
-            lines += [f"## {part.name}", "", f"::: {path}", options, ""]
+            module, _, name = path.rpartition(".")
+            lines += [f"## {part.name}", "", f"`from {module} import {name}`", "", f"::: {path}", options, ""]
     if foreign:
         lines += ["## Parts of other libraries", "", f"Their parameters: `opabinia config list {family} NAME`.", ""]
         lines.append(", ".join(_names(foreign)))

@@ -84,7 +84,7 @@ SMALLER = {
     "selfsup/imagenet/dinov2_vit_l": (*_SELF_DISTILLATION, *_TINY_VIT, "task.backbone.options.init_values=0.1"),
     "selfsup/imagenet/moco_v3_vit_s": (*_WIDE, *_TINY_VIT),
     "selfsup/imagenet/mae_vit_b": (*_VIEWS, *_TINY_VIT, "task.decoder_width=64", "task.decoder_depth=1"),
-    "selfsup/images": (_TINY, "train.channels_last=false", "data.batch_size=4", "vars.size=64"),
+    "selfsup/images": (_TINY, "train.channels_last=false", "data.batch_size=4", "vars.size=64", "vars.val_fraction=0"),
     **{
         f"reid/{name}": (*_REID, f"vars.size={size}")
         for name, size in {
@@ -128,6 +128,12 @@ SMALLER = {
         for name in ("something_something", "charades")
         for kind in ("", "_multigrid")
     },
+    "video/folder": (
+        "vars.pretrained=false",
+        "vars.size=32",
+        "task.backbone.backbone.model=test_resnet",
+        "data.batch_size=4",
+    ),
     "video/omniglot_strokes": ("data.batch_size=4",),
     "selfsup/fashion_mnist": ("data.batch_size=16",),
     **{f"selfsup/digits_{name}": ("data.batch_size=16",) for name in ("simclr", "vicreg", "barlow_twins")},
@@ -176,7 +182,7 @@ def losses(recipe: str) -> str:
     from opabinia.contracts import Hook, Run, Stop
     from opabinia.runtime.signals import Stopped
     from opabinia.training.run_folder import build_parts, resolve
-    from opabinia.training.session import Session, train
+    from opabinia.training.session import Session, TrainingRun
 
     class TenSteps(Hook):
         def after_step(self, run: Run) -> None:
@@ -189,7 +195,7 @@ def losses(recipe: str) -> str:
         parts = build_parts(resolve(recipe, [*ON_CPU, *changes])).keywords
         (folder / "checkpoints").mkdir()
         with suppress(Stopped):
-            train(Session(folder), **{**parts, "hooks": {**(parts["hooks"] or {}), "ten steps": TenSteps()}})
+            TrainingRun(**{**parts, "hooks": {**(parts["hooks"] or {}), "ten steps": TenSteps()}})(Session(folder))
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return "".join(f"{json.loads(line)['train/loss']:.6g}\n" for line in lines)
 
@@ -232,7 +238,7 @@ DATA = {
     **dict.fromkeys((recipe for recipe in SMALLER if "/imagenet/" in recipe), save_pictures),
     **{recipe: small_data.kinetics for recipe in SMALLER if recipe.startswith("video/kinetics/")},
     **{recipe: small_data.listed_videos for recipe in SMALLER if recipe.startswith(("video/some", "video/charades/"))},
-    "video/omniglot_strokes": small_data.kinetics,
+    **dict.fromkeys(("video/folder", "video/omniglot_strokes"), small_data.kinetics),
     "classification/clothing_small": save_pictures,
     "classification/fashion_mnist": save_idx,
     "classification/image_folder": save_pictures,

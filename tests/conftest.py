@@ -65,14 +65,13 @@ def memory_is_given_back() -> Iterator[None]:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-# --- Hypothesis: no deadline, since the machine may be busy; in CI few examples, the same each time -------------------
+# --- Hypothesis: no deadline, since the machine may be busy; few examples, in CI the same each time -----------------
 
-slow_draws = [HealthCheck.too_slow]
-settings.register_profile("dev", deadline=None, print_blob=True, suppress_health_check=slow_draws)
-settings.register_profile(
-    "ci", max_examples=30, deadline=None, derandomize=True, database=None, suppress_health_check=slow_draws
-)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+options = {"deadline": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("fast", max_examples=30, **options)
+settings.register_profile("thorough", max_examples=100, **options)  # make test-all
+settings.register_profile("ci", max_examples=30, derandomize=True, database=None, **options)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "fast"))
 
 # --- markers ----------------------------------------------------------------------------------------------------------
 

@@ -30,16 +30,15 @@ def benchmark(
     opabinia benchmark classification/digits --nproc 2 --out digits.json
     """
     with report_errors():
-        many = layout(nproc, None, None, None, max_restarts=0)
+        ranks = layout(nproc, None, None, None, max_restarts=0)
         from opabinia.config import ConfigError, Problem, catalog, check, compose
 
         if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
             raise ConfigError(Problem("command line", "--out", f"{out} is not a file in an existing folder"))
         tree = compose(recipe, overrides or [])
         check(tree, catalog(tree.plugins))
-        if many is not None:
-            words = [*(["--json"] if as_json else []), *(["--out", str(out)] if out else [])]
-            run_in_many(many, ["benchmark", recipe, *(overrides or []), "--steps", str(steps), *words])
+        words = [*(["--json"] if as_json else []), *(["--out", str(out)] if out else [])]
+        run_in_many(ranks, ["benchmark", recipe, *(overrides or []), "--steps", str(steps), *words])
         from opabinia.runtime.slurm import launched_rank
         from opabinia.training.benchmark import benchmark as run_benchmark
 

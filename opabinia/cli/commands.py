@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from opabinia.cli import (
     benchmark,
@@ -25,13 +26,33 @@ from opabinia.cli import (
     sweep,
     train,
 )
+from opabinia.cli.command_line import override_of_option
+from opabinia.cli.errors import leave
 from opabinia.runtime.version import __version__
 
+
+class Program(TyperGroup):
+    """The root command. It names the override where an option of another training system is given."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta["words"] = list(args)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if type(error).__name__ != "NoSuchOption":  # Typer's, or Click's in older versions of Typer
+                raise
+            option, command = error.option_name, error.ctx.command  # type: ignore[attr-defined]
+            override = override_of_option(option, ctx.meta["words"])
+            if not override or "overrides" not in {param.name for param in command.params}:
+                raise
+            leave(2, f"command line: {option}: no such option; write {override}")
+
+
 app = typer.Typer(
-    name="opabinia",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+    name="opabinia", cls=Program, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
 
 

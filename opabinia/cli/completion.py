@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from opabinia.cli.completions import candidates, describe_command, save_commands
-from opabinia.cli.errors import report_errors
+from opabinia.cli.errors import option_error, report_errors
 
 Shell = Literal["bash", "zsh", "fish"]
 
@@ -71,6 +71,4 @@ def completion(
         elif shell is not None:
             print(_SCRIPTS[shell], end="")
         else:
-            from opabinia.config import ConfigError, Problem
-
-            raise ConfigError(Problem("command line", "SHELL", "missing", allowed="one of bash, zsh, fish"))
+            raise option_error("SHELL", "missing; one of bash, zsh, fish")

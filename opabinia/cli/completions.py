@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from opabinia.cli.command_line import with_resume_value
+from opabinia.cli.command_line import RESUME_VALUES, with_resume_value
 from opabinia.runtime.files import cache_folder, write_atomic
 
 SHELLS = ("bash", "zsh", "fish")
@@ -80,7 +80,10 @@ def candidates(program: Command, line: str) -> list[str]:
         line: as typed so far; a space at its end begins a new word.
     """
     *words, word = _split(line)
-    command, words = _command_of(program, with_resume_value(words[1:]))
+    checkpoints = _matching(word, RESUME_VALUES) if words[-1:] == ["--resume"] else []
+    command, words = program, with_resume_value(words[1:])
+    while words and words[0] in command.get("commands", ()):
+        command, words = command["commands"][words[0]], words[1:]
     if "commands" in command:
         return _matching(word, command["commands"])
     options = {name: param for param in command["params"] for name in param["names"] if name.startswith("-")}
@@ -88,7 +91,13 @@ def candidates(program: Command, line: str) -> list[str]:
         return _matching(word, (name for name in options if name.startswith("--")))
     if words and words[-1] in options and not options[words[-1]]["flag"]:
         return _matching(word, options[words[-1]]["choices"])
-    return _positional(command, _arguments(words, options), word)
+    params = [param for param in command["params"] if not param["names"][0].startswith("-")]
+    if not params:
+        return []
+    given = _arguments(words, options)
+    param = params[min(len(given), len(params) - 1)]
+    complete = _BY_METAVAR.get(param["metavar"])
+    return checkpoints + (complete(given, word) if complete else _matching(word, param["choices"]))
 
 
 def _split(line: str) -> list[str]:
@@ -102,30 +111,13 @@ def _split(line: str) -> list[str]:
     return [*line.split(), ""]
 
 
-def _command_of(command: Command, words: Sequence[str]) -> tuple[Command, list[str]]:
-    """The command that the words name, and the words after it."""
-    while words and words[0] in command.get("commands", ()):
-        command, words = command["commands"][words[0]], words[1:]
-    return command, list(words)
-
-
 def _arguments(words: Sequence[str], options: Mapping[str, Any]) -> list[str]:
     """The words that are neither options nor their values."""
-    previous = ["", *words]
     return [
         word
-        for last, word in zip(previous, words, strict=False)
+        for last, word in zip(["", *words], words, strict=False)
         if not word.startswith("-") and (last not in options or options[last]["flag"])
     ]
-
-
-def _positional(command: Command, given: Sequence[str], word: str) -> list[str]:
-    params = [param for param in command["params"] if not param["names"][0].startswith("-")]
-    if not params:
-        return []
-    param = params[min(len(given), len(params) - 1)]
-    complete = _BY_METAVAR.get(param["metavar"])
-    return complete(given, word) if complete else _matching(word, param["choices"])
 
 
 def _matching(word: str, names: Any) -> list[str]:
@@ -175,25 +167,21 @@ def _overrides(given: Sequence[str], word: str) -> list[str]:
     return completed(word, config, catalog) if catalog is not None and isinstance(config, dict) else []
 
 
-def _families(given: Sequence[str], word: str) -> list[str]:
-    from opabinia.config import warm_catalog
-
-    catalog = warm_catalog()
-    return _matching(word, catalog.entries) if catalog else []
-
-
 def _parts(given: Sequence[str], word: str) -> list[str]:
+    """Families, or the parts of the family before."""
     from opabinia.config import warm_catalog
 
     catalog = warm_catalog()
-    return _matching(word, catalog.names(given[0])) if catalog and given else []
+    if catalog is None:
+        return []
+    return _matching(word, catalog.names(given[0]) if given else catalog.entries)
 
 
 _BY_METAVAR: dict[str, Callable[[Sequence[str], str], list[str]]] = {
     "RECIPE": _recipes,
     "RUN": _runs,
     "KEY": _overrides,
-    "FAMILY": _families,
+    "FAMILY": _parts,
     "NAME": _parts,
     "A": _recipes,
     "B": _recipes,

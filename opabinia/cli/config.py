@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from opabinia.cli.errors import report_errors
+from opabinia.cli.errors import option_error, report_errors
 from opabinia.cli.options import Overrides, Recipe
 
 if TYPE_CHECKING:
-    from opabinia.config import Catalog, Problem, Resolved
+    from opabinia.config import Catalog, Resolved
     from opabinia.config.registry import Entry
 
 app = typer.Typer(no_args_is_help=True)
 
+PROBLEM_KEYS = ("place", "key", "message", "value", "suggestion", "allowed")
+"""The fields of :class:`opabinia.config.Problem` as ``check --json`` names them."""
 
 Plugins = Annotated[
     list[str] | None, typer.Option("--plugin", help="A module with parts of your own; may be repeated.")
@@ -45,17 +48,22 @@ def show(
     opabinia config show video/digits --schedule --out schedule.png
     """
     with report_errors():
-        from opabinia.config import ConfigError, Problem, dump
+        from opabinia.config import dump, flatten
+        from opabinia.config.errors import show as shown
 
-        if not schedule:
-            _check_needs_schedule({"--nproc": nproc, "--out": out})
+        for option, value in {"--nproc": nproc, "--out": out}.items():
+            if value is not None and not schedule:
+                raise option_error(option, "belongs to --schedule: add it, or remove this option")
         if out is not None and out.suffix.lower() != ".png":
-            raise ConfigError(Problem("command line", "--out", f"{out}: the image must be a FILE.png"))
+            raise option_error("--out", f"{out}: the image must be a FILE.png")
         resolved = _resolve(recipe, overrides or [])
         if schedule:
             _show_schedule(recipe, resolved, nproc or 1, out)
+        elif origin:
+            values, origins = flatten(resolved.config), resolved.origins
+            _print_columns([(f"{path}: {shown(value)}", f"# {origins[path]}") for path, value in values.items()])
         else:
-            print("\n".join(_with_origins(resolved)) if origin else dump(resolved.config).rstrip())
+            print(dump(resolved.config).rstrip())
 
 
 @app.command()
@@ -71,33 +79,33 @@ def check(
 ) -> None:
     """Report all errors in a config at once. Exit status 0: none; 2: some."""
     with report_errors():
-        from opabinia.config import ConfigError
+        from opabinia.config import ConfigError, catalog
+        from opabinia.config.paths import check_paths
 
         try:
             resolved = _resolve(recipe, overrides or [])
+            check_paths(resolved, catalog(resolved.config.get("plugins") or ()))
             if build:
-                _dry_run(resolved)
+                from opabinia.config import build as build_parts
+                from opabinia.training.dry_run import dry_run
+                from opabinia.training.run_folder import with_values
+
+                config = with_values(resolved.config, batch_size=32, num_workers=0, augment_on="workers")
+                dry_run(build_parts(config, origins=resolved.origins).keywords)
         except ConfigError as error:
             if not as_json:
                 raise
-            print(json.dumps([_as_json(problem) for problem in error.problems], indent=1))
+            problems = [dict(zip(PROBLEM_KEYS, astuple(problem), strict=True)) for problem in error.problems]
+            print(json.dumps(problems, indent=1))
             raise SystemExit(2) from None
         print("[]" if as_json else f"{recipe}: no problems")
 
 
-def _as_json(problem: Problem) -> dict[str, str]:
-    return {
-        "place": problem.where,
-        "key": problem.path,
-        "message": problem.message,
-        "value": problem.found,
-        "suggestion": problem.suggestion,
-        "allowed": problem.allowed,
-    }
-
-
 SCHEMA = "opabinia.schema.json"
 """The schema file that recipes refer to, in their folder or a parent of it."""
+
+SCHEMA_COMMENT = "# yaml-language-server: $schema="
+"""The comment in a recipe that names its schema for editors, before the path."""
 
 
 @app.command()
@@ -113,21 +121,13 @@ def schema(
     """
     with report_errors():
         from opabinia.config import json_schema
-        from opabinia.runtime.files import disk_errors, write_atomic
 
         text = json.dumps(json_schema(_catalog(plugin or [])), indent=1) + "\n"
         if out is None:
             print(text, end="")
             return
-        with disk_errors(out):
-            out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(out, text)
-        print(f"first line of a recipe in the same folder: {_schema_comment(out.name)}")
-
-
-def _schema_comment(path: str) -> str:
-    """The comment that names the schema of a file for editors."""
-    return f"# yaml-language-server: $schema={path}"
+        _write(out, text)
+        print(f"first line of a recipe in the same folder: {SCHEMA_COMMENT}{out.name}")
 
 
 def _with_schema(out: Path, text: str) -> str:
@@ -135,7 +135,7 @@ def _with_schema(out: Path, text: str) -> str:
     parent = out.absolute().parent
     for depth, folder in enumerate([parent, *parent.parents]):
         if (folder / SCHEMA).is_file():
-            return f"{_schema_comment('../' * depth + SCHEMA)}\n{text}"
+            return f"{SCHEMA_COMMENT}{'../' * depth}{SCHEMA}\n{text}"
     return text
 
 
@@ -157,12 +157,12 @@ def list_parts(
             from opabinia.config.compose import packaged_names
 
             parts = [(each, ", ".join(catalog.names(each))) for each in catalog.entries if catalog.names(each)]
-            lines = _columns([*parts, ("(recipes)", ", ".join(packaged_names()))])
-        elif name is None:
-            family = _family(family, catalog.entries)
+            return _print_columns([*parts, ("(recipes)", ", ".join(packaged_names()))])
+        family = next((each for each in catalog.entries if family in (each, f"{each}s", f"{each}es")), family)
+        _check_known(family, list(catalog.entries), "family")
+        if name is None:
             lines = [line for _, entry in sorted(catalog.entries[family].items()) for line in _signature(entry)]
         else:
-            family = _family(family, catalog.entries)
             _check_known(name, catalog.names(family), family)
             lines = _details(catalog.entries[family][name])
         print("\n".join(lines))
@@ -207,20 +207,15 @@ def import_config(
             typer.echo(f"not converted: {key}", err=True)
         if out is None:
             print(recipe.text(), end="")
+        elif out.suffix not in (".yaml", ".yml") or out.exists():
+            raise option_error("--out", f"{out}: {'exists already' if out.exists() else 'a recipe is a FILE.yaml'}")
         else:
             _write(out, _with_schema(out, recipe.text()))
 
 
 def _write(out: Path, text: str) -> None:
-    """Write a new recipe file."""
-    from opabinia.config import ConfigError, Problem
-    from opabinia.runtime.files import disk_errors, write_atomic
+    from opabinia.runtime.files import write_atomic
 
-    if out.suffix not in (".yaml", ".yml") or out.exists():
-        why = "exists already" if out.exists() else "a recipe is a FILE.yaml"
-        raise ConfigError(Problem("command line", "--out", f"{out}: {why}"))
-    with disk_errors(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out, text)
 
 
@@ -232,11 +227,13 @@ def diff(
     """Compare two complete configs, defaults included; one line per difference."""
     with report_errors():
         from opabinia.config import flatten
+        from opabinia.config.errors import show
 
         old, new = (flatten(_resolve(recipe, []).config) for recipe in (first, second))
         for path in dict.fromkeys([*old, *new]):
-            if path not in old or path not in new or _differ(old[path], new[path]):
-                print(f"{path}: {_value_at(old, path)} -> {_value_at(new, path)}")
+            if path not in old or path not in new or type(old[path]) is not type(new[path]) or old[path] != new[path]:
+                before, after = (show(values[path]) if path in values else "(missing)" for values in (old, new))
+                print(f"{path}: {before} -> {after}")
 
 
 def _resolve(recipe: str, overrides: Sequence[str]) -> Resolved:
@@ -259,39 +256,20 @@ def _catalog(plugins: Sequence[str]) -> Catalog:
     return parts
 
 
-def _dry_run(resolved: Resolved) -> None:
-    from opabinia.config import build
-    from opabinia.training.auto_values import with_values
-    from opabinia.training.dry_run import dry_run
-
-    config = with_values(resolved.config, batch_size=32, num_workers=0, augment_on="workers")
-    dry_run(build(config, origins=resolved.origins).keywords)
-
-
-def _check_needs_schedule(options: Mapping[str, object]) -> None:
-    from opabinia.config import ConfigError, Problem
-
-    for name, value in options.items():
-        if value is not None:
-            raise ConfigError(Problem("command line", name, "belongs to --schedule: add it, or remove this option"))
-
-
 def _show_schedule(recipe: str, resolved: Resolved, processes: int, out: Path | None) -> None:
     """Print the batches of a run on so many ranks."""
     from opabinia.cli.tables import print_schedule
     from opabinia.config import build
     from opabinia.runtime.files import disk_errors
-    from opabinia.training.auto_values import replace_auto
     from opabinia.training.loaders import splits_norms
+    from opabinia.training.run_folder import replace_auto
     from opabinia.training.schedule_preview import draw_preview, schedule_preview
     from opabinia.training.world_size_scaling import auto_scale
 
     config, changes = auto_scale(replace_auto(resolved.config), processes)
+    reference = resolved.config["train"]["reference_world_size"]
     for change in changes:
-        typer.echo(
-            f"for world size {processes} instead of {resolved.config['train']['reference_world_size']}: {change}",
-            err=True,
-        )
+        typer.echo(f"for world size {processes} instead of {reference}: {change}", err=True)
     parts = build(config, origins=resolved.origins).keywords
     table = schedule_preview(parts, processes)
     print_schedule(table, norms=splits_norms(table.plan, parts["train"].sync_batch_norm))
@@ -302,36 +280,19 @@ def _show_schedule(recipe: str, resolved: Resolved, processes: int, out: Path | 
             image.save(out)
 
 
-def _with_origins(resolved: Resolved) -> list[str]:
-    from opabinia.config import flatten
-    from opabinia.config.errors import show
-
-    values = flatten(resolved.config)
-    return _columns((f"{path}: {show(value)}", f"# {resolved.origins[path]}") for path, value in values.items())
-
-
-def _columns(rows: Iterable[tuple[str, str]]) -> list[str]:
-    rows = list(rows)
+def _print_columns(rows: Sequence[tuple[str, str]]) -> None:
     width = min(max((len(left) for left, _ in rows), default=0), 60)
-    return [f"{left:<{width}}  {right}".rstrip() for left, right in rows]
+    for left, right in rows:
+        print(f"{left:<{width}}  {right}".rstrip())
 
 
-def _check_known(name: str, names: Iterable[str], kind: str) -> None:
+def _check_known(name: str, names: Sequence[str], kind: str) -> None:
     from opabinia.config import ConfigError, Problem
     from opabinia.config.errors import listing, nearest
 
-    names = list(names)
     if name not in names:
         message = f"there is no {kind} {name!r}"
         raise ConfigError(Problem("", "", message, "", nearest(name, names), f"there are: {listing(names)}"))
-
-
-def _family(word: str, families: Iterable[str]) -> str:
-    """The family of a name or its plural."""
-    families = list(families)
-    family = next((name for name in families if word in (name, f"{name}s", f"{name}es")), word)
-    _check_known(family, families, "family")
-    return family
 
 
 def _signature(entry: Entry) -> list[str]:
@@ -362,13 +323,3 @@ def _details(entry: Entry) -> list[str]:
     if entry.renamed:
         lines += ["", f"  old names: {', '.join(f'{old} (now {new})' for old, new in entry.renamed.items())}"]
     return lines
-
-
-def _differ(old: Any, new: Any) -> bool:
-    return type(old) is not type(new) or old != new
-
-
-def _value_at(values: dict[str, Any], path: str) -> str:
-    from opabinia.config.errors import show
-
-    return show(values[path]) if path in values else "(missing)"

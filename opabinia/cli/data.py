@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from opabinia.cli.errors import leave, report_errors
+from opabinia.cli.errors import leave, option_error, report_errors
 from opabinia.cli.options import Overrides, Recipe
 
 if TYPE_CHECKING:
@@ -20,11 +19,6 @@ if TYPE_CHECKING:
     from opabinia.data.check import DataReport
 
 app = typer.Typer(no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Keep the group, whatever the number of its commands."""
 
 
 @app.command()
@@ -62,15 +56,8 @@ def check(
 
         sources = _sources(_data(recipe, overrides or [], lenient=True))
         workers = cores() if workers is None else workers
-        with _progress() as report_progress:
-            report = run_checks(
-                sources,
-                near=near,
-                limit=limit,
-                seed=seed,
-                workers=workers if workers > 1 else 0,
-                progress=report_progress,
-            )
+        workers = 0 if workers == 1 else workers  # a single worker is no faster than none
+        report = run_checks(sources, near=near, limit=limit, seed=seed, workers=workers)
         if as_json is None or str(as_json) != "-":
             print_report(report, Console(highlight=False))
         _write(report, recipe, out, as_json)
@@ -98,25 +85,16 @@ def pack(
     opabinia data pack kinetics.yaml --section train --out kinetics/train_256 --size 256
     """
     with report_errors():
-        from opabinia.config import ConfigError, Problem
         from opabinia.data.decoding.pack import pack as write
         from opabinia.runtime.log import logging_to
 
         data = _data(recipe, overrides or [])
         sources = _sources(data)
         if section not in sources:
-            raise ConfigError(
-                Problem("command line", "--section", f"there is no {section!r}; there is {', '.join(sources)}")
-            )
+            raise option_error("--section", f"there is no {section!r}; there is {', '.join(sources)}")
+        threads, skip = workers or os.cpu_count() or 1, data.on_error == "skip"
         with logging_to(None):
-            done = write(
-                sources[section],
-                out,
-                size=size,
-                quality=quality,
-                workers=workers or os.cpu_count() or 1,
-                skip=data.on_error == "skip",
-            )
+            done = write(sources[section], out, size=size, quality=quality, workers=threads, skip=skip)
         skipped = f", {done.skipped} skipped" if done.skipped else ""
         print(f"{done.videos} videos, {done.frames} frames, {done.bytes / 1e6:.1f} MB{skipped}")
         print(f"source: {{name: packed_videos, root: {out}}}")
@@ -126,8 +104,7 @@ def _data(recipe: str, overrides: list[str], *, lenient: bool = False) -> Data:
     """The data of a recipe; ``lenient``: without broken annotations."""
     from opabinia.config import build
     from opabinia.runtime.log import log
-    from opabinia.training.auto_values import with_values
-    from opabinia.training.run_folder import resolve
+    from opabinia.training.run_folder import resolve, with_values
 
     resolved = resolve(recipe, overrides)
     config = with_values(resolved.config, batch_size=1, num_workers=0, augment_on="workers")  # unused here
@@ -167,16 +144,3 @@ def _write(report: DataReport, recipe: str, out: Path | None, as_json: Path | No
     if out is not None:
         write_page(report, out, recipe)
         typer.echo(f"the page is in {out}", err=True)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on a terminal, nothing elsewhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("reading")
-        yield lambda done, of: bar.update(task, completed=done, total=of)

@@ -8,12 +8,15 @@ from typing import Annotated, Literal
 import typer
 
 from opabinia.cli.errors import report_errors
-from opabinia.cli.options import Checkpoint, Device
+from opabinia.cli.options import Checkpoint, Device, Weights
 
 
 def draw(
     where: Annotated[Path, typer.Argument(metavar="FEATURES", help="A folder written by extract, or a run folder.")],
-    split: Annotated[str, typer.Option(help="Of a run folder: train, or the prefix of a validation set.")] = "val",
+    split: Annotated[
+        str,
+        typer.Option(help="Of a run folder: train, or the prefix of a validation set; auto: the first that exists."),
+    ] = "auto",
     method: Annotated[
         Literal["pca", "tsne", "umap"], typer.Option(help="Principal components, t-SNE or UMAP (where installed).")
     ] = "pca",
@@ -26,6 +29,7 @@ def draw(
         typer.Option(metavar="FILE.png", help="The image; default: beside the features, or in RUN/map/SPLIT."),
     ] = None,
     checkpoint: Checkpoint = "best",
+    weights: Weights = None,
     device: Device = None,
 ) -> None:
     """Draw an embedding map: features projected to the plane, colored by class, with nearest neighbors of some samples.
@@ -37,11 +41,8 @@ def draw(
     with report_errors():
         from opabinia.inference.embedding_map import draw_map
 
-        options = {
-            "split": split,
-            "column": column,
-            "max_samples": max_samples,
-            "checkpoint": checkpoint,
-            "device": device,
-        }
-        draw_map(where, out, method=method, **options)  # type: ignore[arg-type]
+        draw_map(
+            *(where, out),
+            split=split, method=method, column=column, max_samples=max_samples,
+            checkpoint=checkpoint, weights=weights, device=device,
+        )  # fmt: skip

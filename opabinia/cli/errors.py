@@ -6,10 +6,13 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from opabinia.runtime.elastic_agent import report_exit_status
 from opabinia.runtime.slurm import launched_rank
+
+if TYPE_CHECKING:
+    from opabinia.config import ConfigError
 
 
 @contextmanager
@@ -37,10 +40,18 @@ def report_errors() -> Iterator[None]:
             leave(status, "" if silent else str(error), final=not getattr(error, "temporary", False))
         if silent:
             raise SystemExit(1) from None
-        if _is_lost_connection(error):
+        # gloo reports that another rank has ended: that rank knows why, a traceback here does not help.
+        if isinstance(error, RuntimeError) and "gloo" in str(error) and "onnection" in str(error):
             _print_error("another rank has ended: the connection to it is lost")
             raise SystemExit(1) from None
         raise
+
+
+def option_error(option: str, message: str) -> ConfigError:
+    """Return the error of a command line option."""
+    from opabinia.config import ConfigError, Problem
+
+    return ConfigError(Problem("command line", option, message))
 
 
 def leave(status: int, text: str = "", *, final: bool = True) -> NoReturn:
@@ -54,9 +65,3 @@ def _print_error(text: str) -> None:
     rank = launched_rank(os.environ)
     prefix = f"[rank {rank}] " if rank else ""
     print(f"{prefix}error: {text}" if "\n" not in text else prefix + text, file=sys.stderr)
-
-
-def _is_lost_connection(error: Exception) -> bool:
-    """Return whether gloo reports that another rank has ended: that rank knows why, a traceback here does not help."""
-    text = str(error)
-    return isinstance(error, RuntimeError) and "gloo" in text and "onnection" in text

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from opabinia.cli.errors import report_errors
-from opabinia.cli.options import AsJson, Checkpoint, Endpoint, Nnodes, NodeRank, Nproc, Overrides, Quiet, Run
-from opabinia.cli.outcome import in_json, print_json, words_of
+from opabinia.cli.options import AsJson, Checkpoint, Endpoint, Nnodes, NodeRank, Nproc, Overrides, Quiet, Run, Weights
+from opabinia.cli.outcome import best_of, best_text, in_json, print_json, words_of
 from opabinia.cli.processes import layout, run_in_many
 from opabinia.runtime.quiet import quiet_terminal
 
@@ -16,7 +17,18 @@ from opabinia.runtime.quiet import quiet_terminal
 def evaluate(
     run: Run,
     overrides: Overrides = None,
+    split: Annotated[
+        str, typer.Option(metavar="A,B", help="Evaluate only these validation sets; default: all of the run.")
+    ] = "",
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Other data in the same layout: a folder or an annotation file."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of other data's scores; default: of the folder or file.", metavar="NAME")
+    ] = None,
     checkpoint: Checkpoint = "best",
+    weights: Weights = None,
     evaluator: Annotated[
         list[str] | None,
         typer.Option(
@@ -30,9 +42,11 @@ def evaluate(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a checkpoint of a run on its validation data.
+    """Evaluate a checkpoint of a run on its validation data, or on other data.
 
     opabinia eval runs/classification/digits/default --checkpoint last
+
+    opabinia eval runs/classification/image_folder/default --data path/to/test
 
     opabinia eval runs/classification/digits/default --nproc 2
 
@@ -40,14 +54,21 @@ def evaluate(
     """
     with report_errors(), quiet_terminal(quiet):
         overrides = [*(overrides or []), *(f"evaluate.evaluators.{name}.evaluator={name}" for name in evaluator or [])]
-        many = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts=0)
-        if many is not None:
-            run_in_many(many, ["eval", str(run), *overrides, "--checkpoint", checkpoint, *words_of(quiet, as_json)])
+        from opabinia.config.paths import check_input_paths, check_run_data
+
+        check_input_paths([data] if data else [])
+        check_run_data(run, overrides, [] if data else ["data.val"])
+        ranks = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts=0)
+        given = {"--checkpoint": checkpoint, "--split": split, "--data": data, "--name": name, "--weights": weights}
+        words = [word for option, value in given.items() if value for word in (option, str(value))]
+        run_in_many(ranks, ["eval", str(run), *overrides, *words, *words_of(quiet, as_json)])
         from opabinia.cli.tables import print_scores
         from opabinia.training.launch import evaluate as scores_of
 
-        scores = scores_of(run, overrides, checkpoint=checkpoint)
+        splits = [prefix.strip() for prefix in split.split(",") if prefix.strip()]
+        scores = scores_of(run, overrides, checkpoint=checkpoint, weights=weights, splits=splits, data=data, name=name)
         if as_json:
             print_json({"run": str(run), "checkpoint": checkpoint, "scores": in_json(scores)})
         else:
-            print_scores(f"{run} ({checkpoint})", scores)
+            best = best_of(run) if checkpoint == "best" else None
+            print_scores(f"{run} ({best_text(best) if best else checkpoint})", scores)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from opabinia.cli.errors import report_errors
-from opabinia.cli.options import Checkpoint, Overrides, Run
+from opabinia.cli.options import Checkpoint, Overrides, Run, Weights
 
 
 def export(
@@ -23,6 +23,7 @@ def export(
         float, typer.Option(min=0, help="Largest allowed difference from the outputs of the original.")
     ] = 1e-4,
     checkpoint: Checkpoint = "best",
+    weights: Weights = None,
 ) -> None:
     """Export the model of a run, and compare the outputs of the exported file with the original.
 
@@ -33,6 +34,9 @@ def export(
     opabinia export runs/classification/digits/default --format huggingface --out my-digits/
     """
     with report_errors():
+        from opabinia.config.paths import check_run_folder
+
+        check_run_folder(run)
         from opabinia.inference.export import export as write
 
-        write(run, out, overrides or [], form=form, tolerance=tolerance, checkpoint=checkpoint)
+        write(run, out, overrides or [], form=form, tolerance=tolerance, checkpoint=checkpoint, weights=weights)

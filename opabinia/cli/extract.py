@@ -8,14 +8,30 @@ from typing import Annotated, Literal
 import typer
 
 from opabinia.cli.errors import report_errors
-from opabinia.cli.options import Checkpoint, Device, Endpoint, MaxRestarts, Nnodes, NodeRank, Nproc, Overrides, Run
+from opabinia.cli.options import (
+    Checkpoint,
+    Device,
+    Endpoint,
+    MaxRestarts,
+    Nnodes,
+    NodeRank,
+    Nproc,
+    Overrides,
+    Run,
+    Weights,
+)
 from opabinia.cli.processes import layout, run_in_many
 
 
 def extract(
     run: Run,
     overrides: Overrides = None,
-    split: Annotated[str, typer.Option(metavar="A,B|all", help="train, and the prefixes of validation sets.")] = "val",
+    split: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B|all", help="train, prefixes of validation sets; auto: the first of these, else train."
+        ),
+    ] = "auto",
     layers: Annotated[
         str,
         typer.Option(
@@ -29,6 +45,7 @@ def extract(
         Literal["npy", "parquet"], typer.Option("--format", help="One file per column, or one table.")
     ] = "npy",
     checkpoint: Checkpoint = "best",
+    weights: Weights = None,
     device: Device = None,
     nproc: Nproc = None,
     nnodes: Nnodes = None,
@@ -47,24 +64,23 @@ def extract(
     opabinia extract runs/classification/digits/default --split all --nproc 2 evaluate.batch_size=64
     """
     with report_errors():
-        many = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts)
-        if many is not None:
-            words = ["--split", split, "--layers", layers, "--format", form, "--checkpoint", checkpoint]
-            words += ["--out", str(out)] if out is not None else []
-            words += ["--device", device] if device is not None else []
-            run_in_many(many, ["extract", str(run), *(overrides or []), *words])
+        from opabinia.config.paths import check_run_data
+
+        keys = {"train": ["data.train"], "all": ["data.train", "data.val"]}
+        check_run_data(run, overrides or [], [key for name in _names(split) for key in keys.get(name, ["data.val"])])
+        words = ["--split", split, "--layers", layers, "--format", form, "--checkpoint", checkpoint]
+        words += ["--out", str(out)] if out is not None else []
+        words += ["--device", device] if device is not None else []
+        words += ["--weights", weights] if weights is not None else []
+        ranks = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts)
+        run_in_many(ranks, ["extract", str(run), *(overrides or []), *words])
         from opabinia.inference.extract import extract as write
 
         write(
-            run,
-            out,
-            overrides or [],
-            splits=_names(split),
-            layers=_names(layers),
-            form=form,
-            checkpoint=checkpoint,
-            device=device,
-        )
+            *(run, out, overrides or []),
+            splits=_names(split), layers=_names(layers), form=form,
+            checkpoint=checkpoint, weights=weights, device=device,
+        )  # fmt: skip
 
 
 def _names(text: str) -> list[str]:

@@ -15,7 +15,7 @@ def merge(
     run: Run,
     out: Annotated[Path, typer.Option(help="The file to write, such as model.safetensors.")],
     checkpoint: Checkpoint = "best",
-    weights: Annotated[str, typer.Option(help="model, or ema for their moving average.")] = "model",
+    weights: Annotated[str, typer.Option(help="raw, or ema for their moving average.")] = "raw",
 ) -> None:
     """Write the weights of a checkpoint, sharded or not, to one safetensors file.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,9 +15,16 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 RunsFolder = Annotated[Path, typer.Option(help="Folder of the runs: OUT/RECIPE/NAME.")]
 
 Checkpoint = Annotated[str, typer.Option(help="best, last, or the path of a checkpoint.")]
+Weights = Annotated[
+    Literal["raw", "ema"] | None,
+    typer.Option(help="Raw weights or their EMA; default: the better ones in the run (eval: both)."),
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps or auto; default: as in training.")]
 Gallery = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="Report the most similar images of this folder for each image.")
+]
+Rerank = Annotated[
+    bool, typer.Option("--rerank", help="Re-rank the nearest 100 images by shared neighbors (k-reciprocal).")
 ]
 Nearest = Annotated[int, typer.Option(min=1, help="Number of gallery images to report.")]
 

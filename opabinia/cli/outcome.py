@@ -6,6 +6,8 @@ import json
 import math
 import os
 import shlex
+import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,6 +64,12 @@ def best_of(folder: Path) -> dict[str, Any] | None:
     return {"checkpoint": str(checkpoint), "step": step, "metric": metric, "score": score}
 
 
+def best_text(best: Mapping[str, Any]) -> str:
+    """Return a text such as ``best val/top1 0.9967 at step 288``, of :func:`best_of`."""
+    score = f"{best['metric']} {best['score']:.4f}" if isinstance(best["score"], float) else "checkpoint"
+    return f"best {score} at step {best['step']}"
+
+
 def _score_at(folder: Path, step: int, metric: str | None) -> tuple[str | None, float | None]:
     """Read the score ``metric`` (None: the first one) of a step from the metrics log."""
     for text in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
@@ -73,11 +81,26 @@ def _score_at(folder: Path, step: int, metric: str | None) -> tuple[str | None, 
     return metric, None
 
 
+def training_metrics(folder: Path) -> dict[str, float]:
+    """Return the last values of the training metrics (``train/loss`` ...) in a run's metrics log."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    last: dict[str, float] = next((line for text in reversed(lines) if "train/loss" in (line := json.loads(text))), {})
+    return {name: value for name, value in last.items() if name.startswith("train/")}
+
+
 def _config_of(folder: Path) -> dict[str, Any]:
     from opabinia.config import compose
 
     config: dict[str, Any] = compose(folder).root.plain()
     return config
+
+
+def _has_labels(folder: Path) -> bool:
+    """Return whether the training data had classes, as the last checkpoint says."""
+    last = folder / "checkpoints" / "last"
+    state = last.with_name(last.read_text(encoding="utf-8").strip()) / "state.json" if last.is_file() else last
+    return state.is_file() and bool(json.loads(state.read_text(encoding="utf-8"))["facts"]["classes"])
 
 
 def print_ending(folder: Path) -> None:
@@ -86,17 +109,19 @@ def print_ending(folder: Path) -> None:
         return
     best = best_of(folder)
     if best is not None:
-        score = f" ({best['metric']} {best['score']:.4f})" if isinstance(best["score"], float) else ""
-        print(f"best: step {best['step']}{score}, {best['checkpoint']}")
+        print(f"{best_text(best)}: {best['checkpoint']}")
     print("next:")
-    commands = [(shlex.join(words), purpose) for words, purpose in next_commands(folder)]
+    commands = [(shlex.join(command.words), command.purpose) for command in next_commands(folder)]
     width = max(len(command) for command, _ in commands)
-    for command, purpose in commands:
-        print(f"  {command:<{width}}  # {purpose}")
+    lines = [f"  {command:<{width}}  # {purpose}" for command, purpose in commands]
+    if sys.stdout.isatty() and max(map(len, lines)) > shutil.get_terminal_size().columns:
+        lines = [f"  # {purpose}\n  {command}" for command, purpose in commands]
+    print("\n".join(lines))
 
 
 def next_commands(folder: Path) -> list[NextCommand]:
-    """Return the commands worth trying with a finished run: those of its task, tensorboard and a longer training."""
+    """Return the commands worth trying with a finished run: those of its task that its data allows, tensorboard and a
+    longer training."""
     from opabinia.config import catalog
     from opabinia.contracts import NextCommand, Task
 
@@ -105,8 +130,10 @@ def next_commands(folder: Path) -> list[NextCommand]:
     entry = parts.find("task", str(config["task"]["name"]))
     part = None if entry is None else parts.load(entry)
     task = part if isinstance(part, type) and issubclass(part, Task) else Task
+    validation = config["data"].get("val") or []
+    has = {"": True, "validation": bool(validation), "labels": bool(validation) and _has_labels(folder)}
     return [
-        *task.next_commands(folder),
+        *(command for command in task.next_commands(folder) if has[command.needs]),
         NextCommand(["tensorboard", "--logdir", str(folder)], "watch the curves"),
         NextCommand(["opabinia", "train", str(folder), "--resume", "train.length=LONGER"], "train longer"),
     ]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
+
+from opabinia.cli.errors import option_error
 
 if TYPE_CHECKING:
-    from opabinia.config import ConfigError
     from opabinia.runtime.elastic_agent import ProcessLayout
 
 
@@ -27,37 +28,29 @@ def layout(
     from opabinia.runtime.elastic_agent import ProcessLayout
 
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        raise _wrong("--nproc", "torchrun has started this process: remove the option")
+        raise option_error("--nproc", "torchrun has started this process: remove the option")
     if slurm.is_step(os.environ):
         tasks, nodes = slurm.task_count(os.environ), slurm.node_count(os.environ)
         if tasks != nodes:
-            raise _wrong("--nproc", f"srun has started {tasks} tasks on {nodes} nodes: one on each, or no --nproc")
+            message = f"srun has started {tasks} tasks on {nodes} nodes: one on each, or no --nproc"
+            raise option_error("--nproc", message)
         nnodes = nodes if nnodes is None else nnodes
         node_rank = slurm.launched_rank(os.environ) if node_rank is None else node_rank
         endpoint = "{}:{}".format(*slurm.rendezvous_address(os.environ)) if endpoint is None else endpoint
-    machines = nnodes or 1
-    _check_machines(machines, node_rank, endpoint)
-    host, port = _address(endpoint or f"localhost:{slurm.port_for(os.getuid())}")
-    return ProcessLayout(_number(nproc or "auto"), machines, node_rank or 0, host, port, max_restarts)
-
-
-def _check_machines(nnodes: int, node_rank: int | None, endpoint: str | None) -> None:
+    nnodes = nnodes or 1
     if nnodes > 1 and node_rank is None:
-        raise _wrong("--node-rank", f"give the number of this machine, 0 to {nnodes - 1}")
+        raise option_error("--node-rank", f"give the number of this machine, 0 to {nnodes - 1}")
     if nnodes > 1 and endpoint in (None, "auto"):
-        raise _wrong("--rdzv-endpoint", "give an address of machine 0 and a free port there")
+        raise option_error("--rdzv-endpoint", "give an address of machine 0 and a free port there")
     if (node_rank or 0) >= nnodes:
-        raise _wrong(
-            "--node-rank", f"{node_rank} is too large for {nnodes} machines (--nnodes), which are numbered from 0"
-        )
-
-
-def _number(nproc: str) -> int | None:
-    if nproc == "auto":
-        return None
-    if not re.fullmatch(r"[1-9]\d{0,4}", nproc):
-        raise _wrong("--nproc", f"{nproc!r} is neither a number of ranks nor auto")
-    return int(nproc)
+        message = f"{node_rank} is too large for {nnodes} machines (--nnodes), which are numbered from 0"
+        raise option_error("--node-rank", message)
+    host, port = _address(endpoint or f"localhost:{slurm.port_for(os.getuid())}")
+    nproc = nproc or "auto"
+    if not re.fullmatch(r"auto|[1-9]\d{0,4}", nproc):
+        raise option_error("--nproc", f"{nproc!r} is neither a number of ranks nor auto")
+    ranks = None if nproc == "auto" else int(nproc)
+    return ProcessLayout(ranks, nnodes, node_rank or 0, host, port, max_restarts)
 
 
 def _address(endpoint: str) -> tuple[str, int]:
@@ -65,18 +58,14 @@ def _address(endpoint: str) -> tuple[str, int]:
         return "localhost", 0
     host, _, port = endpoint.rpartition(":")
     if not host or not re.fullmatch(r"\d{1,5}", port) or int(port) >= 2**16:
-        raise _wrong("--rdzv-endpoint", f"{endpoint!r} is neither HOST:PORT nor auto")
+        raise option_error("--rdzv-endpoint", f"{endpoint!r} is neither HOST:PORT nor auto")
     return host, int(port)
 
 
-def _wrong(option: str, message: str) -> ConfigError:
-    from opabinia.config import ConfigError, Problem
-
-    return ConfigError(Problem("command line", option, message))
-
-
-def run_in_many(processes: ProcessLayout, command: list[str]) -> NoReturn:
-    """Run ``opabinia`` with the arguments ``command`` on all ranks, and exit."""
+def run_in_many(processes: ProcessLayout | None, command: list[str]) -> None:
+    """Run ``opabinia`` with the arguments ``command`` on all ranks, and exit; return if there is no layout."""
+    if processes is None:
+        return
     from opabinia.runtime.elastic_agent import SignalForwarder
     from opabinia.runtime.signals import stop_signals
 

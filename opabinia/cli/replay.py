@@ -12,9 +12,7 @@ from opabinia.cli.processes import layout, run_in_many
 
 
 def replay(
-    run: Run,
-    step: Annotated[int, typer.Option(help="The optimizer step, from 1 on.")],
-    nproc: Nproc = None,
+    run: Run, step: Annotated[int, typer.Option(help="The optimizer step, from 1 on.")], nproc: Nproc = None
 ) -> None:
     """Repeat one step of a run with the same samples and random numbers, and record it.
 
@@ -24,9 +22,8 @@ def replay(
     size of the run the result is bitwise identical; otherwise batch norms and dropout see other samples.
     """
     with report_errors():
-        many = layout(nproc, None, None, None, max_restarts=0)
-        if many is not None:
-            run_in_many(many, ["replay", str(run), "--step", str(step)])
+        ranks = layout(nproc, None, None, None, max_restarts=0)
+        run_in_many(ranks, ["replay", str(run), "--step", str(step)])
         from opabinia.cli.tables import print_step
         from opabinia.training.replay import replay as again
 

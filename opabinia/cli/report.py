@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from opabinia.cli.errors import report_errors
-from opabinia.cli.options import Checkpoint, Device
+from opabinia.cli.options import Checkpoint, Device, Weights
 from opabinia.runtime.slurm import launched_rank
 
 
@@ -26,6 +26,7 @@ def report(
         ),
     ] = True,
     checkpoint: Checkpoint = "best",
+    weights: Weights = None,
     device: Device = None,
 ) -> None:
     """Write an HTML report of runs: curves, scores, configs, and images with predictions.
@@ -42,22 +43,16 @@ def report(
 
         check_run_folders(runs)
         if images:
+            from opabinia.config import ConfigError
+            from opabinia.inference.report_images import gather
+
             for run in runs:
-                _gather(run, checkpoint, device)
+                try:
+                    gather(run, checkpoint=checkpoint, weights=weights, device=device)
+                except Exception as error:  # the rest of the report needs no model
+                    reason = error if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+                    typer.echo(f"no images of {run}: {reason}", err=True)
         typer.echo(f"the report is in {write_report(runs, out or default_path(runs))}")
-
-
-def _gather(run: Path, checkpoint: str, device: str | None) -> None:
-    """Make the images of a run, or print why there are none: the rest of the report needs no model."""
-    from opabinia.config import ConfigError
-    from opabinia.inference.report_images import gather
-
-    try:
-        gather(run, checkpoint=checkpoint, device=device)
-    except ConfigError as error:
-        typer.echo(f"no images of {run}: {error}", err=True)
-    except Exception as error:
-        typer.echo(f"no images of {run}: {type(error).__name__}: {error}", err=True)
 
 
 def leave_report(run: Path) -> None:
@@ -67,14 +62,10 @@ def leave_report(run: Path) -> None:
     if launched_rank(os.environ):
         return
     try:
-        path = default_path([run])
-        if not _is_newer(path, run / "results.json"):
+        path, results = default_path([run]), run / "results.json"
+        if not (path.exists() and results.exists() and path.stat().st_mtime >= results.stat().st_mtime):
             path = write_report([run])
     except Exception as error:
         typer.echo(f"no report of {run}: {type(error).__name__}: {error}", err=True)
     else:
         typer.echo(f"the report is in {path}; opabinia report {run} adds images")
-
-
-def _is_newer(path: Path, other: Path) -> bool:
-    return path.exists() and other.exists() and path.stat().st_mtime >= other.stat().st_mtime

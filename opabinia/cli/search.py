@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from opabinia.cli.errors import report_errors
-from opabinia.cli.options import Checkpoint, Device, Nearest, Run
+from opabinia.cli.options import Checkpoint, Device, Nearest, Rerank, Run, Weights
 
 
 def search(
@@ -19,8 +19,10 @@ def search(
         Path | None, typer.Option(metavar="FILE", help="The index; default: a file in RUN/search.")
     ] = None,
     nearest: Nearest = 10,
+    rerank: Rerank = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line and query.")] = False,
     checkpoint: Checkpoint = "best",
+    weights: Weights = None,
     device: Device = None,
 ) -> None:
     """Find the most similar images in a folder. The folder is indexed once, and again when it has changed.
@@ -30,9 +32,14 @@ def search(
     Needs the extra `search` (faiss).
     """
     with report_errors():
+        from opabinia.config.paths import check_input_paths, check_run_folder
+
+        check_run_folder(run)
+        check_input_paths([gallery, *queries])
         from opabinia.inference.retrieval.search import search as run_search
 
         run_search(
             *(run, gallery, queries),
-            index=index, nearest=nearest, as_json=as_json, checkpoint=checkpoint, device=device,
+            index=index, nearest=nearest, rerank=rerank, as_json=as_json,
+            checkpoint=checkpoint, weights=weights, device=device,
         )  # fmt: skip

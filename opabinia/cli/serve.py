@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from opabinia.cli.errors import report_errors
-from opabinia.cli.options import Checkpoint, Device, Gallery, Run
+from opabinia.cli.options import Checkpoint, Device, Gallery, Run, Weights
 
 
 def serve(
@@ -19,6 +19,7 @@ def serve(
     max_megapixels: Annotated[float, typer.Option(min=0.001, help="Largest image or video frame in megapixels.")] = 50,
     max_waiting: Annotated[int, typer.Option(min=0, help="Requests in the queue; more are rejected (503).")] = 16,
     checkpoint: Checkpoint = "best",
+    weights: Weights = None,
     device: Device = None,
 ) -> None:
     """Serve predictions over HTTP: images or videos in, JSON out, and a page for dropping images.
@@ -38,4 +39,7 @@ def serve(
             from opabinia.inference.serving.server import serve as run_server
 
             limits = Limits(round(max_mb * 1e6), round(max_megapixels * 1e6), max_waiting)
-            run_server(run, listener, host=host, limits=limits, gallery=gallery, checkpoint=checkpoint, device=device)
+            run_server(
+                *(run, listener),
+                host=host, limits=limits, gallery=gallery, checkpoint=checkpoint, weights=weights, device=device,
+            )  # fmt: skip

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import shlex
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from opabinia.cli.errors import report_errors
+from opabinia.cli.errors import option_error, report_errors
 from opabinia.cli.options import AsJson, Quiet, Recipe
 from opabinia.cli.outcome import in_json, print_json
 from opabinia.runtime.quiet import is_quiet, quiet_terminal
 
 if TYPE_CHECKING:
-    from opabinia.training.sweep import Record, SearchMethod, SearchSpace, Trial, TrialParams
+    from opabinia.training.sweep.record import Record, Trial
+    from opabinia.training.sweep.trials import SearchMethod, SearchSpace, TrialParams
 
 MAX_SCORES = 6
 """Scores in the table of a sweep; its file has all of them."""
@@ -61,9 +61,15 @@ def sweep(
     opabinia sweep classification/digits "optimizer.lr=log(1e-4..1e-1)" --random 10 --seed 1
     """
     with report_errors(), quiet_terminal(quiet):
-        from opabinia.training.sweep import Record, parse_space
+        from opabinia.training.sweep.record import Record
+        from opabinia.training.sweep.trials import parse_space
 
-        how = _how(random, optuna, seed)
+        if random is not None and optuna is not None:
+            raise option_error("--optuna", "cannot be combined with --random")
+        how: SearchMethod = "random" if random is not None else "optuna" if optuna is not None else "grid"
+        if how == "grid" and seed is not None:
+            message = "is for --random and --optuna: a grid is not random (the seed of the runs is an override, seed=1)"
+            raise option_error("--seed", message)
         space = parse_space(words or [])
         record = Record(recipe, list(words or []), how, None if how == "grid" else seed or 0)
         trials, default_metric = _checked(record, space, random or optuna or 0)
@@ -80,31 +86,14 @@ def sweep(
             series.show()
 
 
-def _how(random: int | None, optuna: int | None, seed: int | None) -> SearchMethod:
-    from opabinia.config import ConfigError, Problem
-
-    if random is not None and optuna is not None:
-        raise ConfigError(Problem("command line", "--optuna", "cannot be combined with --random"))
-    if random is None and optuna is None and seed is not None:
-        message = "is for --random and --optuna: a grid is not random (the seed of the runs is an override, seed=1)"
-        raise ConfigError(Problem("command line", "--seed", message))
-    return "random" if random is not None else "optuna" if optuna is not None else "grid"
-
-
 def _checked(record: Record, space: SearchSpace, count: int) -> tuple[list[TrialParams], str | None]:
     """The trials known before the first run, and ``checkpoint.best`` of the recipe.
 
     Raises:
         ConfigError: with every error in any config.
     """
-    from opabinia.training.sweep import (
-        boundary_trials,
-        check_configs,
-        check_count,
-        grid_trials,
-        import_optuna,
-        random_trials,
-    )
+    from opabinia.training.sweep.runs import check_configs
+    from opabinia.training.sweep.trials import boundary_trials, check_count, grid_trials, import_optuna, random_trials
 
     trials: list[TrialParams] = []
     if record.how == "optuna":
@@ -113,8 +102,7 @@ def _checked(record: Record, space: SearchSpace, count: int) -> tuple[list[Trial
     else:
         trials = grid_trials(space) if record.how == "grid" else random_trials(space, count, record.seed or 0)
     resolved = check_configs(record.recipe, [space.overrides(params) for params in trials or boundary_trials(space)])
-    best: str | None = resolved[0].config["checkpoint"]["best"]
-    return trials, best
+    return trials, resolved[0].config["checkpoint"]["best"]
 
 
 @dataclass
@@ -128,50 +116,52 @@ class _Series:
 
     def train(self, trials: Sequence[TrialParams], count: int) -> None:
         """Train the unfinished ones of ``count`` runs; the record is written after each."""
+        for params in trials[len(self.record.runs) :]:
+            self._append(params)
         for run in self.record.runs:
             self._check_same_config(run)
-        for params in trials[len(self.record.runs) :]:
-            self._check_same_config(self._append(params))
         self._compared_by()
         for number in range(count):
             run = self.record.runs[number] if number < len(self.record.runs) else self._append(self._suggest())
             if not run.done:
                 self._check_same_config(run)
-                _print_progress(f"run {number + 1} of {count}: {run.name} {' '.join(_words(run.changes))}")
+                changes = " ".join(f"{key}={text}" for key, text in run.changes.items())
+                _print_progress(f"run {number + 1} of {count}: {run.name} {changes}")
                 self._train(run, f"{number + 1} of {count}")
                 self._compared_by()
 
     def _append(self, params: TrialParams) -> Trial:
-        from opabinia.training.sweep import Trial
+        from opabinia.training.sweep.record import Trial
 
         self.record.runs.append(Trial(f"{self.path.stem}-{len(self.record.runs):03d}", params))
         return self.record.runs[-1]
 
     def _check_same_config(self, run: Trial) -> None:
-        from opabinia.training.sweep import check_same_config
+        from opabinia.training.sweep.runs import check_same_config
 
         overrides = self.space.overrides(run.changes)
         check_same_config(self.path.parent / run.name, self.record.recipe, overrides)
 
     def _train(self, run: Trial, number: str) -> None:
         from opabinia.runtime.signals import Stopped
-        from opabinia.training.sweep import run_trial
+        from opabinia.training.sweep.runs import run_trial
 
         self.record.write(self.path)
         try:
             outcome = run_trial(self.record.recipe, self.space.overrides(run.changes), out=self.out, name=run.name)
         except Stopped as stopped:
-            _print_error(f"stopped in run {number} ({run.name}): the same command resumes")
+            typer.echo(f"stopped in run {number} ({run.name}): the same command resumes", err=True)
             raise SystemExit(stopped.exit_status) from None
         if isinstance(outcome, str):
             run.failed = outcome
-            _print_error(f"{run.name} failed: {outcome}")
+            typer.echo(f"{run.name} failed: {outcome}", err=True)
         else:
             run.scores = outcome
         self.record.write(self.path)
 
     def _suggest(self) -> TrialParams:
-        from opabinia.training.sweep import metric_value, suggest
+        from opabinia.training.sweep.record import metric_value
+        from opabinia.training.sweep.trials import suggest
 
         metric, better = self._compared_by()
         known = [(run.changes, metric_value(run, metric)) for run in self.record.runs]
@@ -183,7 +173,7 @@ class _Series:
         Raises:
             ConfigError: there are scores, but not of this metric.
         """
-        from opabinia.training.sweep import choose_metric, metric_direction
+        from opabinia.training.sweep.record import choose_metric, metric_direction
 
         scores = next((run.scores for run in self.record.runs if run.scores), None)
         metric = choose_metric(self.metric, scores) if scores else None
@@ -191,7 +181,8 @@ class _Series:
 
     def show(self) -> None:
         """Print the table, best first, and the command that repeats the best run."""
-        from opabinia.training.sweep import metric_value, rank_trials
+        from opabinia.cli.tables import print_cells
+        from opabinia.training.sweep.record import metric_value, rank_trials
 
         metric, better = self._compared_by()
         runs = rank_trials(self.record.runs, metric, better)
@@ -199,16 +190,12 @@ class _Series:
         names = list(dict.fromkeys([metric, *(name for run in runs for name in run.scores or {})] if metric else []))
         shown = names[:MAX_SCORES]
         failed = ["failed"] if any(run.failed is not None for run in runs) else []
-        rows = [
-            [
-                run.name,
-                *(run.changes[key] for key in keys),
-                *(_number((run.scores or {}).get(name)) for name in shown),
-                *(_short(run.failed or "") for _ in failed),
-            ]
-            for run in runs
-        ]
-        _print_table(["run", *keys, *shown, *failed], rows)
+        rows = []
+        for run in runs:
+            scores = [_number((run.scores or {}).get(name)) for name in shown]
+            reason = [_short(run.failed or "")] if failed else []
+            rows.append([run.name, *(run.changes[key] for key in keys), *scores, *reason])
+        print_cells(["run", *keys, *shown, *failed], rows)
         if len(names) > len(shown):
             print(f"{len(names) - len(shown)} more scores: {self.path}")
         if metric_value(runs[0], metric) is None:
@@ -219,7 +206,7 @@ class _Series:
 
     def outcome(self) -> dict[str, Any]:
         """Return the runs, best first, and the metric, as JSON values."""
-        from opabinia.training.sweep import metric_value, rank_trials
+        from opabinia.training.sweep.record import metric_value, rank_trials
 
         metric, better = self._compared_by()
         runs = rank_trials(self.record.runs, metric, better)
@@ -237,7 +224,7 @@ class _Series:
 
     def _command(self, run: Trial) -> str:
         """The command that trains ``run`` again, in another folder."""
-        from opabinia.training.sweep import drawn_seed
+        from opabinia.training.sweep.runs import drawn_seed
 
         words = ["opabinia", "train", self.record.recipe, *self.space.overrides(run.changes)]
         seed = drawn_seed(self.path.parent / run.name, self.record.recipe, self.space.overrides(run.changes))
@@ -247,32 +234,26 @@ class _Series:
 
 
 def train_seeds(
-    recipe: str,
-    overrides: Sequence[str],
-    seeds: str,
-    *,
-    out: Path,
-    name: str,
-    as_json: bool = False,
+    recipe: str, overrides: Sequence[str], seeds: str, *, out: Path, name: str, as_json: bool = False
 ) -> None:
     """Train one run per seed and print their scores in one table.
 
     Raises:
         ConfigError: a seed or a config is wrong, or a folder holds a run of another config.
     """
-    from opabinia.config import ConfigError, Problem
-    from opabinia.training.sweep import check_configs, check_same_config, parse_seeds, write_summary
+    from opabinia.training.sweep.runs import check_configs, check_same_config
+    from opabinia.training.sweep.seeds import parse_seeds, write_summary
 
     numbers = parse_seeds(seeds)
     changes = {seed: [*overrides, f"seed={seed}"] for seed in numbers}
     given = [word for word in overrides if word.removeprefix("--").partition("=")[0].strip() == "seed"]
     if given:
-        raise ConfigError(Problem(f"command line: {given[0]}", "", "--seeds sets the seed of every run: remove this"))
+        raise option_error(given[0], "--seeds sets the seed of every run: remove this")
     check_configs(recipe, changes.values())
 
     from opabinia.runtime.signals import Stopped
     from opabinia.training.launch import run_folder_of
-    from opabinia.training.sweep import release_memory, train_or_resume
+    from opabinia.training.sweep.runs import release_memory, train_or_resume
 
     folders = {seed: run_folder_of(recipe, out, f"{name}-seed{seed}") for seed in numbers}
     for seed, folder in folders.items():
@@ -283,7 +264,7 @@ def train_seeds(
         try:
             scores[seed] = train_or_resume(recipe, changes[seed], out=out, name=folder.name)
         except Stopped as stopped:
-            _print_error(f"stopped in run {number} of {len(numbers)} (seed {seed}): the same command resumes")
+            typer.echo(f"stopped in run {number} of {len(numbers)} (seed {seed}): the same command resumes", err=True)
             raise SystemExit(stopped.exit_status) from None
         finally:
             release_memory()
@@ -293,16 +274,14 @@ def train_seeds(
         runs = {str(folder): in_json(scores[seed]) for seed, folder in folders.items()}
         means = {metric: {"mean": summary.mean, "std": summary.std} for metric, summary in summaries.items()}
         return print_json({"record": str(path), "runs": runs, "scores": means})
+    from opabinia.cli.tables import print_cells
+
     rows = [
         [metric, _number(summary.mean), _number(summary.std), *(_number(summary.values.get(seed)) for seed in numbers)]
         for metric, summary in summaries.items()
     ]
-    _print_table(["score", "mean", "std", *(f"seed {seed}" for seed in numbers)], rows)
+    print_cells(["score", "mean", "std", *(f"seed {seed}" for seed in numbers)], rows)
     print(f"{path} (after the last step of each run)")
-
-
-def _words(changes: Mapping[str, str]) -> list[str]:
-    return [f"{key}={text}" for key, text in changes.items()]
 
 
 def _number(value: float | None) -> str:
@@ -313,24 +292,6 @@ def _short(text: str, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 4] + " ..."
 
 
-def _print_error(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def _print_progress(text: str) -> None:
     if not is_quiet():
-        _print_error(text)
-
-
-def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table to stdout in full, wider than the terminal if necessary."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(*head)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console = Console(highlight=False)
-    console.width = max(console.width, Console(width=10_000).measure(table).maximum)
-    console.print(table)
+        typer.echo(text, err=True)

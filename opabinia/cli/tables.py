@@ -5,18 +5,37 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from opabinia.runtime.slurm import launched_rank
 
 if TYPE_CHECKING:
-    from opabinia.contracts import Stage
     from opabinia.training.schedule_preview import SchedulePreview
+
+
+def print_table(table: Table, *lines: str, cut: bool = False) -> None:
+    """Print a table to stdout and lines below it; unless it may be ``cut``, a table is wider than the terminal if
+    necessary."""
+    console = Console(highlight=False)
+    if not cut:
+        console.width = max(console.width, Console(width=10_000).measure(table).maximum)
+    console.print(table)
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
+def print_cells(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table of plain texts."""
+    table = Table(*head)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    print_table(table)
 
 
 def print_step(folder: Path) -> None:
@@ -31,36 +50,33 @@ def print_step(folder: Path) -> None:
             table.add_row(name, f"{value}")
     for name in sorted(gradients, key=lambda param: -float(gradients[param]))[:5]:
         table.add_row(f"gradient of {name}", f"{float(gradients[name]):.6g}")
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(str(folder), soft_wrap=True)
+    print_table(table, str(folder), cut=True)
 
 
 def print_scores(title: str, scores: Mapping[str, float]) -> None:
-    """Print scores, one per row, and where they come from; on rank 0 only."""
+    """Print scores, one per row, and where they come from; on rank 0 only.
+
+    If EMA weights were evaluated, a column has the weights of each score: ``raw`` or ``ema``.
+    """
     if launched_rank(os.environ):
         return
-    table = Table("score", "value")
+    has_ema = any("_ema/" in name for name in scores)
+    table = Table("metric", "value", *["weights"] * has_ema)
     for name, value in scores.items():
-        table.add_row(name, f"{value:.4f}")
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(title, soft_wrap=True)
+        table.add_row(name, f"{value:.4f}", *["ema" if "_ema/" in name else "raw"] * has_ema)
     # One line to paste into a spreadsheet, with the rows above as columns.
-    console.print(",".join(["csv", *(f"{value:.6g}" for value in scores.values())]), soft_wrap=True)
+    csv = ",".join(["csv", *(f"{value:.6g}" for value in scores.values())])
+    print_table(table, title, csv, cut=True)
 
 
 def print_benchmark(result: Mapping[str, Any]) -> None:
     """Print the result of ``opabinia benchmark``, and which settings may help."""
     step, throughput, memory = result["step"], result["samples_per_s"], result["memory"]
     processes = f", {result['processes']} processes" if result["processes"] > 1 else ""
-    table = Table(
-        result["recipe"], f"{result['device']}{processes}, {result['precision']}, batch {result['batch_size']}"
-    )
-    table.add_row(
-        "samples/s",
-        f"{throughput['median']:.4g} (half of the steps: {throughput['low']:.4g} to {throughput['high']:.4g})",
-    )
+    settings = f"{result['device']}{processes}, {result['precision']}, batch {result['batch_size']}"
+    table = Table(result["recipe"], settings)
+    quartiles = f"{throughput['low']:.4g} to {throughput['high']:.4g}"
+    table.add_row("samples/s", f"{throughput['median']:.4g} (half of the steps: {quartiles})")
     table.add_row("  model alone (one repeated batch)", f"{result['model_samples_per_s']:.4g}")
     table.add_row("  loader alone", f"{result['loader_samples_per_s']:.4g} (data.num_workers: {result['workers']})")
     table.add_row("step", _milliseconds(step["seconds"]))
@@ -73,13 +89,9 @@ def print_benchmark(result: Mapping[str, Any]) -> None:
     table.add_row("memory", f"{memory['host'] / 2**30:.2f} GB{device}")
     table.add_row("FLOPs of a step", f"{result['flops'] / 1e9:.4g} GFLOP")
     table.add_row("  measured peak of the device", f"{result['peak_flops'] / 1e9:.4g} GFLOP/s")
-    table.add_row(
-        "  step time at that peak", f"{_milliseconds(result['floor'])}; reached: {result['share_of_peak']:.1%}"
-    )
-    console = Console(highlight=False)
-    console.width = max(console.width, Console(width=10_000).measure(table).maximum)
-    console.print(table)
-    console.print(result["advice"], soft_wrap=True)
+    floor = _milliseconds(result["floor"])
+    table.add_row("  step time at that peak", f"{floor}; reached: {result['share_of_peak']:.1%}")
+    print_table(table, result["advice"])
 
 
 _STEP_PARTS = {
@@ -99,34 +111,24 @@ def print_schedule(table: SchedulePreview, *, norms: bool) -> None:
     """Print the batches of a run over time, and their savings; ``norms``: whether batch norms follow them."""
     shown = Table("epochs", "steps", "batches", "learning rate", "norms", "step cost", "share")
     for line in table.rows:
+        # The samples over which batch norms take statistics, where that is not a rank's share of the batch.
+        ranks, splits = line.stage.processes, line.stage.splits
+        over = f"over {ranks} ranks" if ranks > 1 else f"in {splits} parts" if splits > 1 else ""
+        # Such as 64 x 8 x 23 x 23.
+        batches = Counter(" x ".join(map(str, (batch.samples, *(batch.shape or ())))) for batch in line.stage.cycle)
         shown.add_row(
             f"{line.begin} to {line.end:g}",
             f"{line.steps}",
-            "\n".join(f"{text} ({n} times)" if n > 1 else text for text, n in Counter(_cycle(line.stage)).items()),
+            "\n".join(f"{text} ({n} times)" if n > 1 else text for text, n in batches.items()),
             f"x {line.stage.lr_factor:g}",
-            _norms(line.stage) if norms else "",
+            over if norms else "",
             f"{line.step_cost:.2f}",
             f"{line.cost_share:.1%}",
         )
-    console = Console(highlight=False)
-    console.width = max(console.width, Console(width=10_000).measure(shown).maximum)
-    console.print(shown)
     if table.plan == table.baseline:
-        return
+        return print_table(shown)
     plan, baseline = (
         f"{each.total_steps} steps, {each.samples_before(each.total_steps)} samples"
         for each in (table.plan, table.baseline)
     )
-    console.print(f"{plan}; the baseline of {table.baseline.length}: {baseline}; {table.savings}", soft_wrap=True)
-
-
-def _cycle(stage: Stage) -> list[str]:
-    """The batches of a cycle, such as ``64 x 8 x 23 x 23``."""
-    return [" x ".join(map(str, (batch.samples, *(batch.shape or ())))) for batch in stage.cycle]
-
-
-def _norms(stage: Stage) -> str:
-    """The samples over which batch norms take statistics, where that is not a rank's share of the batch."""
-    if stage.processes > 1:
-        return f"over {stage.processes} ranks"
-    return f"in {stage.splits} parts" if stage.splits > 1 else ""
+    print_table(shown, f"{plan}; the baseline of {table.baseline.length}: {baseline}; {table.savings}")

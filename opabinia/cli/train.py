@@ -34,7 +34,11 @@ def train(
     name: Annotated[str, typer.Option(help="Name of the run.")] = "default",
     out: RunsFolder = Path("runs"),
     resume: Annotated[
-        str | None, typer.Option(metavar="[CKPT]", help="Resume from the last (or the given) checkpoint of this run.")
+        str | None,
+        typer.Option(
+            metavar="[CKPT]",
+            help="Resume from the last (or the given) checkpoint of this run; auto: begin it if it does not exist yet.",
+        ),
     ] = None,
     seeds: Annotated[
         str | None, typer.Option(metavar="0,1,2", help="One run per seed (NAME-seed0 ...), and the mean of all.")
@@ -79,9 +83,12 @@ def train(
         if resume is None:
             # Errors are reported at once, from cached signatures, before seconds of imports.
             from opabinia.config import catalog, check, compose
+            from opabinia.config.paths import check_paths
 
             tree = compose(recipe, overrides or [])
-            resolved = check(tree, catalog(tree.plugins))
+            parts = catalog(tree.plugins)
+            resolved = check(tree, parts)
+            check_paths(resolved, parts)
         if many is not None:
             resume_words = [] if resume is None else ["--resume", resume]
             output = words_of(quiet, as_json)
@@ -100,7 +107,7 @@ def train(
 
 def _print_result(folder: Path, scores: dict[str, float], quiet: bool, as_json: bool) -> None:
     """Print how a run has ended, and the next commands."""
-    from opabinia.cli.outcome import outcome, print_ending, print_json
+    from opabinia.cli.outcome import outcome, print_ending, print_json, training_metrics
     from opabinia.cli.report import leave_report
     from opabinia.cli.tables import print_scores
 
@@ -108,7 +115,10 @@ def _print_result(folder: Path, scores: dict[str, float], quiet: bool, as_json: 
         with redirect_stdout(sys.stderr):
             leave_report(folder)
         return print_json(outcome(folder, scores))
-    print_scores(f"{folder} (after its last step; opabinia eval takes the best checkpoint)", scores)
+    if scores:
+        print_scores(f"{folder} (after its last step; opabinia eval takes the best checkpoint)", scores)
+    else:
+        print_scores(f"{folder} (no validation data: metrics of the last training steps)", training_metrics(folder))
     with redirect_stdout(io.StringIO() if quiet else sys.stdout):
         leave_report(folder)
         print_ending(folder)

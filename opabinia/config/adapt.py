@@ -14,7 +14,8 @@ from functools import reduce
 from operator import or_
 from typing import Annotated, Any, Literal, Union
 
-from opabinia.config.types import Part, Unsupported, plain, spec_of
+from opabinia.config.types import Part, Unsupported, spec_of
+from opabinia.config.validate import plain
 
 DTYPES = ("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool")
 _LISTS = (list, abc.Sequence, abc.Iterable, abc.Collection, abc.MutableSequence)
@@ -41,7 +42,10 @@ def adapt(cls: type[Any], runtime: Collection[str] = (), *, family: str = "trans
     parameters = inspect.signature(cls).parameters
     if unknown := [name for name in runtime if name not in parameters]:
         raise TypeError(f"adapt({cls.__name__}): runtime names no parameter: {', '.join(unknown)}")
-    hints = _hints(cls)
+    try:
+        hints = typing.get_type_hints(cls.__init__, include_extras=True)
+    except NameError as error:
+        raise TypeError(f"adapt({cls.__name__}): its types cannot be read: {error}") from None
     given = [
         inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY, annotation=hints.get(name, Any)) for name in runtime
     ]
@@ -59,7 +63,12 @@ def adapt(cls: type[Any], runtime: Collection[str] = (), *, family: str = "trans
 
     def create(*args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(*args, **kwargs).arguments
-        return cls(**{name: _restore(value, originals.get(name, {})) for name, value in arguments.items()})
+        # Literals are strings or numbers; only strings stand for another object.
+        restored = {
+            name: originals[name].get(value, value) if isinstance(value, str) and name in originals else value
+            for name, value in arguments.items()
+        }
+        return cls(**restored)
 
     create.__signature__ = signature  # type: ignore[attr-defined]
     create.__name__, create.__qualname__, create.__module__ = cls.__name__, cls.__qualname__, cls.__module__
@@ -147,13 +156,6 @@ def _is_torch(annotation: Any, name: str) -> bool:
     )
 
 
-def _hints(cls: type[Any]) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(cls.__init__, include_extras=True)
-    except NameError as error:
-        raise TypeError(f"adapt({cls.__name__}): its types cannot be read: {error}") from None
-
-
 def _plain_default(parameter: inspect.Parameter) -> Any:
     default = parameter.default
     if default is parameter.empty or default is None:
@@ -163,7 +165,3 @@ def _plain_default(parameter: inspect.Parameter) -> Any:
     if isinstance(default, Enum):
         return default.value if isinstance(default.value, str) else default.name
     return plain(default)
-
-
-def _restore(value: Any, originals: Mapping[Any, Any]) -> Any:
-    return originals.get(value, value) if isinstance(value, str) else value

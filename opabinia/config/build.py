@@ -12,7 +12,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,11 @@ from typing import Any
 from opabinia.config.catalog import Catalog
 from opabinia.config.catalog import catalog as all_parts
 from opabinia.config.check import DEFAULT
+from opabinia.config.compose import PACKAGED
 from opabinia.config.errors import ConfigError, Problem, show
 from opabinia.config.references import dotted
 from opabinia.config.registry import Entry
+from opabinia.config.tree import shown_path
 from opabinia.config.types import Spec, describe
 from opabinia.config.validate import blame, place_parts
 
@@ -38,6 +40,7 @@ class Factory:
         keywords: its arguments from the config.
         name: the part's name.
         path, where: its place in the config.
+        origins: the places of its arguments, by name.
     """
 
     target: Callable[..., Any]
@@ -45,6 +48,7 @@ class Factory:
     name: str
     path: str = ""
     where: str = ""
+    origins: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, *runtime: Any) -> Any:
         """Build the part.
@@ -52,7 +56,7 @@ class Factory:
         Raises:
             ConfigError: its constructor rejects the arguments.
         """
-        with errors_at(self.path, self.where):
+        with errors_at(self.path, self.where, self.origins):
             return self.target(*runtime, **self.keywords)
 
     def __repr__(self) -> str:
@@ -112,7 +116,8 @@ class _Builder:
         arguments = self._arguments(entry, keys, path)
         if len(self.problems) > num_problems:
             return None
-        place = (dotted(path), self._where(path))
+        written = {name: self._where((*path, name)) for name in keys}
+        place = (dotted(path), self._where(path), written)
         is_class = isinstance(target, type) or hasattr(target, "__adapts__")
         if entry.family == "command" or (entry.runtime and entry.family in FUNCTION_FAMILIES and not is_class):
             return PartFunction(target, **arguments)
@@ -136,7 +141,7 @@ class _Builder:
             for name, value in keys.items()
         }
         try:
-            return entry.validate_arguments(given)
+            return entry.signature.validate(given)
         except ValidationError as error:
             raise ConfigError(self._mismatches(entry, error, keys, path)) from None
 
@@ -165,13 +170,20 @@ class _Builder:
         name = dotted(path)
         places = (place for key, place in self.origins.items() if key == name or key.startswith(f"{name}."))
         written = [place for place in places if place != DEFAULT]
-        # An override is the likelier mistake.
-        return next((place for place in written if place.startswith("command line")), next(iter(written), ""))
+        # An override is the likelier mistake, and then the user's own file.
+        packaged = shown_path(PACKAGED)
+        return min(written, key=lambda place: ("command line" not in place, place.startswith(packaged)), default="")
 
 
 @contextmanager
-def errors_at(path: str, where: str = "") -> Iterator[None]:
-    """Turn a constructor's ValueError or TypeError, and a missing file, into a ConfigError at ``path``."""
+def errors_at(path: str, where: str = "", origins: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Turn a constructor's ValueError or TypeError, and a missing file, into a ConfigError.
+
+    Args:
+        path: the place of the part in the config.
+        where: the file and line, or the override, of the part.
+        origins: those of its arguments: the error of an argument begins with its name and a colon.
+    """
     try:
         yield
     except (ValueError, TypeError, FileNotFoundError, NotADirectoryError) as error:
@@ -179,4 +191,7 @@ def errors_at(path: str, where: str = "") -> Iterator[None]:
         if isinstance(error, TypeError) or not message:  # not written for users: add the source line
             frame = traceback.extract_tb(error.__traceback__)[-1]
             message = f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
+        argument, colon, rest = message.partition(": ")
+        if colon and origins and argument in origins:
+            path, where, message = f"{path}.{argument}", origins[argument], rest
         raise ConfigError(Problem(where, path, message)) from error

@@ -226,7 +226,6 @@ def _write(path: Path, catalog: Catalog) -> None:
         for family, entries in catalog.entries.items()
     }
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps({"entries": entries, "unsupported": catalog.unsupported}))
         caches = sorted(path.parent.glob("catalog-*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
         for old in caches[MAX_CACHES:]:

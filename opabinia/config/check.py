@@ -12,12 +12,11 @@ from opabinia.config.compose import Tree
 from opabinia.config.errors import ConfigError, Problem, listing, nearest, show
 from opabinia.config.foreign_keys import translate
 from opabinia.config.merge import deprecated
-from opabinia.config.references import dotted
+from opabinia.config.references import dotted, leaves
 from opabinia.config.registry import Entry
-from opabinia.config.text import leaves
 from opabinia.config.tree import BROKEN, BadScalar, Node, scalar
-from opabinia.config.types import Parameter, Spec, describe, parts_in, plain
-from opabinia.config.validate import accepts, blame, place_parts
+from opabinia.config.types import Parameter, Spec, describe, parts_in
+from opabinia.config.validate import accepts, blame, place_parts, plain
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -51,18 +50,20 @@ def check(tree: Tree, catalog: Catalog, command: str = "train") -> Resolved:
     if entry is None:
         known = listing(catalog.names("command"))
         raise ConfigError(Problem("", "", f"there is no command {command!r}", allowed=f"commands: {known}"))
-    return _Check(tree.with_current_names(catalog, command), catalog).command(entry)
+    return _Check(tree.with_current_names(catalog, command), catalog, entry).command()
 
 
 class _Check:
-    def __init__(self, tree: Tree, catalog: Catalog) -> None:
+    def __init__(self, tree: Tree, catalog: Catalog, entry: Entry) -> None:
         self.tree = tree
         self.catalog = catalog
+        self.entry = entry
         self.problems = list(tree.problems)
         self.warnings = list(tree.warnings)
         self.places = dict(_places(tree.root, ()))
 
-    def command(self, entry: Entry) -> Resolved:
+    def command(self) -> Resolved:
+        entry = self.entry
         keys = self.tree.root.plain()
         plugins = {} if "plugins" in entry.by_name else {"plugins": keys.pop("plugins", None)}
         for name, reason in self.catalog.failed.items():
@@ -92,7 +93,7 @@ class _Check:
                 value = _with_default_name(parameter, given[name])
                 given[name] = place_parts(parameter.spec, value, (*path, name), self._part)
         try:
-            return {name: plain(value) for name, value in entry.validate_arguments(given).items()}
+            return {name: plain(value) for name, value in entry.signature.validate(given).items()}
         except ValidationError as error:
             self._report(entry, error, keys, path)
             return {}
@@ -126,6 +127,8 @@ class _Check:
         if entry is None and not reason and not self.catalog.failed:  # else it may be in the plugin that failed
             guess = nearest(name, names)
             known = _known(family, names, 8 if guess else 60)
+            if "." in name:  # see `describe.py`
+                known = f"a part built in Python belongs in a module in plugins, under @opabinia.register.{family}"
             self._complain((*path, "name"), f"there is no {family} of this name", name, guess, known)
         if entry is not None and entry.name != name:
             where = self._where((*path, "name"))
@@ -173,14 +176,18 @@ class _Check:
                     self._mismatch(spec, value, place)
 
     def _unknown_key(self, entry: Entry, key: str, value: Any, path: Path) -> None:
-        guess = "" if (translation := translate(key, value)) else nearest(key, entry.by_name)
+        place = (*path, key)
+        synonym = translate(key, value)
+        if synonym and not synonym.startswith(f"{dotted(place)}="):
+            in_file = not self._where(place).startswith("command line")
+            written = synonym.replace("=", ": ", 1) if in_file else synonym
+            return self._complain(place, "unknown key", value, allowed=f"write {written}")
+        guess = nearest(key, entry.by_name)
         own = listing(list(entry.by_name))
         known = f"{entry.name} knows: {own}" if own else f"{entry.name} has no parameters"
-        if not guess and (owners := self._owners(entry, key)):
+        if not guess and (owners := self._owners(entry, key) or self._owners(self.entry, key)):
             known += f"; {key!r} belongs to {listing(owners, 5)}"
-        elif translation:
-            known = f"write {translation}; {known}"
-        self._complain((*path, key), "unknown key", value, guess, known)
+        self._complain(place, "unknown key", value, guess, known)
 
     def _owners(self, entry: Entry, key: str) -> list[str]:
         """The owners of a key that ``entry`` does not have: parts of the same family, or sections in this section."""
@@ -209,7 +216,9 @@ class _Check:
     def _mismatch(self, spec: Spec, value: Any, path: Path) -> None:
         if _holds_broken(value):
             return
-        guess = nearest(value, _choices(spec)) if isinstance(value, str) else ""
+        arms = spec["of"] if spec["kind"] == "union" else [spec]
+        choices = [str(choice) for arm in arms for choice in arm.get("values", ())]
+        guess = nearest(value, choices) if isinstance(value, str) else ""
         remark = "without quotes it would fit" if _fits_unquoted(spec, value) else ""
         if spec["kind"] == "part":
             name = spec.get("name")
@@ -239,11 +248,6 @@ def _reading_order(problem: Problem) -> tuple[bool, str, int]:
         return True, "", 0
     name, _, line = problem.where.rpartition(":")
     return (False, name, int(line)) if re.fullmatch(r"[0-9]{1,9}", line) else (False, problem.where, 0)
-
-
-def _choices(spec: Spec) -> list[str]:
-    arms = spec["of"] if spec["kind"] == "union" else [spec]
-    return [str(choice) for arm in arms for choice in arm.get("values", ())]
 
 
 def _places(node: Node, path: Path) -> Iterator[tuple[Path, Node]]:

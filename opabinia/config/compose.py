@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from opabinia.config.catalog import Catalog
-from opabinia.config.errors import Problem, listing, nearest, printable, show
+from opabinia.config.errors import Problem, listing, nearest, show
 from opabinia.config.merge import Merger
 from opabinia.config.references import nearest_path, resolve, targets
+from opabinia.config.text import dump
 from opabinia.config.tree import BROKEN, MAX_DEPTH, Node, read_file, read_text, shown_path
 
+BUILT = "built in Python"
+"""The place of values that come from no file."""
+
 PACKAGED = Path(__file__).resolve().parent.parent / "recipes"
+SUFFIXES = (".yaml", ".yml")
 Override = tuple[list[str], Node]
 
 
@@ -46,28 +52,36 @@ class Tree:
         return self._layers.compose(self.name, Merger(catalog, command))
 
 
-def compose(recipe: str | Path, overrides: Sequence[str] = (), *, recipes: Path | None = None) -> Tree:
+def compose(
+    recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, recipes: Path | None = None
+) -> Tree:
     """Compose a config from the recipe's bases, the recipe and the overrides, and resolve references.
 
     A mistake in the config does not raise: the tree keeps the problems, and ``check`` raises them all.
 
     Args:
-        recipe: the name of a packaged recipe, a YAML file, or a run folder (its ``config.yaml``).
+        recipe: the name of a packaged recipe, a YAML file, a run folder (its ``config.yaml``), or a config as
+            plain data.
         overrides: ``a.b.0.c=VALUE`` with YAML values; broad ones come first (``optimizer=sgd`` before
             ``optimizer.lr=1``).
         recipes: the folder of the packaged recipes.
     """
     recipes = recipes or PACKAGED
     problems: list[Problem] = []
-    path, name = _find_recipe(str(recipe), recipes, problems)
     files = _Files(recipes, problems)
-    file = files.load(path, ()) if path else None
+    path, name, file = None, "", None
+    if isinstance(recipe, Mapping):
+        file = _File(read_text(dump(recipe), problems, lambda _line: BUILT) or Node({}, BUILT), ())
+    else:
+        path, name = _find_recipe(str(recipe), recipes, problems)
+        file = files.load(path, ()) if path else None
     given = [override for text in overrides if (override := _parse_override(text, problems))]
     layers = _Layers(
         file=file,
-        overrides=sorted(given, key=_breadth),
+        # Broad ones first: a section and its name, then what is in it.
+        overrides=sorted(given, key=lambda override: len(override[0]) - (override[0][-1] == "name")),
         written=[*files.read, *(value for _, value in given)],
-        where=shown_path(path) if path else str(recipe),
+        where=shown_path(path) if path else name or BUILT,
         problems=tuple(problems),
         complete=file is not None and not files.missing,
     )
@@ -105,14 +119,20 @@ def _find_recipe(recipe: str, recipes: Path, problems: list[Problem]) -> tuple[P
         return recipes / f"{recipe}.yaml", recipe
     if os.path.isfile(path):
         return path, path.stem
-    if path.suffix in (".yaml", ".yml"):
+    if path.suffix in SUFFIXES:
         message = "there is no such file"
     elif os.path.isdir(path):
         message = "is a folder without a config.yaml, so it is not a run folder"
     else:
         message = "there is no such recipe, file or run folder"
-    allowed = f"packaged recipes: {listing(names)}" if names else ""
-    guess = next((name for name in names if name.endswith(f"/{recipe}")), "") or nearest(recipe, names)
+    files = sorted(path.parent.glob("*")) if os.path.isdir(path.parent) else []
+    neighbors = {file.stem: str(file) for file in files if file.suffix in SUFFIXES}
+    guess = next((name for name in names if name.endswith(f"/{recipe}")), "") or neighbors.get(
+        nearest(path.stem, neighbors), nearest(recipe, names)
+    )
+    allowed = f"packaged recipes: {listing(names)}" if names and not guess else ""
+    if path.suffix in SUFFIXES and not guess:
+        allowed = f"files beside it: {listing(list(neighbors.values()))}" if neighbors else ""
     problems.append(Problem(_shorten(recipe), "", message, suggestion=guess, allowed=allowed))
     return None, recipe
 
@@ -275,14 +295,7 @@ def _parse_override(text: str, problems: list[Problem]) -> Override | None:
 
 def _shorten(text: str) -> str:
     """Shorten a word of the command line for messages."""
-    text = printable(text)
     return text if len(text) <= 80 else text[:76] + " ..."
-
-
-def _breadth(override: Override) -> int:
-    """Sort key: first a section and its name, then what is in it."""
-    keys, _ = override
-    return len(keys) - (keys[-1] == "name")
 
 
 # --- vars and plugins -----------------------------------------------------------------------------------------------

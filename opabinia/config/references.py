@@ -23,6 +23,15 @@ def dotted(path: Iterable[Any]) -> str:
     return ".".join(str(key) if re.fullmatch(r'[^."\s]+', str(key)) else f'"{key}"' for key in path)
 
 
+def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield every scalar and every empty section or list of plain data, with its path."""
+    if not isinstance(value, dict | list) or not value:
+        yield path, value
+        return
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from leaves(item, (*path, key))
+
+
 def resolve(
     root: Node, problems: list[Problem], current_path: CurrentPath = lambda root, target, where: target
 ) -> Node:
@@ -132,7 +141,7 @@ class _Resolver:
         self.count += size
         if self.count > MAX_NODES or depth > MAX_DEPTH:
             return self._broken(path, node, f"${{{target}}} makes the config too large")
-        return Node(value.value, node.where, f"${{{target}}}")
+        return Node(value.value, node.where, f"${{{target}}}: {value.where}")
 
     def _find(self, target: str, where: str) -> tuple[Path, Node, bool]:
         try:

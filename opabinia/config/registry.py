@@ -13,15 +13,13 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import Any, TypeVar, cast, overload
 
+from opabinia.config.arguments import remember_arguments
 from opabinia.config.docstrings import documentation
 from opabinia.config.errors import nearest, show
-from opabinia.config.types import Parameter, Spec, Unsupported, describe, holds_part, parts_in, plain, spec_of
-from opabinia.config.validate import convert, field_of, model_of, place_parts
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
+from opabinia.config.types import Parameter, Spec, Unsupported, describe, holds_part, parts_in, spec_of
+from opabinia.config.validate import Signature, convert, place_parts, plain
 
 T = TypeVar("T", bound=Callable[..., Any])
 _RESERVED_KEYS = ("base", "vars")
@@ -59,19 +57,9 @@ class Entry:
         return {parameter.name: parameter for parameter in self.parameters}
 
     @cached_property
-    def model(self) -> type[BaseModel]:
-        """The pydantic model of the signature."""
-        return model_of(f"{self.family}.{self.name}", self.parameters)
-
-    def validate_arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments as the callable takes them, in the signature's order.
-
-        Raises:
-            pydantic.ValidationError: a value does not fit, or a key is unknown or missing.
-        """
-        model = self.model.model_validate(given)
-        names = [parameter.name for parameter in self.parameters]
-        return {name: getattr(model, field_of(i)) for i, name in enumerate(names) if name in given}
+    def signature(self) -> Signature:
+        """The parameters, for validation."""
+        return Signature(f"{self.family}.{self.name}", self.parameters)
 
     def load(self) -> Callable[..., Any] | None:
         """Return the callable, importing the module that registers it; None if that does not register it."""
@@ -135,8 +123,7 @@ class Family:
         """
 
         def add(target: T) -> T:
-            self._register.add(self.name, target, name, renamed or {}, aliases)
-            return target
+            return cast(T, self._register.add(self.name, target, name, renamed or {}, aliases).target)
 
         return add if target is None else add(target)
 
@@ -208,6 +195,8 @@ class Register:
         entry = dataclasses.replace(
             self._read(family, target, name, renamed, complain), aliases=tuple(aliases), module=_importing_module()
         )
+        if not entry.runtime and family != "command":
+            entry = dataclasses.replace(entry, target=remember_arguments(target, family, name))
         self.entries[family][name] = entry
         return entry
 
@@ -346,7 +335,7 @@ def _importing_module() -> str:
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_name != "<module>":
         frame = frame.f_back
-    return str(frame.f_globals["__name__"]) if frame else ""
+    return str(frame.f_globals.get("__name__", "")) if frame else ""
 
 
 def _is_yaml(value: Any) -> bool:
@@ -357,12 +346,9 @@ def _is_yaml(value: Any) -> bool:
 
 
 def _default_name(target: Callable[..., Any]) -> str:
-    name = getattr(target, "__name__", type(target).__name__)
-    return (
-        re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
-        if inspect.isclass(target)
-        else name
-    )
+    if inspect.isclass(target):
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", target.__name__).lower()
+    return str(getattr(target, "__name__", type(target).__name__))
 
 
 def _origin(target: Callable[..., Any]) -> str:
@@ -391,5 +377,6 @@ def _namespace(target: Callable[..., Any], name: str) -> dict[str, Any]:
         return vars(sys.modules[owner.__module__])
     function: Any = inspect.unwrap(target)
     if inspect.isclass(function):
-        function = function.__init__ if function.__init__ is not object.__init__ else function.__new__
+        construct = function.__init__ if function.__init__ is not object.__init__ else function.__new__
+        function = inspect.unwrap(construct)
     return getattr(function, "__globals__", {})

@@ -7,7 +7,7 @@ from typing import Any
 from opabinia.config.catalog import Catalog
 from opabinia.config.errors import ConfigError, Problem, listing
 from opabinia.config.registry import Entry
-from opabinia.config.types import Spec, parts_in
+from opabinia.config.types import parts_in
 from opabinia.config.validate import PART
 
 Schema = dict[str, Any]
@@ -73,13 +73,9 @@ def _definitions(catalog: Catalog, top: Entry) -> dict[str, Schema]:
     return dict(sorted(definitions.items()))
 
 
-def _definition(spec: Spec) -> str:
-    return f"{spec['family']}.{spec['name']}" if spec.get("name") else str(spec["family"])
-
-
 def _object(entry: Entry) -> Schema:
     """The schema of one part's section."""
-    model = entry.model.model_json_schema(by_alias=True)
+    model = entry.signature.model.model_json_schema(by_alias=True)
     properties = {name: _property(schema) for name, schema in model.get("properties", {}).items()}
     for old, new in entry.renamed.items():
         properties[old] = {**properties[new], "description": f"deprecated: use {new}", "deprecated": True}
@@ -99,7 +95,8 @@ def _property(schema: Schema) -> Schema:
 def _relaxed(schema: Schema) -> Schema:
     """Allow references as items of lists, and null to remove an entry of a dictionary of parts."""
     if PART in schema:
-        return {"$ref": f"#/$defs/{_definition(schema[PART])}"}
+        part = schema[PART]
+        return {"$ref": f"#/$defs/{part['family']}.{part['name']}" if part.get("name") else f"#/$defs/{part['family']}"}
     schema = dict(schema)
     if "anyOf" in schema:
         schema["anyOf"] = [_relaxed(arm) for arm in schema["anyOf"]]

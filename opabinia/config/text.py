@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
-from opabinia.config.references import dotted
+from opabinia.config.references import dotted, leaves
 from opabinia.config.tree import BadScalar, scalar
-from opabinia.config.types import plain
-
-
-def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield every scalar and every empty section or list, with its path."""
-    if not isinstance(value, dict | list) or not value:
-        yield path, value
-        return
-    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-        yield from leaves(item, (*path, key))
+from opabinia.config.validate import plain
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config as ``{"data.train.transforms.0.size": 64, ...}``."""
     return {dotted(path): value for path, value in leaves(plain(dict(config))) if path}
+
+
+def describe_source(source: Mapping[str, Any]) -> str:
+    """Return the name of a source and the place of its data: ``coco, root a/val, file a/val.json``.
+
+    Args:
+        source: its complete section.
+    """
+    if isinstance(source.get("source"), Mapping):
+        return f"{source['name']} of {describe_source(source['source'])}"
+    keys = ("root", "file", "data", "files", "dataset", "split")
+    return ", ".join([str(source["name"]), *(f"{key} {source[key]}" for key in keys if source.get(key))])
 
 
 def dump(config: Mapping[str, Any]) -> str:

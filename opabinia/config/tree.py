@@ -155,7 +155,8 @@ def read_text(text: str, problems: list[Problem], where: Callable[[int], str]) -
         problems.append(Problem(where(stop.line), "", str(stop)))
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        problems.append(Problem(where(line), "", f"the character U+{ord(_first(error.character)):04X} is not allowed"))
+        code = error.character if isinstance(error.character, int) else ord(error.character)
+        problems.append(Problem(where(line), "", f"the character U+{code:04X} is not allowed"))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
@@ -163,10 +164,6 @@ def read_text(text: str, problems: list[Problem], where: Callable[[int], str]) -
     except (ValueError, OverflowError) as error:  # an escape or a version that PyYAML cannot handle
         problems.append(Problem(where(1), "", f"not valid YAML: {error}"))
     return None
-
-
-def _first(character: Any) -> str:
-    return character if isinstance(character, str) and len(character) == 1 else chr(character)
 
 
 def _syntax(error: yaml.MarkedYAMLError, line: str) -> str:
@@ -196,20 +193,17 @@ class _Reader:
         self.count = 0
 
     def document(self) -> Node:
-        event = self._next()
+        event = next(self.events)
         while not isinstance(event, yaml.DocumentStartEvent | yaml.StreamEndEvent):
-            event = self._next()
+            event = next(self.events)
         if isinstance(event, yaml.StreamEndEvent):
             return Node(None, self.where(1))
-        node = self._node(self._next(), 1)
-        self._next()  # the end of the document
-        after = self._next()
+        node = self._node(next(self.events), 1)
+        next(self.events)  # the end of the document
+        after = next(self.events)
         if not isinstance(after, yaml.StreamEndEvent):
             raise _Stop("a second document; a recipe has one", after.start_mark.line + 1)
         return node
-
-    def _next(self) -> Any:
-        return next(self.events)
 
     def _node(self, event: Any, depth: int) -> Node:
         line = event.start_mark.line + 1
@@ -223,7 +217,10 @@ class _Reader:
         if isinstance(event, yaml.ScalarEvent):
             node = self._scalar(event, line)
         elif isinstance(event, yaml.SequenceStartEvent):
-            node = Node(self._sequence(depth), self.where(line))
+            items: list[Node] = []
+            while not isinstance(item := next(self.events), yaml.SequenceEndEvent):
+                items.append(self._node(item, depth + 1))
+            node = Node(items, self.where(line))
         else:
             node = Node(self._mapping(depth), self.where(line))
         if event.tag is not None:
@@ -260,23 +257,18 @@ class _Reader:
             self._complain(line, str(error))
             return Node(BROKEN, self.where(line))
 
-    def _sequence(self, depth: int) -> list[Node]:
-        items: list[Node] = []
-        while not isinstance(event := self._next(), yaml.SequenceEndEvent):
-            items.append(self._node(event, depth + 1))
-        return items
-
     def _mapping(self, depth: int) -> dict[str, Node]:
         items: dict[str, Node] = {}
         lines: dict[str, int] = {}
-        while not isinstance(event := self._next(), yaml.MappingEndEvent):
+        while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             line = event.start_mark.line + 1
             key = self._node(event, depth + 1).value
-            value = self._node(self._next(), depth + 1)
+            value = self._node(next(self.events), depth + 1)
             if not isinstance(key, str):
                 if key is not BROKEN:
+                    written = show(Node(key, "").plain())
                     quoted = f"; put it in quotes: '{show(key)}'" if not isinstance(key, dict | list) else ""
-                    self._complain(line, f"the key {show(_plain(key))} is not text{quoted}")
+                    self._complain(line, f"the key {written} is not text{quoted}")
             elif key in items:
                 self._complain(line, f"the key {show(key)} is already given in line {lines[key]}")
             else:
@@ -286,7 +278,3 @@ class _Reader:
 
     def _complain(self, line: int, message: str, suggestion: str = "") -> None:
         self.problems.append(Problem(self.where(line), "", message, suggestion=suggestion))
-
-
-def _plain(value: Any) -> Any:
-    return Node(value, "").plain()

@@ -3,7 +3,8 @@
 A spec is a dictionary with a ``kind``; because it is JSON, a cached catalog needs no import of the parts:
 
     int, float          ge gt le lt multiple_of; float: finite (False lets inf and nan in)
-    bool, null, any, path
+    bool, null, any
+    path                exists (True: it is read, so it must exist)
     str                 min max (length)
     literal             values
     enum                values, class ("module:qualname")
@@ -48,6 +49,11 @@ class Part:
 
     family: str
     name: str | None = None
+
+
+@dataclass(frozen=True)
+class MustExist:
+    """Annotation of a path that is read: ``Annotated[Path, MustExist()]``. See ``config.paths.missing_paths``."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +122,10 @@ def spec_of(annotation: Any, section_of: Callable[[Any], str | None] = lambda _:
 
 def _annotated(base: Any, metadata: tuple[Any, ...], section_of: Callable[[Any], str | None]) -> Spec:
     part = next((item for item in metadata if isinstance(item, Part)), None)
-    spec = {"kind": "part", **_given(family=part.family, name=part.name)} if part else spec_of(base, section_of)
+    if part:
+        spec = {"kind": "part", "family": part.family} | ({"name": part.name} if part.name else {})
+    else:
+        spec = spec_of(base, section_of)
     for item in metadata:
         spec = _constrain(spec, item)
     return spec
@@ -125,6 +134,8 @@ def _annotated(base: Any, metadata: tuple[Any, ...], section_of: Callable[[Any],
 def _constrain(spec: Spec, item: Any) -> Spec:
     if isinstance(item, Part):
         return spec
+    if isinstance(item, MustExist):
+        return _narrow(spec, ("path",), {"exists": True}, item)
     if isinstance(item, Units):
         return _narrow(spec, ("duration",), {"units": list(item.allowed)}, item)
     if isinstance(item, annotated_types.MinLen):
@@ -211,17 +222,6 @@ def holds_part(spec: Spec) -> bool:
     return bool(parts_in(spec))
 
 
-def plain(value: Any) -> Any:
-    """Return a value as plain YAML data: tuples become lists; paths, durations and enum members their written form."""
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return str(value) if isinstance(value, Path | Duration) else value
-
-
 def describe(spec: Spec, many: bool = False) -> str:
     """Describe the values of a spec for users: "a number >= 0", "an integer or a list of integers"."""
     kind = spec["kind"]
@@ -302,10 +302,6 @@ def _article(word: str) -> str:
 
 def _plural(word: str) -> str:
     return f"{word}es" if word.endswith(("ss", "x")) else word if word.endswith("s") else f"{word}s"
-
-
-def _given(**values: Any) -> Spec:
-    return {key: value for key, value in values.items() if value is not None}
 
 
 def _hashable(value: Any) -> bool:

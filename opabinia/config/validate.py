@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
@@ -98,21 +99,43 @@ def _adapter(spec: str) -> TypeAdapter[Any]:
     return TypeAdapter(pydantic_type(json.loads(spec)), config=ConfigDict(strict=True))
 
 
-def model_of(name: str, parameters: Iterable[Parameter]) -> type[BaseModel]:
-    """Return the pydantic model of a signature: strict values, no other keys. Fields are named by alias."""
-    from pydantic import ConfigDict, Field, create_model
+def plain(value: Any) -> Any:
+    """Return a value as plain YAML data: tuples become lists; paths, durations and enum members their written form."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, Path | Duration) else value
 
-    fields: dict[str, Any] = {}
-    for position, parameter in enumerate(parameters):
-        default = {} if parameter.required else {"default": parameter.default}
-        field = Field(alias=parameter.name, description=parameter.doc or None, **default)
-        fields[field_of(position)] = (pydantic_type(parameter.spec), field)
-    return create_model(name, __config__=ConfigDict(strict=True, extra="forbid"), **fields)
 
+class Signature:
+    """The parameters of a callable as a pydantic model: strict values, no other keys.
 
-def field_of(position: int) -> str:
-    """Return the field name of the parameter at ``position``; its own name could clash with BaseModel's."""
-    return f"p{position}"
+    Attributes:
+        model: its fields are p0, p1 ..., since a parameter's own name, the alias, could clash with BaseModel's.
+    """
+
+    def __init__(self, name: str, parameters: Sequence[Parameter]) -> None:
+        from pydantic import ConfigDict, Field, create_model
+
+        self._fields = {parameter.name: f"p{position}" for position, parameter in enumerate(parameters)}
+        fields: dict[str, Any] = {}
+        for parameter in parameters:
+            default = {} if parameter.required else {"default": parameter.default}
+            field = Field(alias=parameter.name, description=parameter.doc or None, **default)
+            fields[self._fields[parameter.name]] = (pydantic_type(parameter.spec), field)
+        self.model: type[BaseModel] = create_model(name, __config__=ConfigDict(strict=True, extra="forbid"), **fields)
+
+    def validate(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments as the callable takes them, in the signature's order.
+
+        Raises:
+            pydantic.ValidationError: a value does not fit, or a key is unknown or missing.
+        """
+        model = self.model.model_validate(given)
+        return {name: getattr(model, field) for name, field in self._fields.items() if name in given}
 
 
 def pydantic_type(spec: Spec) -> Any:

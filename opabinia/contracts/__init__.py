@@ -73,9 +73,10 @@ from opabinia.contracts.plans import Loader as Loader
 from opabinia.contracts.plans import Plan as Plan
 from opabinia.contracts.plans import RunSpec as RunSpec
 from opabinia.contracts.plans import Stage as Stage
-from opabinia.contracts.plans import UniformPlan as UniformPlan
+from opabinia.contracts.ranges import Channels as Channels
 from opabinia.contracts.ranges import Count as Count
 from opabinia.contracts.ranges import Fraction as Fraction
+from opabinia.contracts.ranges import InputPath as InputPath
 from opabinia.contracts.ranges import NonNegative as NonNegative
 from opabinia.contracts.ranges import NormOrder as NormOrder
 from opabinia.contracts.ranges import Positive as Positive

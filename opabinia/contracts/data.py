@@ -132,22 +132,18 @@ class Video(Protocol):
     @property
     def frames(self) -> int:
         """Number of frames according to the container, without decoding; at least 1."""
-        ...
 
     @property
     def seconds(self) -> float:
         """Duration in seconds."""
-        ...
 
     @property
     def fps(self) -> float:
         """Average number of frames per second."""
-        ...
 
     @property
     def size(self) -> tuple[int, int]:
         """Height and width as displayed, with the rotation flag applied."""
-        ...
 
     def read(self, indices: Sequence[int], short_side: int | None = None) -> Tensor:
         """Decode frames by number (uint8, T x C x H x W), in the given order; a number may occur several times.
@@ -163,7 +159,6 @@ class Video(Protocol):
             ValueError: it is not a video, nothing can be decoded, or a frame number is out of range. The text names
                 the file.
         """
-        ...
 
 
 class DataMismatch(ValueError):
@@ -191,12 +186,10 @@ class CombiningTransform(Protocol):
         Raises:
             ValueError: always; the text says where the transform belongs.
         """
-        ...
 
     def combine(self, sample: Sample, another: Callable[[], Sample]) -> Sample:
         """Return the combined sample. Each call of ``another`` returns the next additional sample and draws nothing
         from the random generators."""
-        ...
 
 
 class Sampler(Protocol):
@@ -204,11 +197,9 @@ class Sampler(Protocol):
 
     def __len__(self) -> int:
         """Number of positions in an epoch."""
-        ...
 
     def order(self, epoch: int) -> Callable[[Indices], Indices]:
         """Return a function from positions of this epoch (int64, any shape) to indices of the source (same shape)."""
-        ...
 
 
 Mix = Callable[[Batch, DatasetInfo], Batch]

@@ -42,15 +42,12 @@ class Evaluator(Protocol):
 
     def update(self, predictions: Predictions, batch: Batch) -> None:
         """Add a batch. Predictions and batch are on the host, so that the GPU can go on with the next batch."""
-        ...
 
     def state(self) -> Any:
         """Return what this process has accumulated, picklable and small enough for an all-gather."""
-        ...
 
     def compute(self, states: Sequence[Any]) -> dict[str, float]:
         """Return the scores, as fractions of 1, from the states of all processes. An empty dataset has no scores."""
-        ...
 
 
 @runtime_checkable
@@ -59,7 +56,6 @@ class DetailsEvaluator(Evaluator, Protocol, metaclass=OptionalMeta):
 
     def details(self, states: Sequence[Any]) -> dict[str, Any]:
         """Return tables by name, for ``eval/<set>/details.json``. Called after ``compute`` with the same states."""
-        ...
 
 
 @runtime_checkable
@@ -68,7 +64,6 @@ class FilesEvaluator(Evaluator, Protocol, metaclass=OptionalMeta):
 
     def files(self, states: Sequence[Any]) -> dict[str, Any]:
         """Return JSON-serializable values by file name. Called after ``compute``, on rank 0 only."""
-        ...
 
 
 @runtime_checkable
@@ -77,7 +72,6 @@ class LearningEvaluator(Evaluator, Protocol, metaclass=OptionalMeta):
 
     def learn(self, predictions: Predictions, batch: Batch) -> None:
         """Add a batch of training data, read like the evaluated data. All come before the first ``update``."""
-        ...
 
 
 @runtime_checkable

@@ -62,8 +62,7 @@ class ExportModule(nn.Module):
     @torch.no_grad()
     def expected(self, inputs: Tensors) -> Predictions:
         """Return the task's own predictions for these inputs."""
-        predictions: Predictions = self.task.predict(dict(inputs))
-        return predictions
+        return dict(self.task.predict(dict(inputs)))
 
     def difference(self, expected: Tensors, actual: Tensors) -> float:
         """Return the largest :func:`relative_difference` over all outputs."""

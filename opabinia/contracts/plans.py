@@ -63,11 +63,9 @@ class Plan(Protocol):
     def epoch_start(self, epoch: int) -> int:
         """Return the step of the first batch of ``epoch``, for 0 to ``epochs``. The end of the last epoch may be beyond
         ``total_steps`` if the run ends within it."""
-        ...
 
     def samples_before(self, step: int) -> int:
         """Return the number of samples in the batches before ``step``."""
-        ...
 
 
 @runtime_checkable

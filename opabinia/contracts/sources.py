@@ -21,12 +21,10 @@ class Source(Protocol):
     @property
     def channels(self) -> int:
         """Channels of an image: 1 (gray) or 3 (color)."""
-        ...
 
     @property
     def classes(self) -> Sequence[str]:
         """Class names; the index is the label. Empty if there are no labels."""
-        ...
 
     def __len__(self) -> int: ...
 
@@ -40,7 +38,6 @@ class LabeledSource(Source, Protocol, metaclass=OptionalMeta):
     @property
     def labels(self) -> NDArray[Any]:
         """int64, N; float32 of 0 and 1, N x K, of a multi-label source."""
-        ...
 
 
 @runtime_checkable
@@ -57,7 +54,6 @@ class BatchSource(Source, Protocol, metaclass=OptionalMeta):
 
     def batch(self, indices: Indices) -> Batch:
         """Return the collated samples of ``indices`` (int64, B)."""
-        ...
 
 
 @runtime_checkable
@@ -66,7 +62,6 @@ class EncodedSource(Source, Protocol, metaclass=OptionalMeta):
 
     def encoded(self, index: int) -> Sample:
         """Return a sample without boxes or masks whose image is an encoded one (see ``opabinia.data.decoding``)."""
-        ...
 
 
 @runtime_checkable
@@ -75,7 +70,6 @@ class FingerprintedSource(Source, Protocol, metaclass=OptionalMeta):
 
     def fingerprint(self) -> str:
         """Return a text that changes with the samples and their order."""
-        ...
 
 
 @runtime_checkable
@@ -92,7 +86,6 @@ class ShardedSource(Source, Protocol, metaclass=OptionalMeta):
     @property
     def shards(self) -> Indices:
         """Number of samples in each file (int64)."""
-        ...
 
 
 @runtime_checkable
@@ -102,7 +95,6 @@ class ConcatenatedSource(Source, Protocol, metaclass=OptionalMeta):
     @property
     def starts(self) -> Sequence[int]:
         """Index of the first sample of each source."""
-        ...
 
 
 @runtime_checkable
@@ -112,7 +104,6 @@ class SizedSource(Source, Protocol, metaclass=OptionalMeta):
     @property
     def sizes(self) -> Indices:
         """Height and width of each image (int64, N x 2)."""
-        ...
 
 
 @runtime_checkable
@@ -122,12 +113,10 @@ class IdentitySource(Source, Protocol, metaclass=OptionalMeta):
     @property
     def camera_count(self) -> int:
         """Number of cameras; 0 if unknown."""
-        ...
 
     @property
     def view_count(self) -> int:
         """Number of viewpoints (front, side ...); 0 if unknown."""
-        ...
 
 
 @runtime_checkable
@@ -137,7 +126,6 @@ class CameraSource(Source, Protocol, metaclass=OptionalMeta):
     @property
     def cameras(self) -> Indices:
         """int64, N, from 0."""
-        ...
 
 
 @runtime_checkable
@@ -147,7 +135,6 @@ class ViewpointSource(Source, Protocol, metaclass=OptionalMeta):
     @property
     def views(self) -> Indices:
         """int64, N, from 0."""
-        ...
 
 
 @runtime_checkable
@@ -157,7 +144,6 @@ class QuerySource(Source, Protocol, metaclass=OptionalMeta):
     @property
     def queries(self) -> NDArray[Any]:
         """True for a query, False for an image of the gallery (bool, N)."""
-        ...
 
 
 @runtime_checkable
@@ -186,4 +172,3 @@ class ImageClassesSource(Source, Protocol, metaclass=OptionalMeta):
     @property
     def present(self) -> Sequence[Indices]:
         """For each of N images the classes in it, each once (int64)."""
-        ...

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from PIL import Image
@@ -21,7 +21,6 @@ from opabinia.contracts.data import Batch, DatasetInfo, Sample
 from opabinia.contracts.drawing import Comparison, DrawOptions, Panel
 from opabinia.contracts.evaluation import EMBEDDING, Evaluator, Predictions
 from opabinia.contracts.export import ExportModule
-from opabinia.contracts.optional import OptionalMeta
 from opabinia.contracts.plans import GlobalBatch, Loader
 from opabinia.runtime.files import disk_errors
 
@@ -69,8 +68,7 @@ class Step(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-@runtime_checkable
-class ParallelTask(Protocol, metaclass=OptionalMeta):
+class ParallelTask(Protocol):
     """A task that is trained by several processes: called like the task, with gradients averaged over processes.
 
     Attributes:
@@ -86,7 +84,6 @@ class ParallelTask(Protocol, metaclass=OptionalMeta):
     def no_sync(self) -> AbstractContextManager[Any]:
         """Return a context manager inside which gradients only accumulate; they are all-reduced in the first backward
         pass outside."""
-        ...
 
 
 class MetricsLog(Protocol):
@@ -109,7 +106,6 @@ class MetricsLog(Protocol):
             values: by name.
             ids: ids of the samples of the step.
         """
-        ...
 
     def flush(self, clock: Clock, extra: Mapping[str, Any] | None = None) -> None:
         """Write the pending values as one line.
@@ -117,23 +113,18 @@ class MetricsLog(Protocol):
         Raises:
             NonFiniteError: one of them is infinite or not a number.
         """
-        ...
 
     def write(self, clock: Clock, values: Mapping[str, Any]) -> None:
         """Write a separate line, such as the scores of an evaluation."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Return the byte offset of the file and the pending values, as saved in a checkpoint."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Truncate the file to the saved offset and restore the pending values."""
-        ...
 
     def close(self) -> None:
         """Write what is pending and close the file and the loggers."""
-        ...
 
 
 class CheckpointManager(Protocol):
@@ -144,27 +135,24 @@ class CheckpointManager(Protocol):
 
     def save(self) -> Path:
         """Save the current state of the run and return the folder of the checkpoint."""
-        ...
 
     def has(self, step: int) -> bool:
         """Return whether there is a checkpoint of this step."""
-        ...
 
     def mark_best(self, step: int) -> None:
         """Keep the checkpoint of this step as the best one."""
-        ...
+
+    def best_step(self) -> int | None:
+        """Return the step of the best checkpoint; None without one."""
 
     def forget_best(self) -> None:
         """Discard the mark of :meth:`mark_best`."""
-        ...
 
     def point_to_best(self, step: int) -> None:
         """Write the pointer file ``best``."""
-        ...
 
     def check(self) -> None:
         """Raise the error of a save that failed in the background."""
-        ...
 
 
 class Stop(NamedTuple):
@@ -185,14 +173,14 @@ class Run:
 
     Attributes:
         task: the model being trained, unwrapped.
-        optimizer: its optimizer; None in an evaluation-only run.
-        loader: the training loader; None in an evaluation-only run.
         metrics_log: receives numbers and writes them.
+        folder: the run folder.
+        optimizer: of the task; None in an evaluation-only run.
+        loader: the training loader; None in an evaluation-only run.
         clock: the progress of the run. In ``before_step`` and ``after_backward`` the step is not counted yet.
         checkpoints: saves and finds checkpoints; None in an evaluation-only run.
         evaluate: evaluates the validation sets whose names the given function accepts, and returns the scores.
         scores: the newest scores by name (``val/top1``).
-        folder: the run folder.
         stop: set it to end the run after this step, with a checkpoint; the first reason is kept. With several processes
             it is a request until all have agreed on it at the end of the step or the evaluation; one process alone may
             set it.
@@ -205,14 +193,14 @@ class Run:
     """
 
     task: Task
-    optimizer: torch.optim.Optimizer | None
-    loader: Loader | None
     metrics_log: MetricsLog
-    clock: Clock
-    checkpoints: CheckpointManager | None
-    evaluate: Callable[[Callable[[str], bool]], dict[str, float]]
-    scores: dict[str, float]
     folder: Path
+    optimizer: torch.optim.Optimizer | None = None
+    loader: Loader | None = None
+    clock: Clock = field(default_factory=Clock)
+    checkpoints: CheckpointManager | None = None
+    evaluate: Callable[[Callable[[str], bool]], dict[str, float]] = lambda selects: {}
+    scores: dict[str, float] = field(default_factory=dict)
     stop: Stop | None = None
     models: Sequence[Task] = ()
     batches: Callable[[str, int], Iterable[Batch]] = lambda name, count: ()
@@ -286,10 +274,12 @@ class NextCommand(NamedTuple):
     Attributes:
         words: the command line, such as ``["opabinia", "report", "runs/a"]``.
         purpose: what it is for, in a few words.
+        needs: the data that the run must have: ``validation`` or ``labels``; empty: none.
     """
 
     words: Sequence[str]
     purpose: str
+    needs: Literal["", "validation", "labels"] = ""
 
 
 class Task(nn.Module):
@@ -474,17 +464,18 @@ class Task(nn.Module):
 
     @classmethod
     def next_commands(cls, run: Path) -> list[NextCommand]:
-        """Return the commands worth trying with a finished run.
+        """Return the commands worth trying with a finished run; those whose data the run does not have are not printed.
 
         Args:
             run: the run folder.
         """
         commands = [
-            NextCommand(["opabinia", "eval", str(run)], "evaluate the best checkpoint"),
+            NextCommand(["opabinia", "eval", str(run)], "evaluate the best checkpoint", "validation"),
             NextCommand(["opabinia", "predict", str(run), "IMAGES/"], "predict images and draw the results"),
             NextCommand(["opabinia", "report", str(run)], "write a page with curves and images"),
             NextCommand(["opabinia", "export", str(run)], "write the model as ONNX"),
         ]
         if cls.features is not Task.features:
-            commands.append(NextCommand(["opabinia", "extract", str(run)], "write embeddings as NumPy files"))
+            words = ["opabinia", "extract", str(run)]
+            commands.append(NextCommand(words, "write embeddings as NumPy files", "validation"))
         return commands

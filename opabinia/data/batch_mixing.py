@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
 import numpy as np
@@ -38,8 +38,7 @@ def mixup(batch: Batch, dataset_info: DatasetInfo, /, *, alpha: NonNegative = 0.
     labels = _soft_labels(batch, dataset_info, "mixup")
     weights = _draw_weights(len(images), alpha, per)
     partners = _draw_partners(len(images), per)
-    blended = blend(float_images(images), partners, weights)
-    return {**batch, "image": blended, "label": blend(labels, partners, weights)}
+    return {**batch, "image": blend(float_images(images), partners, weights), "label": blend(labels, partners, weights)}
 
 
 @register.mix
@@ -164,14 +163,18 @@ def _soft_labels(batch: Batch, dataset_info: DatasetInfo, name: str) -> Tensor:
 
 def _draw_weights(count: int, alpha: float, per: Per) -> NDArray[np.float64]:
     """Return the weight of each sample itself (B)."""
-    if not alpha:
-        return np.ones(count)
+    return _draw(count, per, lambda number: np.random.beta(alpha, alpha, number)) if alpha else np.ones(count)
+
+
+def _draw(count: int, per: Per, draw: Callable[[int], NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Draw numbers (... x n) for the batch, for each pair, or for each sample, and return those of each sample
+    (... x B)."""
     if per == "batch":
-        return np.full(count, np.random.beta(alpha, alpha))
+        return np.repeat(draw(1), count, axis=-1)
     if per == "sample":
-        return np.random.beta(alpha, alpha, count)
-    half = np.random.beta(alpha, alpha, (count + 1) // 2)
-    return np.concatenate([half, half[: count // 2][::-1]])
+        return draw(count)
+    half = draw((count + 1) // 2)
+    return np.concatenate([half, half[..., : count // 2][..., ::-1]], axis=-1)
 
 
 def _draw_partners(count: int, per: Per) -> Tensor:
@@ -182,13 +185,7 @@ def _draw_partners(count: int, per: Per) -> Tensor:
 
 def _draw_boxes(weights: NDArray[np.float64], height: int, width: int, per: Per) -> NDArray[np.int64]:
     """Return top, left, bottom and right of each sample's rectangle (4 x B)."""
-    count = len(weights)
-    drawn = {"batch": 1, "pair": (count + 1) // 2, "sample": count}[per]
-    centers = np.random.random((2, drawn))
-    if per == "batch":
-        centers = np.repeat(centers, count, axis=1)
-    elif per == "pair":
-        centers = np.concatenate([centers, centers[:, : count // 2][:, ::-1]], axis=1)
+    centers = _draw(len(weights), per, lambda number: np.random.random((2, number)))
     halves = np.sqrt(1 - weights) / 2
     sizes = np.array([[height], [width]])
     low = np.clip(np.round((centers - halves) * sizes), 0, sizes)

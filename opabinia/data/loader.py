@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import count, groupby
+from itertools import count, groupby, islice
 from multiprocessing.connection import wait
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
@@ -57,6 +57,7 @@ from opabinia.data.sampling.batches import evaluation_rows
 from opabinia.data.sampling.permutation import Order
 from opabinia.runtime.log import log
 from opabinia.runtime.seeds import ANOTHER, MIX, REPLACEMENT, SAMPLE, hash32, preserve_generators, seed_sample
+from opabinia.runtime.signals import STOP_SIGNALS
 
 
 class DataError(ValueError):
@@ -88,18 +89,17 @@ class Request(NamedTuple):
 Requests = Callable[[int], Iterable[Request]]
 """Returns all requests from a step on."""
 
-_LOOKUP_SIZE = 4096
+_ROWS_PER_LOOKUP = 32
 
 
 def training_requests(plan: Plan, orders: Callable[[int], Order], rank: int, world: int) -> Requests:
     """Return this process's share of every batch of ``plan``; ``orders`` returns the order of an epoch."""
 
     def requests(start: int) -> Iterator[Request]:
-        rows = map(plan.row, range(start, plan.total_steps))
-        for epoch, epoch_rows in groupby(rows, attrgetter("epoch")):
+        for epoch, epoch_rows in groupby(map(plan.row, range(start, plan.total_steps)), attrgetter("epoch")):
             order = orders(epoch)
-            while chunk := _next_rows(epoch_rows):
-                # Looking up thousands of positions takes hardly longer than looking up one.
+            # Looking up thousands of positions takes hardly longer than looking up one.
+            while chunk := list(islice(epoch_rows, _ROWS_PER_LOOKUP)):
                 positions = [row.first + _array(row.share(rank, world)) for row in chunk]
                 indices, first = order(np.concatenate(positions)), 0
                 for row, own in zip(chunk, positions, strict=True):
@@ -107,18 +107,6 @@ def training_requests(plan: Plan, orders: Callable[[int], Order], rank: int, wor
                     first += len(own)
 
     return requests
-
-
-def _next_rows(rows: Iterator[GlobalBatch]) -> list[GlobalBatch]:
-    """Take the next rows with about ``_LOOKUP_SIZE`` samples together."""
-    chunk: list[GlobalBatch] = []
-    samples = 0
-    for row in rows:
-        chunk.append(row)
-        samples += row.count
-        if samples >= _LOOKUP_SIZE:
-            break
-    return chunk
 
 
 def evaluation_requests(samples: int, batch_size: int, rank: int, world: int) -> Requests:
@@ -157,15 +145,13 @@ class LoadedBatch(NamedTuple):
     seconds: float = 0.0
 
 
-@dataclass(frozen=True)
-class _Failure:
+class _Failure(NamedTuple):
     """Sent by a worker instead of a batch: exceptions do not survive the way to the main process unchanged."""
 
     message: str
     traceback: str
 
 
-_NO_DATASET_INFO = DatasetInfo(samples=0)
 _MAX_REPLACEMENTS = 20
 
 
@@ -192,7 +178,7 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
     source: Source
     transforms: Sequence[Transform] = ()
     mixes: Sequence[Mix] = ()
-    dataset_info: DatasetInfo = _NO_DATASET_INFO
+    dataset_info: DatasetInfo = DatasetInfo(samples=0)
     seed: int = 0
     rank: int = 0
     on_error: Literal["raise", "replace", "skip"] = "raise"
@@ -271,7 +257,7 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
         tried = [index]
         for attempt in range(_MAX_REPLACEMENTS):
             try:
-                return self._transformed_sample(index, key, self.transforms, shape)
+                return self._transformed_sample(index, key, shape)
             except DataError as error:
                 if self.on_error == "raise":
                     raise
@@ -292,12 +278,13 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
         return draw % len(self.source)
 
     def _transformed_sample(
-        self, index: int, key: int, transforms: Sequence[Transform], shape: tuple[int, ...] | None
+        self, index: int, key: int, shape: tuple[int, ...] | None, stop: int | None = None
     ) -> Sample:
-        """Read a sample and apply ``transforms``, whose random numbers come from ``key``.
+        """Read a sample and apply the transforms (the first ``stop`` of them), whose random numbers come from ``key``.
 
         Transforms of clips see the wanted ``shape`` in the sample, so that they decode no frames in vain.
         """
+        transforms = self.transforms[:stop]
         if transforms:  # sources draw no random numbers
             seed_sample(key)
         part: object = self.source
@@ -310,7 +297,7 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
                 if isinstance(sample.get("image"), LazyImage):
                     sample = _check_sample(part.of_encoded(sample))  # type: ignore[attr-defined]
                 elif id(part) in self._combinations:
-                    others = self._other_samples(key, transforms[:number], shape)
+                    others = self._other_samples(key, shape, number)
                     sample = _check_sample(part.combine(sample, others))  # type: ignore[attr-defined]
                 else:
                     sample = _check_sample(part(sample))
@@ -335,16 +322,14 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
             return lambda index: read_encoded(encoded(index))
         return self.source.__getitem__
 
-    def _other_samples(
-        self, key: int, transforms: Sequence[Transform], shape: tuple[int, ...] | None
-    ) -> Callable[[], Sample]:
+    def _other_samples(self, key: int, shape: tuple[int, ...] | None, stop: int) -> Callable[[], Sample]:
         """Return a function whose calls give the additional samples for a combination, one after the other."""
-        keys = (hash32(ANOTHER, key, len(transforms), number) for number in count())
+        keys = (hash32(ANOTHER, key, stop, number) for number in count())
 
         def another() -> Sample:
             own_key = next(keys)
             with preserve_generators():
-                return self._transformed_sample(own_key % len(self.source), own_key, transforms, shape)
+                return self._transformed_sample(own_key % len(self.source), own_key, shape, stop)
 
         return another
 
@@ -365,10 +350,14 @@ def _errors_in(location: str, part: object) -> Iterator[None]:
 
 
 def _data_error(location: str, part: object, error: Exception) -> DataError:
+    return DataError(f"{location}, {part_name(part)}: {type(error).__name__}: {error}")
+
+
+def part_name(part: object) -> str:
+    """Return the name of a source, transform or mix, for messages."""
     while isinstance(part, partial):
         part = part.func
-    name = getattr(part, "__name__", None) or type(part).__name__
-    return DataError(f"{location}, {name}: {type(error).__name__}: {error}")
+    return getattr(part, "__name__", None) or type(part).__name__
 
 
 @contextmanager
@@ -469,23 +458,25 @@ class Loader:
     def _results(self) -> Iterator[LoadedBatch | _Failure]:
         if self._workers is None:
             return map(self._reader.__getitem__, self._requests)
-        with _blocked_signals():
+        # No stop signal may arrive at a worker that does not ignore it yet.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
             # Starts the workers; later it only restarts the requests, and drops what was read ahead.
-            results = iter(self._workers)
-        return _receive(results)
+            return _receive(iter(self._workers))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _count_skipped(self, messages: Sequence[str]) -> None:
         """Count skipped samples and log the first ones, each once: it recurs in every epoch and view of a video."""
         for message in messages:
             self.num_skipped += 1
             name = _SAMPLE_INDEX.sub("", message)
-            if name in self._logged or len(self._logged) > _MAX_LOGGED:
-                continue
-            self._logged.add(name)
-            if len(self._logged) <= _MAX_LOGGED:
-                log.warning("skipped: %s", message)
-            else:
-                log.warning("more samples are skipped; they are counted, but no longer logged")
+            if name not in self._logged and len(self._logged) <= _MAX_LOGGED:
+                self._logged.add(name)
+                if len(self._logged) <= _MAX_LOGGED:
+                    log.warning("skipped: %s", message)
+                else:
+                    log.warning("more samples are skipped; they are counted, but no longer logged")
 
     def close(self) -> None:
         """End the workers. A later iteration starts new ones."""
@@ -550,25 +541,12 @@ def _identity(result: Any) -> Any:
     return result
 
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-
-
-@contextmanager
-def _blocked_signals() -> Iterator[None]:
-    """Block stop signals while workers start, so that none arrives at a worker that does not ignore them yet."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _init_worker(main_pid: int, worker: int) -> None:
     if os.getppid() != main_pid:
         os._exit(1)  # the main process is dead already; torch would watch the process that adopted this worker
-    for stop_signal in _STOP_SIGNALS:
+    for stop_signal in STOP_SIGNALS:
         signal.signal(stop_signal, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 _open_loaders: WeakSet[Loader] = WeakSet()

@@ -13,7 +13,7 @@ from opabinia.contracts import CombiningTransform, Count, EncodedSource, MixPart
 from opabinia.runtime.durations import Duration
 
 if TYPE_CHECKING:
-    # Commands replace `auto` by a value before they build anything (`opabinia.training.auto_values`).
+    # Commands replace `auto` by a value before they build anything (`opabinia.training.run_folder`).
     CountOrAuto: TypeAlias = int
     WorkersOrAuto: TypeAlias = int
     PlaceOrAuto: TypeAlias = Literal["workers", "device"]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from PIL import ImageOps
-from rich.console import Console
 
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import Comparison, DrawOptions, EncodedSource, NamedSource, Sample, Source
@@ -19,7 +18,9 @@ from opabinia.inference.predictor import Predictor
 from opabinia.inference.splits import open_split
 from opabinia.runtime.files import disk_errors
 from opabinia.runtime.log import logging_to
+from opabinia.runtime.progress import progress_bar
 from opabinia.training.run_folder import resolve
+from opabinia.training.trained_model import Weights
 from opabinia.visualization.drawing import FRAME_COLORS, side_by_side
 
 T = TypeVar("T")
@@ -33,6 +34,7 @@ def compare(
     max_images: int = 60,
     min_score: float = 0.5,
     checkpoint: str = "best",
+    weights: Weights | None = None,
     device: str | None = None,
 ) -> None:
     """Draw ground truth and predictions of a run's data, the samples with most errors in the last evaluation first.
@@ -46,6 +48,7 @@ def compare(
         max_images: number of samples.
         min_score: of detections that are drawn.
         checkpoint: see :func:`opabinia.load`.
+        weights: likewise.
         device: likewise.
 
     Raises:
@@ -53,14 +56,14 @@ def compare(
         DataError: some samples could not be read; the others are drawn.
     """
     with logging_to(None):
-        predictor = load(run, checkpoint=checkpoint, device=device)
+        predictor = load(run, checkpoint=checkpoint, weights=weights, device=device)
         source = open_split(resolve(run), split)
-    folder, console, options = out / "images", Console(highlight=False), DrawOptions(min_score=min_score)
-    errors: list[str] = []
-    indices = select_samples(predictor, run, split, source, max_images)
-    with disk_errors(folder):
+    folder, options = out / "images", DrawOptions(min_score=min_score)
+    errors = list[str]()
+    indices = select_samples(predictor, run, evaluation_name(run, split, predictor), source, max_images)
+    with disk_errors(folder), progress_bar(f"predict {split}", len(indices)) as bar:
         folder.mkdir(parents=True, exist_ok=True)
-        for number, index in enumerate(indices):
+        for number, index in enumerate(bar.track(indices)):
             try:
                 sample = source[index]
                 comparison = compare_sample(predictor, sample, source.classes, options)
@@ -78,8 +81,8 @@ def compare(
                 image = ImageOps.expand(image, 5, FRAME_COLORS[verdict])
             image.save(folder / f"{number:05d}-{Path(name).stem}.png")
             caption = f"{verdict}: {comparison.caption}" if verdict else comparison.caption
-            console.print(f"{name}  {caption}", soft_wrap=True)
-    console.print(f"{len(indices) - len(errors)} images are in {folder}", soft_wrap=True)
+            print(f"{name}  {caption}")
+    print(f"{len(indices) - len(errors)} images are in {folder}")
     raise_skipped(errors, len(indices))
 
 
@@ -106,17 +109,19 @@ def verdict_of(comparison: Comparison) -> str | None:
 # --- choice of samples ------------------------------------------------------------------------------------------------
 
 
-def select_samples(predictor: Predictor, run: Path, split: str, source: Source, count: int) -> list[int]:
+def evaluation_name(run: Path, split: str, predictor: Predictor) -> str:
+    """Return the name of the evaluation of a split with the weights of the model."""
+    averaged = f"{split}_ema"
+    return averaged if predictor.weights == "ema" and (run / "eval" / averaged).is_dir() else split
+
+
+def select_samples(predictor: Predictor, run: Path, evaluation: str, source: Source, count: int) -> list[int]:
     """Return indices of samples to show: the worst of the last evaluation first; of videos at most half of them are
     those (more if there are too few others), and each video is shown once."""
-    if predictor.takes_video and isinstance(source, NamedSource):
-        return _wrong_and_others(run, split, source, count)
-    return list(islice(dict.fromkeys(chain(worst_samples(run, split, source), range(len(source)))), count))
-
-
-def _wrong_and_others(run: Path, split: str, source: NamedSource, count: int) -> list[int]:
+    if not predictor.takes_video or not isinstance(source, NamedSource):
+        return list(islice(dict.fromkeys(chain(worst_samples(run, evaluation, source), range(len(source)))), count))
     first_views = list({source.id(index): index for index in reversed(range(len(source)))}.values())[::-1]
-    rank = {row["id"]: position for position, row in enumerate(evaluation_details(run, split).get("worst", []))}
+    rank = {row["id"]: position for position, row in enumerate(evaluation_details(run, evaluation).get("worst", []))}
     wrong = sorted((index for index in first_views if source.id(index) in rank), key=lambda i: rank[source.id(i)])
     others = [index for index in first_views if source.id(index) not in rank]
     selected = wrong[: max(count - count // 2, count - len(others))]
@@ -129,29 +134,25 @@ def evenly_spaced(items: Sequence[T], count: int) -> Iterator[T]:
     return (items[position * len(items) // count] for position in range(count))
 
 
-def evaluation_details(run: Path, split: str) -> dict[str, Any]:
+def evaluation_details(run: Path, evaluation: str) -> dict[str, Any]:
     """Return the tables of the last evaluation (``details.json``); empty if there was none."""
-    path = run / "eval" / split / "details.json"
+    path = run / "eval" / evaluation / "details.json"
     details: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     return details
 
 
-def worst_samples(run: Path, split: str, source: Source) -> list[int]:
+def worst_samples(run: Path, evaluation: str, source: Source) -> list[int]:
     """Return indices of the samples that the last evaluation lists as its worst, in its order."""
-    names = [row["id"] for row in evaluation_details(run, split).get("worst", [])]
+    names = [row["id"] for row in evaluation_details(run, evaluation).get("worst", [])]
     missing, indices = set(names), dict[str, int]()
     for index in range(len(source)):
         if not missing:
             break
-        if (name := _sample_id(source, index)) in missing:
+        if isinstance(source, NamedSource):
+            name = source.id(index)
+        else:  # without decoding the image if the source allows it
+            name = str((source.encoded(index) if isinstance(source, EncodedSource) else source[index])["id"])
+        if name in missing:
             indices[name] = index
             missing.discard(name)
     return [indices[name] for name in names if name in indices]
-
-
-def _sample_id(source: Source, index: int) -> str:
-    """Return a sample's id, without decoding its image if the source allows it."""
-    if isinstance(source, NamedSource):
-        return source.id(index)
-    sample = source.encoded(index) if isinstance(source, EncodedSource) else source[index]
-    return str(sample["id"])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,10 +23,12 @@ from opabinia.contracts import Source
 from opabinia.data.loader import DataError
 from opabinia.evaluation.retrieval.whitening import whitening
 from opabinia.inference.extract import ABOUT, extract
-from opabinia.inference.splits import ALL, open_split
+from opabinia.inference.splits import ALL, AUTO, open_split, resolve_split
 from opabinia.runtime.files import disk_errors
 from opabinia.runtime.log import log, logging_to
+from opabinia.runtime.progress import progress_bar
 from opabinia.training.run_folder import holds_run, resolve
+from opabinia.training.trained_model import Weights
 from opabinia.visualization.drawing import MAX_MARKED_CLASSES, contact_sheet, scatter_plot, stack_vertically, to_pil
 from opabinia.visualization.video_strips import representative_image
 
@@ -58,11 +61,12 @@ def draw_map(
     where: Path,
     out: Path | None = None,
     *,
-    split: str = "val",
+    split: str = AUTO,
     method: Method = "pca",
     column: str = "features",
     max_samples: int = 5000,
     checkpoint: str = "best",
+    weights: Weights | None = None,
     device: str | None = None,
 ) -> Path:
     """Draw embeddings in two dimensions, marked by class, and below some samples with their nearest neighbors by
@@ -72,12 +76,13 @@ def draw_map(
         where: a folder of ``opabinia extract``; or a run folder, whose embeddings are first extracted into its
             ``map/SPLIT``, unless they are up to date.
         out: the image to write; None: ``map-METHOD.png`` beside the features.
-        split: of a run: ``train``, or the prefix of a validation set.
+        split: of a run: ``train``, the prefix of a validation set, or ``auto``: the first of them, else ``train``.
         method: principal components; or t-SNE (van der Maaten and Hinton 2008) or UMAP (McInnes et al. 2018), which
             preserve neighborhoods but not larger distances.
         column: the array that is drawn, by its name in the folder.
         max_samples: maximum number of samples, at even distances; neighbors are among these.
         checkpoint: of a run, see :func:`opabinia.load`.
+        weights: likewise.
         device: likewise.
 
     Raises:
@@ -88,18 +93,24 @@ def draw_map(
         raise ConfigError(Problem("command line", "--method", "umap needs umap-learn: pip install umap-learn"))
     folder = where
     if holds_run(where):
+        split = resolve_split(resolve(where), split)
         if split == ALL:
             raise ConfigError(Problem("command line", "--split", "a map shows one set: train, or a validation set"))
         # A separate folder, so that extracted features of the user, perhaps of other layers, are not replaced.
-        (folder,) = extract(where, where / "map" / split, splits=[split], checkpoint=checkpoint, device=device)
+        (folder,) = extract(
+            where, where / "map" / split, splits=[split], checkpoint=checkpoint, weights=weights, device=device
+        )
     embeddings = read_embeddings(folder, column, max_samples)
     source = find_source(embeddings)
     names = getattr(source, "classes", ()) or [str(number) for number in range(int(embeddings.labels.max()) + 1)]
     out = out or folder / f"map-{method}.png"
-    image = draw_scatter(embeddings, names, method)
-    if source is not None:
-        with logging_to(None):
-            image = add_neighbors(image, embeddings, source, names)
+    with progress_bar(f"map by {METHOD_NAMES[method]}", 2, unit="parts") as bar:
+        image = draw_scatter(embeddings, names, method)
+        bar.advance()
+        if source is not None:
+            with logging_to(None):
+                image = add_neighbors(image, embeddings, source, names)
+        bar.advance()
     with disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         image.save(out)
@@ -115,9 +126,8 @@ def read_embeddings(folder: Path, column: str, max_samples: int) -> EmbeddingSet
         DataError: there are fewer than three samples.
     """
     if not (folder / ABOUT).is_file():
-        raise ConfigError(
-            Problem("command line", "", f"{folder} is neither a run nor a folder of features (no {ABOUT})")
-        )
+        message = f"{folder} is neither a run nor a folder of features (no {ABOUT})"
+        raise ConfigError(Problem("command line", "", message))
     path = folder / f"{column}.npy"
     if not path.is_file():
         arrays = ", ".join(sorted(file.stem for file in folder.glob("*.npy"))) or "none"
@@ -125,7 +135,8 @@ def read_embeddings(folder: Path, column: str, max_samples: int) -> EmbeddingSet
     rows = np.load(path, mmap_mode="r")
     if len(rows) < 3:
         raise DataError(f"{path} has {len(rows)} samples; a map needs three or more")
-    numbers = np.arange(len(rows))[:: -(-len(rows) // max_samples)]
+    count = min(max_samples, len(rows))
+    numbers = np.arange(count) * len(rows) // count
     features = torch.from_numpy(rows[numbers].reshape(len(numbers), -1).astype(np.float32))
     labels_file = folder / "labels.npy"
     labels = np.load(labels_file, mmap_mode="r")[numbers] if labels_file.is_file() else np.zeros((0, 0))
@@ -162,7 +173,7 @@ def draw_scatter(embeddings: EmbeddingSet, names: Sequence[str], method: Method)
     marks = {int(label): mark for mark, label in enumerate(marked)}
     classes = [marks.get(label, -1) for label in embeddings.labels.tolist()]
     shown, total = len(embeddings.numbers), embeddings.total
-    count = f"{shown:,}" + (f" of {total:,}" if shown < total else "")
+    count = f"{shown:,} of {total:,}" if shown < total else f"{shown:,}"
     title = f"{embeddings.about.get('split', 'features')}: {count} samples, {METHOD_NAMES[method]}"
     points = project_to_plane(embeddings.features, method)
     return scatter_plot(points, classes, [names[label] for label in marked], title=title)
@@ -179,48 +190,66 @@ def project_to_plane(features: Tensor, method: Method) -> NDArray[np.floating[An
     principal = F.pad(projected, (0, 2 - projected.shape[1])).numpy()  # collapsed features may vary along one line only
     if method == "pca":
         return principal
-    points: NDArray[np.floating[Any]]
     if method == "tsne":
         from sklearn.manifold import TSNE
 
         start = 1e-4 * principal / principal[:, 0].std()  # the scale of scikit-learn's own initialization
-        perplexity = min(30.0, (len(features) - 1) / 3)
-        points = TSNE(2, perplexity=perplexity, init=start, random_state=0).fit_transform(features.numpy())
-        return points
-    umap = import_module("umap")
-    neighbors = min(15, len(features) - 1)
-    points = umap.UMAP(n_neighbors=neighbors, metric="cosine", random_state=0).fit_transform(features.numpy())
+        projection: Any = TSNE(2, perplexity=min(30.0, (len(features) - 1) / 3), init=start, random_state=0)
+    else:
+        neighbors = min(15, len(features) - 1)
+        projection = import_module("umap").UMAP(n_neighbors=neighbors, metric="cosine", random_state=0)
+    points: NDArray[np.floating[Any]] = projection.fit_transform(features.numpy())
     return points
 
 
 # --- neighbors ------------------------------------------------------------------------------------------------------
 
 
-def nearest_neighbors(embeddings: EmbeddingSet, queries: NDArray[np.int64], count: int) -> tuple[Tensor, Tensor]:
-    """Return cosines and indices of the nearest others for each of Q queries (both Q x count, or fewer)."""
-    rows = torch.from_numpy(queries)
-    similarities = embeddings.features[rows] @ embeddings.features.T
-    similarities[torch.arange(len(rows)), rows] = -torch.inf
-    cosines, indices = similarities.topk(min(count, len(embeddings.numbers) - 1), dim=1)
-    return cosines, indices
+class Neighbor(NamedTuple):
+    """A sample beside others.
+
+    Attributes:
+        image: of the sample.
+        texts: name of its class, empty if it has none; of a neighbor also the cosine.
+        verdict: of a neighbor, ``right`` if it has the class of the first sample, else ``wrong``; None without classes.
+    """
+
+    image: Image.Image
+    texts: Sequence[str]
+    verdict: str | None
+
+
+def neighbor_rows(embeddings: EmbeddingSet, source: Source, names: Sequence[str]) -> Iterator[list[Neighbor]]:
+    """Yield for each of some samples: the sample and its nearest neighbors."""
+    queries = torch.from_numpy(choose_queries(embeddings.labels))
+    similarities = embeddings.features[queries] @ embeddings.features.T
+    similarities[torch.arange(len(queries)), queries] = -torch.inf
+    cosines, indices = similarities.topk(min(NEIGHBORS, len(embeddings.numbers) - 1), dim=1)
+    for query, row, near in zip(queries.tolist(), indices.tolist(), cosines.tolist(), strict=True):
+        own_label = embeddings.labels[query]
+        neighbors = []
+        for index, cosine in zip([query, *row], [None, *near], strict=True):
+            label = embeddings.labels[index]
+            texts = [names[label] if label >= 0 else "", *([] if cosine is None else [f"{cosine:.2f}"])]
+            verdict = None if own_label < 0 or cosine is None else "right" if label == own_label else "wrong"
+            image = to_pil(representative_image(source[int(embeddings.numbers[index])]))
+            neighbors.append(Neighbor(image, texts, verdict))
+        yield neighbors
 
 
 def add_neighbors(scatter: Image.Image, embeddings: EmbeddingSet, source: Source, names: Sequence[str]) -> Image.Image:
     """Return the map with a row below for each of some samples: the sample and its nearest neighbors."""
-    queries = choose_queries(embeddings.labels)
-    cosines, indices = nearest_neighbors(embeddings, queries, NEIGHBORS)
-    images: list[Image.Image] = []
-    captions: list[str] = []
-    frames: list[str | None] = []
-    for query, row, similarities in zip(queries.tolist(), indices.tolist(), cosines.tolist(), strict=True):
-        images += [to_pil(representative_image(source[int(embeddings.numbers[index])])) for index in (query, *row)]
-        labels = embeddings.labels[[query, *row]].tolist()
-        words = [names[label] if label >= 0 else "" for label in labels]
-        captions += [words[0], *(f"{word}\n{cosine:.2f}" for cosine, word in zip(similarities, words[1:], strict=True))]
-        frames += [None, *label_verdicts(labels[0], labels[1:])]
-    rows = contact_sheet(images, captions, columns=1 + indices.shape[1], size=SIZE, frames=frames)
+    rows = list(neighbor_rows(embeddings, source, names))
+    shown = list(chain.from_iterable(rows))
+    sheet = contact_sheet(
+        [neighbor.image for neighbor in shown],
+        ["\n".join(neighbor.texts) for neighbor in shown],
+        columns=len(rows[0]),
+        size=SIZE,
+        frames=[neighbor.verdict for neighbor in shown],
+    )
     title = "some samples (left) and their nearest neighbors, with the cosine"
-    return stack_vertically([scatter, rows], ["", title])
+    return stack_vertically([scatter, sheet], ["", title])
 
 
 def choose_queries(labels: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -229,8 +258,3 @@ def choose_queries(labels: NDArray[np.int64]) -> NDArray[np.int64]:
     numbers = firsts if len(firsts) > 1 else np.arange(len(labels))
     count = min(SAMPLES, len(numbers))
     return numbers[np.arange(count) * len(numbers) // count]
-
-
-def label_verdicts(label: int, others: Iterable[int]) -> list[str | None]:
-    """Return ``right`` or ``wrong`` for each other label; None without a class."""
-    return [None if label < 0 else "right" if other == label else "wrong" for other in others]

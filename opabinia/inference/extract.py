@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -21,17 +21,16 @@ from torch import Tensor
 from opabinia.config import ConfigError, Problem, Resolved, flatten
 from opabinia.config.build import errors_at
 from opabinia.config.errors import listing
-from opabinia.contracts import EMBEDDING, Batch, EncodedSource, Source, Task
-from opabinia.data import Data, ValidationStream
+from opabinia.contracts import EMBEDDING, Batch, EncodedSource
 from opabinia.data.decoding.cache import with_cache
 from opabinia.data.loader import BatchReader, DataError, Loader, Request
 from opabinia.data.sampling.batches import evaluation_rows
-from opabinia.engine.loop.prefetch import PrefetchedBatch, lookahead, prefetch, to_host
-from opabinia.inference.feature_files import IDS, FeatureRows, FeatureWriter, NpyFiles, Parquet, read_rows
+from opabinia.engine.loop.prefetch import PrefetchedBatch, lookahead, prefetch, to_host, with_bar
+from opabinia.inference.feature_files import IDS, FeatureRows, NpyFiles, Parquet, read_rows
 from opabinia.inference.layer_names import LayerFeatures
 from opabinia.inference.load import load
 from opabinia.inference.predictor import Predictor
-from opabinia.inference.splits import ALL, expand_splits, select_split
+from opabinia.inference.splits import ALL, AUTO, expand_splits, select_split
 from opabinia.runtime.device import autocast
 from opabinia.runtime.files import (
     disk_errors,
@@ -44,8 +43,10 @@ from opabinia.runtime.files import (
 from opabinia.runtime.log import log, logging_to
 from opabinia.runtime.process_group import process_group
 from opabinia.runtime.processes import from_rank_zero, gather, is_rank_zero, rank, world_size
+from opabinia.runtime.progress import progress_bar
 from opabinia.training.run_folder import build_parts, chosen_checkpoint, process_group_options, resolve
 from opabinia.training.samples import fingerprint
+from opabinia.training.trained_model import Weights
 
 Format = Literal["npy", "parquet"]
 
@@ -63,10 +64,11 @@ def extract(
     out: Path | None = None,
     overrides: Sequence[str] = (),
     *,
-    splits: Sequence[str] = ("val",),
+    splits: Sequence[str] = (AUTO,),
     layers: Sequence[str] = (),
     form: Format = "npy",
     checkpoint: str = "best",
+    weights: Weights | None = None,
     device: str | None = None,
 ) -> list[Path]:
     """Write features of a run's datasets, each sample once, in the order of its source.
@@ -86,12 +88,13 @@ def extract(
         out: the folder to write, or the parent of several; None: ``features/SPLIT`` in the run folder. Earlier features
             there are replaced, unless they are up to date.
         overrides: ``key=value``.
-        splits: ``train``, prefixes of validation sets, or ``all``.
+        splits: ``train``, prefixes of validation sets, ``all``, or ``auto``: the first validation set, else ``train``.
         layers: names of modules that the task uses in prediction
             (:func:`opabinia.inference.layer_names.resolve_layer_names`); their outputs are flattened to one row per
             sample. ``embedding`` is the task's own; without ``layers`` it is the only one, as ``features``.
         form: of the files.
         checkpoint: see :func:`opabinia.load`.
+        weights: likewise.
         device: likewise.
 
     Returns:
@@ -111,35 +114,23 @@ def extract(
     options = process_group_options(resolved.config)
     with process_group(**{**options, "device": device or options["device"]}), logging_to(None), ExitStack() as locks:
         path = from_rank_zero(lambda: path)
-        predictor = load(folder, overrides, checkpoint=str(path), device=device)
-        features = build_layer_features(predictor.task, layers)
-        about = {"checkpoint": path.name, "digest": _digest(path / "state.json"), "layers": features.modules}
+        predictor = load(folder, overrides, checkpoint=str(path), weights=weights, device=device)
+        for name in {IDS, FEATURES, *LABEL_FILES.values()}.intersection(layers):
+            raise ConfigError(Problem("command line", "--layers", f"{name}.npy is the file of something else"))
+        features = LayerFeatures(predictor.task, {name: name for name in layers} or {FEATURES: EMBEDDING})
+        digest = blake2b((path / "state.json").read_bytes(), digest_size=8).hexdigest()
+        about = {"checkpoint": path.name, "digest": digest, "layers": features.modules}
         parent = out or folder / FEATURES
         is_single = out is not None and len(names) == 1 and ALL not in splits
         jobs = [
-            build_job(select_split(resolved, name), predictor, about, parent if is_single else parent / name)
+            build_job(select_split(resolved, name), predictor, features, about, parent if is_single else parent / name)
             for name in names
         ]
-        unfinished = [job for job in jobs if not write_missing(job, predictor, features, locks, form)]
+        unfinished = [job for job in jobs if not write_missing(job, locks, form)]
         # At the end of all: no process waits while the first one merges the shards.
         for job in unfinished if is_rank_zero() else ():
             merge(job, folder, form)
         return [job.out for job in jobs]
-
-
-def build_layer_features(task: Task, names: Sequence[str]) -> LayerFeatures:
-    """Return the features of the named layers.
-
-    Raises:
-        ConfigError: there is no such layer, or its file name is taken.
-    """
-    for name in {IDS, FEATURES, *LABEL_FILES.values()}.intersection(names):
-        raise ConfigError(Problem("command line", "--layers", f"{name}.npy is the file of something else"))
-    return LayerFeatures(task, {name: name for name in names} or {FEATURES: EMBEDDING})
-
-
-def _digest(path: Path) -> str:
-    return blake2b(path.read_bytes(), digest_size=8).hexdigest()
 
 
 # --- one dataset ----------------------------------------------------------------------------------------------------
@@ -152,6 +143,8 @@ class ExtractJob:
     Attributes:
         out: the folder of the final files.
         about: description of the features; if it changes they are recomputed.
+        predictor: the model.
+        features: of its layers.
         reader: of the samples.
         batch_size: samples in one forward pass.
         workers: loader processes.
@@ -159,14 +152,11 @@ class ExtractJob:
 
     out: Path
     about: dict[str, Any]
+    predictor: Predictor
+    features: LayerFeatures
     reader: BatchReader
     batch_size: int
     workers: int
-
-    @property
-    def source(self) -> Source:
-        """The samples."""
-        return self.reader.source
 
     @property
     def shards(self) -> Path:
@@ -176,7 +166,7 @@ class ExtractJob:
     @property
     def batches(self) -> int:
         """Number of batches of all samples."""
-        return -(-len(self.source) // self.batch_size)
+        return -(-len(self.reader.source) // self.batch_size)
 
     @property
     def batches_per_shard(self) -> int:
@@ -195,12 +185,15 @@ class ExtractJob:
         return (path for path in sorted(self.shards.iterdir()) if path.name.isdecimal())
 
 
-def build_job(resolved: Resolved, predictor: Predictor, about: Mapping[str, Any], out: Path) -> ExtractJob:
+def build_job(
+    resolved: Resolved, predictor: Predictor, features: LayerFeatures, about: Mapping[str, Any], out: Path
+) -> ExtractJob:
     """Return the job for the only dataset of a config.
 
     Args:
         resolved: see :func:`opabinia.inference.splits.select_split`.
         predictor: the model.
+        features: of its layers.
         about: description of model and layers.
         out: the folder to write.
     """
@@ -208,47 +201,40 @@ def build_job(resolved: Resolved, predictor: Predictor, about: Mapping[str, Any]
     data, evaluate, config = parts["data"], parts["evaluate"], resolved.config
     with errors_at("data"):
         (stream,) = data.validation
-    seed = config["seed"] or 0
+    source, seed = stream.source, config["seed"] or 0
+    # A memory cache is useless here: each sample is read once.
+    if data.cache == "disk" and isinstance(source, EncodedSource):
+        with errors_at("data.cache"):
+            source = with_cache(source, data.cache, None, stream.prefix)
     reader = BatchReader(
-        *(_with_disk_cache(stream, data), stream.transforms),
+        *(source, stream.transforms),
         seed=seed,
         on_error="skip" if data.on_error == "skip" else "raise",
         size_multiple=predictor.task.size_multiple,
     )
     batch_size = evaluate.batch_size or data.batch_size
-    inputs = {
+    described = {
+        **about,
         "split": stream.prefix,
         "data": {key: config["data"]["val"][key] for key in ("source", "transforms")},
         "fingerprint": fingerprint(stream.source),
         "on_error": data.on_error,
         "batch_size": batch_size,
         "task": config["task"],
-        "weights": evaluate.weights,
+        "weights": predictor.weights,
         "seed": seed,
         "precision": predictor.precision,
         "device": predictor.device.type,
     }
-    described = json.loads(json.dumps({**about, **inputs}, default=str))
-    return ExtractJob(out, described, reader, batch_size, data.num_workers)
+    as_read = json.loads(json.dumps(described, default=str))
+    return ExtractJob(out, as_read, predictor, features, reader, batch_size, data.num_workers)
 
 
-def _with_disk_cache(stream: ValidationStream, data: Data) -> Source:
-    """Return the source with the configured disk cache; a memory cache is useless, since each sample is read once."""
-    if data.cache != "disk" or not isinstance(stream.source, EncodedSource):
-        return stream.source
-    with errors_at("data.cache"):
-        return with_cache(stream.source, data.cache, None, stream.prefix)
-
-
-def write_missing(
-    job: ExtractJob, predictor: Predictor, features: LayerFeatures, locks: ExitStack, form: Format
-) -> bool:
+def write_missing(job: ExtractJob, locks: ExitStack, form: Format) -> bool:
     """Write the missing shards together with the other processes; return whether everything was finished before.
 
     Args:
         job: the dataset.
-        predictor: the model.
-        features: of its layers.
         locks: keeps other commands out until it is closed.
         form: of the final files.
 
@@ -259,9 +245,8 @@ def write_missing(
     if finished is None:
         return True
     missing = sorted(set(range(-(-job.batches // job.batches_per_shard))) - set(finished))
-    written = write_shards(job, predictor, features, missing[rank() :: world_size()])
-    all_written = [number for numbers in gather(written) for number in numbers]
-    from_rank_zero(partial(_check_shared_disk, job, all_written))
+    written = gather(write_shards(job, missing[rank() :: world_size()]))
+    from_rank_zero(partial(_check_shared_disk, job, chain.from_iterable(written)))
     return False
 
 
@@ -280,35 +265,31 @@ def prepare_shards(job: ExtractJob, locks: ExitStack, form: Format) -> list[int]
     locks.enter_context(exclusive_lock(job.shards))
     if _is_up_to_date(job, form):
         shutil.rmtree(job.shards)
-        log.info("%s is finished: nothing to do", job.out)
+        log.info("%s is finished: nothing to do", out)
         return None
     remove_leftovers(job.shards)
     before = _read_json(job.shards / ABOUT)
     if before != job.about:
-        _delete_shards(job, before)
+        if any(job.shard_folders()):
+            old, new = flatten(before), flatten(job.about)
+            changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+            log.warning("the unfinished features at %s are outdated (%s): restarting", out, listing(changed, 5))
+        for path in job.shards.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
         write_atomic(job.shards / ABOUT, json.dumps(job.about, indent=1))
     finished = sorted(int(path.name) for path in job.shard_folders())
     if finished:
-        log.info("resuming %s: %d shards of %d batches are finished", job.out, len(finished), job.batches_per_shard)
+        log.info("resuming %s: %d shards of %d batches are finished", out, len(finished), job.batches_per_shard)
     return finished
-
-
-def _delete_shards(job: ExtractJob, before: Mapping[str, Any]) -> None:
-    old, new = flatten(dict(before)), flatten(job.about)
-    changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
-    if list(job.shard_folders()):
-        log.warning("the unfinished features at %s are outdated (%s): restarting", job.out, listing(changed, 5))
-    for path in job.shards.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
 
 
 def _is_up_to_date(job: ExtractJob, form: Format) -> bool:
     about = _read_json(job.out / ABOUT)
     if not about or {**about, **job.about, "format": form} != about:
         return False
-    files = {name: (job.out / name) for name in about.get("files", {})}
-    return all(path.is_file() and path.stat().st_size == about["files"][name] for name, path in files.items())
+    files = [(job.out / name, size) for name, size in about.get("files", {}).items()]
+    return all(path.is_file() and path.stat().st_size == size for path, size in files)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -328,84 +309,73 @@ def _check_shared_disk(job: ExtractJob, numbers: Iterable[int]) -> None:
 # --- shards ---------------------------------------------------------------------------------------------------------
 
 
-def write_shards(job: ExtractJob, predictor: Predictor, features: LayerFeatures, numbers: Sequence[int]) -> list[int]:
+def write_shards(job: ExtractJob, numbers: Sequence[int]) -> list[int]:
     """Write these shards and return those that have a sample.
 
     Raises:
         DataError: a sample cannot be read, or its features are not finite.
         DataMismatch: see :class:`opabinia.inference.layer_names.LayerFeatures`.
     """
-    requested, written = set(numbers), []
+    requested, written, device = set(numbers), [], job.predictor.device
 
     def requests(start: int) -> Iterator[Request]:
-        for row in evaluation_rows(len(job.source), job.batch_size, 0, 1):
+        for row in evaluation_rows(len(job.reader.source), job.batch_size, 0, 1):
             if row.step >= start and row.step // job.batches_per_shard in requested:
                 positions = np.arange(row.first, row.first + row.count)
                 yield Request(row, positions, positions)
 
-    loader = Loader(
-        job.reader, requests, num_workers=job.workers if requested else 0, pin_memory=predictor.device.type == "cuda"
-    )
-    try:
-        prefetched = prefetch(loader, predictor.device)
-        for number, batches in groupby(prefetched, lambda batch: batch.row.step // job.batches_per_shard):
+    workers = job.workers if requested else 0
+    samples, per_shard = len(job.reader.source), job.batches_per_shard * job.batch_size
+    before = numbers[0] * per_shard if numbers else samples
+    with (
+        closing(Loader(job.reader, requests, num_workers=workers, pin_memory=device.type == "cuda")) as loader,
+        progress_bar(f"extract {job.about['split']}", samples, completed=before) as bar,
+    ):
+        loaded = with_bar(prefetch(loader, device), bar)
+        for number, batches in groupby(loaded, lambda batch: batch.row.step // job.batches_per_shard):
             path = job.shard(number)
             with disk_errors(path, _RESUMES), temporary_folder(path) as temporary:
-                write_rows(compute_rows(predictor, features, batches), NpyFiles(temporary))
+                write_rows(compute_rows(job, batches), NpyFiles(temporary))
             written.append(number)
-    finally:
-        loader.close()
     return written
 
 
-def compute_rows(
-    predictor: Predictor, features: LayerFeatures, batches: Iterable[PrefetchedBatch]
-) -> Iterator[FeatureRows]:
+def compute_rows(job: ExtractJob, batches: Iterable[PrefetchedBatch]) -> Iterator[FeatureRows]:
     """Yield the features of each batch. On CUDA the next batch is already in the model meanwhile.
 
     Raises:
-        DataError: a feature is not finite.
+        DataError: a feature is not finite; the samples are named.
         DataMismatch: see :class:`opabinia.inference.layer_names.LayerFeatures`.
     """
+    device = job.predictor.device
 
     def launch(batch: PrefetchedBatch) -> tuple[Callable[[], dict[str, Tensor]], Batch]:
-        with torch.inference_mode(), autocast(predictor.device, predictor.precision):
-            return to_host(features(batch.batch)), batch.loaded
+        with torch.inference_mode(), autocast(device, job.predictor.precision):
+            return to_host(job.features(batch.batch)), batch.loaded
 
     launched = map(launch, batches)
-    for arrived, batch in lookahead(launched) if predictor.device.type == "cuda" else launched:
+    for arrived, batch in lookahead(launched) if device.type == "cuda" else launched:
         columns = {name: value.float() for name, value in arrived().items()}
         for name, value in columns.items():
-            check_finite(name, value, batch["id"])
+            finite = value.isfinite().all(1).tolist()
+            if not all(finite):
+                wrong = [sample_id for sample_id, valid in zip(batch["id"], finite, strict=True) if not valid]
+                raise DataError(f"{name}: not finite for {listing(wrong, 5)}")
         columns |= {name: batch[key] for key, name in LABEL_FILES.items() if key in batch}
         yield FeatureRows({name: value.numpy() for name, value in columns.items()}, batch["id"])
 
 
-def check_finite(name: str, features: Tensor, ids: Sequence[str]) -> None:
-    """Check that features are finite.
-
-    Raises:
-        DataError: some are not; their samples are named.
-    """
-    finite = features.isfinite().all(1).tolist()
-    if not all(finite):
-        wrong = [sample_id for sample_id, valid in zip(ids, finite, strict=True) if not valid]
-        raise DataError(f"{name}: not finite for {listing(wrong, 5)}")
-
-
-def write_rows(rows: Iterable[FeatureRows], writer: FeatureWriter) -> int:
+def write_rows(rows: Iterable[FeatureRows], writer: NpyFiles | Parquet) -> int:
     """Write all samples and return their number.
 
     Raises:
         DataError: there are none.
     """
     count = 0
-    try:
+    with closing(writer):
         for part in rows:
             writer.append(part)
             count += len(part.ids)
-    finally:
-        writer.close()
     if not count:
         raise DataError("there are no samples to extract features of")
     return count
@@ -425,7 +395,7 @@ def merge(job: ExtractJob, run: Path, form: Format) -> None:
                 chain.from_iterable(map(read_rows, job.shard_folders())),
                 NpyFiles(temporary) if form == "npy" else Parquet(temporary),
             )
-            skipped = len(job.source) - count
+            skipped = len(job.reader.source) - count
             sizes = {path.name: path.stat().st_size for path in sorted(temporary.iterdir())}
             about = {"run": str(run), **job.about, "format": form, "samples": count, "skipped": skipped}
             (temporary / ABOUT).write_text(json.dumps({**about, "files": sizes}, indent=1) + "\n", "utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -30,14 +30,6 @@ class FeatureRows(NamedTuple):
 
     columns: dict[str, NDArray[Any]]
     ids: list[str]
-
-
-class FeatureWriter(Protocol):
-    """Writes rows as they come."""
-
-    def append(self, rows: FeatureRows) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class NpyFiles:
@@ -155,18 +147,14 @@ class Parquet:
             for rows in self._pending
             for sample_id in rows.ids
         ]
-        names = self._pending[0].columns
-        columns = {name: np.concatenate([rows.columns[name] for rows in self._pending]) for name in names}
-        table = pyarrow.table({IDS: ids, **{name: _arrow_column(values) for name, values in columns.items()}})
+        columns: dict[str, Any] = {IDS: ids}
+        for name in self._pending[0].columns:
+            values = np.concatenate([rows.columns[name] for rows in self._pending])
+            columns[name] = pyarrow.array(values.ravel())
+            if values.ndim > 1:
+                columns[name] = pyarrow.FixedSizeListArray.from_arrays(columns[name], values.shape[1])
+        table = pyarrow.table(columns)
         if self._file is None:
             self._file = parquet.ParquetWriter(self._path, table.schema)
         self._file.write_table(table)
         self._pending = []
-
-
-def _arrow_column(values: NDArray[Any]) -> Any:
-    import pyarrow
-
-    if values.ndim == 1:
-        return pyarrow.array(values)
-    return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(values.ravel()), values.shape[1])

@@ -43,9 +43,7 @@ def grad_cam_heatmap(model: nn.Module, layer: str, score: Score, size: tuple[int
     with torch.enable_grad(), capture(model, [layer], edit=restart_gradient):
         total = score().sum()
     layout = _FeatureMapLayout(model, size)
-    gradients: tuple[Tensor | None, ...] = ()
-    if total.requires_grad:
-        gradients = torch.autograd.grad(total, starts, allow_unused=True)
+    gradients = torch.autograd.grad(total, starts, allow_unused=True) if total.requires_grad else ()
     for activations, gradient in zip(starts, gradients, strict=False):
         if gradient is not None:
             return grad_cam(layout.channels_first(activations), layout.channels_first(gradient), size)

@@ -9,21 +9,26 @@ from typing import Any
 
 import torch
 from PIL import Image
-from rich.console import Console
 from torch import Tensor
 
 from opabinia.config import ConfigError, Problem
-from opabinia.contracts import DrawOptions, Sample
+from opabinia.contracts import DrawOptions
 from opabinia.inference.input_files import InputBatch, find_files, raise_skipped, read_batches
 from opabinia.inference.load import load
 from opabinia.inference.predictor import Predictor
 from opabinia.runtime.files import disk_errors, write_atomic
 from opabinia.runtime.log import logging_to
+from opabinia.runtime.progress import progress_bar
+from opabinia.training.trained_model import Weights
 from opabinia.visualization.drawing import contact_sheet, overlay_heatmap, to_pil
+from opabinia.visualization.video_strips import representative_image
 
 IMAGES_PER_SHEET = 60
 THUMBNAIL = 720
 """Maximum side in pixels of an image that waits for its sheet."""
+
+EXPLAINED = 256
+"""Side in pixels to which a small image with its heatmap is enlarged by a whole factor."""
 
 
 def predict(
@@ -34,6 +39,7 @@ def predict(
     explain: bool = False,
     min_score: float = 0.5,
     checkpoint: str = "best",
+    weights: Weights | None = None,
     device: str | None = None,
 ) -> None:
     """Print and write predictions of images and of all images in folders; of videos if the task learns from clips.
@@ -49,6 +55,7 @@ def predict(
         explain: also write each image with a heatmap of the evidence for its prediction to ``explained``.
         min_score: of detections that are drawn and printed; predictions.jsonl has all of them.
         checkpoint: see :func:`opabinia.load`.
+        weights: likewise.
         device: likewise.
 
     Raises:
@@ -56,30 +63,31 @@ def predict(
         DataError: some files could not be read; everything else is written.
     """
     with logging_to(None):
-        predictor = load(run, checkpoint=checkpoint, device=device)
+        predictor = load(run, checkpoint=checkpoint, weights=weights, device=device)
     files = list(find_files(paths, videos=predictor.takes_video))
-    console, options = Console(highlight=False), DrawOptions(min_score=min_score)
-    task, errors = predictor.task, list[str]()
+    options, task, errors = DrawOptions(min_score=min_score), predictor.task, list[str]()
+    kind, drawings = ("videos", ", strips and clips") if predictor.takes_video else ("images", " and sheets")
     lines: list[dict[str, Any]] = []
     sheets = _Sheets(out)
-    for batch in read_batches(predictor, files, errors):
-        if explain:
-            _write_heatmaps(out, len(lines), batch, _explain(predictor, batch.samples))
-        for (path, original, _), prediction in zip(batch, predictor.batch(batch.samples), strict=True):
-            caption = task.caption(prediction.readable, min_score=min_score) or ["nothing"]
-            console.print(f"{path}  {', '.join(caption)}", soft_wrap=True)
-            try:
-                drawn = task.save_drawing(out, f"{len(lines):05d}-{path.stem}", original, prediction, options)
-            except (OSError, ValueError) as error:  # a video is read again for its drawing
-                errors.append(str(error))
-                drawn = None
-            if "image" in original:
-                sheets.add(drawn or to_pil(original["image"]), "\n".join([path.name, *caption]))
-            lines.append({"path": str(path), **prediction.readable})
+    with progress_bar("predict", len(files), unit=kind) as bar:
+        for batch in read_batches(predictor, files, errors):
+            if explain:
+                _write_heatmaps(out, len(lines), batch, predictor)
+            predictions = predictor.batch(batch.samples)
+            for (path, original, _), prediction in bar.track(zip(batch, predictions, strict=True)):
+                caption = task.caption(prediction.readable, min_score=min_score) or ["nothing"]
+                print(f"{path}  {', '.join(caption)}")
+                try:
+                    drawn = task.save_drawing(out, f"{len(lines):05d}-{path.stem}", original, prediction, options)
+                except (OSError, ValueError) as error:  # a video is read again for its drawing
+                    errors.append(str(error))
+                    drawn = None
+                if "image" in original:
+                    sheets.add(drawn or to_pil(original["image"]), "\n".join([path.name, *caption]))
+                lines.append({"path": str(path), **prediction.readable})
     sheets.write()
     _write_lines(out, lines)
-    kind, drawings = ("videos", ", strips and clips") if predictor.takes_video else ("images", " and sheets")
-    console.print(f"{len(lines)} {kind}; predictions.jsonl{drawings} are in {out}", soft_wrap=True)
+    print(f"{len(lines)} {kind}; predictions.jsonl{drawings} are in {out}")
     raise_skipped(errors, len(files))
 
 
@@ -90,16 +98,18 @@ def retrieve(
     out: Path,
     *,
     nearest: int = 10,
+    rerank: bool = False,
     explain: bool = False,
     checkpoint: str = "best",
+    weights: Weights | None = None,
     device: str | None = None,
 ) -> None:
     """Print and write the images of a gallery that are nearest to each query, by the cosine of their embeddings.
 
     ``predictions.jsonl`` has one line per query with its ``path`` and the ``nearest`` images: ``path``, ``distance``
-    (1 - cosine) and ``verdict``. A sheet for each query in ``sheets`` shows it with these. If names give identities
-    (see :func:`opabinia.inference.retrieval.gallery.identity_from_path`), images of the same identity are framed in
-    green, others in red, and those that evaluations ignore (same identity, same camera) in gray.
+    (1 - cosine, or re-ranked) and ``verdict``. A sheet for each query in ``sheets`` shows it with these. If names give
+    identities (see :func:`opabinia.inference.retrieval.gallery.identity_from_path`), images of the same identity are
+    framed in green, others in red, and those that evaluations ignore (same identity, same camera) in gray.
 
     Args:
         run: the run folder.
@@ -107,8 +117,10 @@ def retrieve(
         gallery: the folder that is searched.
         out: the folder to write.
         nearest: maximum number of matches per query.
+        rerank: re-rank them, see :meth:`opabinia.inference.retrieval.gallery.Gallery.with_reranking`.
         explain: also write each query with a heatmap of the evidence for its similarity to the nearest match.
         checkpoint: see :func:`opabinia.load`.
+        weights: likewise.
         device: likewise.
 
     Raises:
@@ -119,58 +131,49 @@ def retrieve(
     from opabinia.inference.retrieval.gallery import Gallery, embed_files, embed_gallery
 
     with logging_to(None):
-        predictor = load(run, checkpoint=checkpoint, device=device)
+        predictor = load(run, checkpoint=checkpoint, weights=weights, device=device)
     queries = list(find_files(paths, videos=predictor.takes_video))
     others = list(find_files([gallery], videos=predictor.takes_video))
-    console, errors = Console(highlight=False), list[str]()
+    errors = list[str]()
     kept, features = embed_gallery(predictor, others, gallery, errors)
-    searched = Gallery(kept, gallery, lambda embeddings, k: nearest_rows(embeddings, features, k))
+    searched = Gallery(kept, gallery, lambda embeddings, k: nearest_rows(embeddings, features, k), features.__getitem__)
+    searched = searched.with_reranking() if rerank else searched
     lines: list[dict[str, Any]] = []
-    for batch, embeddings in embed_files(predictor, queries, errors):
-        by_query = searched.nearest(batch.paths, embeddings, nearest)
-        if explain:
-            if not all(by_query):
-                raise ConfigError(Problem("command line", "--gallery", "it has no image but the query itself"))
-            toward = features[torch.tensor([matches[0].number for matches in by_query])]
-            _write_heatmaps(out, len(lines), batch, _explain(predictor, batch.samples, toward))
-        for (path, original, _), matches in zip(batch, by_query, strict=True):
-            images = [_show(original), *(_show(predictor.read(match.path)) for match in matches)]
-            captions = [f"{path.name}\nquery", *(f"{match.path.name}\n{match.distance:.3f}" for match in matches)]
-            frames = [None, *(match.verdict for match in matches)]
-            _save(
-                out / "sheets" / f"{len(lines):05d}-{path.stem}.png",
-                contact_sheet(images, captions, columns=len(images), size=120, frames=frames),
-            )
-            first = f"{matches[0].path} {matches[0].distance:.3f}" if matches else "nothing else"
-            console.print(f"{path}  {first}", soft_wrap=True)
-            lines.append({"path": str(path), "nearest": [match.to_json() for match in matches]})
+    with progress_bar("predict", len(queries), unit="images") as bar:
+        for batch, embeddings in embed_files(predictor, queries, errors):
+            by_query = searched.nearest(batch.paths, embeddings, nearest)
+            if explain:
+                if not all(by_query):
+                    raise ConfigError(Problem("command line", "--gallery", "it has no image but the query itself"))
+                toward = features[torch.tensor([matches[0].number for matches in by_query])]
+                _write_heatmaps(out, len(lines), batch, predictor, toward)
+            for (path, original, _), matches in bar.track(zip(batch, by_query, strict=True)):
+                samples = [original, *(predictor.read(match.path) for match in matches)]
+                images = [to_pil(representative_image(sample)) for sample in samples]
+                captions = [f"{path.name}\nquery", *(f"{match.path.name}\n{match.distance:.3f}" for match in matches)]
+                frames = [None, *(match.verdict for match in matches)]
+                sheet = contact_sheet(images, captions, columns=len(images), size=120, frames=frames)
+                _save(out / "sheets" / f"{len(lines):05d}-{path.stem}.png", sheet)
+                first = f"{matches[0].path} {matches[0].distance:.3f}" if matches else "nothing else"
+                print(f"{path}  {first}")
+                lines.append({"path": str(path), "nearest": [match.to_json() for match in matches]})
     _write_lines(out, lines)
-    console.print(f"{len(lines)} images; predictions.jsonl and sheets are in {out}", soft_wrap=True)
+    print(f"{len(lines)} images; predictions.jsonl and sheets are in {out}")
     raise_skipped(errors, len(queries) + len(others))
 
 
-def _explain(predictor: Predictor, samples: Sequence[Sample], toward: Tensor | None = None) -> Tensor:
+def _write_heatmaps(
+    out: Path, done: int, batch: InputBatch, predictor: Predictor, toward: Tensor | None = None
+) -> None:
     try:
-        return predictor.explain(samples, toward)
+        heatmaps = predictor.explain(batch.samples, toward)
     except ValueError as error:
         raise ConfigError(Problem("command line", "--explain", str(error))) from error
-
-
-def _write_heatmaps(out: Path, done: int, batch: InputBatch, heatmaps: Tensor, side: int = 256) -> None:
     for number, ((path, _, sample), heatmap) in enumerate(zip(batch, heatmaps, strict=True), done):
         image = overlay_heatmap(sample["image"], heatmap)
-        scale = max(1, side // max(image.size))
+        scale = max(1, EXPLAINED // max(image.size))
         image = image.resize((image.width * scale, image.height * scale))
         _save(out / "explained" / f"{number:05d}-{path.stem}.png", image)
-
-
-def _show(sample: Sample) -> Image.Image:
-    """Return the image of a sample; of a video the frame in its middle."""
-    if "video" in sample:
-        from opabinia.visualization.video_strips import representative_image
-
-        return to_pil(representative_image(sample))
-    return to_pil(sample["image"])
 
 
 def _save(path: Path, image: Image.Image) -> None:

@@ -30,6 +30,8 @@ ImageInput = str | os.PathLike[str] | Image.Image | NDArray[np.uint8] | Tensor |
 """A path, a PIL image, an array (uint8, H x W x 3 in RGB order, or H x W gray), or a tensor (uint8, or float in 0 to 1;
 C x H x W, RGB or gray). For a task that takes videos: a path, or an array or tensor of frames (T x ...)."""
 
+ImageInputs = list[ImageInput] | tuple[ImageInput, ...]
+
 View = tuple[tuple[int, int], tuple[int, int]]
 """Clip i of n over time and crop j of m in space: ((i, n), (j, m))."""
 
@@ -64,6 +66,7 @@ class Predictor:
         precision: of its forward passes.
         batch_size: images in one forward pass.
         views: number of clips and crops of a video; None: one view, as the transforms give it.
+        weights: ``raw`` or ``ema``, whichever the model has.
 
     Example::
 
@@ -84,7 +87,9 @@ class Predictor:
         precision: str = "fp32",
         batch_size: int = 32,
         views: tuple[int, int] | None = None,
+        weights: str = "raw",
     ) -> None:
+        self.weights = weights
         self.device = torch.device(device)
         self.task = task.eval().to(self.device)
         self.transforms, self.dataset_info, self.channels = list(transforms), dataset_info, channels
@@ -115,13 +120,9 @@ class Predictor:
     def __call__(self, images: ImageInput, *, order: Order = "RGB") -> Prediction: ...
 
     @overload
-    def __call__(
-        self, images: list[ImageInput] | tuple[ImageInput, ...], *, order: Order = "RGB"
-    ) -> list[Prediction]: ...
+    def __call__(self, images: ImageInputs, *, order: Order = "RGB") -> list[Prediction]: ...
 
-    def __call__(
-        self, images: ImageInput | list[ImageInput] | tuple[ImageInput, ...], *, order: Order = "RGB"
-    ) -> Prediction | list[Prediction]:
+    def __call__(self, images: ImageInput | ImageInputs, *, order: Order = "RGB") -> Prediction | list[Prediction]:
         """Return predictions for a list of images in its order, or for a single image.
 
         Args:
@@ -151,9 +152,8 @@ class Predictor:
             video = video_from(image, self.channels, order)
             return {"video": video, "id": video.path}
         pixels = image_from(image, self.channels, order)
-        size = tuple(pixels.shape[-2:])
         name = os.fspath(image) if isinstance(image, str | os.PathLike) else ""
-        return {"image": tv_tensors.Image(pixels), "id": name, "original_size": size}
+        return {"image": tv_tensors.Image(pixels), "id": name, "original_size": tuple(pixels.shape[-2:])}
 
     def transform(self, sample: Sample) -> Sample:
         """Apply the transforms to a sample of :meth:`read`; that of a video also gets ``frames``, the frame numbers of
@@ -162,10 +162,20 @@ class Predictor:
         Raises:
             ValueError, OSError: a video cannot be read.
         """
-        if self.takes_video:
-            return self._transform_views(sample)
+        if not self.takes_video:
+            with preserve_generators():
+                return self._transformed(dict(sample))
+        from opabinia.visualization.video_strips import RecordingVideo
+
+        video = RecordingVideo(sample["video"])
         with preserve_generators():
-            return self._transformed(dict(sample))
+            views = [
+                self._transformed({"video": video, "id": video.path} | ({"view": view} if view else {}))
+                for view in self._views
+            ]
+        images = [view["image"].as_subclass(Tensor) for view in views]
+        image = images[0] if len(images) == 1 else torch.stack(images)
+        return {"image": image, "id": video.path, "frames": video.requests}
 
     def sample(self, image: ImageInput, *, order: Order = "RGB") -> Sample:
         """Return the image as the model sees it: :meth:`read`, then :meth:`transform`.
@@ -179,19 +189,6 @@ class Predictor:
         for transform in self.transforms:
             sample = transform(sample)
         return sample
-
-    def _transform_views(self, sample: Sample) -> Sample:
-        from opabinia.visualization.video_strips import RecordingVideo
-
-        video = RecordingVideo(sample["video"])
-        with preserve_generators():
-            views = [
-                self._transformed({"video": video, "id": video.path} | ({"view": view} if view else {}))
-                for view in self._views
-            ]
-        images = [view["image"].as_subclass(Tensor) for view in views]
-        image = images[0] if len(images) == 1 else torch.stack(images)
-        return {"image": image, "id": video.path, "frames": video.requests}
 
     def batch(self, samples: Sequence[Sample]) -> list[Prediction]:
         """Return predictions for transformed samples. Only images of one size share a forward pass, so that padding
@@ -273,12 +270,10 @@ class Predictor:
     def _score(self, batch: Batch, toward: Tensor | None) -> Tensor:
         """Return the number that is explained for each image (B)."""
         if toward is not None:
-            similarity: Tensor = cosine_similarity(self._embed(batch), toward)
-            return similarity
+            return cosine_similarity(self._embed(batch), toward)
         outputs = self.task.predict(batch)
         if "embedding" not in outputs and "logits" in outputs:
-            highest: Tensor = outputs["logits"].amax(1)
-            return highest
+            return outputs["logits"].amax(1)
         embedding = outputs["embedding"] if "embedding" in outputs else self._embed(batch)
         lengths: Tensor = torch.linalg.vector_norm(embedding, dim=1)
         if torch.allclose(lengths, torch.ones_like(lengths), atol=1e-4):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,34 +15,18 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from opabinia.contracts import (
-    EMBEDDING,
-    Comparison,
-    DrawOptions,
-    Indices,
-    LabeledSource,
-    NamedSource,
-    Sample,
-    Source,
-    Task,
-)
+from opabinia.contracts import EMBEDDING, DrawOptions, Indices, LabeledSource, NamedSource, Sample, Source, Task
+from opabinia.inference import compare
 from opabinia.inference import embedding_map as maps
-from opabinia.inference.compare import (
-    compare_sample,
-    evaluation_details,
-    evenly_spaced,
-    select_samples,
-    verdict_of,
-    worst_samples,
-)
 from opabinia.inference.predictor import Prediction, Predictor
+from opabinia.runtime.progress import progress_bar
 from opabinia.visualization.drawing import MAX_MARKED_CLASSES, to_pil
 from opabinia.visualization.video_strips import representative_image
 
 SHOWN, PREDICTED = 24, 600
 """Maximum number of images of a gallery, and of samples that are predicted to select them."""
 
-COMPARED, VIDEOS, QUERIES, NEIGHBORS, PAIRS, IN_ROW = 12, 10, 10, 9, 4, 8
+COMPARED, VIDEOS, QUERIES, PAIRS, IN_ROW = 12, 10, 10, 4, 8
 
 PREDICTED_PER_CLASS = 50
 """Samples that are also predicted of each class that is often confused with another."""
@@ -96,16 +80,19 @@ def validation_galleries(
 ) -> list[Callable[[], list[Gallery]]]:
     """Return functions that build the galleries of a validation set.
 
-    A task that draws comparisons (:meth:`opabinia.contracts.Task.compare`) gets these. Otherwise ``probabilities``
-    among the predictions give a gallery of mistakes, ``embedding`` a map with nearest neighbors, and anything else a
-    gallery of captions.
+    Images of one class each get a gallery of mistakes if ``probabilities`` are predicted. Other samples get the
+    comparisons that the task draws (:meth:`opabinia.contracts.Task.compare`); without any, ``embedding`` gives a map
+    with nearest neighbors, and anything else a gallery of captions.
     """
-    indices = select_samples(predictor, run, split, source, VIDEOS if predictor.takes_video else COMPARED)
+    evaluation = compare.evaluation_name(run, split, predictor)
+    indices = compare.select_samples(predictor, run, evaluation, source, VIDEOS if predictor.takes_video else COMPARED)
     if not indices:
         return []
-    if compare_sample(predictor, source[indices[0]], source.classes, OPTIONS) is not None:
-        return [partial(_comparisons, source, predictor, indices)]
-    return [partial(_queries, run, split, source), partial(_predictions, run, split, source, predictor)]
+    is_compared = predictor.takes_video or labels_of(source) is None
+    if is_compared and compare.compare_sample(predictor, source[indices[0]], source.classes, OPTIONS) is not None:
+        counted = compare.evaluation_details(run, evaluation).get("counted")
+        return [partial(_comparisons, source, predictor, indices, counted["min_score"] if counted else None)]
+    return [partial(_queries, run, evaluation, source), partial(_predictions, run, evaluation, source, predictor)]
 
 
 # --- choice of samples ------------------------------------------------------------------------------------------------
@@ -126,22 +113,19 @@ def spread_samples(count: int, labels: Indices | None, most: int) -> list[int]:
     if count <= most:
         return list(range(count))
     if labels is None:
-        return list(evenly_spaced(range(count), most))
+        return list(compare.evenly_spaced(range(count), most))
     order = np.argsort(labels, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
     per_class = max(8, most // len(groups))
-    taken: list[int] = []
-    for number in np.random.default_rng(0).permutation(len(groups)):
-        if len(taken) >= most:
-            break
-        taken += list(evenly_spaced(groups[number].tolist(), per_class))
+    shuffled = np.random.default_rng(0).permutation(len(groups))
+    taken = [index for number in shuffled for index in compare.evenly_spaced(groups[number].tolist(), per_class)]
     return sorted(taken[:most])
 
 
 def round_robin(labels: Indices | None, indices: Sequence[int], most: int) -> list[int]:
     """Return at most ``most`` of the indices, one of each class in turn."""
     if labels is None:
-        return list(evenly_spaced(indices, most))
+        return list(compare.evenly_spaced(indices, most))
     seen: Counter[int] = Counter()
     turns = []
     for index in indices:
@@ -170,32 +154,33 @@ def _ground_truth(task: Task, sample: Sample, classes: Sequence[str]) -> str:
 # --- comparisons ------------------------------------------------------------------------------------------------------
 
 
-def _comparisons(source: Source, predictor: Predictor, indices: Sequence[int]) -> list[Gallery]:
+def _comparisons(
+    source: Source, predictor: Predictor, indices: Sequence[int], min_score: float | None
+) -> list[Gallery]:
+    """Return a gallery of ground truth beside predictions; of a detector those that its tables of errors count."""
+    options = OPTIONS if min_score is None else OPTIONS._replace(min_score=min_score)
     rows: list[GalleryRow] = []
-    for index in indices:
-        sample = source[index]
-        comparison = compare_sample(predictor, sample, source.classes, OPTIONS)
-        if comparison is not None:
-            rows.append(_comparison_row(str(sample["id"]), comparison))
+    with progress_bar("predict", len(indices)) as bar:
+        for index in bar.track(indices):
+            sample = source[index]
+            comparison = compare.compare_sample(predictor, sample, source.classes, options)
+            if comparison is not None:
+                side, verdict = WIDE if len(comparison.panels) == 1 else LARGE, compare.verdict_of(comparison)
+                images = [GalleryImage(_shrink(panel.image, side), panel.title, verdict) for panel in comparison.panels]
+                rows.append(GalleryRow(images, str(sample["id"])))
     note = "samples with most errors in the last evaluation first"
+    note += "" if min_score is None else f"; detections with a score of at least {min_score:.3g}"
     return [Gallery("Ground truth and predictions", rows, note)]
-
-
-def _comparison_row(name: str, comparison: Comparison) -> GalleryRow:
-    side = WIDE if len(comparison.panels) == 1 else LARGE
-    verdict = verdict_of(comparison)
-    images = [GalleryImage(_shrink(panel.image, side), panel.title, verdict) for panel in comparison.panels]
-    return GalleryRow(images, name)
 
 
 # --- retrieval --------------------------------------------------------------------------------------------------------
 
 
-def _queries(run: Path, split: str, source: Source) -> list[Gallery]:
+def _queries(run: Path, evaluation: str, source: Source) -> list[Gallery]:
     """Return the queries that the last evaluation lists, with their nearest images."""
     if not isinstance(source, NamedSource):
         return []
-    details = evaluation_details(run, split).get("retrieval", {})
+    details = compare.evaluation_details(run, evaluation).get("retrieval", {})
     selected: dict[str, list[Mapping[str, Any]]] = {
         "Queries, from the worst to the best": details.get("others", [])[:QUERIES],
         "The worst queries": details.get("worst", [])[:QUERIES],
@@ -221,7 +206,7 @@ def _query_row(source: Source, query: Mapping[str, Any], indices: Mapping[str, i
 # --- predictions ------------------------------------------------------------------------------------------------------
 
 
-def _predictions(run: Path, split: str, source: Source, predictor: Predictor) -> list[Gallery]:
+def _predictions(run: Path, evaluation: str, source: Source, predictor: Predictor) -> list[Gallery]:
     """Return the mistakes of a classifier; of other models a map of embeddings, or captions."""
     labels = labels_of(source)
     indices = spread_samples(len(source), labels, PREDICTED)
@@ -229,35 +214,36 @@ def _predictions(run: Path, split: str, source: Source, predictor: Predictor) ->
     if "probabilities" in first:
         if len(first["probabilities"]) != len(source.classes):
             return []
-        confusion = _confusion(run, split)
-        suspects = worst_samples(run, split, source)
+        cells = compare.evaluation_details(run, evaluation).get("confusion", [])
+        confusions = sorted(((count, row, column) for row, column, count in cells if row != column), reverse=True)
+        suspects = compare.worst_samples(run, evaluation, source)
         if labels is not None:
-            for row in {row for _, row, _ in confusion.pairs}:
-                suspects += evenly_spaced(np.flatnonzero(labels == row).tolist(), PREDICTED_PER_CLASS)
+            for row in {row for _, row, _ in confusions[:PAIRS]}:
+                suspects += compare.evenly_spaced(np.flatnonzero(labels == row).tolist(), PREDICTED_PER_CLASS)
         chosen = list(dict.fromkeys([*suspects, *indices]))
-        outcomes = map(partial(_outcome, source), chosen, _predict(source, chosen, predictor))
-        return _mistakes(source, [outcome for outcome in outcomes if outcome is not None], confusion)
+        with progress_bar("predict", len(chosen)) as bar:
+            outcomes = list(map(partial(_outcome, source), chosen, bar.track(_predict(source, chosen, predictor))))
+        samples = sum(count for _, _, count in cells)
+        return _mistakes(source, [outcome for outcome in outcomes if outcome is not None], samples, confusions)
     if EMBEDDING not in first:
         return _captions(source, round_robin(labels, indices, SHOWN), predictor)
-    embeddings = [
-        predictor.embeddings([predictor.sample(_input(source[index])) for index in batch])
-        for batch in _batches(indices, predictor)
-    ]
+    embeddings = list[Tensor]()
+    with progress_bar("embed", len(indices)) as bar:
+        for samples in _batches(source, indices, predictor):
+            embeddings.append(predictor.embeddings(samples))
+            bar.advance(len(samples))
     return _embedding_galleries(source, labels, indices, torch.cat(embeddings))
 
 
-def _input(sample: Sample) -> Any:
-    return sample["video"] if "video" in sample else sample["image"]
-
-
-def _batches(indices: Sequence[int], predictor: Predictor) -> Iterator[Sequence[int]]:
-    size = predictor.batch_size
-    return (indices[start : start + size] for start in range(0, len(indices), size))
+def _batches(source: Source, indices: Sequence[int], predictor: Predictor) -> Iterator[list[Sample]]:
+    """Yield transformed samples, as many as the predictor takes at once."""
+    key, size = "video" if predictor.takes_video else "image", predictor.batch_size
+    for start in range(0, len(indices), size):
+        yield [predictor.sample(source[index][key]) for index in indices[start : start + size]]
 
 
 def _predict(source: Source, indices: Sequence[int], predictor: Predictor) -> Iterator[Prediction]:
-    for batch in _batches(indices, predictor):
-        yield from predictor.batch([predictor.sample(_input(source[index])) for index in batch])
+    return chain.from_iterable(map(predictor.batch, _batches(source, indices, predictor)))
 
 
 def _captions(source: Source, indices: Sequence[int], predictor: Predictor) -> list[Gallery]:
@@ -288,59 +274,40 @@ class Outcome(NamedTuple):
     error: float
 
 
-class Confusion(NamedTuple):
-    """Mistakes in the last evaluation.
-
-    Attributes:
-        samples, wrong: numbers of samples and of mistakes; 0 without an evaluation.
-        pairs: (number of mistakes, class, predicted class), most frequent first.
-    """
-
-    samples: int
-    wrong: int
-    pairs: Sequence[tuple[int, int, int]]
-
-
-def _confusion(run: Path, split: str) -> Confusion:
-    cells = evaluation_details(run, split).get("confusion", [])
-    wrong = sorted(((count, row, column) for row, column, count in cells if row != column), reverse=True)
-    return Confusion(sum(cell[2] for cell in cells), sum(cell[0] for cell in wrong), wrong[:PAIRS])
-
-
 def _outcome(source: Source, index: int, prediction: Prediction) -> Outcome | None:
     """Return the outcome for a sample; None if it has no class."""
     label, probabilities = torch.as_tensor(source[index].get("label", -1)), prediction["probabilities"]
     names = source.classes
     if label.ndim:
-        truth, predicted = label > 0.5, probabilities > 0.5
+        masks = (label > 0.5, probabilities > 0.5)
+        truth, predicted = (", ".join(compress(names, mask.tolist())) or "none" for mask in masks)
         error = float((label - probabilities).abs().max())
-        words = [
-            ", ".join(names[k] for k in mask.nonzero().flatten().tolist()) or "none" for mask in (truth, predicted)
-        ]
-        return Outcome(index, words[0], words[1], 1 - error, bool((truth == predicted).all()), error)
+        return Outcome(index, truth, predicted, 1 - error, torch.equal(*masks), error)
     if label < 0:
         return None
-    number = int(probabilities.argmax())
+    number, confidence = int(probabilities.argmax()), float(probabilities.max())
     error = float(probabilities[number] - probabilities[int(label)])
-    confidence = float(probabilities[number])
     return Outcome(index, names[int(label)], names[number], confidence, number == int(label), error)
 
 
-def _mistakes(source: Source, outcomes: Sequence[Outcome], confusion: Confusion) -> list[Gallery]:
+def _mistakes(
+    source: Source, outcomes: Sequence[Outcome], evaluated: int, confusions: Sequence[tuple[int, int, int]]
+) -> list[Gallery]:
     """Return galleries of the most wrong predictions, the most frequent confusions, and the least confident correct
     predictions.
 
     Args:
         source: of the samples.
         outcomes: of those that were predicted.
-        confusion: of the last evaluation, over all samples.
+        evaluated: number of samples in the last evaluation; 0 without one.
+        confusions: its mistakes, (number of them, class, predicted class), most frequent first.
     """
     names = source.classes
     wrong = sorted((outcome for outcome in outcomes if not outcome.correct), key=lambda outcome: -outcome.error)
     unsure = sorted((outcome for outcome in outcomes if outcome.correct), key=lambda outcome: outcome.confidence)
-    if confusion.samples:
-        counted = f"{confusion.wrong:,} of {confusion.samples:,} samples are wrong"
-        pairs = [((names[row], names[column]), count) for count, row, column in confusion.pairs]
+    if evaluated:
+        counted = f"{sum(count for count, _, _ in confusions):,} of {evaluated:,} samples are wrong"
+        pairs = [((names[row], names[column]), count) for count, row, column in confusions[:PAIRS]]
     else:
         counted = f"{len(wrong):,} of {len(outcomes):,} predicted samples are wrong"
         pairs = Counter((outcome.truth, outcome.predicted) for outcome in wrong).most_common(PAIRS)
@@ -384,20 +351,11 @@ def _embedding_galleries(
         GalleryImage(_shrink(maps.draw_scatter(embeddings, names, method), WIDE), f"by {maps.METHOD_NAMES[method]}")
         for method in methods
     ]
-    return [Gallery("Map of embeddings", [GalleryRow(scatters)], note), _neighbor_gallery(source, embeddings, names)]
-
-
-def _neighbor_gallery(source: Source, embeddings: maps.EmbeddingSet, names: Sequence[str]) -> Gallery:
-    queries = maps.choose_queries(embeddings.labels)
-    cosines, indices = maps.nearest_neighbors(embeddings, queries, NEIGHBORS)
-    rows = []
-    for query, similarities, row in zip(queries.tolist(), cosines.tolist(), indices.tolist(), strict=True):
-        labels = embeddings.labels[[query, *row]].tolist()
-        texts = [names[label] if label >= 0 else "" for label in labels]
-        texts[1:] = [f"{name} {cosine:.2f}" for name, cosine in zip(texts[1:], similarities, strict=True)]
-        verdicts = [None, *maps.label_verdicts(labels[0], labels[1:])]
-        thumbnails = [_thumbnail(source[int(embeddings.numbers[index])]) for index in (query, *row)]
-        rows.append(GalleryRow([GalleryImage(*item) for item in zip(thumbnails, texts, verdicts, strict=True)]))
-    return Gallery(
-        "Nearest neighbors", rows, "some samples (first in each row) and their nearest neighbors, with cosine"
-    )
+    rows = [
+        GalleryRow([GalleryImage(_shrink(image, THUMBNAIL), " ".join(texts), verdict) for image, texts, verdict in row])
+        for row in maps.neighbor_rows(embeddings, source, names)
+    ]
+    return [
+        Gallery("Map of embeddings", [GalleryRow(scatters)], note),
+        Gallery("Nearest neighbors", rows, "some samples (first in each row) and their nearest neighbors, with cosine"),
+    ]

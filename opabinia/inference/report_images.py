@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from opabinia.config import ConfigError, Resolved
 from opabinia.contracts import DataMismatch, Source
@@ -16,27 +17,21 @@ from opabinia.data.check import count_per_class
 from opabinia.data.loader import DataError
 from opabinia.inference.load import load
 from opabinia.inference.predictor import Predictor
-from opabinia.inference.report_galleries import (
-    THUMBNAIL,
-    Gallery,
-    GalleryImage,
-    training_samples,
-    validation_galleries,
-)
+from opabinia.inference.report_galleries import THUMBNAIL, Gallery, GalleryImage, training_samples, validation_galleries
 from opabinia.inference.splits import open_split
 from opabinia.runtime.files import disk_errors, temporary_folder
 from opabinia.runtime.log import log, logging_to
+from opabinia.runtime.progress import progress_bar
 from opabinia.training.run_folder import build_parts, chosen_checkpoint, resolve, validation_sets
 from opabinia.training.schedule_preview import chart_panels, schedule_preview
+from opabinia.training.trained_model import Weights
 from opabinia.visualization.report.images import FOLDER, INDEX
 
-FORMAT = 4
+FORMAT = 5
 
 MAX_COUNTED_CLASSES = 1000
 
 UNREADABLE = (OSError, ValueError, DataError)
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -45,18 +40,18 @@ class ReportContents:
 
     Attributes:
         galleries: of images.
-        counts: number of samples of each class, by split.
+        counts: for each split its name (``set``), and the number of samples in total and of each class.
         batches: charts of batch shapes over time, if they change.
         missing: messages about what could not be read.
     """
 
     galleries: list[Gallery] = field(default_factory=list)
-    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    counts: list[dict[str, Any]] = field(default_factory=list)
     batches: dict[str, Any] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
 
 
-def gather(run: Path, *, checkpoint: str = "best", device: str | None = None) -> None:
+def gather(run: Path, *, checkpoint: str = "best", weights: Weights | None = None, device: str | None = None) -> None:
     """Write images for the report of a run into ``pictures`` in its folder, with an ``index.json``.
 
     They show the training data, the first validation set, and predictions for some of its samples. Data that no longer
@@ -65,6 +60,7 @@ def gather(run: Path, *, checkpoint: str = "best", device: str | None = None) ->
     Args:
         run: the run folder.
         checkpoint: see :func:`opabinia.load`.
+        weights: likewise.
         device: likewise.
 
     Raises:
@@ -74,42 +70,40 @@ def gather(run: Path, *, checkpoint: str = "best", device: str | None = None) ->
     path = chosen_checkpoint(run, checkpoint)
     resolved = resolve(run)
     split = next((str(section["prefix"]) for section in validation_sets(resolved.config)), None)
-    details = run / "eval" / (split or "") / "details.json"
-    about = {"format": FORMAT, "checkpoint": path.name, "of": _digest(path / "state.json", details)}
-    if _is_up_to_date(run / FOLDER / INDEX, about):
-        return
+    details = [run / "eval" / f"{split}{suffix}" / "details.json" for suffix in ("", "_ema")]
+    content = b"".join(file.read_bytes() for file in (path / "state.json", *details) if file.is_file())
+    digest = blake2b(content, digest_size=8).hexdigest()
+    about = {"format": FORMAT, "checkpoint": path.name, "weights": weights, "of": digest}
+    with suppress(OSError, ValueError):
+        index = json.loads((run / FOLDER / INDEX).read_text(encoding="utf-8"))
+        if isinstance(index, dict) and about.items() <= index.items():
+            return
     with logging_to(None):
-        predictor = load(run, checkpoint=str(path), device=device)
+        predictor = load(run, checkpoint=str(path), weights=weights, device=device)
         contents = _collect(run, resolved, split, predictor)
     _write(run / FOLDER, contents, about)
 
 
-def _digest(*paths: Path) -> str:
-    content = b"".join(path.read_bytes() for path in paths if path.is_file())
-    return blake2b(content, digest_size=8).hexdigest()
-
-
-def _is_up_to_date(path: Path, about: Mapping[str, Any]) -> bool:
-    try:
-        index = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(index, dict) and about.items() <= index.items()
-
-
 def _collect(run: Path, resolved: Resolved, split: str | None, predictor: Predictor) -> ReportContents:
-    contents = ReportContents()
+    contents, builds = ReportContents(), list[tuple[str, Callable[[], list[Gallery]]]]()
     training = _open(resolved, "train", contents)
     if training is not None:
-        samples = partial(training_samples, training, predictor.task)
-        contents.galleries += _attempt(contents, "the training data", samples) or []
+        builds.append(("the training data", partial(training_samples, training, predictor.task)))
     source = None if split is None else _open(resolved, split, contents)
     if source is not None and split is not None:
-        builders = partial(validation_galleries, run, split, source, predictor)
-        for build in _attempt(contents, f"images of {split}", builders) or ():
-            contents.galleries += _attempt(contents, f"images of {split}", build) or []
+        subject = f"images of {split}"
+        with _report_missing(contents, subject):
+            builds += [(subject, build) for build in validation_galleries(run, split, source, predictor)]
+    with progress_bar("report images", len(builds), unit="parts") as bar:
+        for subject, build in bar.track(builds):
+            with _report_missing(contents, subject):
+                contents.galleries += build()
     if resolved.config["shapes"] is not None:
-        contents.batches = _attempt(contents, "batches over time", partial(_batches_over_time, resolved)) or {}
+        with _report_missing(contents, "batches over time"):
+            parts = build_parts(resolved).keywords
+            preview = schedule_preview(parts)
+            charts = [{"title": panel.name, "lines": panel.lines} for panel in chart_panels(preview, parts["schedule"])]
+            contents.batches = {"note": preview.savings, "charts": charts}
     return contents
 
 
@@ -123,25 +117,17 @@ def _open(resolved: Resolved, split: str, contents: ReportContents) -> Source | 
         return None
     counts = count_per_class(source)
     if 0 < len(counts) <= MAX_COUNTED_CLASSES:
-        contents.counts[split] = counts
+        contents.counts.append({"set": split, "samples": len(source), "of_class": counts})
     return source
 
 
-def _attempt(contents: ReportContents, subject: str, build: Callable[[], T]) -> T | None:
-    """Return what ``build`` returns; None, with a message, if it fails: the rest of the report is still built."""
+@contextmanager
+def _report_missing(contents: ReportContents, subject: str) -> Iterator[None]:
+    """Record an error inside the block as a message: the rest of the report is still built."""
     try:
-        return build()
+        yield
     except (ConfigError, DataMismatch, *UNREADABLE) as error:
         contents.missing.append(f"{subject}: {error}")
-        return None
-
-
-def _batches_over_time(resolved: Resolved) -> dict[str, Any]:
-    """Return charts of batch shapes and learning rate over the run."""
-    parts = build_parts(resolved).keywords
-    preview = schedule_preview(parts)
-    charts = [{"title": panel.name, "lines": panel.lines} for panel in chart_panels(preview, parts["schedule"])]
-    return {"note": preview.savings, "charts": charts}
 
 
 def _write(folder: Path, contents: ReportContents, about: Mapping[str, Any]) -> None:
@@ -159,8 +145,8 @@ def _write(folder: Path, contents: ReportContents, about: Mapping[str, Any]) -> 
             }
             for gallery in contents.galleries
         ]
-        counts = [{"set": name, "of_class": of_class} for name, of_class in contents.counts.items()]
-        index = {**about, "groups": groups, "counts": counts, "batches": contents.batches, "missing": contents.missing}
+        index = {**about, "groups": groups, "counts": contents.counts}
+        index |= {"batches": contents.batches, "missing": contents.missing}
         (temporary / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
     if contents.missing:
         log.warning("%s", "; ".join(contents.missing))

@@ -12,6 +12,7 @@ from opabinia.contracts import Source
 from opabinia.training.run_folder import build_parts, validation_sets
 
 ALL = "all"
+AUTO = "auto"
 
 
 def split_sources(resolved: Resolved) -> dict[str, Any]:
@@ -20,14 +21,20 @@ def split_sources(resolved: Resolved) -> dict[str, Any]:
     return {"train": resolved.config["data"]["train"]["source"], **sets}
 
 
+def resolve_split(resolved: Resolved, split: str) -> str:
+    """Return the name of a split; ``auto`` is the first validation set, or ``train`` where there is none."""
+    return list(split_sources(resolved))[:2][-1] if split == AUTO else split
+
+
 def expand_splits(resolved: Resolved, splits: Sequence[str]) -> list[str]:
-    """Return the named splits, each once; ``all`` stands for all of them.
+    """Return the named splits, each once; ``all`` stands for all of them, ``auto`` as in :func:`resolve_split`.
 
     Raises:
         ConfigError: there is no such split, or none is named.
     """
     known = list(split_sources(resolved))
-    names = list(dict.fromkeys(name for split in splits for name in (known if split == ALL else [split])))
+    named = [known if split == ALL else [resolve_split(resolved, split)] for split in splits]
+    names = list(dict.fromkeys(name for split in named for name in split))
     for name in names or [""]:
         _check_split(name, known)
     return names
@@ -50,9 +57,8 @@ def select_split(resolved: Resolved, split: str) -> Resolved:
     sets = {section["prefix"]: section for section in validation_sets(resolved.config)}
     first: Mapping[str, Any] = next(iter(sets.values()), {"transforms": []})
     stream = {"source": sources[split], "transforms": sets.get(split, first)["transforms"]}
-    val = {**stream, "prefix": split, "every": None}
-    data = {**resolved.config["data"], "train": stream, "val": val, "sampler": None}
-    return replace(resolved, config={**resolved.config, "data": data})
+    changes = {"train": stream, "val": {**stream, "prefix": split, "every": None}, "sampler": None}
+    return replace(resolved, config={**resolved.config, "data": {**resolved.config["data"], **changes}})
 
 
 def open_split(resolved: Resolved, split: str) -> Source:

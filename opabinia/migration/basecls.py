@@ -311,6 +311,7 @@ def _ema(recipe: Recipe) -> None:
     recipe.put("ema.start", duration(begin, "ep"), f"{section}.start_epoch", "solver.warmup_epochs")
     if (alpha := foreign(f"{section}.alpha")) is not None:
         recipe.put("ema.alpha", alpha, f"{section}.alpha")
+    recipe.put("ema.warmup", False)
 
 
 def _precise_bn(recipe: Recipe, gpus: int) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import mean
 from typing import Annotated, Literal
 
 import torch
@@ -13,8 +15,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from opabinia.config import register
-from opabinia.contracts import Clock, Count, Fraction, SchedulePart, non_memory_buffers
+from opabinia.contracts import Clock, Count, Fraction, Plan, SchedulePart, non_memory_buffers
 from opabinia.runtime.durations import Duration
+
+MAX_INITIAL_SHARE = 0.1
+"""Share of the initial weights in the average at the end of a run above which the average is too slow for it."""
 
 
 @register.section(renamed={"momentum": "decay"})
@@ -28,7 +33,8 @@ class Ema:
         alpha: replaces ``decay`` by pycls' rule, which gives about the same average for any batch size and period:
             ``max(0, 1 - alpha * batch size / epochs of the run * every)``.
         start: until then the average is a copy of the weights; 0ep averages from the first step on.
-        warmup: limit the decay to ``(1 + n) / (10 + n)`` after n updates.
+        warmup: limit the decay to ``(1 + n) / (10 + n)`` after n updates, so that an average of few updates does not
+            consist of the initial weights; null: unless ``alpha``, ``start`` or ``schedule`` is given.
         schedule: multiplies ``1 - decay``: a cosine raises the decay to 1 (Grill et al. 2020, BYOL).
         buffers: average or copy running statistics and other floating point buffers.
     """
@@ -37,9 +43,15 @@ class Ema:
     every: Count = 1
     alpha: Annotated[float, Ge(0)] | None = None
     start: Duration = Duration(0, "ep")
-    warmup: bool = False
+    warmup: bool | None = None
     schedule: SchedulePart | None = None
     buffers: Literal["average", "copy"] = "average"
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether the decay is limited at first."""
+        by_default = self.alpha is None and self.schedule is None and not self.start.value
+        return by_default if self.warmup is None else self.warmup
 
 
 def pycls_decay(alpha: float, batch_size: int, epochs: float, every: int) -> float:
@@ -71,10 +83,37 @@ def decay_at(ema: Ema, clock: Clock, batch_size: int) -> float | None:
         decay = pycls_decay(ema.alpha, batch_size, epochs, ema.every)
     if ema.schedule is not None:
         decay = 1 - (1 - decay) * ema.schedule(clock)
-    if ema.warmup:
+    if ema.warms_up:
         updates = (clock.step - start) // ema.every
         decay = min(decay, (1 + updates) / (10 + updates))
     return decay
+
+
+def slow_average_warning(ema: Ema, plan: Plan, batch_size: int) -> str:
+    """Return a warning that names fitting values if the average cannot catch up with the weights in a run, else "".
+
+    Args:
+        ema: the settings.
+        plan: of the run.
+        batch_size: samples of one optimizer step over all ranks.
+    """
+    start = Clock.at(plan, 0).steps(ema.start)
+    updates = range((start // ema.every + 1) * ema.every, plan.total_steps + 1, ema.every)
+    clocks = [Clock.at(plan, step) for step in updates[:: max(1, len(updates) // 200)]]
+    if not clocks or ema.warms_up:
+        return ""
+    share = math.prod(decay_at(ema, clock, batch_size) or 0.0 for clock in clocks) ** (len(updates) / len(clocks))
+    if share <= MAX_INITIAL_SHARE:
+        return ""
+    slowed = 1.0 if ema.schedule is None else mean(ema.schedule(clock) for clock in clocks)
+    step = min(1.0, -math.log(MAX_INITIAL_SHARE) / len(updates) / slowed) if slowed > 0 else 1.0
+    fitting = f"ema.decay={math.floor(1e4 * (1 - step)) / 1e4}"
+    if ema.alpha is not None:
+        fitting = f"ema.alpha={step * clocks[0].epochs_at(plan.total_steps) / batch_size / ema.every:.3g}"
+    return (
+        f"the EMA of the weights is too slow for the {len(updates)} updates of this run: {share:.0%} of it will still "
+        f"be the initial weights; set ema.warmup=true, or {fitting}"
+    )
 
 
 class WeightAverage:

@@ -68,18 +68,16 @@ class Lars(torch.optim.Optimizer):
         """Update all parameters that have a gradient."""
         for group in self.param_groups:
             weights = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if weights:
-                self._update(group, weights, [parameter.grad for parameter in weights])
-
-    def _update(self, group: dict[str, Any], weights: Tensors, gradients: Tensors) -> None:
-        by_direction = group["adapt"] == "direction"
-        decayed = torch._foreach_add(gradients, weights, alpha=group["weight_decay"])
-        if not by_direction:
-            torch._foreach_mul_(decayed, self._trust_ratios(group, weights, decayed))
-        direction = self._with_momentum(group, weights, decayed)
-        if by_direction:
-            direction = torch._foreach_mul(direction, self._trust_ratios(group, weights, direction))
-        torch._foreach_add_(weights, direction, alpha=-group["lr"])
+            if not weights:
+                continue
+            gradients = [parameter.grad for parameter in weights]
+            direction: Tensors = torch._foreach_add(gradients, weights, alpha=group["weight_decay"])
+            if group["adapt"] == "gradient":
+                torch._foreach_mul_(direction, self._trust_ratios(group, weights, direction))
+            direction = self._with_momentum(group, weights, direction)
+            if group["adapt"] == "direction":
+                direction = torch._foreach_mul(direction, self._trust_ratios(group, weights, direction))
+            torch._foreach_add_(weights, direction, alpha=-group["lr"])
 
     def _with_momentum(self, group: dict[str, Any], weights: Tensors, gradients: Tensors) -> Tensors:
         if not group["momentum"]:

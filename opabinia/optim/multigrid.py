@@ -154,8 +154,7 @@ def short_cycle(grid: Multigrid, shape: Shape) -> tuple[Turn, ...]:
     """
     batch = grid.batch_size * shape.batch_factor
     sizes = short_sizes(grid, shape.size)
-    exact = _exact_sizes(grid, shape.size) if grid.size_multiple == 1 else sizes[:-1]
-    batch_sizes = [batch * round((shape.size / size) ** 2) for size in exact]
+    batch_sizes = [batch * round((shape.size / size) ** 2) for size in _exact_sizes(grid, shape.size)]
     return tuple(map(Turn, (*batch_sizes, batch), sizes))
 
 
@@ -167,8 +166,8 @@ def mean_batch(grid: Multigrid, shape: Shape) -> float:
     Example: for the paper's four shapes 32/3, 16/3, 14/3 and 7/3.
     """
     volume = _frames(grid) * grid.size**2
-    exact = _exact_sizes(grid, shape.size) if grid.size_multiple == 1 else short_sizes(grid, shape.size)[:-1]
-    factors = [round(volume / (max(1, shape.frames) * float(size) ** 2)) for size in (*exact, shape.size)]
+    sizes = (*_exact_sizes(grid, shape.size), shape.size)
+    factors = [round(volume / (max(1, shape.frames) * float(size) ** 2)) for size in sizes]
     return sum(factors) / len(factors)
 
 
@@ -177,8 +176,10 @@ def _frames(grid: Multigrid) -> int:
 
 
 def _exact_sizes(grid: Multigrid, size: int) -> tuple[float, ...]:
+    """Return the sizes before the last one; they are only rounded if there is a ``size_multiple``."""
     full = grid.size if grid.short_cycle_relative_to == "default" else size
-    return tuple(full * factor for factor in grid.short_cycle)
+    sizes = (full * factor for factor in grid.short_cycle)
+    return tuple(sizes if grid.size_multiple == 1 else (_round_size(grid, size) for size in sizes))
 
 
 def _round_size(grid: Multigrid, size: float) -> int:

@@ -70,18 +70,6 @@ _SHARED = """
 _RENAMED = {"by": "interval", "rule": "warmup_rule"}
 
 
-def _shared(
-    *,
-    warmup: Duration = NONE,
-    warmup_factor: Fraction = 0.001,
-    warmup_mode: Literal["linear", "constant", "exponential"] = "linear",
-    delay: Duration = NONE,
-    interval: Literal["step", "epoch"] = "step",
-    reach_end: bool = False,
-    warmup_rule: Literal["after", "whole", "sliced", "fastreid"] = "after",
-) -> None: ...
-
-
 def register_curve(**renamed: str) -> Callable[[Callable[..., float]], Callable[..., float]]:
     """Register a curve as a schedule; its own parameters come first, then those that all schedules share.
 
@@ -92,10 +80,9 @@ def register_curve(**renamed: str) -> Callable[[Callable[..., float]], Callable[
 
 
 def _register(curve: Callable[..., float], renamed: dict[str, str]) -> Callable[..., float]:
-    shared = inspect.signature(_shared).parameters
-    own = inspect.signature(curve).parameters
-    keys = [parameter for name, parameter in own.items() if name != "span"]
-    defaults = {name: parameter.default for name, parameter in shared.items()}
+    own, shared = (list(inspect.signature(function).parameters.values()) for function in (curve, _value))
+    own, shared = own[1:], shared[2:]
+    defaults = {parameter.name: parameter.default for parameter in shared}
 
     @wraps(curve)
     def schedule(clock: Clock, /, **given: Any) -> float:
@@ -105,8 +92,8 @@ def _register(curve: Callable[..., float], renamed: dict[str, str]) -> Callable[
         return _value(lambda span: curve(span, **given), clock, **timing)
 
     first = inspect.Parameter("clock", inspect.Parameter.POSITIONAL_ONLY, annotation=Clock)
-    hints = {**get_type_hints(_shared, include_extras=True), **get_type_hints(curve, include_extras=True)}
-    ordered = [first, *(p.replace(annotation=hints[p.name]) for p in [*keys, *shared.values()])]
+    hints = {**get_type_hints(_value, include_extras=True), **get_type_hints(curve, include_extras=True)}
+    ordered = [first, *(p.replace(annotation=hints[p.name]) for p in [*own, *shared])]
     schedule.__dict__["__signature__"] = inspect.Signature(ordered, return_annotation=float)
     schedule.__annotations__ = {p.name: p.annotation for p in ordered} | {"return": float}
     del schedule.__wrapped__  # otherwise its signature would be used
@@ -119,14 +106,15 @@ def _value(
     curve: Callable[[Span], float],
     clock: Clock,
     *,
-    warmup: Duration,
-    warmup_factor: float,
-    warmup_mode: str,
-    delay: Duration,
-    interval: str,
-    reach_end: bool,
-    warmup_rule: str,
+    warmup: Duration = NONE,
+    warmup_factor: Fraction = 0.001,
+    warmup_mode: Literal["linear", "constant", "exponential"] = "linear",
+    delay: Duration = NONE,
+    interval: Literal["step", "epoch"] = "step",
+    reach_end: bool = False,
+    warmup_rule: Literal["after", "whole", "sliced", "fastreid"] = "after",
 ) -> float:
+    """Evaluate a curve with the parameters that all schedules share; their annotations are those of the config."""
     warm_steps = clock.steps(warmup) if warmup.value else 0
     delay_steps = clock.steps(delay) if delay.value else 0
     if warmup_rule == "fastreid":

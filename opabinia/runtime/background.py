@@ -74,18 +74,16 @@ class Background:
     def _work(self) -> None:
         # Signals belong to the main thread; where it blocks them they must not arrive here.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        while job := self._next():
+        while True:
+            with _changes:
+                if not self._jobs:
+                    _active.remove(threading.current_thread())
+                    self._thread = None
+                    _changes.notify_all()
+                    return
+                job = self._jobs.popleft()
             try:
                 job()
             except BaseException as error:  # any error is raised by check()
                 with _changes:
                     self._error = self._error or error
-
-    def _next(self) -> Callable[[], object] | None:
-        with _changes:
-            if self._jobs:
-                return self._jobs.popleft()
-            _active.remove(threading.current_thread())
-            self._thread = None
-            _changes.notify_all()
-            return None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
 
@@ -12,22 +13,19 @@ from torch import Tensor
 
 from opabinia.runtime.processes import all_reduce_mean, collective_device, rank, world_size
 
+_is_local = False
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def gather_with_gradient(tensor: Tensor) -> Tensor:
-    """Return the rows of all ranks, in the order of ranks, on every rank; with one process the tensor itself.
 
-    The gradient of a rank's rows is the sum over ranks of the gradients of the gathered tensor. So a loss of it that
-    every rank computes with a weight of ``n * world / (sum of all n)`` for its n samples has, after the mean over ranks
-    (DDP), the gradient that a single process would have.
-
-    Args:
-        tensor: n x ...; n may differ between ranks, the rest may not.
-    """
-    if world_size() == 1:
-        return tensor
-    counts, _ = _counts(tensor, ())
-    return _gather(tensor, counts)
+@contextmanager
+def local_batches() -> Iterator[None]:
+    """Inside, :func:`gather_batch` and :func:`gather_rows` return what they are given: in evaluation each batch belongs
+    to one rank, and ranks have different numbers of batches."""
+    global _is_local
+    _is_local = True
+    try:
+        yield
+    finally:
+        _is_local = False
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -36,6 +34,10 @@ def gather_batch(features: Tensor, labels: Tensor, ids: Sequence[str]) -> tuple[
 
     If a batch has fewer samples than there are ranks, every rank has all of them (``contracts.GlobalBatch.share``):
     then those of rank 0 are returned. Results are bitwise identical on all ranks.
+
+    The gradient of a rank's rows is the sum over ranks of the gradients of the gathered rows. So a loss of them that
+    every rank computes with a weight of ``n * world / (sum of all n)`` for its n samples has, after the mean over ranks
+    (DDP), the gradient that a single process would have.
 
     Args:
         features: n x D, of this rank.
@@ -102,7 +104,7 @@ def mean_over_samples(total: Tensor, samples: int) -> Tensor:
 
 def _gather_unique(tensors: Sequence[Tensor], ids: Sequence[str]) -> Sequence[Tensor]:
     """Gather tensors that have a row for each of ``ids``, each sample once."""
-    if world_size() == 1:
+    if _is_local or world_size() == 1:
         return tensors
     counts, are_copies = _counts(tensors[0], ids)
     gathered = [_gather(tensor, counts) for tensor in tensors]

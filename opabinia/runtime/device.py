@@ -18,12 +18,10 @@ def choose_device(name: str) -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    if name == "cpu":
-        return torch.device("cpu")
-    if name == "mps":
-        if not torch.backends.mps.is_available():
-            raise ValueError("'mps' (Apple GPUs) is not available; use 'cpu' or 'auto'")
-        return torch.device("mps")
+    if name == "mps" and not torch.backends.mps.is_available():
+        raise ValueError("'mps' (Apple GPUs) is not available; use 'cpu' or 'auto'")
+    if name != "cuda":
+        return torch.device(name)
     if not torch.cuda.is_available():
         reason = "no GPU or driver was found" if torch.version.cuda else "this torch build has no CUDA"
         raise ValueError(f"'cuda' is not available: {reason}; use 'cpu' or 'auto'")

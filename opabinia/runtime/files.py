@@ -48,24 +48,33 @@ def flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write ``content`` to ``path`` so that a reader sees either the old content or the new one.
+@contextmanager
+def temporary_file(path: Path) -> Iterator[Path]:
+    """Yield the path of a new file that replaces ``path`` when the block ends without an error; its folder is created.
 
     Raises:
         DiskError: it failed; the old content is unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with temporary.open("wb") as file:
-                file.write(content.encode() if isinstance(content, str) else content)
-                file.flush()
-                os.fsync(file.fileno())
+            yield temporary
+            flush_to_disk(temporary)
             temporary.replace(path)
-        except BaseException:
+        finally:
             temporary.unlink(missing_ok=True)
-            raise
         flush_to_disk(path.parent)
+
+
+def write_atomic(path: Path, content: bytes | str) -> None:
+    """Write ``content`` to ``path`` so that a reader sees either the old content or the new one; create its folder.
+
+    Raises:
+        DiskError: it failed; the old content is unchanged.
+    """
+    with temporary_file(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
@@ -77,9 +86,8 @@ def temporary_folder(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         replace_folder(temporary, path)
-    except BaseException:
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
 
 
 def replace_folder(temporary: Path, path: Path) -> None:
@@ -100,7 +108,7 @@ _LEFTOVER = re.compile(r"\.(.+)\.\d+\.(tmp|old)")
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove temporary files that :func:`write_atomic` and :func:`temporary_folder` left when they were killed.
+    """Remove temporary files that :func:`temporary_file` and :func:`temporary_folder` left when they were killed.
 
     A folder that was being replaced gets its name back if the new one is missing. Call it only as the only writer.
     """
@@ -148,3 +156,21 @@ def cache_folder() -> Path:
     """Return ``$XDG_CACHE_HOME/opabinia`` or ``~/.cache/opabinia``."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "opabinia"
+
+
+def split_folder(path: Path) -> Path:
+    """Return ``path`` with ``~`` expanded; for a missing folder ``val`` the first of ``validation``, ``valid`` and
+    ``test`` beside it that exists."""
+    path = path.expanduser()
+    if path.name != "val" or path.exists():
+        return path
+    siblings = (path.with_name(name) for name in ("validation", "valid", "test"))
+    return next((folder for folder in siblings if folder.is_dir()), path)
+
+
+def describe_missing(path: Path, limit: int = 8) -> str:
+    """Return the nearest existing parent of a missing path, and the first names in it, as text for an error."""
+    parent = next(parent for parent in path.expanduser().absolute().parents if parent.is_dir())
+    names = sorted(entry.name for entry in parent.iterdir() if not entry.name.startswith("."))
+    more = ", ..." if len(names) > limit else ""
+    return f"the nearest existing folder is {parent}, which holds {', '.join(names[:limit]) or 'nothing'}{more}"

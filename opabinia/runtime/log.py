@@ -1,4 +1,4 @@
-"""The log: ``train.log`` for each rank, the terminal for rank 0 only."""
+"""The log: ``train.log`` for each rank, the terminal for rank 0 only (in quiet mode: warnings, errors and results)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from opabinia.runtime.files import disk_errors
 from opabinia.runtime.processes import is_rank_zero, rank
@@ -24,11 +23,11 @@ def logging_to(folder: Path | None, *, terminal: bool = True) -> Iterator[None]:
         name = "train.log" if is_rank_zero() else f"train.rank{rank()}.log"
         with disk_errors(folder / name):
             handlers.append(logging.FileHandler(folder / name, encoding="utf-8"))
+        handlers[0].setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%m-%d %H:%M:%S"))
     if terminal and is_rank_zero():
-        handlers.append(_terminal_handler())
+        handlers.append(_Terminal())
+        handlers[-1].setLevel(logging.WARNING if is_quiet() else logging.NOTSET)
     for handler in handlers:
-        if handler.formatter is None:
-            handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%m-%d %H:%M:%S"))
         log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False
@@ -48,24 +47,10 @@ def logging_to(folder: Path | None, *, terminal: bool = True) -> Iterator[None]:
 class _Terminal(logging.StreamHandler):  # type: ignore[type-arg]
     """Handler for the terminal; skips long texts (the model, the config), which go to the file only."""
 
-    @property
-    def stream(self) -> Any:
-        """``sys.stderr``, looked up for every line because a progress bar replaces it."""
-        return sys.stderr
-
-    @stream.setter
-    def stream(self, value: Any) -> None: ...
-
     def emit(self, record: logging.LogRecord) -> None:
         if not getattr(record, "file_only", False):
+            self.stream = sys.stderr  # looked up for every line because a progress bar replaces it
             super().emit(record)
-
-
-def _terminal_handler() -> logging.Handler:
-    handler = _Terminal()
-    handler.setLevel(logging.WARNING if is_quiet() else logging.NOTSET)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    return handler
 
 
 def log_to_file(title: str, text: str) -> None:

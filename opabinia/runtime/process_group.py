@@ -140,18 +140,22 @@ def _join(info: RankInfo, init: str, backend: Backend, timeout: float, device: s
     except ValueError as error:
         raise ProcessGroupError(f"train.distributed: {error}", on_all_ranks=True) from error
     _choose_interface(info, method)
-    with _ended_by_signals(), _connection_errors(method):
-        limit = timedelta(minutes=timeout)
-        store, rank, world = next(rendezvous(method, info.rank, info.world, timeout=limit))
-        store.set_timeout(limit)
-        dist.init_process_group(
-            chosen,
-            store=PrefixStore(_attempt(), store),
-            rank=rank,
-            world_size=world,
-            timeout=limit,
-            device_id=gpu,
-        )
+    with _ended_by_signals():
+        try:
+            limit = timedelta(minutes=timeout)
+            store, rank, world = next(rendezvous(method, info.rank, info.world, timeout=limit))
+            store.set_timeout(limit)
+            store = PrefixStore(_attempt(), store)
+            dist.init_process_group(chosen, store=store, rank=rank, world_size=world, timeout=limit, device_id=gpu)
+        except (dist.DistError, RuntimeError, ValueError, OSError) as error:
+            address = method
+            if method == "env://":
+                address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            reason = (str(error).splitlines() or [""])[0]
+            # If a signal has stopped the other ranks it is about to stop this one: then it should end by that signal.
+            time.sleep(SAME_REQUEST_SECONDS)
+            message = f"the other ranks cannot be reached at {address}: {reason}"
+            raise ProcessGroupError(message, temporary=True) from error
 
 
 def _attempt() -> str:
@@ -199,20 +203,6 @@ def _method(init: str) -> str:
     if re.fullmatch(r"tcp://[^/\s]+:\d{1,5}", init) or re.fullmatch(r"file:///\S+", init):
         return init
     raise ValueError(f"init {init!r} is neither 'env' nor tcp://host:port nor file:///path")
-
-
-@contextmanager
-def _connection_errors(method: str) -> Iterator[None]:
-    try:
-        yield
-    except (dist.DistError, RuntimeError, ValueError, OSError) as error:
-        where = method
-        if method == "env://":
-            where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        reason = (str(error).splitlines() or [""])[0]
-        # If a signal has stopped the other ranks it is about to stop this one: then it should end by that signal.
-        time.sleep(SAME_REQUEST_SECONDS)
-        raise ProcessGroupError(f"the other ranks cannot be reached at {where}: {reason}", temporary=True) from error
 
 
 @contextmanager
@@ -273,8 +263,7 @@ def local_address(host: str) -> str | None:
     """Return the IPv4 address of this machine from which packets to ``host`` are sent; None if there is no route."""
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # sends nothing
-        address: str = probe.getsockname()[0]
-        return address
+        return str(probe.getsockname()[0])
     return None
 
 
@@ -286,8 +275,7 @@ def _interface_of(address: str) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with suppress(OSError):
-                request = struct.pack("256s", name.encode())
-                if fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24] == wanted:
+                if fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))[20:24] == wanted:
                     return name
     return "lo" if address.startswith("127.") else None
 

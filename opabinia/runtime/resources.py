@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,30 +40,31 @@ def cpu_quota(root: Path = _ROOT) -> float:
 
 def available_memory(root: Path = _ROOT) -> int:
     """Return the bytes that are available without swapping and within the limits of the control groups."""
-    left = [_system_memory_left(root)]
+    return max(0, min(available for available, _ in memory_limits(root)))
+
+
+def memory_limits(root: Path = _ROOT, reclaimable: Collection[str] = ("inactive_file",)) -> Iterator[tuple[int, int]]:
+    """Yield the available and the total bytes of this machine, then of each control group that limits this process.
+
+    ``reclaimable`` names the kinds of cached files (in ``memory.stat``) that a group frees when it needs memory.
+    """
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = total // 2  # if this is not Linux
+    with suppress(OSError, KeyError):
+        available = 1024 * _read_numbers(root / "proc/meminfo")["MemAvailable:"]
+    yield available, total
     for folder in _groups(root, "memory"):
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             with suppress(OSError, ValueError):
-                left.append(int((folder / limit).read_text()) - int((folder / used).read_text()) + _cached(folder))
-    return max(0, min(left))
+                total, in_use = int((folder / limit).read_text()), int((folder / used).read_text())
+                kinds = _read_numbers(folder / "memory.stat")
+                yield total - in_use + sum(kinds.get(kind, 0) for kind in reclaimable), total
 
 
-def _system_memory_left(root: Path) -> int:
-    try:
-        lines = (root / "proc/meminfo").read_text().splitlines()
-        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):  # not Linux: half of the physical memory
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-
-
-def _cached(folder: Path) -> int:
-    """Bytes of cached files that a control group frees when it needs memory."""
-    with suppress(OSError, ValueError):
-        for line in (folder / "memory.stat").read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name in ("inactive_file", "total_inactive_file"):
-                return int(value)
-    return 0
+def _read_numbers(path: Path) -> dict[str, int]:
+    """Read lines of a name, a number and possibly a unit; none if there is no such file."""
+    lines = path.read_text().splitlines() if path.exists() else ()
+    return {words[0]: int(words[1]) for words in map(str.split, lines)}
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-PORTS = 2**14
-
 
 def port_for(number: int) -> int:
     """Return a port from 49152 to 65535 (not registered for any service), the same for the same number."""
-    return 2**15 + 2**14 + number % PORTS
+    return 2**15 + 2**14 + number % 2**14
 
 
 def first_host(nodes: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, Batch, DatasetInfo, Fraction, LossPart, Predictions
+from opabinia.contracts import Batch, Predictions
 from opabinia.tasks.classification_base import ClassificationBase, logits_from
 
 
@@ -24,19 +24,6 @@ class Classification(ClassificationBase):
         mean: channel means of images in 0..1; null: see :func:`opabinia.models.layers.build_normalization`.
         std: channel standard deviations, likewise.
     """
-
-    def __init__(
-        self,
-        dataset_info: DatasetInfo,
-        /,
-        *,
-        backbone: BackbonePart,
-        loss: LossPart | None = None,
-        dropout: Fraction = 0.0,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
-    ) -> None:
-        super().__init__(dataset_info, backbone(dataset_info.channels), loss, dropout, mean, std)
 
     def embed(self, batch: Batch) -> Tensor:
         """Return the backbone's vectors (B x D) of ``image``."""

@@ -8,15 +8,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opabinia.contracts import Backbone, Batch, Clock, DatasetInfo, Evaluator, LossPart, Predictions, Task
+from opabinia.contracts import (
+    BackbonePart,
+    Batch,
+    Clock,
+    Comparison,
+    DatasetInfo,
+    DrawOptions,
+    Evaluator,
+    Fraction,
+    LossPart,
+    Panel,
+    Predictions,
+    Sample,
+    Task,
+)
 from opabinia.evaluation.classification.confusion import Calibration, Confusion
 from opabinia.evaluation.classification.multilabel import MultiLabel
 from opabinia.evaluation.classification.topk import TopK, count_topk_hits
 from opabinia.evaluation.classification.worst_samples import WorstSamples
+from opabinia.models.backbones.module import build_backbone
 from opabinia.models.layers import build_normalization
 from opabinia.models.losses.binary import binary_cross_entropy
 from opabinia.models.losses.cross_entropy import cross_entropy, is_exclusive
 from opabinia.tasks.dataset_checks import check_channels, check_classes
+from opabinia.visualization.drawing import draw_objects
 
 
 class ClassificationBase(Task):
@@ -37,20 +53,23 @@ class ClassificationBase(Task):
     def __init__(
         self,
         dataset_info: DatasetInfo,
-        backbone: Backbone,
-        loss: LossPart | None,
-        dropout: float,
-        mean: Sequence[float] | None,
-        std: Sequence[float] | None,
+        /,
+        *,
+        backbone: BackbonePart,
+        loss: LossPart | None = None,
+        dropout: Fraction = 0.0,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
     ) -> None:
         super().__init__()
+        net = build_backbone(backbone, dataset_info.channels)
         if len(dataset_info.classes) < 2:
             name = type(self).__name__.lower()
             raise ValueError(f"{name} needs two classes or more; the training data has {len(dataset_info.classes)}")
         self.dataset_info = dataset_info
-        self.normalize = build_normalization(backbone.preprocessing, dataset_info.channels, mean, std)
-        self.backbone = backbone
-        self.head = nn.Sequential(nn.Dropout(dropout), backbone.make_head(len(dataset_info.classes)))
+        self.normalize = build_normalization(net.preprocessing, dataset_info.channels, mean, std)
+        self.backbone = net
+        self.head = nn.Sequential(nn.Dropout(dropout), net.make_head(len(dataset_info.classes)))
         if loss is not None and dataset_info.multi_label and is_exclusive(loss):
             raise ValueError(
                 "loss: images may have several labels in this data; take a loss that treats every class by itself: "
@@ -106,6 +125,35 @@ class ClassificationBase(Task):
         if self.dataset_info.multi_label:
             return [MultiLabel(dataset_info.classes)]
         return [TopK((1, 5)), Confusion(dataset_info.classes), Calibration(), WorstSamples(dataset_info.classes)]
+
+    def compare(
+        self,
+        sample: Sample,
+        prediction: Mapping[str, Tensor],
+        classes: Sequence[str],
+        options: DrawOptions = DrawOptions(),
+    ) -> Comparison | None:
+        """Return the image; correct if the most probable class is the label, of multi-label data if the classes above
+        0.5 are the labels.
+
+        Raises:
+            OSError, ValueError: a video cannot be read.
+        """
+        if "label" not in sample:
+            return None
+        label, probabilities = torch.as_tensor(sample["label"]), prediction["probabilities"]
+        if label.ndim:
+            correct = bool(((probabilities > 0.5) == (label > 0.5)).all())
+        else:
+            correct = int(probabilities.argmax()) == int(label)
+        truth, predicted = self.ground_truth_caption(sample, classes), self.caption(self.readable(prediction))
+        caption = f"ground truth: {', '.join(truth)}; predicted: {', '.join(predicted)}"
+        image, details = self.compared_image(sample, prediction)
+        return Comparison([Panel(image, f"{caption}; {details}" if details else caption)], caption, correct)
+
+    def compared_image(self, sample: Sample, prediction: Mapping[str, Tensor]) -> Panel:
+        """Return the image that :meth:`compare` shows, small ones enlarged, and what its title adds."""
+        return Panel(draw_objects(sample["image"], [], side=256), "")
 
     def caption(self, readable: Mapping[str, Any], *, min_score: float = 0.5) -> list[str]:
         """Return the three most probable classes with their probabilities."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from opabinia.contracts import (
     SchedulePart,
     Task,
 )
-from opabinia.models.layers import Normalize, build_normalization
+from opabinia.models.layers import build_normalization
 from opabinia.models.losses.distillation import FeaturesLoss, LogitsLoss, features_loss, logits_loss
 from opabinia.models.projectors import PROJECTOR
 from opabinia.models.weights.files import read_weights
@@ -132,18 +132,12 @@ class Distill(Teacher):
 # --- teachers -------------------------------------------------------------------------------------------------------
 
 
-class ImageTeacher(nn.Module):
-    """A backbone and its classifier, with the normalization that they were trained with."""
-
-    def __init__(self, backbone: nn.Module, head: nn.Module, normalize: Normalize) -> None:
-        super().__init__()
-        self.normalize = normalize
-        self.backbone = backbone
-        self.head = head
+class ImageTeacher(nn.Sequential):
+    """A backbone and its classifier (``head``), after the normalization that they were trained with."""
 
     def predict(self, batch: Batch) -> Predictions:
         """Return ``logits`` (B x K)."""
-        return {"logits": self.head(self.backbone(self.normalize(batch["image"])))}
+        return {"logits": self(batch["image"])}
 
 
 def build_teacher(
@@ -189,7 +183,7 @@ def _build_image_teacher(teacher: Teacher, build: Any, dataset_info: DatasetInfo
         )
     head = backbone.make_head(classes) if logits else nn.Identity()
     normalize = build_normalization(preprocessing, dataset_info.channels, teacher.mean, teacher.std)
-    model = ImageTeacher(backbone, head, normalize)
+    model = ImageTeacher(OrderedDict(normalize=normalize, backbone=backbone, head=head))
     if teacher.weights is not None:
         report = load_matching(model, read_weights(teacher.weights))
         if report.missing or report.other_shape:
@@ -223,8 +217,7 @@ class UpdateEmaTeacher(Hook):
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the averaged weights as a state dict of the task."""
-        state: dict[str, Tensor] = self._average.model.state_dict()
-        return state
+        return self._average.model.state_dict()
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Load the averaged weights, see :meth:`tensors`."""
@@ -262,10 +255,8 @@ class DistilledTask(Task):
         settings, added = distillation.settings, {}
         if "logits" in student:
             temperature = settings.temperature * settings.temperature_schedule(clock)
-            parts = [
-                logits_loss(student["logits"], target, settings.logits_loss, temperature)
-                for target in targets["logits"]
-            ]
+            output = student["logits"]
+            parts = [logits_loss(output, target, settings.logits_loss, temperature) for target in targets["logits"]]
             added["distill_logits_loss"] = settings.logits_weight * torch.stack(parts).mean()
         if "features" in student:
             parts = [
@@ -324,11 +315,12 @@ def add_teachers(task: Task, teachers: Sequence[nn.Module], settings: Distill) -
     if not (settings.logits_weight or settings.features_weight):
         raise ValueError("logits_weight and features_weight are both 0: nothing is learned from the teachers")
     active = [
-        _fixed_teacher(model, settings, teacher.teacher_logits, teacher.teacher_features)
+        _ActiveTeacher("teacher", model, settings, teacher.teacher_logits, teacher.teacher_features)
         for teacher, model in zip(settings.fixed_teachers, teachers, strict=True)
     ]
     if settings.ema_teacher is not None:
-        active.append(_ema_teacher(task, settings))
+        modules = settings.student_logits, settings.student_features
+        active.append(_ActiveTeacher(_EMA, copy.deepcopy(task), settings, *modules))
     recorders = _recorders("student", task, settings, settings.student_logits, settings.student_features)
     if "features" in recorders:
         width = recorders["features"].width()
@@ -367,24 +359,34 @@ def _combine_losses(losses: Any, weight: float, added: dict[str, Tensor]) -> dic
 _EMA = "average"
 
 
-@dataclass
 class _ActiveTeacher:
-    """A teacher and the recorders of its outputs.
+    """A teacher in evaluation mode, without gradients, and the recorders of its outputs (see :func:`_recorders`).
 
-    Attributes:
+    Args:
         name: ``teacher`` or ``average``.
-        model: in evaluation mode and without gradients.
-        run: lets the model process a batch.
-        recorders: of its outputs, by kind (``logits``, ``features``).
+        model: the teacher.
+        settings: the losses.
+        logits, features: names of its modules.
     """
 
-    name: str
-    model: Any
-    run: Callable[[Batch, Clock], object]
-    recorders: dict[str, _Recorder]
+    def __init__(self, name: str, model: Any, settings: Distill, logits: str, features: str) -> None:
+        self.name, self.model = name, model.eval().requires_grad_(False)
+        self.recorders = _recorders(name, model, settings, logits, features)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _ActiveTeacher:
         return self  # an average of the student's weights needs no second teacher
+
+    def run(self, batch: Batch, clock: Clock) -> None:
+        """Let the model process a batch: an average in ``forward`` like the student, so that its modules are called in
+        the same order; others in ``predict``, because the labels of the batch may not be their classes."""
+        if self.name == _EMA:
+            self.model(batch, clock)
+            return
+        self.model.predict(batch)
+        for recorder in self.recorders.values():
+            # Calls after one with the whole batch are mirrored images of a flip test, which the student does not see.
+            if recorder.outputs and len(recorder.outputs[0]) == len(batch["image"]):
+                del recorder.outputs[1:]
 
 
 @dataclass
@@ -402,27 +404,6 @@ class _Distillation:
             with _recording(teacher.recorders.values()):
                 teacher.run(batch, clock)
         return {kind: [teacher.recorders[kind].take() for teacher in self.teachers] for kind in self.recorders}
-
-
-def _fixed_teacher(model: nn.Module, settings: Distill, logits: str, features: str) -> _ActiveTeacher:
-    recorders = _recorders("teacher", model, settings, logits, features)
-    return _ActiveTeacher("teacher", model.eval().requires_grad_(False), partial(_predict, model, recorders), recorders)
-
-
-def _predict(model: Any, recorders: Mapping[str, _Recorder], batch: Batch, clock: Clock) -> None:
-    """Run ``predict``, not ``forward``: the labels of the batch may not be classes of the teacher."""
-    model.predict(batch)
-    for recorder in recorders.values():
-        # Calls after one with the whole batch are mirrored images of a flip test, which the student does not see.
-        if recorder.outputs and len(recorder.outputs[0]) == len(batch["image"]):
-            del recorder.outputs[1:]
-
-
-def _ema_teacher(task: Task, settings: Distill) -> _ActiveTeacher:
-    """Return an EMA teacher. It runs ``forward`` like the student, so that its modules are called in the same order."""
-    model = copy.deepcopy(task).eval().requires_grad_(False)
-    recorders = _recorders(_EMA, model, settings, settings.student_logits, settings.student_features)
-    return _ActiveTeacher(_EMA, model, model, recorders)
 
 
 class _Recorder:
@@ -476,13 +457,13 @@ class _Recorder:
 
 
 def _recorders(owner: str, root: nn.Module, settings: Distill, logits: str, features: str) -> dict[str, _Recorder]:
+    """Return recorders of the outputs that the losses compare, by kind (``logits``, ``features``)."""
     names = {"logits": (settings.logits_weight, logits), "features": (settings.features_weight, features)}
     return {kind: _Recorder(owner, root, name) for kind, (weight, name) in names.items() if weight}
 
 
 @contextmanager
-def _recording(recorders: Iterable[_Recorder]) -> Iterator[None]:
-    recorders = list(recorders)
+def _recording(recorders: Collection[_Recorder]) -> Iterator[None]:
     for recorder in recorders:
         recorder.outputs, recorder.is_recording = [], True
     try:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from PIL import Image
 from torch import Tensor
 
@@ -15,7 +14,6 @@ from opabinia.config import register
 from opabinia.contracts import (
     BackbonePart,
     Batch,
-    Comparison,
     DataMismatch,
     DatasetInfo,
     DrawOptions,
@@ -68,13 +66,12 @@ class Video(ClassificationBase):
         mean: list[float] | None = None,
         std: list[float] | None = None,
     ) -> None:
-        net = backbone(dataset_info.channels)
-        if not net.clips:
+        super().__init__(dataset_info, backbone=backbone, loss=loss, dropout=dropout, mean=mean, std=std)
+        if not self.backbone.clips:
             raise ValueError(
                 "backbone: video learns from clips, and this backbone takes images; to see frames one by one give "
                 "{name: tsn, backbone: ...}"
             )
-        super().__init__(dataset_info, net, loss, dropout, mean, std)
         self.merge = merge
 
     def embed(self, batch: Batch) -> Tensor:
@@ -140,30 +137,14 @@ class Video(ClassificationBase):
         caption = ", ".join(self.caption(self.readable(prediction)))
         return self._strip(sample, prediction, f"{Path(str(sample['id'])).name}: {caption}")
 
-    def compare(
-        self,
-        sample: Sample,
-        prediction: Mapping[str, Tensor],
-        classes: Sequence[str],
-        options: DrawOptions = DrawOptions(),
-    ) -> Comparison | None:
-        """Return a strip of the frames that the model saw; correct if the most probable class is the label, of
-        multi-label data if the classes above 0.5 are the labels.
+    def compared_image(self, sample: Sample, prediction: Mapping[str, Tensor]) -> Panel:
+        """Return a strip of the frames that the model saw, and the predictions of its clips.
 
         Raises:
             OSError, ValueError: the video cannot be read.
         """
-        if "label" not in sample:
-            return None
-        label, probabilities = torch.as_tensor(sample["label"]), prediction["probabilities"]
-        if label.ndim:
-            correct = bool(((probabilities > 0.5) == (label > 0.5)).all())
-        else:
-            correct = int(probabilities.argmax()) == int(label)
-        truth, predicted = self.ground_truth_caption(sample, classes), self.caption(self.readable(prediction))
-        caption = f"ground truth: {', '.join(truth)}; predicted: {', '.join(predicted)}"
         clips = [f"{clip.name}: {clip.text}" for clip in self._clips(sample, prediction) if clip.name]
-        return Comparison([Panel(self._strip(sample, prediction), "; ".join([caption, *clips]))], caption, correct)
+        return Panel(self._strip(sample, prediction), "; ".join(clips))
 
     def save_drawing(
         self,

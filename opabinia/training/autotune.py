@@ -30,10 +30,10 @@ from opabinia.runtime.log import log
 from opabinia.runtime.processes import gather, single_process, world_size
 from opabinia.runtime.resources import available_memory, cores, peak_memory, processes_per_machine, reset_peak_memory
 from opabinia.runtime.seeds import preserve_generators
-from opabinia.training.auto_values import asks_for_auto, with_values
 from opabinia.training.batch_size_search import Attempts, largest_fitting
 from opabinia.training.loaders import make_sampler
-from opabinia.training.session import Session, train, training_only
+from opabinia.training.run_folder import AUTO
+from opabinia.training.session import Session, TrainingRun, training_only
 
 CPU_SHARE = 0.7
 """Share of the free host memory that a trial may fill; the rest is for workers, evaluation and checkpoints."""
@@ -68,29 +68,29 @@ class Trial(NamedTuple):
     finish: float = 0.0
 
 
-def autotune(config: Mapping[str, Any], build: Callable[[dict[str, Any]], Mapping[str, Any]]) -> dict[str, int | str]:
+def autotune(data: Mapping[str, Any], build: Callable[..., partial[Any]]) -> dict[str, int | str]:
     """Return the values for ``auto``: ``batch_size`` over all ranks, ``augment_on``, ``num_workers`` of this rank.
 
-    To be called by all ranks; where the config has no ``auto`` nothing is tried.
+    To be called by all ranks; where there is no ``auto`` nothing is tried.
 
     Args:
-        config: complete, and scaled for the present world size.
-        build: builds the fields of :class:`opabinia.training.session.TrainingRun` from a config.
+        data: that section of a complete config, scaled for the present world size.
+        build: :func:`opabinia.training.run_folder.build_parts` of that config, called with values for ``auto``.
 
     Raises:
         ConfigError: nothing fits, no batch size suits the sampler, or the config cannot be tuned.
     """
-    wanted = [key for key in ("batch_size", "augment_on", "num_workers") if asks_for_auto(config, key)]
+    wanted = [key for key in ("batch_size", "augment_on", "num_workers") if data.get(key) == AUTO]
     if not wanted:
         return {}
-    if "batch_size" in wanted and config["shapes"] is not None:
+    build = partial(build, batch_size=_TRIAL_SIZES[0], num_workers=0)
+    parts = build(augment_on="workers").keywords
+    if "batch_size" in wanted and parts["shapes"] is not None:
         message = "auto is one number, but with shapes batches of several sizes must fit: give a number"
         raise ConfigError(Problem("", "data.batch_size", message))
     reset_peak_memory()
     budget = min(gather(peak_memory() + CPU_SHARE * available_memory() / processes_per_machine()))
-    share = None if "batch_size" in wanted else -(-config["data"]["batch_size"] // world_size())
-    base = with_values(config, batch_size=_TRIAL_SIZES[0], num_workers=0)
-    parts = build(with_values(base, augment_on="workers"))
+    share = None if "batch_size" in wanted else -(-data["batch_size"] // world_size())
     trials: Sequence[Trial] = gather(_try(parts, share, budget))
     values: dict[str, int | str] = {}
     if "batch_size" in wanted:
@@ -98,8 +98,8 @@ def autotune(config: Mapping[str, Any], build: Callable[[dict[str, Any]], Mappin
         share = -(-size // world_size())
     assert share is not None
     if "augment_on" in wanted:
-        on_device: list[Trial] = gather(_try(build(with_values(base, augment_on="device")), share, budget))
-        workers = cores() if "num_workers" in wanted else int(config["data"]["num_workers"])
+        on_device: list[Trial] = gather(_try(build(augment_on="device").keywords, share, budget))
+        workers = cores() if "num_workers" in wanted else int(data["num_workers"])
         values["augment_on"], trials = agree_on_augmentation(workers, trials, on_device)
     if "num_workers" in wanted:
         values["num_workers"] = _agree_on_workers(share, trials)
@@ -140,10 +140,9 @@ def suitable_batch_size(data: Data, max_size: int, world: int) -> int:
         try:
             sampler = make_sampler(replace(data, batch_size=size), 0)
             ConstantPlan(len(sampler), size, Duration(1, "ep"), data.drop_last)
+            return size
         except (ValueError, ConfigError) as error:
             problem = error
-        else:
-            return size
     raise ConfigError(Problem("", "data.batch_size", f"auto: no batch of up to {max_size} suits: {problem}"))
 
 
@@ -195,30 +194,30 @@ def _try(parts: Mapping[str, Any], share: int | None, host_budget: float) -> Tri
     """Measure a run as if this were the only rank; ``share``: samples of a step, None to search for the most."""
     training, data = parts["train"], parts["data"]
     size = _trial_batch_size(data)
-    hook = _TrialHook(share, len(make_sampler(replace(data, batch_size=size), 0)), host_budget)
+    measurement = _Measurement(share, len(make_sampler(replace(data, batch_size=size), 0)), host_budget)
     changed = {
-        **training_only(parts, trial=hook),
+        **training_only(parts, trial=measurement),
         "init": None,
-        "schedule": _zero,  # constant weights cannot diverge
+        "schedule": lambda clock: 0.0,  # constant weights cannot diverge
         "train": replace(
             training,
             length=Duration(2, "it") if parts["shapes"] is None else training.length,
-            step=partial(_TrialStep, training.step, hook),
+            step=partial(measurement.make_step, training.step),
             compile=False,
             log_samples=False,
-            on_nonfinite="skip" if training.on_nonfinite == "skip" else "stop",
         ),
     }
     changed["data"] = replace(changed["data"], batch_size=size, num_workers=0)
     with single_process(), silence(), preserve_generators(), tempfile.TemporaryDirectory() as folder:
         with suppress(_TrialDone):
-            train(Session(Path(folder)), **changed)
+            TrainingRun(**changed)(Session(Path(folder)))
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-    if hook.trial is None:
+    if measurement.trial is None:
         raise ConfigError(Problem("", "train.length", "auto: a run of two steps is too short to tune; give numbers"))
-    return hook.trial._replace(step=hook.trial.step / (COMPILE_SPEEDUP if training.compile else 1.0))
+    trial = measurement.trial
+    return trial._replace(step=trial.step / (COMPILE_SPEEDUP if training.compile else 1.0))
 
 
 def _trial_batch_size(data: Data) -> int:
@@ -227,10 +226,6 @@ def _trial_batch_size(data: Data) -> int:
             make_sampler(replace(data, batch_size=size), 0)
             return size
     return suitable_batch_size(data, len(data.train.source), 1)
-
-
-def _zero(clock: Clock) -> float:
-    return 0.0
 
 
 @contextmanager
@@ -248,13 +243,16 @@ class _TrialDone(Exception):
 
 
 @dataclass
-class _TrialHook(Hook):
-    """Measures with the second batch: the first one pays for one-time costs.
+class _Measurement(Hook):
+    """Measures a run from within: a hook that also takes the place of the run's step.
+
+    The first batch passes, because it pays for one-time costs; the second one is measured.
 
     Attributes:
         share: samples of a step; None: as many as fit.
         samples: of the dataset.
         host_budget: bytes that a run on the CPU may hold.
+        trial: the result; None until it is measured.
     """
 
     share: int | None
@@ -263,6 +261,13 @@ class _TrialHook(Hook):
     trial: Trial | None = field(default=None, init=False)
     read: float = field(default=0.0, init=False)
     device_seconds: Callable[[], float] = field(default=lambda: 0.0, init=False)
+    is_first: bool = field(default=True, init=False)
+
+    def make_step(self, make: Callable[..., Step], task: Task, *others: Any) -> Step:
+        """Build the step of the run, and return this object in its place."""
+        self.task, self.step = task, make(task, *others)
+        self.optimizer = self.step.optimizer
+        return self
 
     def before_step(self, run: Run, batch: Batch) -> None:
         """Record the time per sample of the loader."""
@@ -271,11 +276,19 @@ class _TrialHook(Hook):
             self.read = loader.seconds / samples
             self.device_seconds = lambda: loader.time_transform() / samples
 
-    def measure(self, task: Task, attempt: Attempts) -> None:
-        """Search for the share, if it is not given, and time a step with it."""
+    def __call__(self, batch: Batch, row: GlobalBatch, clock: Clock, after_backward: Callable[[], None]) -> Scalars:
+        """Search for the share, if it is not given, and time a step with it.
+
+        Raises:
+            _TrialDone: everything is measured.
+        """
+        if self.is_first:
+            self.is_first = False
+            return {}
+        attempt = Attempts(self.step, batch, row, clock, next(self.task.parameters()).device)
         budget = attempt.budget(self.host_budget)
         # A norm over a single sample may have no variance.
-        smallest = min(max(2, task.min_samples_per_rank), self.samples)
+        smallest = min(max(2, self.task.min_samples_per_rank), self.samples)
         fit = [attempt(smallest), attempt(smallest)][1]  # twice: the first allocates the optimizer's state
         limit = ""
         if self.share is not None:
@@ -287,25 +300,5 @@ class _TrialHook(Hook):
         seconds = min(attempt(fit.samples).seconds for _ in range(3)) if fit.samples else 0.0
         per_sample = seconds / max(1, fit.samples)
         self.trial = Trial(fit.samples, fit.memory, budget, self.read, per_sample, limit, self.device_seconds())
-
-
-class _TrialStep:
-    """Replaces the step of a run: the first batch passes, the second one starts the measurement."""
-
-    def __init__(self, make: Callable[..., Step], hook: _TrialHook, task: Task, *others: Any) -> None:
-        self._step, self._hook, self._task = make(task, *others), hook, task
-        self.optimizer = self._step.optimizer
-        self._is_first = True
-
-    def __call__(self, batch: Batch, row: GlobalBatch, clock: Clock, after_backward: Callable[[], None]) -> Scalars:
-        if not self._is_first:
-            device = next(self._task.parameters()).device
-            self._hook.measure(self._task, Attempts(self._step, batch, row, clock, device))
-            raise _TrialDone
-        self._is_first = False
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+        del self.task, self.step, self.optimizer  # frees the model
+        raise _TrialDone

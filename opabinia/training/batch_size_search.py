@@ -62,25 +62,20 @@ class Attempts:
             torch.cuda.reset_peak_memory_stats(self._device)
         else:
             reset_peak_memory()
+        row = replace(self._row, count=samples)
         start = time.perf_counter()
-        if self._fits(samples):
+        try:
+            self._step(repeat_samples(self._batch, samples), row, self._clock, lambda: None)
+            if on_gpu:
+                torch.cuda.synchronize(self._device)
             # What torch has reserved counts: memory between tensors is not free.
             memory = torch.cuda.max_memory_reserved(self._device) if on_gpu else peak_memory()
             return Attempt(samples, memory, time.perf_counter() - start)
-        gc.collect()  # only now: the traceback of the error held the tensors
-        return Attempt(samples, math.inf, 0.0)
-
-    def _fits(self, samples: int) -> bool:
-        try:
-            row = replace(self._row, count=samples)
-            self._step(repeat_samples(self._batch, samples), row, self._clock, lambda: None)
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            return False
-        return True
+        gc.collect()  # only now: the traceback of the error held the tensors
+        return Attempt(samples, math.inf, 0.0)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -6,7 +6,6 @@ batch (the throughput without data loading), then reads without training (the th
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -29,10 +29,9 @@ from opabinia.runtime.log import logging_to
 from opabinia.runtime.process_group import process_group
 from opabinia.runtime.processes import from_rank_zero, gather, world_size
 from opabinia.runtime.resources import cores, peak_memory
-from opabinia.training.auto_values import with_values
 from opabinia.training.autotune import autotune, silence
 from opabinia.training.run_folder import build_parts, process_group_options, resolve
-from opabinia.training.session import Session, train, training_only
+from opabinia.training.session import Session, TrainingRun, training_only
 from opabinia.training.world_size_scaling import auto_scale
 
 WARM_UP = 5
@@ -75,11 +74,11 @@ def benchmark(recipe: str, overrides: Sequence[str] = (), *, steps: int = 30) ->
         tempfile.TemporaryDirectory() as folder,
     ):
         config, _ = auto_scale(resolved.config, world_size())
-        values = autotune(config, lambda tuned: build_parts(replace(resolved, config=tuned)).keywords)
-        parts = build_parts(replace(resolved, config=with_values(config, **values))).keywords
+        build = partial(build_parts, replace(resolved, config=config))
+        parts = build(**autotune(config["data"], build)).keywords
         measurement = _Measurement(steps, parts)
         with silence(), suppress(_Done):
-            train(Session(Path(folder)), **measurement.run_parts())
+            TrainingRun(**measurement.run_parts())(Session(Path(folder)))
         if measurement.results:
             return from_rank_zero(lambda: measurement.report(recipe))
         message = f"the run has fewer than the {WARM_UP + steps + 1} steps that are needed; --steps takes fewer"
@@ -148,16 +147,15 @@ class _Measurement(Hook):
         times = timed.mean_times()
         memory = {"host": peak_memory(), "device": torch.cuda.max_memory_allocated(device) if cuda else 0}
         samples = timed.last[1].count
-        repeated, launched = timed.repeat(REPEATS)
+        low, median, high = np.quantile([count / seconds for count, seconds in timed.step_times()], (0.25, 0.5, 0.75))
+        self._repeated, self._launched = timed.repeat(REPEATS)
         self.results = {
             "batch_size": samples,
-            "samples_per_s": _quartiles([count / seconds for count, seconds in timed.step_times()]),
+            "samples_per_s": {"median": float(median), "low": float(low), "high": float(high)},
             "step": times,
-            "model_samples_per_s": samples / repeated,
+            "model_samples_per_s": samples / self._repeated,
             "memory": memory,
             "flops": timed.flops(),
-            "repeated": repeated,
-            "launched": launched,
             "loader_samples_per_s": sum(gather(self._read_only(run))),
             "device": torch.cuda.get_device_name(device) if cuda else device.type,
             "peak_flops": matmul_flops(device, self._parts["train"].precision),
@@ -181,11 +179,10 @@ class _Measurement(Hook):
     def report(self, recipe: str) -> dict[str, Any]:
         """Return the result of :func:`benchmark`."""
         data, training, results = self._parts["data"], self._parts["train"], dict(self.results)
-        repeated, launched = results.pop("repeated"), results.pop("launched")
         step = {**self._lines.means(WARM_UP), **results.pop("step")}
         read = step.pop("read")
         step["other"] = max(0.0, step["seconds"] - step["data"] - step["forward"] - step["backward"] - step["update"])
-        queued_share = None if results["device"] == "cpu" else 1 - min(1.0, launched / repeated)
+        queued_share = None if results["device"] == "cpu" else 1 - min(1.0, self._launched / self._repeated)
         times = StepTimes(step["seconds"], step["data"], read, self._workers, cores(), queued_share)
         floor = results["flops"] / results["peak_flops"]
         return {
@@ -201,7 +198,7 @@ class _Measurement(Hook):
             "step": step,
             "read": read,
             "floor": floor,
-            "share_of_peak": floor / repeated,
+            "share_of_peak": floor / self._repeated,
             "waits_for": times.waits_for,
             "advice": describe_bottleneck(
                 times, data.faster_options(queued_share is not None), training.faster_options()
@@ -350,25 +347,15 @@ def matmul_flops(device: torch.device, precision: str, seconds: float = 0.5) -> 
         a @ b
         end, best = time.perf_counter() + seconds, float("inf")
         while best == float("inf") or time.perf_counter() < end:
-            best = min(best, _timed(device, lambda: a @ b))
+            _synchronize(device)
+            started = time.perf_counter()
+            for _ in range(4):
+                a @ b
+            _synchronize(device)
+            best = min(best, (time.perf_counter() - started) / 4)
     return 2 * size**3 / best
-
-
-def _timed(device: torch.device, work: Callable[[], object], times: int = 4) -> float:
-    """Return the seconds of one of several rounds of ``work``."""
-    _synchronize(device)
-    started = time.perf_counter()
-    for _ in range(times):
-        work()
-    _synchronize(device)
-    return (time.perf_counter() - started) / times
 
 
 def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _quartiles(values: Sequence[float]) -> dict[str, float]:
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
-    return {"median": median, "low": low, "high": high}

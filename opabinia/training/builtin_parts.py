@@ -1,21 +1,14 @@
 """The built-in parts: to import this registers all of them."""
 
+# The names are not used: what counts is that the modules are imported.
+# ruff: noqa: F401
+
 from __future__ import annotations
 
 from opabinia.data import batch_mixing, sources
 from opabinia.data.sampling import batch_shapes as shape_parts
 from opabinia.data.sampling import detection_samplers, identity_samplers, samplers, shard_order
-from opabinia.data.transforms import (
-    augment,
-    clips,
-    combine,
-    crops,
-    patch_masks,
-    policies,
-    sizes,
-    torchvision_v2,
-    views,
-)
+from opabinia.data.transforms import augment, clips, combine, crops, patch_masks, policies, sizes, torchvision_v2, views
 from opabinia.data.transforms import evaluation as evaluation_transforms
 from opabinia.engine.hooks import (
     early_stop,
@@ -28,6 +21,7 @@ from opabinia.engine.hooks import (
     time_limit,
 )
 from opabinia.engine.loggers import mlflow, wandb
+from opabinia.evaluation import mean_losses
 from opabinia.evaluation.detection import coco, lvis, voc
 from opabinia.evaluation.representation import clustering, collapse, knn, linear_probe, linear_svm, low_shot
 from opabinia.evaluation.retrieval import retrieval_evaluators
@@ -40,66 +34,3 @@ from opabinia.optim import schedules as schedule_parts
 from opabinia.tasks import classification, detection, reid, selfsup
 from opabinia.tasks import video as video_task
 from opabinia.training import session, trained_model
-
-PARTS = (
-    timm,
-    binary,
-    classification,
-    clustering,
-    coco,
-    collapse,
-    cross_entropy,
-    detection,
-    detection_samplers,
-    detectors,
-    early_stop,
-    empty_cache,
-    expected_scores,
-    freeze,
-    heads,
-    identity_samplers,
-    knn,
-    lars,
-    loss_spike,
-    time_limit,
-    low_shot,
-    lvis,
-    metric,
-    batch_mixing,
-    necks,
-    optimizers,
-    pooling,
-    precise_bn,
-    profiler,
-    linear_probe,
-    reid,
-    resnet,
-    samplers,
-    session,
-    schedule_parts,
-    retrieval_evaluators,
-    selfsup,
-    shape_parts,
-    shard_order,
-    sources,
-    linear_svm,
-    mlflow,
-    wandb,
-    trained_model,
-    augment,
-    clips,
-    combine,
-    crops,
-    evaluation_transforms,
-    patch_masks,
-    policies,
-    sizes,
-    torchvision_v2,
-    views,
-    video,
-    video_task,
-    vit,
-    voc,
-    weights,
-)
-"""The modules whose import registers the built-in parts that nothing here names."""

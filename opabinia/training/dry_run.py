@@ -45,7 +45,7 @@ def dry_run(parts: Mapping[str, Any]) -> None:
     with errors_at("hooks"):
         check_hooks(run.hooks or {})
     optimizer = make_optimizer(run.optimizer, model, run.param_groups, training, data.batch_size)
-    models = Models(model, model if run.ema else None, None, False)
+    models = Models(model, model if run.ema else None)
     whole = replace(training, micro_batch_size=None, check_losses=False, on_nonfinite="stop")
     step = make_step(models, optimizer, all_schedules(run.schedule, run.schedules, plan), whole, 0)
 

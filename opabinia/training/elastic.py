@@ -11,7 +11,6 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,21 +53,16 @@ def launch(layout: ProcessLayout, command: Sequence[str], stop: SignalForwarder)
     nproc = layout.nproc or torch.cuda.device_count() or 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // nproc)))
-    with tempfile.TemporaryDirectory(prefix="opabinia-") as folder:
-        os.environ[STATUS_FOLDER] = folder
-        return _run(replace(layout, nproc=nproc), command, stop, Path(folder))
-
-
-def _run(layout: ProcessLayout, command: Sequence[str], stop: SignalForwarder, folder: Path) -> int:
     logging.disable()  # the workers log, and errors are printed below
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""  # ``stop`` handles them
     # Torch 2.15 keeps the store that it shares with workers after a restart, with what dead workers wrote into it.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    with _launch_errors(layout):
+    with tempfile.TemporaryDirectory(prefix="opabinia-") as folder, _launch_errors(layout):
+        os.environ[STATUS_FOLDER] = folder
         rendezvous = _rendezvous(layout)
         spec = WorkerSpec(
             role="worker",
-            local_world_size=layout.nproc or 1,
+            local_world_size=nproc,
             entrypoint=sys.executable,
             # The agent would expand $ as a variable.
             args=("-m", "opabinia", *(word.replace("$", "$$") for word in command)),
@@ -76,24 +70,24 @@ def _run(layout: ProcessLayout, command: Sequence[str], stop: SignalForwarder, f
             max_restarts=layout.max_restarts,
             monitor_interval=0.1,
         )
-        agent = _Agent(spec, stop, folder)
+        agent = _Agent(spec, stop, Path(folder))
         try:
             result = agent.run()
         finally:
             with suppress(RendezvousError):
                 rendezvous.shutdown()
-    return agent.exit_status(result)
+        return agent.exit_status(result)
 
 
 def _rendezvous(layout: ProcessLayout) -> RendezvousHandler:
     is_host = layout.node_rank == 0
     multi_node = layout.nnodes > 1
+    endpoint = f"{layout.host}:{layout.port}"
     if multi_node:
-        machine = f"machine {layout.node_rank} of {layout.nnodes}"
-        print(f"{machine}: waiting for the others at {layout.host}:{layout.port}", file=sys.stderr)
+        print(f"machine {layout.node_rank} of {layout.nnodes}: waiting for the others at {endpoint}", file=sys.stderr)
     parameters = RendezvousParameters(
         backend="c10d",
-        endpoint=f"{layout.host}:{layout.port}",
+        endpoint=endpoint,
         run_id="opabinia" if multi_node else uuid.uuid4().hex,
         min_nodes=layout.nnodes,
         max_nodes=layout.nnodes,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from opabinia.config import ConfigError, Problem
-from opabinia.contracts import Clock, Run
+from opabinia.contracts import Run
 from opabinia.data import Data
 from opabinia.engine.checkpointing.checkpoint import Snapshot
 from opabinia.engine.loggers.metrics_log import MetricsLogger
@@ -41,7 +41,7 @@ def evaluate(
     seed = snapshot.state["seed"]
     task = place(trained_task(parts["task"], snapshot), training, device)
     ema = place(trained_task(parts["task"], snapshot, "ema"), training, device) if "ema" in snapshot.tensors else None
-    models = Models(task, ema, None, False)
+    models = Models(task, ema)
 
     def plan(data: Data, classes: Sequence[str]) -> list[ValidationSet]:
         return plan_evaluation(models, data, settings, seed, device, training.precision, classes).validation
@@ -50,15 +50,5 @@ def evaluate(
     if any(needs_training_data(task, val_set) for val_set in validation):
         data = replace(data, train=training_data().train)
         validation = plan(data, data.train.source.classes)
-    run = Run(
-        task=task,
-        optimizer=None,
-        loader=None,
-        metrics_log=MetricsLogger(None),
-        clock=Clock(),
-        checkpoints=None,
-        evaluate=lambda selects: {},
-        scores={},
-        folder=folder,
-    )
+    run = Run(task, MetricsLogger(None), folder)
     return evaluation_run(run, HookDispatcher(parts["hooks"] or {}), validation, device)

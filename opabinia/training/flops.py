@@ -59,9 +59,7 @@ def count_forward_flops(model: Task, sample: Batch) -> FlopCount | None:
 
 def to_meta(model: Task) -> Task:
     """Copy a model to the meta device, without copying any value."""
-    memo: dict[int, Any] = {}
+    memo: dict[int, Any] = {id(buffer): torch.empty_like(buffer, device=META) for buffer in model.buffers()}
     for param in model.parameters():
         memo[id(param)] = nn.Parameter(torch.empty_like(param, device=META), param.requires_grad)
-    for buffer in model.buffers():
-        memo[id(buffer)] = torch.empty_like(buffer, device=META)
     return copy.deepcopy(model, memo)

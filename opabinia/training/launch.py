@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -12,12 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from opabinia.config import ConfigError, Problem, Resolved, dump, flatten
+from opabinia.config import ConfigError, Problem, Resolved, config_of, dump, flatten
 from opabinia.config.compose import PACKAGED
+from opabinia.config.errors import listing, nearest
+from opabinia.config.text import describe_source
 from opabinia.engine.checkpointing.checkpoint import BadCheckpoint, Snapshot, WeightsMismatch, read_checkpoint
 from opabinia.engine.checkpointing.manager import list_checkpoints, load_latest_checkpoint, read_pointer
 from opabinia.engine.hooks.expected_scores import UnexpectedScore
-from opabinia.engine.loop.evaluate import write_json
 from opabinia.engine.loop.nonfinite import NonFiniteError
 from opabinia.runtime.elastic_agent import is_restart, launch_id
 from opabinia.runtime.files import disk_errors, exclusive_lock, remove_leftovers, write_atomic
@@ -26,10 +26,11 @@ from opabinia.runtime.process_group import process_group
 from opabinia.runtime.processes import from_rank_zero, is_rank_zero, world_size
 from opabinia.runtime.seeds import draw_seed
 from opabinia.runtime.signals import Stopped, StopSignal, exit_status_of_reason, stop_signals
-from opabinia.training.auto_values import with_values
 from opabinia.training.autotune import autotune
 from opabinia.training.evaluate import evaluate as evaluate_trained
+from opabinia.training.evaluation_data import choose_sets, write_scores
 from opabinia.training.run_folder import (
+    AUTO,
     LAST,
     build_parts,
     chosen_checkpoint,
@@ -38,10 +39,12 @@ from opabinia.training.run_folder import (
     read_chosen,
     resolve,
     validation_sets,
+    with_values,
 )
-from opabinia.training.session import Session
-from opabinia.training.session import train as train_session
+from opabinia.training.run_names import check_run_name
+from opabinia.training.session import Session, TrainingRun
 from opabinia.training.summary import run_title
+from opabinia.training.trained_model import Weights, choose_weights
 from opabinia.training.world_size_scaling import auto_scale
 
 MAX_ROLLBACKS = 10
@@ -62,21 +65,22 @@ class _Planned(NamedTuple):
     scores: dict[str, float] | None
 
 
-def run_folder_of(recipe: str, out: Path, name: str, resume: str | None = None) -> Path:
+def run_folder_of(recipe: str | Path | TrainingRun, out: Path, name: str, resume: str | None = None) -> Path:
     """Return ``<out>/<recipe>/<name>``; the recipe of a YAML file is its name without suffix.
 
-    A run folder given as recipe is resumed in place; a new run with its config is put beside it.
+    A run folder given as recipe is resumed in place; a new run with its config is put beside it. The folder of a run
+    built in Python is ``<out>/<name>``.
 
     Raises:
         ConfigError: ``name`` is not valid for a folder.
     """
-    if not re.fullmatch(r"[\w.-]*\w[\w.-]*", name):
-        message = f"{name!r} is not valid for a run: use letters, digits, '_', '-' and '.'"
-        raise ConfigError(Problem("command line", "--name", message))
+    check_run_name(name)
+    if isinstance(recipe, TrainingRun):
+        return out / name
     path = Path(recipe)
     if (path / "config.yaml").is_file():
         return path if resume is not None else path.parent / name
-    return out / (path.stem if path.suffix in (".yaml", ".yml") else recipe) / name
+    return out / (path.stem if path.suffix in (".yaml", ".yml") else path) / name
 
 
 def holds_results(folder: Path) -> bool:
@@ -86,35 +90,41 @@ def holds_results(folder: Path) -> bool:
 
 
 def train(
-    recipe: str,
+    recipe: str | Path | TrainingRun,
     overrides: Sequence[str] = (),
     *,
-    out: Path = Path("runs"),
+    out: Path | str = Path("runs"),
     name: str = "default",
     resume: str | None = None,
     resolved: Resolved | None = None,
 ) -> tuple[Path, dict[str, float]]:
-    """Train a recipe in its run folder; return the folder and the final scores.
+    """Train a recipe, or a run built in Python, in its run folder; return the folder and the final scores.
 
     Args:
-        recipe: a packaged recipe, a YAML file or a run folder.
+        recipe: a packaged recipe, a YAML file, a run folder, or a :class:`TrainingRun`, which is written as a config
+            (see :func:`opabinia.config.describe.config_of`) and built from it.
         overrides: ``key=value``.
-        out: the run folder is ``<out>/<recipe>/<name>``.
+        out: the run folder is ``<out>/<recipe>/<name>``; of a run built in Python ``<out>/<name>``.
         name: see ``out``.
-        resume: "last", "best" or a checkpoint folder of this run; None begins a new run.
+        resume: "last", "best" or a checkpoint folder of this run; "auto" resumes the last checkpoint of a run that
+            exists and begins it otherwise; None begins a new run.
         resolved: the config of a new run, where the caller has it already; None resolves it here.
 
     Raises:
-        ConfigError: the config is wrong, or the folder holds a run and ``resume`` is None.
+        ConfigError: the config is wrong, the folder holds a run and ``resume`` is None, or there is no run to resume.
         Stopped: a signal or a limit ended the run early; it has saved.
+
+    Example::
+
+        folder, scores = opabinia.train("classification/digits", ["train.length=1ep"], name="short")
     """
-    folder = run_folder_of(recipe, out, name, resume)
+    folder = run_folder_of(recipe, Path(out), name, resume)
     given = overrides
     if resume is not None:
         overrides = [*_saved_overrides(folder), *given]
     if resolved is None:
         # The config of a run folder contains the saved overrides already.
-        resolved = resolve(recipe, given if Path(recipe) == folder else overrides)
+        resolved = _resolve(recipe, given if str(recipe) == str(folder) else overrides)
     # Signals first: one that stops a rank while others still join is not lost.
     with (
         stop_signals(StopSignal()) as stop,
@@ -138,15 +148,24 @@ def train(
             log.info("%s is finished: nothing to do", folder)
             return folder, planned.scores
         log_to_file("config as written", _as_written(recipe, overrides))
-        tuned = autotune(planned.config, lambda config: build_parts(replace(resolved, config=config)).keywords)
+        tuned = autotune(planned.config["data"], partial(build_parts, replace(resolved, config=planned.config)))
         # Results depend on these values; the number of workers is tuned at each start.
         config = with_values(planned.config, **{key: value for key, value in tuned.items() if key != "num_workers"})
         log_to_file("config, resolved", dump(config))
         begin = partial(_begin, folder, config, overrides, resolved.origins)
-        session = Session(folder, snapshot, lambda: stop.reason, begin, title=run_title(recipe, config["task"]))
+        title = run_title(name if isinstance(recipe, TrainingRun) else str(recipe), config["task"])
+        session = Session(folder, snapshot, lambda: stop.reason, begin, title=title)
         scores = _train_and_report(replace(resolved, config=with_values(config, **tuned)), session)
         _write_results(folder, scores)
         return folder, scores
+
+
+def _resolve(recipe: str | Path | TrainingRun, overrides: Sequence[str]) -> Resolved:
+    if not isinstance(recipe, TrainingRun):
+        return resolve(recipe, overrides)
+    description = config_of(recipe)
+    resolved = resolve(description.config, overrides)
+    return replace(resolved, warnings=(*resolved.warnings, *description.warnings))
 
 
 def _train_and_report(resolved: Resolved, session: Session) -> dict[str, float]:
@@ -173,7 +192,7 @@ def _train_with_rollback(resolved: Resolved, session: Session) -> dict[str, floa
     """Train; with ``train.on_nonfinite: rollback`` restart from the last checkpoint without the non-finite batch."""
     while True:
         try:
-            return train_session(session, **build_parts(resolved).keywords)
+            return TrainingRun(**build_parts(resolved).keywords)(session)
         except NonFiniteError as error:
             if resolved.config["train"]["on_nonfinite"] != "rollback":
                 raise
@@ -205,13 +224,21 @@ def _take_folder(folder: Path, resume: str | None, held: ExitStack) -> str | Non
     """Make the folder and lock it until ``held`` is closed.
 
     Returns:
-        What to resume: ``resume``, or the last checkpoint after a crash within this launch.
+        What to resume: ``resume``, or the last checkpoint for ``auto`` and after a crash within this launch.
 
     Raises:
-        ConfigError: the folder holds a run, and nothing is to be resumed.
+        ConfigError: the folder holds a run, and nothing is to be resumed; or there is no folder to resume.
     """
-    if is_restart() and _launch_of(folder) == launch_id():
+    launch = folder / ".launch"  # the launch that began or resumed this run last
+    if is_restart() and launch.is_file() and launch.read_text(encoding="utf-8") == launch_id():
         resume = LAST
+    if resume == AUTO:
+        resume = LAST
+    elif resume is not None and not folder.is_dir():
+        runs = sorted(path.parent.name for path in folder.parent.glob("*/config.yaml"))
+        known = f"runs in {folder.parent}: {listing(runs)}" if runs else ""
+        message = f"there is no run {folder} to resume; --resume auto resumes or begins it, as a job script needs"
+        raise ConfigError(Problem("command line", "--resume", message, "", nearest(folder.name, runs), known))
     _check_not_overwritten(folder, resume)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -229,12 +256,6 @@ def _check_not_overwritten(folder: Path, resume: str | None) -> None:
         raise ConfigError(Problem("command line", "", message))
 
 
-def _launch_of(folder: Path) -> str | None:
-    """The launch that began or resumed the run in ``folder`` last."""
-    launch = folder / ".launch"
-    return launch.read_text(encoding="utf-8") if launch.is_file() else None
-
-
 def _plan(folder: Path, resume: str | None, snapshot: Snapshot | None, config: dict[str, Any]) -> _Planned:
     before = None if resume is None else _saved_config(folder)
     # A resumed run is scaled for the world size that it began with.
@@ -249,16 +270,11 @@ def _plan(folder: Path, resume: str | None, snapshot: Snapshot | None, config: d
     known = {key: before["data"][key] for key in ("batch_size", "augment_on")} if before else {}
     if snapshot:
         known["batch_size"] = snapshot.state["global_batch_size"]
-    now = with_values(_with_seed(scaled, snapshot, before), **known)
+    if scaled["seed"] is None:  # that of the run that is resumed, or a new one
+        saved = snapshot.state["seed"] if snapshot else (before or {}).get("seed")
+        scaled["seed"] = draw_seed() if saved is None else saved
+    now = with_values(scaled, **known)
     return _Planned(before, now, _final_scores(folder, snapshot, before, now))
-
-
-def _with_seed(config: dict[str, Any], snapshot: Snapshot | None, before: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Replace ``seed: null`` by the seed of the run that is resumed, or by a new one."""
-    if config["seed"] is not None:
-        return config
-    saved = snapshot.state["seed"] if snapshot else (before or {}).get("seed")
-    return {**config, "seed": draw_seed() if saved is None else saved}
 
 
 def _final_scores(
@@ -370,41 +386,84 @@ def _log_differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -
             log.warning("changed since the run began: %s: %s -> %s", key, old.get(key), new.get(key))
 
 
-def _as_written(recipe: str, overrides: Sequence[str]) -> str:
+def _as_written(recipe: str | Path | TrainingRun, overrides: Sequence[str]) -> str:
     """The recipe's own text and the overrides, for the log."""
+    if isinstance(recipe, TrainingRun):
+        return f"{recipe}"
     paths = (Path(recipe), Path(recipe) / "config.yaml", PACKAGED / f"{recipe}.yaml")
     text = next((path.read_text("utf-8", errors="replace") for path in paths if path.is_file()), "")
     return "\n".join([text.rstrip(), *(f"# command line: {override}" for override in overrides)])
 
 
-def evaluate(folder: Path, overrides: Sequence[str] = (), *, checkpoint: str = "best") -> dict[str, float]:
+def evaluate(
+    folder: Path,
+    overrides: Sequence[str] = (),
+    *,
+    checkpoint: str = "best",
+    weights: Weights | None = None,
+    splits: Sequence[str] = (),
+    data: Path | None = None,
+    name: str | None = None,
+) -> dict[str, float]:
     """Evaluate a checkpoint of a run; return the scores and write them to ``eval/<set>/scores.json``.
 
     Args:
         folder: the run folder.
         overrides: ``key=value``.
         checkpoint: ``best`` (``last`` where there is none), ``last``, or a checkpoint's name or path.
+        weights: ``raw`` or ``ema``; None takes ``evaluate.weights`` of the config: by default both.
+        splits, data, name: the data, see :func:`opabinia.training.evaluation_data.choose_sets`.
 
     Raises:
-        ConfigError: there is no such run or checkpoint, or it is damaged.
+        ConfigError: there is no such run, checkpoint, EMA or data, or it is damaged.
     """
     path = chosen_checkpoint(folder, checkpoint)
     resolved = resolve(folder, overrides)
+    trained = resolve(folder) if overrides else resolved
+    resolved = choose_sets(resolved, trained, splits=splits, data=data, name=name)
     snapshot = read_chosen(path)
+    if weights is not None:
+        choose_weights(path, snapshot, "both", weights)
+        section = {**resolved.config["evaluate"], "weights": weights}
+        resolved = replace(resolved, config={**resolved.config, "evaluate": section})
     with process_group(**process_group_options(resolved.config)), logging_to(None):
         for warning in resolved.warnings:
             log.warning("%s", warning)
         log.info("evaluating %s", path)
+        for stream in validation_sets(resolved.config) if data is not None else ():
+            log.info("data of %s: %s", stream["prefix"], describe_source(stream["source"]))
         # The training data may be gone: the checkpoint describes it, and few evaluators need it.
-        data = resolved.config["data"]
+        data_section = resolved.config["data"]
         streams = validation_sets(resolved.config)
         if streams:
-            train = {key: streams[0][key] for key in data["train"]}
-            data = {**data, "train": train, "sampler": None}
-        parts = build_parts(replace(resolved, config={**resolved.config, "data": data})).keywords
+            train = {key: streams[0][key] for key in data_section["train"]}
+            data_section = {**data_section, "train": train, "sampler": None}
+        parts = build_parts(replace(resolved, config={**resolved.config, "data": data_section})).keywords
         scores = evaluate_trained(folder, parts, snapshot, lambda: build_parts(resolved).keywords["data"])
-        for stream in streams if is_rank_zero() else ():
-            prefix = stream["prefix"]
-            own = {name: value for name, value in scores.items() if name.startswith(prefix + "/")}
-            write_json(folder / "eval" / prefix / "scores.json", {"checkpoint": path.name, **own})
+        if is_rank_zero():
+            sizes = {stream.prefix: len(stream.source) for stream in parts["data"].validation}
+            _write_scores(folder, path, streams, sizes, overrides, scores)
     return scores
+
+
+def _write_scores(
+    folder: Path,
+    checkpoint: Path,
+    streams: Sequence[Mapping[str, Any]],
+    sizes: Mapping[str, int],
+    overrides: Sequence[str],
+    scores: Mapping[str, float],
+) -> None:
+    inside = checkpoint.parent.resolve() == (folder / "checkpoints").resolve()
+    for stream in streams:
+        for weights, prefix in (("raw", stream["prefix"]), ("ema", f"{stream['prefix']}_ema")):
+            about = {
+                "data": describe_source(stream["source"]),
+                "samples": sizes[stream["prefix"]],
+                "checkpoint": checkpoint.name if inside else str(checkpoint),
+                "weights": weights,
+                "overrides": list(overrides),
+            }
+            own = {name: value for name, value in scores.items() if name.startswith(prefix + "/")}
+            if own:
+                write_scores(folder / "eval" / prefix, about, own)

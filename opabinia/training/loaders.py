@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -13,7 +14,7 @@ import torch
 from opabinia.config import ConfigError, Problem
 from opabinia.config.build import errors_at
 from opabinia.config.errors import listing
-from opabinia.contracts import Batch, BatchSchedule, DatasetInfo, Plan, RunSpec, Sampler, Source
+from opabinia.contracts import Batch, BatchSchedule, DatasetInfo, Plan, RunSpec, Sampler
 from opabinia.data import Data
 from opabinia.data.decoding.cache import with_cache
 from opabinia.data.device_transforms.apply import DeviceTransforms, describe_split, recording_reader
@@ -53,9 +54,21 @@ class TrainingBatches:
             device: where the batches are put.
             size_multiple: as in :class:`opabinia.contracts.Task`.
         """
-        return make_training_loader(
-            self.data, self.plan, self.sampler, self.dataset_info, self.seed, device, size_multiple
+        data, source = self.data, self.data.train.source
+        if data.cache is not None:
+            with errors_at("data.cache"):
+                source = with_cache(source, data.cache, data.cache_size, "train")
+        reader = BatchReader(
+            *(source, data.train.transforms, data.mix, self.dataset_info, self.seed, rank()),
+            on_error="replace" if data.on_error == "skip" else "raise",
+            size_multiple=size_multiple,
+            reduced=data.decode == "reduced" or data.cache is not None,
         )
+        requests = training_requests(self.plan, self.sampler.order, rank(), world_size())
+        load = partial(Loader, requests=requests, num_workers=data.num_workers, pin_memory=device.type == "cuda")
+        if data.augment_on == "workers":
+            return DeviceLoader(load(reader), device)
+        return DeviceLoader(load(recording_reader(reader)), device, DeviceTransforms(reader))
 
     def extra_batches(
         self, device: torch.device, batch_size: int | None, size_multiple: int | None, name: str, count: int
@@ -76,8 +89,8 @@ class TrainingBatches:
         """
         streams = {stream.prefix: stream for stream in self.data.validation}
         if name != "train" and name not in streams:
-            known = listing(["train", *streams])
-            raise ConfigError(Problem("", "hooks", f"there is no dataset {name!r}; datasets: {known}"))
+            message = f"there is no dataset {name!r}; datasets: {listing(['train', *streams])}"
+            raise ConfigError(Problem("", "hooks", message))
         seed, data = hash32(FRESH, self.seed), replace(self.data, mix=())
         if name == "train":
             sampler, size = make_sampler(data, seed), data.batch_size
@@ -87,9 +100,8 @@ class TrainingBatches:
             count = min(count, -(-len(sampler) // size))
         # Shares of whole batches: layers that communicate between ranks need as many on each of them.
         plan = ConstantPlan(len(sampler), size, Duration(count, "it"), data.drop_last)
-        return _first_batches(
-            make_training_loader(data, plan, sampler, self.dataset_info, seed, device, size_multiple), count
-        )
+        batches = TrainingBatches(data, self.dataset_info, sampler, plan, seed)
+        return _first_batches(batches.loader(device, size_multiple), count)
 
 
 def plan_training(
@@ -111,7 +123,15 @@ def plan_training(
         sampler = make_sampler(data, seed)
         plan: ConstantPlan | StagedPlan = ConstantPlan(len(sampler), data.batch_size, length, data.drop_last)
     if shapes is not None:
-        plan = _staged_plan(data, sampler, length, shapes)
+        with errors_at("shapes"):
+            schedule = shapes(RunSpec(len(sampler), data.batch_size, length, world_size(), data.drop_last))
+            sizes = sorted({shape.samples for stage in schedule.stages for shape in stage.cycle} - {data.batch_size})
+            if sizes and data.sampler is not None:
+                log.warning(
+                    "data.sampler may group samples by data.batch_size (%d), but shapes has batches of %s",
+                    *(data.batch_size, listing([str(size) for size in sizes])),
+                )
+            plan = StagedPlan(len(sampler), schedule.stages, schedule.length, data.drop_last)
     return TrainingBatches(data, dataset_info, sampler, plan, seed)
 
 
@@ -122,20 +142,6 @@ def splits_norms(plan: Plan, sync_batch_norm: bool) -> bool:
     """
     stages = plan.stages if isinstance(plan, StagedPlan) else ()
     return not sync_batch_norm and any(stage.splits > 1 or stage.processes > 1 for stage in stages)
-
-
-def _staged_plan(
-    data: Data, sampler: Sampler, length: Duration, shapes: Callable[[RunSpec], BatchSchedule]
-) -> StagedPlan:
-    with errors_at("shapes"):
-        schedule = shapes(RunSpec(len(sampler), data.batch_size, length, world_size(), data.drop_last))
-        sizes = sorted({shape.samples for stage in schedule.stages for shape in stage.cycle} - {data.batch_size})
-        if sizes and data.sampler is not None:
-            log.warning(
-                "data.sampler may group samples by data.batch_size (%d), but shapes has batches of %s",
-                *(data.batch_size, listing([str(size) for size in sizes])),
-            )
-        return StagedPlan(len(sampler), schedule.stages, schedule.length, data.drop_last)
 
 
 def make_sampler(data: Data, seed: int) -> Sampler:
@@ -160,41 +166,9 @@ def log_device_transforms(data: Data, size_multiple: int | None = None) -> None:
         log.info("data.augment_on: %s", describe_split(reader))
 
 
-def make_training_loader(
-    data: Data,
-    plan: Plan,
-    sampler: Sampler,
-    dataset_info: DatasetInfo,
-    seed: int,
-    device: torch.device,
-    size_multiple: int | None = None,
-) -> DeviceLoader:
-    """Build the loader of this rank's share of the batches of ``plan``; arguments as in :class:`TrainingBatches`."""
-    reader = BatchReader(
-        *(_cached_source(data), data.train.transforms, data.mix, dataset_info, seed, rank()),
-        on_error="replace" if data.on_error == "skip" else "raise",
-        size_multiple=size_multiple,
-        reduced=data.decode == "reduced" or data.cache is not None,
-    )
-    requests = training_requests(plan, sampler.order, rank(), world_size())
-    load = partial(Loader, requests=requests, num_workers=data.num_workers, pin_memory=device.type == "cuda")
-    if data.augment_on == "workers":
-        return DeviceLoader(load(reader), device)
-    return DeviceLoader(load(recording_reader(reader)), device, DeviceTransforms(reader))
-
-
-def _cached_source(data: Data) -> Source:
-    if data.cache is None:
-        return data.train.source
-    with errors_at("data.cache"):
-        return with_cache(data.train.source, data.cache, data.cache_size, "train")
-
-
 def _first_batches(loader: DeviceLoader, count: int) -> Iterator[Batch]:
-    try:
+    with closing(loader):
         for row, batch in loader.iterate():
             if row.step >= count:
                 break
             yield batch
-    finally:
-        loader.close()

@@ -39,9 +39,9 @@ class Models:
     """
 
     task: Task
-    ema: Task | None
-    parallel: ParallelTask | None
-    splits_norms: bool
+    ema: Task | None = None
+    parallel: ParallelTask | None = None
+    splits_norms: bool = False
 
 
 def set_up(train: Training) -> tuple[torch.device, int]:
@@ -183,11 +183,7 @@ def make_optimizer(
 
 
 def make_step(
-    models: Models,
-    optimizer: torch.optim.Optimizer,
-    schedules: Schedules,
-    train: Training,
-    seed: int,
+    models: Models, optimizer: torch.optim.Optimizer, schedules: Schedules, train: Training, seed: int
 ) -> Step:
     """Build the step that turns batches into updates of ``models.task``."""
     with errors_at("train.step"):

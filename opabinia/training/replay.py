@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from opabinia.config import ConfigError, Problem
 from opabinia.engine.checkpointing.checkpoint import BadCheckpoint, Snapshot, read_checkpoint
@@ -19,7 +17,7 @@ from opabinia.runtime.log import log, logging_to
 from opabinia.runtime.process_group import process_group
 from opabinia.runtime.processes import from_rank_zero, world_size
 from opabinia.training.run_folder import build_parts, holds_run, process_group_options, resolve
-from opabinia.training.session import Session, train, training_only
+from opabinia.training.session import Session, TrainingRun, training_only
 
 
 def replay(folder: Path, step: int) -> Path:
@@ -50,8 +48,10 @@ def replay(folder: Path, step: int) -> Path:
         out = folder / "replay" / f"step-{step:08d}"
         from_rank_zero(lambda: _make_empty(out))
         session = Session(out, snapshot and _for_replay(snapshot, step), left_out=frozenset(skipped))
+        parts = training_only(build_parts(resolved).keywords, replay=RecordStep(step, out))
+        parts["train"] = replace(parts["train"], log_every=1, log_samples=False)
         try:
-            train(session, **_replay_parts(build_parts(resolved).keywords, RecordStep(step, out)))
+            TrainingRun(**parts)(session)
         except StepRecorded:
             return out
     raise ConfigError(Problem("command line", "--step", f"the run has no step {step}: it ends before"))
@@ -61,9 +61,8 @@ def _checkpoint_before(folder: Path, step: int) -> Snapshot | None:
     """Read the newest valid checkpoint before a step; None if there is none."""
     if step < 1:
         raise ConfigError(Problem("command line", "--step", f"steps are counted from 1, not {step}"))
-    for path in reversed(list_checkpoints(folder / "checkpoints")):
-        if step_of(path) >= step:
-            continue
+    earlier = [path for path in list_checkpoints(folder / "checkpoints") if step_of(path) < step]
+    for path in reversed(earlier):
         try:
             snapshot = read_checkpoint(path)
         except BadCheckpoint as error:
@@ -98,13 +97,3 @@ def _for_replay(snapshot: Snapshot, step: int) -> Snapshot:
     skipped = [batch for batch in state.get("left_out", ()) if batch != step - 1]
     state |= {"hooks": hooks, "left_out": skipped, "due": None, "journal": {"offset": 0, "pending": []}}
     return replace(snapshot, state=state)
-
-
-def _replay_parts(parts: Mapping[str, Any], record: RecordStep) -> dict[str, Any]:
-    """Return the parts of a run that trains to the step of ``record`` and does nothing else."""
-    training = parts["train"]
-    on_nonfinite = "skip" if training.on_nonfinite == "skip" else "stop"
-    return {
-        **training_only(parts, replay=record),
-        "train": replace(training, log_every=1, log_samples=False, on_nonfinite=on_nonfinite),
-    }

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from opabinia.config import ConfigError, Problem, Resolved, build, catalog, check, compose
+from opabinia.config.paths import check_run_folder
 from opabinia.engine.checkpointing.checkpoint import BadCheckpoint, Snapshot, read_checkpoint, save_tensors
 from opabinia.engine.checkpointing.manager import list_checkpoints, read_pointer
-from opabinia.runtime.files import disk_errors
-from opabinia.training.auto_values import replace_auto
+from opabinia.runtime.files import temporary_file
+from opabinia.runtime.resources import cores
 
 LAST = "last"
+AUTO = "auto"
+"""Value of ``data.batch_size``, ``data.augment_on`` and ``data.num_workers`` that is replaced before building."""
 
 
-def resolve(recipe: str | Path, overrides: Sequence[str] = ()) -> Resolved:
+def resolve(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Resolved:
     """Return the complete config of a packaged recipe, YAML file or run folder.
 
     Args:
-        recipe: its name or path.
+        recipe: its name or path, or a config as plain data.
         overrides: ``key=value``.
 
     Raises:
@@ -31,13 +33,41 @@ def resolve(recipe: str | Path, overrides: Sequence[str] = ()) -> Resolved:
     return check(tree, catalog(tree.plugins))
 
 
-def build_parts(resolved: Resolved) -> partial[Any]:
+def with_values(config: Mapping[str, Any], **values: int | str) -> dict[str, Any]:
+    """Return a complete config with these values where ``data`` has ``auto``.
+
+    Example: ``with_values(config, batch_size=64, num_workers=2, augment_on="device")``.
+    """
+    replaced = {key: value for key, value in values.items() if config["data"].get(key) == AUTO}
+    return {**config, "data": {**config["data"], **replaced}}
+
+
+def replace_auto(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a complete config to build from, for a command that does not train.
+
+    ``auto`` becomes as many workers as there are cores, since nothing but reading is waited for, and augmentation in
+    the workers.
+
+    Raises:
+        ConfigError: ``data.batch_size`` is ``auto``, which only training can tune.
+    """
+    if config["data"].get("batch_size") == AUTO:
+        message = "auto is tuned by `opabinia train` on its machine; give a number here (data.batch_size=32)"
+        raise ConfigError(Problem("", "data.batch_size", message))
+    return with_values(config, num_workers=cores(), augment_on="workers")
+
+
+def build_parts(resolved: Resolved, **values: int | str) -> partial[Any]:
     """Build the parts of a config: ``keywords`` are the fields of :class:`opabinia.training.session.TrainingRun`.
+
+    Args:
+        resolved: the config.
+        values: of keys that are ``auto``; see :func:`with_values`.
 
     Raises:
         ConfigError: a part refuses its values.
     """
-    config = replace_auto(resolved.config)
+    config = replace_auto(with_values(resolved.config, **values))
     return build(config, origins=resolved.origins)
 
 
@@ -61,8 +91,7 @@ def chosen_checkpoint(folder: Path, checkpoint: str) -> Path:
     Raises:
         ConfigError: there is no such run or checkpoint.
     """
-    if not holds_run(folder):
-        raise ConfigError(Problem("command line", "", _why_no_run(folder)))
+    check_run_folder(folder)
     checkpoints = folder / "checkpoints"
     path: Path | None = checkpoints / checkpoint
     if checkpoint in ("best", LAST):
@@ -79,13 +108,6 @@ def chosen_checkpoint(folder: Path, checkpoint: str) -> Path:
     return path
 
 
-def _why_no_run(folder: Path) -> str:
-    if not folder.exists():
-        return f"there is no folder {folder}"
-    runs = sorted(str(path.parent) for path in folder.glob("*/config.yaml")) if folder.is_dir() else []
-    return f"{folder} holds no run (no config.yaml in it)" + (f"; runs in it: {', '.join(runs)}" if runs else "")
-
-
 def read_chosen(path: Path) -> Snapshot:
     """Read the checkpoint that was named on the command line.
 
@@ -98,14 +120,14 @@ def read_chosen(path: Path) -> Snapshot:
         raise ConfigError(Problem("command line", "--checkpoint", str(error))) from error
 
 
-def merge(folder: Path, out: Path, *, checkpoint: str = "best", weights: str = "model") -> None:
+def merge(folder: Path, out: Path, *, checkpoint: str = "best", weights: str = "raw") -> None:
     """Write the weights of a checkpoint, sharded or not, to one safetensors file.
 
     Args:
         folder: the run folder.
         out: the file; it must not exist yet.
         checkpoint: as in :func:`chosen_checkpoint`.
-        weights: ``model``, or ``ema`` for their moving average.
+        weights: ``raw`` (or ``model``), or ``ema`` for their moving average.
 
     Raises:
         ConfigError: there is no such run, checkpoint or average, it is damaged, or ``out`` exists.
@@ -113,19 +135,12 @@ def merge(folder: Path, out: Path, *, checkpoint: str = "best", weights: str = "
     if out.exists():
         raise ConfigError(Problem("command line", "--out", f"{out} exists already"))
     path = chosen_checkpoint(folder, checkpoint)
-    tensors = read_chosen(path).tensors
-    if weights not in tensors:
-        raise ConfigError(
-            Problem("command line", "--weights", f"{path} has no {weights}; it has: {', '.join(tensors)}")
-        )
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    with disk_errors(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            save_tensors(temporary, tensors[weights])
-            temporary.replace(out)
-        finally:
-            temporary.unlink(missing_ok=True)
+    tensors, name = read_chosen(path).tensors, "model" if weights == "raw" else weights
+    if name not in tensors:
+        message = f"{path} has no {weights}; it has: {', '.join(tensors)}"
+        raise ConfigError(Problem("command line", "--weights", message))
+    with temporary_file(out) as temporary:
+        save_tensors(temporary, tensors[name])
 
 
 def views_of(source: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -143,16 +143,14 @@ def chart_panels(preview: SchedulePreview, schedule: Schedule) -> list[ChartPane
         preview: of the run.
         schedule: of the learning rate, which the shapes multiply further.
     """
-    values: dict[str, Callable[[BatchShape], int | None]] = {
-        "frames": lambda batch: batch.shape[0] if batch.shape and is_clip_shape(batch.shape) else None,
-        "size in pixels": lambda batch: batch.shape[-1] if batch.shape else None,
-    }
-    panels = [ChartPanel(name, _steps(preview, value)) for name, value in values.items()]
-    return [
-        *(panel for panel in panels if any(panel.lines)),
+    frames = _steps(preview, lambda batch: batch.shape[0] if batch.shape and is_clip_shape(batch.shape) else None)
+    panels = [
+        ChartPanel("frames", frames),
+        ChartPanel("size in pixels", _steps(preview, lambda batch: batch.shape[-1] if batch.shape else None)),
         ChartPanel("batch size", _steps(preview, lambda batch: batch.samples), log=True),
         ChartPanel("learning rate / optimizer.lr", [_learning_rates(preview, schedule)], log=True),
     ]
+    return [panel for panel in panels if any(panel.lines)]
 
 
 def draw_preview(preview: SchedulePreview, schedule: Schedule, title: str = "") -> Image.Image:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -40,12 +41,13 @@ from opabinia.engine.hooks.log_metrics import LogMetrics, LogSamples
 from opabinia.engine.hooks.order import order_hooks
 from opabinia.engine.hooks.save_checkpoint import SaveCheckpoint
 from opabinia.engine.hooks.timer import Timer
+from opabinia.engine.hooks.training_bar import TrainingBar
 from opabinia.engine.loggers.metrics_log import MetricsLogger
 from opabinia.engine.loggers.tensorboard import TensorBoard
 from opabinia.engine.loggers.terminal import Terminal
 from opabinia.engine.loop.trainer import Trainer
 from opabinia.models.weights.init import Init, initialize
-from opabinia.optim.ema import Ema
+from opabinia.optim.ema import Ema, slow_average_warning
 from opabinia.optim.groups import ParamGroups
 from opabinia.optim.schedules import constant
 from opabinia.runtime.durations import Duration
@@ -150,7 +152,17 @@ class TrainingRun:
     seed: Seed | None = None
 
     def __call__(self, session: Session) -> dict[str, float]:
-        """Build everything, train, and return the final scores; see :func:`train`."""
+        """Build everything, train, and return the final scores, such as ``{"val/top1": 0.99}``.
+
+        :func:`opabinia.train` calls this, and writes what was built as the config of the run folder.
+
+        Args:
+            session: the run folder and, to resume, its checkpoint.
+
+        Raises:
+            ConfigError: parts do not fit together; nothing was trained.
+            Stopped: the run was asked to stop before its end; it has saved and can be resumed.
+        """
         seed = draw_seed() if self.seed is None else self.seed
         device, threads = set_up(self.train)
         log.info("rank %d of %d on %s, %d threads, seed %d", rank(), world_size(), device, threads, seed)
@@ -158,7 +170,7 @@ class TrainingRun:
 
         # Data first: the model and the evaluators need its description.
         batches = plan_training(self.data, self.train.length, self.shapes, seed)
-        warn_of_unusual_lengths(batches, self.schedule)
+        warn_of_unusual_lengths(batches, self.schedule, self.ema)
         if not batches.plan.total_steps:
             message = f"{self.train.length} is a run without a single step"
             raise ConfigError(Problem("", "train.length", message))
@@ -210,19 +222,7 @@ class TrainingRun:
             available_scores=evaluation.scores,
             start_time=session.start_time,
         )
-        try:
-            if session.resume is not None:
-                trainer.restore(session.resume)
-            session.begin(session.resume)
-        except BaseException:
-            metrics_log.close()
-            raise
-        for line in summary:
-            log.info("%s", line)
-        scores = trainer.run()
-        if trainer.stopped:
-            raise Stopped(trainer.stopped)
-        return scores
+        return _run(trainer, session, metrics_log, summary)
 
     def _hooks(
         self,
@@ -236,6 +236,8 @@ class TrainingRun:
         task, plan = models.task, batches.plan
         own_periods = {val_set.name: val_set.every for val_set in evaluation.validation if val_set.every is not None}
         periods = {val_set.name: val_set.every or self.evaluate.every for val_set in evaluation.validation}
+        eta = Eta(device, periods)
+        to_terminal = any(getattr(logger, "target", logger) is Terminal for logger in self.loggers)
         with errors_at("hooks"):
             return order_hooks(
                 task={f"task.{number}": hook for number, hook in enumerate(task.hooks(batches.dataset_info))},
@@ -252,7 +254,8 @@ class TrainingRun:
                 batch_schedule=ApplyBatchSchedule(plan.stages, norms=models.splits_norms)
                 if isinstance(plan, StagedPlan)
                 else None,
-                eta=Eta(device, periods),
+                eta=eta,
+                training_bar=TrainingBar(eta) if to_terminal else None,
             )
 
     def _summary(
@@ -285,21 +288,27 @@ class TrainingRun:
 
 
 def train(session: Session, /, **parts: Any) -> dict[str, float]:
-    """Train and return the final scores, such as ``{"val/top1": 0.99}``.
-
-    Args:
-        session: the run folder and, to resume, its checkpoint.
-        parts: the fields of :class:`TrainingRun`.
-
-    Raises:
-        ConfigError: parts do not fit together; nothing was trained.
-        Stopped: the run was asked to stop before its end; it has saved and can be resumed.
-
-    Example::
-
-        train(Session(folder), task=..., data=..., optimizer=..., train=Training(length=Duration(3, "ep")), ...)
-    """
+    """Deprecated: use :func:`opabinia.train` with a :class:`TrainingRun`, whose folder can be loaded and resumed."""
+    message = "opabinia.training.session.train is deprecated: use opabinia.train(TrainingRun(...))"
+    warnings.warn(message, DeprecationWarning, stacklevel=2)
     return TrainingRun(**parts)(session)
+
+
+def _run(trainer: Trainer, session: Session, metrics_log: MetricsLogger, summary: Sequence[str]) -> dict[str, float]:
+    """Restore the checkpoint of the session, begin, log the summary and train; return the final scores."""
+    try:
+        if session.resume is not None:
+            trainer.restore(session.resume)
+        session.begin(session.resume)
+    except BaseException:
+        metrics_log.close()
+        raise
+    for line in summary:
+        log.info("%s", line)
+    scores = trainer.run()
+    if trainer.stopped:
+        raise Stopped(trainer.stopped)
+    return scores
 
 
 def training_only(parts: Mapping[str, Any], **hooks: Hook) -> dict[str, Any]:
@@ -335,7 +344,7 @@ def all_schedules(schedule: Schedule, schedules: Mapping[str, Schedule] | None, 
     return all_of_them
 
 
-def warn_of_unusual_lengths(batches: TrainingBatches, schedule: Schedule) -> None:
+def warn_of_unusual_lengths(batches: TrainingBatches, schedule: Schedule, ema: Ema | None) -> None:
     """Warn of lengths that are seldom meant, except in a short trial of a long recipe."""
     batch_size, samples, plan = batches.data.batch_size, len(batches.sampler), batches.plan
     if batch_size > samples:
@@ -343,6 +352,8 @@ def warn_of_unusual_lengths(batches: TrainingBatches, schedule: Schedule) -> Non
     warmup = getattr(schedule, "keywords", {}).get("warmup")
     if isinstance(warmup, Duration) and Clock.at(plan, 0).steps(warmup) >= plan.total_steps > 0:
         log.warning("schedule.warmup (%s) is as long as the run: lr never reaches its peak", warmup)
+    if ema and (warning := slow_average_warning(ema, plan, batch_size)):
+        log.warning("%s", warning)
 
 
 def build_model(
@@ -366,11 +377,7 @@ def build_model(
     with errors_at("distill"):
         needs_logits = distill.logits_weight > 0
         teachers = [
-            build_teacher(teacher, dataset_info, _trained_task, logits=needs_logits)
+            build_teacher(teacher, dataset_info, lambda run: load_trained(run, device="cpu").task, logits=needs_logits)
             for teacher in distill.fixed_teachers
         ]
         return add_teachers(model, teachers, distill)
-
-
-def _trained_task(run: Path) -> Task:
-    return load_trained(run, device="cpu").task

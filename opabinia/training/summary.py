@@ -15,9 +15,6 @@ from opabinia.runtime.durations import Duration
 from opabinia.training.flops import FlopCount, count_forward_flops
 from opabinia.training.settings import Training
 
-_NETWORKS = ("backbone", "detector")
-"""Keys of a task's section that name its networks."""
-
 
 def run_title(recipe: str, task: Mapping[str, Any]) -> str:
     """Describe a run by its recipe, its task and the networks in it.
@@ -29,7 +26,7 @@ def run_title(recipe: str, task: Mapping[str, Any]) -> str:
     Example: ``run_title("digits", {"name": "video", "backbone": {"name": "timm", "model": "resnet18"}})`` is
     ``digits: video, backbone timm resnet18``.
     """
-    networks = [(key, task[key]) for key in _NETWORKS if isinstance(task.get(key), Mapping)]
+    networks = [(key, task[key]) for key in ("backbone", "detector") if isinstance(task.get(key), Mapping)]
     names = [f"{key} {network['name']} {network.get('model') or ''}".rstrip() for key, network in networks]
     return f"{recipe}: {', '.join([str(task['name']), *names])}"
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,10 +14,15 @@ import torch
 from opabinia.config import ConfigError, Problem, build, register
 from opabinia.contracts import DatasetInfo, Task, TaskPart, Transform, TransformPart
 from opabinia.engine.checkpointing.checkpoint import Snapshot
+from opabinia.engine.loggers.metrics_log import from_json_numbers
 from opabinia.models.projectors import without_projectors
+from opabinia.runtime.log import log
 from opabinia.training.model import make_task, place, set_up
 from opabinia.training.run_folder import chosen_checkpoint, read_chosen, resolve, validation_sets, views_of
 from opabinia.training.settings import Evaluation, Training
+
+Weights = Literal["raw", "ema"]
+"""Weights of a checkpoint: those that are trained, or their exponential moving average (EMA)."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +32,13 @@ class TrainedModel:
     Attributes:
         task: the model with its trained weights, on ``device``.
         transforms: of the validation data.
-        facts: of the training data.
+        dataset_info: of the training data.
         channels: of images as they are read: 1 grey, 3 colour.
         device: where the model computes.
         precision: of its forward passes.
         batch_size: images in one forward pass.
         views: clips and crops in which the validation data sees a video; None: one view, as the transforms give it.
+        weights: which of the checkpoint's weights the model has.
     """
 
     task: Task
@@ -41,12 +49,14 @@ class TrainedModel:
     precision: str
     batch_size: int
     views: tuple[int, int] | None = None
+    weights: Weights = "raw"
 
 
 @register.command
 def predictor(
     snapshot: Snapshot,
     device: Literal["auto", "cpu", "cuda", "mps"] | None,
+    weights: Weights,
     /,
     *,
     task: TaskPart,
@@ -69,7 +79,7 @@ def predictor(
     """
     where, _ = set_up(replace(train, device=device or train.device, cudnn_benchmark=False))
     return TrainedModel(
-        task=place(trained_task(task, snapshot, best_weights(snapshot, evaluate)), train, where),
+        task=place(trained_task(task, snapshot, weights), train, where),
         transforms=transforms,
         dataset_info=dataset_info_from(snapshot),
         channels=snapshot.state.get("source_channels", 3),
@@ -77,39 +87,88 @@ def predictor(
         precision=train.precision,
         batch_size=evaluate.batch_size or 32,
         views=views,
+        weights=weights,
     )
 
 
 def dataset_info_from(snapshot: Snapshot) -> DatasetInfo:
     """Return the description of the data that a checkpoint was trained on."""
-    dataset_info = snapshot.state["facts"]
-    saved: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in dataset_info.items()
+    facts: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in snapshot.state["facts"].items()
     }
-    return DatasetInfo(**saved)
+    return DatasetInfo(**facts)
 
 
-def best_weights(snapshot: Snapshot, evaluate: Evaluation) -> str:
-    """Return which weights of a checkpoint to use: ``ema`` if it has them and they are evaluated, else ``model``."""
-    return "ema" if "ema" in snapshot.tensors and evaluate.weights != "raw" else "model"
-
-
-def trained_task(task: Callable[[DatasetInfo], Task], snapshot: Snapshot, weights: str = "model") -> Task:
-    """Build the task with the weights of a checkpoint: ``model``, or their moving average ``ema``.
+def trained_task(task: Callable[[DatasetInfo], Task], snapshot: Snapshot, weights: Weights = "raw") -> Task:
+    """Build the task with weights of a checkpoint.
 
     Raises:
         ConfigError: the weights do not fit.
     """
     model = make_task(task, dataset_info_from(snapshot), snapshot.state["seed"])
     try:
-        model.load_state_dict(without_projectors(snapshot.tensors[weights]))
+        model.load_state_dict(without_projectors(snapshot.tensors["ema" if weights == "ema" else "model"]))
     except RuntimeError as error:
         raise ConfigError(Problem("", "task", f"the weights do not fit: {error}")) from error
     return model
 
 
+def choose_weights(path: Path, snapshot: Snapshot, evaluated: str, asked: Weights | None = None) -> Weights:
+    """Return the weights of a checkpoint to use, and log why.
+
+    Without EMA these are the raw weights. Otherwise they are those that were ``asked`` for, or the only ones that the
+    run evaluates; of both those with the better score in the last evaluation up to the checkpoint, by the metric of
+    ``checkpoint.best``; without such scores the EMA.
+
+    Args:
+        path: of the checkpoint, in the ``checkpoints`` of its run.
+        snapshot: its content.
+        evaluated: ``evaluate.weights`` of the config.
+        asked: by the user; None decides.
+
+    Raises:
+        ConfigError: the checkpoint has no EMA, which was asked for.
+    """
+    if "ema" not in snapshot.tensors:
+        if asked == "ema":
+            raise ConfigError(Problem("command line", "--weights", f"{path} has no EMA of the weights; raw is right"))
+        return "raw"
+    if asked is not None:
+        return asked
+    chosen: Weights = "raw" if evaluated == "raw" else "ema"
+    reason = f"evaluate.weights is {evaluated}"
+    if evaluated == "both":
+        best = snapshot.state["hooks"].get("save_best", {})
+        dataset, _, name = best.get("metric", "").partition("/")
+        raw, ema = (f"{dataset.removesuffix('_ema')}{suffix}/{name}" for suffix in ("", "_ema"))
+        scores = _newest_values(path.parent.parent / "metrics.jsonl", (raw, ema), snapshot.step)
+        reason = "the scores of both are not known"
+        if len(scores) == 2:
+            sign = -1 if best["better"] == "min" else 1
+            chosen = "raw" if sign * scores[raw] > sign * scores[ema] else "ema"
+            reason = f"{ema} is {scores[ema]:.4f}, {raw} {scores[raw]:.4f}"
+    log.info("using the %s weights: %s (--weights raw|ema)", "EMA" if chosen == "ema" else "raw", reason)
+    return chosen
+
+
+def _newest_values(file: Path, names: Sequence[str], step: int) -> Mapping[str, float]:
+    """The newest finite values of a metrics log up to a step, by name."""
+    values: dict[str, float] = {}
+    if file.is_file():
+        with file.open(encoding="utf-8") as lines:
+            for line in lines:
+                if any(f'"{name}"' in line for name in names) and (found := json.loads(line))["step"] <= step:
+                    values |= from_json_numbers({name: found[name] for name in names if name in found})
+    return {name: value for name, value in values.items() if math.isfinite(value)}
+
+
 def load_trained(
-    folder: Path | str, overrides: Sequence[str] = (), *, checkpoint: str = "best", device: str | None = None
+    folder: Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    checkpoint: str = "best",
+    weights: Weights | None = None,
+    device: str | None = None,
 ) -> TrainedModel:
     """Build the trained model of a run. The data it was trained on is not needed.
 
@@ -117,6 +176,7 @@ def load_trained(
         folder: the run folder.
         overrides: ``key=value``.
         checkpoint: ``best`` (without one the last), ``last``, or a checkpoint's name or path.
+        weights: ``raw`` or ``ema``; None: see :func:`choose_weights`.
         device: ``cpu``, ``cuda``, ``mps`` or ``auto``; None takes what the run's config says.
 
     Raises:
@@ -134,5 +194,7 @@ def load_trained(
         "evaluate": config["evaluate"],
         "plugins": config.get("plugins"),
     }
-    trained: TrainedModel = build(parts, None, "predictor", resolved.origins)(read_chosen(path), device)
+    snapshot = read_chosen(path)
+    weights = choose_weights(path, snapshot, config["evaluate"]["weights"], weights)
+    trained: TrainedModel = build(parts, None, "predictor", resolved.origins)(snapshot, device, weights)
     return trained

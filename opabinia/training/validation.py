@@ -12,8 +12,8 @@ import torch
 from opabinia.config import ConfigError, Problem
 from opabinia.config.build import errors_at
 from opabinia.config.errors import listing, nearest
-from opabinia.contracts import DatasetInfo, EncodedSource, Evaluator, Source, Task
-from opabinia.data import Data, ValidationStream
+from opabinia.contracts import DatasetInfo, EncodedSource, Evaluator, Task
+from opabinia.data import Data
 from opabinia.data.decoding.cache import with_cache
 from opabinia.data.loader import BatchReader, Loader, evaluation_requests
 from opabinia.engine.hooks.save_best import SaveBest
@@ -24,7 +24,7 @@ from opabinia.runtime.log import log
 from opabinia.runtime.processes import rank, world_size
 from opabinia.training.model import Models
 from opabinia.training.samples import read_dataset_info
-from opabinia.training.settings import Evaluation, EvaluatorRun
+from opabinia.training.settings import Evaluation
 
 MakeEvaluators = Callable[[Task, DatasetInfo], list[Evaluator]]
 
@@ -63,32 +63,23 @@ def plan_evaluation(
     Raises:
         ConfigError: the task cannot be evaluated on a set, or evaluators do not fit together.
     """
-    validation = make_validation(data, evaluate, seed, device, precision, models.task.size_multiple)
+    validation = _validation_sets(data, evaluate, seed, device, precision, models.task.size_multiple)
     if models.ema:
-        validation = with_ema(validation, models.ema, evaluate.weights)
-    scores = available_scores(models.task, validation)
-    check_classes(models.task, validation, classes)
-    return EvaluationPlan(validation, scores)
+        averaged = [
+            replace(raw, name=f"{raw.name}_ema", prefix=f"{raw.prefix or raw.name}_ema", task=models.ema)
+            for raw in validation
+        ]
+        # The scores of EMA weights come first: they are the ones that one trains for.
+        validation = {"both": [*averaged, *validation], "ema": averaged, "raw": validation}[evaluate.weights]
+    return EvaluationPlan(validation, available_scores(models.task, validation, classes))
 
 
-def make_validation(
-    data: Data,
-    evaluate: Evaluation,
-    seed: int,
-    device: torch.device,
-    precision: str,
-    size_multiple: int | None = None,
+def _validation_sets(
+    data: Data, evaluate: Evaluation, seed: int, device: torch.device, precision: str, size_multiple: int | None
 ) -> list[ValidationSet]:
     """Return the validation sets, read in whole batches in the order of their sources.
 
     An evaluator with a period of its own makes an evaluation of its own, named ``<prefix>_<evaluator>``.
-
-    Args:
-        data, evaluate: config sections.
-        seed: of the run.
-        device: where batches are put.
-        precision: of forward passes.
-        size_multiple: as in :class:`opabinia.contracts.Task`.
 
     Raises:
         ConfigError: an evaluator names a validation set that does not exist, or two evaluations have the same name.
@@ -96,11 +87,26 @@ def make_validation(
     with errors_at("data"):
         streams = data.validation
     evaluators = evaluate.evaluators or {}
-    _check_prefixes(evaluators, [stream.prefix for stream in streams])
+    prefixes = [stream.prefix for stream in streams]
+    for name, run in evaluators.items():
+        if run.on is not None and run.on not in prefixes:
+            message, known = f"there is no validation set {run.on!r}", f"sets: {listing(prefixes) or 'none'}"
+            raise ConfigError(
+                Problem("", f"evaluate.evaluators.{name}.on", message, "", nearest(run.on, prefixes), known)
+            )
+    load = partial(_evaluation_loader, data, evaluate.batch_size or data.batch_size, device)
     validation = []
     for stream in streams:
         dataset_info = read_dataset_info(stream, skip=data.on_error == "skip")
-        load = partial(_evaluation_loader, data, stream, dataset_info, evaluate.batch_size, seed, device, size_multiple)
+        source = stream.source
+        if data.cache and isinstance(source, EncodedSource):
+            with errors_at("data.cache"):
+                source = with_cache(source, data.cache, None, stream.prefix)
+        reader = BatchReader(
+            *(source, stream.transforms, (), dataset_info, seed, rank()),
+            on_error=data.on_error,
+            size_multiple=size_multiple,
+        )
         of_stream = {name: run for name, run in evaluators.items() if run.on in (None, stream.prefix)}
         same_period = [run.evaluator for run in of_stream.values() if run.every is None]
         evaluations: list[tuple[str, MakeEvaluators, Duration | None]] = [
@@ -114,12 +120,13 @@ def make_validation(
         validation += [
             ValidationSet(
                 name,
-                load(stream.source),
+                load(reader),
                 dataset_info,
                 precision=precision,
                 prefix=stream.prefix,
                 evaluators=make,
-                training=load(data.train.source),
+                training=load(replace(reader, source=data.train.source)),
+                training_samples=len(data.train.source),
                 every=every,
             )
             for name, make, every in evaluations
@@ -146,58 +153,18 @@ def _only(make: Callable[[DatasetInfo], Evaluator], task: Task, dataset_info: Da
     return [make(dataset_info)]
 
 
-def _evaluation_loader(
-    data: Data,
-    stream: ValidationStream,
-    dataset_info: DatasetInfo,
-    batch_size: int | None,
-    seed: int,
-    device: torch.device,
-    size_multiple: int | None,
-    source: Source,
-) -> Loader:
-    """A loader of whole batches of ``source`` in its order, with the transforms of ``stream``."""
-    if data.cache and source is stream.source and isinstance(source, EncodedSource):
-        with errors_at("data.cache"):
-            source = with_cache(source, data.cache, None, stream.prefix)
-    reader = BatchReader(
-        *(source, stream.transforms, (), dataset_info, seed, rank()),
-        on_error=data.on_error,
-        size_multiple=size_multiple,
-    )
-    requests = evaluation_requests(len(source), batch_size or data.batch_size, rank(), world_size())
+def _evaluation_loader(data: Data, batch_size: int, device: torch.device, reader: BatchReader) -> Loader:
+    """A loader of whole batches, in the order of the source."""
+    requests = evaluation_requests(len(reader.source), batch_size, rank(), world_size())
     return Loader(reader, requests, num_workers=data.num_workers, pin_memory=device.type == "cuda")
 
 
-def _check_prefixes(evaluators: Mapping[str, EvaluatorRun], prefixes: Sequence[str]) -> None:
-    for name, run in evaluators.items():
-        if run.on is not None and run.on not in prefixes:
-            message, known = f"there is no validation set {run.on!r}", f"sets: {listing(prefixes) or 'none'}"
-            raise ConfigError(
-                Problem("", f"evaluate.evaluators.{name}.on", message, "", nearest(run.on, prefixes), known)
-            )
-
-
-def with_ema(validation: Sequence[ValidationSet], ema: Task, weights: str) -> list[ValidationSet]:
-    """Add the sets once more for EMA weights, whose scores come first: they are the ones that one trains for.
-
-    Args:
-        validation: the sets of the raw weights.
-        ema: the task with its EMA weights.
-        weights: ``both``, ``ema`` or ``raw``.
-    """
-    averaged = [
-        replace(val_set, name=f"{val_set.name}_ema", prefix=f"{val_set.prefix or val_set.name}_ema", task=ema)
-        for val_set in validation
-    ]
-    return {"both": [*averaged, *validation], "ema": averaged, "raw": list(validation)}[weights]
-
-
-def available_scores(task: Task, validation: Sequence[ValidationSet]) -> dict[str, str]:
+def available_scores(task: Task, validation: Sequence[ValidationSet], classes: Sequence[str]) -> dict[str, str]:
     """Return the names of the scores that the evaluations compute, and which way each is better.
 
     Raises:
-        ConfigError: the task cannot be evaluated on a set, or two evaluators compute the same score.
+        ConfigError: the task cannot be evaluated on a set, two evaluators compute the same score, or one that learns
+            the ``classes`` of the training data evaluates a set with others.
     """
     scores: dict[str, str] = {}
     for val_set in validation:
@@ -213,17 +180,6 @@ def available_scores(task: Task, validation: Sequence[ValidationSet]) -> dict[st
                 message = f"two evaluators compute the score {name!r}: remove one of them, or that of the task"
                 raise ConfigError(Problem("", "evaluate.evaluators", message, allowed="see task.evaluators"))
             scores[name] = better
-    return scores
-
-
-def check_classes(task: Task, validation: Sequence[ValidationSet], classes: Sequence[str]) -> None:
-    """Check that evaluators which learn the labels of the training data evaluate sets with the same classes.
-
-    Raises:
-        ConfigError: the classes of a set differ from ``classes``.
-    """
-    for val_set in validation:
-        evaluators = val_set.evaluators(val_set.task or task, val_set.dataset_info)
         learners = [type(evaluator).__name__ for evaluator in evaluators if isinstance(evaluator, FeatureBankEvaluator)]
         if learners and val_set.dataset_info.classes != tuple(classes):
             message = (
@@ -231,6 +187,7 @@ def check_classes(task: Task, validation: Sequence[ValidationSet], classes: Sequ
                 f"has {len(val_set.dataset_info.classes)} others, or another order; `on` names the set of an evaluator"
             )
             raise ConfigError(Problem("", "evaluate.evaluators", message))
+    return scores
 
 
 def make_best(metric: str | None, scores: Mapping[str, str]) -> SaveBest | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from opabinia.config import ConfigError, Problem
-from opabinia.training.auto_values import AUTO
+from opabinia.training.run_folder import AUTO
 
 _ITERATIONS = re.compile(r"(\d+)it")
 _STEP_COUNTS = ("train.log_every", "ema.every")

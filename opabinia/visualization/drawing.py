@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -150,14 +151,23 @@ def _draw_mask(image: Image.Image, mask: NDArray[np.bool_], color: tuple[int, in
 
 
 def side_by_side(images: Sequence[Image.Image], titles: Sequence[str]) -> Image.Image:
-    """Place images of equal height in a row, each below its title."""
+    """Place images of equal height in a row, each below its title, which is wrapped to the width of the image."""
     font = ImageFont.load_default(14)
+    wrapped = [
+        textwrap.wrap(title, max(8, int(len(title) * image.width / max(1, font.getlength(title))) - 2))
+        if font.getlength(title) > image.width
+        else [title]
+        for image, title in zip(images, titles, strict=True)
+    ]
+    title_height = 18 * max(map(len, wrapped))
     width = sum(image.width for image in images) + _MARGIN * (len(images) + 1)
-    canvas, draw = _canvas(width, max(image.height for image in images) + 2 * _MARGIN + 18)
+    canvas, draw = _canvas(width, max(image.height for image in images) + 2 * _MARGIN + title_height)
     left = _MARGIN
-    for image, title in zip(images, titles, strict=True):
-        draw.text((left, _MARGIN // 2), _truncated(draw, title, image.width, font), fill=_INK, font=font)
-        canvas.paste(image, (left, _MARGIN + 18))
+    for image, lines in zip(images, wrapped, strict=True):
+        for row, line in enumerate(lines):
+            text = _truncated(draw, line, image.width, font)
+            draw.text((left, _MARGIN // 2 + 18 * row), text, fill=_INK, font=font)
+        canvas.paste(image, (left, _MARGIN + title_height))
         left += image.width + _MARGIN
     return canvas
 
@@ -248,18 +258,17 @@ def scatter_plot(
     columns = -(-len(legend) // rows)
     longest = max((draw.textlength(label, font=font) for label in labels), default=0)
     column = min(180, round(longest) + 36, size[0] // 2 // max(1, columns))
-    right = size[0] - columns * column - _MARGIN
-    plot = (2 * _MARGIN, top, right, bottom)
-    fine = Image.new("RGB", ((right - 2 * _MARGIN) * _SCALE, (bottom - top) * _SCALE), (255, 255, 255))
+    left, right = 2 * _MARGIN, size[0] - columns * column - _MARGIN
+    fine = Image.new("RGB", ((right - left) * _SCALE, (bottom - top) * _SCALE), (255, 255, 255))
     _draw_points(fine, points, classes)
-    canvas.paste(fine.resize((plot[2] - plot[0], plot[3] - plot[1]), Image.Resampling.LANCZOS), plot[:2])
-    draw.rectangle((plot[0] - 1, plot[1] - 1, plot[2], plot[3]), outline=(205, 205, 200))
+    canvas.paste(fine.resize((right - left, bottom - top), Image.Resampling.LANCZOS), (left, top))
+    draw.rectangle((left - 1, top - 1, right, bottom), outline=(205, 205, 200))
     for row, (number, label) in enumerate(zip(legend, labels, strict=True)):
-        left, y = right + _MARGIN + row // rows * column, top + row % rows * 19
+        x, y = right + _MARGIN + row // rows * column, top + row % rows * 19
         mark = Image.new("RGB", (16 * _SCALE, 16 * _SCALE), _BACKGROUND)
         _draw_mark(ImageDraw.Draw(mark), (8 * _SCALE, 8 * _SCALE), number, 6 * _SCALE)
-        canvas.paste(mark.resize((16, 16), Image.Resampling.LANCZOS), (left, y))
-        draw.text((left + 22, y), _truncated(draw, label, column - 26, font), fill=_INK, font=font)
+        canvas.paste(mark.resize((16, 16), Image.Resampling.LANCZOS), (x, y))
+        draw.text((x + 22, y), _truncated(draw, label, column - 26, font), fill=_INK, font=font)
     return canvas
 
 

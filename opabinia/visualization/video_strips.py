@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from io import BytesIO
-from itertools import chain, groupby, pairwise
+from itertools import chain, groupby, islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
 from opabinia.contracts import Sample, Video
-from opabinia.runtime.files import disk_errors, write_atomic
+from opabinia.runtime.files import write_atomic
 from opabinia.visualization.drawing import COLORS, FRAME_COLORS, side_by_side, stack_vertically, text_color, to_pil
 
 MAX_FRAMES, FRAME_HEIGHT, MIN_WIDTH = 8, 128, 560
@@ -104,18 +104,12 @@ def sampled_clips(
     """
     label = int(prediction["probabilities"].argmax())
     views = prediction["views"][:, label] if "views" in prediction else prediction["probabilities"][label : label + 1]
-    shares = [f"{float(probability):.1%}" for probability in views]
-    clips = [
-        (numbers, [view for view, _ in group]) for numbers, group in groupby(enumerate(frames), lambda row: row[1])
-    ]
+    shares = iter([f"{float(probability):.1%}" for probability in views])
+    clips = [(numbers, len(list(crops))) for numbers, crops in groupby(frames)]
+    names = [f"clip {number} of {len(clips)}" if len(clips) > 1 else "" for number in range(1, len(clips) + 1)]
     return [
-        SampledClip(
-            numbers,
-            f"clip {number} of {len(clips)}" if len(clips) > 1 else "",
-            label,
-            " ".join([classes[label], *(shares[view] for view in crops)]),
-        )
-        for number, (numbers, crops) in enumerate(clips, 1)
+        SampledClip(numbers, name, label, " ".join([classes[label], *islice(shares, crops)]))
+        for name, (numbers, crops) in zip(names, clips, strict=True)
     ]
 
 
@@ -159,9 +153,7 @@ def write_clip(path: Path, video: Video, clips: Sequence[SampledClip]) -> None:
     """
     frames = (frame for clip in clips for frame in _labeled_frames(video, clip))
     content = _encode_mp4(frames, _frame_rate(video.fps, clips[0].frames))
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, content)
+    write_atomic(path, content)
 
 
 def _labeled_frames(video: Video, clip: SampledClip) -> Iterator[NDArray[Any]]:

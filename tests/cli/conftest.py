@@ -9,7 +9,7 @@ import pytest
 
 from opabinia.cli import main
 
-SIX_STEPS = ["train.length=6it", "train.device=cpu", "train.num_threads=1", "data.num_workers=0"]
+SIX_STEPS = ["train.length=6it", "train.device=cpu", "train.num_threads=1", "data.num_workers=0", "data.batch_size=16"]
 
 
 class Ended(NamedTuple):

@@ -93,15 +93,35 @@ def test_eval(opabinia: Opabinia, own_run: Path, checkpoint: list[str | None]) -
         assert re.search(rf"{name}\W+{value:.4f}", ended.out)
     assert str(own_run) in ended.out
     written = json.loads((own_run / "eval" / "val" / "scores.json").read_text())
-    assert written == {"checkpoint": path.name, **scores(own_run)}
+    about = {"data": "digits, split val", "samples": 360, "checkpoint": path.name, "weights": "raw", "overrides": []}
+    assert written == {**about, **scores(own_run)}
 
 
-def test_eval_on_other_data(opabinia: Opabinia, own_run: Path) -> None:
-    ended = opabinia("eval", own_run, "data.val.source.split=train", "evaluate.batch_size=500")
+def test_eval_on_other_data(opabinia: Opabinia, own_run: Path, tmp_path: Path) -> None:
+    """Its scores have their own name, those of the validation set stay."""
+    assert opabinia("eval", own_run).status == 0
+    before = contents(own_run / "eval" / "val")
+    refused(
+        opabinia("eval", own_run, "data.val.source.split=train"), "would replace the scores", "--name", "--data PATH"
+    )
+    ended = opabinia("eval", own_run, "data.val.source.split=train", "--name", "seen", "evaluate.batch_size=500")
     assert ended.status == 0
-    written = json.loads((own_run / "eval" / "val" / "scores.json").read_text())
-    assert (written["val/top1"] * 1437) % 1 == pytest.approx(0, abs=1e-9), "a share of 1,437 digits"
-    assert written["val/top1"] != scores(own_run)["val/top1"]
+    written = json.loads((own_run / "eval" / "seen" / "scores.json").read_text())
+    assert written["samples"] == 1437 and written["data"] == "digits, split train"
+    assert (written["seen/top1"] * 1437) % 1 == pytest.approx(0, abs=1e-9), "a share of 1,437 digits"
+    for folder, gray in (("known", 0), ("other", 255)):
+        for name in "0123456789":
+            (tmp_path / folder / name).mkdir(parents=True)
+            Image.new("L", (8, 8), gray).save(tmp_path / folder / name / "1.png")
+    source = f"data.val.source={{name: image_folder, root: '{tmp_path / 'known'}', channels: 1}}"
+    ended = opabinia("eval", own_run, source, "--data", tmp_path / "other", "--json")
+    assert ended.status == 0 and json.loads(ended.out)["scores"]["other/top1"] == pytest.approx(0.1)
+    written = json.loads((own_run / "eval" / "other" / "scores.json").read_text())
+    assert written["samples"] == 10 and written["data"] == f"image_folder, root {tmp_path / 'other'}"
+    assert contents(own_run / "eval" / "val") == before
+    report = opabinia("report", own_run, "--no-images")
+    page = (own_run / "report.html").read_text()
+    assert report.status == 0 and "Data of these scores" in page and written["data"] in page
 
 
 # --- mistakes leave with status 2, a message and no traceback ---------------------------------------------------------
@@ -128,8 +148,7 @@ def test_all_mistakes_in_a_config_are_told(opabinia: Opabinia, tmp_path: Path) -
         (["train", "classification/digit"], "did you mean 'classification/digits'?"),
         (["train", "nowhere.yaml"], "nowhere.yaml: there is no such file"),
         (["train", RECIPE, "seed"], "an override is written key=value"),
-        (["train", RECIPE, "--resume", "checkpoints/step-1"], "checkpoints/step-1 is not a checkpoint in"),
-        (["train", RECIPE, "--resume", "best"], "best is not a checkpoint in"),
+        (["train", RECIPE, "--resume", "checkpoints/step-1"], "there is no run"),
         (["train", RECIPE, "task.backbone.model=resnet81"], "timm"),
         (["train", RECIPE, "optimizer=sgd", "optimizer.nesterov=true"], "Nesterov momentum requires"),
         (["train", RECIPE, "data.val.transforms.0.size=-1"], "Resize: RuntimeError: "),

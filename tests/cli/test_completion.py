@@ -37,6 +37,7 @@ def offered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         ("opabinia train classification/dig", ["classification/digits"]),
         ("opabinia train mi", ["mine.yaml"]),
         ("opabinia train --na", ["--name"]),
+        ("opabinia train mine.yaml --resume a", ["auto"]),
         ("opabinia train --resume mine.yaml optimizer.l", ["optimizer.lr="]),
         ("opabinia train mine.yaml optimizer.lr=0.1 task.lo", ["task.loss.", "task.loss="]),
         ("opabinia train --name mine mine.yaml optimizer=sg", ["optimizer=sgd", "optimizer=sgdw"]),

@@ -1,40 +1,57 @@
 """``opabinia demo``: what it trains, what it writes, and how it resumes."""
 
+import io
+import json
+import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from opabinia.cli import demo
-from opabinia.cli.demo import DemoTask
+from opabinia.cli.demo import PARTS, DemoTask
+from opabinia.cli.side_by_side import TrainingProcess, _table
+from opabinia.runtime.durations import Duration
 from opabinia.runtime.signals import Stopped
-from tests.cli.conftest import SIX_STEPS, Ended
+from tests.cli.conftest import Ended
 
 Opabinia = Callable[..., Ended]
 
+SHORT = "base: classification/digits\ntrain: {length: 6it, device: cpu, num_threads: 1}\ndata: {num_workers: 0}\n"
 
-def shorten(monkeypatch: pytest.MonkeyPatch, task: DemoTask, *overrides: str) -> None:
-    monkeypatch.setitem(demo.PARTS, task, replace(demo.PARTS[task], overrides=tuple(overrides)))
+
+def shorten(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str = "") -> None:
+    (folder / "six_steps.yaml").write_text(SHORT + text)
+    part = replace(PARTS[DemoTask.classification], recipe=str(folder / "six_steps.yaml"))
+    monkeypatch.setitem(PARTS, DemoTask.classification, part)
+
+
+# --- one task ---------------------------------------------------------------------------------------------------------
 
 
 def test_one_task(opabinia: Opabinia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second time there is nothing to train; of another config it is not the same demo."""
-    shorten(monkeypatch, DemoTask.classification, *SIX_STEPS)
+    shorten(tmp_path, monkeypatch)
     words = ("demo", "classification", "--out", tmp_path)
-    run = tmp_path / "classification" / "digits" / "demo"
-    for time in range(2):
+    run = tmp_path / "six_steps" / "demo"
+    for time_ in range(2):
         ended = opabinia(*words)
         assert ended.status == 0, ended.err
-        assert "1 of 1, classification: which digit is it?" in ended.out
-        assert (f"{run} is finished: nothing to train" in ended.out) == (time == 1)
-        assert ("step 6/6" in ended.err) == (time == 0)
+        assert "classification: which digit is it?" in ended.out
+        assert (f"{run} is finished: nothing to train" in ended.out) == (time_ == 1)
+        assert ("step 6/6" in ended.err) == (time_ == 0)
         assert f"the report is in {run / 'report.html'}" in ended.out
         assert f"opabinia config show {run} --origin" in ended.out[ended.out.index("next:") :]
-    shorten(monkeypatch, DemoTask.classification, *SIX_STEPS, "optimizer.lr=0.5")
+    shorten(tmp_path, monkeypatch, "optimizer: {lr: 0.5}\n")
     ended = opabinia(*words)
     assert ended.status == 2
     assert f"{run}: contains a run of another config (optimizer.lr 0.004 in the folder, 0.5 requested)" in ended.err
@@ -46,7 +63,7 @@ def test_the_same_command_resumes(opabinia: Opabinia, tmp_path: Path, monkeypatc
     def stopped(*_: object, **__: object) -> None:
         raise Stopped("SIGINT", 130)
 
-    shorten(monkeypatch, DemoTask.classification, *SIX_STEPS, "checkpoint.every=2it")
+    shorten(tmp_path, monkeypatch, "checkpoint: {every: 2it}\n")
     words = ("demo", "classification", "--out", tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(launch, "_train_and_report", stopped)
@@ -63,8 +80,148 @@ def test_mistakes(opabinia: Opabinia, tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("no folder")
     ended = opabinia("demo", "classification", "--out", tmp_path / "runs")
     assert ended.status == 1 and f"cannot write {tmp_path / 'runs'}" in ended.err and "Traceback" not in ended.err
-    ended = opabinia("demo", "classification", "--out", tmp_path, "--name", "../elsewhere")
-    assert ended.status == 2 and "is not valid for a run" in ended.err
+    for task in ("classification", "all"):
+        ended = opabinia("demo", task, "--out", tmp_path, "--name", "../elsewhere")
+        assert ended.status == 2 and "is not valid for a run" in ended.err
+
+
+# --- all tasks --------------------------------------------------------------------------------------------------------
+
+PYTHON = sys.executable
+FAKE = """#!{python} -IS
+import json, os, pathlib, sys, time
+recipe, out, name = sys.argv[4], sys.argv[sys.argv.index("--out") + 1], sys.argv[sys.argv.index("--name") + 1]
+folder = pathlib.Path(out, recipe, name)
+folder.mkdir(parents=True, exist_ok=True)
+with open(folder / "calls.jsonl", "a") as calls:
+    print(json.dumps([time.time(), os.environ["OMP_NUM_THREADS"], *sys.argv[1:]]), file=calls)
+behaviour = {behaviour!r}.get(recipe, "")
+if behaviour == "fail":
+    sys.exit("error: no such " + recipe)
+with open(folder / "metrics.jsonl", "a") as log:
+    print(json.dumps({{"step": 9, "epoch": 0.5, "train/loss": 0.25, "time/step": 1.0}}), file=log)
+if behaviour == "wait":
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        sys.exit(130)
+(folder / "results.json").write_text(json.dumps({{"val/top1": 1, "val/mAP": 1, "val/AP": 1, "val/knn_top1": 0.75}}))
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """``fake({recipe: "wait" or "fail"})`` replaces the trainings, and the report of them."""
+    monkeypatch.setattr(demo, "report", lambda runs, *, out: print(f"report of {len(runs)} runs in {out}"))
+    monkeypatch.setattr("opabinia.cli.side_by_side.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("opabinia.runtime.resources.cores", lambda: 2)
+
+    def replace_training(behaviour: dict[str, str]) -> None:
+        program = tmp_path / "python"
+        program.write_text(FAKE.format(python=PYTHON, behaviour=behaviour))
+        program.chmod(0o755)
+        monkeypatch.setattr("opabinia.cli.side_by_side.sys.executable", str(program))
+
+    replace_training({})
+    return replace_training
+
+
+def calls(out: Path) -> dict[str, list[list[str]]]:
+    """Return the arguments of the trainings by recipe, in the order of their first start."""
+    found = {
+        str(file.parent.parent.relative_to(out)): [json.loads(line) for line in file.read_text().splitlines()]
+        for file in out.rglob("calls.jsonl")
+    }
+    return dict(sorted(found.items(), key=lambda item: item[1][0][0]))
+
+
+def test_all_tasks(opabinia: Opabinia, tmp_path: Path, fake: Callable[..., None]) -> None:
+    """Each task is a process with one thread, the longest first; a second demo trains nothing."""
+    out = tmp_path / "runs"
+    ended = opabinia("demo", "--out", out)
+    assert ended.status == 0, ended.err
+    started = calls(out)
+    assert set(list(started)[:2]) == {"selfsup/digits_vicreg", "detection/digits"}
+    for recipe, ((_, threads, *words),) in started.items():
+        assert threads == "1"
+        assert words[:4] == ["-m", "opabinia", "train", recipe] and "data.num_workers=0" in words
+        assert words[words.index("--resume") + 1] == "auto" and "demo-short" in words
+    for task, part in PARTS.items():
+        assert re.search(rf"^{task}  finished  \d+%  {part.score.removeprefix('val/')} \d", ended.err, re.MULTILINE)
+        assert re.search(rf"{task}\W+{part.score}\W+\d\.\d{{4}}\W+{re.escape(part.baseline)}", ended.out)
+    assert f"report of 5 runs in {out / 'demo.html'}" in ended.out
+    again = opabinia("demo", "--out", out)
+    assert again.status == 0 and "report of 5 runs" in again.out
+    assert calls(out) == started
+
+
+def test_a_failure_stops_no_other_task(opabinia: Opabinia, tmp_path: Path, fake: Callable[..., None]) -> None:
+    fake({"detection/digits": "fail"})
+    ended = opabinia("demo", "--out", tmp_path / "runs")
+    assert ended.status == 1
+    assert f"{tmp_path / 'runs/detection/digits/demo-short'} failed (exit status 1):" in ended.err
+    assert "error: no such detection/digits" in ended.err
+    assert "report of 4 runs" in ended.out and "val/AP" not in ended.out
+
+
+def test_ctrl_c_stops_both_and_the_same_command_resumes(
+    opabinia: Opabinia, tmp_path: Path, fake: Callable[..., None]
+) -> None:
+    out = tmp_path / "runs"
+    fake({"selfsup/digits_vicreg": "wait", "detection/digits": "wait"})
+
+    def interrupt() -> None:
+        while len(list(out.rglob("metrics.jsonl"))) < 2:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    ended = opabinia("demo", "--out", out)
+    assert ended.status == 130
+    assert "stopped: the same command resumes" in ended.err and "report" not in ended.out
+    assert len(re.findall(r"^\w+  stopped  \d+%  loss 0.250", ended.err, re.MULTILINE)) == 2
+    assert len(calls(out)) == 2, "no other task begins"
+    fake({})
+    assert opabinia("demo", "--out", out).status == 0
+    assert [len(each) for each in calls(out).values()] == [2, 2, 1, 1, 1]
+
+
+def test_another_config(opabinia: Opabinia, tmp_path: Path, fake: Callable[..., None], six_steps: Path) -> None:
+    folder = tmp_path / "classification" / "digits" / "demo-short"
+    folder.mkdir(parents=True)
+    shutil.copy(six_steps / "config.yaml", folder)
+    ended = opabinia("demo", "--out", tmp_path)
+    assert ended.status == 2
+    assert f"{folder}: contains a run of another config (" in ended.err and "train.length" in ended.err
+    assert "choose another --name" in ended.err
+    assert not calls(tmp_path)
+
+
+def test_torch_is_not_imported(tmp_path: Path, fake: Callable[..., None]) -> None:
+    """The process that shows the table takes no time from those that train."""
+    code = (
+        "import sys; from pathlib import Path; from opabinia.cli.demo import _train_all; "
+        f"sys.executable = {str(tmp_path / 'python')!r}; "
+        f"_train_all(Path({str(tmp_path)!r}), 'short'); assert 'torch' not in sys.modules"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}  # as on the first call
+    subprocess.run([PYTHON, "-c", code], check=True, env=environment)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_fits(width: int, tmp_path: Path) -> None:
+    """A line per task, also in a narrow terminal; what is cut is the question."""
+    length = Duration(1, "ep")
+    runs = [TrainingProcess(task, part.question, tmp_path, length, part.score, ()) for task, part in PARTS.items()]
+    for run in runs:
+        run.status, run._newest = -9, {"epoch": 0.5, "train/loss": 123.4567}
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(_table(runs))
+    lines = console.export_text().splitlines()
+    assert len(lines) == len(PARTS)
+    for line, (task, part) in zip(lines, PARTS.items(), strict=True):
+        assert line.startswith(task) and "failed (exit status -9)  50%  loss 123.457" in line
+        assert part.question[:8] in line
 
 
 @pytest.mark.slow
@@ -83,3 +240,16 @@ def test_demo(task: str, minimum: float, tmp_path: Path) -> None:
     (results,) = tmp_path.rglob("results.json")
     assert str(results.parent) in done.stdout
     assert f"the report is in {results.parent / 'report.html'}" in done.stdout
+
+
+@pytest.mark.slow
+def test_demo_of_all_tasks(tmp_path: Path) -> None:
+    """All five, shortened: each score is far above its baseline."""
+    minimum = {"classification": 0.98, "reid": 0.4, "selfsup": 0.64, "video": 0.9, "detection": 0.7}
+    program = [sys.executable, "-m", "opabinia", "demo", "--out", str(tmp_path)]
+    done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, check=True)
+    for task, part in PARTS.items():
+        (value,) = re.findall(rf"{task}\W+{part.score}\W+([\d.]+)", done.stdout)
+        assert float(value) >= minimum[task], task
+    assert f"the report is in {tmp_path / 'demo.html'}" in done.stdout
+    assert len(list(tmp_path.rglob("results.json"))) == len(PARTS)

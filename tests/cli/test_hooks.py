@@ -13,7 +13,8 @@ from opabinia.engine.checkpointing.checkpoint import load_tensors
 from opabinia.training import launch
 from tests.cli.conftest import Ended
 
-SMALL = ["train.length=6it", "evaluate.every=3it", "checkpoint.every=3it", "data.num_workers=0", "loggers=[]", "seed=1"]
+SMALL = ["train.length=6it", "evaluate.every=3it", "checkpoint.every=3it", "data.num_workers=0", "data.batch_size=16"]
+SMALL += ["loggers=[]", "seed=1"]
 
 
 def trained(folder: Path, *overrides: str) -> tuple[Path, dict[str, float]]:
@@ -24,6 +25,7 @@ def tensors(folder: Path, name: str = "model") -> dict[str, torch.Tensor]:
     return load_tensors(folder / "checkpoints" / "step-00000006" / f"{name}.safetensors")
 
 
+@pytest.mark.slow
 def test_exact_norms_change_nothing_but_the_statistics(tmp_path: Path) -> None:
     precise = "hooks={precise: {name: precise_bn, every: 3it, batches: 4}}"
     plain, _ = trained(tmp_path / "plain")
@@ -54,7 +56,8 @@ def test_a_linear_probe(tmp_path: Path) -> None:
 
 def test_groups_and_the_batch_set_the_rates(tmp_path: Path) -> None:
     rules = "param_groups={rules: [{pattern: ^head, lr_factor: 10}, {kind: norm, weight_decay: 0}]}"
-    folder, _ = trained(tmp_path, rules, "optimizer.lr=0.001", "train.lr_batch_size=256", "schedule=constant")
+    batch = ["data.batch_size=64", "train.lr_batch_size=256"]
+    folder, _ = trained(tmp_path, rules, *batch, "optimizer.lr=0.001", "schedule=constant")
     log = (folder / "train.log").read_text()
     assert "lr 0.00025, weight decay 0.05" in log and "lr 0.00025, weight decay 0\n" in log
     assert "lr 0.0025, weight decay" in log

@@ -29,7 +29,7 @@ def test_the_best_and_the_next_commands(opabinia: Opabinia, own_run: Path) -> No
     ended = opabinia("train", own_run, "--resume")
     score = final(own_run)["val/top1"]
     checkpoint = own_run / "checkpoints" / "step-00000006"
-    assert f"best: step 6 (val/top1 {score:.4f}), {checkpoint}\n" in ended.out
+    assert f"best val/top1 {score:.4f} at step 6: {checkpoint}\n" in ended.out
     lines = ended.out[ended.out.index("next:") :].splitlines()[1:]
     commands = [line.partition("  # ")[0].strip() for line in lines]
     assert commands[0] == f"opabinia eval {own_run}" and f"opabinia predict {own_run} IMAGES/" in commands

@@ -38,9 +38,11 @@ def test_predict(opabinia: Command, six_steps: Path, gallery: Path, tmp_path: Pa
 
 def test_predict_tells_all_that_is_missing_before_it_starts(opabinia: Command, six_steps: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    done = opabinia("predict", six_steps, tmp_path / "no.png", tmp_path / "empty", "--out", tmp_path / "out")
-    assert done.status == 2
-    assert "there is no file or folder" in done.err and "empty has no images" in done.err
+    missing = (tmp_path / "no.png", tmp_path / "nor")
+    done = opabinia("predict", six_steps, *missing, "--out", tmp_path / "out")
+    assert done.status == 2 and all(f"there is no file or folder {path}" in done.err for path in missing)
+    done = opabinia("predict", six_steps, tmp_path / "empty", "--out", tmp_path / "out")
+    assert done.status == 2 and "empty has no images" in done.err
     assert not (tmp_path / "out").exists()
 
 
@@ -72,10 +74,10 @@ def test_search(opabinia: Command, six_steps: Path, gallery: Path, tmp_path: Pat
     pytest.importorskip("faiss", reason="the extra opabinia[search] is not installed")
     words = ("search", six_steps, gallery, gallery / "0001_c2_1.png", "--index", tmp_path / "index")
     done = opabinia(*words, "--nearest", 2)
-    assert done.status == 0 and "making an index of 6 images" in done.err
+    assert done.status == 0 and "building an index of 6 images" in done.err
     assert done.out.count(".png") == 3
     again = opabinia(*words, "--json")
-    assert "making an index" not in again.err and len(json.loads(again.out)["nearest"]) == 5
+    assert "building an index" not in again.err and len(json.loads(again.out)["nearest"]) == 5
     assert opabinia(*words, "nothing") == (2, "", "error: command line: there is no file or folder nothing\n")
 
 

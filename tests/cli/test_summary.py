@@ -94,6 +94,6 @@ def test_the_summary_stands_in_the_log(six_steps: Path) -> None:
         "model   373 k parameters, 8.05 MFLOP per sample (forward)",
         "data    1437 samples of 10 classes; val: 360",
         "device  cpu, fp32; 1 process, 1 thread and 0 workers",
-        "length  6it: 1437 samples, 6 steps of 64 (23 per epoch); from step 0",
+        "length  6it: 1437 samples, 6 steps of 16 (90 per epoch); from step 0",
     ):
         assert log.count(f"I {line}\n") == 1

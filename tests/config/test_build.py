@@ -120,7 +120,7 @@ def test_parts_with_only_defaults_can_be_built() -> None:
     for family in ("optimizer", "hook", "transform", "section"):
         for entry in CATALOG.entries[family].values():
             if not any(parameter.required for parameter in entry.parameters) and entry.target:
-                arguments = entry.validate_arguments(
+                arguments = entry.signature.validate(
                     {parameter.name: parameter.default for parameter in entry.parameters}
                 )
                 assert entry.target(**arguments) == entry.target()

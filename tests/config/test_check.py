@@ -192,12 +192,12 @@ def test_many_mistakes_at_once(problems: Callable[..., list[str]]) -> None:
             "optimizer.betas=[1, 2]",
             "unknown key (found [1, 2]); sgd knows: lr, momentum, nesterov; 'betas' belongs to adam",
         ),
+        ("batch_size=3", "batch_size: unknown key (found 3); write data.batch_size=3"),
         (
-            "batch_size=3",
-            "batch_size: unknown key (found 3); train knows: task, data, train, optimizer, checkpoint, hooks, "
-            "seed; 'batch_size' belongs to data",
+            "data.momentum=3",
+            "data.momentum: unknown key (found 3); data knows: root, batch_size, transforms; 'momentum' belongs to "
+            "optimizer",
         ),
-        ("data.momentum=3", "data.momentum: unknown key (found 3); data knows: root, batch_size, transforms"),
         ("hooks=[ema]", "hooks: expected a mapping of names to hooks or null (found ['ema'])"),
         ("hooks.none={}", "hooks.none.name: there is no hook of this name (found 'none'); every hook: ema, stop"),
         ("hooks.ema=true", "hooks.ema: expected a hook (found true); every hook: ema, stop"),

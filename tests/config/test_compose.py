@@ -57,8 +57,7 @@ def test_an_unknown_recipe_has_a_suggestion(write: Write) -> None:
     write(recipes__reid__digits="a: 1", recipes__video__digits="a: 1")
     (tmp := Path("folder")).mkdir()
     assert problems("reid/digit") == [
-        "reid/digit: there is no such recipe, file or run folder; did you mean 'reid/digits'? "
-        "packaged recipes: reid/digits, video/digits"
+        "reid/digit: there is no such recipe, file or run folder; did you mean 'reid/digits'?"
     ]
     assert problems("nothing.yaml")[0].startswith("nothing.yaml: there is no such file")
     assert problems(str(tmp))[0].startswith("folder: is a folder without a config.yaml, so it is not a run folder")

@@ -231,13 +231,18 @@ def test_an_alias_must_be_free() -> None:
 @pytest.mark.parametrize(
     ("override", "hint"),
     [
-        ("max_epochs=90", "write train.length: 90ep"),
-        ("max_steps=5", "write train.length: 5it"),
-        ("data.bs=32", "write data.batch_size: 32"),
-        ("mixed_precision=true", "write train.precision: bf16"),
+        ("max_epochs=90", "write train.length=90ep"),
+        ("max_steps=5", "write train.length=5it"),
+        ("data.bs=32", "write data.batch_size=32"),
+        ("mixed_precision=true", "write train.precision=bf16"),
     ],
 )
 def test_keys_of_other_systems_are_translated(resolve: Resolve, override: str, hint: str) -> None:
     with pytest.raises(ConfigError) as error:
         resolve("", override)
     assert hint in str(error.value)
+
+
+def test_a_translation_in_a_file_is_written_as_in_a_file(resolve: Resolve) -> None:
+    with pytest.raises(ConfigError, match=r"write train\.length: 5ep"):
+        resolve("epochs: 5")

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from opabinia.config import compose, dump, flatten
 from opabinia.config.errors import Problem
-from opabinia.config.references import resolve
-from opabinia.config.text import leaves
+from opabinia.config.references import leaves, resolve
 from opabinia.config.tree import read_text
 from opabinia.runtime.durations import Duration
 

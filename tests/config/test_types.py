@@ -10,8 +10,8 @@ import pytest
 from annotated_types import Ge, Gt, Interval, Le, Len, Lt, MaxLen, MinLen, MultipleOf, Predicate
 from pydantic import AllowInfNan, ValidationError
 
-from opabinia.config.types import Part, Unsupported, describe, plain, spec_of
-from opabinia.config.validate import accepts, convert
+from opabinia.config.types import Part, Unsupported, describe, spec_of
+from opabinia.config.validate import accepts, convert, plain
 from opabinia.runtime.durations import Duration, Units
 from tests.config.toys import Mode
 

@@ -31,7 +31,7 @@ from opabinia.data.transforms.views import View, Views
 from opabinia.engine.loop.prefetch import DeviceLoader
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.seeds import seed_sample
-from opabinia.training.loaders import make_training_loader
+from opabinia.training.loaders import TrainingBatches
 
 N = 11
 JITTER = v2.RandomApply([v2.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8)
@@ -301,8 +301,8 @@ def test_the_key_of_the_config(caplog: pytest.LogCaptureFixture) -> None:
     for augment_on in ("workers", "device"):
         data = Data(train=stream, batch_size=4, mix=[MIX], augment_on=augment_on)  # type: ignore[arg-type]
         with caplog.at_level(logging.INFO):
-            loader = make_training_loader(
-                data, plan, EpochSampler(N, 0, True), DatasetInfo(N, classes=Noise.classes), 0, torch.device("cpu")
-            )
+            dataset_info = DatasetInfo(N, classes=Noise.classes)
+            batches = TrainingBatches(data, dataset_info, EpochSampler(N, 0, True), plan, 0)
+            loader = batches.loader(torch.device("cpu"))
         result[augment_on] = list(loader.iterate())
     assert_same(result["workers"], result["device"])

@@ -429,7 +429,7 @@ def test_workers_end_after_their_main_process_is_killed() -> None:
         assert wait_until_gone(pids, 15)
 
 
-@pytest.mark.parametrize("end", ["", "loader.close()"])
+@pytest.mark.parametrize("end", ["", pytest.param("loader.close()", marks=pytest.mark.slow)])
 def test_a_pass_dropped_in_the_middle_does_not_hang_at_exit(end: str) -> None:
     with program(f"next(batches)\n{SHOW_WORKERS}\n{end}") as process:
         pids = pids_from(process)

@@ -13,7 +13,7 @@ from opabinia.data.sources import Digits
 from opabinia.training import launch
 from scripts import small_data
 from tests.data.videos import write
-from tests.docs.pages import block_text
+from tests.docs.pages import block_text, blocks
 from tests.migration import test_basecls, test_detectron2, test_fastreid, test_vissl
 from tests.migration.test_paddlevideo import MULTIGRID
 
@@ -30,14 +30,21 @@ RETRIEVAL = sources(PEOPLE.replace("SPLIT", "train"), PEOPLE.replace("SPLIT", "t
 VIDEOS = "{name: videos, root: path/to/clips/train, channels: 1}"
 DIGITS = sources("{name: digits, split: train}", "{name: digits, split: val}")
 TWO_STEPS = ["train.length=2it", "evaluate.every=2it"]
+SMALL_SCENES = ["vars.short=[64]", "vars.test=64", "data.batch_size=4", *TWO_STEPS]
 
 OVERRIDES = {
     "classification/digits": ["data.sampler={name: subset, num_samples: 64}", "train.length=2ep"],
     "classification/placed_digits": [*DIGITS, "data.sampler={name: subset, num_samples: 50}", *TWO_STEPS],
-    "detection/coco_format": ["vars.short=[64]", "vars.test=64", "data.batch_size=4", *TWO_STEPS],
+    "detection/bccd": SMALL_SCENES,
+    "detection/coco_format": SMALL_SCENES,
     "detection": [*sources(BOXES, BOXES), "data.batch_size=4", *TWO_STEPS],
     "reid/digits": [*RETRIEVAL, "data.batch_size=16", *TWO_STEPS],
+    "classification/image_folder": ["vars.size=32", "vars.enlarged=36", "data.batch_size=4", *TWO_STEPS],
+    "clothes.yaml": ["vars.size=32", "vars.enlarged=36", "data.batch_size=4", *TWO_STEPS],
     "flowers.yaml": ["task.backbone.pretrained=false", "data.batch_size=4", *TWO_STEPS],
+    "photos.yaml": ["vars.size=32", "vars.batch=4", *TWO_STEPS],
+    "products.yaml": ["vars.size=[32, 32]", "data.sampler.instances=2", "data.batch_size=8", *TWO_STEPS],
+    "strokes.yaml": ["vars.size=32", "data.batch_size=4", *TWO_STEPS],
     "my.yaml": ["data.sampler={name: subset, num_samples: 64}", "data.batch_size=4", *TWO_STEPS],
     "reid": [
         "vars.pretrained=false",
@@ -49,6 +56,13 @@ OVERRIDES = {
     "selfsup/images": ["vars.size=32", "vars.batch=4", "task.backbone.model=test_resnet", *TWO_STEPS],
     "selfsup/fashion_mnist": ["vars.root=path/to/fashion_mnist", *TWO_STEPS],
     "selfsup": [*DIGITS, "data.batch_size=32", *TWO_STEPS],
+    "video/folder": [
+        "vars.pretrained=false",
+        "vars.size=32",
+        "task.backbone.backbone.model=test_resnet",
+        "data.batch_size=4",
+        *TWO_STEPS,
+    ],
     "video/omniglot_strokes": ["data.batch_size=4", *TWO_STEPS],
     "video": [*sources(VIDEOS, VIDEOS), "data.batch_size=4", *TWO_STEPS],
 }
@@ -59,14 +73,22 @@ def small(recipe: str) -> list[str]:
     return [*CPU, *OVERRIDES.get(recipe, OVERRIDES.get(recipe.partition("/")[0], []))]
 
 
-RUNS = {
+RUNS: dict[str, list[str]] = {
     "runs/classification/digits/default": ["data.batch_size=4", "train.length=122it", "evaluate.every=122it"],
     "runs/classification/digits/slow": [],
     "runs/classification/digits/fast": ["optimizer.lr=0.01"],
+    "runs/clothes/default": [],
+    "runs/clothes/mixup": [],
+    "runs/clothes/pretrained": [],
+    "runs/clothes/slower": [],
+    "runs/detection/bccd/default": ["vars.root=cells"],
     "runs/detection/digits/default": [],
+    "runs/photos/default": [],
+    "runs/products/default": [],
     "runs/reid/digits/default": [],
     "runs/selfsup/digits_vicreg/default": [],
     "runs/selfsup/fashion_mnist/default": [],
+    "runs/strokes/default": [],
     "runs/video/digits/default": [],
 }
 """Runs that pages name, and the additional overrides of each."""
@@ -76,6 +98,7 @@ def trained(folder: Path, run: str) -> Path:
     """Return the folder of a run below ``folder``, trained if missing. The working directory has all datasets."""
     if not (folder / run / "results.json").exists():
         recipe, _, name = run.removeprefix("runs/").rpartition("/")
+        recipe = recipe if "/" in recipe else f"{recipe}.yaml"
         launch.train(recipe, [*small(recipe), *RUNS[run]], out=folder / "runs", name=name)
     return folder / run
 
@@ -128,6 +151,18 @@ def text(path: Path, content: str) -> None:
     path.write_text(content, encoding="utf-8")
 
 
+def recipe_of(tutorial: str, path: Path) -> None:
+    """Write the first recipe of a tutorial."""
+    page = f"docs/tutorials/{tutorial}.md"
+    text(path, next(block.text for block in blocks("yaml") if block.page == page))
+
+
+CLOTHES = [
+    f"{split}/{name}/{number}.jpg"
+    for split in ("train", "validation", "test")
+    for name in ("dress", "hat")
+    for number in "12"
+]
 FLOWERS = [
     f"{split}/{name}/{number}.jpg" for split in ("train", "val") for name in ("rose", "tulip") for number in "12"
 ]
@@ -141,10 +176,21 @@ FILES: dict[str, Callable[[Path], None]] = {
     "path/to/Market-1501-v15.09.15": small_data.market1501,
     "path/to/images": partial(images, names=[f"{number % 3}/{number}.jpg" for number in range(8)]),
     "path/to/flowers": partial(images, names=FLOWERS),
-    "path/to/clips": small_data.kinetics,
+    **dict.fromkeys(("path/to/clips", "path/to/videos"), small_data.kinetics),
     "path/to/omniglot_strokes_video": small_data.kinetics,
+    "clothes": partial(images, names=CLOTHES),
+    "new_photos": partial(images, names=["coat.jpg", "hat.jpg"]),
+    "cells": small_data.coco_folders,
+    "new_cells": partial(images, names=["1.jpg", "2.jpg"]),
+    "photos": partial(images, names=[f"{number}.jpg" for number in range(40)]),
+    "products": small_data.market1501,
+    "strokes": small_data.kinetics,
+    "new_videos": videos,
+    "clothes.yaml": partial(recipe_of, "classification"),
+    "photos.yaml": partial(recipe_of, "selfsup"),
+    "products.yaml": partial(recipe_of, "reid"),
+    "strokes.yaml": partial(recipe_of, "video"),
     "path/to/fashion_mnist": idx,
-    "photos": partial(images, names=["a.jpg", "b.png"]),
     "photo.jpg": lambda path: images(path.parent, [path.name]),
     "queries": partial(people, numbers=range(1)),
     "gallery": partial(people, numbers=range(1, 4)),

@@ -22,24 +22,31 @@ import pytest
 import typer
 
 from opabinia.cli import app
+from opabinia.cli.command_line import with_resume_value
 from tests.cli.conftest import Ended
 from tests.docs.examples_data import small
 from tests.docs.pages import PAGES, ROOT, blocks
 from tests.inference.test_serve import started
 
 NOT_RUN = {
-    r"make (demo|test)": "minutes of the whole machine, or these tests themselves",
-    r"pip install": "the network",
+    r"make (demo|test|setup|docs)": "minutes of the whole machine, or these tests themselves",
+    r"opabinia demo": "minutes; tests/cli/test_demo.py",
+    r"(uv )?pip (un)?install": "the network",
+    r"pip wheel|python -m venv": "tests/test_wheel.py builds the wheel and installs it",
+    r"docker ": "a Docker engine",
     r"srun ": "SLURM; tests/runtime/test_slurm.py covers its environment variables",
     r"opabinia .*--nnodes": "several machines; tests/faults/test_hosts.py simulates them on one",
 }
 """Commands that no test runs as written; their arguments are parsed all the same."""
 
 SLOW = (
-    r"opabinia (train (?!classification/digits)|train .*plugins|sweep|bench|export|eval RUN --evaluator|"
+    r"opabinia (train (?!classification/digits)|train .*plugins|sweep|bench|export|eval .*--(evaluator|data)|"
     r".*--(nproc|seeds|explain|grad-cam))|python"
 )
 """Commands that take longer than some seconds."""
+
+SLOW_PAGES = r"docs/(getting_started|tutorials/)"
+"""Pages whose commands train runs of their own first."""
 
 OWN_PROCESS = r"--nproc|plugins=|my\.yaml"
 """Commands that get a process of their own: they start others, or register parts that other tests must not see."""
@@ -74,7 +81,9 @@ def reason(line: str) -> str | None:
 
 
 RUNNABLE = [
-    pytest.param(line, marks=pytest.mark.slow if re.match(SLOW, line) else (), id=f"{page}: {line}")
+    pytest.param(
+        line, marks=pytest.mark.slow if re.match(SLOW, line) or re.match(SLOW_PAGES, page) else (), id=f"{page}: {line}"
+    )
     for page, line in commands()
     if reason(line) is None and not re.match(SERVER, line)
 ]
@@ -83,7 +92,7 @@ RUNNABLE = [
 @pytest.mark.parametrize("line", RUNNABLE)
 def test_it_runs(line: str, workspace: Callable[..., Path], opabinia: Callable[..., Ended]) -> None:
     line, implied_runs = substitute(line)
-    workspace(*re.findall(r"runs/\w+/\w+/(?:default|slow|fast)", line), *implied_runs)
+    workspace(*re.findall(r"runs/(?:\w+/)+(?:default|slow|fast|slower|mixup|pretrained)\b", line), *implied_runs)
     program, *words = shlex.split(line.partition(">")[0])
     if program != "opabinia":
         shell = "zsh" if "zsh" in line else "bash"
@@ -111,6 +120,7 @@ def substitute(line: str) -> tuple[str, list[str]]:
     line = re.sub(r"\bRECIPE\b", recipe, line)
     run = next(run for pattern, run in RUN.items() if re.search(pattern, line))
     implied = ["runs/classification/digits/slow"] if "--name slow --resume" in line else []
+    implied += ["runs/clothes/slower"] if "--name slower --resume" in line else []
     return re.sub(r"\bRUN\b", run, line), implied
 
 
@@ -121,7 +131,8 @@ def shortening(words: list[str]) -> list[str]:
     if words[0] not in ("train", "sweep", "benchmark"):
         return []
     axes = {word.partition("=")[0] for word in words} if words[0] == "sweep" else set()
-    return [override for override in small(words[1]) if override.partition("=")[0] not in axes]
+    local = ["vars.pretrained=false"] if "vars.pretrained=true" in words else []
+    return [*local, *(override for override in small(words[1]) if override.partition("=")[0] not in axes)]
 
 
 def environment() -> dict[str, str]:
@@ -160,9 +171,12 @@ def parsed(words: list[str]) -> dict[str, Any]:
     return params
 
 
-@pytest.mark.parametrize("line", [line for _, line in commands() if reason(line) and line.startswith("opabinia ")])
+PARSED = [line for page, line in commands() if reason(line) or re.match(SLOW_PAGES, page)]
+
+
+@pytest.mark.parametrize("line", [line for line in PARSED if line.startswith("opabinia ")])
 def test_commands_that_are_not_run_can_be_parsed(line: str) -> None:
-    parsed(shlex.split(line)[1:])
+    parsed(with_resume_value(shlex.split(line)[1:]))
 
 
 def test_sentences_name_existing_commands_and_options() -> None:

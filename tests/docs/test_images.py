@@ -13,6 +13,11 @@ def test_the_logo_is_up_to_date() -> None:
     assert (docs_images.OUT / "opabinia.svg").read_text(encoding="utf-8") == docs_images.logo()
 
 
+def test_images_are_small() -> None:
+    large = [path for path in docs_images.OUT.rglob("*.*") if path.stat().st_size > 150_000]
+    assert not large
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["classification", "detection", "selfsup"])
 def test_an_image_can_be_drawn(task: str, workspace: Callable[..., Path]) -> None:

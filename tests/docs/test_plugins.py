@@ -38,7 +38,7 @@ for words in (
 """
 
 
-@pytest.mark.parametrize("name", ["image_regression", "semantic_segmentation"])
+@pytest.mark.parametrize("name", ["image_regression", pytest.param("semantic_segmentation", marks=pytest.mark.slow)])
 def test_all_commands_work(name: str, tmp_path: Path) -> None:
     """In a process of its own: plug-ins register their parts for the whole process."""
     images = tmp_path / "images"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,14 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from opabinia import load
+from opabinia import load, register
 from opabinia.contracts import Clock
 from tests.cli.conftest import Ended
 from tests.docs.examples_data import CPU
 from tests.docs.pages import blocks
 
 CODE = {block.name: block.text for block in blocks("python")}
-PLUGINS = {"README.md-2", "docs/extending.md-1", "docs/extending.md-2"}
+OWN_NETWORK = ("docs/api/python.md-1", "docs/api/python.md-2")
+PLUGINS = {"README.md-2", "docs/extending.md-1", "docs/extending.md-2", *OWN_NETWORK}
 """Modules that register parts, which other tests must not see: they run in a process of their own."""
 
 
@@ -93,6 +95,8 @@ SETUPS = {
     "README.md-1": Setup((CLASSIFIER,)),
     "docs/detection.md-1": Setup(("runs/detection/digits/default",), frames),
     "docs/detection.md-2": Setup(names=annotation_files),
+    "docs/getting_started.md-1": Setup(("runs/clothes/default",)),
+    "docs/tutorials/detection.md-1": Setup(("runs/detection/bccd/default",)),
     "docs/export.md-1": Setup((CLASSIFIER,), exported),
     "docs/export.md-2": Setup((CLASSIFIER,), exported_by_torch),
     "docs/inference.md-1": Setup((CLASSIFIER,)),
@@ -100,7 +104,9 @@ SETUPS = {
     "docs/reid.md-1": Setup(names=embeddings),
 }
 RUNNABLE = [
-    pytest.param(name, marks=pytest.mark.slow) if "export" in name else name for name in CODE if name not in PLUGINS
+    pytest.param(name, marks=pytest.mark.slow) if re.search("export|getting_started|tutorials", name) else name
+    for name in CODE
+    if name not in PLUGINS
 ]
 
 
@@ -109,6 +115,16 @@ def test_it_runs(name: str, workspace: Callable[..., Path], opabinia: Callable[.
     setup = SETUPS[name]
     folder = workspace(*setup.runs)
     exec(compile(CODE[name], name, "exec"), setup.names(folder=folder, opabinia=opabinia))
+
+
+def test_a_run_with_a_network_of_its_own(workspace: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = workspace()
+    (folder / "my_network.py").write_text(CODE[OWN_NETWORK[0]], encoding="utf-8")
+    monkeypatch.syspath_prepend(str(folder))
+    names: dict[str, Any] = {}
+    exec(compile(CODE[OWN_NETWORK[1]], OWN_NETWORK[1], "exec"), names)
+    assert names["scores"]["val/top1"] > 0.5
+    del register.entries["backbone"]["small_net"], sys.modules["my_network"]
 
 
 @pytest.mark.slow

@@ -261,7 +261,7 @@ def stop_at(turn: int) -> Callable[[], str | None]:
     return interrupted
 
 
-@pytest.mark.parametrize("apart", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("apart", [pytest.param(1, marks=pytest.mark.slow), 7])
 def test_stopped_at_every_point_and_resumed(tmp_path: Path, variant: dict[str, object], apart: int) -> None:
     whole, trainer = undisturbed(tmp_path, **variant)
     stopped = True
@@ -304,7 +304,7 @@ class CrashAt(list[Event]):
             raise Crash
 
 
-@pytest.mark.parametrize("apart", [pytest.param(2, marks=pytest.mark.slow), 13])
+@pytest.mark.parametrize("apart", [pytest.param(2, marks=pytest.mark.slow), 29])
 def test_crashed_at_every_event_of_every_hook_and_resumed(
     tmp_path: Path, variant: dict[str, object], apart: int
 ) -> None:
@@ -341,6 +341,18 @@ def test_the_error_for_another_model_names_its_tensors(tmp_path: Path) -> None:
     with pytest.raises(WeightsMismatch, match=r"size mismatch for layer.weight"):
         trainer.restore(found[1])
     trainer._run.metrics_log.close()
+
+
+def test_scores_that_are_no_longer_evaluated_are_not_restored(tmp_path: Path) -> None:
+    """As those of EMA weights, when a run is resumed without EMA."""
+    setup = Setup(tmp_path, sets=(validation("val_ema", 4, 2), validation()))
+    assert "val_ema/top1" in setup.trainer().run()
+    found = load_latest_checkpoint(setup.folder / "checkpoints")
+    assert found
+    trainer = Setup(tmp_path, length="20it").trainer()
+    trainer._run.available_scores = {"val/top1": "max", "val/top2": "max"}
+    trainer.restore(found[1])
+    assert sorted(trainer.run()) == ["val/top1", "val/top2"]
 
 
 @pytest.mark.parametrize("now", [torch.optim.AdamW, torch.optim.SGD])

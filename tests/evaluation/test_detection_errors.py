@@ -7,7 +7,14 @@ import pytest
 
 from opabinia.contracts import GroundTruth
 from opabinia.evaluation.detection.base import ImageResult
-from opabinia.evaluation.detection.detection_errors import box_iou, confusion, match_detections, worst_images
+from opabinia.evaluation.detection.detection_errors import (
+    best_min_score,
+    box_iou,
+    confusion,
+    error_tables,
+    match_detections,
+    worst_images,
+)
 
 CAT, DOG, COW = range(3)
 Row = tuple[int, list[float]]
@@ -99,6 +106,38 @@ def test_worst_images() -> None:
     ]
     assert rows[0]["image_id"] == "another"
     assert len(worst_images(images, [match_detections(one, 0.25) for one in images], 1)) == 1
+
+
+def test_the_error_tables_count_detections_from_the_score_with_the_best_f1() -> None:
+    """A detector that gives 98 detections of 0.3 in each image: they are not 98 false ones."""
+    noise = [(CAT, [60.0, 60, 61 + number, 70], 0.3) for number in range(98)]
+    images = [image([(CAT, HERE), (DOG, THERE)], [(CAT, HERE, 0.9), (DOG, THERE, 0.8), *noise]) for _ in range(3)]
+    tables = error_tables(images, 3, None)
+    assert tables["counted"] == {
+        "min_score": pytest.approx(0.8),
+        "min_iou": 0.5,
+        "selected_by": "highest F1",
+        "F1": 1.0,
+    }
+    assert not tables["worst"]
+    given = error_tables(images, 3, 0.25)
+    assert (given["counted"]["selected_by"], given["worst"][0]["false"]) == ("confidence", 98)
+
+
+def test_the_score_with_the_best_f1_by_hand() -> None:
+    """F1 of the 1, 2 and 3 best of three objects: 2/4, 2/5 and 4/6; the fourth has the third's score and is wrong."""
+    found = [(CAT, HERE, 0.9), (CAT, HERE, 0.8), (DOG, THERE, 0.7)]
+    there: list[Row] = [(CAT, HERE), (DOG, THERE), (COW, ELSEWHERE)]
+    assert best_min_score([image(there, found)]) == pytest.approx(0.7)
+    wrong = [(COW, HERE, 0.7)] * 3
+    assert best_min_score([image(there, [*found, *wrong])]) == pytest.approx(0.9)
+    assert best_min_score([image(there, [(COW, HERE, 0.9)])]) == 0.5
+    assert best_min_score([image(there, [])]) == 0.5
+
+
+def test_a_detection_in_a_crowd_does_not_lower_the_best_score() -> None:
+    one = image([(CAT, HERE)], [(COW, ELSEWHERE, 0.9), (CAT, HERE, 0.8)], [(COW, [40.0, 40, 90, 90])])
+    assert error_tables([one], 3, None)["counted"]["F1"] == 1.0
 
 
 def test_overlaps_by_hand() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from opabinia.contracts import Batch, Predictions
-from opabinia.evaluation.detection.mean_losses import MeanLosses
+from opabinia.evaluation.mean_losses import MeanLosses
 
 
 def batch_of(first: int, losses: list[float], count: int) -> tuple[Predictions, Batch]:

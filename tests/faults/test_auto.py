@@ -69,7 +69,7 @@ def test_nothing_fits(server: Server, recipe: Path, tmp_path: Path) -> None:
     assert "Traceback" not in both[0].err + both[1].err
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_recipe_is_measured_and_nothing_is_kept(server: Server, recipe: Path, tmp_path: Path, processes: int) -> None:
     file = tmp_path / "found.json"
     command = ["benchmark", str(recipe), *NARROW, "data.num_workers=1", "--steps", "4", "--out", str(file), "--json"]

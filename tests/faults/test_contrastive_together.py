@@ -64,7 +64,9 @@ def model(folder: Path, step: int = 8) -> dict[str, torch.Tensor]:
     return load_file(checkpoint(folder, step) / "model.safetensors")
 
 
-@every
+@pytest.mark.parametrize(
+    "task", ["moco", *(pytest.param(task, marks=pytest.mark.slow) for task in ("moco_v3", "npid", "simclr"))]
+)
 @pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_the_same_learning_on_any_number(trained: Trained, task: str, processes: int) -> None:
     one, many = trained(task, "one", 1), trained(task, "many", processes)

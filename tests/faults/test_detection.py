@@ -156,7 +156,7 @@ def test_the_first_loss_is_the_same_on_two_processes(detect: Detect) -> None:
         assert two[0][name] == pytest.approx(one[0][name], rel=1e-5), name
 
 
-@pytest.mark.parametrize("step", [1, 7])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 7])
 def test_a_step_is_done_again_with_the_same_numbers(server: Server, whole: Path, step: int) -> None:
     server.run("replay", str(whole), "--step", str(step), seconds=300)
     folder = whole / "replay" / f"step-{step:08d}"

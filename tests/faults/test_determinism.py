@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.faults.programs import Server
 from tests.faults.runs import Outcome, assert_same, checkpoint, metrics
 
@@ -19,6 +21,7 @@ def test_another_seed(server: Server, recipe: Path, undisturbed: Outcome, tmp_pa
     assert other.metrics != undisturbed.metrics
 
 
+@pytest.mark.slow
 def test_everything_random_counts(server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path) -> None:
     """Without it the other tests would prove little: each of the four changes the weights."""
     off = {

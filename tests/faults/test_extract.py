@@ -52,7 +52,8 @@ def extracted(server: Server, run: Path, out: Path, world: int, *more: str, brok
     return programs[0].err
 
 
-@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 3])
 def test_any_number_of_processes_writes_the_same(
     server: Server, run: Path, expected: dict[str, bytes], tmp_path: Path, world: int
 ) -> None:
@@ -68,7 +69,7 @@ def test_parquet_of_many_processes_is_that_of_one(server: Server, run: Path, tmp
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
 
 
-@pytest.mark.parametrize("world", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world", [2, *(pytest.param(world, marks=pytest.mark.slow) for world in (1, 3))])
 def test_samples_that_cannot_be_read_are_skipped_and_counted(
     server: Server, run: Path, expected: dict[str, bytes], tmp_path: Path, world: int
 ) -> None:

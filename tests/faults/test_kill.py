@@ -94,6 +94,7 @@ def killed_and_resumed(
     return folder, seen
 
 
+@pytest.mark.slow
 def test_five_kills_at_random_moments(
     server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path, seed: int
 ) -> None:

@@ -70,7 +70,7 @@ def started(
     return programs
 
 
-@pytest.mark.parametrize("way", [by_tcp, by_file, by_slurm])
+@pytest.mark.parametrize("way", [by_tcp, pytest.param(by_file, marks=pytest.mark.slow), by_slurm])
 def test_however_they_find_each_other(server: Server, recipe: Path, pair: Outcome, tmp_path: Path, way: Way) -> None:
     first, second = started(server, way, tmp_path, recipe, "train.num_threads=1")
     first.expect(0)
@@ -105,7 +105,7 @@ def test_an_error_of_one_process_is_told_by_that_one(server: Server, recipe: Pat
     assert "Traceback" not in first.err + second.err
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_signal_to_one_process_stops_both(
     server: Server, recipe: Path, pair: Outcome, tmp_path: Path, rank: int
 ) -> None:

@@ -80,6 +80,7 @@ def test_pairs_are_those_of_the_whole_batch(reid: Reid) -> None:
             assert mine == pytest.approx(theirs, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_alone_the_losses_would_be_others(reid: Reid) -> None:
     """What is not gathered shows: the recipe has pairs on both sides of the processes' borders."""
     whole = steps(reid("whole", 1))[0]

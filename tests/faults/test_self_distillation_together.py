@@ -48,8 +48,8 @@ TASKS = {
         "[{name: random_patch_mask, patch_size: 2}]",
     ),
 }
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("ibot", "mae")]
-every = pytest.mark.parametrize("task", ["dino", "dinov2", *SLOW])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("dino", "ibot", "mae")]
+every = pytest.mark.parametrize("task", ["dinov2", *SLOW])
 
 
 class Methods:

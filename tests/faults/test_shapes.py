@@ -58,6 +58,7 @@ def test_killed_in_the_middle_of_a_short_cycle(
     assert_same(Outcome.of(tmp_path / "together" / "killed"), expected)
 
 
+@pytest.mark.slow
 def test_two_processes(trained: Trained) -> None:
     one, two = trained("one", 1, *MULTIGRID), trained("two", 2, *MULTIGRID, "data.num_workers=1")
     assert_same_learning(two, one)
@@ -85,4 +86,4 @@ def test_norms_over_neighbours_are_those_of_one_process(trained: Trained) -> Non
 def test_what_does_not_divide_is_refused_before_the_first_step(server: Server, together: Path, tmp_path: Path) -> None:
     arguments = ["train", str(together), "--out", str(tmp_path), *MULTIGRID, "shapes.milestones=[4]"]
     program = server.run(*arguments, status=2)
-    assert "shapes: milestones: [4] must ascend between epoch 0 and 4" in program.err
+    assert "shapes.milestones: [4] must ascend between epoch 0 and 4" in program.err

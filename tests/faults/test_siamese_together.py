@@ -71,7 +71,8 @@ def test_the_loss_is_that_of_the_whole_batch(siamese: Siamese, task: str, proces
         assert steps(many)[0][name] == pytest.approx(steps(one)[0][name], rel=1e-5), name
 
 
-@pytest.mark.parametrize("task", ["barlow_twins", pytest.param("vicreg", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["barlow_twins", "vicreg"])
 def test_of_fewer_images_the_loss_would_be_another(siamese: Siamese, task: str) -> None:
     """What is not gathered would show."""
     whole, half = siamese(task, "whole", 1), siamese(task, "half", 1, "data.batch_size=7")

@@ -106,7 +106,7 @@ def test_a_second_signal_in_the_middle_of_a_save(
     assert_same(Outcome.of(folder), undisturbed)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_while_a_save_is_written_completes_it(
     server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path, signum: int
 ) -> None:
@@ -160,10 +160,7 @@ def test_before_the_first_step_of_a_resumed_run(
     ("evaluation", "moment"),
     [
         (8, "val sample 50"),
-        *(
-            pytest.param(step, f"before_phase evaluate {step}", marks=() if step == 15 else pytest.mark.slow)
-            for step in EVALUATIONS
-        ),
+        *(pytest.param(step, f"before_phase evaluate {step}", marks=pytest.mark.slow) for step in EVALUATIONS),
     ],
 )
 def test_an_evaluation_that_was_interrupted_is_still_due(
@@ -184,6 +181,7 @@ def test_an_evaluation_that_was_interrupted_is_still_due(
     assert evaluated(folder) == list(EVALUATIONS)
 
 
+@pytest.mark.slow
 def test_asked_to_stop_again_and_again(server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path) -> None:
     """Each attempt gets one step further, if that far."""
     folder = tmp_path / "faults" / "default"

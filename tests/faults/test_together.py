@@ -32,9 +32,10 @@ def assert_same_learning(found: Path, expected: Path, losses: float = 2e-5) -> N
 # --- the same learning ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "workers"),
-    [(2, 4), (3, 1), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((2, 0), (4, 0)))],
+    [(2, 0), (2, 4), (3, 1), (4, 0)],
 )
 def test_the_same_learning_on_any_number(trained: Trained, alone: Path, processes: int, workers: int) -> None:
     found = trained("many", processes, f"data.num_workers={workers}")
@@ -42,7 +43,8 @@ def test_the_same_learning_on_any_number(trained: Trained, alone: Path, processe
     assert sum(len(line["sample_ids"]) for line in steps(found)) == steps(found)[-1]["samples"]
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 4])
 def test_the_same_learning_with_any_number_of_workers(trained: Trained, alone: Path, workers: int) -> None:
     assert metrics(trained("many", 1, f"data.num_workers={workers}")) == metrics(alone)
 
@@ -147,7 +149,7 @@ def test_unsupported_combinations_are_reported(server: Server, together: Path, t
 
 
 def test_hours_are_over_for_all_at_once(trained: Trained) -> None:
-    folder = trained("hours", 2, "checkpoint.every=0.0001h", "train.length=60it", "evaluate.every=0ep")
+    folder = trained("hours", 2, "checkpoint.every=0.00001h", "evaluate.every=0ep")
     assert len(list((folder / "checkpoints").glob("step-*"))) > 1
 
 
@@ -160,7 +162,7 @@ def test_scores_are_the_same_to_the_last_digit(
 ) -> None:
     """A set that does not divide, and one with fewer samples than processes."""
     found = []
-    for processes in (1, 2, 3):
+    for processes in (1, 3):
         with socket.create_server(("127.0.0.1", 0)) as listening:
             port = listening.getsockname()[1]
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if processes > 1 else {}
@@ -174,7 +176,7 @@ def test_scores_are_the_same_to_the_last_digit(
         for program in programs:
             program.expect(0)
         found.append((alone / "eval" / "val" / "scores.json").read_text())
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
@@ -194,7 +196,7 @@ def cut_back(folder: Path, step: int) -> None:
     (folder / "results.json").unlink()
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "{name: fsdp, min_num_params: 100}"])
+@pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.slow), "{name: fsdp, min_num_params: 100}"])
 @pytest.mark.parametrize("processes", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_resumed_from_two_processes_on_other_numbers(
     server: Server, trained: Trained, parallel: str, processes: int
@@ -214,7 +216,7 @@ def test_resumed_from_two_processes_on_other_numbers(
 @pytest.mark.parametrize(
     ("parallel", "average"),
     [
-        ("ddp", "ema={momentum: 0.9}"),
+        pytest.param("ddp", "ema={momentum: 0.9}", marks=pytest.mark.slow),
         pytest.param("ddp", "distill={average: {momentum: 0.9}}", marks=pytest.mark.slow),
         ("fsdp", "ema={momentum: 0.9}"),
         pytest.param("fsdp", "distill={average: {momentum: 0.9}}", marks=pytest.mark.slow),
@@ -248,8 +250,8 @@ def test_a_sharded_checkpoint_is_what_torch_reads_too(server: Server, trained: T
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-    folder = trained("sharded", 3, "train.parallel=fsdp")
-    path = checkpoint(folder, STEPS)
+    folder = trained("sharded", 2, "train.parallel=fsdp", "train.length=5it")
+    path = checkpoint(folder, 5)
     ours = read_checkpoint(path).tensors["model"]
     theirs = {name: torch.zeros_like(ours[name]) for name in ours}
     with warnings.catch_warnings():
@@ -272,7 +274,7 @@ def poisoned_steps(alone: Path) -> list[int]:
     return [line["step"] for line in steps(alone) if SPOILED in line["sample_ids"] and line["step"] <= 10]
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "{name: fsdp, min_num_params: 100}"])
+@pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.slow), "{name: fsdp, min_num_params: 100}"])
 def test_a_layer_that_goes_wrong_in_one_process_is_named(
     server: Server, together: Path, tmp_path: Path, parallel: str
 ) -> None:
@@ -297,7 +299,7 @@ def test_the_scale_of_fp16_survives_updates_left_out(trained: Trained) -> None:
     assert steps(folder)[-1]["train/loss_scale"] >= 1024
 
 
-@pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_stop_names_the_step_the_loss_and_the_samples(
     server: Server, together: Path, tmp_path: Path, processes: int, poisoned_steps: list[int]
 ) -> None:
@@ -314,10 +316,10 @@ def test_stop_names_the_step_the_loss_and_the_samples(
 @pytest.mark.parametrize(
     ("processes", "parallel", "step"),
     [
-        *((1, "ddp", "standard"), (2, "ddp", "blind"), (2, "fsdp", "standard")),
+        *((1, "ddp", "standard"), (2, "fsdp", "standard")),
         *(
             pytest.param(*one, marks=pytest.mark.slow)
-            for one in ((1, "ddp", "blind"), (2, "ddp", "standard"), (2, "fsdp", "blind"))
+            for one in ((1, "ddp", "blind"), (2, "ddp", "standard"), (2, "ddp", "blind"), (2, "fsdp", "blind"))
         ),
     ],
 )
@@ -337,7 +339,8 @@ def test_skip_leaves_the_update_out(
 
 
 @pytest.mark.parametrize(
-    ("processes", "step"), [(1, "standard"), pytest.param(2, "standard", marks=pytest.mark.slow), (2, "blind")]
+    ("processes", "step"),
+    [(1, "standard"), *(pytest.param(2, step, marks=pytest.mark.slow) for step in ("standard", "blind"))],
 )
 def test_rollback_goes_back_and_leaves_the_batch_out(
     server: Server, trained: Trained, processes: int, step: str, poisoned_steps: list[int]
@@ -356,6 +359,7 @@ def test_rollback_goes_back_and_leaves_the_batch_out(
 # --- a full disk ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_mount(), reason="mounting a small file system needs root")
 @pytest.mark.parametrize(("parallel", "kilobytes"), [("ddp", 200), ("fsdp", 330)])
 def test_a_full_disk_is_told(server: Server, together: Path, tmp_path: Path, parallel: str, kilobytes: int) -> None:

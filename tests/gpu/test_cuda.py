@@ -35,8 +35,8 @@ from opabinia.optim.schedules import cosine
 from opabinia.runtime.device import choose_device
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.classification import Classification
-from opabinia.training.loaders import make_training_loader
-from opabinia.training.session import Session, train
+from opabinia.training.loaders import TrainingBatches
+from opabinia.training.session import Session, TrainingRun
 from opabinia.training.settings import Checkpointing, Evaluation, Training
 
 pytestmark = pytest.mark.gpu
@@ -86,8 +86,7 @@ def run(
     checkpoints = folder / "checkpoints"
     checkpoints.mkdir(parents=True, exist_ok=True)
     newest = load_latest_checkpoint(checkpoints)
-    return train(
-        Session(folder, newest[1] if newest else None),
+    run = TrainingRun(
         task=partial(model, dtype, dropout=dropout),
         data=Data(
             train=digits("train"),
@@ -103,7 +102,7 @@ def run(
             step=partial(StandardStep, clip_norm=5.0),
             device=device,
             deterministic=deterministic,
-            threads=1,
+            num_threads=1,
             log_every=log_every,
         ),
         evaluate=Evaluation(every=Duration(0, "ep")),
@@ -112,6 +111,7 @@ def run(
         loggers=[],
         seed=0,
     )
+    return run(Session(folder, newest[1] if newest else None))
 
 
 def losses(folder: Path) -> list[float]:
@@ -249,7 +249,7 @@ def training_batches(device: torch.device, **keys: Any) -> list[Batch]:
     data = Data(train=train, batch_size=72, mix=[partial(cutmix, alpha=1.0), partial(mixup, alpha=0.2)], **keys)
     dataset_info = DatasetInfo(len(train.source), 1, classes=Digits.classes)
     plan = ConstantPlan(dataset_info.samples, 72, Duration(10, "it"))
-    loader = make_training_loader(data, plan, EpochSampler(dataset_info.samples, 0, True), dataset_info, 0, device)
+    loader = TrainingBatches(data, dataset_info, EpochSampler(dataset_info.samples, 0, True), plan, 0).loader(device)
     try:
         found = []
         for _, batch in loader.iterate():

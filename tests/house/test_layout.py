@@ -111,12 +111,12 @@ def joins_tasks(found: Import) -> bool:
     if not room(found.source) == room(found.target) == "tasks":
         return False
     source, target = found.source.split(".")[2], found.target.split(".")[2]
-    shared = target.endswith("_base") or target in ("dataset_checks", "update_queue")
+    shared = target.endswith("_base") or target in ("dataset_checks", "step_hooks")
     return not shared and source not in {target, "distillation", "__init__"}
 
 
 def reads_config(found: Import) -> bool:
-    declares = {"register", "adapt"} | ({"Part"} if room(found.source) == "contracts" else set())
+    declares = {"register", "adapt"} | ({"Part", "MustExist"} if room(found.source) == "contracts" else set())
     if room(found.target) != "config" or room(found.source) in READS_CONFIG:
         return False
     return found.target != "opabinia.config.__init__" or found.name not in declares

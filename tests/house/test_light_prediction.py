@@ -1,7 +1,6 @@
 """Predicting an image imports what the model needs, and not the whole package."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,10 +18,11 @@ print(json.dumps(sorted(name for name in sys.modules if name.startswith("opabini
 """
 
 
-def test_a_prediction_imports_a_part_of_the_package(tmp_path: Path) -> None:
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    for _ in range(2):  # the first process writes the catalog of parts
-        run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment)
+def test_a_prediction_imports_a_part_of_the_package() -> None:
+    for _ in range(2):  # a process that finds no cached catalog imports all parts and writes it
+        run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
         assert run.returncode == 0, run.stderr
-    modules = json.loads(run.stdout.splitlines()[-1])
+        modules = json.loads(run.stdout.splitlines()[-1])
+        if len(modules) < MAX_MODULES:
+            break
     assert len(modules) < MAX_MODULES, "\n".join(modules)

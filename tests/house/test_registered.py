@@ -165,6 +165,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("transform", "scale_jitter"): {"size": 16},
     ("transform", "three_crop"): {"size": 16},
     ("transform", "views"): {"views": [{"transforms": IDENTITY}]},
+    ("transform", "views_and_image"): {"views": [{"transforms": IDENTITY}], "image": IDENTITY},
     ("transform", "timm_policy"): {"policy": "rand-m9-mstd0.5"},
     ("transform", "SetClampingMode"): {"clamping_mode": "soft"},
 }
@@ -624,7 +625,8 @@ def evaluator_works(make: Callable[[DatasetInfo], Any], folder: Path) -> None:
         detections, truths = detected_objects()
         evaluator = make(replace(FACTS, queries=True, boxes=True, frequencies=tuple("rcf" + 7 * "f")))
         batch = {**batch_of(), "label": torch.tensor([0, 0, 1, 1]), "query": torch.tensor([True, False] * 2)}
-        seen = {"embedding": torch.eye(4), **detections}, {**batch, "ground_truth": truths}
+        losses = {"losses/loss": torch.full((4,), 0.5)}
+        seen = {"embedding": torch.eye(4), **detections, **losses}, {**batch, "ground_truth": truths}
         lowest, highest = 0.0, 1.0
     getattr(evaluator, "learn", lambda *seen: None)(*seen)
     evaluator.update(*seen)
@@ -674,7 +676,15 @@ FAMILY_CHECKS: dict[str, Callable[[Any, Path], None]] = {
 """By family, a check of a part that was built from a config."""
 
 
-@pytest.mark.parametrize("entry", [one for one in ENTRIES if one.family != "command"], ids=label)
+LARGE = ("barlow_twins", "vicreg", "cascade_rcnn", "keypoint_rcnn")
+"""Parts that are large by default (projectors of 8,192 values, several heads) and take two to five seconds each."""
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [pytest.param(one, marks=[pytest.mark.slow] * (one.name in LARGE)) for one in ENTRIES if one.family != "command"],
+    ids=label,
+)
 def test_the_defaults_build_and_work(entry: Entry, tmp_path: Path, data_folder: Path) -> None:
     """Commands are tested with the packaged recipes (tests/golden)."""
     assert entry.family in FAMILY_CHECKS, f"FAMILY_CHECKS needs a check of the family {entry.family!r}"

@@ -244,8 +244,9 @@ def test_data_that_has_changed_shows_no_pictures(digits: Path, caplog: pytest.Lo
 def test_samples_are_taken_at_even_distances(tmp_path: Path) -> None:
     folder = features_of(tmp_path / "features", np.arange(40.0).reshape(10, 4), np.arange(10))
     found = read_embeddings(folder, "features", 4)
-    assert found.numbers.tolist() == found.labels.tolist() == [0, 3, 6, 9] and found.total == 10
-    torch.testing.assert_close(found.features[1], F.normalize(torch.arange(12.0, 16.0), dim=0))
+    assert found.numbers.tolist() == found.labels.tolist() == [0, 2, 5, 7] and found.total == 10
+    torch.testing.assert_close(found.features[1], F.normalize(torch.arange(8.0, 12.0), dim=0))
+    assert [len(read_embeddings(folder, "features", most).numbers) for most in (3, 6, 9, 10, 11)] == [3, 6, 9, 10, 10]
 
 
 def test_several_labels_or_none_are_no_class(tmp_path: Path) -> None:

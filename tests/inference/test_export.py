@@ -120,7 +120,7 @@ def test_a_file_of_torch(run: Path, images: Tensor, tmp_path: Path) -> None:
 
 
 def in_onnxruntime(path: Path, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is absent: pip install 'opabinia[onnx]'")
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is absent: pip install 'opabinia[export]'")
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = [one.name for one in session.get_outputs()]
     said = session.run(names, {name: value.numpy() for name, value in inputs.items()})
@@ -129,7 +129,7 @@ def in_onnxruntime(path: Path, inputs: Mapping[str, Tensor]) -> dict[str, Tensor
 
 @pytest.mark.slow
 def test_a_file_of_onnx(run: Path, images: Tensor) -> None:
-    onnx: Any = pytest.importorskip("onnx", reason="onnx is absent: pip install 'opabinia[onnx]'")
+    onnx: Any = pytest.importorskip("onnx", reason="onnx is absent: pip install 'opabinia[export]'")
     path = export(run)
     assert path == run / "export" / "model.onnx"
     task = opabinia.load(run).task
@@ -148,7 +148,7 @@ def test_a_file_of_onnx(run: Path, images: Tensor) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["video/digits", "selfsup/digits_simclr"])
 def test_clips_and_embeddings(recipe: str, tmp_path: Path) -> None:
-    pytest.importorskip("onnx", reason="onnx is absent: pip install 'opabinia[onnx]'")
+    pytest.importorskip("onnx", reason="onnx is absent: pip install 'opabinia[export]'")
     run, _ = launch.train(recipe, [*SMALL, "train.length=1it"], out=tmp_path)
     path = export(run)  # compares
     shape = (2, 8, 1, 32, 32) if recipe.startswith("video") else (2, 1, 40, 40)
@@ -160,7 +160,7 @@ def test_clips_and_embeddings(recipe: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("detector", ["fcos", "retinanet"])
 def test_a_detector_with_suppression_in_it(detector: str, tmp_path: Path) -> None:
-    pytest.importorskip("onnx", reason="onnx is absent: pip install 'opabinia[onnx]'")
+    pytest.importorskip("onnx", reason="onnx is absent: pip install 'opabinia[export]'")
     few = ["train.length=8it", "schedule.warmup=0it", "task.detector.max_detections=30", "data.val=null"]
     # RetinaNet begins with scores of about 0.01.
     other = ["task.detector={name: retinanet, score_threshold: 0.004}"] if detector == "retinanet" else []
@@ -173,7 +173,9 @@ def test_a_detector_with_suppression_in_it(detector: str, tmp_path: Path) -> Non
         original = task.predict({"image": image, "image_sizes": sizes, "original_size": sizes})
     assert (original["labels"] >= 0).sum() > 30
     detected: Any = task
-    assert detection_difference({name: original[name] for name in found}, found, detected.detector.threshold) < 1e-4
+    assert (
+        detection_difference({name: original[name] for name in found}, found, detected.detector.score_threshold) < 1e-4
+    )
 
 
 # --- suppression and comparison ---------------------------------------------------------------------------------------
@@ -243,7 +245,7 @@ def test_what_is_not_finite_differs() -> None:
 
 def test_a_missing_library_is_named(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opabinia.inference.export.files.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"ONNX needs onnx: pip install 'opabinia\[onnx\]'"):
+    with pytest.raises(ConfigError, match=r"ONNX needs onnx: pip install 'opabinia\[export\]'"):
         export(run, tmp_path / "model.onnx")
 
 

@@ -139,7 +139,9 @@ def test_without_a_place_it_is_written_into_the_run(run: Path) -> None:
 def test_shards_are_large_enough_for_a_disk_and_small_enough_to_share(
     samples: int, batch_size: int, batches: int
 ) -> None:
-    job = extracting.ExtractJob(Path("out"), {}, extracting.BatchReader(range(samples)), batch_size, 0)  # type: ignore[arg-type]
+    reader: Any = extracting.BatchReader(range(samples))  # type: ignore[arg-type]
+    nothing: Any = None
+    job = extracting.ExtractJob(Path("out"), {}, nothing, nothing, reader, batch_size, 0)
     assert job.batches_per_shard == batches
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from opabinia.contracts import DataMismatch
 from opabinia.inference import feature_files
-from opabinia.inference.feature_files import FeatureRows, FeatureWriter, NpyFiles, Parquet, read_rows
+from opabinia.inference.feature_files import FeatureRows, NpyFiles, Parquet, read_rows
 
 IDS = ['"0\n', "1, ü", "c/2\\.png", "\udcff3", "  4 "]
 """Of files with odd names, one of them no UTF-8."""
@@ -23,7 +23,7 @@ def pieces() -> list[FeatureRows]:
     ]
 
 
-def written(writer: FeatureWriter, some: list[FeatureRows]) -> None:
+def written(writer: NpyFiles | Parquet, some: list[FeatureRows]) -> None:
     for one in some:
         writer.append(one)
     writer.close()
@@ -60,7 +60,7 @@ def test_a_table_has_the_same_rows_in_groups(
 ) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     monkeypatch.setattr(feature_files, "_ROW_GROUP", rows)
-    monkeypatch.setattr(feature_files, "_HELD", held)
+    monkeypatch.setattr(feature_files, "_MAX_PENDING_BYTES", held)
     written(Parquet(tmp_path), pieces())
     file = parquet.ParquetFile(tmp_path / "features.parquet")
     assert file.num_row_groups == groups

@@ -7,22 +7,27 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import opabinia
+from opabinia.cli import app
 from opabinia.config import ConfigError
 from opabinia.contracts import Batch, DatasetInfo, Predictions, Task
 from opabinia.data.loader import DataError
 from opabinia.data.sources import Digits
 from opabinia.evaluation.retrieval.distances import nearest
+from opabinia.evaluation.retrieval.rerank import k_reciprocal
 from opabinia.inference import predict
 from opabinia.inference.predictor import Predictor
 from opabinia.inference.retrieval.gallery import Gallery, Identity, identity_from_path
 from opabinia.training import launch
 from opabinia.visualization.drawing import FRAME_COLORS, contact_sheet, overlay_heatmap
 
-SMALL = ["train.length=60it", "data.num_workers=0", "loggers=[]", "evaluate.batch_size=7"]
+SMALL = ["train.length=60it", "schedule.warmup=20it", "data.batch_size=16", "data.num_workers=0", "loggers=[]"]
+SMALL += ["evaluate.batch_size=7"]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +56,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def searched(paths: list[Path], features: Tensor, root: Path) -> Gallery:
-    return Gallery(paths, root, lambda embeddings, k: nearest(embeddings, features, k))
+    return Gallery(paths, root, lambda embeddings, k: nearest(embeddings, features, k), features.__getitem__)
 
 
 # --- verdicts -------------------------------------------------------------------------------------------------------
@@ -175,6 +180,37 @@ def test_a_task_may_explain_itself() -> None:
     assert found.dtype == torch.float32 and torch.equal(found, torch.full((1, 4, 4), 0.5))
 
 
+def test_reranking_compares_each_query_alone_with_its_neighbors() -> None:
+    features = F.normalize(torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), dim=1)
+    queries, images = features[:4], features[4:]
+    paths = [Path(f"{number}.png") for number in range(56)]
+    plain = searched(paths, images, Path())
+    asked = [Path(f"query{number}.png") for number in range(4)]
+    found = plain.with_reranking().nearest(asked, queries, 5)
+    for number, matches in enumerate(found):
+        order, distances = images @ queries[number], [match.distance for match in matches]
+        near = order.argsort(descending=True)
+        values, indices = k_reciprocal(queries[number : number + 1], images[near]).nearest(5)
+        assert [match.number for match in matches] == near[indices[0]].tolist()
+        assert distances == pytest.approx(values[0].tolist())
+        (alone,) = plain.with_reranking().nearest(asked[number : number + 1], queries[number : number + 1], 5)
+        assert alone == matches
+    assert [[match.number for match in row] for row in found] != [
+        [match.number for match in row] for row in plain.nearest(asked, queries, 5)
+    ]
+
+
+def test_only_candidates_are_reranked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opabinia.inference.retrieval.gallery.CANDIDATES", 6)
+    features = F.normalize(torch.randn(61, 4, generator=torch.Generator().manual_seed(1)), dim=1)
+    plain = searched([Path(f"{number}.png") for number in range(60)], features[1:], Path())
+    (before,), (after,) = (one.nearest([Path("query.png")], features[:1], 5) for one in (plain, plain.with_reranking()))
+    assert len(after) == 5 and {match.number for match in after} <= {
+        match.number for match in plain.nearest([Path("query.png")], features[:1], 6)[0]
+    }
+    assert len(before) == 5
+
+
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
@@ -196,6 +232,19 @@ def test_the_nearest_are_written_and_drawn(run: Path, predictor: Predictor, pict
         assert drawn.size == (5 * 132, 132 + 2 * 14)
         colours = {colour for _, colour in drawn.getcolors(1 << 20) or []}
     assert {FRAME_COLORS[verdict] in colours for verdict in expected} == {True}
+
+
+def test_sheets_are_reranked(run: Path, pictures: Path, tmp_path: Path) -> None:
+    runner, words = CliRunner(), ["predict", str(run), str(pictures / "queries"), "--nearest", "5"]
+    ended = runner.invoke(app, [*words, "--rerank"])
+    assert (ended.exit_code, "--rerank: it re-ranks the images of --gallery" in ended.output) == (2, True)
+    lines = {}
+    for name, options in (("plain", []), ("reranked", ["--rerank"])):
+        out = ["--gallery", str(pictures / "gallery"), "--out", str(tmp_path / name)]
+        assert runner.invoke(app, [*words, *out, *options]).exit_code == 0
+        lines[name] = (tmp_path / name / "predictions.jsonl").read_text()
+        assert len(list((tmp_path / name / "sheets").iterdir())) == 3
+    assert lines["plain"] != lines["reranked"]
 
 
 def test_heat_maps_are_drawn(run: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

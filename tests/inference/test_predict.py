@@ -19,7 +19,8 @@ from opabinia.inference.predict import predict
 from opabinia.inference.predictor import Predictor, image_from
 from opabinia.training import launch
 
-SMALL = ["train.length=60it", "data.num_workers=0", "loggers=[]", "evaluate.batch_size=7"]
+SMALL = ["train.length=60it", "schedule.warmup=20it", "data.batch_size=16", "data.num_workers=0", "loggers=[]"]
+SMALL += ["evaluate.batch_size=7"]
 
 
 @pytest.fixture(scope="module")
@@ -172,5 +173,5 @@ def test_a_minimal_task_needs_no_drawing() -> None:
     assert task.ground_truth_caption({"id": "a"}, []) == []
     assert task.ground_truth_caption({"label": torch.tensor([1.0, 0, 1])}, ["a", "b", "c"]) == ["a", "c"]
     assert task.ground_truth_caption({"label": 0.5}, []) == ["label: 0.5"]
-    commands = [" ".join(words) for words, _ in task.next_commands(Path("runs/a"))]
+    commands = [" ".join(command.words) for command in task.next_commands(Path("runs/a"))]
     assert "opabinia export runs/a" in commands and not any("extract" in command for command in commands)

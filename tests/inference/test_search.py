@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from opabinia.training import launch
 pytest.importorskip("faiss", reason="the extra opabinia[search] is not installed")
 
 SMALL = ["train.length=9it", "checkpoint.every=5it", "data.num_workers=0", "loggers=[]", "evaluate.batch_size=8"]
+SMALL += ["data.batch_size=16"]
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +145,7 @@ def test_without_a_place_the_index_is_in_the_run(ask: Ask, run: Path, gallery: P
 def test_somebody_elses_file_is_not_overwritten(ask: Ask, gallery: Path) -> None:
     mine = gallery.parent / "thesis.txt"
     mine.write_text("years of work")
-    with pytest.raises(ConfigError, match=r"--index: .*thesis.txt is there already"):
+    with pytest.raises(ConfigError, match=r"--index: .*thesis.txt exists already"):
         ask(index=mine)
     assert mine.read_text() == "years of work"
 
@@ -155,14 +157,30 @@ def test_broken_pictures(
     assert len(ask(nearest=99)[0]["nearest"]) == 20
     caplog.clear()
     assert ask()[1] == 1, "it is not tried again as long as it stays as it is"
-    assert "1 of 21 pictures could not be read when" in caplog.text
-    with pytest.raises(DataError, match="1 of 2 pictures could not be read"):
+    assert "1 of 21 images could not be read when" in caplog.text
+    with pytest.raises(DataError, match="1 of 2 files were skipped"):
         search(run, gallery, [gallery / "broken.png", gallery.parent / "query.png"], as_json=True)
     assert json.loads(capsys.readouterr().out)["path"].endswith("query.png")
     (gallery / "worse").mkdir()
     (gallery / "broken.png").rename(gallery / "worse" / "broken.png")
-    with pytest.raises(DataError, match=r"none of the 1 pictures in .*worse can be read"):
+    with pytest.raises(DataError, match=r"none of the 1 images in .*worse can be read"):
         search(run, gallery / "worse", [gallery.parent / "query.png"])
+
+
+def test_paths_are_relative_to_the_gallery_and_never_cut(
+    run: Path, gallery: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    query, name = write(gallery.parent / "query.png", 30), "a_long_name_of_an_image_" * 3 + "[red].png"
+    write(gallery / "folder" / name, 30)
+    search(run, gallery, [query], nearest=3)
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()
+    assert lines[0] == str(query) and max(map(len, lines[1:])) <= 80 and "…" not in printed
+    (folded,) = [row for row in printed.split("│ 1 ")[1:]]
+    assert f"folder/{name}" in "".join(re.findall(r"[\w/.\[\]]+", re.sub(r"0\.\d{4}", "", folded.split("│ 2 ")[0])))
+    search(run, gallery, [query], nearest=3, rerank=True)
+    assert capsys.readouterr().out != printed
 
 
 def test_equal_ones_come_in_the_order_of_the_gallery() -> None:

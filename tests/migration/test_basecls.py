@@ -52,6 +52,7 @@ def test_a_regnet_on_eight_gpus(tmp_path: Path) -> None:
         "epoch",
     )
     assert (config["ema"]["decay"], str(config["ema"]["start"])) == (0.99992, "5ep")
+    assert config["ema"]["warmup"] is False
     assert config["hooks"]["precise_bn"]["batches"] == 16 and config["seed"] == 42
     assert unconverted(recipe) == {"extra.thing": "no equivalent", "output_dir": "--out"}
     assert any("the totals of 8 GPUs (--gpus)" in note for note in recipe.notes)

@@ -27,11 +27,10 @@ from opabinia.migration.weights.detection import select_coco_classes
 from opabinia.models.backbones.resnet import resnet
 from opabinia.models.backbones.timm import timm
 from opabinia.models.detectors.boxes import BoxOptions
-from opabinia.models.detectors.cascade import cascade_rcnn
 from opabinia.models.detectors.fcos import Fcos
 from opabinia.models.detectors.keypoints import KeypointOptions
 from opabinia.models.detectors.masks import MaskOptions
-from opabinia.models.detectors.rcnn import faster_rcnn, keypoint_rcnn, mask_rcnn
+from opabinia.models.detectors.rcnn import cascade_rcnn, faster_rcnn, keypoint_rcnn, mask_rcnn
 from opabinia.models.detectors.regions import PoolingOptions
 from opabinia.models.detectors.retinanet import RetinaNet
 from opabinia.models.detectors.rpn import ProposalOptions
@@ -156,8 +155,18 @@ IN_FIRST_VERSION = [name for name in OURS if name not in ("fcos", "retinanet_v2"
 
 @pytest.mark.parametrize(
     ("name", "names"),
-    [*((name, str) for name in OURS), *((name, first_version) for name in IN_FIRST_VERSION)],
-    ids=[*OURS, *(f"{name}-first" for name in IN_FIRST_VERSION)],
+    [
+        *(pytest.param(name, str, id=name) for name in OURS),
+        *(
+            pytest.param(
+                name,
+                first_version,
+                id=f"{name}-first",
+                marks=[pytest.mark.slow] * (name in ("mask_rcnn", "keypoint_rcnn")),
+            )
+            for name in IN_FIRST_VERSION
+        ),
+    ],
 )
 def test_torchvisions_weights_find_what_they_find_there(tmp_path: Path, name: str, names: Callable[[str], str]) -> None:
     torch.manual_seed(0)

@@ -22,10 +22,10 @@ from torchvision.ops import MultiScaleRoIAlign, box_iou
 
 from opabinia.contracts import DatasetInfo, Detections, Detector, Level, Neck, Target
 from opabinia.models.detectors.boxes import BoxLayers, BoxOptions, BoxPredictions, postprocess
-from opabinia.models.detectors.cascade import CascadeHead, cascade_rcnn, scale_gradient
+from opabinia.models.detectors.cascade import CascadeHead, scale_gradient
 from opabinia.models.detectors.keypoints import KeypointOptions, heatmaps_to_keypoints
 from opabinia.models.detectors.masks import MaskHead, MaskOptions
-from opabinia.models.detectors.rcnn import faster_rcnn, keypoint_rcnn, mask_rcnn
+from opabinia.models.detectors.rcnn import cascade_rcnn, faster_rcnn, keypoint_rcnn, mask_rcnn
 from opabinia.models.detectors.regions import (
     PoolingOptions,
     RegionPool,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -323,6 +324,7 @@ def filled(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
 
     fake = SimpleNamespace(get_model=get_model, get_model_weights=models.get_model_weights)
     monkeypatch.setattr(torchvision_video, "models", fake)
+    monkeypatch.setattr(torchvision_video, "pretrained_weights", lambda *args, **kwargs: nullcontext())
     return whole, weights, asked
 
 

@@ -1,5 +1,7 @@
 """Averages of weights: which decay when (pycls', basecls' and BYOL's rules), and what is averaged."""
 
+import math
+import re
 from typing import Any
 
 import pytest
@@ -9,7 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from opabinia.contracts import Clock
-from opabinia.optim.ema import Ema, WeightAverage, decay_at, pycls_decay
+from opabinia.data.sampling.batches import ConstantPlan
+from opabinia.optim.ema import Ema, WeightAverage, decay_at, pycls_decay, slow_average_warning
 from opabinia.runtime.durations import Duration
 
 
@@ -27,18 +30,66 @@ def test_pycls_rule(alpha: float, decay: float) -> None:
 
 @pytest.mark.parametrize(("start", "copies"), [("0ep", 0), ("2ep", 20), ("7it", 7)])
 def test_it_is_a_copy_until_its_start(start: str, copies: int) -> None:
-    ema = Ema(decay=0.9, start=Duration.parse(start))
+    ema = Ema(decay=0.9, start=Duration.parse(start), warmup=False)
     assert [decay_at(ema, clock(step), 1) for step in range(1, 31)] == [0.0] * copies + [0.9] * (30 - copies)
 
 
 def test_only_every_so_many_steps() -> None:
-    found = [decay_at(Ema(decay=0.9, every=4), clock(step), 1) for step in range(1, 10)]
+    found = [decay_at(Ema(decay=0.9, every=4, warmup=False), clock(step), 1) for step in range(1, 10)]
     assert found == [None, None, None, 0.9, None, None, None, 0.9, None]
 
 
 def test_the_decay_may_rise() -> None:
-    found = [decay_at(Ema(decay=0.5, warmup=True), clock(step), 1) for step in (1, 2, 8, 9, 50)]
+    found = [decay_at(Ema(decay=0.5), clock(step), 1) for step in (1, 2, 8, 9, 50)]
     assert found == pytest.approx([2 / 11, 3 / 12, 9 / 18, 0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("settings", "warms_up"),
+    [
+        ({}, True),
+        ({"warmup": False}, False),
+        ({"alpha": 1e-5}, False),  # pycls has no warm-up, nor has basecls, which copies the weights at first
+        ({"start": Duration(5, "ep")}, False),
+        ({"schedule": lambda clock: 1.0}, False),
+        ({"alpha": 1e-5, "warmup": True}, True),
+    ],
+)
+def test_the_decay_warms_up_unless_another_rule_is_chosen(settings: dict[str, Any], warms_up: bool) -> None:
+    assert Ema(**settings).warms_up == warms_up
+
+
+PLAN = ConstantPlan(samples=205, batch_size=8, length=Duration(200, "it"))
+
+
+def cosine(clock: Clock) -> float:
+    return (1 + math.cos(math.pi * clock.progress)) / 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"decay": 0.995, "warmup": False}, "decay"),
+        ({"decay": 0.9999, "every": 4, "warmup": False}, "decay"),
+        ({"decay": 1.0, "schedule": cosine}, "decay"),
+        ({"alpha": 1e-5, "every": 2}, "alpha"),
+    ],
+)
+def test_an_average_that_cannot_catch_up_is_reported_with_a_fitting_value(settings: dict[str, Any], key: str) -> None:
+    warning = slow_average_warning(Ema(**settings), PLAN, 8)
+    named = re.search(rf"ema\.{key}=([\d.e-]+)$", warning)
+    assert named and "ema.warmup=true" in warning
+    if settings == {"decay": 0.995, "warmup": False}:
+        assert f"{0.995**200:.0%} of it" in warning
+    fitting = Ema(**(settings | {key: float(named[1])}))
+    decays = [decay_at(fitting, Clock.at(PLAN, step), 8) for step in range(1, 201)]
+    assert 0.03 < math.prod(1.0 if decay is None else decay for decay in decays) <= 0.11
+    assert slow_average_warning(Ema(**(settings | {"warmup": True})), PLAN, 8) == ""
+
+
+def test_an_average_that_catches_up_is_not_reported() -> None:
+    assert slow_average_warning(Ema(decay=0.98, warmup=False), PLAN, 8) == ""
+    assert slow_average_warning(Ema(start=Duration(9, "ep")), PLAN, 8) == ""
 
 
 def test_a_schedule_takes_it_to_one() -> None:

@@ -10,7 +10,14 @@ import opabinia
 from opabinia.engine.checkpointing.checkpoint import load_tensors, read_checkpoint
 from opabinia.training import launch
 
-SMALL = ["train.length=12it", "evaluate.every=6it", "checkpoint.every=6it", "data.num_workers=0", "loggers=[]"]
+SMALL = [
+    "train.length=12it",
+    "evaluate.every=6it",
+    "checkpoint.every=6it",
+    "data.batch_size=16",
+    "data.num_workers=0",
+    "loggers=[]",
+]
 EMA = ["ema.decay=0.9", "ema.every=2"]
 
 
@@ -52,7 +59,8 @@ def test_a_resumed_run_has_the_same_average(tmp_path: Path) -> None:
 
 def test_an_average_may_begin_with_a_resumed_run(tmp_path: Path) -> None:
     launch.train("classification/digits", [*SMALL, "train.length=6it"], out=tmp_path)
-    folder, scores = trained(tmp_path, "ema.decay=1.0", resume="last")
+    folder, scores = trained(tmp_path, "ema.decay=1.0", "ema.warmup=false", resume="last")
+    assert "100% of it will still be the initial weights" in (folder / "train.log").read_text()
     assert "val_ema/top1" in scores
     early, average = tensors(folder, 6, "model"), tensors(folder, 12, "ema")
     assert all(torch.equal(early[name], average[name]) for name in early if early[name].is_floating_point())
@@ -75,10 +83,28 @@ def test_a_validation_set_with_its_own_period_keeps_it_for_the_average(tmp_path:
     assert when == {"val": [6, 12], "val_ema": [6, 12], "late": [12], "late_ema": [12]}
 
 
-def test_pictures_are_predicted_with_the_average(tmp_path: Path) -> None:
+def test_predictions_use_the_weights_with_the_better_score(tmp_path: Path) -> None:
     folder, _ = trained(tmp_path)
-    average = tensors(folder, 12, "ema")
-    for name, value in opabinia.load(folder, checkpoint="last").task.state_dict().items():
-        assert torch.equal(value, average[name])
-    raw = opabinia.load(folder, ["evaluate.weights=raw"], checkpoint="last").task.state_dict()
-    assert torch.equal(raw["head.1.fc.weight"], tensors(folder, 12, "model")["head.1.fc.weight"])
+    model, average = (tensors(folder, 12, name)["head.1.fc.weight"] for name in ("model", "ema"))
+
+    def loaded(*overrides: str, **how: Any) -> torch.Tensor:
+        task = opabinia.load(folder, overrides, checkpoint="last", **how).task
+        return task.state_dict()["head.1.fc.weight"]
+
+    def score(raw: float, ema: float) -> None:
+        """Change the scores in the metrics log."""
+        file = folder / "metrics.jsonl"
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        values = {"val/top1": raw, "val_ema/top1": ema}
+        changed = [line | {name: values[name] for name in values if name in line} for line in lines]
+        file.write_text("".join(json.dumps(line) + "\n" for line in changed))
+
+    score(raw=0.5, ema=0.25)
+    assert torch.equal(loaded(), model)
+    assert torch.equal(loaded(weights="ema"), average) and torch.equal(loaded("evaluate.weights=ema"), average)
+    score(raw=0.25, ema=0.5)
+    assert torch.equal(loaded(), average)
+    assert torch.equal(loaded(weights="raw"), model) and torch.equal(loaded("evaluate.weights=raw"), model)
+    (folder / "metrics.jsonl").unlink()
+    assert torch.equal(loaded(), average)  # nothing is known
+    assert {name.partition("/")[0] for name in launch.evaluate(folder, checkpoint="last", weights="raw")} == {"val"}

@@ -108,7 +108,7 @@ def test_an_error_of_torch_has_its_place(made: Callable[..., Any]) -> None:
     ("keys", "message"),
     [
         ({"params": [1]}, r"part\.params: unknown key"),
-        ({"learning_rate": 0.1}, r"part\.learning_rate: unknown key .*sgd knows: lr, momentum"),
+        ({"learning_rate": 0.1}, r"part\.learning_rate: unknown key .*write optimizer\.lr: 0\.1"),
         ({"momentum": "much"}, r"part\.momentum: expected a number \(found 'much'\)"),
     ],
 )

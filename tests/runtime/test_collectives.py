@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from opabinia.contracts import GlobalBatch
 from opabinia.models.feature_queue import FeatureQueue
 from opabinia.models.losses.metric import circle, count_pairs, cross_batch_memory_loss, supervised_contrastive, triplet
-from opabinia.runtime.collectives import gather_batch, gather_with_gradient, mean_over_samples, shuffle_between_ranks
+from opabinia.runtime.collectives import gather_batch, gather_rows, mean_over_samples, shuffle_between_ranks
 from opabinia.runtime.processes import all_reduce_mean, gather
 from tests.faults.programs import Server
 
@@ -70,13 +70,13 @@ def rows_of_all(rank: int, world: int) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         own = torch.full((rank, 2, 1), float(rank), dtype=dtype, requires_grad=True)
-        whole = gather_with_gradient(own.transpose(1, 2))
+        whole = gather_rows(own.transpose(1, 2), [f"{rank} {number}" for number in range(rank)])
         whole.backward(torch.full_like(whole, 1.0 + rank))
         assert own.grad is not None and own.grad.dtype == whole.dtype == dtype
         assert list(whole.shape) == [sum(range(world)), 1, 2]
         found[f"{dtype}"] = whole[:, 0, 0].tolist()
         found[f"gradient in {dtype}"] = sorted(set(own.grad.flatten().tolist()))
-    numbers = gather_with_gradient(torch.arange(rank))
+    numbers = gather_rows(torch.arange(rank), [f"{rank} {number}" for number in range(rank)])
     found["integers"] = numbers.tolist()
     assert numbers.dtype == torch.int64
     return found
@@ -85,7 +85,7 @@ def rows_of_all(rank: int, world: int) -> dict[str, list[Any]]:
 def the_gradient_given_stays(rank: int, world: int) -> dict[str, list[Any]]:
     own = torch.ones(1, requires_grad=True)
     given = torch.ones(world)
-    gather_with_gradient(own).backward(given)
+    gather_rows(own, [str(rank)]).backward(given)
     return {"given": given.tolist(), "own": [] if own.grad is None else own.grad.tolist()}
 
 
@@ -111,7 +111,7 @@ def queues(rank: int, world: int) -> dict[str, list[Any]]:
 
 def compiled(rank: int, world: int) -> dict[str, list[Any]]:
     def doubled(features: Tensor) -> Tensor:
-        rows: Tensor = gather_with_gradient(features + 1)
+        rows: Tensor = gather_rows(features + 1, [str(rank)])
         return 2 * rows
 
     return {"rows": torch.compile(doubled, backend="eager")(torch.full((1,), float(rank))).tolist()}
@@ -289,6 +289,6 @@ def test_the_mean_over_samples_is_global_in_training(found: Found, world: int) -
 
 def test_a_single_process_gathers_nothing() -> None:
     features, labels = torch.ones(2, 3), torch.tensor([0, 1])
-    assert gather_with_gradient(features) is features
+    assert gather_rows(features, ["a", "b"]) is features
     assert gather_batch(features, labels, ["a", "b"]) == (features, labels)
     assert float(mean_over_samples(labels.sum(), 4)) == 0.25

@@ -146,9 +146,11 @@ def test_content_is_on_the_disk_before_its_name_is(tmp_path: Path, monkeypatch: 
     assert calls == ["flush tmp", "rename", f"flush {tmp_path.name}"]
 
 
-def test_no_folder_to_write_into(tmp_path: Path) -> None:
-    with pytest.raises(DiskError, match=r"cannot write .*/absent/file: No such file"):
-        write_atomic(tmp_path / "absent" / "file", "x")
+def test_folders_are_created_unless_a_file_is_in_the_way(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "new" / "folder" / "file", "x")
+    assert (tmp_path / "new" / "folder" / "file").read_text() == "x"
+    with pytest.raises(DiskError, match=r"cannot write .*/file/inside"):
+        write_atomic(tmp_path / "new" / "folder" / "file" / "inside", "x")
 
 
 # --- a folder ---------------------------------------------------------------------------------------------------------

@@ -185,10 +185,14 @@ def test_what_cannot_be_done_is_reported(run: Path, folder: Path, arguments: tup
     assert done.exit_code == 2 and said in done.output and "Traceback" not in done.output
 
 
-def test_only_detectors_have_something_to_compare(tmp_path: Path) -> None:
+def test_classes_are_compared_too_and_pixels_without_labels_are_not(tmp_path: Path) -> None:
     short = ["train.length=1it", "data.num_workers=0", "loggers=[]", "data.val.source={name: digits, split: val}"]
-    other = launch.train("classification/digits", short, out=tmp_path)[0]
-    done = command("predict", other, "--split", "val")
+    classifier = launch.train("classification/digits", short, out=tmp_path)[0]
+    done = command("predict", classifier, "--split", "val", "--out", tmp_path / "drawn", "--most", "3")
+    assert done.exit_code == 0 and done.output.count("ground truth: ") == 3, done.output
+    assert len(list((tmp_path / "drawn" / "images").iterdir())) == 3
+    unlabeled = launch.train("selfsup/digits_simclr", short, out=tmp_path)[0]
+    done = command("predict", unlabeled, "--split", "val")
     assert done.exit_code == 2 and "draws no ground truth of the samples of val" in done.output
 
 

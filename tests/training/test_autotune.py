@@ -15,10 +15,9 @@ from opabinia.config import ConfigError
 from opabinia.data import Data, Stream
 from opabinia.data.sampling.identity_samplers import identities
 from opabinia.data.sources import Digits
-from opabinia.training.auto_values import replace_auto, with_values
 from opabinia.training.autotune import Trial, agree_on_augmentation, suitable_batch_size
 from opabinia.training.batch_size_search import Attempt, is_out_of_memory, largest_fitting, repeat_samples
-from opabinia.training.run_folder import resolve
+from opabinia.training.run_folder import replace_auto, resolve, with_values
 
 # --- the search -------------------------------------------------------------------------------------------------------
 

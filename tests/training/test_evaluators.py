@@ -213,4 +213,4 @@ def test_a_measure_stands_in_for_the_evaluator_that_gives_its_scores() -> None:
     assert [type(one) for one in _task_and_additional([other], Measured(), dataset_info)] == [Knn, Collapse]
     assert [type(one) for one in _task_and_additional([Collapse], Measured(), dataset_info)] == [Knn, Collapse]
     assert [type(one) for one in _task_and_additional([LowShot], Measured(), dataset_info)] == [Knn, Collapse, LowShot]
-    assert _task_and_additional([other], Measured(), dataset_info)[0]._k == 3  # type: ignore[attr-defined]
+    assert _task_and_additional([other], Measured(), dataset_info)[0]._options["k"] == 3  # type: ignore[attr-defined]

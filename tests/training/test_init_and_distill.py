@@ -11,7 +11,8 @@ from opabinia.config import ConfigError
 from opabinia.engine.checkpointing.checkpoint import load_tensors
 from opabinia.training import launch
 
-SMALL = ["train.length=4it", "data.num_workers=0", "loggers=[]", "train.log_every=1", "evaluate.every=0ep"]
+SMALL = ["train.length=4it", "schedule.warmup=1it", "data.batch_size=16", "data.num_workers=0", "loggers=[]"]
+SMALL += ["train.log_every=1", "evaluate.every=0ep"]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from opabinia.engine.checkpointing.checkpoint import read_checkpoint
 from opabinia.training import launch
 from opabinia.training.trained_model import dataset_info_from
 
-SMALL = ("train.device=cpu", "data.num_workers=0", "loggers=[]", "train.num_threads=1")
+SMALL = ("train.device=cpu", "data.num_workers=0", "data.batch_size=16", "loggers=[]", "train.num_threads=1")
 
 
 def train(out: Path, *overrides: str, **options: Any) -> tuple[Path, dict[str, float]]:
@@ -75,7 +75,7 @@ def test_a_refused_resume_changes_nothing(folder: Path, overrides: list[str], me
 
 
 def test_batches_of_an_epoch_may_not_change(tmp_path: Path) -> None:
-    folder, _ = train(tmp_path, "train.length=24it")  # 23 steps an epoch
+    folder, _ = train(tmp_path, "train.length=24it", "data.batch_size=64")  # 23 steps an epoch
     text = problem(lambda: resume(folder, "train.length=30it", "data.drop_last=true"))
     assert "data: step 24 would be at another position in the data" in text
 
@@ -147,9 +147,8 @@ def test_every_module_keeps_its_mode_through_an_evaluation(tmp_path: Path) -> No
 
     resolved = launch.resolve("classification/digits", [*SMALL, "train.length=2it", "evaluate.every=1it"])
     (tmp_path / "checkpoints").mkdir()
-    launch.train_session(
-        launch.Session(tmp_path), **{**launch.build_parts(resolved).keywords, "hooks": {"freeze": Freeze()}}
-    )
+    parts = {**launch.build_parts(resolved).keywords, "hooks": {"freeze": Freeze()}}
+    launch.TrainingRun(**parts)(launch.Session(tmp_path))
 
 
 def test_an_optimizer_that_keeps_another_state_begins_without(folder: Path) -> None:
@@ -162,7 +161,7 @@ def test_an_optimizer_that_keeps_another_state_begins_without(folder: Path) -> N
 
 def test_the_checkpoint_knows_where_it_is(folder: Path) -> None:
     state = read_checkpoint(folder / "checkpoints" / "step-00000004").state
-    assert (state["step"], state["epoch"], state["position"], state["samples"]) == (4, 0, 256, 256)
+    assert (state["step"], state["epoch"], state["position"], state["samples"]) == (4, 0, 64, 64)
     assert dataset_info_from(read_checkpoint(folder / "checkpoints" / "step-00000004")) == DatasetInfo(
         samples=1437, channels=1, classes=tuple("0123456789")
     )

@@ -36,9 +36,9 @@ def test_mixed_batches_pass_a_rehearsal() -> None:
     ("overrides", "path", "text"),
     [
         (["checkpoint.best=val/top2"], "checkpoint.best", "scores: val/top1, val/top5"),
-        (["task.backbone.model=test_resnt"], "task.backbone", "test_resnet"),
-        (["task.backbone.options={widht: 3}"], "task.backbone", "refuses"),
-        (["task.mean=[0.1,0.2]"], "task", "2 values for images of 1 channels"),
+        (["task.backbone.model=test_resnt"], "task.backbone.model", "test_resnet"),
+        (["task.backbone.options={widht: 3}"], "task.backbone.options", "refuses"),
+        (["task.mean=[0.1,0.2]"], "task.mean", "2 values for images of 1 channels"),
         (["task.backbone.model=vit_tiny_patch16_224"], "task", "a batch of shape (2, 1, 32, 32) does not go through"),
         (
             [

@@ -11,26 +11,20 @@ import pytest
 from opabinia.config import ConfigError
 from opabinia.runtime.files import DiskError, FolderInUse
 from opabinia.runtime.signals import Stopped
-from opabinia.training.sweep import (
+from opabinia.training.sweep.record import Record, Trial, choose_metric, metric_direction, rank_trials
+from opabinia.training.sweep.runs import check_configs, run_trial
+from opabinia.training.sweep.seeds import parse_seeds, summarize
+from opabinia.training.sweep.trials import (
     MAX_GRID_SIZE,
     Choices,
     Range,
-    Record,
-    Trial,
     boundary_trials,
-    check_configs,
     check_count,
-    choose_metric,
     grid_trials,
-    metric_direction,
-    parse_seeds,
     parse_space,
     random_trials,
-    rank_trials,
-    run_trial,
     split_choices,
     suggest,
-    summarize,
 )
 
 # --- search space -----------------------------------------------------------------------------------------------------

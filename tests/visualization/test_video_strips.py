@@ -123,8 +123,8 @@ def test_what_is_predicted_is_what_was_evaluated(run: Path, of_views: Predictor,
     right = [
         one.readable["top"][0]["class"] == path.parent.name for path, one in zip(files, of_views(files), strict=True)
     ]
-    scores = launch.evaluate(run, [*sources(folder, views=True), "data.num_workers=0"])
-    assert sum(right) / len(files) == pytest.approx(scores["val/top1"])
+    scores = launch.evaluate(run, [*sources(folder, views=True), "data.num_workers=0"], name="views")
+    assert sum(right) / len(files) == pytest.approx(scores["views/top1"])
 
 
 def test_videos_are_not_explained(predictor: Predictor, folder: Path) -> None:

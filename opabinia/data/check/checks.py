@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,17 +13,22 @@ from opabinia.contracts import IdentitySource, QuerySource, Source
 from opabinia.contracts.masks import decode_rle
 from opabinia.data.check import findings as kinds
 from opabinia.data.check import statistics
-from opabinia.data.check.datasets import count_per_class, label_name, leaf_sources, sample_id, single_labels
+from opabinia.data.check.datasets import count_per_class, label_name, leaf_sources, single_labels
 from opabinia.data.check.duplicates import TRAIN, ScannedSample, find_duplicates
 from opabinia.data.check.findings import Finding, Findings, SampleRef
-from opabinia.data.check.scan import Position, SampleScan, scan_samples
+from opabinia.data.check.scan import Position, SampleScan, sample_id, scan_samples
 from opabinia.data.check.statistics import DatasetStatistics
 from opabinia.data.sources import annotation_errors
+from opabinia.data.sources.annotation_errors import Box
 from opabinia.data.sources.detection_base import AnnotatedImages
 from opabinia.runtime.log import log
+from opabinia.runtime.progress import progress_bar
 
 NEAR = 4
 """Bits that may differ in the hashes of nearly identical images."""
+
+EXAMPLES = 12
+"""Samples of a dataset that are shown with their ground truth."""
 
 SMALL = 8
 """Pixels: images with a shorter side are reported."""
@@ -36,12 +42,14 @@ class DataReport:
         datasets: statistics by dataset name.
         findings: errors, then notes.
         sources: the sources that were read.
+        examples: some samples of each dataset, to be shown.
         stopped: the check was interrupted before everything was read.
     """
 
     datasets: dict[str, DatasetStatistics]
     findings: list[Finding]
     sources: Sequence[Source]
+    examples: dict[str, list[SampleRef]]
     stopped: bool = False
 
     @property
@@ -72,10 +80,15 @@ def _to_json(sample: SampleRef) -> dict[str, Any]:
 
 
 class _Part(NamedTuple):
-    """A source and the name of its dataset."""
+    """A source, its index among all, and the name of its dataset."""
 
     dataset: str
+    number: int
     source: Source
+
+    def sample(self, index: int, annotation: str = "", value: str = "", box: Box | None = None) -> SampleRef:
+        """Return a sample of the source, or an annotation in it."""
+        return SampleRef(self.dataset, sample_id(self.source, index), annotation, value, self.number, index, box)
 
 
 def run_checks(
@@ -85,7 +98,6 @@ def run_checks(
     limit: int | None = None,
     seed: int = 0,
     workers: int = 0,
-    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> DataReport:
     """Compute statistics of datasets, and find errors in each and between them.
 
@@ -99,7 +111,6 @@ def run_checks(
         limit: read only this many samples of each dataset, drawn with ``seed``.
         seed: of that draw.
         workers: processes that read; 0 reads in this one.
-        progress: called with the number of samples read, and of all to read.
 
     Returns:
         The report; also after Ctrl-C, with ``stopped``.
@@ -107,33 +118,44 @@ def run_checks(
     Raises:
         WorkerDied: reading has killed a process.
     """
-    parts = [_Part(name, leaf) for name, source in sources.items() for leaf in leaf_sources(source)]
+    leaves = [(name, leaf) for name, source in sources.items() for leaf in leaf_sources(source)]
+    parts = [_Part(name, number, leaf) for number, (name, leaf) in enumerate(leaves)]
     all_positions: dict[str, list[Position]] = {name: [] for name in sources}
-    for number, part in enumerate(parts):
-        all_positions[part.dataset] += [(number, index) for index in range(len(part.source))]
+    for part in parts:
+        all_positions[part.dataset] += [(part.number, index) for index in range(len(part.source))]
     positions = [position for own in all_positions.values() for position in _draw(own, limit, seed)]
-    scans, stopped = _scan([part.source for part in parts], positions, workers, progress)
-    samples = [_scanned(parts, position, scan) for position, scan in zip(positions, scans, strict=False)]
+    scans, stopped = _scan([part.source for part in parts], positions, workers)
+    annotated = [(part, part.source) for part in parts if isinstance(part.source, AnnotatedImages)]
     findings = Findings()
-    for number, part in enumerate(parts):
-        if isinstance(part.source, AnnotatedImages):
-            findings.add_errors(part.dataset, number, part.source.errors)
-            indices = [index for source, index in positions if source == number]
-            findings.add_errors(part.dataset, number, _find_broken_rle(part.source, indices))
-    for sample in samples:
-        _check_scan(parts, sample, findings)
+    for part, source in annotated:
+        findings.add_errors(part.dataset, part.number, source.errors)
+        indices = [index for number, index in positions if number == part.number]
+        findings.add_errors(part.dataset, part.number, _find_broken_rle(source, indices))
+    read = zip(positions, scans, strict=False)  # fewer scans after Ctrl-C
+    samples = [_check_scan(parts[number], index, scan, findings) for (number, index), scan in read]
     find_duplicates(samples, near, findings)
     _check_identities(sources, all_positions, parts, findings)
-    for number, part in enumerate(parts):
-        if isinstance(part.source, AnnotatedImages):
-            _check_objects(part.dataset, number, part.source, findings)
+    for part, source in annotated:
+        _check_objects(part, source, findings)
     datasets = {name: _summarize(name, source, samples) for name, source in sources.items()}
     for name, dataset in datasets.items():
         if not isinstance(sources[name], IdentitySource):
             for class_name, count in dataset.per_class.items():
                 if not count:
                     findings.add(kinds.NO_SAMPLES, [SampleRef(name, class_name)])
-    return DataReport(datasets, findings.sorted(), [part.source for part in parts], stopped)
+    examples = {name: _examples([sample for sample in samples if sample.sample.dataset == name]) for name in sources}
+    return DataReport(datasets, findings.sorted(), [part.source for part in parts], examples, stopped)
+
+
+def _examples(samples: Sequence[ScannedSample]) -> list[SampleRef]:
+    """Return at most :data:`EXAMPLES` readable samples, drawn with a fixed seed, one of each class in turn."""
+    readable = [sample.sample for sample in samples if sample.scan.error is None]
+    seen: Counter[str] = Counter()
+    turns: list[tuple[int, int, int]] = []
+    for place in np.random.default_rng(0).permutation(len(readable)).tolist():
+        seen[readable[place].value] += 1
+        turns.append((seen[readable[place].value], len(turns), place))
+    return [readable[place] for place in sorted(place for _, _, place in sorted(turns)[:EXAMPLES])]
 
 
 def _draw(positions: list[Position], limit: int | None, seed: int) -> list[Position]:
@@ -144,16 +166,14 @@ def _draw(positions: list[Position], limit: int | None, seed: int) -> list[Posit
     return [positions[i] for i in np.sort(chosen).tolist()]
 
 
-def _scan(
-    sources: Sequence[Source], positions: Sequence[Position], workers: int, progress: Callable[[int, int], None]
-) -> tuple[list[SampleScan], bool]:
+def _scan(sources: Sequence[Source], positions: Sequence[Position], workers: int) -> tuple[list[SampleScan], bool]:
     """Return the scans, and whether Ctrl-C has interrupted them."""
     scans: list[SampleScan] = []
     log.disabled, before = True, log.disabled  # damage is a finding here, not a warning
     try:
-        for scan in scan_samples(sources, positions, workers):
-            scans.append(scan)
-            progress(len(scans), len(positions))
+        with progress_bar("read", len(positions)) as bar:
+            for scan in bar.track(scan_samples(sources, positions, workers)):
+                scans.append(scan)
     except KeyboardInterrupt:
         return scans, True
     finally:
@@ -161,42 +181,32 @@ def _scan(
     return scans, False
 
 
-def _scanned(parts: Sequence[_Part], position: Position, scan: SampleScan) -> ScannedSample:
-    number, index = position
-    part = parts[number]
-    label = label_name(part.source, index)
-    return ScannedSample(
-        scan,
-        SampleRef(part.dataset, scan.id, value=label or "", source=number, index=index),
-        bool(part.source.queries[index]) if isinstance(part.source, QuerySource) else None,
-        () if label is None else tuple(part.source.classes),
-    )
-
-
 # --- checks of a sample -----------------------------------------------------------------------------------------------
 
 
-def _check_scan(parts: Sequence[_Part], scanned: ScannedSample, findings: Findings) -> None:
-    scan, sample = scanned.scan, scanned.sample
+def _check_scan(part: _Part, index: int, scan: SampleScan, findings: Findings) -> ScannedSample:
+    """Add the errors of a sample that was read, and return the sample."""
+    source, label = part.source, label_name(part.source, index)
+    sample = SampleRef(part.dataset, scan.id, value=label or "", source=part.number, index=index)
 
     def add(kind: str, value: str) -> None:
-        findings.add(kind, [SampleRef(sample.dataset, sample.id, "", value, sample.source, sample.index)])
+        findings.add(kind, [replace(sample, value=value)])
 
     if scan.error is not None:
         image_kind = kinds.TRUNCATED if scan.truncated else annotation_errors.UNREADABLE
         add(annotation_errors.UNREADABLE_VIDEO if scan.is_video else image_kind, scan.error)
     if scan.damage is not None:
         add(annotation_errors.DAMAGED_VIDEO, scan.damage)
-    if scan.size is None or sample.source is None or sample.index is None:
-        return
-    height, width = scan.size
-    if min(scan.size) < SMALL and not scan.is_video:
-        add(kinds.SMALL_IMAGE, f"{width} x {height} pixels")
-    source = parts[sample.source].source
-    if isinstance(source, AnnotatedImages) and tuple(source.sizes[sample.index].tolist()) != scan.size:
-        file_height, file_width = source.sizes[sample.index].tolist()
-        value = f"{width} x {height} pixels, {source.file} says {file_width} x {file_height}"
-        add(annotation_errors.WRONG_SIZE, value)
+    if scan.size is not None:
+        height, width = scan.size
+        if min(scan.size) < SMALL and not scan.is_video:
+            add(kinds.SMALL_IMAGE, f"{width} x {height} pixels")
+        if isinstance(source, AnnotatedImages) and tuple(source.sizes[index].tolist()) != scan.size:
+            file_height, file_width = source.sizes[index].tolist()
+            value = f"{width} x {height} pixels, {source.file} says {file_width} x {file_height}"
+            add(annotation_errors.WRONG_SIZE, value)
+    is_query = bool(source.queries[index]) if isinstance(source, QuerySource) else None
+    return ScannedSample(scan, sample, is_query, () if label is None else tuple(source.classes))
 
 
 def _find_broken_rle(source: AnnotatedImages, indices: Sequence[int]) -> list[annotation_errors.ErrorGroup]:
@@ -231,43 +241,35 @@ def _summarize(name: str, source: Source, samples: Sequence[ScannedSample]) -> D
     )
 
 
-def _check_objects(dataset: str, number: int, source: AnnotatedImages, findings: Findings) -> None:
+def _check_objects(part: _Part, source: AnnotatedImages, findings: Findings) -> None:
     """Add tiny boxes, and images without boxes."""
     annotations = source.annotations.take(source.annotations.trainable)
     sides = statistics.box_sides(source)
     for row in np.flatnonzero((sides < statistics.TINY).any(1)).tolist():
-        index = int(annotations.image_indices[row])
         left, top, width, height = annotations.boxes[row].tolist()
         name = f"{source.noun} {annotations.ids[row]}"
         value = f"{source.classes[int(annotations.labels[row])]}, {sides[row, 0]:.4g} x {sides[row, 1]:.4g} pixels"
         box = (left, top, left + width, top + height)
-        findings.add(kinds.TINY_BOX, [SampleRef(dataset, source.id(index), name, value, number, index, box)])
-    for index in range(len(source)):
-        if not len(source.present[index]):
-            findings.add(kinds.EMPTY, [SampleRef(dataset, source.id(index), source=number, index=index)])
+        findings.add(kinds.TINY_BOX, [part.sample(int(annotations.image_indices[row]), name, value, box)])
+    for index, present in enumerate(source.present):
+        if not len(present):
+            findings.add(kinds.EMPTY, [part.sample(index)])
 
 
 def _check_identities(
-    sources: Mapping[str, Source],
-    positions: Mapping[str, Sequence[Position]],
-    parts: Sequence[_Part],
-    findings: Findings,
+    sources: Mapping[str, Source], positions: Mapping[str, list[Position]], parts: Sequence[_Part], findings: Findings
 ) -> None:
     """Add identities that are in training and validation, each with an image of both."""
     train = sources.get(TRAIN)
-    if not isinstance(train, IdentitySource):
-        return
-    trained = _first_images(train)
+    trained = _first_images(train) if isinstance(train, IdentitySource) else {}
     for name, source in sources.items():
         # Some datasets number the identities of their test set from 0 again.
         if name == TRAIN or not isinstance(source, IdentitySource) or getattr(source, "reuses_names", False):
             continue
         for identity, index in _first_images(source).items():
             if identity in trained:
-                samples = []
-                for number, own in (positions[TRAIN][trained[identity]], positions[name][index]):
-                    part, value = parts[number], f"identity {identity}"
-                    samples.append(SampleRef(part.dataset, sample_id(part.source, own), "", value, number, own))
+                pair = (positions[TRAIN][trained[identity]], positions[name][index])
+                samples = [parts[number].sample(own, value=f"identity {identity}") for number, own in pair]
                 findings.add(kinds.SAME_IDENTITY, samples)
 
 

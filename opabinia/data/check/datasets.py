@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from opabinia.contracts import (
-    EncodedSource,
-    IdentitySource,
-    ImageClassesSource,
-    Indices,
-    LabeledSource,
-    NamedSource,
-    Source,
-)
-from opabinia.data.decoding.images import EncodedImage, LazyImage
+from opabinia.contracts import IdentitySource, ImageClassesSource, Indices, LabeledSource, Source
 from opabinia.data.sources.concat import ConcatBase
-from opabinia.data.sources.detection_base import AnnotatedImages
 from opabinia.data.sources.video_views import VideoViews
 
 
@@ -31,28 +20,6 @@ def leaf_sources(source: Source) -> Iterator[Source]:
         yield from leaf_sources(source.source)
     else:
         yield source
-
-
-def lazy_image(source: Source, index: int) -> LazyImage | None:
-    """Return the image of a sample, not yet decoded; None if the source only returns whole samples."""
-    if isinstance(source, AnnotatedImages):
-        return image_file(source, source.name(index))
-    image = source.encoded(index)["image"] if isinstance(source, EncodedSource) else None
-    return image if isinstance(image, LazyImage) else None
-
-
-def image_file(source: AnnotatedImages, name: bytes) -> EncodedImage:
-    """Return an image below the root of a source, even if the source has dropped it."""
-    return EncodedImage.file(os.path.join(os.fsencode(source.root), name), source.channels)
-
-
-def sample_id(source: Source, index: int) -> str:
-    """Return the id of a sample, or its index if the source cannot give the id without reading it."""
-    if isinstance(source, NamedSource):
-        return source.id(index)
-    if isinstance(source, EncodedSource):
-        return str(source.encoded(index)["id"])
-    return f"sample {index}"
 
 
 def label_name(source: Source, index: int) -> str | None:

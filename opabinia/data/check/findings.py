@@ -46,7 +46,7 @@ class SampleRef:
     value: str = ""
     source: int | None = None
     index: int | None = None
-    box: tuple[float, float, float, float] | None = None
+    box: annotation_errors.Box | None = None
 
     def __str__(self) -> str:
         name = ", ".join(part for part in (self.id, self.annotation) if part)

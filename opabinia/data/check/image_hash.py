@@ -53,19 +53,14 @@ def compute_hash(frames: Tensor) -> ImageHash | None:
     """Hash frames (uint8, F x C x H x W); None if they are smaller than :data:`MIN_SIDE` or all are uniform."""
     if min(frames.shape[-2:]) < MIN_SIDE:
         return None
-    small = np.stack([_downscale(frame) for frame in frames])
+    resized = [to_pil(frame).resize((_WIDTH, _HEIGHT), Image.Resampling.BOX, reducing_gap=2.0) for frame in frames]
+    small = np.stack([np.asarray(frame, dtype=np.float32) for frame in resized])
     thumbnails = small.reshape(len(small), 16, 2, 18, 2, 3).mean((2, 4)).reshape(len(small), -1)
     if (thumbnails.std(1) < _MIN_DEVIATION).all():
         return None
     cells = (small @ _GRAY).reshape(len(small), 8, 4, 9, 4).mean((2, 4))
     bits = (cells[:, :, :-1] - cells[:, :, 1:] > _MIN_STEP).reshape(len(small), 64)
     return ImageHash(np.packbits(bits, axis=1).view(np.uint64)[:, 0], thumbnails.round().astype(np.uint8))
-
-
-def _downscale(frame: Tensor) -> NDArray[np.float32]:
-    """Return a frame (C x H x W) in color as 32 x 36 x 3."""
-    small = to_pil(frame).resize((_WIDTH, _HEIGHT), Image.Resampling.BOX, reducing_gap=2.0)
-    return np.asarray(small, dtype=np.float32)
 
 
 def find_near_pairs(hashes: Sequence[ImageHash], max_bits: int) -> NDArray[np.int64]:

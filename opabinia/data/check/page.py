@@ -11,19 +11,19 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from opabinia.contracts import Video
+from opabinia.contracts import DrawOptions, Video
 from opabinia.data.check.checks import DataReport
-from opabinia.data.check.datasets import image_file, lazy_image
 from opabinia.data.check.findings import Finding, SampleRef
-from opabinia.data.check.statistics import DatasetStatistics
-from opabinia.data.check.terminal import summary_rows, with_shares
+from opabinia.data.check.scan import image_file, lazy_image
+from opabinia.data.check.terminal import class_rows, summary_rows
+from opabinia.data.sources.annotation_errors import Box
 from opabinia.data.sources.detection_base import AnnotatedImages
-from opabinia.runtime.files import disk_errors, write_atomic
-from opabinia.runtime.version import __version__
+from opabinia.runtime.files import write_atomic
 from opabinia.visualization.drawing import to_pil
 from opabinia.visualization.report.blocks import Block, Gallery, ImageRow, ReportImage, Section, Table
 from opabinia.visualization.report.images import ByteBudget
-from opabinia.visualization.report.templating import template, text_of
+from opabinia.visualization.report.templating import template
+from opabinia.visualization.samples import draw_sample, label_names
 
 MAX_CASES, MAX_SAMPLES = 24, 6
 """Cases of a finding that are shown with images, and samples of a case."""
@@ -34,8 +34,8 @@ MAX_LINES = 200
 MAX_ROWS = 2000
 """Classes or identities in a table; JSON has all."""
 
-SMALL, WIDE = 192, 480
-"""Pixels of the longer side of an image, and of one with a box."""
+SMALL, WIDE, STRIP = 192, 480, 1120
+"""Pixels of the longer side of an image, of one with boxes, and of frames of a video."""
 
 _MAX_MARGIN = 0.25
 """Share of a side of the image: shown beside it if a box extends beyond it."""
@@ -53,29 +53,23 @@ def write_page(report: DataReport, out: Path, title: str) -> None:
         DiskError: the file cannot be written.
     """
     content = render_page(report, title)
-    with disk_errors(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(out, content)
+    write_atomic(out, content)
 
 
 def render_page(report: DataReport, title: str) -> str:
     """Return the page as text."""
     budget = ByteBudget()
     rows = [(finding.title, clean(", ".join(finding.datasets)), finding.count) for finding in report.findings]
-    text: str = template("page.html", "opabinia.data.check").render(
+    return template("page.html", "opabinia.data.check").render(
         title=f"Data of {clean(title)}",
         heading=f"Data of {clean(title)}",
-        version=__version__,
         stopped=report.stopped,
         error_count=report.error_count,
         summary=Table("", ("finding", "dataset", "count"), rows),
         findings=[Section(finding.title, _finding_blocks(finding, report, budget)) for finding in report.findings],
-        datasets=[Section(clean(name), _dataset_blocks(dataset)) for name, dataset in report.datasets.items()],
+        datasets=[Section(clean(name), _dataset_blocks(name, report, budget)) for name in report.datasets],
         number_of_chart=None,
-        style=text_of("style.css"),
-        shell=text_of("page.js"),
     )
-    return text
 
 
 def clean(text: str) -> str:
@@ -86,28 +80,55 @@ def clean(text: str) -> str:
 # --- datasets ---------------------------------------------------------------------------------------------------------
 
 
-def _dataset_blocks(dataset: DatasetStatistics) -> list[Block]:
+def _dataset_blocks(name: str, report: DataReport, budget: ByteBudget) -> list[Block]:
+    dataset = report.datasets[name]
     noun = "videos" if dataset.is_video else "images"
-    rows = [(name, str(value)) for name, value in summary_rows(dataset).items()]
+    rows = [(label, str(value)) for label, value in summary_rows(dataset).items()]
     blocks = [Table("Summary", ("statistic", "value"), rows)]
 
-    def add(title: str, name: str, counts: dict[str, int], counted: str = noun) -> None:
-        shares = [(clean(key), count, share) for key, count, share in with_shares(counts)]
-        note = f"the first {MAX_ROWS:,} of {len(shares):,}" if len(shares) > MAX_ROWS else ""
-        blocks.append(Table(title, (name, counted, "share"), shares[:MAX_ROWS], frozenset({2}), note))
+    def add(title: str, label: str, counts: dict[str, int], counted: str = noun) -> None:
+        total = sum(counts.values())
+        shares = [(clean(key), count, count / max(1, total)) for key, count in counts.items()]
+        columns = (label, counted, f"share of {total:,} {counted}")
+        blocks.append(Table(title, columns, shares[:MAX_ROWS], frozenset({2}), _first_of(MAX_ROWS, len(shares))))
 
+    if dataset.per_class:
+        columns, classes = class_rows(dataset)
+        note = _first_of(MAX_ROWS, len(classes))
+        cells = [(clean(label), *counts) for label, *counts in classes[:MAX_ROWS]]
+        blocks.append(Table("Identities" if dataset.identities else "Classes", columns, cells, frozenset({2, 4}), note))
     if dataset.sizes is not None:
         add("Shorter side in pixels", "pixels", dataset.sizes.sides)
         add("Aspect ratio (width to height)", "ratio", dataset.sizes.aspects)
-    name = "identity" if dataset.identities else "class"
-    add(f"{noun} per {name}".capitalize(), name, dataset.per_class)
     if dataset.boxes is not None:
-        add("Objects per class", "class", dataset.boxes.per_class, "objects")
         add("Objects by square root of their area in pixels", "pixels", dataset.boxes.sides, "objects")
     if dataset.identities is not None:
         add("Images per camera", "camera", dataset.identities.per_camera)
         add("Images per view", "view", dataset.identities.per_view)
-    return [block for block in blocks if block.rows]
+    return [*_example_blocks(name, report, budget), *(block for block in blocks if block.rows)]
+
+
+def _example_blocks(name: str, report: DataReport, budget: ByteBudget) -> list[Block]:
+    """Return a gallery of samples with their ground truth, as far as they can be read and the budget allows."""
+    images = [_render_example(sample, report, budget) for sample in report.examples[name]]
+    shown = [image for image in images if image is not None]
+    note = f"{len(shown)} of {report.datasets[name].samples:,}, drawn with a fixed seed"
+    note += "; one of each class in turn" if any(sample.value for sample in report.examples[name]) else ""
+    return [Gallery("Samples with their ground truth", note, [ImageRow("", shown)])] if shown else []
+
+
+def _render_example(sample: SampleRef, report: DataReport, budget: ByteBudget) -> ReportImage | None:
+    """Return a sample with its ground truth; None if it cannot be read or exceeds the budget."""
+    assert sample.source is not None and sample.index is not None
+    source = report.sources[sample.source]
+    try:
+        content = source[sample.index]
+        image = draw_sample(content, source.classes, DrawOptions(side=WIDE, text=16))
+    except (ValueError, OSError):
+        return None
+    side = STRIP if "video" in content else WIDE if "ground_truth" in content else SMALL
+    image.thumbnail((side, side), reducing_gap=2.0)
+    return _encode(image, ": ".join(filter(None, (sample.id, ", ".join(label_names(content, source.classes))))), budget)
 
 
 # --- findings ---------------------------------------------------------------------------------------------------------
@@ -124,21 +145,21 @@ def _finding_blocks(finding: Finding, report: DataReport, budget: ByteBudget) ->
     blocks: list[Block] = []
     incomplete = len(rows) < min(len(finding.cases), MAX_CASES) or finding.count > MAX_CASES
     if rows:
-        note = f"the first {len(rows)} of {finding.count:,}" if len(rows) < finding.count else ""
+        note = _first_of(len(rows), finding.count)
         if all(len(case) == 1 for case in finding.cases):
             rows = [ImageRow("", [image for row in rows for image in row.images])]
         blocks.append(Gallery("", note, rows))
-    return [*blocks, _case_list(finding)] if incomplete else blocks
+    if incomplete:
+        lines = [
+            (clean(", ".join(dict.fromkeys(sample.dataset for sample in case))), clean(" = ".join(map(str, case))))
+            for case in finding.cases[:MAX_LINES]
+        ]
+        blocks.append(Table("", ("dataset", "sample"), lines, note=_first_of(len(lines), finding.count)))
+    return blocks
 
 
-def _case_list(finding: Finding) -> Table:
-    cases = finding.cases[:MAX_LINES]
-    lines = [
-        (clean(", ".join(dict.fromkeys(sample.dataset for sample in case))), clean(" = ".join(map(str, case))))
-        for case in cases
-    ]
-    note = f"the first {len(lines)} of {finding.count:,}" if len(lines) < finding.count else ""
-    return Table("", ("dataset", "sample"), lines, note=note)
+def _first_of(shown: int, total: int) -> str:
+    return f"the first {shown:,} of {total:,}" if shown < total else ""
 
 
 def _render_sample(sample: SampleRef, finding: Finding, report: DataReport, budget: ByteBudget) -> ReportImage | None:
@@ -154,12 +175,16 @@ def _render_sample(sample: SampleRef, finding: Finding, report: DataReport, budg
         image.thumbnail((SMALL, SMALL), reducing_gap=2.0)
     else:
         image = _draw_box(pixels, sample.box)
+    return _encode(image, f"{sample.dataset}: {sample}" if len(finding.datasets) > 1 else str(sample), budget)
+
+
+def _encode(image: Image.Image, caption: str, budget: ByteBudget) -> ReportImage | None:
+    """Return an image of the page; None if it exceeds the budget."""
     content = BytesIO()
     image.save(content, "WEBP", lossless=max(image.size) < 90, quality=80)
     if not budget.take(len(content.getvalue())):
         return None
     uri = "data:image/webp;base64," + base64.b64encode(content.getvalue()).decode("ascii")
-    caption = f"{sample.dataset}: {sample}" if len(finding.datasets) > 1 else str(sample)
     return ReportImage(uri, clean(caption), image.size)
 
 
@@ -179,7 +204,7 @@ def _read_image(sample: SampleRef, report: DataReport) -> Tensor | None:
     return image
 
 
-def _draw_box(image: Tensor, box: tuple[float, float, float, float]) -> Image.Image:
+def _draw_box(image: Tensor, box: Box) -> Image.Image:
     """Draw a box on an image, which is padded where the box extends beyond it, up to :data:`_MAX_MARGIN`."""
     height, width = image.shape[-2:]
     (left, right), (top, bottom) = sorted(box[0::2]), sorted(box[1::2])

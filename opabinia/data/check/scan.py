@@ -18,11 +18,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Source, Video
-from opabinia.data.check.datasets import lazy_image, sample_id
+from opabinia.contracts import EncodedSource, NamedSource, Source, Video
 from opabinia.data.check.image_hash import ImageHash, compute_hash
-from opabinia.data.decoding.images import EncodedImage
+from opabinia.data.decoding.images import EncodedImage, LazyImage
 from opabinia.data.decoding.video_index import damage
+from opabinia.data.sources.detection_base import AnnotatedImages
 
 Position = tuple[int, int]
 """A sample: the index of its source, and its index in that source."""
@@ -97,10 +97,10 @@ def scan_samples(sources: Sequence[Source], positions: Sequence[Position], worke
             done += 1
     except BrokenProcessPool as error:
         source, index = positions[done]
-        after = CHUNK * workers
         raise WorkerDied(
-            f"a reading process was killed, by too little memory or by a file that crashes its decoder: "
-            f"{sample_id(sources[source], index)} or one of the {after} samples after it (--workers 0 reads one by one)"
+            "a reading process was killed, by too little memory or by a file that crashes its decoder: "
+            f"{sample_id(sources[source], index)} or one of the {CHUNK * workers} samples after it "
+            "(--workers 0 reads one by one)"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
@@ -127,6 +127,28 @@ def _exit_with_parent(parent: int) -> None:
 def _scan_position(position: Position) -> SampleScan:
     source, index = position
     return scan_sample(_sources[source], index)
+
+
+def lazy_image(source: Source, index: int) -> LazyImage | None:
+    """Return the image of a sample, not yet decoded; None if the source only returns whole samples."""
+    if isinstance(source, AnnotatedImages):
+        return image_file(source, source.name(index))
+    image = source.encoded(index)["image"] if isinstance(source, EncodedSource) else None
+    return image if isinstance(image, LazyImage) else None
+
+
+def image_file(source: AnnotatedImages, name: bytes) -> EncodedImage:
+    """Return an image below the root of a source, even if the source has dropped it."""
+    return EncodedImage.file(os.path.join(os.fsencode(source.root), name), source.channels)
+
+
+def sample_id(source: Source, index: int) -> str:
+    """Return the id of a sample, or its index if the source cannot give the id without reading it."""
+    if isinstance(source, NamedSource):
+        return source.id(index)
+    if isinstance(source, EncodedSource):
+        return str(source.encoded(index)["id"])
+    return f"sample {index}"
 
 
 def scan_sample(source: Source, index: int) -> SampleScan:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from opabinia.contracts import CameraSource, IdentitySource, QuerySource, Source, ViewpointSource
 from opabinia.data.check.datasets import concatenate, single_labels
@@ -124,22 +124,16 @@ def size_statistics(sizes: Sequence[tuple[int, int]]) -> SizeStatistics | None:
     if not sizes:
         return None
     ordered = sorted(sizes, key=math.prod)
-    return SizeStatistics(
-        ordered[0], ordered[-1], side_histogram([min(size) for size in sizes]), aspect_histogram(sizes)
-    )
+    between = [f"{low} to {high}" for low, high in pairwise(_RATIOS)]
+    names = [f"narrower than {_RATIOS[0]}", *between, f"wider than {_RATIOS[-1]}"]
+    aspects = _histogram(names, np.searchsorted(ASPECTS, [width / height for height, width in sizes], "right"))
+    return SizeStatistics(ordered[0], ordered[-1], side_histogram([min(size) for size in sizes]), aspects)
 
 
 def side_histogram(values: Sequence[float]) -> dict[str, int]:
     """Count values between those of :data:`SIDES`, from the first to the last nonempty bin."""
     names = [f"{low} to {high - 1}" for low, high in pairwise(SIDES)] + [f"{SIDES[-1]} or more"]
     return _histogram(names, np.searchsorted(SIDES, np.asarray(values), "right") - 1)
-
-
-def aspect_histogram(sizes: Sequence[tuple[int, int]]) -> dict[str, int]:
-    """Count (height, width) pairs with ratios between those of :data:`ASPECTS`."""
-    between = [f"{low} to {high}" for low, high in pairwise(_RATIOS)]
-    names = [f"narrower than {_RATIOS[0]}", *between, f"wider than {_RATIOS[-1]}"]
-    return _histogram(names, np.searchsorted(ASPECTS, [width / height for height, width in sizes], "right"))
 
 
 def _histogram(names: Sequence[str], bins: NDArray[np.int64]) -> dict[str, int]:
@@ -191,16 +185,15 @@ def identity_statistics(source: Source) -> IdentityStatistics | None:
     return IdentityStatistics(
         identities=len(counts),
         images=_range(counts.tolist()) if len(counts) else (0, 0, 0),
-        per_camera=_count(cameras),
-        per_view=_count(np.asarray(source.views) if isinstance(source, ViewpointSource) else None),
+        per_camera={} if cameras is None else _count(cameras),
+        per_view=_count(source.views) if isinstance(source, ViewpointSource) else {},
         single_camera=sum(count == 1 for count in Counter(label for label, _ in seen).values()),
         queries=int(np.asarray(source.queries).sum()) if isinstance(source, QuerySource) else None,
     )
 
 
-def _count(column: NDArray[np.int64] | None) -> dict[str, int]:
-    counts = [] if column is None else np.bincount(column).tolist()
-    return {str(number): count for number, count in enumerate(counts)}
+def _count(column: ArrayLike) -> dict[str, int]:
+    return {str(number): count for number, count in enumerate(np.bincount(column).tolist())}
 
 
 def _range(values: Sequence[float]) -> Range:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from opabinia.data.check.checks import DataReport
-from opabinia.data.check.findings import Finding
 from opabinia.data.check.statistics import DatasetStatistics, Range
 
 MAX_CASES = 5
@@ -33,7 +32,14 @@ def print_report(report: DataReport, console: Console) -> None:
             table.add_row(finding.title, _cell(", ".join(finding.datasets)), f"{finding.count}")
         console.print(table)
     for finding in report.findings:
-        _print_cases(finding, console)
+        several = len(finding.datasets) > 1
+        console.print(f"{finding.kind}:", markup=False)
+        for case in finding.cases[:MAX_CASES]:
+            samples = [f"{sample.dataset}: {sample}" if several else f"{sample}" for sample in case[:MAX_CASES]]
+            more = f" and {len(case) - MAX_CASES} more" if len(case) > MAX_CASES else ""
+            console.print(f"  {_printable(' = '.join(samples))}{more}", markup=False, soft_wrap=True)
+        if finding.count > MAX_CASES:
+            console.print(f"  and {finding.count - min(MAX_CASES, len(finding.cases))} more")
 
 
 def summary_rows(dataset: DatasetStatistics) -> dict[str, object]:
@@ -59,26 +65,31 @@ def summary_rows(dataset: DatasetStatistics) -> dict[str, object]:
     return rows
 
 
+def class_rows(dataset: DatasetStatistics) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Return names of columns and a row for each class or identity: its name, the number of images or videos that it is
+    in and their share of all of them, and of annotated objects the same.
+
+    An image may be in several classes, so these shares do not add up to 1.
+    """
+    noun, objects = "videos" if dataset.is_video else "images", dataset.boxes
+    columns = ["identity" if dataset.identities else "class", noun, f"share of {dataset.samples:,} {noun}"]
+    columns += ["objects", f"share of {objects.objects:,} objects"] if objects else []
+    rows: list[tuple[Any, ...]] = []
+    for name, count in dataset.per_class.items():
+        counts = (count, dataset.samples), *([(objects.per_class[name], objects.objects)] if objects else [])
+        rows.append((name, *(cell for number, total in counts for cell in (number, number / max(1, total)))))
+    return columns, rows
+
+
 def _class_table(dataset: DatasetStatistics) -> Table:
-    boxes = dataset.boxes
-    table = Table("class", "videos" if dataset.is_video else "images", *(["objects"] if boxes else []))
-    for name, count in list(dataset.per_class.items())[:MAX_CLASSES]:
-        objects = [f"{boxes.per_class[name]}"] if boxes else []
-        table.add_row(_cell(name), f"{count}" if count else "none", *objects)
-    if (more := len(dataset.per_class) - MAX_CLASSES) > 0:
+    columns, rows = class_rows(dataset)
+    table = Table(*columns)
+    for name, *counts in rows[:MAX_CLASSES]:
+        cells = (f"{count:.3f}" if isinstance(count, float) else f"{count}" if count else "none" for count in counts)
+        table.add_row(_cell(name), *cells)
+    if (more := len(rows) - MAX_CLASSES) > 0:
         table.add_row(f"and {more} more classes", "")
     return table
-
-
-def _print_cases(finding: Finding, console: Console) -> None:
-    several = len(finding.datasets) > 1
-    console.print(f"{finding.kind}:", markup=False)
-    for case in finding.cases[:MAX_CASES]:
-        samples = [f"{sample.dataset}: {sample}" if several else f"{sample}" for sample in case[:MAX_CASES]]
-        more = f" and {len(case) - MAX_CASES} more" if len(case) > MAX_CASES else ""
-        console.print(f"  {_printable(' = '.join(samples))}{more}", markup=False, soft_wrap=True)
-    if finding.count > MAX_CASES:
-        console.print(f"  and {finding.count - min(MAX_CASES, len(finding.cases))} more")
 
 
 def _printable(text: str) -> str:
@@ -99,9 +110,3 @@ def _range(values: Range) -> str:
 def _pixels(size: tuple[int, int]) -> str:
     """Return (height, width) as width x height."""
     return f"{size[1]} x {size[0]}"
-
-
-def with_shares(counts: Mapping[str, int]) -> list[tuple[str, int, float]]:
-    """Return rows of name, count and share of the total."""
-    total = max(1, sum(counts.values()))
-    return [(name, count, count / total) for name, count in counts.items()]

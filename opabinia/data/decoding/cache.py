@@ -13,7 +13,7 @@ import fcntl
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
@@ -33,6 +33,7 @@ from opabinia.data.decoding.images import Box, LazyImage, decode_sample
 from opabinia.runtime.files import cache_folder
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import gather, local_rank, world_size
+from opabinia.runtime.resources import memory_limits
 
 Kind = Literal["ram", "disk"]
 Pixels = NDArray[np.uint8]
@@ -58,11 +59,6 @@ class Entry(NamedTuple):
     width: int
     channels: int
     checksum: int
-
-    @property
-    def bytes(self) -> int:
-        """Size of its pixels."""
-        return self.height * self.width * self.channels
 
 
 class PixelFile:
@@ -107,8 +103,12 @@ class PixelFile:
         if _CHECKSUM.pack(crc32(content[: _ENTRY.size])) != content[_ENTRY.size :]:
             return None
         entry = Entry(*_ENTRY.unpack(content[: _ENTRY.size]))
-        if not self._map_to(entry.offset + entry.bytes):
-            return None
+        end = entry.offset + entry.height * entry.width * entry.channels
+        if end > len(self._mapped):  # map the file up to its present end
+            size = os.fstat(self._descriptor).st_size
+            if end > size:
+                return None
+            self._mapped = np.frombuffer(mmap.mmap(self._descriptor, size, prot=mmap.PROT_READ), dtype=np.uint8)
         if not self._flags[1 + index]:
             if crc32(self.rows(entry, 0, entry.height).data) != entry.checksum:
                 return None
@@ -127,44 +127,33 @@ class PixelFile:
             return
         try:
             offset = self._reserve(pixels.nbytes)
-            if offset is None:
-                self._stop("there is no more space")
-                return
             _write(self._descriptor, pixels.reshape(-1).data, offset)
             entry = _ENTRY.pack(stamp, offset, *pixels.shape, crc32(pixels.data))
             _write(self._descriptor, entry + _CHECKSUM.pack(crc32(entry)), _HEADER.size + index * _ENTRY_SIZE)
             self._flags[1 + index] = 1
         except OSError as error:
-            self._stop("the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error))
+            reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
+            if not self._flags[0]:  # no other process has logged it in the meantime
+                self._flags[0] = 1
+                log.warning("data.cache: %s is full: %s; the other images are decoded every time", self.name, reason)
 
-    def _reserve(self, size: int) -> int | None:
-        """Extend the file for this process and return the offset; None if there is no space."""
+    def _reserve(self, size: int) -> int:
+        """Extend the file for this process and return the offset.
+
+        Raises:
+            OSError: there is no space.
+        """
         # Not flock: forked workers would share the lock.
         fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
         try:
             end = os.fstat(self._descriptor).st_size
             crosses = end // _SPACE_CHECK_INTERVAL != (end + size) // _SPACE_CHECK_INTERVAL
             if crosses and not self._has_space(max(size, _SPACE_CHECK_INTERVAL)):
-                return None
+                raise OSError("there is no more space")
             os.ftruncate(self._descriptor, end + size)
             return end
         finally:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
-
-    def _stop(self, reason: str) -> None:
-        if not self._flags[0]:
-            self._flags[0] = 1
-            log.warning("data.cache: %s is full: %s; the other images are decoded every time", self.name, reason)
-
-    def _map_to(self, end: int) -> bool:
-        """Map the file up to its present end; return False if it is shorter than ``end``."""
-        if end > len(self._mapped):
-            size = os.fstat(self._descriptor).st_size
-            if end > size:
-                return False
-            mapped = mmap.mmap(self._descriptor, size, prot=mmap.PROT_READ)
-            self._mapped = np.frombuffer(mapped, dtype=np.uint8)
-        return True
 
 
 def _header(images: int) -> bytes:
@@ -204,15 +193,12 @@ def disk_file(path: Path, images: int) -> PixelFile:
 def _create(path: Path, images: int) -> None:
     """Replace ``path`` by a new file. Processes that have the old one open keep using that."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
-        _initialize(descriptor, images)
+        with temporary.open("wb") as file:
+            _initialize(file.fileno(), images)
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
     finally:
-        os.close(descriptor)
+        temporary.unlink(missing_ok=True)
 
 
 def memory_file(images: int, name: str) -> PixelFile:
@@ -232,17 +218,14 @@ def memory_file(images: int, name: str) -> PixelFile:
         return own
     offers = gather((_machine_id(), local_rank(), own.path))
     path = min(offer for offer in offers if offer[0] == _machine_id())[2]
-    shared = own if path == own.path else _open_shared(path, images, name) or own
+    shared = own
+    if path != own.path:
+        try:
+            shared = PixelFile(path, images, name, _memory_has_space)
+        except (OSError, ValueError) as error:
+            log.warning("data.cache: %s cannot be shared between processes (%s); each has its own", name, error)
     gather(None)  # a barrier: no process may close its file before the others have opened it
     return shared
-
-
-def _open_shared(path: Path, images: int, name: str) -> PixelFile | None:
-    try:
-        return PixelFile(path, images, name, _memory_has_space)
-    except (OSError, ValueError) as error:
-        log.warning("data.cache: %s cannot be shared between processes (%s); each has its own", name, error)
-        return None
 
 
 def _machine_id() -> str:
@@ -258,31 +241,8 @@ def _disk_has_space(folder: Path, size: int) -> bool:
 
 
 def _memory_has_space(size: int) -> bool:
-    """Return whether a quarter of the memory stays free: of the machine's and of this process's limit (cgroup v2)."""
-    return all(free - size > total / 4 for free, total in (_machine_memory(), *_cgroup_memory()))
-
-
-def _machine_memory() -> tuple[int, int]:
-    """Return available and total bytes."""
-    values = dict(_read_numbers(Path("/proc/meminfo")))
-    return values["MemAvailable:"] * 1024, values["MemTotal:"] * 1024
-
-
-def _cgroup_memory() -> Iterator[tuple[int, int]]:
-    """Yield available and total bytes, if there is a limit."""
-    with suppress(OSError, ValueError, KeyError):
-        group = Path("/proc/self/cgroup").read_text().split("0::", 1)[1].split()[0]
-        folder = Path("/sys/fs/cgroup" + group)
-        total = int((folder / "memory.max").read_text())
-        values = dict(_read_numbers(folder / "memory.stat"))
-        used = int((folder / "memory.current").read_text()) - values["inactive_file"] - values["active_file"]
-        yield total - used, total
-
-
-def _read_numbers(path: Path) -> Iterator[tuple[str, int]]:
-    for line in path.read_text().splitlines():
-        name, number, *_ = line.split()
-        yield name, int(number)
+    """Return whether a quarter of the memory stays free: of the machine's and of this process's limits."""
+    return all(free - size > total / 4 for free, total in memory_limits(reclaimable=("inactive_file", "active_file")))
 
 
 # --- the source -------------------------------------------------------------------------------------------------------

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Literal
 
-import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from opabinia.data.decoding.images import read_image
+from opabinia.data.decoding.images import Channels, read_image
 from opabinia.data.transforms.sizes import shortest_edge_size
-
-Channels = Literal[1, 3]
 
 
 def downscaled_size(height: int, width: int, short_side: int | None) -> tuple[int, int]:
@@ -115,8 +111,8 @@ class FrameFolder(FrameSequence):
         return self._names[number]
 
 
-class VideoInMemory:
-    """A decoded video (:class:`opabinia.contracts.Video`).
+class VideoInMemory(FrameSequence):
+    """A decoded video.
 
     Args:
         pixels: uint8, T x C x H x W.
@@ -125,24 +121,8 @@ class VideoInMemory:
     """
 
     def __init__(self, pixels: Tensor, *, path: str = "a video in memory", fps: float = 30.0) -> None:
-        self.path, self.fps = path, fps
+        super().__init__(path, len(pixels), fps, len(pixels) / fps)
         self._pixels = pixels
 
-    @property
-    def frames(self) -> int:
-        return len(self._pixels)
-
-    @property
-    def seconds(self) -> float:
-        return self.frames / self.fps
-
-    @property
-    def size(self) -> tuple[int, int]:
-        height, width = self._pixels.shape[-2:]
-        return height, width
-
-    def read(self, indices: Sequence[int], short_side: int | None = None) -> Tensor:
-        clip_positions(indices, self.frames, self.path)
-        clip = self._pixels[torch.tensor([int(number) for number in indices])]
-        size = downscaled_size(*self.size, short_side)
-        return clip if size == self.size else F.resize(clip, list(size), antialias=True)
+    def frame(self, number: int) -> Tensor:
+        return self._pixels[number]

@@ -22,6 +22,8 @@ from torchvision.io import decode_image
 
 from opabinia.contracts import Sample
 
+Channels = Literal[1, 3]
+
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 """File extensions of images, for searching folders."""
 
@@ -31,7 +33,7 @@ _JPEG_START, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 _MODES = {1: ("GRAY", "L"), 3: ("RGB", "RGB")}
 
 
-def read_image(path: str | bytes | os.PathLike[str], channels: Literal[1, 3] = 3) -> Tensor:
+def read_image(path: str | bytes | os.PathLike[str], channels: Channels = 3) -> Tensor:
     """Read an image file as uint8, C x H x W, rotated upright (EXIF); of an animation the first frame.
 
     Color is converted to gray, or gray to color, according to ``channels``. Transparency is dropped.
@@ -40,11 +42,10 @@ def read_image(path: str | bytes | os.PathLike[str], channels: Literal[1, 3] = 3
         OSError: the file cannot be read.
         ValueError: it is not an image, or a broken one.
     """
-    with open(path, "rb") as file:
-        return decode_bytes(file.read(), os.fsdecode(path), channels)
+    return decode_bytes(_read(path), os.fsdecode(path), channels)
 
 
-def decode_bytes(content: bytes, name: str, channels: Literal[1, 3] = 3) -> Tensor:
+def decode_bytes(content: bytes, name: str, channels: Channels = 3) -> Tensor:
     """Decode the content of an image file as :func:`read_image` does.
 
     Raises:
@@ -58,7 +59,7 @@ def decode_bytes(content: bytes, name: str, channels: Literal[1, 3] = 3) -> Tens
         raise ValueError(f"{name} cannot be decoded: {reason}") from error
 
 
-def _decode_jpeg(content: bytes, channels: Literal[1, 3]) -> Tensor:
+def _decode_jpeg(content: bytes, channels: Channels) -> Tensor:
     data = torch.from_numpy(np.frombuffer(bytearray(content), dtype=np.uint8))
     with warnings.catch_warnings():
         # torchvision 0.29 points to torchcodec, which needs FFmpeg. Once this is gone, _decode_any does for all.
@@ -67,12 +68,12 @@ def _decode_jpeg(content: bytes, channels: Literal[1, 3]) -> Tensor:
     return image
 
 
-def _decode_any(content: bytes, channels: Literal[1, 3]) -> Tensor:
+def _decode_any(content: bytes, channels: Channels) -> Tensor:
     with Image.open(BytesIO(content)) as image:
         return from_pil(image, channels)
 
 
-def from_pil(image: Image.Image, channels: Literal[1, 3] = 3) -> Tensor:
+def from_pil(image: Image.Image, channels: Channels = 3) -> Tensor:
     """Convert a PIL image to uint8, C x H x W, as :func:`read_image` returns it. The upper 8 of 16 bits are kept.
 
     Raises:
@@ -124,7 +125,7 @@ class LazyImage(ABC):
     """
 
     name: str
-    channels: Literal[1, 3]
+    channels: Channels
 
     @abstractmethod
     def stamp(self) -> str:
@@ -176,14 +177,14 @@ class EncodedImage(LazyImage):
         self,
         content: bytes | Callable[[], bytes],
         name: str,
-        channels: Literal[1, 3],
+        channels: Channels,
         stamp: Callable[[], str] | None = None,
     ) -> None:
         self._content, self._stamp = content, stamp
         self.name, self.channels = name, channels
 
     @staticmethod
-    def file(path: bytes, channels: Literal[1, 3] = 3) -> EncodedImage:
+    def file(path: bytes, channels: Channels = 3) -> EncodedImage:
         """Return the image file at ``path``; it is read when it is needed."""
         return EncodedImage(partial(_read, path), os.fsdecode(path), channels, partial(_stamp, path))
 
@@ -230,8 +231,7 @@ class EncodedImage(LazyImage):
 
         Its edges are rounded to whole pixels of the lower resolution.
         """
-        fitting = (f for f in (8, 4, 2) if box.height >= f * min_size[0] and box.width >= f * min_size[1])
-        factor = next(fitting, 1)
+        factor = next((f for f in (8, 4, 2) if box.height >= f * min_size[0] and box.width >= f * min_size[1]), 1)
         pixels = self._decode_above(box.top + box.height, factor)
         if pixels is None:
             factor, pixels = 1, self.decode().permute(1, 2, 0).numpy()  # which also raises the error of a broken image
@@ -260,7 +260,7 @@ class EncodedImage(LazyImage):
             return None
 
 
-def _read(path: bytes) -> bytes:
+def _read(path: str | bytes | os.PathLike[str]) -> bytes:
     with open(path, "rb") as file:
         return file.read()
 

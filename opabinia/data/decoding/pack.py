@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tarfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 from torch import Tensor
+from torchvision.transforms.v2.functional import to_pil_image
 
 from opabinia.contracts import DataMismatch, FingerprintedSource, Source, Video
 from opabinia.data.sources.packed_videos import FORMAT, FRAME_RECORD, INDEX_COLUMNS, INDEX_FILE, shard_name
 from opabinia.data.sources.video_views import VideoViews
-from opabinia.runtime.files import DiskError, disk_errors, exclusive_lock, write_atomic
+from opabinia.runtime.files import DiskError, disk_errors, exclusive_lock, temporary_file, write_atomic
 from opabinia.runtime.log import log
 
 VIDEOS_PER_SHARD = 64
@@ -68,21 +67,10 @@ class _Packer:
                 raise DataMismatch(
                     f"{self.folder} holds a part of other videos, or of another size or quality; take another folder"
                 )
-            packed: Rows = content["films"]
-            return packed
+            return list(content["films"])
         path = self.folder / shard_name(number)
-        temporary = path.with_name(f".{path.name}.tmp")
-        try:
-            with disk_errors(path), tarfile.open(temporary, "w", format=tarfile.USTAR_FORMAT) as tar:
-                rows = [row for index in videos if (row := self._add_video(index, tar, path)) is not None]
-            with disk_errors(path):
-                with temporary.open("rb") as file:
-                    os.fsync(file.fileno())
-                temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        rows = [{**row, "shard": number} for row in rows]
+        with temporary_file(path) as temporary, tarfile.open(temporary, "w", format=tarfile.USTAR_FORMAT) as tar:
+            rows = [row | {"shard": number} for index in videos if (row := self._add_video(index, tar, path))]
         write_atomic(finished, json.dumps({"of": digest, "films": rows}))
         log.info("%s: videos %d to %d, %.1f MB", path, videos.start, videos.stop - 1, path.stat().st_size / 1e6)
         return rows
@@ -194,9 +182,8 @@ def _frames(video: Video, size: int | None) -> Iterator[Tensor]:
 
 
 def _encode(frame: Tensor, quality: int) -> bytes:
-    pixels = frame.permute(1, 2, 0).contiguous().numpy()
     content = BytesIO()
-    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(content, "JPEG", quality=quality)
+    to_pil_image(frame).save(content, "JPEG", quality=quality)
     return content.getvalue()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -37,13 +38,14 @@ class IndexMismatch(Exception):
     """The decoded frames contradict the index: the packets must be read, or the frames counted."""
 
 
+@dataclass
 class DecoderPass:
     """One pass of the decoder, from the container's position on.
 
     A wanted frame that is missing is replaced by the frame before it; a pass from the start also replaces missing
     frames at the beginning, by the first frame there is.
 
-    Args:
+    Attributes:
         path: of the file, for messages.
         container: positioned at a key frame at or before the first wanted frame, or at the start.
         stream: its video stream.
@@ -55,26 +57,20 @@ class DecoderPass:
             end at the first missing frame instead of replacing it.
     """
 
-    def __init__(
-        self,
-        path: str,
-        container: InputContainer,
-        stream: VideoStream,
-        index: VideoIndex,
-        pending: list[int],
-        deliver: Deliver,
-        *,
-        from_start: bool,
-        skip_unreferenced: bool,
-    ) -> None:
-        self._path, self._container, self._stream, self._index = path, container, stream, index
-        self._pending, self._deliver = pending, deliver
-        self._from_start = from_start
-        self._skips = skip_unreferenced and stream.codec_context.name in _SKIPPING_CODECS
-        self._times: list[int] = index.times.tolist()
-        fast = container.format.name.split(",")[0] in _FAST_SEEKING
-        self._min_jump = _MIN_JUMP_FAST if fast else _MIN_JUMP
-        self._target = pending[0]
+    path: str
+    container: InputContainer
+    stream: VideoStream
+    index: VideoIndex
+    pending: list[int]
+    deliver: Deliver
+    from_start: bool
+    skip_unreferenced: bool
+
+    def __post_init__(self) -> None:
+        self._skips = self.skip_unreferenced and self.stream.codec_context.name in _SKIPPING_CODECS
+        self._times: list[int] = self.index.times.tolist()
+        self._min_jump = _MIN_JUMP_FAST if self.container.format.name.split(",")[0] in _FAST_SEEKING else _MIN_JUMP
+        self._target = self.pending[0]
         self._positioned = False  # whether a packet has confirmed the position
         self._newest_key = -1  # the last key frame that the decoder was given
         self._latest = -1  # the last frame that it returned
@@ -88,16 +84,16 @@ class DecoderPass:
             IndexMismatch: packets are not where the table says, or frames do not come in the order of their times.
             ValueError: a pass from the start finds no frame at all.
         """
-        wanted_times = {self._times[number] for number in self._pending}
-        for packet in chain(read_packets(self._container, self._stream), [None]):  # None flushes the decoder
+        wanted_times = {self._times[number] for number in self.pending}
+        for packet in chain(read_packets(self.container, self.stream), [None]):  # None flushes the decoder
             if packet is not None:
                 if packet.is_corrupt:
                     continue
-                if not self._index.counted and self._is_too_late(packet):
+                if not self.index.counted and self._is_too_late(packet):
                     return
             unwanted = self._skips and packet is not None and packet.pts not in wanted_times
-            self._stream.codec_context.skip_frame = "NONREF" if unwanted else "DEFAULT"
-            for frame in decode_packet(self._stream, packet):
+            self.stream.codec_context.skip_frame = "NONREF" if unwanted else "DEFAULT"
+            for frame in decode_packet(self.stream, packet):
                 if self._ends_at(frame):
                     return
         if not self._skips:
@@ -107,13 +103,13 @@ class DecoderPass:
         """Compare a packet with the index; return whether the seek went beyond the first wanted frame."""
         number = frame_number(self._times, packet.pts)
         if number is None:
-            if self._index.table:
+            if self.index.table:
                 raise IndexMismatch
             return False
         if not self._positioned:
-            if number > self._pending[0] and not self._from_start:
+            if number > self.pending[0] and not self.from_start:
                 return True
-            if self._index.table and packet.is_keyframe and number not in self._index.keys:
+            if self.index.table and packet.is_keyframe and number not in self.index.keys:
                 raise IndexMismatch
             self._positioned = True
         if packet.is_keyframe:
@@ -122,46 +118,45 @@ class DecoderPass:
 
     def _ends_at(self, frame: VideoFrame) -> bool:
         """Deliver a decoded frame if it is wanted; return whether the pass ends."""
-        number = self._count if self._index.counted else frame_number(self._times, frame.pts)
+        number = self._count if self.index.counted else frame_number(self._times, frame.pts)
         self._count += 1
         if number is None:
             return False
         if number <= self._latest:
             raise IndexMismatch
-        if self._latest < 0 and number and not self._from_start and frame.pict_type not in _INTRA_TYPES:
+        if self._latest < 0 and number and not self.from_start and frame.pict_type not in _INTRA_TYPES:
             return True  # not a real key frame: from here on frames become complete only bit by bit
         self._latest = number
-        if number > self._pending[0]:
+        if number > self.pending[0]:
             if self._skips:
                 return True
-            if self._previous is not None or self._from_start:
-                problem = f"frame {self._pending[0]} cannot be decoded; its neighbor is used instead"
-                warn_damaged(self._path, problem)
+            if self._previous is not None or self.from_start:
+                warn_damaged(self.path, f"frame {self.pending[0]} cannot be decoded; its neighbor is used instead")
         self._deliver_up_to(number, frame)
-        if not self._pending or (number >= self._pending[0] and not self._from_start):
+        if not self.pending or (number >= self.pending[0] and not self.from_start):
             return True
-        next_key = int(self._index.keys[bisect_right(self._index.keys, self._pending[0]) - 1])
-        return self._pending[0] != self._target and next_key > max(self._newest_key, number + self._min_jump)
+        next_key = int(self.index.keys[bisect_right(self.index.keys, self.pending[0]) - 1])
+        return self.pending[0] != self._target and next_key > max(self._newest_key, number + self._min_jump)
 
     def _deliver_up_to(self, number: int, frame: VideoFrame) -> None:
         """Deliver the frame before in place of missing ones, then this frame if it is wanted."""
-        if self._previous is None and self._from_start:
+        if self._previous is None and self.from_start:
             self._previous = frame
-        while self._pending and self._pending[0] < number and self._previous is not None:
-            self._deliver(self._pending.pop(0), self._previous)
+        while self.pending and self.pending[0] < number and self._previous is not None:
+            self.deliver(self.pending.pop(0), self._previous)
         self._previous = frame
-        if self._pending and self._pending[0] == number:
-            self._deliver(self._pending.pop(0), frame)
+        if self.pending and self.pending[0] == number:
+            self.deliver(self.pending.pop(0), frame)
 
     def _replace_rest(self) -> None:
         """The file has ended: deliver the last frame in place of all that are missing."""
         if self._previous is not None:
-            problem = f"frames from {self._pending[0]} on cannot be decoded; the last good one is used instead"
-            warn_damaged(self._path, problem)
-            while self._pending:
-                self._deliver(self._pending.pop(0), self._previous)
-        elif self._from_start:
-            raise ValueError(f"{self._path} is broken: none of its frames can be decoded")
+            problem = f"frames from {self.pending[0]} on cannot be decoded; the last good one is used instead"
+            warn_damaged(self.path, problem)
+            while self.pending:
+                self.deliver(self.pending.pop(0), self._previous)
+        elif self.from_start:
+            raise ValueError(f"{self.path} is broken: none of its frames can be decoded")
 
 
 def decode_packet(stream: VideoStream, packet: Packet[VideoStream] | None) -> list[VideoFrame]:

@@ -19,20 +19,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from opabinia.data.decoding.frames import Channels, clip_positions, downscaled_size
+from opabinia.data.decoding.frames import clip_positions, downscaled_size
+from opabinia.data.decoding.images import Channels
 from opabinia.data.decoding.seeking import DecoderPass, Deliver, IndexMismatch
-from opabinia.data.decoding.video_index import (
-    VideoIndex,
-    counted_index,
-    index_from_packets,
-    index_from_table,
-    open_video,
-)
+from opabinia.data.decoding.video_index import counted_index, index_from_packets, index_from_table, open_video
 
 if TYPE_CHECKING:
     from av import VideoFrame
     from av.container import InputContainer
     from av.video.stream import VideoStream
+
+    from opabinia.data.decoding.video_index import VideoIndex
 
 EXTENSIONS = (".mp4", ".m4v", ".mov", ".avi", ".webm", ".mkv", ".mpeg", ".mpg", ".gif")
 """File extensions of videos, for searching folders."""
@@ -93,7 +90,7 @@ class VideoFile:
     def read(self, indices: Sequence[int], short_side: int | None = None) -> Tensor:
         with closing(self):
             positions = clip_positions(indices, self.frames, self.path)
-            buffer = _ClipBuffer(len(indices), positions, self._channels, short_side)
+            buffer = _ClipBuffer(positions, self._channels, short_side)
             self._decode(list(positions), buffer.add)
         return buffer.clip()
 
@@ -148,13 +145,19 @@ class VideoFile:
 
     def _decode(self, wanted: list[int], deliver: Deliver) -> None:
         """Deliver each of these frames (numbers, ascending)."""
+
+        def on_frame(number: int, frame: VideoFrame) -> None:
+            if self._size is None:
+                size = (frame.height, frame.width)
+                self._size = size[::-1] if _quarter_turns(frame) % 2 else size
+            deliver(number, frame)
+
         index = self._index()
         while True:
             try:
-                return self._decode_by(index, wanted, deliver)
+                return self._decode_by(index, wanted, on_frame)
             except IndexMismatch:  # at most twice: counted frames cannot contradict their index
-                packets = index.table
-                index = self._index_from_packets() if packets else counted_index(len(index.times), index.seconds)
+                index = self._index_from_packets() if index.table else counted_index(len(index.times), index.seconds)
                 _remember(self._key(), index)
 
     def _decode_by(self, index: VideoIndex, wanted: list[int], deliver: Deliver) -> None:
@@ -177,28 +180,10 @@ class VideoFile:
                 back = 2 * back or 1
 
     def _run_pass(
-        self,
-        index: VideoIndex,
-        key: int | None,
-        pending: list[int],
-        deliver: Deliver,
-        skip_unreferenced: bool = False,
+        self, index: VideoIndex, key: int | None, pending: list[int], deliver: Deliver, skip_unreferenced: bool = False
     ) -> None:
-        def on_frame(number: int, frame: VideoFrame) -> None:
-            if self._size is None:
-                size = (frame.height, frame.width)
-                self._size = size[::-1] if _quarter_turns(frame) % 2 else size
-            deliver(number, frame)
-
-        DecoderPass(
-            self.path,
-            *self._seek(index, key),
-            index,
-            pending,
-            on_frame,
-            from_start=key is None,
-            skip_unreferenced=skip_unreferenced,
-        ).run()
+        position = self._seek(index, key)
+        DecoderPass(self.path, *position, index, pending, deliver, key is None, skip_unreferenced).run()
 
 
 def _remember(key: tuple[str, int, int], index: VideoIndex) -> None:
@@ -211,18 +196,15 @@ class _ClipBuffer:
     """The pixels of a clip, filled frame by frame.
 
     Args:
-        length: frames of the clip.
         positions: in the clip, by frame number.
         channels: 3 or 1.
         short_side: larger frames are downscaled to this length of the shorter side.
     """
 
-    def __init__(
-        self, length: int, positions: dict[int, list[int]], channels: Channels, short_side: int | None
-    ) -> None:
+    def __init__(self, positions: dict[int, list[int]], channels: Channels, short_side: int | None) -> None:
         from av.video.reformatter import VideoReformatter
 
-        self._length, self._positions, self._channels, self._short_side = length, positions, channels, short_side
+        self._positions, self._channels, self._short_side = positions, channels, short_side
         self._pixels: NDArray[np.uint8] | None = None
         self._size, self._turns = (0, 0), 0
         self._reformatter = VideoReformatter()
@@ -233,7 +215,8 @@ class _ClipBuffer:
             self._size = downscaled_size(frame.height, frame.width, self._short_side)
             self._turns = _quarter_turns(frame)
             upright = self._size[::-1] if self._turns % 2 else self._size
-            self._pixels = np.empty((self._length, *upright, self._channels), dtype=np.uint8)
+            length = sum(map(len, self._positions.values()))
+            self._pixels = np.empty((length, *upright, self._channels), dtype=np.uint8)
         height, width = self._size
         converted = self._reformatter.reformat(frame, width, height, _FORMATS[self._channels], threads=1)
         pixels = converted.to_ndarray().reshape(height, width, self._channels)

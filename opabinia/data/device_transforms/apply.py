@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from opabinia.contracts import Batch, DetectionSource, GlobalBatch, Mix, Transform
 from opabinia.data.device_transforms.batch_ops import BATCH_OPS, apply_ops, group_ops
 from opabinia.data.device_transforms.recorded import RECORDED_OPS
-from opabinia.data.device_transforms.split import split_transforms, transform_name, with_recording
-from opabinia.data.loader import BatchReader
+from opabinia.data.device_transforms.split import split_transforms, with_recording
+from opabinia.data.loader import BatchReader, part_name
 from opabinia.data.transforms.views import Views
 from opabinia.runtime.seeds import preserve_generators
 
@@ -55,7 +55,7 @@ def describe_split(reader: BatchReader) -> str:
 
 
 def _describe(workers: Sequence[Transform], device: Sequence[Transform | Mix]) -> str:
-    first, last = (", ".join(map(transform_name, transforms)) or "nothing" for transforms in (workers, device))
+    first, last = (", ".join(map(part_name, transforms)) or "nothing" for transforms in (workers, device))
     return f"workers run {first}, the device {last}"
 
 

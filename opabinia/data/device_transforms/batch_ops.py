@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from opabinia.data.device_transforms.kernels import BATCH_KERNELS, PER_IMAGE_ARGUMENTS, call_functional
+from opabinia.data.device_transforms.kernels import KERNELS, call_functional
 from opabinia.data.device_transforms.recorded import ImageOp
 
 BatchOp = tuple[str, Tensor | None, Any]
 """An operation, the rows of the batch that it applies to (int64; None: all), and its arguments: of operations in
-:data:`PER_IMAGE_ARGUMENTS` a tensor (float32) with a row for each image, of others the values and keywords that all
+:data:`KERNELS` a tensor (float32) with a row for each image, of others the values and keywords that all
 images share."""
 
 BATCH_OPS = "batch_ops"
@@ -36,38 +37,32 @@ def group_ops(ops: Sequence[Sequence[ImageOp]]) -> list[BatchOp]:
     """
     pending = [[_pending(op) for op in reversed(image_ops)] for image_ops in ops]
     groups: list[BatchOp] = []
-    while waiting := _waiting_rows(pending):
+    while any(pending):
+        waiting: defaultdict[str, list[int]] = defaultdict(list)  # rows by the key of their next operation
+        for row, image_ops in enumerate(pending):
+            if image_ops:
+                waiting[image_ops[-1].key].append(row)
         rows = max(waiting.values(), key=len)
         taken = [pending[row].pop() for row in rows]
         which = None if len(rows) == len(pending) else torch.tensor(rows)
-        per_image = taken[0].name in PER_IMAGE_ARGUMENTS
-        arguments = torch.tensor([op.arguments for op in taken]) if per_image else taken[0].arguments
-        groups.append((taken[0].name, which, arguments))
+        name, arguments = taken[0].name, taken[0].arguments
+        groups.append((name, which, torch.tensor([op.arguments for op in taken]) if name in KERNELS else arguments))
     return groups
 
 
 def _pending(op: ImageOp) -> _PendingOp:
-    if op.name not in PER_IMAGE_ARGUMENTS:
+    if op.name not in KERNELS:
         return _PendingOp(repr(op), op.name, (op.values, op.keywords))
-    arguments = [float(number) for number in PER_IMAGE_ARGUMENTS[op.name](*op.values)]
+    arguments = [float(number) for number in KERNELS[op.name].arguments(*op.values)]
     return _PendingOp(f"{op.name} {len(arguments)}", op.name, arguments)
-
-
-def _waiting_rows(pending: Sequence[Sequence[_PendingOp]]) -> dict[str, list[int]]:
-    """Return the rows by the key of their next operation."""
-    waiting: dict[str, list[int]] = {}
-    for row, ops in enumerate(pending):
-        if ops:
-            waiting.setdefault(ops[-1].key, []).append(row)
-    return waiting
 
 
 def apply_ops(images: Tensor, ops: Sequence[BatchOp]) -> Tensor:
     """Apply operations to images (uint8, B x C x H x W, or clips, B x T x C x H x W), which may be overwritten."""
     for name, rows, arguments in ops:
         selected = images if rows is None else images[rows]
-        if name in BATCH_KERNELS:
-            selected = BATCH_KERNELS[name](selected, arguments)
+        if name in KERNELS:
+            selected = KERNELS[name].apply(selected, arguments)
         else:
             selected = call_functional(name, selected, *arguments)
         if rows is None:

@@ -5,18 +5,20 @@ A kernel takes images (uint8, B x ... x C x H x W) and arguments (B x N) and ret
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, pad
+from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
 # The two halves of a change of hue; the public function takes one change for all images.
 from torchvision.transforms.v2.functional._color import _hsv_to_rgb, _rgb_to_hsv
 
-from opabinia.data.transforms.augment import gaussian_kernel
+from opabinia.data.device_transforms.recorded import ImageOp, RecordedImage
 
 
 def _column(arguments: Tensor, index: int, images: Tensor) -> Tensor:
@@ -83,27 +85,14 @@ def _blur(images: Tensor, arguments: Tensor) -> Tensor:
     height, width = images.shape[-2:]
     planes = images[0].numel() // (height * width)
     blurred = images.float().reshape(1, -1, height, width)
-    for axis, side, kernels in ((-2, height, arguments.chunk(2, 1)[0]), (-1, width, arguments.chunk(2, 1)[1])):
+    for axis, kernels in zip((-2, -1), arguments.chunk(2, 1), strict=True):
         max_radius = kernels.shape[1] // 2
-        radius = min(max_radius, side - 1)
+        radius = min(max_radius, images.shape[axis] - 1)
         kernel = kernels[:, max_radius - radius : max_radius + radius + 1].repeat_interleave(planes, 0)
         padding = (0, 0, radius, radius) if axis == -2 else (radius, radius, 0, 0)
-        shape = (-1, 1, 2 * radius + 1, 1) if axis == -2 else (-1, 1, 1, 2 * radius + 1)
-        blurred = conv2d(pad(blurred, padding, mode="reflect"), kernel.reshape(shape), groups=len(kernel))
+        weight = kernel[:, None, None].transpose(-1, axis)
+        blurred = conv2d(pad(blurred, padding, mode="reflect"), weight, groups=len(weight))
     return _to_uint8(blurred.round_()).reshape(images.shape)
-
-
-BATCH_KERNELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "adjust_brightness": _brightness,
-    "adjust_contrast": _contrast,
-    "adjust_hue": _hue,
-    "adjust_saturation": _saturation,
-    "blur": _blur,
-    "erase": _erase,
-    "lighting": _lighting,
-    "permute_channels": _permute_channels,
-}
-"""Kernels by the name of the operation."""
 
 
 def _blend_arguments(factor: float) -> tuple[float, float]:
@@ -115,25 +104,43 @@ def _erase_arguments(top: int, left: int, height: int, width: int, value: Tensor
 
 
 def _blur_arguments(sigma: float, height: int, width: int, max_radius: int) -> list[float]:
+    """Return normalized Gaussians of ``sigma`` pixels, cut off at three sigma, or where mirroring an image of this side
+    ends."""
     arguments: list[float] = []
     for side in (height, width):
-        kernel = gaussian_kernel(sigma, side)
-        padding = max_radius - len(kernel) // 2
-        arguments += pad(kernel, [padding, padding]).tolist()
+        radius = min(math.ceil(3 * sigma), side - 1)
+        kernel = (-0.5 * (torch.arange(-radius, radius + 1) / sigma).square()).exp()
+        arguments += pad(kernel / kernel.sum(), [max_radius - radius] * 2).tolist()
     return arguments
 
 
-PER_IMAGE_ARGUMENTS: dict[str, Callable[..., Sequence[float]]] = {
-    "adjust_brightness": lambda factor: (factor,),
-    "adjust_contrast": _blend_arguments,
-    "adjust_hue": lambda factor: (factor,),
-    "adjust_saturation": _blend_arguments,
-    "blur": _blur_arguments,
-    "erase": _erase_arguments,
-    "lighting": lambda *color: color,
-    "permute_channels": lambda permutation: permutation.tolist(),
+class Kernel(NamedTuple):
+    """A kernel, and a function that returns its arguments from the values of a recorded operation."""
+
+    apply: Callable[[Tensor, Tensor], Tensor]
+    arguments: Callable[..., Sequence[float]]
+
+
+KERNELS = {
+    "adjust_brightness": Kernel(_brightness, lambda factor: (factor,)),
+    "adjust_contrast": Kernel(_contrast, _blend_arguments),
+    "adjust_hue": Kernel(_hue, lambda factor: (factor,)),
+    "adjust_saturation": Kernel(_saturation, _blend_arguments),
+    "blur": Kernel(_blur, _blur_arguments),
+    "erase": Kernel(_erase, _erase_arguments),
+    "lighting": Kernel(_lighting, lambda *color: color),
+    "permute_channels": Kernel(_permute_channels, lambda permutation: permutation.tolist()),
 }
-"""The arguments of a kernel (float) from the values of a recorded operation."""
+"""Kernels by the name of the operation."""
+
+
+def apply_to_image(image: Tensor, op: ImageOp) -> Tensor:
+    """Apply an operation of :data:`KERNELS` to one image; a :class:`RecordedImage` records it."""
+    if isinstance(image, RecordedImage):
+        return image.then(op)
+    kernel = KERNELS[op.name]
+    changed = kernel.apply(image.as_subclass(Tensor)[None], torch.tensor([kernel.arguments(*op.values)]))[0]
+    return tv_tensors.wrap(changed, like=image)  # type: ignore[no-any-return]
 
 
 def call_functional(name: str, images: Tensor, values: Sequence[Any], keywords: Sequence[str]) -> Tensor:

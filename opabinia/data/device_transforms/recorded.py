@@ -6,7 +6,6 @@ deferred.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -80,16 +79,12 @@ _FUNCTIONALS = [
 ]
 """torchvision's functionals that can be recorded."""
 
-_NOT_FOR_CLIPS = ("rgb_to_grayscale",)
-"""Functionals that torchvision does not apply to videos."""
-
 
 def _record(name: str, image: RecordedImage, *values: Any, **keywords: Any) -> RecordedImage:
-    if image.is_clip and name in _NOT_FOR_CLIPS:
+    if image.is_clip and name == "rgb_to_grayscale":  # torchvision does not apply it to videos
         return image
     return image.then(ImageOp(name, (*values, *keywords.values()), tuple(keywords)))
 
 
 for _name in _FUNCTIONALS:
-    _kernel: Callable[..., Any] = partial(_record, _name)
-    v2.functional.register_kernel(getattr(F, _name), RecordedImage)(_kernel)
+    v2.functional.register_kernel(getattr(F, _name), RecordedImage)(partial(_record, _name))

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torchvision.transforms import v2
 
-from opabinia.contracts import Mix, Sample, Transform
+from opabinia.contracts import Sample, Transform
 from opabinia.data.device_transforms.recorded import RECORDED_OPS, RecordedImage
+from opabinia.data.loader import part_name
 from opabinia.data.transforms.augment import RandomErase, RandomGaussianBlur, lighting
 from opabinia.data.transforms.instances import DropEmptyObjects
 from opabinia.data.transforms.patch_masks import block_patch_mask, random_patch_mask
@@ -83,13 +84,6 @@ def _view_with_recording(transforms: Sequence[Transform]) -> list[Transform]:
     return [*workers, RecordTransforms(batchable)]  # also without any: all views have operations, or none has
 
 
-def transform_name(transform: Transform | Mix) -> str:
-    """Return the name of a transform or mix, for messages."""
-    if isinstance(transform, partial):
-        return transform_name(transform.func)
-    return getattr(transform, "__name__", None) or type(transform).__name__
-
-
 @dataclass(frozen=True)
 class RecordTransforms:
     """Record the operations of transforms; the image itself is unchanged.
@@ -113,6 +107,7 @@ class RecordTransforms:
         for transform in self.transforms:
             recorded = transform(recorded)
             if not isinstance(recorded["image"], RecordedImage):
-                name = transform_name(transform)
-                raise ValueError(f"{name} cannot be applied on the device; set data.augment_on to workers")
+                raise ValueError(
+                    f"{part_name(transform)} cannot be applied on the device; set data.augment_on to workers"
+                )
         return {**recorded, "image": image, RECORDED_OPS: list(recorded["image"].ops)}

@@ -56,13 +56,11 @@ class AspectRatioBatches:
         """Full batches of each kind, shuffled together; then the rest."""
         drawn = self._inner.order(epoch)(np.arange(len(self)))
         landscape = self._landscape[drawn]
-        kinds = [drawn[landscape], drawn[~landscape]]
-        ends = [len(kind) // self._batch_size * self._batch_size for kind in kinds]
-        batches = np.concatenate([kind[:end] for kind, end in zip(kinds, ends, strict=True)])
-        batches = batches.reshape(-1, self._batch_size)
+        size = self._batch_size
+        kinds = [np.split(kind, [len(kind) // size * size]) for kind in (drawn[landscape], drawn[~landscape])]
+        batches = np.concatenate([full for full, _ in kinds]).reshape(-1, size)
         shuffled = batches[Permutation(len(batches), hash32(ORDER, self._seed, epoch, 1))(np.arange(len(batches)))]
-        rest = [kind[end:] for kind, end in zip(kinds, ends, strict=True)]
-        indices = np.concatenate([shuffled.ravel(), *rest])
+        indices = np.concatenate([shuffled.ravel(), *(rest for _, rest in kinds)])
         return lambda positions: indices[np.asarray(positions)]
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 import numpy as np
 from annotated_types import Ge, MinLen
@@ -24,7 +25,6 @@ from opabinia.runtime.seeds import DRAW, ORDER, hash32
 
 SmallIdentities = Literal["repeat", "drop", "leave_out"]
 Domain = Literal["source", "camera"]
-Weight = Annotated[int, Ge(0)]
 
 # --- the samplers -----------------------------------------------------------------------------------------------------
 
@@ -112,7 +112,7 @@ def mixed_identities(
     batch_size: int,
     /,
     *,
-    weights: Annotated[list[Weight], MinLen(1)],
+    weights: Annotated[list[Annotated[int, Ge(0)]], MinLen(1)],
     domain: Domain = "source",
     instances: Count = 4,
     small_identities: SmallIdentities = "repeat",
@@ -262,22 +262,6 @@ class _Images:
 # --- passes -----------------------------------------------------------------------------------------------------------
 
 
-class _Pass(Protocol):
-    """A pass over identities, drawn by a key.
-
-    Attributes:
-        batches: number of batches in a pass.
-        width: samples that it contributes to each batch, those of an identity next to each other.
-    """
-
-    batches: int
-    width: int
-
-    def __call__(self, key: int) -> Indices:
-        """Return indices of the source (batches x width)."""
-        ...
-
-
 class _TurnsPass:
     """Passes in which an identity has as many turns as its images allow.
 
@@ -285,6 +269,10 @@ class _TurnsPass:
         images: of the identities.
         taken: P, identities of a batch.
         instances: K.
+
+    Attributes:
+        batches: number of batches in a pass.
+        width: samples that it contributes to each batch, those of an identity next to each other.
     """
 
     def __init__(self, images: _Images, taken: int, instances: int) -> None:
@@ -295,7 +283,7 @@ class _TurnsPass:
         self._turns = np.minimum(turns, self.batches)
 
     def __call__(self, key: int) -> Indices:
-        """Draw a pass; the identities that are left over are random."""
+        """Draw a pass: indices of the source (batches x width). The identities that are left over are random."""
         images, instances = self._images, self._instances
         drawn = shuffled_range(len(images.sizes), hash32(DRAW, key, 0))
         turns = self._turns[drawn]
@@ -317,6 +305,10 @@ class _CamerasPass:
         taken: P, identities of a batch.
         instances: K.
         cameras: of the images (n).
+
+    Attributes:
+        batches: number of batches in a pass.
+        width: samples that it contributes to each batch, those of an identity next to each other.
     """
 
     def __init__(self, images: _Images, taken: int, instances: int, cameras: Indices) -> None:
@@ -325,7 +317,8 @@ class _CamerasPass:
         self.width = taken * instances
 
     def __call__(self, key: int) -> Indices:
-        """Draw a pass; with fewer than K images, those after the first are repeated."""
+        """Draw a pass: indices of the source (batches x width). With fewer than K images, those after the first are
+        repeated."""
         images, owners = self._images, self._images.owners
         random = uniform(hash32(DRAW, key, 0), np.arange(len(images.members)))
         firsts = images.sorted_by(random)[images.starts]
@@ -338,6 +331,9 @@ class _CamerasPass:
         ranks = np.where((ranks > 0) & (others > 0), 1 + (ranks - 1) % np.maximum(1, others), 0)
         table: Indices = images.members[preferred[images.starts[identity] + ranks]].reshape(self.batches, self.width)
         return table
+
+
+_Pass = _TurnsPass | _CamerasPass
 
 
 def shuffled_range(count: int, key: int) -> Indices:
@@ -441,19 +437,14 @@ class _PassStream:
     """
 
     def __init__(self, draw: _Pass, seed: int) -> None:
-        self._draw, self._seed = draw, seed
-        self._latest = 0, draw(hash32(ORDER, seed, 0))
+        self._batches = draw.batches
+        self._pass = lru_cache(maxsize=1)(lambda number: draw(hash32(ORDER, seed, number)))
 
     def __call__(self, batches: Indices, columns: Indices) -> Indices:
         """Return the indices at columns of batches, counted from the beginning of the run (both of n)."""
-        passes, rows = np.divmod(batches, self._draw.batches)
+        passes, rows = np.divmod(batches, self._batches)
         indices = np.empty(batches.shape, dtype=np.int64)
         for number in np.unique(passes).tolist():
             here = passes == number
             indices[here] = self._pass(number)[rows[here], columns[here]]
         return indices
-
-    def _pass(self, number: int) -> Indices:
-        if self._latest[0] != number:
-            self._latest = number, self._draw(hash32(ORDER, self._seed, number))
-        return self._latest[1]

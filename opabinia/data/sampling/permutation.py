@@ -70,7 +70,6 @@ class Permutation:
     def _once(self, numbers: _Words) -> _Words:
         a, b = self._sides
         left: _Words
-        right: _Words
         left, right = np.divmod(numbers, b)
         for key_left, key_right in zip(self._keys[::2], self._keys[1::2], strict=True):
             left = _add(left, _draw(right, key_left, a), a)
@@ -107,11 +106,7 @@ def _mix64(x: int) -> int:
 
 def epoch_order(seed: int, epoch: int, n: int, shuffle: bool) -> Order:
     """Return the order of an epoch over n samples: shuffled by (seed, epoch), or that of the source."""
-    return Permutation(n, hash32(ORDER, seed, epoch)) if shuffle else _identity
-
-
-def _identity(positions: Indices) -> Indices:
-    return positions
+    return Permutation(n, hash32(ORDER, seed, epoch)) if shuffle else lambda positions: positions
 
 
 @dataclass(frozen=True)

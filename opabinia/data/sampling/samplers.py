@@ -209,11 +209,10 @@ def mixed_sources(
     starts = source.starts
     if len(weights) != len(starts) or not sum(weights):
         raise ValueError(f"weights: {len(starts)} sources need as many, not all 0, instead of {weights}")
-    ends = [*starts[1:], len(source)]
-    for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        if weights[number] and start == end:
+    groups = np.split(np.arange(len(source)), starts[1:])
+    for number, group in enumerate(groups):
+        if weights[number] and not len(group):
             raise ValueError(f"weights.{number} is {weights[number]}, but this source holds no sample; give it 0")
-    groups = [np.arange(start, end) for start, end in zip(starts, ends, strict=True)]
     return _GroupSampler(groups, apportion(length or len(source), weights), seed)
 
 
@@ -224,8 +223,7 @@ def apportion(total: int, weights: Sequence[float]) -> list[int]:
     """
     exact = np.asarray(weights, dtype=float) * total / sum(weights)
     takes = np.floor(exact).astype(int)
-    for group in np.argsort(takes - exact, kind="stable")[: total - int(takes.sum())]:
-        takes[group] += 1
+    takes[np.argsort(takes - exact, kind="stable")[: total - int(takes.sum())]] += 1
     return [int(take) for take in takes]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from opabinia.config import register
@@ -45,38 +43,22 @@ class ShardShuffle:
         """Takes one pass over the shards; then each position is found by binary search."""
         key = hash32(ORDER, self._seed, epoch)
         shards = Permutation(len(self._counts), key)(np.arange(len(self._counts)))
-        ends = np.cumsum(self._counts[shards])
-        offsets = self._starts[shards] - ends + self._counts[shards]
-        pools = -(-len(shards) // self._pool_size)
-        borders = np.concatenate([[0], ends])[np.arange(pools + 1) * len(shards) // max(1, pools)]
-        return _PooledOrder(key, borders, ends, offsets)
+        ends = np.cumsum(self._counts[shards])  # where each shard ends, in positions
+        offsets = self._starts[shards] - ends + self._counts[shards]  # index in the source minus position
+        count = -(-len(shards) // self._pool_size)
+        borders = np.concatenate([[0], ends])[np.arange(count + 1) * len(shards) // max(1, count)]
 
+        def indices(positions: Indices) -> Indices:
+            positions = np.asarray(positions, dtype=np.int64)
+            if positions.size and not (positions.min() >= 0 and positions.max() < self._samples):
+                raise IndexError(f"positions {positions.min()} to {positions.max()} of an order of {self._samples}")
+            pools = np.searchsorted(borders, positions, "right") - 1
+            shuffled = np.empty(positions.shape, dtype=np.int64)
+            for pool in {*pools.ravel().tolist()}:  # a batch has one or two
+                in_pool = pools == pool
+                start, end = borders[pool : pool + 2].tolist()
+                permutation = Permutation(end - start, hash32(DRAW, key, pool))
+                shuffled[in_pool] = start + permutation(positions[in_pool] - start)
+            return shuffled + offsets[np.searchsorted(ends, shuffled, "right")]
 
-@dataclass(frozen=True)
-class _PooledOrder:
-    """The order of one epoch. All shards are in the shuffled order of the epoch.
-
-    Attributes:
-        key: of the epoch.
-        borders: where pools begin and end, in positions (int64, pools + 1).
-        ends: where each shard ends, in positions (int64, shards).
-        offsets: index in the source minus position, of the samples of each shard (int64, shards).
-    """
-
-    key: int
-    borders: Indices
-    ends: Indices
-    offsets: Indices
-
-    def __call__(self, positions: Indices) -> Indices:
-        positions = np.asarray(positions, dtype=np.int64)
-        if positions.size and not (positions.min() >= 0 and positions.max() < self.borders[-1]):
-            raise IndexError(f"positions {positions.min()} to {positions.max()} of an order of {self.borders[-1]}")
-        pools = np.searchsorted(self.borders, positions, "right") - 1
-        shuffled = np.empty(positions.shape, dtype=np.int64)
-        for pool in {*pools.ravel().tolist()}:  # a batch has one or two
-            in_pool = pools == pool
-            start, end = self.borders[pool : pool + 2].tolist()
-            permutation = Permutation(end - start, hash32(DRAW, self.key, pool))
-            shuffled[in_pool] = start + permutation(positions[in_pool] - start)
-        return shuffled + self.offsets[np.searchsorted(self.ends, shuffled, "right")]
+        return indices

@@ -77,8 +77,7 @@ class AnnotationArrays(NamedTuple):
 
     def take(self, rows: Any) -> AnnotationArrays:
         """Return the given rows: a slice, indices or a boolean mask."""
-        columns: Iterable[Any] = (None if column is None else column[rows] for column in self)
-        return AnnotationArrays(*columns)
+        return AnnotationArrays._make(None if column is None else column[rows] for column in self)
 
     def tobytes(self) -> bytes:
         """Return the content of all arrays, for fingerprints."""

@@ -11,6 +11,9 @@ from opabinia.runtime.log import log
 Broken = Literal["error", "clip", "drop"]
 """Handling of broken annotations: see :func:`check_errors`."""
 
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom in pixels."""
+
 MAX_REPORTED = 10
 """Cases of a kind that are kept for messages; more are only counted."""
 
@@ -53,7 +56,7 @@ class ErrorCase:
     image: str
     annotation: str
     value: str
-    box: tuple[float, float, float, float] | None = None
+    box: Box | None = None
 
     def __str__(self) -> str:
         return f"{', '.join(part for part in (self.image, self.annotation) if part)}: {self.value}"
@@ -116,10 +119,8 @@ def check_errors(where: object, groups: Iterable[ErrorGroup], broken: Broken) ->
     fatal = [group for group in groups if broken == "error" or (broken == "clip" and group.kind not in _FIXED_BY_CLIP)]
     if fatal:
         counts = ", ".join(f"{group.count} {group.kind}" for group in fatal)
-        cases = [str(case) for group in fatal for case in group.cases]
-        listed = "; ".join(cases[:MAX_REPORTED]) + (
-            " ..." if sum(group.count for group in fatal) > MAX_REPORTED else ""
-        )
+        listed = "; ".join([str(case) for group in fatal for case in group.cases][:MAX_REPORTED])
+        listed += " ..." if sum(group.count for group in fatal) > MAX_REPORTED else ""
         hint = "broken: drop drops them"
         if all(group.kind in _FIXED_BY_CLIP for group in fatal):
             hint = f"broken: clip clips boxes to their image and drops those without area; {hint}"

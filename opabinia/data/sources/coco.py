@@ -7,8 +7,8 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +17,7 @@ import numpy as np
 from annotated_types import Ge
 
 from opabinia.config import register
+from opabinia.contracts import Channels, InputPath
 from opabinia.contracts.masks import compress_rle
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_arrays import AnnotationArrays, AnnotationRow, SegmentationArrays
@@ -30,15 +31,15 @@ from opabinia.runtime.log import log
 @register.source
 def coco(
     *,
-    root: Path,
-    file: Path,
+    root: InputPath,
+    file: InputPath,
     masks: bool = False,
     keypoints: bool = False,
     classes: list[str] | None = None,
     empty: Empty = "keep",
     min_keypoints: Annotated[int, Ge(0)] = 0,
     broken: Broken = "error",
-    channels: Literal[1, 3] = 3,
+    channels: Channels = 3,
 ) -> AnnotatedImages:
     """Images with bounding boxes in the format of COCO or LVIS.
 
@@ -65,22 +66,28 @@ def coco(
         ValueError: the file is not such a JSON file, or has errors that ``broken`` does not allow.
     """
     file = file.expanduser()
-    errors = ErrorCollector()
-    with _gc_disabled():
-        listing = _make_listing(_read(file), file, root, errors, masks=masks, keypoints=keypoints, classes=classes)
-    return build_source(listing, errors, broken=broken, empty=empty, min_keypoints=min_keypoints, channels=channels)
+    gc_enabled = gc.isenabled()
+    # Millions of small objects are allocated and none is in a reference cycle: searching for cycles would take half
+    # of the time.
+    gc.disable()
+    try:
+        listing = _make_listing(_read(file), file, root, masks=masks, keypoints=keypoints, classes=classes)
+    finally:
+        if gc_enabled:
+            gc.enable()
+    return build_source(listing, broken=broken, empty=empty, min_keypoints=min_keypoints, channels=channels)
 
 
 @register.source
 def roboflow(
     *,
-    root: Path,
+    root: InputPath,
     split: Literal["train", "valid", "test"] = "train",
     masks: bool = False,
     classes: list[str] | None = None,
     empty: Empty = "keep",
     broken: Broken = "error",
-    channels: Literal[1, 3] = 3,
+    channels: Channels = 3,
 ) -> AnnotatedImages:
     """A dataset exported by Roboflow in COCO's format: ``train|valid|test/_annotations.coco.json``.
 
@@ -114,9 +121,8 @@ def roboflow(
         number, name = placeholder["id"], placeholder["name"]
         log.info("%s: category %s, %r, is a placeholder without annotations: dropped", file, number, name)
         content["categories"] = [category for category in content["categories"] if category["id"] != number]
-    errors = ErrorCollector()
-    listing = _make_listing(content, file, file.parent, errors, masks=masks, keypoints=False, classes=classes)
-    return build_source(listing, errors, broken=broken, empty=empty, channels=channels)
+    listing = _make_listing(content, file, file.parent, masks=masks, keypoints=False, classes=classes)
+    return build_source(listing, broken=broken, empty=empty, channels=channels)
 
 
 def _find_placeholder(categories: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -130,19 +136,6 @@ def _find_placeholder(categories: Sequence[Mapping[str, Any]]) -> Mapping[str, A
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _gc_disabled() -> Iterator[None]:
-    """Millions of small objects are allocated and none is in a reference cycle: searching for cycles would take half
-    of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -183,14 +176,7 @@ _LISTS = {
 
 
 def _make_listing(
-    content: Mapping[str, Any],
-    file: Path,
-    root: Path,
-    errors: ErrorCollector,
-    *,
-    masks: bool,
-    keypoints: bool,
-    classes: Sequence[str] | None,
+    content: Mapping[str, Any], file: Path, root: Path, *, masks: bool, keypoints: bool, classes: Sequence[str] | None
 ) -> DetectionListing:
     root = existing_folder(root, "root is the folder that holds the images")
     categories = sorted(content["categories"], key=lambda category: _check_id(file, "category", category["id"]))
@@ -200,12 +186,13 @@ def _make_listing(
     selected = pick_classes(file, [str(category["name"]) for category in categories], classes)
     chosen = [categories[index] for index in selected]
     keypoint_names = _keypoint_names(file, chosen) if keypoints else []
+    errors = ErrorCollector()
     images, index_of = _select_images(file, content["images"], errors)
-    labels: dict[Any, int] = {category["id"]: -1 for category in categories}
-    labels |= {category["id"]: label for label, category in enumerate(chosen)}
-    reader = _AnnotationReader(
-        file, images, index_of, labels, SegmentationArrays() if masks else None, len(keypoint_names), errors
-    )
+    labels: dict[Any, int] = dict.fromkeys(ids, -1) | {category["id"]: label for label, category in enumerate(chosen)}
+    segmentations = SegmentationArrays() if masks else None
+    reader = _AnnotationReader(file, images, index_of, labels, segmentations, len(keypoint_names), errors)
+    # In the order of the file; of annotations with the same id the first.
+    rows = [row for annotation in content["annotations"] if (row := reader.read(annotation)) is not None]
     is_lvis = all("frequency" in category for category in chosen)
     return DetectionListing(
         file=file,
@@ -213,12 +200,13 @@ def _make_listing(
         names=[os.fsencode(_file_name(file, image)) for image in images],
         sizes=np.array([(image["height"], image["width"]) for image in images], dtype=np.int64).reshape(-1, 2),
         image_ids=np.array([image["id"] for image in images], dtype=np.int64),
-        annotations=reader.read(content["annotations"]),
+        annotations=AnnotationArrays.from_rows(rows, segmentations=masks, num_keypoints=len(keypoint_names)),
         classes=[str(category["name"]) for category in chosen],
         category_ids=[category["id"] for category in chosen],
+        errors=errors,
         frequencies=[category["frequency"] for category in chosen] if is_lvis else (),
         keypoints=keypoint_names,
-        segmentations=reader.segmentations,
+        segmentations=segmentations,
         absent=_image_classes(images, "neg_category_ids", labels),
         not_exhaustive=_image_classes(images, "not_exhaustive_category_ids", labels),
     )
@@ -281,7 +269,7 @@ def _keypoint_names(file: Path, categories: Sequence[Mapping[str, Any]]) -> list
 
 @dataclass(frozen=True)
 class _AnnotationReader:
-    """Converts annotations to arrays; invalid ones are added to the errors and dropped."""
+    """Converts annotations to rows of arrays; invalid ones are added to the errors and dropped."""
 
     file: Path
     images: Sequence[Mapping[str, Any]]
@@ -292,13 +280,7 @@ class _AnnotationReader:
     errors: ErrorCollector
     _seen: set[int] = field(default_factory=set)
 
-    def read(self, annotations: Sequence[Mapping[str, Any]]) -> AnnotationArrays:
-        """Return the arrays in the order of the file; of annotations with the same id the first."""
-        rows = [row for annotation in annotations if (row := self._row(annotation)) is not None]
-        has_segmentations = self.segmentations is not None
-        return AnnotationArrays.from_rows(rows, segmentations=has_segmentations, num_keypoints=self.num_keypoints)
-
-    def _row(self, annotation: Mapping[str, Any]) -> AnnotationRow | None:
+    def read(self, annotation: Mapping[str, Any]) -> AnnotationRow | None:
         """Return the row of an annotation; None and an error if it is invalid."""
         label = self._look_up(self.labels, annotation, "category_id", kinds.UNKNOWN_CLASS)
         image = self._look_up(self.index_of, annotation, "image_id", kinds.UNKNOWN_IMAGE)
@@ -346,10 +328,11 @@ class _AnnotationReader:
             self._add_error(kinds.NO_SEGMENTATION, annotation, f"segmentation {segment!r}")
             return None
         if isinstance(segment, dict):
-            rle = _encode_rle(segment, (self.images[image]["height"], self.images[image]["width"]))
-            if rle is not None:
-                return self.segmentations.add(rle=rle)
-            value = f"size {segment.get('size')}, counts {segment.get('counts')!r:.40}"
+            size, counts = (self.images[image]["height"], self.images[image]["width"]), segment.get("counts")
+            if segment.get("size") == list(size) and isinstance(counts, list | str):
+                with suppress(ValueError):
+                    return self.segmentations.add(rle=compress_rle(segment, size).encode("ascii"))
+            value = f"size {segment.get('size')}, counts {counts!r:.40}"
             self._add_error(kinds.BAD_SEGMENTATION, annotation, value)
             return None
         polygons = [_floats(polygon) for polygon in segment] if isinstance(segment, list) else []
@@ -378,15 +361,4 @@ def _floats(values: Any, count: int | None = None) -> list[float] | None:
     try:
         return values if math.isfinite(sum(values)) else None
     except (TypeError, OverflowError):
-        return None
-
-
-def _encode_rle(segment: Mapping[str, Any], size: tuple[int, int]) -> bytes | None:
-    """Return RLE in COCO's compressed format, or None if it is invalid or of another size."""
-    counts = segment.get("counts")
-    if segment.get("size") != list(size) or not isinstance(counts, list | str):
-        return None
-    try:
-        return compress_rle(segment, size).encode("ascii")
-    except ValueError:
         return None

@@ -108,14 +108,13 @@ class Concat(ConcatBase):
     def _batch(self, indices: Indices) -> Batch:
         indices = np.asarray(indices)
         numbers = np.searchsorted(self._ends, indices, "right")
-        order = np.argsort(numbers, kind="stable")  # by source
         batches: list[Batch] = []
         ids: list[str] = []
         for number in np.unique(numbers).tolist():
             source: Any = self.sources[number]  # a BatchSource, checked above
             batches.append(source.batch(indices[numbers == number] - self.starts[number]))
             ids += [f"{number}/{sample_id}" for sample_id in batches[-1]["id"]]
-        back = np.argsort(order)
+        back = np.argsort(np.argsort(numbers, kind="stable"))  # from the order by source to that of the batch
         keys = [key for key in ("image", "label") if key in batches[0]]
         tensors: Batch = {key: torch.cat([batch[key] for batch in batches])[torch.from_numpy(back)] for key in keys}
         return {**tensors, "id": [ids[i] for i in back.tolist()]}
@@ -150,13 +149,20 @@ class ConcatIdentities(ConcatBase):
     def __init__(self, *, sources: Annotated[list[SourcePart], MinLen(1)]) -> None:
         super().__init__(sources)
         for number, source in enumerate(sources):
-            _check_trainable(sources[0], source, number)
+            if source.channels != self.channels:
+                raise ValueError(f"sources.{number} has {source.channels} channels, the first one {self.channels}")
+            if not isinstance(source, LabeledSource) or np.ndim(source.labels) != 1:
+                raise ValueError(f"sources.{number} has no identities: it does not have one label per sample")
+            if isinstance(source, QuerySource):
+                raise ValueError(
+                    f"sources.{number} has queries: it is a test set, not a training set; list several test sets under "
+                    "data.val, or train on everything with split: all"
+                )
         sizes = [len(source.classes) for source in sources]
         self.classes = tuple(f"{number}/{name}" for number, source in enumerate(sources) for name in source.classes)
         self.labels: Indices = np.concatenate(self._shifted("labels", sizes))
-        cameras, views = (
-            [int(getattr(source, f"{name}_count", 0)) for source in sources] for name in ("camera", "view")
-        )
+        cameras = [int(getattr(source, "camera_count", 0)) for source in sources]
+        views = [int(getattr(source, "view_count", 0)) for source in sources]
         self.cameras = np.concatenate(self._shifted("cameras", cameras)) if all(cameras) else None
         self.views = np.concatenate(self._shifted("views", [0] * len(sources))) if all(views) else None
         self.camera_count = sum(cameras) if all(cameras) else 0
@@ -170,22 +176,8 @@ class ConcatIdentities(ConcatBase):
 
     def _shifted(self, name: str, sizes: Sequence[int]) -> list[Indices]:
         """Return the arrays ``name`` of the sources, each shifted by the ``sizes`` of the sources before it."""
-        offsets = np.cumsum([0, *sizes[:-1]])
-        return [
-            np.asarray(getattr(source, name)) + offset for source, offset in zip(self.sources, offsets, strict=True)
-        ]
-
-
-def _check_trainable(first: Source, other: Source, number: int) -> None:
-    if other.channels != first.channels:
-        raise ValueError(f"sources.{number} has {other.channels} channels, the first one {first.channels}")
-    if not isinstance(other, LabeledSource) or np.ndim(other.labels) != 1:
-        raise ValueError(f"sources.{number} has no identities: it does not have one label per sample")
-    if isinstance(other, QuerySource):
-        raise ValueError(
-            f"sources.{number} has queries: it is a test set, not a training set; list several test sets under "
-            "data.val, or train on everything with split: all"
-        )
+        pairs = zip(self.sources, np.cumsum([0, *sizes[:-1]]), strict=True)
+        return [np.asarray(getattr(source, name)) + offset for source, offset in pairs]
 
 
 def _check_same_kind(first: Source, other: Source, number: int) -> None:

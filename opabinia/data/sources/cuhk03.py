@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from opabinia.config import register
+from opabinia.contracts import Channels, InputPath
 from opabinia.data.sources.list_files import check_files_exist, match_names
 from opabinia.data.sources.reid_base import IdentityFiles, ReidImage, Split, Subset, dataset_root, read_split
 
@@ -16,10 +16,10 @@ from opabinia.data.sources.reid_base import IdentityFiles, ReidImage, Split, Sub
 @register.source
 def cuhk03(
     *,
-    root: Path,
+    root: InputPath,
     split: Split = "train",
     boxes: Literal["labeled", "detected"] = "labeled",
-    channels: Literal[1, 3] = 3,
+    channels: Channels = 3,
 ) -> IdentityFiles:
     """CUHK03 (Li et al. 2014) by the new protocol (Zhong et al. 2017), as torchreid unpacks its archive.
 
@@ -41,32 +41,25 @@ def cuhk03(
     """
     root = dataset_root(root, "cuhk03")
     file = root / f"splits_new_{boxes}.json"
-    subsets = _read_protocol(file)
-
-    def read(subset: Subset) -> list[ReidImage]:
-        names = subsets[subset]
-        expected = "named <pair>_<person>_<side, 1 or 2>_<number>, as 1_001_1_01.png"
-        matches = match_names(f"{file}, {subset}", re.compile(r"(\d+_\d+)_([12])_\d+\.\w+"), names, expected)
-        paths = [f"images_{boxes}/{name}" for name in names]
-        check_files_exist(file, [f"{subset} {index}" for index in range(len(paths))], root, paths)
-        return [
-            ReidImage(os.fsencode(path), match[1], int(match[2]) - 1)
-            for path, match in zip(paths, matches, strict=True)
-        ]
-
-    return IdentityFiles(root, read_split(root, split, read), cameras=2, channels=channels)
-
-
-def _read_protocol(file: Path) -> dict[str, list[str]]:
-    """Return the names of the images of each subset."""
     if not file.is_file():
         raise ValueError(
             f"there is no file {file}; torchreid and FastReID write it, and the images, from cuhk-03.mat and "
             "cuhk03_new_protocol_config_*.mat, which this source does not read"
         )
     try:
-        (subsets,) = json.loads(file.read_text(encoding="utf-8"))
-        return {name: [os.path.basename(entry[0]) for entry in subsets[name]] for name in ("train", "query", "gallery")}
+        (content,) = json.loads(file.read_text(encoding="utf-8"))
+        subsets = {name: [os.path.basename(entry[0]) for entry in content[name]] for name in get_args(Subset)}
     except (OSError, ValueError, TypeError, KeyError, IndexError) as error:
         expected = 'expected [{"train": [[path, identity, camera], ...], "query": ..., "gallery": ...}]'
         raise ValueError(f"{file} cannot be read ({type(error).__name__}: {error}); {expected}") from error
+
+    def read(subset: Subset) -> list[ReidImage]:
+        names = subsets[subset]
+        expected = "named <pair>_<person>_<side, 1 or 2>_<number>, as 1_001_1_01.png"
+        matches = match_names(f"{file}, {subset}", re.compile(r"(\d+_\d+)_([12])_\d+\.\w+"), names, expected)
+        paths = [f"images_{boxes}/{name}" for name in names]
+        check_files_exist(file, root, [(f"{subset} {index}", path) for index, path in enumerate(paths)])
+        entries = zip(paths, matches, strict=True)
+        return [ReidImage(os.fsencode(path), match[1], int(match[2]) - 1) for path, match in entries]
+
+    return IdentityFiles(root, read_split(root, split, read), cameras=2, channels=channels)

@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torchvision import tv_tensors
 
-from opabinia.contracts import GroundTruth, Indices, Sample
+from opabinia.contracts import Channels, GroundTruth, Indices, Sample
 from opabinia.contracts.masks import decode_rle
 from opabinia.data.decoding.images import read_image
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_arrays import AnnotationArrays, RaggedArray, SegmentationArrays
-from opabinia.data.sources.annotation_errors import Broken, ErrorCase, ErrorCollector, ErrorGroup, check_errors
+from opabinia.data.sources.annotation_errors import Broken, ErrorCase, ErrorCollector, check_errors
 from opabinia.data.sources.file_names import FileNames, printable, short_digest
 from opabinia.data.sources.image_headers import files_exist
 from opabinia.data.sources.labels import select_classes
@@ -51,6 +51,7 @@ class DetectionListing:
         image_ids: of the images in the file (int64, N); None if they only have names.
         annotations: the objects, in any order.
         classes, category_ids, frequencies, keypoints: as in :class:`opabinia.contracts.DatasetInfo`.
+        errors: those found while the file was read.
         segmentations: of the objects; None if they are not read.
         absent, not_exhaustive: classes of each image, as in :class:`opabinia.contracts.GroundTruth`; None if unknown.
         noun: what messages call an object of this file.
@@ -63,6 +64,7 @@ class DetectionListing:
     annotations: AnnotationArrays
     classes: Sequence[str]
     category_ids: Sequence[int]
+    errors: ErrorCollector
     image_ids: Indices | None = None
     frequencies: Sequence[str] = ()
     keypoints: Sequence[str] = ()
@@ -97,8 +99,7 @@ class AnnotatedImages:
     others) and, if requested, ``masks`` and ``keypoints`` with ``visibility`` and ``flip_pairs``.
 
     Args:
-        listing: without errors.
-        errors: those that it had.
+        listing: the content of a file, its errors fixed.
         channels: 3 for color, 1 for gray; images are converted.
 
     Attributes:
@@ -112,12 +113,10 @@ class AnnotatedImages:
 
     has_boxes = True
 
-    def __init__(
-        self, listing: DetectionListing, *, errors: Sequence[ErrorGroup] = (), channels: Literal[1, 3] = 3
-    ) -> None:
+    def __init__(self, listing: DetectionListing, *, channels: Channels = 3) -> None:
         annotations, count = listing.annotations, len(listing.names)
         self.file, self.root, self.noun = listing.file, listing.root, listing.noun
-        self.channels: Literal[1, 3] = channels
+        self.channels: Channels = channels
         self.classes, self.category_ids = tuple(listing.classes), tuple(listing.category_ids)
         self.frequencies, self.keypoints = tuple(listing.frequencies), tuple(listing.keypoints)
         self.has_masks = listing.segmentations is not None
@@ -125,7 +124,7 @@ class AnnotatedImages:
         self.annotations = annotations.take(np.argsort(annotations.image_indices, kind="stable"))
         trained = annotations.take(annotations.trainable)
         self.present = RaggedArray.group_unique(trained.image_indices, trained.labels, count)
-        self.errors = tuple(errors)
+        self.errors = tuple(listing.errors.groups())
         self._names, self._image_ids = FileNames(listing.names), listing.image_ids
         self._segmentations = listing.segmentations
         self._ends = np.searchsorted(self.annotations.image_indices, np.arange(count), "right")
@@ -139,31 +138,20 @@ class AnnotatedImages:
     def __getitem__(self, index: int) -> Sample:
         path, ground_truth = os.path.join(os.fsencode(self.root), self.name(index)), self.ground_truth(index)
         image = read_image(path, self.channels)
-        size = ground_truth.size
-        if tuple(image.shape[-2:]) != size:
-            actual, annotated = (f"{width} x {height}" for height, width in (image.shape[-2:], size))
+        if tuple(image.shape[-2:]) != ground_truth.size:
+            actual, annotated = (f"{width} x {height}" for height, width in (image.shape[-2:], ground_truth.size))
             raise ValueError(f"{os.fsdecode(path)} has {actual} pixels, {self.file} says {annotated}")
         trainable = self._annotations_of(index).trainable
-        sample: Sample = {
-            "image": tv_tensors.Image(image),
-            "boxes": tv_tensors.BoundingBoxes(
-                torch.from_numpy(clip_boxes(ground_truth.boxes[trainable], size).astype(np.float32)),
-                format=tv_tensors.BoundingBoxFormat.XYXY,
-                canvas_size=size,
-            ),
-            "labels": torch.from_numpy(ground_truth.labels[trainable]),
-            "id": self.id(index),
-            "original_size": size,
-            "ground_truth": ground_truth,
-        }
+        masks = None
         if ground_truth.segments is not None:
-            sample["masks"] = tv_tensors.Mask(self._decode_masks(ground_truth, ground_truth.segments, trainable))
-        if ground_truth.keypoints is not None:
-            points = torch.from_numpy(ground_truth.keypoints[trainable])
-            sample["keypoints"] = tv_tensors.KeyPoints(points[..., :2].float() + PIXEL_CENTER, canvas_size=size)
-            sample["visibility"] = points[..., 2].long()
-            sample["flip_pairs"] = list(self._flip_pairs)
-        return sample
+            masks = np.zeros((int(trainable.sum()), *ground_truth.size), dtype=np.uint8)
+            for mask, row in zip(masks, np.flatnonzero(trainable).tolist(), strict=True):
+                try:
+                    mask[:] = decode_rle(ground_truth.segments[row], ground_truth.size)
+                except ValueError as error:
+                    annotation = f"image {ground_truth.image_id}, {self.noun} {ground_truth.ids[row]}"
+                    raise ValueError(f"{self.file}, {annotation}: {error}") from error
+        return make_sample(image, self.id(index), ground_truth, trainable, masks, self._flip_pairs)
 
     def id(self, index: int) -> str:
         """Return the path of an image below the root."""
@@ -209,39 +197,57 @@ class AnnotatedImages:
     def _annotations_of(self, index: int) -> AnnotationArrays:
         return self.annotations.take(slice(self._ends[index - 1] if index else 0, self._ends[index]))
 
-    def _decode_masks(
-        self, ground_truth: GroundTruth, segments: Sequence[Any], trainable: NDArray[np.bool_]
-    ) -> torch.Tensor:
-        """Return the instance masks of trainable objects (uint8, N x H x W)."""
-        masks = np.zeros((int(trainable.sum()), *ground_truth.size), dtype=np.uint8)
-        for mask, row in zip(masks, np.flatnonzero(trainable).tolist(), strict=True):
-            try:
-                mask[:] = decode_rle(segments[row], ground_truth.size)
-            except ValueError as error:
-                annotation = f"image {ground_truth.image_id}, {self.noun} {ground_truth.ids[row]}"
-                raise ValueError(f"{self.file}, {annotation}: {error}") from error
-        return torch.from_numpy(masks)
+
+def make_sample(
+    image: torch.Tensor,
+    sample_id: str,
+    ground_truth: GroundTruth,
+    trainable: NDArray[np.bool_],
+    masks: NDArray[np.uint8] | None,
+    flip_pairs: Sequence[int],
+) -> Sample:
+    """Return a sample with the boxes, labels and keypoints of some annotations.
+
+    Args:
+        image: uint8, C x H x W.
+        sample_id: its id.
+        ground_truth: all annotations of the image.
+        trainable: which of them to train on (bool, N).
+        masks: the instance masks of these; None if masks are not read.
+        flip_pairs: see :func:`flip_pairs`.
+    """
+    size = ground_truth.size
+    boxes = torch.from_numpy(clip_boxes(ground_truth.boxes[trainable], size).astype(np.float32))
+    sample: Sample = {
+        "image": tv_tensors.Image(image),
+        "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=size),
+        "labels": torch.from_numpy(ground_truth.labels[trainable]),
+        "id": sample_id,
+        "original_size": size,
+        "ground_truth": ground_truth,
+    }
+    if masks is not None:
+        sample["masks"] = tv_tensors.Mask(torch.from_numpy(masks))
+    if ground_truth.keypoints is not None:
+        points = torch.from_numpy(ground_truth.keypoints[trainable])
+        sample["keypoints"] = tv_tensors.KeyPoints(points[..., :2].float() + PIXEL_CENTER, canvas_size=size)
+        sample["visibility"] = points[..., 2].long()
+        sample["flip_pairs"] = list(flip_pairs)
+    return sample
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
 def build_source(
-    listing: DetectionListing,
-    errors: ErrorCollector,
-    *,
-    broken: Broken = "error",
-    empty: Empty = "keep",
-    min_keypoints: int = 0,
-    channels: Literal[1, 3] = 3,
+    listing: DetectionListing, *, broken: Broken, empty: Empty, min_keypoints: int = 0, channels: Channels
 ) -> AnnotatedImages:
     """Check a listing, raise or fix its errors, and return its source.
 
     A box that extends beyond its image by at most a pixel is rounded, not broken: it is clipped silently.
 
     Args:
-        listing: the content of a file.
-        errors: those found while it was read; more are added.
+        listing: the content of a file; more errors are added to it.
         broken: ``error``; ``clip``: boxes and segmentations are clipped to the image, objects without area are dropped;
             ``drop``: broken objects and images are dropped.
         empty: ``drop`` drops images without objects to train on.
@@ -258,20 +264,23 @@ def build_source(
         first = os.fsdecode(listing.names[0])
         raise ValueError(f"{listing.file}: none of its {len(exist)} images is in {listing.root}, such as {first}")
     for index in np.flatnonzero(~exist).tolist():
-        errors.add(kinds.MISSING, os.fsdecode(listing.names[index]), "", f"not in {listing.root}")
+        listing.errors.add(kinds.MISSING, os.fsdecode(listing.names[index]), "", f"not in {listing.root}")
     listing = listing.select_images(exist & (listing.sizes > 0).all(1))
-    cut, outside = _find_broken(listing, errors)
-    check_errors(listing.file, errors.groups(), broken)
-    if broken == "clip":
-        _clip_segmentations(listing, cut & ~outside)
+    cut, outside = _find_broken(listing)
+    check_errors(listing.file, listing.errors.groups(), broken)
+    annotations = listing.annotations
+    if broken == "clip" and listing.segmentations is not None and annotations.segmentations is not None:
+        for row in np.flatnonzero(cut & ~outside).tolist():
+            height, width = listing.sizes[annotations.image_indices[row]].tolist()
+            listing.segmentations.clip(int(annotations.segmentations[row]), (height, width))
     valid = ~outside if broken == "clip" else ~(outside | cut)
-    listing = replace(listing, annotations=listing.annotations.take(valid))
+    listing = replace(listing, annotations=annotations.take(valid))
     listing = listing.select_images(_find_usable(listing, empty, min_keypoints))
     if not listing.names:
         raise ValueError(f"{listing.file}: no image is left to train on")
     if not listing.annotations.trainable.any():
         log.warning("%s: there are no objects in its %d images", listing.file, len(listing.names))
-    return AnnotatedImages(listing, errors=errors.groups(), channels=channels)
+    return AnnotatedImages(listing, channels=channels)
 
 
 def clip_boxes(boxes: NDArray[np.float64], size: tuple[int, int] | Indices) -> NDArray[np.float64]:
@@ -316,7 +325,7 @@ def pick_classes(file: object, names: Sequence[str], classes: Sequence[str] | No
     return select_classes(file, names, classes)
 
 
-def _find_broken(listing: DetectionListing, errors: ErrorCollector) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _find_broken(listing: DetectionListing) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Add objects with broken boxes or segmentations to the errors. Return which of them extend beyond their image, and
     which have no area in it (bool, M)."""
     annotations = listing.annotations
@@ -326,14 +335,22 @@ def _find_broken(listing: DetectionListing, errors: ErrorCollector) -> tuple[NDA
     inside: NDArray[np.bool_] = has_area & np.asarray((clipped[:, 2:] > clipped[:, :2]).all(1))
     corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1)
     cut = inside & _extends_beyond(corners, sizes)
-    box_case = partial(_make_case, listing, "left, top, width, height", boxes, corners)
+
+    def make_case(names: str, values: NDArray[np.float64], corners: NDArray[np.float64], row: int) -> ErrorCase:
+        height, width = sizes[row]
+        value = f"{names} {', '.join(f'{value:.6g}' for value in values[row])} in {width} x {height} pixels"
+        left, top, right, bottom = corners[row].tolist()
+        name = os.fsdecode(listing.names[annotations.image_indices[row]])
+        return ErrorCase(name, f"{listing.noun} {annotations.ids[row]}", value, (left, top, right, bottom))
+
+    box_case = partial(make_case, "left, top, width, height", boxes, corners)
     for kind, rows in ((kinds.FLAT_BOX, ~has_area), (kinds.OUTSIDE_BOX, has_area & ~inside), (kinds.CUT_BOX, cut)):
-        errors.add_rows(kind, np.flatnonzero(rows).tolist(), box_case)
+        listing.errors.add_rows(kind, np.flatnonzero(rows).tolist(), box_case)
     if listing.segmentations is not None and annotations.segmentations is not None:
         bounds = listing.segmentations.bounds()[annotations.segmentations]
         cut_segmentation = inside & _extends_beyond(bounds, sizes)
-        segmentation_case = partial(_make_case, listing, "left, top, right, bottom", bounds, bounds)
-        errors.add_rows(kinds.CUT_SEGMENTATION, np.flatnonzero(cut_segmentation).tolist(), segmentation_case)
+        segmentation_case = partial(make_case, "left, top, right, bottom", bounds, bounds)
+        listing.errors.add_rows(kinds.CUT_SEGMENTATION, np.flatnonzero(cut_segmentation).tolist(), segmentation_case)
         cut = cut | cut_segmentation
     return cut, ~inside
 
@@ -342,26 +359,6 @@ def _extends_beyond(corners: NDArray[np.float64], sizes: Indices) -> NDArray[np.
     """Return which boxes (left, top, right, bottom) extend beyond their images by more than :data:`ROUNDING`."""
     beyond = (corners[:, :2] < -ROUNDING) | (corners[:, 2:] > sizes[:, ::-1] + ROUNDING)
     return np.asarray(beyond.any(1))
-
-
-def _make_case(
-    listing: DetectionListing, names: str, values: NDArray[np.float64], corners: NDArray[np.float64], row: int
-) -> ErrorCase:
-    image = int(listing.annotations.image_indices[row])
-    height, width = listing.sizes[image]
-    value = f"{names} {', '.join(f'{value:.6g}' for value in values[row])} in {width} x {height} pixels"
-    left, top, right, bottom = corners[row].tolist()
-    annotation = f"{listing.noun} {listing.annotations.ids[row]}"
-    return ErrorCase(os.fsdecode(listing.names[image]), annotation, value, (left, top, right, bottom))
-
-
-def _clip_segmentations(listing: DetectionListing, rows: NDArray[np.bool_]) -> None:
-    """Clip the segmentations of some objects (bool, M) to their images, in place."""
-    annotations = listing.annotations
-    if listing.segmentations is not None and annotations.segmentations is not None:
-        for row in np.flatnonzero(rows).tolist():
-            height, width = listing.sizes[annotations.image_indices[row]].tolist()
-            listing.segmentations.clip(int(annotations.segmentations[row]), (height, width))
 
 
 def _find_usable(listing: DetectionListing, empty: Empty, min_keypoints: int) -> NDArray[np.bool_]:

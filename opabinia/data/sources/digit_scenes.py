@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torchvision import tv_tensors
 
 from opabinia.config import register
 from opabinia.contracts import GroundTruth, Sample
 from opabinia.contracts.masks import encode_rle
 from opabinia.data.sampling.samplers import uniform
+from opabinia.data.sources.detection_base import make_sample
 from opabinia.data.sources.digit_rendering import Bytes, Floats, interpolate, rotation, to_bytes
-from opabinia.data.sources.digits import Arrays, load_cached, load_digits, split_digits
+from opabinia.data.sources.digits import Arrays, Split, load_cached, load_digits, split_digits
 from opabinia.runtime.seeds import hash32
-
-Split = Literal["train", "val"]
 
 SIDE = 128
 SCENES: dict[Split, int] = {"train": 1600, "val": 400}
@@ -73,24 +71,22 @@ class DigitScenes:
         index = range(len(self))[index]
         rows = self._rows(index)
         numbers = np.arange(1, rows.stop - rows.start + 1, dtype=np.uint8)
-        masks = self._owners[index] == numbers[:, None, None]
-        boxes = torch.from_numpy(self._boxes[rows]).float()
-        sample = {
-            "image": tv_tensors.Image(self._images[index].clone()),  # a transform may work in place
-            "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(SIDE, SIDE)),
-            "labels": torch.from_numpy(self._labels[rows].copy()),
-            "id": self.id(index),
-            "original_size": (SIDE, SIDE),
-            "ground_truth": self._ground_truth(index, masks),
-        }
-        if self.has_masks:
-            sample["masks"] = tv_tensors.Mask(torch.from_numpy(masks.astype(np.uint8)))
-        if self.keypoints:
-            points = torch.from_numpy(self._points[rows])
-            sample["keypoints"] = tv_tensors.KeyPoints(points[:, :, :2] + 0.5, canvas_size=(SIDE, SIDE))
-            sample["visibility"] = points[:, :, 2].clone()
-            sample["flip_pairs"] = list(FLIP_PAIRS)
-        return sample
+        owned = self._owners[index] == numbers[:, None, None]
+        boxes = self._boxes[rows].astype(np.float64)
+        ground_truth = GroundTruth(
+            image_id=index,
+            size=(SIDE, SIDE),
+            ids=np.arange(rows.start, rows.stop) + 1,  # COCO's own evaluation takes 0 for no annotation
+            boxes=np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1),
+            labels=self._labels[rows].copy(),
+            areas=owned.sum((1, 2)).astype(np.float64),
+            crowd=np.zeros(len(owned), dtype=bool),
+            segments=[encode_rle(mask) for mask in owned] if self.has_masks else None,
+            keypoints=self._points[rows].astype(np.float64) if self.keypoints else None,
+        )
+        image = self._images[index].clone()  # a transform may work in place
+        masks = owned.astype(np.uint8) if self.has_masks else None
+        return make_sample(image, self.id(index), ground_truth, ~ground_truth.crowd, masks, FLIP_PAIRS)
 
     def id(self, index: int) -> str:
         """Return a path-like name of an image."""
@@ -103,21 +99,6 @@ class DigitScenes:
     def _rows(self, index: int) -> slice:
         """Return the rows of a scene's digits among those of all scenes."""
         return slice(int(self._ends[index - 1]) if index else 0, int(self._ends[index]))
-
-    def _ground_truth(self, index: int, masks: NDArray[np.bool_]) -> GroundTruth:
-        rows = self._rows(index)
-        boxes = self._boxes[rows].astype(np.float64)
-        return GroundTruth(
-            image_id=index,
-            size=(SIDE, SIDE),
-            ids=np.arange(rows.start, rows.stop) + 1,  # COCO's own evaluation takes 0 for no annotation
-            boxes=np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1),
-            labels=self._labels[rows].copy(),
-            areas=masks.sum((1, 2)).astype(np.float64),
-            crowd=np.zeros(len(masks), dtype=bool),
-            segments=[encode_rle(mask) for mask in masks] if self.has_masks else None,
-            keypoints=self._points[rows].astype(np.float64) if self.keypoints else None,
-        )
 
 
 # --- rendering --------------------------------------------------------------------------------------------------------
@@ -218,7 +199,8 @@ def make_scene(digits: Bytes, key: int) -> Scene:
             continue
         covered = owners.copy()
         covered[glyph.region][glyph.mask] = len(glyphs) + 1
-        if all(_is_visible(covered, number, other) for number, other in enumerate(glyphs, 1)):
+        visible = [(covered[other.region] == number).sum() for number, other in enumerate(glyphs, 1)]
+        if all(pixels >= _MIN_VISIBLE * other.mask.sum() for pixels, other in zip(visible, glyphs, strict=True)):
             owners = covered
             glyphs.append(glyph)
             image[glyph.region] += glyph.ink * (glyph.brightness - image[glyph.region])
@@ -261,15 +243,8 @@ def _overlap(box: _Box, other: _Box) -> float:
     return max(0, width) * max(0, height) / smaller
 
 
-def _is_visible(owners: Bytes, number: int, glyph: _Glyph) -> bool:
-    return bool((owners[glyph.region] == number).sum() >= _MIN_VISIBLE * glyph.mask.sum())
-
-
 def _make_instance(owners: Bytes, number: int, glyph: _Glyph) -> Instance:
-    points = [
-        (column, row, 2 if owners[row, column] == number else 1)
-        for column, row in ((column + glyph.left, row + glyph.top) for column, row in _extremes(glyph.mask))
-    ]
+    points = [(column, row, 2 if owners[row, column] == number else 1) for column, row in _extremes(glyph)]
     return Instance(glyph.digit, _bounds(owners == number), points)
 
 
@@ -278,15 +253,12 @@ def _bounds(mask: NDArray[np.bool_]) -> _Box:
     return int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1
 
 
-def _extremes(mask: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Yield (column, row) of the middle pixel in the top row, the bottom row, the left and the right column."""
-    rows, columns = np.nonzero(mask)
-    for edge, along in (
-        (rows == rows.min(), columns),
-        (rows == rows.max(), columns),
-        (columns == columns.min(), rows),
-        (columns == columns.max(), rows),
-    ):
-        pixels = np.flatnonzero(edge)
-        middle = pixels[np.argsort(along[pixels])[len(pixels) // 2]]
-        yield int(columns[middle]), int(rows[middle])
+def _extremes(glyph: _Glyph) -> Iterator[tuple[int, int]]:
+    """Yield (column, row) in the scene of the middle pixel in the top row, the bottom row, the left and the right
+    column."""
+    rows, columns = np.nonzero(glyph.mask)
+    for across, along in ((rows, columns), (columns, rows)):
+        for edge in (across.min(), across.max()):
+            pixels = np.flatnonzero(across == edge)
+            middle = pixels[np.argsort(along[pixels])[len(pixels) // 2]]
+            yield int(columns[middle]) + glyph.left, int(rows[middle]) + glyph.top

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torchvision import tv_tensors
 
 from opabinia.config import register
-from opabinia.contracts import Batch, Indices
+from opabinia.contracts import Batch, Indices, Sample
 from opabinia.data.sampling.permutation import Permutation
 from opabinia.data.sampling.samplers import uniform
 from opabinia.data.sources.digit_rendering import Floats, by_blocks, interpolate, rotation, to_bytes
@@ -76,6 +76,9 @@ class DigitViews(IdentityImages):
         super().__init__(listing, cameras=len(CAMERAS), channels=1)
         self._images = torch.from_numpy(load_views()[[_row(image.name) for image in listing.images]]).unsqueeze(1)
 
+    def __getitem__(self, index: int) -> Sample:
+        return self._sample(self.image(index), index)
+
     def image(self, index: int) -> tv_tensors.Image:
         """Return an image (uint8, 1 x 32 x 32)."""
         return tv_tensors.Image(self._images[index].clone())  # a transform may work in place
@@ -94,11 +97,10 @@ def _list_images(subset: Subset) -> list[ReidImage]:
     shuffled = Permutation(DIGITS, _KEY)(np.arange(DIGITS))
     digits = shuffled[:TRAIN_IDENTITIES] if subset == "train" else shuffled[TRAIN_IDENTITIES:]
     shots = {"train": (1, 2), "query": (1,), "gallery": (2,)}[subset]
+    names = [f"{digit + 1:04d}" for digit in sorted(digits.tolist())]  # in Market-1501 identity 0 is a distractor
     return [
         ReidImage(f"{MARKET_FOLDERS[subset]}/{name}_c{camera + 1}s{shot}_000001_00.png".encode(), name, camera)
-        for name in [
-            f"{digit + 1:04d}" for digit in sorted(digits.tolist())
-        ]  # in Market-1501 identity 0 is a distractor
+        for name in names
         for camera in range(len(CAMERAS))
         for shot in shots
     ]

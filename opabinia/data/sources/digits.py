@@ -22,6 +22,8 @@ from opabinia.runtime.seeds import hash32
 VALIDATION_SAMPLES = 360
 _SPLIT_KEY = hash32(1797)  # fixed, so that a run's seed does not change the split
 
+Split = Literal["train", "val"]
+
 Arrays = dict[str, NDArray[np.uint8]]
 
 
@@ -39,7 +41,7 @@ class Digits:
     channels = 1
     classes = tuple("0123456789")
 
-    def __init__(self, *, split: Literal["train", "val"] = "train") -> None:
+    def __init__(self, *, split: Split = "train") -> None:
         images, labels = load_digits()
         self.numbers = split_digits(labels)[split]
         self.labels = labels[self.numbers].astype(np.int64)
@@ -94,7 +96,6 @@ def load_cached(file: str, compute: Callable[[], Arrays]) -> Arrays:
     content = io.BytesIO()
     np.savez(content, **computed)  # type: ignore[arg-type]  # numpy's stub takes any name for its flag
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, content.getvalue())
     except OSError as error:
         log.warning("%s is not cached: %s", file, error)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from opabinia.config import register
-from opabinia.contracts import Indices, Sample
+from opabinia.contracts import Channels, Indices, InputPath, Sample
 from opabinia.data.decoding.images import EXTENSIONS, EncodedImage, decode_sample
 from opabinia.data.sources.file_names import FileNames, printable, short_digest
 from opabinia.data.sources.labels import select_classes
+from opabinia.runtime.files import describe_missing, split_folder
+from opabinia.runtime.log import log
 
 
 class ImageFiles:
@@ -25,9 +26,9 @@ class ImageFiles:
         channels: 3 for color, 1 for gray; images are converted.
     """
 
-    def __init__(self, root: Path, names: Sequence[bytes], channels: Literal[1, 3]) -> None:
+    def __init__(self, root: Path, names: Sequence[bytes], channels: Channels) -> None:
         self.root = root
-        self.channels: Literal[1, 3] = channels
+        self.channels: Channels = channels
         self._names = FileNames(names)
 
     def __len__(self) -> int:
@@ -62,7 +63,7 @@ class ImageFolder(ImageFiles):
         ValueError: the root or a class is missing or has no images.
     """
 
-    def __init__(self, *, root: Path, channels: Literal[1, 3] = 3, classes: list[str] | None = None) -> None:
+    def __init__(self, *, root: InputPath, channels: Channels = 3, classes: list[str] | None = None) -> None:
         root, self.classes, names, self.labels = find_class_files(root, classes, "image", EXTENSIONS)
         super().__init__(root, names, channels)
 
@@ -77,19 +78,21 @@ class ImageFolder(ImageFiles):
 
 
 def existing_folder(folder: Path, hint: str = "a folder is expected") -> Path:
-    """Return ``folder`` with ``~`` expanded.
+    """Return ``folder`` with ``~`` expanded, or ``validation``, ``valid`` or ``test`` beside it in place of a missing
+    ``val``.
 
     Raises:
         ValueError: it is missing, and the text names its nearest parent; or it is a file, and the text ends with
             ``hint``.
     """
-    folder = folder.expanduser()
+    given, folder = folder, split_folder(folder)
+    if folder.name != given.name:
+        log.warning("there is no %s: %s is used in its place", given, folder)
     if folder.is_dir():
         return folder
     if folder.exists():
         raise ValueError(f"{folder} is a file; {hint}")
-    parent = next(parent for parent in folder.absolute().parents if parent.exists())
-    raise ValueError(f"there is no folder {folder}; the nearest existing folder is {parent}")
+    raise ValueError(f"there is no folder {folder}; {describe_missing(folder)}")
 
 
 def list_class_folders(root: Path) -> list[str]:

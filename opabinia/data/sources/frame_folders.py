@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
-from typing import Literal
+from contextlib import suppress
 
 from opabinia.config import register
-from opabinia.contracts import Count, Positive, Video
+from opabinia.contracts import Channels, InputPath, Positive, Video
 from opabinia.data.decoding.frames import FrameFolder
 from opabinia.data.sources.folder import is_image_file
 from opabinia.data.sources.labels import encode_labels, read_classes
@@ -43,40 +42,34 @@ class FrameFolders(VideoSource):
     def __init__(
         self,
         *,
-        file: Path,
-        root: Path | None = None,
+        file: InputPath,
+        root: InputPath | None = None,
         pattern: str | None = None,
         start_index: int = 1,
         fps: Positive = 30.0,
         classes: list[str] | None = None,
-        class_file: Path | None = None,
-        channels: Literal[1, 3] = 3,
+        class_file: InputPath | None = None,
+        channels: Channels = 3,
         flip_sensitive_classes: list[str] | None = None,
     ) -> None:
         file = file.expanduser()
         self.root = (root or file.parent).expanduser()
         _check_pattern(pattern)
         self._pattern, self._start, self._fps = pattern, start_index, fps
-        locations, folders, labels = [], [], []
-        self._counts: list[Count | None] = []
+        entries: list[tuple[str, re.Match[str]]] = []
         for location, line in read_lines(file):
             match = re.fullmatch(r"(.+?)(?:\s+(\d+))?\s+(\S+)", line)
             if match is None or match[2] == "0":
-                raise ValueError(
-                    f"{file}, {location}: {line!r} is not a folder, number of frames (1 or more) and label"
-                )
-            locations.append(location)
-            folders.append(match[1])
-            self._counts.append(int(match[2]) if match[2] else None)
-            labels.append([match[3]])
+                expected = "a folder, number of frames (1 or more) and label"
+                raise ValueError(f"{file}, {location}: {line!r} is not {expected}")
+            entries.append((location, match))
+        locations, labels = [location for location, _ in entries], [[match[3]] for _, match in entries]
         encoded, names = encode_labels(file, locations, labels, read_classes(classes, class_file), False)
-        missing = [
-            f"{folder} ({location})"
-            for folder, location in zip(folders, locations, strict=True)
-            if not os.path.isdir(os.path.join(self.root, folder))
-        ]
+        folders = [(location, match[1]) for location, match in entries]
+        missing = [f"{path} ({where})" for where, path in folders if not os.path.isdir(os.path.join(self.root, path))]
         raise_for_invalid(file, missing, len(folders), f"folders in {self.root}")
-        super().__init__(list(map(os.fsencode, folders)), encoded, names, channels, flip_sensitive_classes)
+        self._counts = [int(match[2]) if match[2] else None for _, match in entries]
+        super().__init__([os.fsencode(path) for _, path in folders], encoded, names, channels, flip_sensitive_classes)
 
     def video(self, index: int) -> Video:
         folder = os.path.join(self.root, os.fsdecode(self._names[index]))
@@ -97,11 +90,9 @@ class FrameFolders(VideoSource):
 
 
 def _check_pattern(pattern: str | None) -> None:
-    try:
+    with suppress(IndexError, KeyError, ValueError):
         if pattern is None or pattern.format(1) != pattern.format(2):
             return
-    except (IndexError, KeyError, ValueError):
-        pass
     raise ValueError(f"pattern: {pattern!r} has no placeholder for one number; write it as img_{{:05d}}.jpg")
 
 

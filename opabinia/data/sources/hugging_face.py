@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from torchvision import tv_tensors
 
 from opabinia.config import register
-from opabinia.contracts import Indices, Sample
+from opabinia.contracts import Channels, Sample
 from opabinia.data.decoding.images import from_pil
 
 
@@ -39,7 +38,7 @@ class HuggingFace:
         split: str = "train",
         image: str = "image",
         label: str = "label",
-        channels: Literal[1, 3] = 3,
+        channels: Channels = 3,
     ) -> None:
         rows = _load(dataset, subset, split)
         for column in (image, label):
@@ -50,7 +49,13 @@ class HuggingFace:
             raise ValueError(f"{dataset}, {split}: column {image!r} holds {rows.features[image]}, not images")
         self._rows = rows.select_columns([image])  # reading a row decodes all of it
         self._image, self.channels = image, channels
-        self.labels = _to_integers(rows[label][:], f"{dataset}, {split}: column {label!r}")
+        values = rows[label][:]
+        if empty := sum(value is None for value in values):
+            raise ValueError(f"{dataset}, {split}: column {label!r} is empty in {empty} of {len(values)} rows")
+        if others := [value for value in values if not isinstance(value, int)]:
+            hint = "expected an integer; class_encode_column makes them"
+            raise ValueError(f"{dataset}, {split}: column {label!r} holds {others[0]!r}, {hint}")
+        self.labels = np.asarray(values).astype(np.int64)
         largest = int(self.labels.max(initial=-1))
         names = getattr(rows.features[label], "names", None) or [str(number) for number in range(largest + 1)]
         if len(self.labels) and not 0 <= self.labels.min() <= self.labels.max() < len(names):
@@ -82,30 +87,22 @@ class HuggingFace:
         return self._fingerprint
 
 
-def _to_integers(values: Sequence[Any], where: str) -> Indices:
-    if empty := sum(value is None for value in values):
-        raise ValueError(f"{where} is empty in {empty} of {len(values)} rows")
-    for value in values:
-        if not isinstance(value, int):
-            raise ValueError(f"{where} holds {value!r}, expected an integer; class_encode_column makes them")
-    return np.asarray(values).astype(np.int64)
-
-
 def _load(dataset: str, subset: str | None, split: str) -> Any:
     try:
         import datasets
     except ImportError as error:
         raise ValueError("this source needs the datasets library: pip install 'opabinia[hugging_face]'") from error
     try:
-        if Path(dataset).expanduser().is_dir():
-            loaded: Any = datasets.load_from_disk(str(Path(dataset).expanduser()))
-            if isinstance(loaded, datasets.DatasetDict):
-                if split not in loaded:
-                    raise ValueError(f"there is no split {split!r}; splits: {', '.join(loaded.keys())}")
-                return loaded[split]
-            if loaded.split is not None and str(loaded.split) != split:
-                raise ValueError(f"there is no split {split!r}; the folder has {loaded.split} only")
-            return loaded
-        return datasets.load_dataset(dataset, subset, split=split)
+        folder = Path(dataset).expanduser()
+        if not folder.is_dir():
+            return datasets.load_dataset(dataset, subset, split=split)
+        loaded: Any = datasets.load_from_disk(str(folder))
+        if isinstance(loaded, datasets.DatasetDict):
+            if split not in loaded:
+                raise ValueError(f"there is no split {split!r}; splits: {', '.join(loaded.keys())}")
+            return loaded[split]
+        if loaded.split is not None and str(loaded.split) != split:
+            raise ValueError(f"there is no split {split!r}; the folder has {loaded.split} only")
+        return loaded
     except (OSError, ValueError) as error:  # unknown dataset or split, no network
         raise ValueError(f"dataset: {dataset!r} cannot be loaded: {error}") from error

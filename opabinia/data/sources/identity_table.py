@@ -6,9 +6,9 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 from opabinia.config import register
+from opabinia.contracts import Channels, InputPath
 from opabinia.data.sources.file_names import sort_names
 from opabinia.data.sources.list_files import cell_text, check_files_exist, read_rows
 from opabinia.data.sources.online_products import open_split
@@ -20,15 +20,15 @@ SUBSETS = ("train", "query", "gallery", "test")
 @register.source(name="identities", renamed={"part": "split_column"})
 def identity_table(
     *,
-    file: Path,
-    root: Path | None = None,
+    file: InputPath,
+    root: InputPath | None = None,
     split: Split = "train",
     path: str = "path",
     identity: str = "identity",
     camera: str | None = "camera",
     view: str | None = None,
     split_column: str = "split",
-    channels: Literal[1, 3] = 3,
+    channels: Channels = 3,
 ) -> IdentityFiles:
     """Images, their identities and their splits as a list: .csv, .tsv, .jsonl or .parquet.
 
@@ -57,27 +57,23 @@ def identity_table(
     file = file.expanduser()
     root = (root or file.parent).expanduser()
     names = [name for name in (path, identity, camera, view, split_column) if name is not None]
-    locations: list[str] = []
+    entries: list[tuple[str, str]] = []
     rows: list[dict[str, str]] = []
     for location, row in read_rows(file, names):
         texts = {name: cell_text(row[name], f"{file}, {location}: {name}") for name in names}
         if (subset := texts[split_column]) not in SUBSETS:
             raise ValueError(f"{file}, {location}: {split_column} is {subset!r}, none of {', '.join(SUBSETS)}")
-        locations.append(location)
+        entries.append((location, texts[path]))
         rows.append(texts)
     if not rows:
         raise ValueError(f"{file} lists no images")
-    check_files_exist(file, locations, root, [row[path] for row in rows])
+    check_files_exist(file, root, entries)
     cameras, views = _number(rows, camera), _number(rows, view)
     subsets: dict[str, list[ReidImage]] = defaultdict(list)
     for row in rows:
-        image = ReidImage(
-            os.fsencode(row[path]),
-            row[identity],
-            cameras[row[camera]] if camera else None,
-            views[row[view]] if view else None,
-        )
-        subsets[row[split_column]].append(image)
+        camera_number = cameras[row[camera]] if camera else None
+        view_number = views[row[view]] if view else None
+        subsets[row[split_column]].append(ReidImage(os.fsencode(row[path]), row[identity], camera_number, view_number))
     listing = _select(file, split, subsets)
     return IdentityFiles(root, listing, cameras=len(cameras), views=len(views), channels=channels)
 
@@ -89,10 +85,9 @@ def _number(rows: Sequence[Mapping[str, str]], column: str | None) -> dict[str, 
 
 
 def _select(file: Path, split: Split, subsets: Mapping[str, list[ReidImage]]) -> ReidSplit:
-    if split == "train":
-        return open_split(file, split, subsets.get("train", []))
-    if split == "all":
-        return open_split(file, split, [image for name in SUBSETS for image in subsets.get(name, [])])
+    if split in ("train", "all"):
+        names = SUBSETS if split == "all" else ("train",)
+        return open_split(file, split, [image for name in names for image in subsets.get(name, [])])
     missing = [name for name in ("query", "gallery") if name not in subsets]
     if split == "test" and "test" in subsets and len(missing) == 2:
         return open_split(file, split, subsets["test"])

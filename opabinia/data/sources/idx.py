@@ -5,13 +5,14 @@ from __future__ import annotations
 import gzip
 import zlib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from opabinia.config import register
+from opabinia.contracts import InputPath
 from opabinia.data.sources.file_names import short_digest
 from opabinia.data.sources.in_memory import ImageArray
 
@@ -34,7 +35,7 @@ class Idx(ImageArray):
     """
 
     def __init__(
-        self, *, root: Path, split: Literal["train", "test"] = "train", classes: list[str] | None = None
+        self, *, root: InputPath, split: Literal["train", "test"] = "train", classes: list[str] | None = None
     ) -> None:
         folder = root.expanduser()
         prefix = {"train": "train", "test": "t10k"}[split]
@@ -87,5 +88,4 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     if len(content) != expected:
         raise ValueError(f"{path} has {len(content)} bytes, its header says {expected}")
     # A copy, because torch warns about read-only arrays.
-    array: NDArray[Any] = np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()
-    return array
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()

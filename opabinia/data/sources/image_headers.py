@@ -39,20 +39,17 @@ def read_sizes(root: Path, names: Sequence[bytes], errors: ErrorCollector) -> ND
     """Return height and width of each image (N x 2), zeros for missing and unreadable ones; the latter are added to
     ``errors``. Threads hide the latency of slow disks."""
 
-    def read(name: bytes) -> tuple[int, int] | str:
+    def read(name: bytes) -> tuple[int, int]:
         path = os.path.join(os.fsencode(root), name)
-        try:
-            return read_size(path) if os.path.exists(path) else (0, 0)
-        except ValueError as error:
-            return str(error)
+        return read_size(path) if os.path.exists(path) else (0, 0)
 
     sizes = np.zeros((len(names), 2), dtype=np.int64)
     with ThreadPoolExecutor(8) as pool:
-        for index, result in enumerate(pool.map(read, names)):
-            if isinstance(result, str):
-                errors.add(UNREADABLE, os.fsdecode(names[index]), "", result)
-            else:
-                sizes[index] = result
+        for index, size in enumerate([pool.submit(read, name) for name in names]):
+            try:
+                sizes[index] = size.result()
+            except ValueError as error:
+                errors.add(UNREADABLE, os.fsdecode(names[index]), "", error)
     return sizes
 
 

@@ -20,7 +20,7 @@ class Indexed:
     """
 
     def __init__(self, *, source: SourcePart) -> None:
-        self._source = source
+        self._source: Any = source
         self.channels, self.classes = source.channels, source.classes
         if isinstance(source, EncodedSource):
             self.encoded = self._encoded
@@ -32,7 +32,6 @@ class Indexed:
         return {**self._source[index], "index": index}
 
     def _encoded(self, index: int) -> Sample:
-        assert isinstance(self._source, EncodedSource)
         return {**self._source.encoded(index), "index": index}
 
     def __getattr__(self, name: str) -> Any:

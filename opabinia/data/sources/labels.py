@@ -55,11 +55,7 @@ def multi_hot(rows: Sequence[Iterable[int]], num_classes: int) -> NDArray[np.flo
 
 
 def encode_labels(
-    file: Path,
-    locations: Sequence[str],
-    labels: Sequence[Sequence[str]],
-    classes: Sequence[str] | None,
-    multi_label: bool,
+    file: Path, locations: Sequence[str], labels: Sequence[Sequence[str]], classes: list[str] | None, multi_label: bool
 ) -> tuple[Any, tuple[str, ...]]:
     """Encode labels of a list: class names, or class indices from 0 if all are integers and not all are class names.
 

@@ -7,10 +7,10 @@ import json
 import math
 import os
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
-from itertools import count
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +27,20 @@ def read_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
     """
     if not file.is_file():
         raise ValueError(f"there is no file {file}")
-    delimiters = {".csv": ",", ".tsv": "\t"}
-    suffix = file.suffix.lower()
+    readers = {".csv": _csv_rows, ".tsv": _csv_rows, ".jsonl": _json_rows, ".ndjson": _json_rows}
+    reader = {**readers, ".parquet": _parquet_rows}.get(file.suffix.lower())
+    if reader is None:
+        raise ValueError(f"{file}: a list must be .csv, .tsv, .jsonl or .parquet")
     try:
-        if suffix in delimiters:
-            yield from _csv_rows(file, columns, delimiters[suffix])
-        elif suffix in (".jsonl", ".ndjson"):
-            yield from _json_rows(file, columns)
-        elif suffix == ".parquet":
-            yield from _parquet_rows(file, columns)
-        else:
-            raise ValueError(f"{file}: a list must be .csv, .tsv, .jsonl or .parquet")
+        yield from reader(file, columns)
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not UTF-8: {error.reason} at byte {error.start}") from error
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror or error}") from error
 
 
-def _csv_rows(file: Path, columns: Sequence[str], delimiter: str) -> Iterator[Row]:
+def _csv_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
+    delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
     with file.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.reader(lines, delimiter=delimiter, strict=True)
         start = 1
@@ -85,10 +81,9 @@ def _parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
     try:
         with parquet.ParquetFile(file) as table:
             _check_columns(file, table.schema_arrow.names, columns)
-            numbers = count(1)
-            for batch in table.iter_batches(columns=list(columns)):
-                for row in batch.to_pylist():
-                    yield f"row {next(numbers)}", row
+            batches = table.iter_batches(columns=list(columns))
+            for number, row in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), 1):
+                yield f"row {number}", row
     except (ArrowException, OSError) as error:
         raise ValueError(f"{file} is not a parquet file: {' '.join(str(error).split())}") from error
 
@@ -158,33 +153,27 @@ def read_fields(file: Path, columns: str) -> list[tuple[str, list[str]]]:
     return rows
 
 
-def check_files_exist(file: Path, locations: Sequence[str], root: Path, paths: Sequence[str]) -> None:
+def check_files_exist(file: Path, root: Path, entries: Sequence[tuple[str, str]]) -> None:
     """Check that the files of a list exist and are listed once.
 
     Args:
         file: the list.
-        locations: of each path in it, such as ``line 3``.
         root: the folder that the paths are relative to.
-        paths: as written.
+        entries: location, such as ``line 3``, and path of each file.
 
     Raises:
         ValueError: some are missing, or listed several times.
     """
-    duplicates = [path for path, times in Counter(paths).items() if times > 1]
+    locations: dict[str, list[str]] = defaultdict(list)
+    for location, path in entries:
+        locations[path].append(location)
+    duplicates = {path: where for path, where in locations.items() if len(where) > 1}
     if duplicates:
-        by_path = {
-            path: [location for location, other in zip(locations, paths, strict=True) if other == path]
-            for path in duplicates[:3]
-        }
-        listed = ", ".join(f"{path} ({', '.join(where[:3])})" for path, where in by_path.items())
+        listed = ", ".join(f"{path} ({', '.join(where[:3])})" for path, where in list(duplicates.items())[:3])
         raise ValueError(f"{file} lists {len(duplicates)} images more than once: {listed}")
-    missing = [
-        f"{path} ({location})"
-        for location, path in zip(locations, paths, strict=True)
-        if not os.path.isfile(os.path.join(root, path))
-    ]
+    missing = [f"{path} ({location})" for location, path in entries if not os.path.isfile(os.path.join(root, path))]
     if missing:
-        raise ValueError(f"{file}: {len(missing)} of {len(paths)} images are not in {root}: {', '.join(missing[:3])}")
+        raise ValueError(f"{file}: {len(missing)} of {len(entries)} images are not in {root}: {', '.join(missing[:3])}")
 
 
 def match_names(

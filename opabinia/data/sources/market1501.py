@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Literal
-
 from opabinia.config import register
-from opabinia.contracts import Count
+from opabinia.contracts import Channels, Count, InputPath
 from opabinia.data.sources.reid_base import MARKET_FOLDERS, IdentityFiles, Split, dataset_root, read_folders
 
 
 @register.source
 def market1501(
     *,
-    root: Path,
+    root: InputPath,
     split: Split = "train",
     cameras: Count = 6,
     more_distractors: bool = False,
-    channels: Literal[1, 3] = 3,
+    channels: Channels = 3,
 ) -> IdentityFiles:
     """Market-1501 (Zheng et al. 2015), and other datasets with its layout and file names.
 
@@ -43,7 +40,7 @@ def market1501(
 
 
 @register.source
-def dukemtmc(*, root: Path, split: Split = "train", cameras: Count = 8, channels: Literal[1, 3] = 3) -> IdentityFiles:
+def dukemtmc(*, root: InputPath, split: Split = "train", cameras: Count = 8, channels: Channels = 3) -> IdentityFiles:
     """DukeMTMC-reID (Zheng et al. 2017), in the layout of Market-1501, with names like ``0005_c2_f0046985.jpg``.
 
     16,522 images of 702 identities to train, 2,228 queries of 702, 17,661 in the gallery. Its authors have withdrawn

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -14,10 +12,8 @@ from opabinia.data.decoding.frames import VideoInMemory
 from opabinia.data.sampling.permutation import Permutation
 from opabinia.data.sampling.samplers import uniform
 from opabinia.data.sources.digit_rendering import Bytes, by_blocks
-from opabinia.data.sources.digits import Arrays, load_cached, load_digits, split_digits
+from opabinia.data.sources.digits import Arrays, Split, load_cached, load_digits, split_digits
 from opabinia.runtime.seeds import hash32
-
-Split = Literal["train", "val"]
 
 SIDE, FRAMES, SHOTS = 32, 16, 2
 MOVES = {

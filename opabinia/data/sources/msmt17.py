@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Literal
 
 from opabinia.config import register
+from opabinia.contracts import Channels, InputPath
 from opabinia.data.sources.list_files import check_files_exist, match_names, read_fields
 from opabinia.data.sources.reid_base import IdentityFiles, ReidImage, Split, Subset, dataset_root, read_split
 
 
 @register.source
-def msmt17(*, root: Path, split: Split = "train", with_val: bool = False, channels: Literal[1, 3] = 3) -> IdentityFiles:
+def msmt17(*, root: InputPath, split: Split = "train", with_val: bool = False, channels: Channels = 3) -> IdentityFiles:
     """MSMT17 (Wei et al. 2018), in its first version or in the second, in which faces are masked.
 
     Lines such as ``0000/0000_000_01_0303morning_0008_0.jpg 0`` in ``list_train.txt``, ``list_val.txt``,
@@ -48,13 +48,12 @@ def msmt17(*, root: Path, split: Split = "train", with_val: bool = False, channe
 def _read_list(root: Path, folder: str, name: str) -> list[ReidImage]:
     file = root / f"list_{name}.txt"
     rows = read_fields(file, "path identity")
-    locations = [location for location, _ in rows]
     names = [os.path.basename(path) for _, (path, _) in rows]
+    locations = [location for location, _ in rows]
     expected = "images named <identity>_<number>_<camera, 01 to 15>_..."
     matches = match_names(file, re.compile(r"\d+_\d+_(0[1-9]|1[0-5])_.*"), names, expected, locations)
-    paths = [f"{folder}/{path}" for _, (path, _) in rows]
-    check_files_exist(file, locations, root, paths)
+    check_files_exist(file, root, [(location, f"{folder}/{path}") for location, (path, _) in rows])
     return [
-        ReidImage(os.fsencode(path), identity, int(match[1]) - 1)
-        for path, (_, (_, identity)), match in zip(paths, rows, matches, strict=True)
+        ReidImage(os.fsencode(f"{folder}/{path}"), identity, int(match[1]) - 1)
+        for (_, (path, identity)), match in zip(rows, matches, strict=True)
     ]

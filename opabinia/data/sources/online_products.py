@@ -6,11 +6,10 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
 from opabinia.config import register
-from opabinia.contracts import Count
+from opabinia.contracts import Channels, Count, InputPath
 from opabinia.data.sources.file_names import sort_names
 from opabinia.data.sources.folder import ImageFolder, existing_folder, list_class_folders
 from opabinia.data.sources.list_files import check_files_exist, read_fields
@@ -23,7 +22,7 @@ _HEADER = "image_id class_id super_class_id path"
 
 
 @register.source
-def online_products(*, root: Path, split: OpenSplit = "train", channels: Literal[1, 3] = 3) -> IdentityFiles:
+def online_products(*, root: InputPath, split: OpenSplit = "train", channels: Channels = 3) -> IdentityFiles:
     """Stanford Online Products (Song et al. 2016): images of 22,634 products for sale.
 
     ``Ebay_train.txt`` and ``Ebay_test.txt`` begin with the line ``image_id class_id super_class_id path``; the class is
@@ -45,7 +44,7 @@ def online_products(*, root: Path, split: OpenSplit = "train", channels: Literal
         if split in (name, "all"):
             file = root / f"Ebay_{name}.txt"
             rows = [row for row in read_fields(file, _HEADER) if row[1] != _HEADER.split()]
-            check_files_exist(file, [location for location, _ in rows], root, [path for _, (*_, path) in rows])
+            check_files_exist(file, root, [(location, path) for location, (*_, path) in rows])
             images += [ReidImage(os.fsencode(path), product) for _, (_, product, _, path) in rows]
     return IdentityFiles(root, open_split(root, split, images), channels=channels)
 
@@ -78,7 +77,7 @@ def _check_pairs(where: object, counts: Sequence[int]) -> None:
 
 @register.source
 def class_folders(
-    *, root: Path, split: OpenSplit = "train", train_classes: Count | None = None, channels: Literal[1, 3] = 3
+    *, root: InputPath, split: OpenSplit = "train", train_classes: Count | None = None, channels: Channels = 3
 ) -> ImageFolder:
     """Images in one folder per class; the first classes are for training, the others for testing.
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import Sample, Video
+from opabinia.contracts import Channels, InputPath, Sample, Video
 from opabinia.data.decoding.frames import FrameSequence
 from opabinia.data.decoding.images import decode_bytes
 from opabinia.data.sources.folder import existing_folder
@@ -56,7 +57,7 @@ class PackedVideos(VideoSource):
     """
 
     def __init__(
-        self, *, root: Path, channels: Literal[1, 3] | None = None, flip_sensitive_classes: list[str] | None = None
+        self, *, root: InputPath, channels: Channels | None = None, flip_sensitive_classes: list[str] | None = None
     ) -> None:
         self.root = existing_folder(root, "root is the folder that opabinia data pack has written")
         index, videos = _read_index(self.root)
@@ -65,16 +66,15 @@ class PackedVideos(VideoSource):
         labels = videos["label"]
         encoded = multi_hot(labels, len(classes)) if index["multi_label"] else np.array(labels, dtype=np.int64)
         super().__init__(names, encoded, classes, channels or index["channels"], flip_sensitive_classes)
-        packed_flips = np.array(videos["directed"], dtype=bool)
-        self._flip_changes_label = packed_flips if flip_sensitive_classes is None else None
+        self._flip_changes_label = np.array(videos["directed"], dtype=bool) if flip_sensitive_classes is None else None
         self._columns = {name: np.array(videos[name]) for name in INDEX_COLUMNS[3:]}
         self._sizes = [int(size) for size in index["sizes"]]
         paths = [str(self.root / shard_name(number)) for number in range(len(self._sizes))]
         for path, size in zip(paths, self._sizes, strict=True):
-            actual = os.path.getsize(path) if os.path.isfile(path) else None
-            if actual != size:
-                state = "is missing" if actual is None else f"has {actual} bytes, {INDEX_FILE} says {size}"
-                raise ValueError(f"{path} {state}; pack the videos again")
+            if not os.path.isfile(path):
+                raise ValueError(f"{path} is missing; pack the videos again")
+            if (actual := os.path.getsize(path)) != size:
+                raise ValueError(f"{path} has {actual} bytes, {INDEX_FILE} says {size}; pack the videos again")
         self._files = FileReader(paths)
 
     def __getitem__(self, index: int) -> Sample:
@@ -110,11 +110,8 @@ class _PackedVideo(FrameSequence):
     def __init__(self, path: str, row: dict[str, Any], source: PackedVideos) -> None:
         super().__init__(path, row["frames"], row["fps"], row["seconds"])
         self._row, self._source = row, source
-        self._records: NDArray[np.void] | None = None
 
     def frame(self, number: int) -> Tensor:
-        if self._records is None:
-            self._records = self._read_records()
         offset, size = self._records[number].tolist()
         content = self._source.read(self._row["shard"], offset, size, self.path)
         return decode_bytes(content, f"{self.path}: {self.name(number)}", self._source.channels)
@@ -122,7 +119,8 @@ class _PackedVideo(FrameSequence):
     def name(self, number: int) -> str:
         return f"frame {number}"
 
-    def _read_records(self) -> NDArray[np.void]:
+    @cached_property
+    def _records(self) -> NDArray[np.void]:
         shard, offset, size = (self._row[name] for name in ("shard", "place", "place_size"))
         content = self._source.read(shard, offset, size, self.path)
         try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
-
 import numpy as np
 import torch
 
@@ -11,11 +9,9 @@ from opabinia.config import register
 from opabinia.contracts import Indices
 from opabinia.data.sampling.samplers import uniform
 from opabinia.data.sources.digit_rendering import Bytes, Floats, by_blocks, interpolate, rotation, to_bytes
-from opabinia.data.sources.digits import Arrays, load_cached, load_digits, split_digits
+from opabinia.data.sources.digits import Arrays, Split, load_cached, load_digits, split_digits
 from opabinia.data.sources.in_memory import ImageArray
 from opabinia.runtime.seeds import hash32
-
-Split = Literal["train", "val"]
 
 SIDE, SHOTS, FRAGMENTS = 40, 5, 2
 _KEY = hash32(1797, 7)  # fixed, so that a run's seed does not change the images
@@ -74,25 +70,6 @@ def load_images(split: Split) -> Arrays:
     return load_cached(f"{_VERSION}-{split}.npz", render)
 
 
-class Pose(NamedTuple):
-    """Appearance of the digit in each of N images; all are arrays (N x 1 x 1).
-
-    Attributes:
-        turn: tangent of half the rotation angle, counterclockwise.
-        scale: image pixels per pixel of the digit.
-        x, y: its center, in pixels from the upper left corner.
-        brightness: of the ink, 0 to 255.
-        cut: rows above this one are not drawn, in pixels of the digit below its center.
-    """
-
-    turn: Floats
-    scale: Floats
-    x: Floats
-    y: Floats
-    brightness: Floats
-    cut: Floats
-
-
 def place(digits: Bytes, shown: Indices, key: int) -> Bytes:
     """Render one image per entry of ``shown`` (uint8, N x 40 x 40), the same on every machine.
 
@@ -109,23 +86,34 @@ def _render(digits: Bytes, shown: Indices, key: int) -> Bytes:
     whole, *fragments = drawn.reshape(1 + FRAGMENTS, 7, len(shown), 1, 1)
     images = np.repeat(np.repeat(20 * whole[0], SIDE, axis=1), SIDE, axis=2)
     for which, turn, height, x, y, brightness, cut in fragments:  # half a digit or less, anywhere, at any angle
-        pose = Pose(2 * turn - 1, 1.5 + 1.2 * height, SIDE * x, SIDE * y, 30 + 40 * brightness, 2 * cut)
-        _paint(images, digits[(which.ravel() * len(digits)).astype(np.int64)], pose)
+        fragment = digits[(which.ravel() * len(digits)).astype(np.int64)]
+        center = SIDE * x, SIDE * y
+        _paint(images, fragment, 2 * turn - 1, 1.5 + 1.2 * height, center, 30 + 40 * brightness, 2 * cut)
     turn, height, x, y, brightness = whole[1:6]  # the whole digit lies within the image
     scale = 1.5 + 1.2 * height
     half = 4 * scale
-    x, y = (half + (SIDE - 2 * half) * position for position in (x, y))
-    pose = Pose(0.4 * turn - 0.2, scale, x, y, 215 + 40 * brightness, np.full_like(scale, -np.inf))
-    _paint(images, digits[shown], pose)
+    center = half + (SIDE - 2 * half) * x, half + (SIDE - 2 * half) * y
+    _paint(images, digits[shown], 0.4 * turn - 0.2, scale, center, 215 + 40 * brightness, np.full_like(scale, -np.inf))
     noise = 20 * (uniform(hash32(key, 1), np.arange(images.size)).reshape(images.shape) - 0.5)
     return to_bytes(images + noise)
 
 
-def _paint(images: Floats, digits: Bytes, pose: Pose) -> None:
-    """Paint digits (uint8, N x 8 x 8) into images (N x 40 x 40), in place."""
+def _paint(
+    images: Floats, digits: Bytes, turn: Floats, scale: Floats, center: tuple[Floats, Floats], ink: Floats, cut: Floats
+) -> None:
+    """Paint digits (uint8, N x 8 x 8) into images (N x 40 x 40), in place.
+
+    Args:
+        images: what is painted on.
+        digits: one for each image.
+        turn: tangent of half the rotation angle, counterclockwise; this and the others are arrays, N x 1 x 1.
+        scale: image pixels per pixel of the digit.
+        center: x and y of the digit, in pixels from the upper left corner.
+        ink: its brightness, 0 to 255.
+        cut: rows above this one are not drawn, in pixels of the digit below its center.
+    """
     centers = np.arange(SIDE) + 0.5
-    x, y = centers - pose.x, centers.reshape(-1, 1) - pose.y
-    cosine, sine = rotation(pose.turn)
-    u, v = (cosine * x - sine * y) / pose.scale, (sine * x + cosine * y) / pose.scale
-    ink = interpolate(digits, v + 3.5, u + 3.5) / 255 * (v > pose.cut)
-    images += ink * (pose.brightness - images)
+    x, y = centers - center[0], centers.reshape(-1, 1) - center[1]
+    cosine, sine = rotation(turn)
+    u, v = (cosine * x - sine * y) / scale, (sine * x + cosine * y) / scale
+    images += interpolate(digits, v + 3.5, u + 3.5) / 255 * (v > cut) * (ink - images)

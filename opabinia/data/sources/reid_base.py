@@ -10,10 +10,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torchvision import tv_tensors
 
-from opabinia.contracts import Sample
-from opabinia.data.decoding.images import EXTENSIONS, EncodedImage, read_image
+from opabinia.contracts import Channels, Sample
+from opabinia.data.decoding.images import EXTENSIONS, EncodedImage, decode_sample
 from opabinia.data.sources.file_names import FileNames, printable, short_digest, sort_names
 from opabinia.data.sources.folder import existing_folder, is_image_file
 from opabinia.data.sources.list_files import raise_for_invalid
@@ -58,12 +57,13 @@ class ReidSplit(NamedTuple):
 
 
 class IdentityImages:
-    """Images with identities as labels (:class:`opabinia.contracts.IdentitySource`); subclasses define ``image``.
+    """Images with identities as labels (:class:`opabinia.contracts.IdentitySource`); subclasses define
+    ``__getitem__``.
 
     A sample's id is its path below the root.
 
     Args:
-        listing: the images.
+        split: the images.
         cameras: number of cameras in the whole dataset, whatever the split; 0 if unknown.
         views: number of viewpoints, likewise.
         channels: 3 for color, 1 for gray.
@@ -71,28 +71,22 @@ class IdentityImages:
 
     Attributes:
         labels, cameras, views: of each image (int64, N); the latter two None if unknown.
-        queries: as in the listing.
+        queries: as in the split.
         camera_count, view_count: the arguments ``cameras`` and ``views``.
         reuses_names: as given.
     """
 
     def __init__(
-        self,
-        listing: ReidSplit,
-        *,
-        cameras: int = 0,
-        views: int = 0,
-        channels: Literal[1, 3] = 3,
-        reuses_names: bool = False,
+        self, split: ReidSplit, *, cameras: int = 0, views: int = 0, channels: Channels = 3, reuses_names: bool = False
     ) -> None:
-        images = listing.images
-        label_of = {name: label for label, name in enumerate(listing.classes)}
-        self.channels: Literal[1, 3] = channels
-        self.classes = tuple(listing.classes)
+        images = split.images
+        label_of = {name: label for label, name in enumerate(split.classes)}
+        self.channels: Channels = channels
+        self.classes = tuple(split.classes)
         self.labels = np.array([label_of[image.identity] for image in images], dtype=np.int64)
         self.cameras = np.array([image.camera for image in images], dtype=np.int64) if cameras else None
         self.views = np.array([image.view for image in images], dtype=np.int64) if views else None
-        self.queries = listing.queries
+        self.queries = split.queries
         self.camera_count, self.view_count = cameras, views
         self.reuses_names = reuses_names
         self._names = FileNames([image.name for image in images])
@@ -100,26 +94,14 @@ class IdentityImages:
     def __len__(self) -> int:
         return len(self._names)
 
-    def __getitem__(self, index: int) -> Sample:
-        return self._sample(self.image(index), index)
-
     def _sample(self, image: Any, index: int) -> Sample:
-        sample: Sample = {"image": image, "label": int(self.labels[index]), "id": self.id(index)}
-        if self.cameras is not None:
-            sample["camera"] = int(self.cameras[index])
-        if self.views is not None:
-            sample["view"] = int(self.views[index])
-        if self.queries is not None:
-            sample["query"] = bool(self.queries[index])
-        return sample
+        columns = {"camera": self.cameras, "view": self.views, "query": self.queries}
+        known = {key: column[index].item() for key, column in columns.items() if column is not None}
+        return {"image": image, "label": int(self.labels[index]), "id": self.id(index), **known}
 
     def id(self, index: int) -> str:
         """Return the path of an image below the root."""
         return printable(self._names[index])
-
-    def image(self, index: int) -> tv_tensors.Image:
-        """Return an image (uint8, C x H x W)."""
-        raise NotImplementedError
 
     def fingerprint(self) -> str:
         """Return a text that changes with the identities, the names, cameras, views and queries, and their order."""
@@ -134,19 +116,17 @@ class IdentityFiles(IdentityImages):
     """Image files with identities as labels. Arguments are those of :class:`IdentityImages`, and the folder ``root``
     that names are relative to."""
 
-    def __init__(self, root: Path, listing: ReidSplit, **options: Any) -> None:
-        super().__init__(listing, **options)
+    def __init__(self, root: Path, split: ReidSplit, **options: Any) -> None:
+        super().__init__(split, **options)
         self.root = root
+
+    def __getitem__(self, index: int) -> Sample:
+        return decode_sample(self.encoded(index))
 
     def encoded(self, index: int) -> Sample:
         """Return the sample with its image not yet decoded."""
-        return self._sample(EncodedImage.file(self._path(index), self.channels), index)
-
-    def image(self, index: int) -> tv_tensors.Image:
-        return tv_tensors.Image(read_image(self._path(index), self.channels))
-
-    def _path(self, index: int) -> bytes:
-        return os.path.join(os.fsencode(self.root), self._names[index])
+        path = os.path.join(os.fsencode(self.root), self._names[index])
+        return self._sample(EncodedImage.file(path, self.channels), index)
 
 
 # --- splits -----------------------------------------------------------------------------------------------------------
@@ -233,7 +213,7 @@ def read_folders(
     folders: Mapping[Subset, Sequence[str]],
     split: Split,
     cameras: int,
-    channels: Literal[1, 3],
+    channels: Channels,
     distractors: Collection[str] = (),
 ) -> IdentityFiles:
     """Return a source of images whose names begin with identity and camera; images of identity -1 (junk) are dropped.

@@ -7,7 +7,8 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -57,8 +58,7 @@ class ShardIndex:
     @cached_property
     def rows(self) -> Rows:
         """A :data:`ROW` for each sample, memory-mapped: only accessed rows are read."""
-        rows: Rows = np.lib.format.open_memmap(self.folder / "rows.npy", "r")
-        return rows
+        return np.lib.format.open_memmap(self.folder / "rows.npy", "r")
 
     def __getstate__(self) -> dict[str, Any]:
         # A memory map would be pickled with all its content.
@@ -93,8 +93,7 @@ def load_index(paths: Sequence[str], names: Sequence[str], json_label: str | Non
     Raises:
         ValueError: a file is missing, broken or not understood; the text names file and member.
     """
-    stats = map(os.stat, paths)
-    files = [[path, stat.st_size, stat.st_mtime_ns] for path, stat in zip(paths, stats, strict=True)]
+    files = [[path, stat.st_size, stat.st_mtime_ns] for path, stat in zip(paths, map(os.stat, paths), strict=True)]
     key = blake2b(json.dumps([_FORMAT, json_label, files]).encode(), digest_size=8).hexdigest()
     folder = cache / key
     if not folder.is_dir():
@@ -158,9 +157,11 @@ def _scan(path: Path, json_label: str | None) -> tuple[Rows, list[str]]:
     """Return the rows of a tar file, in the order of the samples' first members, and the label texts."""
     try:
         with path.open("rb") as file:
-            samples = _group_members(path, _read_members(file))
             labels: dict[str, int] = {}
-            rows = [_make_row(path, file, key, members, json_label, labels) for key, members in samples.items()]
+            rows = [
+                _make_row(f"{path}, sample {key!r}", file, members, json_label, labels)
+                for key, members in _group_members(path, file).items()
+            ]
     except (OSError, tarfile.TarError) as error:
         raise ValueError(f"{path} is not a complete, uncompressed tar file: {error}") from error
     if not rows:
@@ -168,39 +169,29 @@ def _scan(path: Path, json_label: str | None) -> tuple[Rows, list[str]]:
     return np.array(rows, dtype=ROW), list(labels)
 
 
-def _read_members(file: BinaryIO) -> Iterator[tarfile.TarInfo]:
+def _group_members(path: Path, file: BinaryIO) -> dict[str, dict[str, tarfile.TarInfo]]:
+    """Return members by sample and suffix. Those without key or suffix (folders, hidden files) are ignored."""
+    samples: dict[str, dict[str, tarfile.TarInfo]] = defaultdict(dict)
     with tarfile.open(fileobj=file, mode="r:") as tar:
-        yield from tar
+        for member in tar:
+            match = _MEMBER.fullmatch(member.name)
+            if match is None or not member.isreg():
+                continue
+            members, suffix = samples[match["key"]], match["suffix"].lower()
+            if suffix in members:
+                raise ValueError(f"{path} holds {member.name} twice")
+            members[suffix] = member
         # tarfile takes any invalid header for the end.
         if os.pread(file.fileno(), BLOCK, tar.offset) != bytes(BLOCK):
             raise tarfile.ReadError(f"it is truncated or damaged at byte {tar.offset}")
-
-
-def _group_members(path: Path, members: Iterable[tarfile.TarInfo]) -> dict[str, dict[str, tarfile.TarInfo]]:
-    """Return members by sample and suffix. Those without key or suffix (folders, hidden files) are ignored."""
-    samples: dict[str, dict[str, tarfile.TarInfo]] = {}
-    for member in members:
-        match = _MEMBER.fullmatch(member.name)
-        if match is None or not member.isreg():
-            continue
-        parts = samples.setdefault(match["key"], {})
-        suffix = match["suffix"].lower()
-        if suffix in parts:
-            raise ValueError(f"{path} holds {member.name} twice")
-        parts[suffix] = member
     return samples
 
 
 def _make_row(
-    path: Path,
-    file: BinaryIO,
-    key: str,
-    members: Mapping[str, tarfile.TarInfo],
-    json_label: str | None,
-    labels: dict[str, int],
+    where: str, file: BinaryIO, members: Mapping[str, tarfile.TarInfo], json_label: str | None, labels: dict[str, int]
 ) -> tuple[int, int, int, int]:
     """Return a :data:`ROW`; a label text that is not yet in ``labels`` gets the next number."""
-    where = f"{path}, sample {key!r} ({', '.join(sorted(members))})"
+    where = f"{where} ({', '.join(sorted(members))})"
     images = [member for suffix, member in members.items() if f".{suffix}" in EXTENSIONS]
     if len(images) != 1:
         raise ValueError(f"{where}: expected one image ({', '.join(EXTENSIONS)}), found {len(images)}")
@@ -209,8 +200,7 @@ def _make_row(
         raise ValueError(f"{where}: the label is missing, .{suffix}")
     label = members[suffix]
     content = os.pread(file.fileno(), label.size, label.offset_data)
-    text = _read_json_label(where, content, json_label) if json_label else content.decode("utf-8", "replace")
-    text = text.strip()
+    text = (_read_json_label(where, content, json_label) if json_label else content.decode("utf-8", "replace")).strip()
     if not text:
         raise ValueError(f"{where}: its label is empty")
     if re.fullmatch(r"-\d+", text):

@@ -11,14 +11,14 @@ from contextlib import suppress
 from functools import cached_property
 from glob import glob
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import MinLen
 from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import Indices, Sample
+from opabinia.contracts import Channels, Indices, Sample
 from opabinia.data.decoding.images import EncodedImage, decode_sample
 from opabinia.data.sources.file_names import short_digest
 from opabinia.data.sources.labels import class_indices
@@ -63,7 +63,7 @@ class Shards:
         files: str | Annotated[list[str], MinLen(1)],
         json_label: str | None = None,
         classes: list[str] | None = None,
-        channels: Literal[1, 3] = 3,
+        channels: Channels = 3,
         index_dir: Path | None = None,
     ) -> None:
         self.channels = channels
@@ -76,7 +76,14 @@ class Shards:
         self.shards: Indices = self._index.counts
         self._ends = np.cumsum(self.shards)
         self.classes = tuple(_infer_classes(self._index.labels) if classes is None else classes)
-        self._label_of = self._map_labels()
+        by_name = class_indices(self.classes)
+        labels = [int(text) if text.isdecimal() else by_name.get(text, -1) for text in self._index.labels]
+        for number, (text, label) in enumerate(zip(self._index.labels, labels, strict=True)):
+            if not 0 <= label < len(self.classes):
+                first, _ = self._read(int(np.argmax(self._index.rows["label"] == number)))
+                listed = ", ".join(self.classes[:5]) + ("" if len(self.classes) <= 5 else " ...")
+                raise ValueError(f"{first}: its label {text} is none of the {len(self.classes)} classes ({listed})")
+        self._label_of = np.array(labels, dtype=np.int32)  # the class label of each label text of the index
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -120,21 +127,6 @@ class Shards:
             position = f"{self._names[shard]}, byte {offset}"
             raise ValueError(f"{position}: the shard has changed since it was indexed ({error})") from error
         return f"{self._names[shard]}/{_printable(member.name)}", image
-
-    def _map_labels(self) -> NDArray[np.int32]:
-        """Return the class label of each label text of the index.
-
-        Raises:
-            ValueError: one is not a class, or a class is listed twice.
-        """
-        by_name = class_indices(self.classes)
-        labels = [int(text) if text.isdecimal() else by_name.get(text, -1) for text in self._index.labels]
-        for number, (text, label) in enumerate(zip(self._index.labels, labels, strict=True)):
-            if not 0 <= label < len(self.classes):
-                first, _ = self._read(int(np.argmax(self._index.rows["label"] == number)))
-                listed = ", ".join(self.classes[:5]) + ("" if len(self.classes) <= 5 else " ...")
-                raise ValueError(f"{first}: its label {text} is none of the {len(self.classes)} classes ({listed})")
-        return np.array(labels, dtype=np.int32)
 
 
 def _printable(name: str) -> str:

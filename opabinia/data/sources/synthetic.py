@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import torch
 from torchvision import tv_tensors
 
 from opabinia.config import register
-from opabinia.contracts import Batch, Count, Indices, Sample
+from opabinia.contracts import Batch, Channels, Count, Indices, Sample
 from opabinia.runtime.seeds import hash32
 
 
@@ -26,13 +24,7 @@ class Synthetic:
     """
 
     def __init__(
-        self,
-        *,
-        samples: Count = 1024,
-        size: Count = 32,
-        classes: Count = 10,
-        channels: Literal[1, 3] = 3,
-        seed: int = 0,
+        self, *, samples: Count = 1024, size: Count = 32, classes: Count = 10, channels: Channels = 3, seed: int = 0
     ) -> None:
         self.channels = channels
         self.classes = tuple(map(str, range(classes)))

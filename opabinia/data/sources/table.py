@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from annotated_types import MinLen
 
 from opabinia.config import register
-from opabinia.contracts import Sample
+from opabinia.contracts import Channels, InputPath, Sample
 from opabinia.data.sources.file_names import short_digest, sort_names
 from opabinia.data.sources.folder import ImageFiles
 from opabinia.data.sources.labels import class_indices, multi_hot
@@ -45,14 +43,14 @@ class Table(ImageFiles):
     def __init__(
         self,
         *,
-        file: Path,
-        root: Path | None = None,
+        file: InputPath,
+        root: InputPath | None = None,
         path: str = "path",
         label: str = "label",
         classes: list[str] | None = None,
         multi_label: bool = False,
         separator: Annotated[str, MinLen(1)] = "|",
-        channels: Literal[1, 3] = 3,
+        channels: Channels = 3,
     ) -> None:
         file = file.expanduser()
         self.file, self.multi_label = file, multi_label
@@ -71,8 +69,15 @@ class Table(ImageFiles):
         self.classes = tuple(classes)
         if not self.classes:
             raise ValueError(f"{file}: no image has a label in the column {label!r}, and classes is empty")
-        self.labels = _encode(file, locations, labels, self.classes, multi_label)
-        check_files_exist(file, locations, self.root, paths)
+        by_name = class_indices(self.classes)
+        if unknown := Counter(name for names in labels for name in names if name not in by_name):
+            entries = list(zip(locations, labels, strict=True))
+            first = {name: location for location, names in reversed(entries) for name in names}
+            listed = ", ".join(f"{name!r} ({times} times, {first[name]})" for name, times in unknown.most_common(5))
+            raise ValueError(f"{file}: labels that are none of the {len(self.classes)} classes: {listed}")
+        numbers = [[by_name[name] for name in names] for names in labels]
+        self.labels: Any = multi_hot(numbers, len(by_name)) if multi_label else np.array(numbers, dtype=np.int64)[:, 0]
+        check_files_exist(file, self.root, list(zip(locations, paths, strict=True)))
 
     def encoded(self, index: int) -> Sample:
         """Return the sample with its image not yet decoded."""
@@ -95,17 +100,3 @@ def _split_labels(value: Any, where: str, separator: str | None) -> list[str]:
     if value is None or not str(value).strip():
         return []
     return [cell_text(label, where) for label in str(value).split(separator)]
-
-
-def _encode(
-    file: Path, locations: Sequence[str], labels: list[list[str]], classes: Sequence[str], multi_label: bool
-) -> Any:
-    """Return labels as int64 (N), or as float32 of 0 and 1 (N x K) if there may be several."""
-    by_name = class_indices(classes)
-    if unknown := Counter(name for names in labels for name in names if name not in by_name):
-        entries = list(zip(locations, labels, strict=True))
-        first = {name: location for location, names in reversed(entries) for name in names}
-        listed = ", ".join(f"{name!r} ({times} times, {first[name]})" for name, times in unknown.most_common(5))
-        raise ValueError(f"{file}: labels that are none of the {len(classes)} classes: {listed}")
-    rows = [[by_name[name] for name in names] for names in labels]
-    return multi_hot(rows, len(classes)) if multi_label else np.array([row[0] for row in rows], dtype=np.int64)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from opabinia.config import register
-from opabinia.contracts import Batch, BatchSource, EncodedSource, FingerprintedSource, Indices, Sample, SourcePart
+from opabinia.contracts import (
+    Batch,
+    BatchSource,
+    EncodedSource,
+    FingerprintedSource,
+    Indices,
+    InputPath,
+    Sample,
+    SourcePart,
+)
+from opabinia.contracts.ranges import Channels, Fraction
 from opabinia.data.decoding.images import EXTENSIONS
 from opabinia.data.sources.file_names import short_digest
 from opabinia.data.sources.folder import ImageFiles, existing_folder, find_files
@@ -22,6 +31,8 @@ class Images(ImageFiles):
 
     Args:
         root: the folder.
+        split: ``val``: every n-th image, ``train``: the others; null: all images.
+        val_fraction: share of the images in ``val``; with 0 ``train`` has all of them.
         channels: 3 for color, 1 for gray; images are converted.
 
     Raises:
@@ -30,11 +41,23 @@ class Images(ImageFiles):
 
     classes: tuple[str, ...] = ()
 
-    def __init__(self, *, root: Path, channels: Literal[1, 3] = 3) -> None:
+    def __init__(
+        self,
+        *,
+        root: InputPath,
+        channels: Channels = 3,
+        split: Literal["train", "val"] | None = None,
+        val_fraction: Fraction = 0.1,
+    ) -> None:
         root = existing_folder(root, "root is the folder that holds the images")
-        super().__init__(root, find_files(root), channels)
+        names = find_files(root)
+        held_out = names[:: max(2, round(1 / val_fraction))] if val_fraction else []
+        if split is not None:
+            names = held_out if split == "val" else sorted(set(names) - set(held_out))
+        super().__init__(root, names, channels)
         if not len(self):
-            raise ValueError(f"{root} has no image at any depth ({', '.join(EXTENSIONS)})")
+            found = f"no image for {split}" if held_out else f"no image at any depth ({', '.join(EXTENSIONS)})"
+            raise ValueError(f"{root} has {found}")
 
     def fingerprint(self) -> str:
         """Return a text that changes with the file names."""
@@ -63,7 +86,7 @@ class Unlabeled:
     classes: tuple[str, ...] = ()
 
     def __init__(self, *, source: SourcePart) -> None:
-        self.source = source
+        self.source: Any = source
         self.channels = source.channels
         for name in ("id", "shards", "sizes", "starts"):  # these say nothing about the content of images
             if hasattr(source, name):
@@ -80,11 +103,9 @@ class Unlabeled:
         return _without_label(self.source[index])
 
     def _encoded(self, index: int) -> Sample:
-        assert isinstance(self.source, EncodedSource)
         return _without_label(self.source.encoded(index))
 
     def _batch(self, indices: Indices) -> Batch:
-        assert isinstance(self.source, BatchSource)
         return _without_label(self.source.batch(np.asarray(indices)))
 
     def fingerprint(self) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from opabinia.config import register
+from opabinia.contracts import Channels, InputPath
 from opabinia.data.sources.list_files import check_files_exist, raise_for_invalid, read_fields
 from opabinia.data.sources.reid_base import IdentityFiles, ReidImage, Split, Subset, dataset_root, read_split
 from opabinia.runtime.seeds import hash32
@@ -16,11 +17,11 @@ from opabinia.runtime.seeds import hash32
 @register.source(renamed={"size": "test_size"})
 def vehicleid(
     *,
-    root: Path,
+    root: InputPath,
     split: Split = "train",
     test_size: Literal[800, 1600, 2400] = 800,
     gallery_seed: int = 0,
-    channels: Literal[1, 3] = 3,
+    channels: Channels = 3,
 ) -> IdentityFiles:
     """VehicleID (Liu et al. 2016), without cameras: one image of each vehicle is the gallery, the others are queries.
 
@@ -46,7 +47,11 @@ def vehicleid(
         if subset == "train":
             return _read_list(root, "train_list.txt")
         images = _read_list(root, f"test_list_{test_size}.txt")
-        gallery = _draw_gallery(images, gallery_seed)
+        by_vehicle: dict[str, list[ReidImage]] = defaultdict(list)
+        for image in images:
+            by_vehicle[image.identity].append(image)
+        key = hash32(2016, 776)  # fixed, so that a run's seed does not change the gallery
+        gallery = {group[hash32(key, gallery_seed, int(vehicle)) % len(group)] for vehicle, group in by_vehicle.items()}
         return [image for image in images if (image in gallery) == (subset == "gallery")]
 
     return IdentityFiles(root, read_split(root, split, read), channels=channels)
@@ -57,15 +62,5 @@ def _read_list(root: Path, name: str) -> list[ReidImage]:
     rows = read_fields(file, "image vehicle")
     invalid = [f"{vehicle} ({location})" for location, (_, vehicle) in rows if not vehicle.isdecimal()]
     raise_for_invalid(file, invalid, len(rows), "vehicle numbers")
-    paths = [f"image/{image}.jpg" for _, (image, _) in rows]
-    check_files_exist(file, [location for location, _ in rows], root, paths)
-    return sorted(ReidImage(os.fsencode(path), vehicle) for path, (_, (_, vehicle)) in zip(paths, rows, strict=True))
-
-
-def _draw_gallery(images: list[ReidImage], seed: int) -> set[ReidImage]:
-    """Return one image of each vehicle."""
-    by_vehicle: dict[str, list[ReidImage]] = defaultdict(list)
-    for image in images:
-        by_vehicle[image.identity].append(image)
-    key = hash32(2016, 776)  # fixed, so that a run's seed does not change the gallery
-    return {group[hash32(key, seed, int(vehicle)) % len(group)] for vehicle, group in by_vehicle.items()}
+    check_files_exist(file, root, [(location, f"image/{image}.jpg") for location, (image, _) in rows])
+    return sorted(ReidImage(os.fsencode(f"image/{image}.jpg"), vehicle) for _, (image, vehicle) in rows)

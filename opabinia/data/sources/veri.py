@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Literal
-
 from opabinia.config import register
+from opabinia.contracts import Channels, InputPath
 from opabinia.data.sources.reid_base import IdentityFiles, Split, Subset, dataset_root, read_folders
 
 
 @register.source
-def veri(*, root: Path, split: Split = "train", channels: Literal[1, 3] = 3) -> IdentityFiles:
+def veri(*, root: InputPath, split: Split = "train", channels: Channels = 3) -> IdentityFiles:
     """VeRi-776 (Liu et al. 2016), with names such as ``0001_c001_00016450_0.jpg``: vehicle and camera, of 20.
 
     37,778 images of 576 vehicles to train, 1,678 queries of 200, 11,579 in the gallery.

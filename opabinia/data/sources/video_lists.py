@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from opabinia.config import register
+from opabinia.contracts import Channels, InputPath
 from opabinia.data.sources.labels import encode_labels, read_classes
 from opabinia.data.sources.list_files import cell_text, raise_for_invalid, read_lines, read_rows
 from opabinia.data.sources.videos import VideoFiles
@@ -56,16 +57,16 @@ class VideoList(VideoFiles):
     def __init__(
         self,
         *,
-        file: Path,
-        root: Path | None = None,
+        file: InputPath,
+        root: InputPath | None = None,
         separator: str | None = None,
         classes: list[str] | None = None,
-        class_file: Path | None = None,
+        class_file: InputPath | None = None,
         multi_label: bool = False,
         label_separator: str = ",",
         split: str | None = None,
         missing: Literal["error", "skip", "leave_out"] = "error",
-        channels: Literal[1, 3] = 3,
+        channels: Channels = 3,
         flip_sensitive_classes: list[str] | None = None,
     ) -> None:
         file = file.expanduser()
@@ -77,29 +78,28 @@ class VideoList(VideoFiles):
             raise ValueError(f"{file} lists no videos" + (f" of split {split!r}" if split else ""))
         locations, labels = [entry.location for entry in entries], [entry.labels for entry in entries]
         encoded, names = encode_labels(file, locations, labels, read_classes(classes, class_file), multi_label)
-        paths, kept = _find_videos(file, self.root, entries, skip_missing=missing != "error")
-        super().__init__(list(map(os.fsencode, paths)), encoded[kept], names, channels, flip_sensitive_classes)
+        found = _find_videos(file, self.root, entries, skip_missing=missing != "error")
+        paths, kept = list(map(os.fsencode, found)), list(found.values())
+        super().__init__(paths, encoded[kept], names, channels, flip_sensitive_classes)
 
 
 def _read_entries(
     file: Path, separator: str | None, label_separator: str | None, split: str | None
 ) -> Iterator[_Entry]:
+    header: list[str] = []
     if separator is None and file.suffix.lower() in (".csv", ".tsv"):
         delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
         header = next(csv.reader([read_lines(file)[0][1]], delimiter=delimiter))
-        if "youtube_id" in header:
-            yield from _read_kinetics(file, split)
-            return
-    else:
-        header = []
+    if "youtube_id" in header:
+        yield from _read_kinetics(file, split)
+        return
     if split is not None:
         raise ValueError(f"split: {file} is not a Kinetics csv and has no splits; use the list of one split")
     if {"path", "label"} <= set(header):
         for location, row in read_rows(file, ("path", "label")):
             path = cell_text(row["path"], f"{file}, {location}: path")
-            yield _Entry(
-                location, [path], _split_labels(str(row["label"] or ""), f"{file}, {location}", label_separator)
-            )
+            labels = _split_labels(str(row["label"] or ""), f"{file}, {location}", label_separator)
+            yield _Entry(location, [path], labels)
         return
     lines = read_lines(file)
     if separator is None and file.suffix.lower() == ".csv" and label_separator != ",":
@@ -134,24 +134,20 @@ def _split_labels(text: str, where: str, separator: str | None) -> list[str]:
     return [label.strip() for label in text.split(separator) if label.strip()]
 
 
-def _find_videos(
-    file: Path, root: Path, entries: Sequence[_Entry], *, skip_missing: bool
-) -> tuple[list[str], list[int]]:
-    """Return the paths of the videos that exist, and the indices of their entries."""
-    paths, kept, missing = [], [], []
-    seen: dict[str, str] = {}
+def _find_videos(file: Path, root: Path, entries: Sequence[_Entry], *, skip_missing: bool) -> dict[str, int]:
+    """Return the paths of the videos that exist, each with the index of its entry."""
+    found: dict[str, int] = {}
+    missing = []
     for index, (location, candidates, _) in enumerate(entries):
         path = next((path for path in candidates if os.path.isfile(os.path.join(root, path))), None)
         if path is None:
             missing.append(f"{candidates[0]} ({location})")
-            continue
-        if path in seen:
-            raise ValueError(f"{file} lists {path} twice: {seen[path]} and {location}")
-        seen[path] = location
-        paths.append(path)
-        kept.append(index)
-    if missing and skip_missing and paths:
+        elif path in found:
+            raise ValueError(f"{file} lists {path} twice: {entries[found[path]].location} and {location}")
+        else:
+            found[path] = index
+    if missing and skip_missing and found:
         log.warning("%s: %d of %d videos are missing in %s and skipped", file, len(missing), len(entries), root)
     else:
         raise_for_invalid(file, missing, len(entries), f"in {root} (missing: skip ignores them)")
-    return paths, kept
+    return found

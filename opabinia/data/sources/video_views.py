@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from opabinia.config import register
-from opabinia.contracts import Count, FingerprintedSource, LabeledSource, NamedSource, Sample, SourcePart
+from opabinia.contracts import (
+    Count,
+    FingerprintedSource,
+    LabeledSource,
+    MultiLabelSource,
+    NamedSource,
+    Sample,
+    SourcePart,
+)
 
 
 @register.source(name="video_views", aliases=("views_of_films",))
@@ -33,6 +39,8 @@ class VideoViews:
         self.channels, self.classes = source.channels, source.classes
         if isinstance(source, LabeledSource):
             self.labels = np.repeat(source.labels, clips * crops, axis=0)
+        if isinstance(source, MultiLabelSource):
+            self.multi_label = source.multi_label
 
     def __len__(self) -> int:
         return len(self.source) * self._clips * self._crops
@@ -52,9 +60,3 @@ class VideoViews:
         source = self.source
         text = source.fingerprint() if isinstance(source, FingerprintedSource) else len(source)
         return f"{self._clips} x {self._crops} views of {text}"
-
-    def __getattr__(self, name: str) -> Any:
-        # Arrays with a row per video, and whole batches, must not be forwarded.
-        if name != "multi_label":
-            raise AttributeError(name)
-        return getattr(self.source, name)

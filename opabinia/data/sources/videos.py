@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from opabinia.config import register
-from opabinia.contracts import Sample, Video
+from opabinia.contracts import Channels, InputPath, Sample, Video
 from opabinia.data.decoding.video import EXTENSIONS, VideoFile
 from opabinia.data.sources.file_names import FileNames, printable, short_digest
 from opabinia.data.sources.folder import find_class_files
@@ -37,10 +37,10 @@ class VideoSource:
         names: Sequence[bytes],
         labels: Any,
         classes: Sequence[str],
-        channels: Literal[1, 3],
+        channels: Channels,
         flip_sensitive_classes: Sequence[str] | None,
     ) -> None:
-        self.channels: Literal[1, 3] = channels
+        self.channels: Channels = channels
         self.classes = tuple(classes)
         self.labels = labels
         self.multi_label = labels.ndim == 2
@@ -111,8 +111,8 @@ class Videos(VideoFiles):
     def __init__(
         self,
         *,
-        root: Path,
-        channels: Literal[1, 3] = 3,
+        root: InputPath,
+        channels: Channels = 3,
         classes: list[str] | None = None,
         flip_sensitive_classes: list[str] | None = None,
     ) -> None:

@@ -13,6 +13,7 @@ from xml.parsers import expat
 import numpy as np
 
 from opabinia.config import register
+from opabinia.contracts import Channels, InputPath
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_arrays import AnnotationArrays, AnnotationRow
 from opabinia.data.sources.annotation_errors import Broken, ErrorCollector
@@ -33,13 +34,13 @@ CLASSES = (
 @register.source
 def voc(
     *,
-    root: Path,
+    root: InputPath,
     split: str | None = "train",
     classes: list[str] | None = None,
     difficult: Literal["ignore", "learn"] = "ignore",
     empty: Empty = "keep",
     broken: Broken = "error",
-    channels: Literal[1, 3] = 3,
+    channels: Channels = 3,
 ) -> AnnotatedImages:
     """Images with bounding boxes in the format of Pascal VOC: ``JPEGImages``, ``Annotations``, ``ImageSets/Main``; or
     XML files beside their images in one folder.
@@ -67,16 +68,42 @@ def voc(
     stems = sorted(file.stem for file in folder.glob("*.xml"))
     if not stems:
         raise ValueError(f"{folder} has no XML files")
-    list_file = None if split is None else root / "ImageSets" / "Main" / f"{split}.txt"
-    chosen = stems if list_file is None else [fields[0] for _, fields in read_fields(list_file, "name")]
+    file = folder if split is None else root / "ImageSets" / "Main" / f"{split}.txt"
+    chosen = stems if split is None else [fields[0] for _, fields in read_fields(file, "name")]
     errors = ErrorCollector()
     files = _read_files(folder, chosen, errors)
     if classes is None:  # the same for all splits
         others = _read_files(folder, [stem for stem in stems if stem not in files], ErrorCollector())
-        names = {obj.name for file in [*files.values(), *others.values()] for obj in file.objects}
+        names = {obj.name for content in [*files.values(), *others.values()] for obj in content.objects}
         classes = list(CLASSES) if names <= set(CLASSES) else sort_names(names)
-    listing = _make_listing(list_file or folder, root, files, classes, difficult == "learn", errors)
-    return build_source(listing, errors, broken=broken, empty=empty, channels=channels)
+    pick_classes(file, classes, None)
+    label_of = {name: label for label, name in enumerate(classes)}
+    rows = [
+        AnnotationRow(
+            *(index, number, obj.box, label_of[obj.name]),
+            crowd=obj.difficult,
+            trainable=difficult == "learn" or not obj.difficult,
+        )
+        for index, content in enumerate(files.values())
+        for number, obj in enumerate(content.objects, 1)
+        if obj.name in label_of
+    ]
+    images = _find_images(root, list(files))
+    sizes = np.array([content.size for content in files.values()], dtype=np.int64).reshape(-1, 2)
+    unknown = np.flatnonzero((sizes == 0).any(1))
+    sizes[unknown] = read_sizes(root, [images[index] for index in unknown], errors)
+    listing = DetectionListing(
+        file=file,
+        root=root,
+        names=images,
+        sizes=sizes,
+        annotations=AnnotationArrays.from_rows(rows),
+        classes=classes,
+        category_ids=range(1, len(classes) + 1),
+        errors=errors,
+        noun="object",
+    )
+    return build_source(listing, broken=broken, empty=empty, channels=channels)
 
 
 class _Object(NamedTuple):
@@ -100,48 +127,13 @@ def _read_files(folder: Path, stems: Sequence[str], errors: ErrorCollector) -> d
             errors.add(kinds.DUPLICATE_IMAGE, stem, "", "in the list")
             continue
         try:
-            files[stem] = _parse_file((folder / f"{stem}.xml").read_bytes())
-        except OSError as error:
-            errors.add(kinds.BAD_LABELS, f"{stem}.xml", "", error.strerror or error)
-        except ValueError as error:
-            errors.add(kinds.BAD_LABELS, f"{stem}.xml", "", error)
+            top = parse_xml((folder / f"{stem}.xml").read_bytes())
+            sides = [(top.findtext(f"size/{side}") or "").strip() for side in ("height", "width")]
+            height, width = (int(side) if side.isdigit() else 0 for side in sides)
+            files[stem] = _File((height, width), [_parse_object(element) for element in top.findall("object")])
+        except (OSError, ValueError) as error:
+            errors.add(kinds.BAD_LABELS, f"{stem}.xml", "", getattr(error, "strerror", None) or error)
     return files
-
-
-def _make_listing(
-    file: Path,
-    root: Path,
-    files: dict[str, _File],
-    classes: Sequence[str],
-    train_difficult: bool,
-    errors: ErrorCollector,
-) -> DetectionListing:
-    pick_classes(file, classes, None)
-    label_of = {name: label for label, name in enumerate(classes)}
-    names = _find_images(root, list(files))
-    sizes = np.array([content.size for content in files.values()], dtype=np.int64).reshape(-1, 2)
-    unknown = np.flatnonzero((sizes == 0).any(1))
-    sizes[unknown] = read_sizes(root, [names[index] for index in unknown], errors)
-    rows = [
-        AnnotationRow(
-            *(image, number, obj.box, label_of[obj.name]),
-            crowd=obj.difficult,
-            trainable=train_difficult or not obj.difficult,
-        )
-        for image, content in enumerate(files.values())
-        for number, obj in enumerate(content.objects, 1)
-        if obj.name in label_of
-    ]
-    return DetectionListing(
-        file=file,
-        root=root,
-        names=names,
-        sizes=sizes,
-        annotations=AnnotationArrays.from_rows(rows),
-        classes=classes,
-        category_ids=range(1, len(classes) + 1),
-        noun="object",
-    )
 
 
 def _find_images(root: Path, stems: Sequence[str]) -> list[bytes]:
@@ -155,13 +147,6 @@ def _find_images(root: Path, stems: Sequence[str]) -> list[bytes]:
 
 
 # --- XML --------------------------------------------------------------------------------------------------------------
-
-
-def _parse_file(content: bytes) -> _File:
-    top = parse_xml(content)
-    height, width = (top.findtext(f"size/{side}") or "" for side in ("height", "width"))
-    size = (int(height) if height.strip().isdigit() else 0, int(width) if width.strip().isdigit() else 0)
-    return _File(size, [_parse_object(element) for element in top.findall("object")])
 
 
 def _parse_object(element: Element) -> _Object:

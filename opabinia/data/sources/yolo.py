@@ -6,12 +6,13 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
 
 from opabinia.config import register
+from opabinia.contracts import Channels, InputPath
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_arrays import AnnotationArrays, AnnotationRow, SegmentationArrays
 from opabinia.data.sources.annotation_errors import Broken, ErrorCollector
@@ -23,14 +24,14 @@ from opabinia.data.sources.image_headers import files_exist, read_sizes
 @register.source
 def yolo(
     *,
-    data: Path,
+    data: InputPath,
     split: str = "train",
-    root: Path | None = None,
+    root: InputPath | None = None,
     masks: bool = False,
     classes: list[str] | None = None,
     empty: Empty = "keep",
     broken: Broken = "error",
-    channels: Literal[1, 3] = 3,
+    channels: Channels = 3,
 ) -> AnnotatedImages:
     """Images with bounding boxes in YOLO's format: a ``data.yaml``, and a ``labels/a/1.txt`` for ``images/a/1.jpg``.
 
@@ -55,15 +56,15 @@ def yolo(
             not allow.
     """
     data = data.expanduser()
-    content = _read_yaml(data)
+    content, names = _read_yaml(data)
     root = root.expanduser() if root else data.parent / Path(str(content.get("path") or ".")).expanduser()
     if not root.is_dir():
         raise ValueError(f"{data}: path {content.get('path')!r} leads to {root}, which is not a folder; set root")
-    numbers, names = _read_classes(data, content.get("names"))
     if "nc" in content and content["nc"] != len(names):
         raise ValueError(f"{data}: nc is {content['nc']!r}, but {len(names)} classes have names")
-    chosen = pick_classes(data, names, classes)
-    labels = dict.fromkeys(numbers, -1) | {numbers[index]: label for label, index in enumerate(chosen)}
+    numbers = list(names)
+    chosen = [numbers[index] for index in pick_classes(data, list(names.values()), classes)]
+    labels = dict.fromkeys(names, -1) | {number: label for label, number in enumerate(chosen)}
     errors = ErrorCollector()
     images = _list_images(data, content, split, root, errors)
     sizes = read_sizes(root, images, errors)
@@ -74,18 +75,20 @@ def yolo(
         names=images,
         sizes=sizes,
         annotations=_read_annotations(data, root, images, sizes, labels, segmentations, errors),
-        classes=[names[index] for index in chosen],
-        category_ids=[numbers[index] for index in chosen],
+        classes=[names[number] for number in chosen],
+        category_ids=chosen,
+        errors=errors,
         segmentations=segmentations,
         noun="line",
     )
-    return build_source(listing, errors, broken=broken, empty=empty, channels=channels)
+    return build_source(listing, broken=broken, empty=empty, channels=channels)
 
 
 # --- data.yaml --------------------------------------------------------------------------------------------------------
 
 
-def _read_yaml(data: Path) -> dict[str, Any]:
+def _read_yaml(data: Path) -> tuple[dict[str, Any], dict[int, str]]:
+    """Return the content, and the names of the classes by their number, ascending."""
     if not data.is_file():
         raise ValueError(f"there is no file {data}")
     try:
@@ -96,15 +99,11 @@ def _read_yaml(data: Path) -> dict[str, Any]:
         raise ValueError(f"{data} has no 'names'; expected train, val and names")
     if "kpt_shape" in content:
         raise ValueError(f"{data} has keypoints (kpt_shape), which are read from COCO's format only")
-    return content
-
-
-def _read_classes(data: Path, names: Any) -> tuple[list[int], list[str]]:
-    """Return numbers and names of the classes, in ascending order of the numbers."""
+    names = content["names"]
     by_number = dict(enumerate(names)) if isinstance(names, list) else names
     if not isinstance(by_number, dict) or not all(type(number) is int and number >= 0 for number in by_number):
         raise ValueError(f"{data}: names is {names!r:.60}; expected a list of names, or names by number from 0")
-    return sorted(by_number), [str(by_number[number]) for number in sorted(by_number)]
+    return content, {number: str(by_number[number]) for number in sorted(by_number)}
 
 
 def _list_images(data: Path, content: Mapping[str, Any], split: str, root: Path, errors: ErrorCollector) -> list[bytes]:
@@ -166,40 +165,28 @@ def _read_annotations(
         raise ValueError(f"{data}: no image has labels; expected {os.fsdecode(files[0])} in {root}")
     rows: list[AnnotationRow] = []
     for image in np.flatnonzero(exist).tolist():
-        name, (height, width) = os.fsdecode(files[image]), sizes[image].tolist()
+        name, size = os.fsdecode(files[image]), sizes[image, ::-1]
         try:
             text = (root / name).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             errors.add(kinds.BAD_LABELS, name, "", error)
             continue
         for number, words in enumerate(text.splitlines(), 1):
-            line = _check_line(words, labels, segmentations is not None, name, number, errors)
-            if line is not None:
-                scale = np.array([width, height])
-                box = (np.reshape(line.box, (2, 2)) * scale).ravel().tolist()
-                row = 0
-                if segmentations is not None:
-                    row = segmentations.add([(np.reshape(line.polygon, (-1, 2)) * scale).ravel().tolist()])
+            if not words.strip():
+                continue
+            line, where = _parse_line(words), f"line {number}"
+            if line is None:
+                errors.add(kinds.BAD_LINE, name, where, words[:60])
+            elif line.number not in labels:
+                errors.add(kinds.UNKNOWN_CLASS, name, where, f"class {line.number:g}")
+            elif segmentations is not None and not line.polygon:
+                errors.add(kinds.NO_SEGMENTATION, name, where, words[:60])
+            elif labels[int(line.number)] >= 0:
+                box = (np.reshape(line.box, (-1, 2)) * size).ravel().tolist()
+                polygon = (np.reshape(line.polygon, (-1, 2)) * size).ravel().tolist()
+                row = segmentations.add([polygon]) if segmentations is not None else 0
                 rows.append(AnnotationRow(image, number, box, labels[int(line.number)], segmentation=row))
     return AnnotationArrays.from_rows(rows, segmentations=segmentations is not None)
-
-
-def _check_line(
-    words: str, labels: Mapping[int, int], masks: bool, name: str, number: int, errors: ErrorCollector
-) -> _Line | None:
-    """Parse a line; None if it is blank, invalid (an error is added) or of a class that is not used."""
-    if not words.strip():
-        return None
-    line = _parse_line(words)
-    if line is None:
-        errors.add(kinds.BAD_LINE, name, f"line {number}", words[:60])
-    elif line.number not in labels:
-        errors.add(kinds.UNKNOWN_CLASS, name, f"line {number}", f"class {line.number:g}")
-    elif masks and not line.polygon:
-        errors.add(kinds.NO_SEGMENTATION, name, f"line {number}", words[:60])
-    elif labels[int(line.number)] >= 0:
-        return line
-    return None
 
 
 def _label_file(name: bytes) -> bytes:

@@ -6,14 +6,12 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-from torch.nn.functional import conv2d, pad
-from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from opabinia.config import register
 from opabinia.contracts import Fraction, NonNegative, Positive, Sample
-from opabinia.data.device_transforms.recorded import ImageOp, RecordedImage
+from opabinia.data.device_transforms.kernels import apply_to_image
+from opabinia.data.device_transforms.recorded import ImageOp
 from opabinia.data.transforms.sizes import check_range
 
 
@@ -89,31 +87,8 @@ class RandomGaussianBlur:
             return sample
         low, high = self.sigma
         sigma = low + (high - low) * float(torch.rand(()))
-        image = sample["image"]
-        if isinstance(image, RecordedImage):
-            values = (sigma, *image.shape[-2:], math.ceil(3 * high))
-            return {**sample, "image": image.then(ImageOp("blur", values))}
-        return {**sample, "image": tv_tensors.wrap(gaussian_blur(image.as_subclass(Tensor), sigma), like=image)}
-
-
-def gaussian_blur(image: Tensor, sigma: float) -> Tensor:
-    """Blur an image (uint8, ... x H x W) with a Gaussian of ``sigma`` pixels, mirrored at the edges."""
-    height, width = image.shape[-2:]
-    blurred = image.float().reshape(-1, 1, height, width)
-    for axis, side in ((-2, height), (-1, width)):
-        kernel = gaussian_kernel(sigma, side)
-        radius = len(kernel) // 2
-        padding = (0, 0, radius, radius) if axis == -2 else (radius, radius, 0, 0)
-        blurred = conv2d(pad(blurred, padding, mode="reflect"), kernel.reshape(1, 1, -1, 1).transpose(-2, axis))
-    return blurred.round().clamp(0, 255).to(torch.uint8).reshape(image.shape)
-
-
-def gaussian_kernel(sigma: float, side: int) -> Tensor:
-    """Return a normalized Gaussian of ``sigma`` pixels (2 x radius + 1), cut off at three sigma, or where mirroring an
-    image of this side ends."""
-    radius = min(math.ceil(3 * sigma), side - 1)
-    kernel = (-0.5 * (torch.arange(-radius, radius + 1) / sigma).square()).exp()
-    return kernel / kernel.sum()
+        op = ImageOp("blur", (sigma, *sample["image"].shape[-2:], math.ceil(3 * high)))
+        return {**sample, "image": apply_to_image(sample["image"], op)}
 
 
 @register.transform(name="pca_lighting", aliases=("lighting",), renamed={"strength": "std"})
@@ -131,10 +106,7 @@ def lighting(sample: Sample, /, *, std: NonNegative = 0.1) -> Sample:
     if image.shape[-3] != 3:
         raise ValueError(f"pca_lighting needs images with 3 channels, not {image.shape[-3]}")
     color = 255 * (_PRINCIPAL_COMPONENTS @ (torch.randn(3) * std * _DEVIATIONS))
-    if isinstance(image, RecordedImage):
-        return {**sample, "image": image.then(ImageOp("lighting", tuple(color.tolist())))}
-    lit = (image + color[:, None, None]).round().clamp(0, 255).to(torch.uint8)
-    return {**sample, "image": tv_tensors.wrap(lit, like=image)}
+    return {**sample, "image": apply_to_image(image, ImageOp("lighting", tuple(color.tolist())))}
 
 
 _DEVIATIONS = torch.tensor([0.2175, 0.0188, 0.0045])

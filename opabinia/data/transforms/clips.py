@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torchvision import tv_tensors
@@ -16,9 +16,6 @@ from torchvision.transforms.v2 import functional as F
 from opabinia.config import register
 from opabinia.contracts import Count, Fraction, Positive, Sample, Video
 from opabinia.data.transforms.sizes import Interpolation, check_range, image_size, random_below, shortest_edge_size
-
-Position = Literal["random", "middle", "start"]
-Stride = Count | tuple[Count, Count]
 
 # --- over time --------------------------------------------------------------------------------------------------------
 
@@ -54,9 +51,9 @@ class Clip:
     """
 
     frames: Count
-    stride: Stride = 1
+    stride: Count | tuple[Count, Count] = 1
     sampling: Literal["dense", "uniform"] = "dense"
-    position: Position = "random"
+    position: Literal["random", "middle", "start"] = "random"
     out_of_bounds: Literal["loop", "repeat_last"] = "loop"
     fps: Positive | None = None
     short_side: Count | None = None
@@ -90,8 +87,7 @@ class Clip:
             step += random_below(max(low, high * (self.frames // count)) - low + 1)
         if self.fps is not None:
             step *= video.fps / self.fps
-        last_start = video.frames - 1 - int((count - 1) * step)
-        start = self._start(max(0, last_start), clip)
+        start = self._start(max(0, video.frames - 1 - int((count - 1) * step)), clip)
         indices = [start + int(step * number) for number in range(count)]
         if self.out_of_bounds == "loop":
             return [index % video.frames for index in indices]
@@ -159,7 +155,7 @@ class ShortSideJitter:
         shape = sample.get("shape")
         height, width = shape[-2:] if shape else (self.size, self.size)
         sides = _covering_size(image_size(sample), self._random_side(min(height, width)), (height, width))
-        image = _resize(sample["image"], sides, self.interpolation)
+        image = F.resize(sample["image"], list(sides), F.InterpolationMode(self.interpolation))
         top, left = random_below(sides[0] - height + 1), random_below(sides[1] - width + 1)
         return {**sample, "image": F.crop(image, top, left, height, width)}
 
@@ -191,7 +187,7 @@ def three_crop(
     if short_side is not None and short_side < size:
         raise ValueError(f"short_side: a crop of {size} does not fit into a shorter side of {short_side}")
     sides = shortest_edge_size(*image_size(sample), short_side or size)
-    image = _resize(sample["image"], sides, interpolation)
+    image = F.resize(sample["image"], list(sides), F.InterpolationMode(interpolation))
     view = sample.get("view")
     number, crops = view[1] if view else (0, 1)
     margins = [side - size for side in sides]
@@ -209,8 +205,7 @@ def clip_flip(sample: Sample, /, *, probability: Fraction = 0.5) -> Sample:
     Args:
         probability: of mirroring.
     """
-    flip = float(torch.rand(())) < probability
-    if not flip or sample.get("flip_changes_label", False):
+    if float(torch.rand(())) >= probability or sample.get("flip_changes_label", False):
         return sample
     return {**sample, "image": F.horizontal_flip(sample["image"])}
 
@@ -221,8 +216,3 @@ def _covering_size(size: tuple[int, int], short: int, crop: tuple[int, int]) -> 
     factor = max(1.0, *(wanted / side for wanted, side in zip(crop, sides, strict=True)))
     height, width = (max(wanted, round(side * factor)) for wanted, side in zip(crop, sides, strict=True))
     return height, width
-
-
-def _resize(image: Any, size: tuple[int, int], interpolation: str) -> Any:
-    mode = getattr(F.InterpolationMode, interpolation.upper())
-    return F.resize(image, list(size), interpolation=mode, antialias=True)

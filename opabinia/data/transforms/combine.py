@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple, NoReturn
+from typing import Annotated, ClassVar, NoReturn
 
 import numpy as np
 import torch
 from annotated_types import Interval
 from torch import Tensor
 from torchvision import tv_tensors
+from torchvision.ops import box_area
 from torchvision.transforms.v2 import functional as F
 
 from opabinia.config import register
@@ -141,8 +142,7 @@ class MixupBoxes(_CombiningTransform):
         canvases = [_Canvas(image["image"], (height, width)) for image in both]
         parts = [canvas.paste(image, size)[0] for canvas, image, size in zip(canvases, both, sizes, strict=True)]
         first, second = (canvas.image.float() for canvas in canvases)
-        blended = second.lerp(first, weight).round().to(sample["image"].dtype)
-        return _join(sample, blended, parts)
+        return _join(sample, second.lerp(first, weight).round().to(sample["image"].dtype), parts)
 
 
 @register.transform(name="copy_paste", renamed={"share": "paste_probability", "least_seen": "min_visible"})
@@ -185,22 +185,14 @@ class CopyPaste(_CombiningTransform):
         covered = after < before
         result = {**objects, "masks": masks, "boxes": _fit_to_masks(objects["boxes"], masks, covered)}
         if "visibility" in objects:
-            columns, rows = (
-                objects["keypoints"][..., axis].long().clamp(0, cover.shape[1 - axis] - 1) for axis in (0, 1)
-            )
+            keypoints = objects["keypoints"].long()
+            columns, rows = (keypoints[..., axis].clamp(0, cover.shape[1 - axis] - 1) for axis in (0, 1))
             visibility = objects["visibility"]
             result["visibility"] = torch.where(cover[rows, columns], visibility.clamp(max=1), visibility)
         return _select(result, ~covered | (after > self.min_visible * before))
 
 
 # --- pasting images on a canvas ---------------------------------------------------------------------------------------
-
-
-class _Window(NamedTuple):
-    top: int
-    left: int
-    bottom: int
-    right: int
 
 
 class _Canvas:
@@ -217,7 +209,7 @@ class _Canvas:
         self, like: Tensor, size: tuple[int, int], fill: int = 0, window: tuple[int, int, int, int] | None = None
     ) -> None:
         self.image = like.new_full((like.shape[0], *size), fill).as_subclass(Tensor)
-        self._window = _Window(*(window or (0, 0, *size)))
+        self._window = window or (0, 0, *size)
 
     def paste(self, sample: Sample, size: tuple[int, int], corner: tuple[int, int] = (0, 0)) -> tuple[Objects, Tensor]:
         """Resize an image to ``size`` (height, width) and paste it with its upper left corner at ``corner`` (row,
@@ -226,9 +218,10 @@ class _Canvas:
         Returns:
             its objects on the canvas, clipped, and the share of each box that is left (float32, N).
         """
-        (height, width), (top, left), window = size, corner, self._window
-        rows = slice(max(top, window.top), min(top + height, window.bottom))
-        columns = slice(max(left, window.left), min(left + width, window.right))
+        (height, width), (top, left) = size, corner
+        first_row, first_column, end_row, end_column = self._window
+        rows = slice(max(top, first_row), min(top + height, end_row))
+        columns = slice(max(left, first_column), min(left + width, end_column))
         inside = slice(rows.start - top, rows.stop - top), slice(columns.start - left, columns.stop - left)
         visible = rows.stop > rows.start and columns.stop > columns.start
         scale = torch.tensor([width, height]) / torch.tensor(sample["image"].shape[:-3:-1])
@@ -239,9 +232,8 @@ class _Canvas:
             self.image[:, rows, columns] = resized[:, *inside]
         objects = object_tensors(sample)
         boxes = objects["boxes"] * scale.repeat(2) + offset.repeat(2)
-        low, high = torch.tensor([window.left, window.top]), torch.tensor([window.right, window.bottom])
-        clipped = torch.cat([boxes[:, :2].clamp(low, high), boxes[:, 2:].clamp(low, high)], dim=1)
-        objects["boxes"] = clipped
+        low, high = torch.tensor([first_column, first_row]), torch.tensor([end_column, end_row])
+        objects["boxes"] = clipped = boxes.clamp(low.repeat(2), high.repeat(2))
         if "masks" in objects:
             masks = objects["masks"].new_zeros(len(boxes), *self.image.shape[-2:])
             if visible:
@@ -252,11 +244,7 @@ class _Canvas:
             keypoints = objects["keypoints"] * scale + offset
             objects["keypoints"] = keypoints
             objects["visibility"] = objects["visibility"] * ((keypoints >= low) & (keypoints <= high)).all(2)
-        return objects, _areas(clipped) / _areas(boxes)
-
-
-def _areas(boxes: Tensor) -> Tensor:
-    return (boxes[:, 2:] - boxes[:, :2]).prod(1)
+        return objects, box_area(clipped) / box_area(boxes)
 
 
 def _fit_to_masks(boxes: Tensor, masks: Tensor, which: Tensor) -> Tensor:

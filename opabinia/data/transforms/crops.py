@@ -248,5 +248,4 @@ class RandomIoUCrop(v2.RandomIoUCrop):  # type: ignore[misc]
         empty = "boxes" in sample and not len(sample["boxes"])
         if empty or self.min_scale * min(image_size(sample)) < 1:
             return sample
-        cropped: Sample = super().forward(sample)
-        return cropped
+        return super().forward(sample)  # type: ignore[no-any-return]

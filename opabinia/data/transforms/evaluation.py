@@ -68,6 +68,5 @@ def _resize_and_crop(
 ) -> Sample:
     if has_annotations(sample):
         raise ValueError("boxes and masks would not follow; take resize_shortest_edge, or Resize with CenterCrop")
-    side = resize_side(size, crop)
-    image = F.resize(sample["image"], [side], interpolation=getattr(F.InterpolationMode, interpolation.upper()))
+    image = F.resize(sample["image"], [resize_side(size, crop)], F.InterpolationMode(interpolation))
     return {**sample, "image": tv_tensors.Image(make_crops(image))}

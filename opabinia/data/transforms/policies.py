@@ -5,10 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import numpy as np
-import torch
-from PIL import Image
 from torchvision import tv_tensors
+from torchvision.transforms.v2.functional import to_pil_image
 
 from opabinia.config import register
 from opabinia.contracts import Sample
@@ -40,12 +38,8 @@ def timm_policy(sample: Sample, /, *, policy: str, translate: int = 100) -> Samp
     pixels = sample["image"]
     if pixels.shape[0] not in (1, 3):
         raise ValueError(f"a policy needs images with 1 or 3 channels, not {pixels.shape[0]}")
-    gray = pixels.shape[0] == 1
-    array = pixels.permute(1, 2, 0).contiguous().numpy()
-    image = Image.fromarray(array[:, :, 0]).convert("RGB") if gray else Image.fromarray(array)
-    image = _policy(policy, translate)(image)
-    result = np.array(image.convert("L") if gray else image)
-    return {**sample, "image": tv_tensors.Image(torch.from_numpy(result.reshape(*array.shape)).permute(2, 0, 1))}
+    image = _policy(policy, translate)(to_pil_image(pixels).convert("RGB"))
+    return {**sample, "image": tv_tensors.Image(image.convert("L") if pixels.shape[0] == 1 else image)}
 
 
 @cache

@@ -26,12 +26,10 @@ def shortest_edge_size(height: int, width: int, short: int, max_size: int | None
     Example: 480 x 640 to 800 and at most 1333 is 800 x 1067.
     """
     scale = short / min(height, width)
-    if max_size is not None:
-        # In detectron2's order: first to the short side, then down again if the long one is too long.
-        sides = (short, scale * width) if height < width else (scale * height, short)
-        down = min(1.0, max_size / max(sides))
-        return max(1, int(sides[0] * down + 0.5)), max(1, int(sides[1] * down + 0.5))
-    return (short, int(scale * width + 0.5)) if height < width else (int(scale * height + 0.5), short)
+    sides = (short, scale * width) if height < width else (scale * height, short)
+    # In detectron2's order: first to the short side, then down again if the long one is too long.
+    down = 1.0 if max_size is None else min(1.0, max_size / max(sides))
+    return max(1, int(sides[0] * down + 0.5)), max(1, int(sides[1] * down + 0.5))
 
 
 @register.transform(
@@ -135,7 +133,7 @@ def check_range(name: str, values: tuple[float, float]) -> None:
 
 
 def _resize(sample: Sample, size: tuple[int, int], interpolation: str) -> Sample:
-    resize = v2.Resize(list(size), interpolation=getattr(F.InterpolationMode, interpolation.upper()))
+    resize = v2.Resize(list(size), F.InterpolationMode(interpolation))
     masks = {key: value for key, value in sample.items() if isinstance(value, tv_tensors.Mask)}
     result = resize({key: value for key, value in sample.items() if key not in masks})
     result |= {key: tv_tensors.Mask(resize_masks(value, size)) for key, value in masks.items()}

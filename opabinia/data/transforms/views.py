@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from opabinia.config import register
 from opabinia.contracts import Count, Sample, TransformPart
@@ -87,3 +88,35 @@ class Views:
             except Exception as error:
                 raise ValueError(f"views.{number}.transforms.{position}: {type(error).__name__}: {error}") from error
         return view
+
+
+@register.transform(name="views_and_image")
+class ViewsAndImage(Views):
+    """Views of an image beside the image itself, for the validation of self-supervised tasks.
+
+    ``views`` are compared by the loss (evaluator ``validation_loss``); ``image`` is embedded.
+
+    Args:
+        views: as in the transform ``views``.
+        image: transforms of the image itself.
+
+    Raises:
+        ValueError: there are no views.
+    """
+
+    def __init__(self, *, views: list[View], image: list[TransformPart]) -> None:
+        super().__init__(views=views)
+        self._image = image
+
+    def with_transforms(self, change: Callable[[Sequence[TransformPart]], Sequence[TransformPart]]) -> ViewsAndImage:
+        """Return the same views and image with other transforms."""
+        views = [replace(view, transforms=change(view.transforms)) for view in self._views]
+        return ViewsAndImage(views=views, image=list(change(self._image)))
+
+    def __call__(self, sample: Sample) -> Sample:
+        """Return the sample with ``views``; its image has been transformed.
+
+        Raises:
+            ValueError: see :class:`Views`.
+        """
+        return reduce(lambda image, transform: transform(image), self._image, sample | super().__call__(sample))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,20 +64,18 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     unique: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     seen: dict[Hashable, str] = {}
-    for name, tensor in tensors.items():
-        memory = memory_key(tensor)
-        if memory in seen:
-            aliases[name] = seen[memory]
-        else:
-            seen[memory] = name
-            unique[name] = tensor.detach().cpu().contiguous()
-    # safetensors refuses a view of another tensor's memory (a slice): give it memory of its own.
     storages: set[int] = set()
-    for name, tensor in unique.items():
-        storage = tensor.untyped_storage().data_ptr()
-        if storage in storages or tensor.untyped_storage().nbytes() != tensor.nbytes:
-            unique[name] = tensor.clone()
-        storages.add(storage)
+    for name, tensor in tensors.items():
+        original = seen.setdefault(memory_key(tensor), name)
+        if original != name:
+            aliases[name] = original
+            continue
+        unique[name] = tensor.detach().cpu().contiguous()
+        # safetensors refuses a view of another tensor's memory (a slice): give it memory of its own.
+        storage = unique[name].untyped_storage()
+        if storage.data_ptr() in storages or storage.nbytes() != unique[name].nbytes:
+            unique[name] = unique[name].clone()
+        storages.add(storage.data_ptr())
     sharded.write_tensors(path, unique, {"aliases": json.dumps(aliases)})
 
 
@@ -114,7 +112,7 @@ def write_sharded_checkpoint(
     offsets: sharded.Offsets,
     rank: int,
     world: int,
-    deadline: sharded.Deadline,
+    gives_up: Callable[[], bool],
 ) -> None:
     """Write this process's shard of a checkpoint; rank 0 waits for all shards, completes it and renames it.
 
@@ -125,7 +123,7 @@ def write_sharded_checkpoint(
         offsets: of these shards in the full tensors.
         rank: of this process.
         world: number of processes.
-        deadline: for the shards of the other processes.
+        gives_up: returns whether to stop waiting for the shards of the other processes.
 
     Raises:
         DiskError: nothing was changed.
@@ -141,7 +139,7 @@ def write_sharded_checkpoint(
             raise
         if rank == 0:
             try:
-                _write_state(folder, snapshot.state, sharded.collect_reports(folder, world, deadline))
+                _write_state(folder, snapshot.state, sharded.collect_reports(folder, world, gives_up))
                 replace_folder(folder, path)
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)

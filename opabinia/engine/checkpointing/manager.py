@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,9 @@ from opabinia.runtime.background import Background
 from opabinia.runtime.files import write_atomic
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import from_rank_zero, rank, world_size
+
+_SHARD_TIMEOUT = 1800.0
+"""Seconds that rank 0 waits for the shards of the other processes."""
 
 _NAME = re.compile(r"step-(\d{8,})")
 
@@ -90,7 +94,7 @@ class CheckpointManager:
         self.last_saved_step: int | None = None
         self._buffers = HostBuffers()
         self._background = Background("checkpoints")
-        self._deadline = sharded.Deadline()
+        self._wait_until = 0.0  # for the shards of other processes
 
     def save(self) -> Path:
         """Save a checkpoint, point ``last`` to it and delete old ones. All processes must call it.
@@ -117,8 +121,8 @@ class CheckpointManager:
         folder = path.with_name(f".{path.name}.{from_rank_zero(os.getpid)}.tmp")
         tensors, offsets = sharded.local_shards(snapshot.tensors, self.write)
         copy = Snapshot(snapshot.step, self._buffers.copy(tensors), to_json_state(snapshot.state))
-        self._deadline = sharded.Deadline()
-        write = partial(write_sharded_checkpoint, folder, path, copy, offsets, rank(), world_size(), self._deadline)
+        self._wait_until = time.monotonic() + _SHARD_TIMEOUT
+        write = partial(write_sharded_checkpoint, folder, path, copy, offsets, rank(), world_size(), self._gives_up)
         self._background.submit(partial(self._write, path, copy.step, write) if self.write else write)
 
     def mark_best(self, step: int) -> None:
@@ -133,6 +137,12 @@ class CheckpointManager:
         """Return whether there is a checkpoint of ``step``, after all pending work is done."""
         self.wait()
         return self._path(step).is_dir()
+
+    def best_step(self) -> int | None:
+        """Return the step of the checkpoint that ``best`` names, after all pending work is done; None without one."""
+        self.wait()
+        path = read_pointer(self.folder, "best")
+        return step_of(path) if path else None
 
     def forget_best(self) -> None:
         """Delete the pointer ``best``."""
@@ -150,7 +160,7 @@ class CheckpointManager:
 
     def limit_wait(self, seconds: float) -> None:
         """Wait at most this long for the shards of other processes from now on: they may be dead."""
-        self._deadline.shorten(seconds)
+        self._wait_until = min(self._wait_until, time.monotonic() + seconds)
 
     def wait(self) -> None:
         """Wait until all pending work of this process is done; on rank 0 the files are complete then."""
@@ -160,6 +170,9 @@ class CheckpointManager:
         return self.folder / f"step-{step:08d}"
 
     # --- in the background thread -------------------------------------------------------------------------------------
+
+    def _gives_up(self) -> bool:
+        return time.monotonic() > self._wait_until
 
     def _write(self, path: Path, step: int, write: Callable[[], None]) -> None:
         write()

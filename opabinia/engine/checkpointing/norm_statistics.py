@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from opabinia.contracts import non_memory_buffers
 from opabinia.runtime.processes import all_reduce_mean, gather, rank, world_size
 
+_FILE = "statistics"
+"""The file of a checkpoint with the running statistics of every process."""
+
 
 def running_statistics(model: nn.Module) -> dict[str, Tensor]:
     """Return the persistent floating point buffers of a model by name, without memories (queues of features)."""
@@ -41,8 +44,9 @@ def use_mean_statistics(models: Iterable[nn.Module]) -> Iterator[None]:
             buffer.copy_(own)
 
 
-def gather_statistics(models: Sequence[nn.Module]) -> dict[str, Tensor]:
-    """Return the running statistics of every process where they differ (processes x values), by model number and name.
+def gather_statistics(models: Sequence[nn.Module]) -> dict[str, dict[str, Tensor]]:
+    """Return the running statistics of every process where they differ (processes x values), by model number and name,
+    as a file of a checkpoint; nothing if they are the same everywhere.
 
     A run resumed with the same number of processes is exact with them; with another number each starts with the mean.
     """
@@ -53,13 +57,14 @@ def gather_statistics(models: Sequence[nn.Module]) -> dict[str, Tensor]:
     digests = gather({key: _digest(buffer) for key, buffer in own.items()})
     differing = [key for key in own if any(digest[key] != digests[0][key] for digest in digests)]
     ranks = gather({key: own[key].detach().cpu().double() for key in differing})
-    return {key: torch.stack([values[key] for values in ranks]) for key in differing}
+    statistics = {key: torch.stack([values[key] for values in ranks]) for key in differing}
+    return {_FILE: statistics} if statistics else {}
 
 
-def load_statistics(models: Sequence[nn.Module], saved: Mapping[str, Tensor]) -> None:
+def load_statistics(models: Sequence[nn.Module], files: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Restore :func:`gather_statistics` with the same number of processes; with another number do nothing."""
     for key, buffer in _by_key(models).items():
-        ranks = saved.get(key)
+        ranks = files.get(_FILE, {}).get(key)
         if ranks is not None and len(ranks) == world_size():
             buffer.copy_(ranks[rank()])
 

@@ -37,8 +37,7 @@ def optimizer_state(task: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[
         for param in group["params"]:
             state |= {f"{names[id(param)]}.{_GROUP_PREFIX}{key}": group[key] for key in keys}
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    plain = {name: value for name, value in state.items() if name not in tensors and value is not None}
-    return tensors, plain
+    return tensors, {name: value for name, value in state.items() if name not in tensors and value is not None}
 
 
 def load_optimizer_state(

@@ -17,7 +17,7 @@ import errno
 import json
 import re
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,24 +36,6 @@ Files = Mapping[str, Mapping[str, Tensor]]
 
 Offsets = Mapping[str, Mapping[str, Sequence[int]]]
 """Start of a process's shard in the full tensor, by file name and tensor name."""
-
-_TIMEOUT = 1800.0
-"""Seconds that rank 0 waits for the files of the other processes."""
-
-
-class Deadline:
-    """The time until which to wait for other processes; shortened after an error, because they may be dead."""
-
-    def __init__(self) -> None:
-        self._end = time.monotonic() + _TIMEOUT
-
-    def shorten(self, seconds: float) -> None:
-        """Wait at most this long from now on."""
-        self._end = min(self._end, time.monotonic() + seconds)
-
-    def has_passed(self) -> bool:
-        """Return whether to give up."""
-        return time.monotonic() > self._end
 
 
 def is_sharded(files: Files) -> bool:
@@ -119,17 +101,17 @@ def write_report(folder: Path, rank: int, report: Mapping[str, Any]) -> None:
     temporary.replace(path)
 
 
-def collect_reports(folder: Path, world: int, deadline: Deadline) -> dict[str, Any]:
+def collect_reports(folder: Path, world: int, gives_up: Callable[[], bool]) -> dict[str, Any]:
     """Wait for the reports of all processes, delete them, and return their file records.
 
     Raises:
-        OSError: a process could not write its shard, or did not report in time.
+        OSError: a process could not write its shard, or had not reported when ``gives_up`` returned true.
     """
     files: dict[str, Any] = {}
     for rank in range(world):
         path = folder / f"{shard_name(rank)}.json"
         while not path.exists():
-            if deadline.has_passed():
+            if gives_up():
                 raise OSError(f"process {rank} has not written its shard")
             time.sleep(0.01)
         report = json.loads(path.read_text(encoding="utf-8"))

@@ -123,27 +123,36 @@ class Bottleneck(Hook):
         self._workers, self._cheaper_reading, self._faster_steps = workers, cheaper_reading, faster_steps
         self._logged, self._steps = False, 0
         self._line: Mapping[str, Any] | None = None
-        self._last_step: int | None = None
         self._seconds = dict.fromkeys(("time/step", "time/data", "time/read"), 0.0)
-        self._gpu_queue: _GpuQueue | None = None
+        self._step_start: Any = None
+        self._launched = self._queued = 0
 
     def start(self, run: Run) -> None:
         """Prepare for the device."""
-        device = next(run.task.parameters()).device
-        self._gpu_queue = _GpuQueue() if device.type == "cuda" else None
+        if next(run.task.parameters()).device.type == "cuda":
+            self._step_start = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def before_step(self, run: Run, batch: Batch) -> None:
-        """Mark the start of the step on the device."""
-        if self._gpu_queue is not None and not self._logged:
-            self._gpu_queue.begin_step()
+        """Mark the start of the step on the GPU."""
+        if self._step_start is not None and not self._logged:
+            self._step_start.record()
 
     def after_step(self, run: Run) -> None:
-        """Add the newest line."""
+        """Add the newest line. Count the steps that a GPU has not started when the host has launched all of their work;
+        nothing waits for it."""
         if self._logged:
             return
-        if self._gpu_queue is not None:
-            self._gpu_queue.end_step()
-        self._add_line(run)
+        if self._step_start is not None:
+            self._launched += 1
+            self._queued += not self._step_start.query()
+        line = run.metrics_log.newest
+        if line is not None and line is not self._line and "time/step" in line:
+            previous, self._line = self._line, line
+            if previous is not None:
+                steps = line["step"] - previous["step"]
+                self._steps += steps
+                for name in self._seconds:
+                    self._seconds[name] += line[name] * steps
         if self._seconds["time/step"] > _LONG_EPOCH_SECONDS:
             self._log()
 
@@ -152,39 +161,9 @@ class Bottleneck(Hook):
         if not self._logged and self._steps >= _MIN_STEPS and self._seconds["time/step"] >= _MIN_SECONDS:
             self._log()
 
-    def _add_line(self, run: Run) -> None:
-        line = run.metrics_log.newest
-        if line is self._line or line is None or "time/step" not in line:
-            return
-        self._line, previous_step, self._last_step = line, self._last_step, line["step"]
-        if previous_step is not None:
-            steps = line["step"] - previous_step
-            self._steps += steps
-            for name in self._seconds:
-                self._seconds[name] += line[name] * steps
-
     def _log(self) -> None:
         self._logged = True
         step, data, read = (seconds / self._steps for seconds in self._seconds.values())
-        queued_share = self._gpu_queue.queued_share if self._gpu_queue is not None else None
+        queued_share = self._queued / max(1, self._launched) if self._step_start is not None else None
         times = StepTimes(step, data, read, self._workers, cores(), queued_share)
         log.info("%s", describe_bottleneck(times, self._cheaper_reading, self._faster_steps))
-
-
-class _GpuQueue:
-    """Counts the steps that a GPU has not started when the host has launched all of their work. Nothing waits."""
-
-    def __init__(self) -> None:
-        self._event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._steps = self._queued = 0
-
-    def begin_step(self) -> None:
-        self._event.record()
-
-    def end_step(self) -> None:
-        self._steps += 1
-        self._queued += not self._event.query()
-
-    @property
-    def queued_share(self) -> float:
-        return self._queued / max(1, self._steps)

@@ -20,19 +20,17 @@ class EmaHook(Hook):
         ema: the settings.
         batch_size: samples of one optimizer step over all processes.
         twin: a copy of the task, sharded like it, that holds the average; None makes one.
+
+    Attributes:
+        task: the task with averaged weights.
     """
 
     def __init__(self, task: Task, ema: Ema, batch_size: int, twin: Task | None = None) -> None:
         self._average = WeightAverage(task, ema.buffers, twin)
+        assert isinstance(self._average.model, Task)
+        self.task = self._average.model
         self._ema, self._batch_size = ema, batch_size
         self._loaded = False
-
-    @property
-    def task(self) -> Task:
-        """The task with averaged weights."""
-        model = self._average.model
-        assert isinstance(model, Task)
-        return model
 
     def start(self, run: Run) -> None:
         """Start with the present weights, unless a checkpoint had an average."""

@@ -88,24 +88,28 @@ class Eta(Hook):
         """Seconds since the first step, without evaluations."""
         return 0.0 if self._first is None else self._now() - self._first[0] - self._evaluating
 
+    def _measured_steps(self, clock: Clock) -> int:
+        return clock.step - self._first[1] if self._first is not None else 0
+
+    def seconds_left(self, clock: Clock) -> float | None:
+        """Estimate the seconds to the end of the run; None before two steps."""
+        steps = self._measured_steps(clock)
+        if not steps:
+            return None
+        return seconds_left(clock, self._training_time / steps, self._evaluations, self._periods)
+
     def _log(self, clock: Clock) -> None:
-        steps = clock.step - self._first[1] if self._first is not None else 0
-        too_early = steps < _MIN_STEPS or self._training_time < _MIN_SECONDS
-        if self._logged or too_early or clock.step >= clock.total_steps:
+        too_early = self._measured_steps(clock) < _MIN_STEPS or self._training_time < _MIN_SECONDS
+        left = self.seconds_left(clock)
+        if self._logged or too_early or left is None or clock.step >= clock.total_steps:
             return
         self._logged = True
-        left = seconds_left(clock, self._training_time / steps, self._evaluations, self._periods)
         included = ""
         if self._periods:
             included = ", without evaluations (there was none yet)"
             if self._evaluations:
                 included = f", including evaluations ({sum(self._evaluations.values()):.2g} s for all sets)"
-        log.info("ETA: about %s%s; peak memory %s", format_seconds(left), included, _peak_memory(self._device))
-
-
-def _peak_memory(device: torch.device) -> str:
-    """Format the peak memory of this process: ``1.3 GB (host), 10.2 GB (device)``."""
-    host = f"{peak_memory() / 2**30:.3g} GB (host)"
-    if device.type != "cuda":
-        return host
-    return f"{host}, {torch.cuda.max_memory_allocated(device) / 2**30:.3g} GB (device)"
+        memory = f"{peak_memory() / 2**30:.3g} GB (host)"
+        if self._device.type == "cuda":
+            memory += f", {torch.cuda.max_memory_allocated(self._device) / 2**30:.3g} GB (device)"
+        log.info("ETA: about %s%s; peak memory %s", format_seconds(left), included, memory)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from opabinia.contracts import Batch, Hook, Run
-from opabinia.engine.loop.memory import memory_in_use
 from opabinia.runtime.processes import gather
+
+_MB = 2**20
 
 
 class LogMetrics(Hook):
@@ -22,10 +28,7 @@ class LogMetrics(Hook):
     def after_step(self, run: Run) -> None:
         """Write a line when it is due."""
         if run.clock.step % self.every == 0 or run.clock.phase_ended:
-            run.metrics_log.flush(run.clock, self._memory(run))
-
-    def _memory(self, run: Run) -> dict[str, float]:
-        return memory_in_use(next(run.task.parameters()).device)
+            run.metrics_log.flush(run.clock, _memory_in_use(run))
 
     def finish(self, run: Run, how: str | BaseException) -> None:
         """Close the metrics log. Pending values are in the newest checkpoint, or belong to steps after it."""
@@ -49,5 +52,23 @@ class LogSamples(LogMetrics):
         ids = [sample_id for rank_ids in gather(self._ids) for sample_id in rank_ids]
         # If a batch has fewer samples than there are processes, every process has all of them.
         ids = ids[: run.clock.samples - self._samples_before]
-        run.metrics_log.flush(run.clock, {**self._memory(run), "sample_ids": ids})
+        run.metrics_log.flush(run.clock, {**_memory_in_use(run), "sample_ids": ids})
         self._ids = []  # a skipped batch has no before_step
+
+
+def _memory_in_use(run: Run) -> dict[str, float]:
+    """Return memory use in MB (2**20 bytes).
+
+    ``memory/host_mb``: resident memory of this process (Linux only). ``memory/device_mb``: on CUDA the peak memory of
+    tensors so far, on MPS the memory that the driver has allocated.
+    """
+    device = next(run.task.parameters()).device
+    values = {}
+    with suppress(OSError):  # not Linux
+        pages = int(Path("/proc/self/statm").read_bytes().split()[1])
+        values["memory/host_mb"] = pages * os.sysconf("SC_PAGE_SIZE") / _MB
+    if device.type == "cuda":
+        values["memory/device_mb"] = torch.cuda.max_memory_allocated(device) / _MB
+    elif device.type == "mps":
+        values["memory/device_mb"] = torch.mps.driver_allocated_memory() / _MB
+    return values

@@ -25,11 +25,7 @@ class LossSpike(Hook):
     """
 
     def __init__(
-        self,
-        *,
-        factor: Annotated[float, Gt(1)] = 3.0,
-        window: Annotated[int, Ge(3)] = 20,
-        metric: str = "train/loss",
+        self, *, factor: Annotated[float, Gt(1)] = 3.0, window: Annotated[int, Ge(3)] = 20, metric: str = "train/loss"
     ) -> None:
         self.factor, self.metric = factor, metric
         self._past: deque[float] = deque(maxlen=window)

@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from opabinia.contracts import Hook
-from opabinia.engine.hooks.batch_schedule import ApplyBatchSchedule
-from opabinia.engine.hooks.bottleneck import Bottleneck
-from opabinia.engine.hooks.ema import EmaHook
-from opabinia.engine.hooks.eta import Eta
-from opabinia.engine.hooks.evaluate import Evaluate
-from opabinia.engine.hooks.log_metrics import LogMetrics
-from opabinia.engine.hooks.save_best import SaveBest
-from opabinia.engine.hooks.save_checkpoint import SaveCheckpoint
-from opabinia.engine.hooks.timer import Timer
 from opabinia.engine.loop.hook_dispatch import LEGACY_KEYS
 
-BUILT_IN = ("timer", "batch_schedule", "ema", "metrics_log", "bottleneck", "save", "evaluate", "save_best", "eta")
+BUILT_IN = (
+    *("timer", "batch_schedule", "ema", "metrics_log", "training_bar"),
+    *("bottleneck", "save", "evaluate", "save_best", "eta"),
+)
 RESERVED = (*BUILT_IN, *LEGACY_KEYS)
 FILES = ("model", "optimizer", "state", "statistics")
 """The other files of a checkpoint: a hook with tensors has a file named after its key."""
@@ -41,15 +35,16 @@ def order_hooks(
     *,
     task: Mapping[str, Hook],
     user: Mapping[str, Hook],
-    metrics_log: LogMetrics,
-    save: SaveCheckpoint,
-    evaluate: Evaluate,
-    save_best: SaveBest | None,
-    ema: EmaHook | None = None,
-    timer: Timer | None = None,
-    batch_schedule: ApplyBatchSchedule | None = None,
-    bottleneck: Bottleneck | None = None,
-    eta: Eta | None = None,
+    metrics_log: Hook,
+    save: Hook,
+    evaluate: Hook,
+    save_best: Hook | None,
+    ema: Hook | None = None,
+    timer: Hook | None = None,
+    batch_schedule: Hook | None = None,
+    bottleneck: Hook | None = None,
+    eta: Hook | None = None,
+    training_bar: Hook | None = None,
 ) -> dict[str, Hook]:
     """Return all hooks of a run by key, in the order in which they act at every event.
 
@@ -70,7 +65,8 @@ def order_hooks(
         **user,
         # Checks and writes pending values before saving: no checkpoint is saved of weights that are not finite.
         "metrics_log": metrics_log,
-        # Reads the line that was just written.
+        # These two read the line that was just written.
+        "training_bar": training_bar,
         "bottleneck": bottleneck,
         # Before the evaluation: if that fails, the weights are saved, and a resumed run repeats it.
         "save": save,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -53,8 +52,7 @@ class PreciseBN(Periodic):
             log.debug("precise_bn: no batch norm is in training mode")
             return
         for task in run.models:
-            modules = dict(task.named_modules())
-            norms: dict[str, Any] = {name: modules[name] for name in names}
+            norms = {name: task.get_submodule(name) for name in names}
             set_statistics(task, norms, run.batches(self.data, self.batches))
 
 
@@ -68,7 +66,7 @@ def set_statistics(task: Task, norms: Mapping[str, Any], batches: Iterable[Batch
     """
     modes = [(module, module.training) for module in task.modules()]
     moments = {name: _Moments() for name in norms}
-    hooks = [norm.register_forward_pre_hook(partial(_add_input, moments[name])) for name, norm in norms.items()]
+    hooks = [norm.register_forward_pre_hook(moments[name].add_input) for name, norm in norms.items()]
     momentums = {name: norm.momentum for name, norm in norms.items()}
     counts = {name: norm.num_batches_tracked.clone() for name, norm in norms.items()}
     task.eval()
@@ -102,12 +100,6 @@ def _image_batches(batch: Batch) -> list[Batch]:
     return [{**batch, "image": view} for view in batch["views"]] if "views" in batch else [batch]
 
 
-def _add_input(moments: _Moments, norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    values = inputs[0].detach().transpose(0, 1).flatten(1)
-    variance, mean = torch.var_mean(values.float(), dim=1, correction=0)
-    moments.merge(values.shape[1], mean.double(), variance.double() * values.shape[1])
-
-
 class _Moments:
     """Count, mean and sum of squared deviations of each channel (Chan, Golub and LeVeque 1979)."""
 
@@ -115,6 +107,11 @@ class _Moments:
         self.count = 0
         self.mean: Any = 0.0
         self.squares: Any = 0.0
+
+    def add_input(self, norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        values = inputs[0].detach().transpose(0, 1).flatten(1)
+        variance, mean = torch.var_mean(values.float(), dim=1, correction=0)
+        self.merge(values.shape[1], mean.double(), variance.double() * values.shape[1])
 
     def merge(self, count: int, mean: Any, squares: Any) -> None:
         if not count:

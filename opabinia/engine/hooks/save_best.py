@@ -31,8 +31,10 @@ class SaveBest(Hook):
         """
         assert run.checkpoints is not None
         if self._step is not None and not run.checkpoints.has(self._step):
-            log.warning("the best checkpoint so far (step %d) is gone: the next one counts as the best", self._step)
-            self._best = self._step = None
+            lost, self._best, self._step = self._step, None, None
+            if run.checkpoints.best_step() == run.clock.step:
+                return  # this checkpoint became the best after it was saved; now its evaluation is repeated
+            log.warning("the best checkpoint so far (step %d) is gone: the next one counts as the best", lost)
         if self._step is None:
             run.checkpoints.forget_best()
         else:
@@ -62,14 +64,15 @@ class SaveBest(Hook):
     def finish(self, run: Run, how: str | BaseException) -> None:
         """Log the best score."""
         if self._best is not None:
-            log.info("best %s: %.4f at step %d", self.metric, self._best, self._step)
+            log.info("best %s %.4f at step %d", self.metric, self._best, self._step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best score so far, its step, and a score that is not compared yet."""
+        """Return the best score so far, its step, a score that is not compared yet, and the name of the score."""
         values = {"best": self._best, "step": self._step, "fresh": self._new_score}
-        return to_json_numbers({name: value for name, value in values.items() if value is not None})
+        numbers = to_json_numbers({name: value for name, value in values.items() if value is not None})
+        return {**numbers, "metric": self.metric, "better": self.better}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
-        values = from_json_numbers(state)
-        self._best, self._step, self._new_score = (values.get(name) for name in ("best", "step", "fresh"))
+        values = from_json_numbers({name: state.get(name) for name in ("best", "step", "fresh")})
+        self._best, self._step, self._new_score = values["best"], values["step"], values["fresh"]

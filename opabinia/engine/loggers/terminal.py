@@ -1,4 +1,4 @@
-"""The progress line: the logger for the terminal."""
+"""The logger for the terminal: plain lines, beside the progress bar of :mod:`opabinia.engine.hooks.training_bar`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, Task, TextColumn
-from rich.progress_bar import ProgressBar
-from rich.table import Column
-
 from opabinia.config import register
 from opabinia.contracts import Clock
 from opabinia.runtime.durations import format_seconds
+from opabinia.runtime.progress import shows_progress_bars
 from opabinia.runtime.quiet import is_quiet
 
 _HIDDEN = ("step", "epoch", "samples", "sample_ids", "lr", "samples_per_s")
@@ -28,40 +24,34 @@ def _format(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _scores(line: Mapping[str, Any]) -> str:
-    return "  ".join(
-        f"{name.removeprefix('train/')} {_format(value)}"
+def _scores(line: Mapping[str, Any]) -> dict[str, str]:
+    """Return losses and scores by the names that are shown."""
+    return {
+        name.removeprefix("train/"): _format(value)
         for name, value in line.items()
         if name not in _HIDDEN and not name.startswith(("time/", "memory/"))
-    )
+    }
 
 
-def _throughput(line: Mapping[str, Any]) -> str:
-    """Learning rate, samples per second, waiting for data, and memory of the GPU or the host."""
-    if "time/step" not in line:
-        return ""
-    step, data = line["time/step"], line["time/data"]
-    waiting = ""
-    if data > _DATA_WAIT_SHARE * step:
-        waiting = f"  waits for data {data / step:.0%}"
-        if "time/read" in line:
-            waiting += f" (reading a batch takes {line['time/read']:.2g} s, training {step - data:.2g} s)"
+def _waiting(line: Mapping[str, Any]) -> str:
+    """Return the share of a step that waits for data if it is large, otherwise an empty text."""
+    data, step = line["time/data"], line["time/step"]
+    return f"waits for data {data / step:.0%}" if data > _DATA_WAIT_SHARE * step else ""
+
+
+def _memory(line: Mapping[str, Any]) -> str:
+    """Return the memory of the GPU or the host; empty if it is unknown."""
     memory = line.get("memory/device_mb", line.get("memory/host_mb"))
-    used = f"  {memory / 1024:.1f} GB" if memory else ""
-    return f"lr {_format(line['lr'])}  {line.get('samples_per_s', 0):.0f}/s{waiting}{used}"
+    return f"{memory / 1024:.1f} GB" if memory else ""
 
 
-class _Bar(BarColumn):
-    """A progress bar that shrinks on a narrow terminal, also after resizing: the numbers matter more."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(table_column=Column(no_wrap=True))
-        self._console = console
-
-    def render(self, task: Task) -> ProgressBar:
-        """Return the bar in the present width."""
-        self.bar_width = 16 if self._console.width >= 60 else 4
-        return super().render(task)
+def bar_metrics(line: Mapping[str, Any]) -> list[str]:
+    """Return the texts of a training line that a progress bar shows, the most important first: loss, learning rate,
+    epoch, the other values."""
+    scores = _scores(line)
+    first = {"loss": scores.pop("loss", ""), "lr": _format(line["lr"]), "epoch": f"{line['epoch']:.2f}"}
+    texts = [f"{name} {value}" for name, value in {**first, **scores}.items() if value]
+    return [*texts, *filter(None, (_waiting(line), _memory(line)))]
 
 
 @register.logger(name="terminal")
@@ -70,45 +60,28 @@ class Terminal:
 
     def __init__(self, folder: Path, clock: Clock, /) -> None:
         self._total, self._first_step, self._started = clock.total_steps, clock.step, time.monotonic()
-        self._quiet = is_quiet()
-        self._bar: Progress | None = None
-        console = Console(stderr=True)
-        if console.is_terminal and not console.is_dumb_terminal and sys.stderr.isatty() and not self._quiet:
-            columns = (
-                _Bar(console),
-                TextColumn("epoch {task.fields[epoch]:.1f}", table_column=Column(no_wrap=True)),
-                TextColumn("{task.completed:.0f}/{task.total:.0f}", table_column=Column(no_wrap=True)),
-                TextColumn("{task.fields[text]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
-            )
-            # Output of others to a file or a pipe is not redirected to the terminal.
-            self._bar = Progress(*columns, console=console, expand=True, redirect_stdout=sys.stdout.isatty())
-            self._row = self._bar.add_task("train", total=self._total, completed=clock.step, epoch=0.0, text="")
+        self._quiet, self._has_bar = is_quiet(), shows_progress_bars()
 
-    def _eta(self, step: int) -> str:
-        done = step - self._first_step
-        if done <= 0:
-            return "ETA ?"
-        return f"ETA {format_seconds((time.monotonic() - self._started) / done * (self._total - step))}"
+    def _training(self, line: Mapping[str, Any]) -> list[str]:
+        """Return learning rate, throughput, waiting for data, memory and the time left."""
+        step, waiting, left = line["time/step"], _waiting(line), "?"
+        if waiting and "time/read" in line:
+            rest = step - line["time/data"]
+            waiting += f" (reading a batch takes {line['time/read']:.2g} s, training {rest:.2g} s)"
+        if (done := line["step"] - self._first_step) > 0:
+            left = format_seconds((time.monotonic() - self._started) / done * (self._total - line["step"]))
+        speed = f"{line.get('samples_per_s', 0):.0f}/s"
+        return [f"lr {_format(line['lr'])}", speed, waiting, _memory(line), f"ETA {left}"]
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Show a line: training moves the bar, scores are printed above it."""
-        if self._quiet:
+        """Print a line, unless the bar shows its values."""
+        is_training = "time/step" in line
+        if self._quiet or (is_training and self._has_bar):
             return
-        step, is_training = line["step"], "time/step" in line
-        if self._bar is None:
-            position = f"epoch {line['epoch']:.2f}  step {step}/{self._total}"
-            texts = (position, _scores(line), _throughput(line), self._eta(step) if is_training else "")
-            print("  ".join(filter(None, texts)), file=sys.stderr, flush=True)
-            return
-        # Started here and not before: a run that is refused would leave a terminal without cursor.
-        self._bar.start()
-        if is_training:
-            text = f"{_scores(line)}  {_throughput(line)}  {self._eta(step)}"
-            self._bar.update(self._row, completed=step, epoch=line["epoch"], text=text)
-        else:
-            self._bar.console.print(f"epoch {line['epoch']:.2f}  step {step}  {_scores(line)}", highlight=False)
+        position = [f"epoch {line['epoch']:.2f}", f"step {line['step']}/{self._total}"]
+        scores = [f"{name} {value}" for name, value in _scores(line).items()]
+        texts = [*position, *scores, *(self._training(line) if is_training else ())]
+        print("  ".join(filter(None, texts)), file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Restore the terminal."""
-        if self._bar is not None:
-            self._bar.stop()
+        """Nothing is open."""

@@ -30,11 +30,12 @@ from opabinia.contracts import (
 )
 from opabinia.engine.loop.hook_dispatch import HookDispatcher
 from opabinia.engine.loop.layer_outputs import average_outputs, check_layer_names, predict_with_layers
-from opabinia.engine.loop.prefetch import lookahead, prefetch, to_device, to_host
+from opabinia.engine.loop.prefetch import PrefetchedBatch, lookahead, prefetch, to_device, to_host, with_bar
 from opabinia.runtime.device import autocast
 from opabinia.runtime.durations import Duration
-from opabinia.runtime.files import disk_errors, write_atomic
+from opabinia.runtime.files import write_atomic
 from opabinia.runtime.processes import any_rank, gather, is_rank_zero
+from opabinia.runtime.progress import PhaseBar, progress_bar
 
 
 class EvaluationStopped(Exception):
@@ -54,6 +55,7 @@ class ValidationSet:
         prefix: of its scores; None uses the name.
         evaluators: builds the evaluators; called for each evaluation.
         training: the training data, read like this set, for evaluators that learn from it.
+        training_samples: their number.
         every: period of its evaluation; None uses the period of all sets.
     """
 
@@ -63,10 +65,9 @@ class ValidationSet:
     task: Task | None = None
     precision: str = "fp32"
     prefix: str | None = None
-    evaluators: Callable[[Task, DatasetInfo], list[Evaluator]] = lambda task, dataset_info: task.evaluators(
-        dataset_info
-    )
+    evaluators: Callable[[Task, DatasetInfo], list[Evaluator]] = lambda task, info: task.evaluators(info)
     training: Loader | None = None
+    training_samples: int | None = None
     every: Duration | None = None
 
     def close(self) -> None:
@@ -123,33 +124,34 @@ def evaluate(
         # Not inference_mode: tensors that a module caches in its first forward pass must be usable for backward later.
         with torch.no_grad(), autocast(device, validation.precision):
             if learners and validation.training is not None:
-                for predictions, batch in predict(validation.training):
-                    for learner in learners:
-                        learner.learn(predictions, batch)
+                with progress_bar(f"fit {validation.name}", validation.training_samples) as bar:
+                    for predictions, batch in predict(validation.training, bar):
+                        for learner in learners:
+                            learner.learn(predictions, batch)
                 validation.training.close()  # its workers would idle until the next evaluation
-            for predictions, batch in predict(validation.loader):
-                for evaluator in evaluators:
-                    evaluator.update(predictions, batch)
+            with progress_bar(f"eval {validation.name}", validation.dataset_info.samples) as bar:
+                for predictions, batch in predict(validation.loader, bar):
+                    for evaluator in evaluators:
+                        evaluator.update(predictions, batch)
     finally:
         for module, training in modes:
             module.training = training
-    scores: dict[str, float] = {}
-    details: dict[str, Any] = {}
-    files: dict[str, Any] = {}
+    result = EvaluationResult({}, {}, {})
+    prefix = validation.prefix or validation.name
     for evaluator in evaluators:
         states = gather(evaluator.state())
         try:
-            scores.update(evaluator.compute(states))
+            scores = evaluator.compute(states)
         except DataMismatch as error:
             raise DataMismatch(f"{validation.name}: {error}") from error
+        result.scores.update({f"{prefix}/{name}": value for name, value in scores.items()})
         if isinstance(evaluator, DetailsEvaluator):
-            details.update(evaluator.details(states))
+            result.details.update(evaluator.details(states))
         if is_rank_zero() and isinstance(evaluator, FilesEvaluator):
-            files.update(evaluator.files(states))
+            result.files.update(evaluator.files(states))
     if skipped := sum(gather(validation.loader.num_skipped - skipped_before)):
-        scores["skipped"] = float(skipped)
-    prefix = validation.prefix or validation.name
-    return EvaluationResult({f"{prefix}/{name}": value for name, value in scores.items()}, details, files)
+        result.scores[f"{prefix}/skipped"] = float(skipped)
+    return result
 
 
 def needs_training_data(task: Task, validation: ValidationSet) -> bool:
@@ -177,6 +179,7 @@ def _predict(
     should_stop: Callable[[], object],
     sharded: bool,
     loader: Loader,
+    bar: PhaseBar,
 ) -> Iterator[tuple[Predictions, Batch]]:
     """Yield predictions and layer outputs of each batch of this process, on the host, and the batch as loaded.
 
@@ -185,7 +188,8 @@ def _predict(
     """
 
     def launch() -> Iterator[tuple[Callable[[], Predictions], Batch]]:
-        for loaded, batch, counts in _synchronized_batches(loader, device, should_stop, sharded):
+        batches = with_bar(prefetch(loader, device), bar)
+        for loaded, batch, counts in _synchronized_batches(batches, device, should_stop, sharded):
             predictions, outputs = predict_with_layers(task, batch, layers)
             if counts:
                 averages = {f"layers/{name}": average_outputs(value) for name, value in outputs.items()}
@@ -196,14 +200,13 @@ def _predict(
 
 
 def _synchronized_batches(
-    loader: Loader, device: torch.device, should_stop: Callable[[], object], sharded: bool
+    batches: Iterator[PrefetchedBatch], device: torch.device, should_stop: Callable[[], object], sharded: bool
 ) -> Iterator[tuple[Batch, Batch, bool]]:
     """Yield batches of this process, as loaded and on the device, and whether they count.
 
     All processes agree before each batch whether to go on. Those that do not count are repeated for a sharded model,
     whose forward passes need all processes.
     """
-    batches = prefetch(loader, device)
     substitute: Batch | None = None
     while True:
         item = next(batches, None)
@@ -236,7 +239,6 @@ def evaluate_all(
     Lines are written when all sets are done: an evaluation that is stopped leaves none and is repeated as a whole.
     Tables are written to ``eval/<set>/details.json`` in the run folder, files of evaluators beside them.
     """
-    scores: dict[str, float] = {}
     lines: list[dict[str, float]] = []
     results: dict[str, EvaluationResult] = {}
     for dataset in validation:
@@ -249,7 +251,6 @@ def evaluate_all(
         for name, score in result.scores.items():
             run.scores.pop(name, None)  # scores restored from a checkpoint are in another order
             run.scores[name] = score
-        scores.update(result.scores)
         hooks.call(run, "after_phase", phase)
     for line in lines:
         run.metrics_log.write(run.clock, line)
@@ -260,7 +261,7 @@ def evaluate_all(
                 write_json(folder / "details.json", {"step": run.clock.step, **result.details})
             for file, values in result.files.items():
                 write_json(folder / file, values, indent=None)
-    return scores
+    return {name: score for result in results.values() for name, score in result.scores.items()}
 
 
 def write_json(path: Path, values: Any, *, indent: int | None = 1) -> None:
@@ -274,9 +275,7 @@ def write_json(path: Path, values: Any, *, indent: int | None = 1) -> None:
     Raises:
         DiskError: the file cannot be written.
     """
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps(values, indent=indent) + "\n")
+    write_atomic(path, json.dumps(values, indent=indent) + "\n")
 
 
 def evaluation_run(

@@ -75,8 +75,6 @@ class HookDispatcher:
     def call(self, run: Run, event: str, *values: Any, after: str | None = None) -> None:
         """Call the method ``event`` of every hook; with ``after`` only of those behind the hook of that key, if any."""
         methods = self._methods[event]
-        if not methods:
-            return
         if after is not None and after in self.hooks:
             order = list(self.hooks)
             methods = [item for item in methods if order.index(item[0][1]) > order.index(after)]

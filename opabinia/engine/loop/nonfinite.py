@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -101,10 +101,7 @@ def find_non_finite_layer(
         weights = "" if all(map(_is_finite, module.parameters(recurse=False))) else "; its weights are not finite"
         causes.append(f"first not finite after layer {name} ({kind}, input {shapes}){weights}")
 
-    def hook(name: str) -> Callable[..., None]:
-        return lambda module, inputs, output: check(name, module, inputs, output)
-
-    handles = [module.register_forward_hook(hook(name)) for name, module in task.named_modules() if name]
+    handles = [module.register_forward_hook(partial(check, name)) for name, module in task.named_modules() if name]
     try:
         with torch.no_grad(), context():
             task(batch, clock)
@@ -177,7 +174,7 @@ class UpdateGuard:
         """Restore the values of :meth:`save_buffers`."""
         _copy(self._buffers, self._saved)
 
-    def update_unless(self, skip: Tensor, optimizer: torch.optim.Optimizer, update: Callable[[], None]) -> None:
+    def update_unless(self, skip: Tensor, optimizer: torch.optim.Optimizer, update: Callable[[], object]) -> None:
         """Call ``update``, which does the optimizer's step, unless ``skip`` is 1.
 
         Fused optimizers read the flag on the device; with others the host waits for it.

@@ -61,12 +61,6 @@ class UnusedParametersError(Exception):
 
     exit_status = 2
 
-    def __init__(self) -> None:
-        super().__init__(
-            "train.parallel: some parameters took no part in the previous step; use "
-            "{name: ddp, find_unused_parameters: true}, or freeze them (hooks: freeze)"
-        )
-
 
 class _DataParallel:
     """See :class:`opabinia.contracts.ParallelTask`.
@@ -89,7 +83,10 @@ class _DataParallel:
             return self._current()(batch, clock)
         except RuntimeError as error:
             if "finished reduction" in str(error):
-                raise UnusedParametersError from error
+                raise UnusedParametersError(
+                    "train.parallel: some parameters took no part in the previous step; use "
+                    "{name: ddp, find_unused_parameters: true}, or freeze them (hooks: freeze)"
+                ) from error
             raise
 
     def no_sync(self) -> AbstractContextManager[Any]:
@@ -103,18 +100,15 @@ class _DataParallel:
         trainable = [param.requires_grad for param in self._parameters]
         if self._ddp is None or trainable != self._trainable:
             self._ddp = None  # the old one must release the parameters first
-            self._ddp, self._trainable = self._wrap(), trainable
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # broadcast_buffers has another name from torch 2.15 on
+                self._ddp = DistributedDataParallel(self.module, **self._options)
+            if self._compression is not None:
+                from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+                self._ddp.register_comm_hook(None, getattr(default_hooks, f"{self._compression}_compress_hook"))
+            self._trainable = trainable
         return self._ddp
-
-    def _wrap(self) -> DistributedDataParallel:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # broadcast_buffers has another name from torch 2.15 on
-            model = DistributedDataParallel(self.module, **self._options)
-        if self._compression is not None:
-            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-            model.register_comm_hook(None, getattr(default_hooks, f"{self._compression}_compress_hook"))
-        return model
 
 
 @register.parallel(name="fsdp", renamed={"unit": "min_num_params", "reshard": "reshard_after_forward"})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from opabinia.contracts import Batch, GlobalBatch, Loader
 from opabinia.engine.loop.layer_outputs import nested_tensors
+from opabinia.runtime.progress import PhaseBar
 
 T = TypeVar("T")
 
@@ -58,32 +59,19 @@ def prefetch(
     On CUDA the next batch is requested before one is yielded, and copied and transformed on a separate stream. An error
     of the next batch is raised when it is its turn.
     """
-    if device.type == "cuda":
-        yield from _prefetch_cuda(loader, device, transform, start)
-        return
-    for row, loaded in loader.iterate(start):
-        yield PrefetchedBatch(row, loaded, _prepare(loaded, row, device, transform), loader.seconds)
 
-
-def _prepare(loaded: Batch, row: GlobalBatch, device: torch.device, transform: DeviceTransform | None) -> Batch:
-    batch = to_device(loaded, device)
-    return batch if transform is None else transform(batch, row)
-
-
-def _prefetch_cuda(
-    loader: Loader, device: torch.device, transform: DeviceTransform | None, start: int
-) -> Iterator[PrefetchedBatch]:
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def copy_batches() -> Iterator[tuple[PrefetchedBatch, torch.cuda.Event]]:
+    def prepare(stream: AbstractContextManager[object]) -> Iterator[PrefetchedBatch]:
         for row, loaded in loader.iterate(start):
-            with torch.cuda.stream(stream):
-                item = PrefetchedBatch(row, loaded, _prepare(loaded, row, device, transform), loader.seconds)
-                copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                copied.record(stream)
-            yield item, copied
+            with stream:
+                batch = to_device(loaded, device)
+                batch = batch if transform is None else transform(batch, row)
+            yield PrefetchedBatch(row, loaded, batch, loader.seconds)
 
-    for item, copied in lookahead(copy_batches()):
+    if device.type != "cuda":
+        yield from prepare(nullcontext())
+        return
+    stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    for item, copied in lookahead((item, stream.record_event()) for item in prepare(torch.cuda.stream(stream))):
         # The GPU waits for the copy here, not the host.
         compute = torch.cuda.current_stream(device)
         compute.wait_event(copied)
@@ -91,6 +79,13 @@ def _prefetch_cuda(
             if tensor.is_cuda:  # its memory belongs to the other stream: keep it until this one has finished with it
                 tensor.record_stream(compute)
         yield item
+
+
+def with_bar(batches: Iterable[PrefetchedBatch], bar: PhaseBar) -> Iterator[PrefetchedBatch]:
+    """Yield the batches of a dataset. The bar, which counts its samples, moves when the next batch is requested."""
+    for item in batches:
+        yield item
+        bar.update(item.row.first + item.row.count)
 
 
 def lookahead(items: Iterator[T]) -> Iterator[T]:
@@ -126,48 +121,38 @@ class DeviceLoader:
 
     def __init__(self, loader: Loader, device: torch.device, transform: DeviceTransform | None = None) -> None:
         self._loader, self._device, self._transform = loader, device, transform
-        self._seconds: float | None = None
+        self.seconds = 0.0
 
     @property
     def num_skipped(self) -> int:
         """Number of samples that could not be read so far."""
         return self._loader.num_skipped
 
-    @property
-    def seconds(self) -> float:
-        return self._loader.seconds if self._seconds is None else self._seconds
-
     def iterate(self, start: int = 0) -> Iterator[tuple[GlobalBatch, Batch]]:
         """Yield rows and batches from step ``start`` on."""
-        if self._device.type == "cpu" and self._transform is None:
-            return self._loader.iterate(start)
-        return self._iterate(start)
-
-    def _iterate(self, start: int) -> Iterator[tuple[GlobalBatch, Batch]]:
         for item in prefetch(self._loader, self._device, self._transform, start):
-            self._seconds = item.seconds
+            self.seconds = item.seconds
             yield item.row, item.batch
 
     def time_transform(self) -> float:
         """Return the seconds that the transform of the first batch takes on the device. Ends a running iteration."""
         if self._transform is None:
             return 0.0
+        wait: Callable[[], None] = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
         row, loaded = next(iter(self._loader.iterate(0)))
-        return min(_timed(partial(self._transform, dict(to_device(loaded, self._device)), row)) for _ in range(3))
+        seconds = []
+        for _ in range(3):
+            batch = dict(to_device(loaded, self._device))
+            wait()
+            started = time.perf_counter()
+            self._transform(batch, row)
+            wait()
+            seconds.append(time.perf_counter() - started)
+        return min(seconds)
 
     def close(self) -> None:
         """Close the loader."""
         self._loader.close()
-
-
-def _timed(call: Callable[[], Any]) -> float:
-    """Return the seconds of a call, including the work that it started on a GPU."""
-    wait: Callable[[], None] = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
-    wait()
-    started = time.perf_counter()
-    call()
-    wait()
-    return time.perf_counter() - started
 
 
 def to_host(tensors: Mapping[str, Tensor]) -> Callable[[], dict[str, Tensor]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_
 
 from opabinia.config import register
 from opabinia.contracts import (
@@ -24,7 +25,7 @@ from opabinia.contracts import (
     StepOptions,
     Task,
 )
-from opabinia.engine.loop.gradient_clipping import clip_each, clip_global, clip_values, global_norm
+from opabinia.engine.loop.gradient_clipping import clip_each, clip_values, global_norm
 from opabinia.engine.loop.nonfinite import (
     GRAD_NORM,
     NonFiniteError,
@@ -41,7 +42,7 @@ from opabinia.runtime.processes import any_rank, rank, world_size
 from opabinia.runtime.seeds import seed_model
 
 
-def total_loss(losses: Mapping[str, Tensor] | Tensor | Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+def total_loss(losses: Mapping[str, Tensor] | Tensor | Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor | float]]:
     """Return the loss to backpropagate, and all values to log by name (the rule of basecls).
 
     A tensor is the loss; a list is summed. In a dictionary, ``total_loss`` alone is trained if it is present, else the
@@ -144,14 +145,11 @@ class StandardStep:
         self._schedulers = [_GroupScheduler(group, schedules) for group in optimizer.param_groups]
         self._parameters = [param for group in optimizer.param_groups for param in group["params"]]
         self._device = self._parameters[0].device
-        self._scaler = torch.amp.GradScaler(self._device.type) if options.precision == "fp16" else None
+        self._scaler = torch.amp.GradScaler(self._device.type, enabled=options.precision == "fp16")
         self._rank, self._world = rank(), world_size()
-        self._never_splits = self._world == 1 and options.micro_batch is None
         self._model: Task = task if isinstance(task, Task) else task.module
         self._no_sync = nullcontext if isinstance(task, Task) else task.no_sync
-        self._autocast: Callable[[], AbstractContextManager[object]] = (
-            nullcontext if options.precision == "fp32" else partial(autocast, self._device, options.precision)
-        )
+        self._autocast = partial(autocast, self._device, options.precision)
         # On the CPU reading a loss does not wait for anything, and Python floats need less memory than tensors.
         self._checks_losses = options.check_losses or self._device.type == "cpu"
         self._guard = UpdateGuard(self._model) if options.skip_non_finite else None
@@ -174,37 +172,30 @@ class StandardStep:
         if self._guard is not None:
             self._guard.save_buffers()
         scalars = self._forward_and_backward(batch, row, clock)
-        if self._scaler is not None:
+        if self._scaler.is_enabled():
             scalars["loss_scale"] = self._scaler.get_scale()
             self._scaler.unscale_(self.optimizer)  # before hooks and clipping read the gradients
         after_backward()
         scalars[GRAD_NORM] = self._clip_gradients()
         # 3. The update, unless a number is not finite.
+        update = partial(self._scaler.step, self.optimizer)
         if self._guard is not None and not self._checks_losses:
             scalars["skipped"] = skip = any_non_finite(self._checked_scalars(scalars))
-            self._guard.update_unless(skip, self.optimizer, self._update)
+            self._guard.update_unless(skip, self.optimizer, update)
         else:
             skips = self._checks_losses and self._must_skip(scalars, batch, row, clock)
             if self._guard is not None:
                 scalars["skipped"] = float(skips)
             if not skips:
-                self._update()
-        if self._scaler is not None:
+                update()
+        if self._scaler.is_enabled():
             # A skipped step says nothing about the loss scale: keep it.
             skipped = float(scalars.get("skipped", 0.0))
             self._scaler.update(self._scaler.get_scale() if skipped else None)
         return scalars
 
-    def _update(self) -> None:
-        if self._scaler is None:
-            self.optimizer.step()
-        else:
-            self._scaler.step(self.optimizer)
-
     def _forward_and_backward(self, batch: Batch, row: GlobalBatch, clock: Clock) -> dict[str, Tensor | float]:
         """Accumulate the gradients of the mean over the global batch; return the task's scalars, averaged likewise."""
-        if self._never_splits:
-            return self._accumulate(batch, 0, 1.0, clock)
         scalars: dict[str, Tensor | float] = {}
         parts = self._micro_batches(batch, row)
         for number, (part, count) in enumerate(parts):
@@ -224,14 +215,10 @@ class StandardStep:
         with self._autocast():
             loss, logged = total_loss(self.task(part, clock))
         loss = loss if weight == 1 else loss * weight
-        (loss if self._scaler is None else self._scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
-        values = {name: self._detach(value) for name, value in logged.items()}
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        read = Tensor.item if self._checks_losses else Tensor.detach
+        values = {name: read(value) if isinstance(value, Tensor) else value for name, value in logged.items()}
         return values if weight == 1 else {name: value * weight for name, value in values.items()}
-
-    def _detach(self, value: Tensor | float) -> Tensor | float:
-        if not isinstance(value, Tensor):
-            return value
-        return value.item() if self._checks_losses else value.detach()
 
     def _micro_batches(self, batch: Batch, row: GlobalBatch) -> list[tuple[Batch, int]]:
         largest = -(-row.num_processed(self._world) // self._world) if self._world > 1 else None
@@ -241,7 +228,7 @@ class StandardStep:
         """Select the scalars that must be finite: losses, and the gradient norm except in fp16, where overflow is part
         of finding the loss scale."""
         values = {name: value for name, value in scalars.items() if "loss" in name and name != "loss_scale"}
-        if self._scaler is None:
+        if not self._scaler.is_enabled():
             values[GRAD_NORM] = scalars[GRAD_NORM]
         return values
 
@@ -270,11 +257,13 @@ class StandardStep:
         return True
 
     def _clip_gradients(self) -> Tensor:
-        """Clip the gradients; return the norm of all of them before clipping."""
+        """Clip the gradients; return the norm of all of them before clipping, 0 if there are none."""
         gradients = [param.grad for param in self._parameters if param.grad is not None]
+        if not gradients:
+            return torch.zeros(())
         norm = global_norm(gradients, self.clip_norm_type)
         if self.clip_norm is not None:
-            clip_global(self._parameters, norm, self.clip_norm)
+            clip_grads_with_norm_(self._parameters, self.clip_norm, norm)
         elif self.clip_each is not None:
             clip_each(gradients, self.clip_each, self.clip_norm_type)
         elif self.clip_min is not None or self.clip_max is not None:
@@ -283,11 +272,11 @@ class StandardStep:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loss scale of fp16; the optimizer is saved separately."""
-        return {} if self._scaler is None else {"scaler": self._scaler.state_dict()}
+        return {"scaler": self._scaler.state_dict()} if self._scaler.is_enabled() else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`; the state of another precision is ignored."""
-        if self._scaler is not None and "scaler" in state:
+        if self._scaler.is_enabled() and "scaler" in state:
             self._scaler.load_state_dict(state["scaler"])
 
 

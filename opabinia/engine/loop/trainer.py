@@ -52,8 +52,6 @@ from opabinia.runtime.log import log
 from opabinia.runtime.processes import first_value, is_rank_zero, world_size
 
 TRAIN = Phase("train", "train")
-STATISTICS = "statistics"
-"""The file of a checkpoint with the running statistics of every process."""
 _MAX_WORLD_SIZE_FOR_EVERY_STEP = 64
 """Up to this many processes agree on stopping after every step; with more the agreement takes longer and is rarer."""
 
@@ -151,7 +149,9 @@ class Trainer:
                 # The checkpoint must say that the evaluation is due: go back before the hook that asked for it.
                 self._hooks.active = self._hooks.previous_position()
                 self._agree_on_stop()
-            self._save_if_stopped()
+            # A run that was asked to stop saves its last step, unless a hook has done so.
+            if run.stop and run.clock.step > 0 and self._checkpoints.last_saved_step != run.clock.step:
+                self._checkpoints.save()
             self._checkpoints.wait()
             how = "stopped" if self.stopped else "done"
         except BaseException as error:
@@ -184,7 +184,10 @@ class Trainer:
             started = time.perf_counter()
             row, batch = next(batches)
             loaded = time.perf_counter()
-            scalars = self._train_step(batch, row)
+            scalars: Scalars = {}
+            if row.step not in self._skip_batches:
+                self._hooks.call(run, "before_step", batch)
+                scalars = self.step(batch, row, run.clock, lambda: self._hooks.call(run, "after_backward"))
             run.clock = run.clock.following(self.plan, row)
             values = {
                 **{log_name(name): value for name, value in scalars.items()},
@@ -205,19 +208,11 @@ class Trainer:
         elif epoch_ended:
             self._hooks.active = "after_phase", ""  # no hook has seen the end of the epoch: all are due on resume
 
-    def _train_step(self, batch: Batch, row: GlobalBatch) -> Scalars:
-        if row.step in self._skip_batches:
-            return {}
-        self._hooks.call(self._run, "before_step", batch)
-        return self.step(batch, row, self._run.clock, lambda: self._hooks.call(self._run, "after_backward"))
-
     def evaluate(self, accepts: Callable[[str], bool] = lambda name: True) -> dict[str, float]:
         """Evaluate on the validation sets whose names ``accepts`` takes; write and return the scores."""
-        datasets = [dataset for dataset in self.validation if accepts(dataset.name)]
-        with use_mean_statistics(self._run.models):
-            scores = evaluate_all(
-                self._run, self._hooks, datasets, self.device, self._must_interrupt, sharded=self._sharded
-            )
+        run, datasets = self._run, [dataset for dataset in self.validation if accepts(dataset.name)]
+        with use_mean_statistics(run.models):
+            scores = evaluate_all(run, self._hooks, datasets, self.device, self._must_interrupt, sharded=self._sharded)
         self._agree_on_stop()
         return scores
 
@@ -242,12 +237,6 @@ class Trainer:
         return stop is not None and not stop.final
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
-
-    def _save_if_stopped(self) -> None:
-        """Save a checkpoint of the last step of a run that was asked to stop, if there is none yet."""
-        step = self._run.clock.step
-        if self._run.stop and step > 0 and self._checkpoints.last_saved_step != step:
-            self._checkpoints.save()
 
     def _finish_saving(self, how: str | BaseException) -> None:
         """Wait for a save in progress, unless the process must end at once. Its error must not hide the run's."""
@@ -305,9 +294,7 @@ class Trainer:
             "left_out": sorted(self._skip_batches),
         }
         files = {"model": mean_state_dict(self.task), "optimizer": tensors, **self._hooks.tensors()}
-        if statistics := gather_statistics(run.models):
-            files[STATISTICS] = statistics
-        return Snapshot(run.clock.step, files, state)
+        return Snapshot(run.clock.step, files | gather_statistics(run.models), state)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Restore the state of :meth:`snapshot`.
@@ -320,22 +307,23 @@ class Trainer:
             load_full_state_dict(self.task, snapshot.tensors["model"])
         except RuntimeError as error:
             raise WeightsMismatch(str(error)) from error
-        self._restore_optimizer(snapshot)
+        saved, present = state["optimizer_kind"], optimizer_kind(self.step.optimizer)
+        if saved == present:
+            load_optimizer_state(self.task, self.step.optimizer, snapshot.tensors["optimizer"], state["optimizer"])
+            init_momentum_buffers(self.step.optimizer)
+        else:
+            log.warning("the optimizer was %s and is %s now: it starts without state", saved, present)
         self.step.load_state_dict(state["train_step"])
         self._hooks.load_state_dict(state["hooks"])
         self._hooks.load_tensors(snapshot.tensors)
-        load_statistics(run.models, snapshot.tensors.get(STATISTICS, {}))
+        load_statistics(run.models, snapshot.tensors)
         run.metrics_log.load_state_dict(state["journal"])
         run.clock = Clock.at(self.plan, snapshot.step)
-        run.scores.update(from_json_numbers(state["scores"]))
+        datasets = {name.split("/")[0] for name in run.available_scores}
+        restored = from_json_numbers(state["scores"])  # perhaps of datasets or EMA weights that are no longer evaluated
+        run.scores |= {
+            name: score for name, score in restored.items() if not datasets or name.split("/")[0] in datasets
+        }
         self._checkpoints.last_saved_step = snapshot.step
         position = (state["due"][0], current_key(state["due"][1])) if state["due"] else None
         self._resumed_at = position, replace(run.clock, total_steps=state["total_steps"])
-
-    def _restore_optimizer(self, snapshot: Snapshot) -> None:
-        saved, present = snapshot.state["optimizer_kind"], optimizer_kind(self.step.optimizer)
-        if saved != present:
-            log.warning("the optimizer was %s and is %s now: it starts without state", saved, present)
-            return
-        load_optimizer_state(self.task, self.step.optimizer, snapshot.tensors["optimizer"], snapshot.state["optimizer"])
-        init_momentum_buffers(self.step.optimizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -53,9 +54,8 @@ class Confusion:
     def _matrix(self, states: Sequence[list[tuple[int, int]]]) -> Tensor:
         size = len(self.classes)
         matrix = torch.zeros(size * size, dtype=torch.int64)
-        for state in states:
-            for cell, count in state:
-                matrix[cell] += count
+        for cell, count in chain.from_iterable(states):
+            matrix[cell] += count
         return matrix.view(size, size)
 
     def compute(self, states: Sequence[list[tuple[int, int]]]) -> dict[str, float]:

@@ -65,11 +65,11 @@ class DetectionEvaluator:
 
     Args:
         dataset_info: facts about the data.
-        confidence: minimum score of the detections in the error tables.
+        confidence: minimum score of the detections in the error tables; null: that with the highest F1 of the set.
         masks: whether masks are evaluated; otherwise they are dropped.
     """
 
-    def __init__(self, dataset_info: DatasetInfo, confidence: float, masks: bool = False) -> None:
+    def __init__(self, dataset_info: DatasetInfo, confidence: float | None, masks: bool = False) -> None:
         self._dataset_info, self._confidence, self._masks = dataset_info, confidence, masks
         self._images: list[ImageResult] = []
         self._cached: tuple[Any, list[ImageResult], Any] | None = None
@@ -91,10 +91,14 @@ class DetectionEvaluator:
         for row, (name, ground_truth) in enumerate(zip(batch["id"], batch["ground_truth"], strict=True)):
             valid = arrays["labels"][row] >= 0
             boxes = arrays["boxes"][row][valid]
+            segments: list[Any] | None = None
+            if self._masks:
+                segments = list(ground_truth.segments or [None] * len(ground_truth.labels))
+                segments = [compress_rle(segment, ground_truth.size) if segment else None for segment in segments]
             self._images.append(
                 ImageResult(
                     str(name),
-                    replace(ground_truth, segments=_compressed_segments(ground_truth) if self._masks else None),
+                    replace(ground_truth, segments=segments),
                     boxes,
                     arrays["scores"][row][valid],
                     arrays["labels"][row][valid].astype(np.int64),
@@ -178,8 +182,3 @@ def _sort_key(image: ImageResult) -> tuple[bool, int, str, str]:
     if isinstance(image_id, str):
         return True, 0, image_id, image.name
     return False, int(image_id), "", image.name
-
-
-def _compressed_segments(ground_truth: GroundTruth) -> list[str | None]:
-    segments = ground_truth.segments or [None] * len(ground_truth.labels)
-    return [compress_rle(segment, ground_truth.size) if segment else None for segment in segments]

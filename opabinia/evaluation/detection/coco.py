@@ -31,11 +31,8 @@ _MAX_DETECTIONS = (1, 10, 100)
 _MAX_DETECTIONS_WITH_KEYPOINTS = (20,)  # COCO evaluates keypoints with no other number
 _LISTS = ("images", "annotations", "categories")
 _CELLS = 1_000_000
-_AREAS: dict[Kind, tuple[str, ...]] = {
-    "bbox": ("", "s", "m", "l"),
-    "segm": ("", "s", "m", "l"),
-    "keypoints": ("", "m", "l"),
-}
+_AREAS: dict[Kind, str] = {"bbox": "sml", "segm": "sml", "keypoints": "ml"}
+"""Sizes of objects that have scores of their own, after those of all sizes."""
 
 
 class PrecisionRecall(NamedTuple):
@@ -123,10 +120,22 @@ def precision_recall(
         federated: follow LVIS, where an image is annotated for some classes only.
         cells: pairs of an image and a class that are evaluated at once; the library takes some 250 bytes for each.
     """
+    from faster_coco_eval import COCO, COCOeval_faster
+
+    def evaluate(ground_truth: dict[str, Annotations], results: Annotations) -> PrecisionRecall:
+        coco = COCO(ground_truth)
+        sigma_list = None if sigmas is None else list(sigmas)
+        evaluation = COCOeval_faster(coco, coco.loadRes(results), kind, kpt_oks_sigmas=sigma_list, lvis_style=federated)
+        evaluation.params.maxDets = list(max_detections)
+        evaluation.evaluate()
+        evaluation.accumulate()
+        categories = list(map(int, evaluation.params.catIds))
+        return PrecisionRecall(evaluation.eval["precision"], evaluation.eval["recall"], categories)
+
     categories = sorted(ground_truth["categories"], key=lambda category: category["id"])
     size = max(1, cells // max(1, len(ground_truth["images"])))
     if len(categories) <= size:
-        return _evaluate(ground_truth, results, kind, max_detections, sigmas, federated)
+        return evaluate(ground_truth, results)
     of_category: list[dict[int, Annotations]] = [{}, {}]
     for groups, rows in zip(of_category, (ground_truth["annotations"], results), strict=True):
         for row in rows:
@@ -138,36 +147,16 @@ def precision_recall(
             [row for category in block for row in groups.get(category["id"], ())] for groups in of_category
         )
         part = {"images": ground_truth["images"], "annotations": annotations, "categories": block}
-        parts.append(_evaluate(part, detections, kind, max_detections, sigmas, federated))
+        parts.append(evaluate(part, detections))
     precision, recall, ids = zip(*parts, strict=True)
     return PrecisionRecall(np.concatenate(precision, 2), np.concatenate(recall, 1), list(chain(*ids)))
-
-
-def _evaluate(
-    ground_truth: dict[str, Annotations],
-    results: Annotations,
-    kind: Kind,
-    max_detections: Sequence[int],
-    sigmas: Sequence[float] | None,
-    federated: bool,
-) -> PrecisionRecall:
-    from faster_coco_eval import COCO, COCOeval_faster
-
-    coco = COCO(ground_truth)
-    sigma_list = None if sigmas is None else list(sigmas)
-    evaluation = COCOeval_faster(coco, coco.loadRes(results), kind, kpt_oks_sigmas=sigma_list, lvis_style=federated)
-    evaluation.params.maxDets = list(max_detections)
-    evaluation.evaluate()
-    evaluation.accumulate()
-    categories = list(map(int, evaluation.params.catIds))
-    return PrecisionRecall(evaluation.eval["precision"], evaluation.eval["recall"], categories)
 
 
 def mean_scores(tables: PrecisionRecall, kind: Kind, max_detections: Sequence[int]) -> dict[str, float]:
     """Return the means of the tables by name, without those of no objects."""
     precision, recall, _ = tables
     cells = {"AP": precision[..., 0, -1], "AP50": precision[0, ..., 0, -1], "AP75": precision[5, ..., 0, -1]}
-    areas = list(enumerate(_AREAS[kind]))[1:]
+    areas = list(enumerate(_AREAS[kind], 1))
     cells |= {f"AP{area}": precision[..., index, -1] for index, area in areas}
     if kind == "keypoints":
         cells |= {"AR": recall[..., 0, -1], "AR50": recall[0, ..., 0, -1], "AR75": recall[5, ..., 0, -1]}
@@ -180,10 +169,9 @@ def mean_scores(tables: PrecisionRecall, kind: Kind, max_detections: Sequence[in
 
 def score_names(kind: Kind, max_detections: Sequence[int]) -> list[str]:
     """Return the names of a kind's scores, with its prefix."""
-    zeros = np.zeros((10, 1, 1, len(_AREAS[kind]), len(max_detections)))
-    return [
-        PREFIXES[kind] + name for name in mean_scores(PrecisionRecall(zeros, zeros[:, 0], []), kind, max_detections)
-    ]
+    zeros = np.zeros((10, 1, 1, 1 + len(_AREAS[kind]), len(max_detections)))
+    scores = mean_scores(PrecisionRecall(zeros, zeros[:, 0], []), kind, max_detections)
+    return [PREFIXES[kind] + name for name in scores]
 
 
 def mean_or_none(values: Floats) -> float | None:
@@ -197,28 +185,35 @@ class CocoEvaluator(DetectionEvaluator):
 
     Args:
         dataset_info: facts about the data.
-        confidence: minimum score of the detections in the error tables.
+        confidence: minimum score of the detections in the error tables; null: that with the highest F1 of the set.
         max_detections: ascending numbers of detections, for each kind that is evaluated.
     """
 
+    _sigmas: Sequence[float] | None = None
+    _federated = False
+
     def __init__(
-        self, dataset_info: DatasetInfo, confidence: float, max_detections: Mapping[Kind, Sequence[int]]
+        self, dataset_info: DatasetInfo, confidence: float | None, max_detections: Mapping[Kind, Sequence[int]]
     ) -> None:
         super().__init__(dataset_info, confidence, masks="segm" in max_detections)
         self._max_detections = max_detections
         names = [name for kind, numbers in max_detections.items() for name in score_names(kind, numbers)]
         self.better = dict.fromkeys(names, "max")
 
-    def _tables(self, images: Sequence[ImageResult], kind: Kind) -> PrecisionRecall:
-        raise NotImplementedError
+    def _ground_truth(self, images: Sequence[ImageResult], kind: Kind) -> dict[str, Annotations]:
+        return coco_ground_truth(images, self._dataset_info, kind)
 
     def _evaluate(self, images: Sequence[ImageResult]) -> dict[Kind, PrecisionRecall]:
         """Return the tables of each kind that the detector predicts."""
-        predicted = {"bbox"}
-        if images:
-            predicted |= {"segm"} if images[0].masks is not None else set()
-            predicted |= {"keypoints"} if images[0].keypoints is not None else set()
-        return {kind: self._tables(images, kind) for kind in self._max_detections if images and kind in predicted}
+        if not images:
+            return {}
+        predicted = {"bbox": True, "segm": images[0].masks is not None, "keypoints": images[0].keypoints is not None}
+        tables = {}
+        for kind, limits in self._max_detections.items():
+            if predicted[kind]:
+                data = self._ground_truth(images, kind), coco_results(images, kind)
+                tables[kind] = precision_recall(*data, kind, limits, self._sigmas, federated=self._federated)
+        return tables
 
     def _scores(self, tables: PrecisionRecall, kind: Kind) -> dict[str, float]:
         return mean_scores(tables, kind, self._max_detections[kind])
@@ -268,7 +263,7 @@ class Coco(CocoEvaluator):
             ``AR10``, ``AR100``); the last number limits everything else. Keypoints are evaluated with 20, as by COCO.
         sigmas: for each keypoint the standard deviation of annotators, in units of the object's size (square root of
             its area); null takes COCO's for its 17 keypoints of people.
-        confidence: minimum score of the detections in the error tables.
+        confidence: minimum score of the detections in the error tables; null: that with the highest F1 of the set.
 
     Raises:
         ValueError: ``max_detections`` is not ascending; the data has keypoints, and ``sigmas`` does not have one each.
@@ -281,7 +276,7 @@ class Coco(CocoEvaluator):
         *,
         max_detections: Sequence[Count] = _MAX_DETECTIONS,
         sigmas: Sequence[Positive] | None = None,
-        confidence: Fraction = 0.25,
+        confidence: Fraction | None = None,
     ) -> None:
         if not max_detections or any(first >= second for first, second in pairwise(max_detections)):
             raise ValueError(f"max_detections: {list(max_detections)} must be ascending numbers, such as [1, 10, 100]")
@@ -299,12 +294,6 @@ class Coco(CocoEvaluator):
             )
         if sigmas is not None and len(sigmas) != len(keypoints):
             raise ValueError(f"sigmas: {len(sigmas)} numbers for {len(keypoints)} keypoints; give one for each")
-
-    def _tables(self, images: Sequence[ImageResult], kind: Kind) -> PrecisionRecall:
-        ground_truth = coco_ground_truth(images, self._dataset_info, kind)
-        return precision_recall(
-            ground_truth, coco_results(images, kind), kind, self._max_detections[kind], self._sigmas
-        )
 
     def details(self, states: Sequence[list[ImageResult]]) -> dict[str, Any]:
         """Return the tables; null for a class without objects."""

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from opabinia.evaluation.detection.base import ImageResult, to_corners
+from opabinia.evaluation.detection.base import ImageResult, Ints, to_corners
 from opabinia.evaluation.detection.rle import Floats
 
 _MIN_IOU = 0.5
@@ -36,8 +37,7 @@ def box_iou(detected: Floats, annotated: Floats) -> Floats:
     empty."""
     intersection = _intersection(detected, annotated)
     union = _areas(detected)[:, None] + _areas(annotated) - intersection
-    iou: Floats = intersection / np.maximum(union, np.finfo(np.float64).tiny)
-    return iou
+    return intersection / np.maximum(union, np.finfo(np.float64).tiny)
 
 
 def match_detections(image: ImageResult, confidence: float) -> MatchedImage:
@@ -46,12 +46,8 @@ def match_detections(image: ImageResult, confidence: float) -> MatchedImage:
     Pairs of the same class come first, then those of different classes, and among them the larger IoU. A detection of
     which at least half lies in a crowd of its class is ignored.
     """
-    ground_truth = image.ground_truth
-    confident = image.scores >= confidence
-    boxes, labels = image.boxes[confident].astype(np.float64), image.labels[confident]
-    annotated, crowd = to_corners(ground_truth.boxes), ground_truth.crowd
-    classes = ground_truth.labels[~crowd]
-    iou = box_iou(boxes, annotated[~crowd])
+    confident = image.select(image.scores >= confidence)
+    labels, (iou, classes) = confident.labels, _overlaps(confident)
     rows, columns = np.nonzero(iou >= _MIN_IOU)
     order = np.lexsort((-iou[rows, columns], labels[rows] != classes[columns]))
     object_of: dict[int, int] = {}
@@ -60,8 +56,7 @@ def match_detections(image: ImageResult, confidence: float) -> MatchedImage:
         if row not in object_of and column not in matched:
             object_of[row] = column
             matched.add(column)
-    inside = _intersection(boxes, annotated[crowd]) >= _MIN_IOU * _areas(boxes)[:, None]
-    ignored = (inside & (labels[:, None] == ground_truth.labels[crowd])).any(1)
+    ignored = _in_crowd(confident)
     pairs = [(int(classes[column]), int(labels[row])) for row, column in object_of.items()]
     return MatchedImage(
         right=[true for true, predicted in pairs if true == predicted],
@@ -71,10 +66,71 @@ def match_detections(image: ImageResult, confidence: float) -> MatchedImage:
     )
 
 
-def error_tables(images: Sequence[ImageResult], num_classes: int, confidence: float) -> dict[str, Any]:
-    """Return ``confusion`` (:func:`confusion`) and ``worst`` (:func:`worst_images`) for ``details.json``."""
-    matches = [match_detections(image, confidence) for image in images]
-    return {"confusion": confusion(matches, num_classes), "worst": worst_images(images, matches)}
+def _overlaps(image: ImageResult) -> tuple[Floats, Ints]:
+    """Return the IoU of detections and objects without crowds (D x N), and the classes of these objects (N)."""
+    objects = ~image.ground_truth.crowd
+    iou = box_iou(image.boxes.astype(np.float64), to_corners(image.ground_truth.boxes)[objects])
+    return iou, image.ground_truth.labels[objects]
+
+
+def _in_crowd(image: ImageResult) -> NDArray[np.bool_]:
+    """Return whether at least half of each detection lies in a crowd of its class (D)."""
+    boxes, crowd = image.boxes.astype(np.float64), image.ground_truth.crowd
+    inside = _intersection(boxes, to_corners(image.ground_truth.boxes)[crowd]) >= _MIN_IOU * _areas(boxes)[:, None]
+    ignored: NDArray[np.bool_] = (inside & (image.labels[:, None] == image.ground_truth.labels[crowd])).any(1)
+    return ignored
+
+
+def best_min_score(images: Sequence[ImageResult]) -> float:
+    """Return the minimum score of detections with the highest F1 over all images and classes; 0.5 if none is right.
+
+    A detection is right if it has an IoU of at least 0.5 with an object of its class that no detection with a higher
+    score has matched. Of several such scores the highest is returned.
+    """
+    counted = [image.select(~_in_crowd(image)) for image in images]
+    scores = np.concatenate([image.scores for image in counted])
+    order = np.argsort(-scores, kind="stable")
+    scores, right = scores[order], np.concatenate([_right(image) for image in counted])[order]
+    objects = sum(int((~image.ground_truth.crowd).sum()) for image in images)
+    f1 = 2 * np.cumsum(right) / (np.arange(1, len(scores) + 1) + objects)
+    f1[:-1][scores[1:] == scores[:-1]] = 0  # a minimum admits all detections with its score
+    return float(scores[f1.argmax()]) if right.any() else 0.5
+
+
+def _right(image: ImageResult) -> NDArray[np.bool_]:
+    """Return whether each detection matches an object of its class (D); higher scores choose first."""
+    iou, classes = _overlaps(image)
+    iou = np.where(image.labels[:, None] == classes, iou, 0.0)
+    right = np.zeros(len(iou), dtype=np.bool_)
+    for row in np.argsort(-image.scores, kind="stable").tolist() if iou.size else ():
+        column = int(iou[row].argmax())
+        if iou[row, column] >= _MIN_IOU:
+            right[row], iou[:, column] = True, 0.0
+    return right
+
+
+def error_tables(images: Sequence[ImageResult], num_classes: int, confidence: float | None) -> dict[str, Any]:
+    """Return the tables of errors for ``details.json``.
+
+    Args:
+        images: with detections.
+        num_classes: number of classes.
+        confidence: minimum score of the detections that are counted; None takes :func:`best_min_score`.
+
+    Returns:
+        ``counted``: the minimum score and IoU, what the score was selected by, and the F1 of all detections so counted;
+        ``confusion`` (:func:`confusion`) and ``worst`` (:func:`worst_images`).
+    """
+    min_score = best_min_score(images) if confidence is None else confidence
+    matches = [match_detections(image, min_score) for image in images]
+    right, confused, missed, false = (sum(map(len, column)) for column in zip(*matches, strict=True))
+    counted = {
+        "min_score": min_score,
+        "min_iou": _MIN_IOU,
+        "selected_by": "highest F1" if confidence is None else "confidence",
+        "F1": 2 * right / max(1, 2 * (right + confused) + missed + false),
+    }
+    return {"counted": counted, "confusion": confusion(matches, num_classes), "worst": worst_images(images, matches)}
 
 
 def count_objects(images: Sequence[ImageResult], num_classes: int) -> list[int]:

@@ -10,8 +10,8 @@ import numpy as np
 from opabinia.config import register
 from opabinia.contracts import Count, DatasetInfo, Fraction
 from opabinia.evaluation.detection.base import ImageResult
-from opabinia.evaluation.detection.coco import PREFIXES, CocoEvaluator, PrecisionRecall, mean_or_none, precision_recall
-from opabinia.evaluation.detection.coco_format import Kind, coco_ground_truth, coco_results
+from opabinia.evaluation.detection.coco import PREFIXES, CocoEvaluator, PrecisionRecall, mean_or_none
+from opabinia.evaluation.detection.coco_format import Annotations, Kind
 
 _FREQUENCIES = "rcf"
 
@@ -31,14 +31,16 @@ class Lvis(CocoEvaluator):
     Args:
         dataset_info: facts about the data.
         max_detections: detections per image, the best of all classes together.
-        confidence: minimum score of the detections in the error tables.
+        confidence: minimum score of the detections in the error tables; null: that with the highest F1 of the set.
 
     Raises:
         ValueError: the data does not have the frequencies of its classes.
     """
 
+    _federated = True
+
     def __init__(
-        self, dataset_info: DatasetInfo, /, *, max_detections: Count = 300, confidence: Fraction = 0.25
+        self, dataset_info: DatasetInfo, /, *, max_detections: Count = 300, confidence: Fraction | None = None
     ) -> None:
         if len(dataset_info.frequencies) != len(dataset_info.classes):
             raise ValueError("lvis: the data does not say which classes are rare, common or frequent; use `coco`")
@@ -51,15 +53,14 @@ class Lvis(CocoEvaluator):
     def _prepare(self, images: list[ImageResult]) -> list[ImageResult]:
         return [evaluated_classes(image.best(self._max_detections["bbox"][0])) for image in images]
 
-    def _tables(self, images: Sequence[ImageResult], kind: Kind) -> PrecisionRecall:
-        ground_truth = coco_ground_truth(images, self._dataset_info, kind)
+    def _ground_truth(self, images: Sequence[ImageResult], kind: Kind) -> dict[str, Annotations]:
+        ground_truth = super()._ground_truth(images, kind)
         for entry, image in zip(ground_truth["images"], images, strict=True):
             entry["neg_category_ids"] = list(image.ground_truth.absent)
             entry["not_exhaustive_category_ids"] = list(image.ground_truth.not_exhaustive)
         for category, frequency in zip(ground_truth["categories"], self._dataset_info.frequencies, strict=True):
             category["frequency"] = frequency
-        limits = self._max_detections[kind]
-        return precision_recall(ground_truth, coco_results(images, kind), kind, limits, federated=True)
+        return ground_truth
 
     def _scores(self, tables: PrecisionRecall, kind: Kind) -> dict[str, float]:
         scores = super()._scores(tables, kind)

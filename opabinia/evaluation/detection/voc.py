@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,22 +15,6 @@ from opabinia.evaluation.detection.detection_errors import box_iou, count_object
 from opabinia.evaluation.detection.rle import Floats
 
 THRESHOLDS = np.arange(50, 100, 5) / 100
-
-
-class Detected(NamedTuple):
-    """Detections of all images, each with the object of its class that it overlaps most.
-
-    Attributes:
-        labels: class labels (D).
-        scores: D.
-        ious: intersection over union with that object; 0 if the image has no object of the class.
-        objects: indices of these objects among those of all images; -1 if there is none.
-    """
-
-    labels: Ints
-    scores: Floats
-    ious: Floats
-    objects: Ints
 
 
 @register.evaluator
@@ -53,11 +37,11 @@ class Voc(DetectionEvaluator):
     Args:
         dataset_info: facts about the data.
         year: 2007: the mean of the precisions at recalls 0, 0.1 ... 1; 2012: the area under precision over recall.
-        confidence: minimum score of the detections in the error tables.
+        confidence: minimum score of the detections in the error tables; null: that with the highest F1 of the set.
     """
 
     def __init__(
-        self, dataset_info: DatasetInfo, /, *, year: Literal[2007, 2012] = 2012, confidence: Fraction = 0.25
+        self, dataset_info: DatasetInfo, /, *, year: Literal[2007, 2012] = 2012, confidence: Fraction | None = None
     ) -> None:
         super().__init__(dataset_info, confidence)
         self._average = eleven_point_average if year == 2007 else area_under_curve
@@ -69,14 +53,14 @@ class Voc(DetectionEvaluator):
         precisions = np.full((len(classes), len(THRESHOLDS)), np.nan)
         if not images:
             return precisions
-        detected = _nearest_objects(images)
+        labels, scores, ious, objects = _nearest_objects(images)
         counts = count_objects(images, len(classes))
         difficult = np.concatenate([image.ground_truth.crowd for image in images])
         for label in classes:
-            rows = np.flatnonzero(detected.labels == label)
-            rows = rows[np.argsort(-detected.scores[rows], kind="stable")]
+            rows = np.flatnonzero(labels == label)
+            rows = rows[np.argsort(-scores[rows], kind="stable")]
             for column, threshold in enumerate(THRESHOLDS if counts[label] else ()):
-                right = _right(detected.ious[rows], detected.objects[rows], difficult, float(threshold))
+                right = _right(ious[rows], objects[rows], difficult, float(threshold))
                 precisions[label, column] = self._average(right[right >= 0], counts[label])
         return precisions
 
@@ -101,7 +85,9 @@ class Voc(DetectionEvaluator):
         return {"per_class": rows, **error_tables(images, len(classes), self._confidence)}
 
 
-def _nearest_objects(images: Sequence[ImageResult]) -> Detected:
+def _nearest_objects(images: Sequence[ImageResult]) -> list[NDArray[Any]]:
+    """Return for the D detections of all images: class labels; scores; intersection over union with the object of the
+    class that they overlap most, 0 if the image has none; index of that object among those of all images, or -1."""
     parts = []
     offset = 0
     for image in images:
@@ -112,9 +98,9 @@ def _nearest_objects(images: Sequence[ImageResult]) -> Detected:
             ious[image.labels[:, None] != ground_truth.labels] = -1
             best_iou = ious.max(1)
             best_object = np.where(best_iou >= 0, ious.argmax(1) + offset, -1)
-        parts.append(Detected(image.labels, image.scores, best_iou, best_object))
+        parts.append((image.labels, image.scores, best_iou, best_object))
         offset += len(ground_truth.labels)
-    return Detected(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    return [np.concatenate(column) for column in zip(*parts, strict=True)]
 
 
 def _right(ious: Floats, objects: Ints, difficult: NDArray[np.bool_], threshold: float) -> Ints:
@@ -175,5 +161,4 @@ def eleven_point_average(right: Ints, objects: int) -> float:
 def _best_precision(right: Ints) -> Floats:
     """Return for each n the best precision among the n best detections, or more of them."""
     precision = right.cumsum() / np.arange(1, len(right) + 1)
-    best: Floats = np.maximum.accumulate(precision[::-1])[::-1]
-    return best
+    return np.maximum.accumulate(precision[::-1])[::-1]

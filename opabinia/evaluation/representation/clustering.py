@@ -10,13 +10,7 @@ from numpy.typing import NDArray
 
 from opabinia.config import register
 from opabinia.contracts import EMBEDDING, Count, DataMismatch, DatasetInfo
-from opabinia.evaluation.representation.feature_bank import (
-    Batches,
-    EmbeddingEvaluator,
-    check_labels,
-    concatenate,
-    normalize_rows,
-)
+from opabinia.evaluation.representation.feature_bank import EmbeddingEvaluator, Rows, check_labels, normalize_rows
 
 
 def contingency(clusters: NDArray[Any], labels: NDArray[Any], num_classes: int) -> NDArray[np.int64]:
@@ -90,19 +84,16 @@ class Clustering(EmbeddingEvaluator):
         self._table = np.zeros((0, len(dataset_info.classes)), np.int64)
         self.better = dict.fromkeys(("nmi", "ari", "purity", "matched"), "max")
 
-    def compute(self, states: Sequence[Batches]) -> dict[str, float]:
+    def _scores(self, rows: Rows) -> dict[str, float]:
         """Return the four scores.
 
         Raises:
-            DataMismatch: there are fewer samples than clusters, or an embedding is not finite.
+            DataMismatch: there are fewer samples than clusters.
         """
         from sklearn.cluster import KMeans  # slow to import, and most runs do not need it
         from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
         from threadpoolctl import threadpool_limits
 
-        rows = concatenate(states)
-        if rows is None:
-            return {}
         labels = rows.known_labels()
         if len(labels) < self._k:
             raise DataMismatch(f"clustering: {len(labels)} samples are fewer than {self._k} clusters; lower k")
@@ -118,7 +109,7 @@ class Clustering(EmbeddingEvaluator):
             "matched": matched_accuracy(self._table),
         }
 
-    def details(self, states: Sequence[Batches]) -> dict[str, Any]:
+    def details(self, states: Sequence[Any]) -> dict[str, Any]:
         """Return the table, largest clusters first."""
         if not len(self._table):
             return {}

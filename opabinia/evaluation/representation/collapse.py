@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from opabinia.config import register
 from opabinia.contracts import EMBEDDING, DatasetInfo, Fraction
-from opabinia.evaluation.representation.feature_bank import Batches, EmbeddingEvaluator, concatenate
+from opabinia.evaluation.representation.feature_bank import EmbeddingEvaluator, Rows
 
 log = logging.getLogger("opabinia")
 
@@ -69,14 +68,9 @@ class Collapse(EmbeddingEvaluator):
         self._warn_below = warn_below
         self.better = {"spread": "max", "rank": "max", "uniformity": "min"}
 
-    def compute(self, states: Sequence[Batches]) -> dict[str, float]:
-        """Return the three scores, and warn if the embeddings have collapsed.
-
-        Raises:
-            DataMismatch: an embedding is not finite.
-        """
-        rows = concatenate(states)
-        if rows is None or len(rows.ids) < 2:
+    def _scores(self, rows: Rows) -> dict[str, float]:
+        """Return the three scores, and warn if the embeddings have collapsed."""
+        if len(rows.ids) < 2:
             return {}
         vectors = torch.from_numpy(rows.features)
         deviation = float(spread(vectors))
@@ -86,5 +80,4 @@ class Collapse(EmbeddingEvaluator):
                 "check what prevents collapse in this method", deviation,
             )  # fmt: skip
         sample = vectors[:: -(-len(vectors) // _MAX_SAMPLES)]
-        scores = {"rank": float(effective_rank(sample)), "uniformity": float(uniformity(sample))}
-        return {"spread": deviation} | scores
+        return {"spread": deviation, "rank": float(effective_rank(sample)), "uniformity": float(uniformity(sample))}

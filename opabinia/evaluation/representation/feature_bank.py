@@ -117,7 +117,7 @@ def check_labels(name: str, dataset_info: DatasetInfo, *, multi_label: bool = Fa
 
 
 class EmbeddingEvaluator:
-    """Base of evaluators that keep the embeddings of the evaluated samples.
+    """Base of evaluators that keep the embeddings of the evaluated samples. Subclasses implement ``_scores``.
 
     Attributes:
         device: where it computes; set to the task's device by an evaluation.
@@ -135,23 +135,46 @@ class EmbeddingEvaluator:
         """Return the batches of this process."""
         return self._batches
 
+    def compute(self, states: Sequence[Any]) -> dict[str, float]:
+        """Return the scores of all processes' samples; none without samples.
+
+        Raises:
+            DataMismatch: an embedding is not finite.
+        """
+        rows = concatenate(states)
+        return {} if rows is None else self._scores(rows)
+
+    def _scores(self, rows: Rows) -> dict[str, float]:
+        raise NotImplementedError
+
 
 class FeatureBankEvaluator:
     """Base of evaluators that learn from features of the training samples and evaluate on features of others.
+
+    Subclasses implement ``_scores``, for the first layer, or ``compute``.
 
     Each process holds the features of all in memory: 4 bytes per number, so ImageNet's 1.28 million training images
     with 2,048 numbers each take 10.5 GB per layer.
 
     Args:
+        name: of the evaluator, for messages.
+        dataset_info: facts about the data.
         layers: ``embedding``, or names of modules.
+        multi_label: whether images may have several labels.
 
     Attributes:
         device: where it computes; set to the task's device by an evaluation.
+
+    Raises:
+        ValueError: see :func:`check_labels`.
     """
 
     layers: tuple[str, ...] = (EMBEDDING,)
 
-    def __init__(self, layers: Sequence[str] = (EMBEDDING,)) -> None:
+    def __init__(
+        self, name: str, dataset_info: DatasetInfo, layers: Sequence[str] = (EMBEDDING,), *, multi_label: bool = False
+    ) -> None:
+        check_labels(name, dataset_info, multi_label=multi_label)
         self.layers = tuple(layers)
         self.device = torch.device("cpu")
         self._training: dict[str, Batches] = {layer: [] for layer in self.layers}
@@ -171,7 +194,7 @@ class FeatureBankEvaluator:
         """Return the batches of this process."""
         return self._training, self._evaluated
 
-    def train_and_test(self, states: Sequence[BankState], layer: str = EMBEDDING) -> tuple[Rows, Rows] | None:
+    def train_and_test(self, states: Sequence[BankState], layer: str) -> tuple[Rows, Rows] | None:
         """Return training and evaluated samples of all processes; None if nothing is evaluated.
 
         Raises:
@@ -183,6 +206,18 @@ class FeatureBankEvaluator:
         if train is None:
             raise DataMismatch("there are no training samples to learn from")
         return train, test
+
+    def compute(self, states: Sequence[BankState]) -> dict[str, float]:
+        """Return the scores of all processes' samples; none if nothing is evaluated.
+
+        Raises:
+            DataMismatch: there are no training samples, or a feature is not finite.
+        """
+        split = self.train_and_test(states, self.layers[0])
+        return {} if split is None else self._scores(*split)
+
+    def _scores(self, train: Rows, test: Rows) -> dict[str, float]:
+        raise NotImplementedError
 
 
 BankState = tuple[dict[str, Batches], dict[str, Batches]]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from torch import Tensor
 from opabinia.config import register
 from opabinia.contracts import Count, DatasetInfo, Positive
 from opabinia.evaluation.classification.topk import count_topk_hits
-from opabinia.evaluation.representation.feature_bank import BankState, FeatureBankEvaluator, check_labels
+from opabinia.evaluation.representation.feature_bank import FeatureBankEvaluator, Rows
 
 _MAX_SIMILARITIES = 2**24
 """Similarities in memory at once: 64 MiB."""
@@ -66,30 +67,17 @@ class Knn(FeatureBankEvaluator):
     def __init__(
         self, dataset_info: DatasetInfo, /, *, k: Count = 20, temperature: Positive = 0.07, normalize: bool = True
     ) -> None:
-        check_labels("knn", dataset_info)
-        super().__init__()
+        super().__init__("knn", dataset_info)
         self._classes = len(dataset_info.classes)
-        self._k, self._temperature, self._normalize = k, temperature, normalize
+        self._options: dict[str, Any] = {"k": k, "temperature": temperature, "normalize": normalize}
         self.better = {"knn_top1": "max"} | ({"knn_top5": "max"} if self._classes > 5 else {})
 
-    def compute(self, states: Sequence[BankState]) -> dict[str, float]:
-        """Return top-1 and top-5 accuracy.
-
-        Raises:
-            DataMismatch: there are no training samples, or an embedding is not finite.
-        """
-        split = self.train_and_test(states)
-        if split is None:
-            return {}
-        (bank, bank_labels), (queries, labels) = (rows.tensors(self.device) for rows in split)
+    def _scores(self, train: Rows, test: Rows) -> dict[str, float]:
+        """Return top-1 and top-5 accuracy."""
+        (bank, bank_labels), (queries, labels) = train.tensors(self.device), test.tensors(self.device)
         hits = torch.zeros(2, dtype=torch.int64)
         start = 0
-        for votes in knn_votes(
-            *(queries, bank, bank_labels, self._classes),
-            k=self._k,
-            temperature=self._temperature,
-            normalize=self._normalize,
-        ):
+        for votes in knn_votes(queries, bank, bank_labels, self._classes, **self._options):
             hits += count_topk_hits(votes, labels[start : start + len(votes)], (1, 5)).cpu()
             start += len(votes)
         return dict(zip(self.better, (hits.double() / len(labels)).tolist(), strict=False))

@@ -15,7 +15,7 @@ from opabinia.config import register
 from opabinia.contracts import EMBEDDING, Count, DataMismatch, DatasetInfo, Fraction, NonNegative, Positive
 from opabinia.evaluation.classification.multilabel import average_precision
 from opabinia.evaluation.classification.topk import count_topk_hits
-from opabinia.evaluation.representation.feature_bank import BankState, FeatureBankEvaluator, check_labels
+from opabinia.evaluation.representation.feature_bank import BankState, FeatureBankEvaluator
 
 
 class Hyperparameters(NamedTuple):
@@ -141,7 +141,7 @@ class LinearProbe(FeatureBankEvaluator):
         validation_fraction: Fraction = 0.1,
         seed: int = 0,
     ) -> None:
-        check_labels("linear_probe", dataset_info, multi_label=True)
+        super().__init__("linear_probe", dataset_info, layers, multi_label=True)
         lists = {"layers": layers, "learning_rates": learning_rates, "weight_decays": weight_decays}
         if empty := [name for name, values in lists.items() if not values]:
             raise ValueError(f"linear_probe: {empty[0]} is empty; it takes one or more")
@@ -150,7 +150,6 @@ class LinearProbe(FeatureBankEvaluator):
                 f"linear_probe: validation_fraction is {validation_fraction}; it takes a share between 0 and 1, such "
                 "as 0.1"
             )
-        super().__init__(layers)
         self._classes, self._exclusive = len(dataset_info.classes), not dataset_info.multi_label
         self._settings = [Hyperparameters(*pair) for pair in product(learning_rates, weight_decays)]
         self._validation_fraction = validation_fraction
@@ -196,30 +195,20 @@ class LinearProbe(FeatureBankEvaluator):
         held_out, rest = order[:count], order[count:]
         heads = train_heads(train[rest], targets[rest], self._settings, exclusive=self._exclusive, **self._options)
         headline = next(iter(self.better))
-        scores = [self._scores(logits_of(train[held_out], head), labels[held_out])[headline] for head in heads]
+        scores = [self._metrics(logits_of(train[held_out], head), labels[held_out])[headline] for head in heads]
         best = self._settings[scores.index(max(scores))]
         (head,) = train_heads(train, targets, [best], exclusive=self._exclusive, **self._options)
         rows = [
             {**setting._asdict(), "validation_score": score}
             for setting, score in zip(self._settings, scores, strict=True)
         ]
-        return rows, self._scores(logits_of(test, head), test_labels)
+        return rows, self._metrics(logits_of(test, head), test_labels)
 
-    def _scores(self, logits: Tensor, labels: Tensor) -> dict[str, float]:
+    def _metrics(self, logits: Tensor, labels: Tensor) -> dict[str, float]:
         if self._exclusive:
             hits = count_topk_hits(logits, labels, (1, 5))
             return dict(zip(self.better, (hits.double() / len(labels)).tolist(), strict=False))
-        return {"linear_mAP": mean_average_precision(logits.nan_to_num(-1e30, -1e30, -1e30), labels)}
-
-
-def mean_average_precision(scores: Tensor, labels: Tensor) -> float:
-    """Return the mean of :func:`opabinia.evaluation.classification.multilabel.average_precision` over the classes that
-    occur; 0 if none does.
-
-    Args:
-        scores: N x K.
-        labels: 0 and 1, N x K.
-    """
-    columns = zip(scores.cpu().numpy().T, (labels > 0.5).cpu().numpy().T, strict=True)
-    precisions = [average_precision(column, positive) for column, positive in columns if positive.any()]
-    return sum(precisions) / len(precisions) if precisions else 0.0
+        scores = logits.nan_to_num(-1e30, -1e30, -1e30).cpu().numpy().T
+        columns = zip(scores, (labels > 0.5).cpu().numpy().T, strict=True)
+        precisions = [average_precision(column, positive) for column, positive in columns if positive.any()]
+        return {"linear_mAP": sum(precisions) / len(precisions) if precisions else 0.0}

@@ -11,12 +11,7 @@ from numpy.typing import NDArray
 from opabinia.config import register
 from opabinia.contracts import EMBEDDING, Count, DataMismatch, DatasetInfo, Positive
 from opabinia.evaluation.detection.voc import voc_ap
-from opabinia.evaluation.representation.feature_bank import (
-    BankState,
-    FeatureBankEvaluator,
-    check_labels,
-    normalize_rows,
-)
+from opabinia.evaluation.representation.feature_bank import BankState, FeatureBankEvaluator, Rows, normalize_rows
 
 
 @register.evaluator(name="linear_svm")
@@ -54,38 +49,36 @@ class LinearSvm(FeatureBankEvaluator):
         folds: Count = 3,
         positive_weight: Positive = 2.0,
     ) -> None:
-        check_labels("linear_svm", dataset_info, multi_label=True)
+        super().__init__("linear_svm", dataset_info, [layer], multi_label=True)
         if not costs or folds < 2:
             raise ValueError(
                 f"linear_svm: costs {costs}, folds {folds}; it takes one cost or more, and two folds or more"
             )
-        super().__init__([layer])
         self._classes, self._multi_label = dataset_info.classes, dataset_info.multi_label
         self._costs, self._folds, self._weight = costs, folds, positive_weight
         self._validated: list[dict[str, Any]] = []
         self.better = {"svm_mAP" if dataset_info.multi_label else "svm_top1": "max"}
 
-    def compute(self, states: Sequence[BankState]) -> dict[str, float]:
+    def _scores(self, train: Rows, test: Rows) -> dict[str, float]:
         """Return the score, with the costs that are best in cross-validation.
 
         Raises:
-            DataMismatch: a class has fewer training samples than there are folds, or a feature is not finite.
+            DataMismatch: a class has fewer training samples than there are folds.
         """
-        split = self.train_and_test(states, self.layers[0])
-        if split is None:
-            return {}
-        (train, labels), (test, targets) = ((normalize_rows(rows.features), rows.known_labels()) for rows in split)
+        features, labels = normalize_rows(train.features), train.known_labels()
+        test_features, targets = normalize_rows(test.features), test.known_labels()
         self._validated = []
         if not self._multi_label:
             self._check_counts(np.bincount(labels, minlength=len(self._classes)))
             weights = dict.fromkeys(range(len(self._classes)), self._weight)
-            return {"svm_top1": float((self._fit(train, labels, weights, "accuracy").predict(test) == targets).mean())}
+            machine = self._fit(features, labels, weights, "accuracy")
+            return {"svm_top1": float((machine.predict(test_features) == targets).mean())}
         positive = (labels > 0.5).astype(np.int64)
         self._check_counts(np.minimum(positive.sum(0), (1 - positive).sum(0)))
         precisions = []
         for k, name in enumerate(self._classes):
-            machine = self._fit(train, positive[:, k], {1: self._weight}, "average_precision", {"class": name})
-            precisions.append(voc_ap(targets[:, k] > 0.5, machine.decision_function(test)))
+            machine = self._fit(features, positive[:, k], {1: self._weight}, "average_precision", {"class": name})
+            precisions.append(voc_ap(targets[:, k] > 0.5, machine.decision_function(test_features)))
         known = [precision for precision in precisions if not np.isnan(precision)]
         return {"svm_mAP": float(np.mean(known))} if known else {}
 

@@ -10,13 +10,7 @@ from numpy.typing import NDArray
 
 from opabinia.config import register
 from opabinia.contracts import EMBEDDING, Count, DataMismatch, DatasetInfo, Positive
-from opabinia.evaluation.representation.feature_bank import (
-    BankState,
-    FeatureBankEvaluator,
-    Rows,
-    check_labels,
-    normalize_rows,
-)
+from opabinia.evaluation.representation.feature_bank import BankState, FeatureBankEvaluator, Rows, normalize_rows
 
 
 @register.evaluator(name="low_shot", renamed={"draws": "repeats"})
@@ -53,27 +47,26 @@ class LowShot(FeatureBankEvaluator):
         regularization: Positive = 0.025,
         seed: int = 0,
     ) -> None:
-        check_labels("low_shot", dataset_info)
+        super().__init__("low_shot", dataset_info, [layer])
         if not shots:
             raise ValueError("low_shot: shots is empty; it takes one number of images or more")
-        super().__init__([layer])
         self._classes, self._shots, self._repeats, self._seed = dataset_info.classes, shots, repeats, seed
         self._regularization = regularization
         self._accuracies: dict[int, list[float]] = {}
         self.better = dict.fromkeys((f"low_shot_{shot}" for shot in shots), "max")
 
-    def compute(self, states: Sequence[BankState]) -> dict[str, float]:
+    def _scores(self, train: Rows, test: Rows) -> dict[str, float]:
         """Return the means over the repeats.
 
         Raises:
-            DataMismatch: a class has fewer training images than the most shots, or a feature is not finite.
+            DataMismatch: a class has fewer training images than the most shots.
         """
         from sklearn.linear_model import LogisticRegression  # slow to import, and most runs do not need it
 
-        split = self.train_and_test(states, self.layers[0])
-        if split is None:
-            return {}
-        (features, labels), (test_features, test_labels) = (_preprocess(rows) for rows in split)
+        (features, labels), (test_features, test_labels) = (
+            (normalize_rows(rows.features - rows.features.mean(1, keepdims=True)), rows.known_labels())
+            for rows in (train, test)
+        )
         orders = [self._sampling_order(labels, repeat) for repeat in range(self._repeats)]
 
         def accuracy(rows: NDArray[Any]) -> float:
@@ -105,8 +98,3 @@ class LowShot(FeatureBankEvaluator):
                 )
             rows.append(generator.permutation(samples)[:needed])
         return np.stack(rows)
-
-
-def _preprocess(rows: Rows) -> tuple[NDArray[np.float64], NDArray[Any]]:
-    """Return centered vectors of length 1, and the labels."""
-    return normalize_rows(rows.features - rows.features.mean(1, keepdims=True)), rows.known_labels()

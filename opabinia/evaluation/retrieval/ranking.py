@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,24 +19,8 @@ from opabinia.contracts import DataMismatch, Indices
 from opabinia.evaluation.retrieval.distances import Array, Distances, query_blocks
 
 
-class Relevance(Protocol):
-    """The matches of each query and the images excluded from its ranking: :class:`Matches`, :class:`ListedMatches`."""
-
-    def of(self, query: int) -> tuple[Indices, Indices]:
-        """Return the gallery indices of the matches of a query, and of its junk; both ascending."""
-        ...
-
-    def check(self, source: Distances) -> None:
-        """Check that the sizes are those of ``source``."""
-        ...
-
-    def no_match_error(self) -> DataMismatch:
-        """Return the error to raise if no query has a match."""
-        ...
-
-
 class Matches:
-    """Matches by identity (:class:`Relevance`).
+    """Matches by identity.
 
     Images of the same identity match; those of them from the query's own camera are junk, which is removed before the
     gallery is ranked (Zheng et al. 2015, Market-1501). Without cameras nothing is junk.
@@ -95,27 +79,23 @@ class Matches:
         Raises:
             ValueError: there are more or fewer.
         """
-        for name, ids, rows in (
-            ("query", self.query_ids, source.queries),
-            ("gallery", self.gallery_ids, source.gallery),
-        ):
+        sides = {"query": (self.query_ids, source.queries), "gallery": (self.gallery_ids, source.gallery)}
+        for name, (ids, rows) in sides.items():
             if len(ids) != rows:
                 raise ValueError(f"there are {rows} {name} images, but {len(ids)} {name}_ids")
 
     def no_match_error(self) -> DataMismatch:
         """Return the error to raise if no query has a match."""
         common = len(np.intersect1d(self.query_ids, self.gallery_ids))
-        text = (
-            f"none of the {len(self.query_ids)} queries has a match among the {len(self.gallery_ids)} gallery images: "
-            f"{common} identities are in both"
-        )
         removed = ", and images of the query's identity from its own camera were removed"
-        return DataMismatch(text + (removed if self._cameras is not None else ""))
+        return DataMismatch(
+            f"none of the {len(self.query_ids)} queries has a match among the {len(self.gallery_ids)} gallery images: "
+            f"{common} identities are in both{removed if self._cameras is not None else ''}"
+        )
 
 
 class ListedMatches:
-    """Matches listed for each query, as in the annotations of Oxford, Paris and their revisited forms
-    (:class:`Relevance`).
+    """Matches listed for each query, as in the annotations of Oxford, Paris and their revisited forms.
 
     Args:
         positives: gallery indices of the matches of each of Q queries.
@@ -151,6 +131,10 @@ class ListedMatches:
     def no_match_error(self) -> DataMismatch:
         """Return the error to raise if no query has a match."""
         return DataMismatch(f"none of the {len(self._positives)} queries has a match")
+
+
+Relevance = Matches | ListedMatches
+"""The matches of each query and the images excluded from its ranking."""
 
 
 @dataclass(frozen=True)

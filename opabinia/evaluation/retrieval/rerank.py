@@ -119,7 +119,7 @@ class Reranked:
     def distances(self, start: int, stop: int) -> Tensor:
         """Return the rows of queries ``start`` to ``stop`` (x G): float32, on the device of the features."""
         start, stop, _ = slice(start, stop).indices(self.queries)
-        original = self._space.to_gallery(start, stop) * self._scale[start:stop, None]
+        original = self._space.tile(slice(start, stop), slice(self.queries, None)) * self._scale[start:stop, None]
         shared = torch.from_numpy(self._shared(start, stop)).to(original.device)
         # Rows sum to 1, so the sum of the larger weights is 2 less that of the smaller ones.
         jaccard = (1 - shared / (2 - shared)).clamp_(min=0)
@@ -186,10 +186,10 @@ class _FeatureSpace:
         come in the order of columns."""
         for start in range(0, self.size, self._block):
             rows = slice(start, min(start + self._block, self.size))
-            yield rows, start, self._tile(rows, rows).fill_diagonal_(0)
+            yield rows, start, self.tile(rows, rows).fill_diagonal_(0)
             for later in range(rows.stop, self.size, self._block):
                 columns = slice(later, min(later + self._block, self.size))
-                tile = self._tile(rows, columns)
+                tile = self.tile(rows, columns)
                 yield rows, later, tile
                 yield columns, start, tile.T
 
@@ -201,11 +201,8 @@ class _FeatureSpace:
         squared = self._squares[rows] + self._squares[columns] - 2 * torch.cat(products)
         return squared.clamp_(min=0)
 
-    def to_gallery(self, start: int, stop: int) -> Tensor:
-        """Return the distances of queries ``start`` to ``stop``, in a new tensor."""
-        return self._tile(slice(start, stop), slice(self.queries, None))
-
-    def _tile(self, rows: slice, columns: slice) -> Tensor:
+    def tile(self, rows: slice, columns: slice) -> Tensor:
+        """Return the distances of some rows to some columns, in a new tensor."""
         tile = torch.addmm(self._squares[columns], self._features[rows], self._features[columns].T, alpha=-2)
         return tile.add_(self._squares[rows, None]).clamp_(min=0)
 

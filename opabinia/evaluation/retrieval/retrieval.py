@@ -22,14 +22,7 @@ from opabinia.evaluation.retrieval.distances import (
     as_features,
 )
 from opabinia.evaluation.retrieval.query_expansion import expand_features
-from opabinia.evaluation.retrieval.ranking import (
-    ListedMatches,
-    Matches,
-    Ranking,
-    as_column,
-    distance_blocks,
-    rank,
-)
+from opabinia.evaluation.retrieval.ranking import ListedMatches, Matches, Ranking, as_column, distance_blocks, rank
 
 Variant = Literal["zhong", "fastreid"]
 RANKS = (1, 5, 10)
@@ -221,8 +214,7 @@ def _single_shot_ranks(
     different = torch.from_numpy(gallery_ids[first] != query_ids[:, None]).to(distances.device)
     value, others = distances.gather(1, match), distances[:, columns]
     nearer = ((others < value) | ((others == value) & (columns < match))) & different
-    ranks: Indices = nearer.sum(1).cpu().numpy() + 1
-    return ranks
+    return nearer.sum(1).cpu().numpy() + 1
 
 
 def first_of_each(ids: Indices, order: Indices) -> Indices:

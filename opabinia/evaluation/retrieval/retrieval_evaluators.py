@@ -105,32 +105,29 @@ class Retrieval(EmbeddingEvaluator):
             )
         self._metric: Metric = metric
         self._ranks, self._roc = tuple(ranks), roc
-        variants: dict[str, tuple[dict[str, Any] | None, dict[str, Any] | None]] = {"": (None, None)}
+        self._variants: dict[str, tuple[Rerank | None, Expansion | None]] = {"": (None, None)}
         if rerank:
-            variants["rerank_"] = (asdict(rerank), None)
+            self._variants["rerank_"] = (rerank, None)
         if query_expansion:
-            variants["qe_"] = (None, asdict(query_expansion))
+            self._variants["qe_"] = (None, query_expansion)
         if rerank and query_expansion:
-            variants["qe_rerank_"] = (asdict(rerank), asdict(query_expansion))
-        self._variants = variants
+            self._variants["qe_rerank_"] = (rerank, query_expansion)
         self._names = ["mAP", *(f"rank{k}" for k in ranks), "mINP"]
-        self.better = {f"{prefix}{name}": "max" for prefix in variants for name in self._names}
+        self.better = {f"{prefix}{name}": "max" for prefix in self._variants for name in self._names}
         self.better |= dict.fromkeys(_ROC.values(), "max") if roc else {}
         self._ranked: tuple[Rows, Tensor, Tensor, Matches, Ranking] | None = None
 
-    def compute(self, states: Sequence[Batches]) -> dict[str, float]:
+    def _scores(self, rows: Rows) -> dict[str, float]:
         """Return the metrics of all processes' queries in all processes' gallery.
 
         Raises:
-            ValueError: all images are queries, or none; an embedding is not finite; or no query has a match.
+            ValueError: all images are queries, or none; or no query has a match.
         """
-        rows = concatenate(states)
-        if rows is None:
-            return {}
         query, gallery, matches = _split(rows, torch.from_numpy(rows.features).to(self.device))
         scores: dict[str, float] = {}
         for prefix, options in self._variants.items():
-            ranking = rank(distances_of(query, gallery, self._metric, *options), matches)
+            steps = [asdict(step) if step else None for step in options]
+            ranking = rank(distances_of(query, gallery, self._metric, *steps), matches)
             all_scores = ranking.scores(self._ranks)
             scores |= {f"{prefix}{name}": all_scores[name] for name in self._names}
             if not prefix:
@@ -217,15 +214,12 @@ class Recall(EmbeddingEvaluator):
         self._ks = tuple(ks)
         self.better = {name: "max" for name in (*(f"recall{k}" for k in ks), "r_precision", "mAP@R", "mAP")}
 
-    def compute(self, states: Sequence[Batches]) -> dict[str, float]:
+    def _scores(self, rows: Rows) -> dict[str, float]:
         """Return the metrics of all processes' images.
 
         Raises:
-            ValueError: an embedding is not finite, or no image has a match.
+            ValueError: no image has a match.
         """
-        rows = concatenate(states)
-        if rows is None:
-            return {}
         features = torch.from_numpy(rows.features).to(self.device)
         scores = recall(features, rows.known_labels(), self._ks, metric=self._metric)
         return {name: scores[name] for name in self.better}

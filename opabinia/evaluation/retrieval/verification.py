@@ -47,43 +47,26 @@ def roc(
     negatives = source.queries * source.gallery - excluded
     # This many pairs of different identities may be accepted; the next nearest of them must not.
     allowed = [int(f * negatives + 1e-9) for f in fprs]
-    nearest = _Smallest(max(allowed) + 1)
+    # The smallest distances of such pairs, which arrive in blocks, exactly; at most about twice as many are held.
+    count, limit = max(allowed) + 1, torch.inf
+    nearest: list[Tensor] = []
     positives: list[Tensor] = []
     for part in distance_blocks(source, matches, block):
         cells = cell_indices(part.matches, part.distances.device)
         positives.append(part.distances[cells].cpu())
         part.distances[cells] = torch.nan
-        nearest.add(part.distances)
+        nearest.append(part.distances[part.distances <= limit])
+        if sum(map(len, nearest)) > 2 * count:
+            nearest = [torch.cat(nearest).topk(count, largest=False, sorted=False).values]
+            limit = float(nearest[0].max())
     same = torch.cat(positives).sort().values if positives else torch.empty(0)
     if not len(same):
         raise matches.no_match_error()
     if not negatives:
         raise ValueError("all pairs are of the same identity: there are no false positives")
-    bounds = nearest.sorted()
-    limits = [float(bounds[count]) if count < negatives else torch.inf for count in allowed]
+    bounds = torch.cat(nearest).sort().values
+    limits = [float(bounds[accepted]) if accepted < negatives else torch.inf for accepted in allowed]
     return {f: float((same < limit).double().mean()) for f, limit in zip(fprs, limits, strict=True)}
-
-
-class _Smallest:
-    """The n smallest of many numbers that arrive in parts, exactly; at most about 2 n are held."""
-
-    def __init__(self, n: int) -> None:
-        self._n = n
-        self._parts: list[Tensor] = []
-        self._held = 0
-        self._limit = torch.inf
-
-    def add(self, values: Tensor) -> None:
-        """Add numbers; NaN is ignored."""
-        self._parts.append(values[values <= self._limit])
-        self._held += len(self._parts[-1])
-        if self._held > 2 * self._n:
-            kept = torch.cat(self._parts).topk(self._n, largest=False, sorted=False).values
-            self._parts, self._held, self._limit = [kept], len(kept), float(kept.max())
-
-    def sorted(self) -> Tensor:
-        """Return the numbers held, ascending: the n smallest and possibly more."""
-        return torch.cat(self._parts).sort().values
 
 
 def pairs(

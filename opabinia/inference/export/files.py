@@ -1,4 +1,4 @@
-"""Models as single files: ONNX, and torch.export's .pt2. Each can be read back and run."""
+"""Models as single files: ONNX, and torch.export's .pt2; each is read back and compared with the original."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from opabinia.config import ConfigError, Problem
-from opabinia.contracts import ExportModule
 from opabinia.inference.export.description import Description
-
-Run = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
-"""Maps inputs by name to the outputs of a model that was read back, by name."""
+from opabinia.inference.export.job import ExportJob, check_difference
+from opabinia.runtime.progress import PhaseBar
 
 DESCRIPTION = "opabinia.json"
 """Name of the file in a .pt2 that has the description."""
@@ -33,63 +31,64 @@ def check_onnx_libraries() -> None:
     """
     for name in ("onnx", "onnxruntime", "onnxscript"):
         if find_spec(name) is None:
-            message = f"ONNX needs {name}: pip install 'opabinia[onnx]'"
+            message = f"ONNX needs {name}: pip install 'opabinia[export]'"
             raise ConfigError(Problem("command line", "--format", message))
 
 
-def trace(module: ExportModule, inputs: Mapping[str, Tensor]) -> ExportedProgram:
-    """Return the graph of a module, for any number of samples.
+def write_file(
+    form: Literal["onnx", "torch"], path: Path, job: ExportJob, tolerance: float, origin: str, bar: PhaseBar
+) -> list[str]:
+    """Write the graph for any number of samples, read it back and compare it; return lines to print.
 
     Args:
-        module: the function of tensors.
-        inputs: two samples or more: torch would take a batch size of one for a constant.
-    """
-    batch = Dim("batch", min=1)
-    shapes = {name: {0: batch} for name in inputs}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns its own developers here
-        return torch.export.export(module.eval(), (), dict(inputs), dynamic_shapes=shapes)
-
-
-def write_torch(path: Path, program: ExportedProgram, description: Description) -> None:
-    """Write a .pt2 with the description in it."""
-    text = json.dumps(description.metadata(), ensure_ascii=False, indent=1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # see trace()
-        torch.export.save(program, path, extra_files={DESCRIPTION: text})
-
-
-def read_torch(path: Path) -> Run:
-    """Read a .pt2."""
-    module = torch.export.load(path).module()
-
-    def run(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        with torch.no_grad():
-            outputs: Mapping[str, Tensor] = module(**inputs)
-        return outputs
-
-    return run
-
-
-def write_onnx(path: Path, program: ExportedProgram, description: Description, outputs: list[str]) -> None:
-    """Write an ONNX file, with the description among its properties (``metadata_props``).
-
-    Args:
+        form: of the file.
         path: of the file.
-        program: the graph.
-        description: of the model.
-        outputs: names of the program's outputs, in its order.
+        job: the model, with inputs of two samples or more: torch would take a batch size of one for a constant.
+        tolerance: see :func:`opabinia.inference.export.export`.
+        origin: description of the inputs.
+        bar: moved when the file is written.
+
+    Raises:
+        ExportMismatch: the model that was read back differs by more.
     """
+    expected = job.module.expected(job.inputs)
+    batch = Dim("batch", min=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch and onnxscript warn their own developers here
-        exported: Any = torch.onnx.export(program, dynamo=True, output_names=outputs, verbose=False)
+        program = torch.export.export(
+            job.module.eval(), (), dict(job.inputs), dynamic_shapes={name: {0: batch} for name in job.inputs}
+        )
+        if form == "onnx":
+            _write_onnx(path, program, job.description, list(expected))
+        else:
+            text = json.dumps(job.description.metadata(), ensure_ascii=False, indent=1)
+            torch.export.save(program, path, extra_files={DESCRIPTION: text})
+    bar.advance()
+    run: Callable[..., Mapping[str, Tensor]]
+    if form == "onnx":
+        reader, run = f"onnxruntime {metadata.version('onnxruntime')}", _read_onnx(path)
+    else:
+        reader, run = f"torch {torch.__version__}", torch.export.load(path).module()
+    sizes = (1, len(job.inputs["image"]))
+    difference = max(job.module.difference(_first(expected, size), run(**_first(job.inputs, size))) for size in sizes)
+    check_difference(difference, tolerance, reader)
+    return [
+        *(_shape_line("inputs", job.inputs), _shape_line("outputs", expected)),
+        f"{reader} and the original on {origin}, in batches of {sizes[0]} and {sizes[1]}: largest difference "
+        f"{difference:.1e} (at most {tolerance:.0e})",
+    ]
+
+
+def _write_onnx(path: Path, program: ExportedProgram, description: Description, outputs: list[str]) -> None:
+    """Write an ONNX file, with the description among its properties (``metadata_props``)."""
+    exported: Any = torch.onnx.export(program, dynamo=True, output_names=outputs, verbose=False)
     exported.model.producer_name, exported.model.producer_version = "opabinia", description.version
     exported.model.metadata_props.update(description.metadata())
     exported.save(path, external_data=False)
 
 
-def read_onnx(path: Path) -> Run:
-    """Read an ONNX file with onnxruntime on the CPU."""
+def _read_onnx(path: Path) -> Callable[..., Mapping[str, Tensor]]:
+    """Return the function in an ONNX file, from inputs to outputs by name; onnxruntime computes it on the CPU."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -97,13 +96,20 @@ def read_onnx(path: Path) -> Run:
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
 
-    def run(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def run(**inputs: Tensor) -> Mapping[str, Tensor]:
         outputs = session.run(names, {name: value.numpy() for name, value in inputs.items()})
         return {name: torch.from_numpy(value) for name, value in zip(names, outputs, strict=True)}
 
     return run
 
 
-def reader_name(form: str) -> str:
-    """Return name and version of the library that reads a format."""
-    return f"onnxruntime {metadata.version('onnxruntime')}" if form == "onnx" else f"torch {torch.__version__}"
+def _first(tensors: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+    return {name: value[:count] for name, value in tensors.items()}
+
+
+def _shape_line(kind: str, tensors: Mapping[str, Tensor]) -> str:
+    shapes = (
+        f"{name} ({str(value.dtype).removeprefix('torch.')}, {' x '.join(map(str, ['batch', *value.shape[1:]]))})"
+        for name, value in tensors.items()
+    )
+    return f"{kind}: {', '.join(shapes)}"

@@ -48,19 +48,21 @@ def write_layout(folder: Path, run: Path, config: Mapping[str, Any], job: Export
     folder.mkdir()
     task, description = job.module.task, job.description
     weights = _timm_weights(task)
-    section = _timm_section(config)
-    lines = []
+    section = config["task"].get("backbone")
+    if not isinstance(section, Mapping) or section.get("name") != "timm":
+        section = None
     in_timm = weights is not None and section is not None
     if weights is not None and section is not None:
         write_timm(folder, section, weights, description)
-        difference = _difference_in_timm(folder, job)
-        lines.append(f"timm.create_model('local-dir:PATH', pretrained=True): largest difference {difference:.1e}")
+        model: Any = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+        expected = job.module.expected(job.inputs)
+        actual = model(task.normalize(job.inputs["image"]))
+        difference = relative_difference(expected["logits" if "logits" in expected else "embedding"], actual)
+        lines = [f"timm.create_model('local-dir:PATH', pretrained=True): largest difference {difference:.1e}"]
         check_difference(difference, tolerance, f"timm {timm.__version__}")
     else:
         _write_own(folder, task, description)
-        lines.append(
-            "the weights have their own names; load them with opabinia train PATH/config.yaml init.weights=..."
-        )
+        lines = ["the weights have their own names; load them with opabinia train PATH/config.yaml init.weights=..."]
         backbone = getattr(task, "backbone", None)
         if section is not None and isinstance(backbone, TimmBackbone):
             lines.append(_write_backbone(folder / BACKBONE, section, backbone, description))
@@ -68,12 +70,6 @@ def write_layout(folder: Path, run: Path, config: Mapping[str, Any], job: Export
     shutil.copyfile(run / "config.yaml", folder / "config.yaml")
     (folder / CARD).write_text(model_card(description, config, in_timm=in_timm), encoding="utf-8")
     return lines
-
-
-def _timm_section(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the config section of the task's backbone, if it is timm's."""
-    section = config["task"].get("backbone")
-    return section if isinstance(section, Mapping) and section.get("name") == "timm" else None
 
 
 def _timm_weights(task: Task) -> dict[str, Tensor] | None:
@@ -133,15 +129,6 @@ def write_timm(
     _write_json(folder / CONFIG, about)
 
 
-def _difference_in_timm(folder: Path, job: ExportJob) -> float:
-    """Return the largest difference between the outputs of timm's model, read from the folder, and the task."""
-    image = job.inputs["image"]
-    model: Any = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    actual = model(job.module.task.normalize(image))
-    expected = job.module.expected(job.inputs)
-    return relative_difference(expected["logits" if "logits" in expected else "embedding"], actual)
-
-
 def _write_own(folder: Path, task: nn.Module, description: Description) -> None:
     """Write a task's weights under their own names, and read them back.
 
@@ -154,9 +141,8 @@ def _write_own(folder: Path, task: nn.Module, description: Description) -> None:
     same = saved.keys() <= weights.keys() and all(torch.equal(saved[name], weights[name]) for name in saved)
     check_difference(0.0 if same else float("inf"), 0.0, "safetensors")
     about = {"library_name": "opabinia", "task": description.task, "num_classes": len(description.classes)}
-    _write_json(
-        folder / CONFIG, {**about, "id2label": dict(enumerate(description.classes)), "input_size": description.size}
-    )
+    about |= {"id2label": dict(enumerate(description.classes)), "input_size": description.size}
+    _write_json(folder / CONFIG, about)
 
 
 def _write_backbone(folder: Path, section: Mapping[str, Any], backbone: TimmBackbone, description: Description) -> str:
@@ -176,7 +162,7 @@ def preprocessing(description: Description) -> dict[str, Any]:
     since that format cannot express every transform."""
     resized = _resize_settings(description)
     height, width = description.size
-    about: dict[str, Any] = {
+    return {
         "do_resize": resized["size"] is not None,
         "size": resized["size"] or {"height": height, "width": width},
         "resample": _RESAMPLE.get(resized["interpolation"], 2),
@@ -188,8 +174,8 @@ def preprocessing(description: Description) -> dict[str, Any]:
         "image_mean": _per_channel(description.mean, description.channels),
         "image_std": _per_channel(description.std, description.channels),
         "do_convert_rgb": description.channels == 3,
+        "transforms": description.transforms,
     }
-    return about | {"transforms": description.transforms}
 
 
 def _resize_settings(description: Description) -> dict[str, Any]:

@@ -25,7 +25,9 @@ def model_card(description: Description, config: Mapping[str, Any], *, in_timm: 
         in_timm: whether timm reads the folder.
     """
     parts = [
-        _front(description, in_timm=in_timm),
+        f"---\nlibrary_name: {'timm' if in_timm else 'opabinia'}\n"
+        f"pipeline_tag: {_PIPELINES.get(description.task, 'image-feature-extraction')}\n"
+        "# license: yours to choose, such as apache-2.0\ntags: [opabinia]\n---",
         f"# {_plain(description.name)}",
         f"A model of the task `{description.task}`, trained with Opabinia {description.version} for "
         f"{description.step:,} steps.",
@@ -36,18 +38,6 @@ def model_card(description: Description, config: Mapping[str, Any], *, in_timm: 
         "them. `config.yaml` is the complete config of the training; it names folders of the machine that it ran on.",
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _front(description: Description, *, in_timm: bool) -> str:
-    lines = [
-        "---",
-        f"library_name: {'timm' if in_timm else 'opabinia'}",
-        f"pipeline_tag: {_PIPELINES.get(description.task, 'image-feature-extraction')}",
-        "# license: yours to choose, such as apache-2.0",
-        "tags: [opabinia]",
-        "---",
-    ]
-    return "\n".join(lines)
 
 
 def _scores(scores: Mapping[str, float]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,15 +19,9 @@ SIDE, FRAMES = 256, 64
 """Side in pixels of random images, and frames of random videos."""
 
 
-class ExportSamples(NamedTuple):
-    """Transformed samples, and a description of their origin."""
-
-    samples: list[Sample]
-    origin: str
-
-
-def select_samples(resolved: Resolved, predictor: Predictor, count: int) -> ExportSamples:
-    """Return samples at even distances from the validation data, or random ones if it cannot be read.
+def select_samples(resolved: Resolved, predictor: Predictor, count: int) -> tuple[list[Sample], str]:
+    """Return transformed samples at even distances from the validation data, or random ones if it cannot be read, and a
+    description of their origin.
 
     Args:
         resolved: the run's config.
@@ -36,15 +29,18 @@ def select_samples(resolved: Resolved, predictor: Predictor, count: int) -> Expo
         count: number of samples.
     """
     try:
-        return _validation_samples(resolved, count)
+        samples = _validation_samples(resolved, count)
+        return samples, f"{len(samples)} samples of the validation data"
     except (ConfigError, DataError, OSError, ValueError) as error:
         logging.getLogger("opabinia").info("the validation data cannot be read: %s", error)
-        kind = "videos" if predictor.takes_video else "images"
-        origin = f"{count} random {kind} (the validation data cannot be read)"
-        return ExportSamples(_random_samples(predictor, count), origin)
+    generator = torch.Generator().manual_seed(0)
+    shape = (*([FRAMES] if predictor.takes_video else []), predictor.channels, SIDE, SIDE)
+    images = (torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8) for _ in range(count))
+    origin = f"{count} random {'videos' if predictor.takes_video else 'images'} (the validation data cannot be read)"
+    return [predictor.sample(image) for image in images], origin
 
 
-def _validation_samples(resolved: Resolved, count: int) -> ExportSamples:
+def _validation_samples(resolved: Resolved, count: int) -> list[Sample]:
     """Return samples of the first validation set.
 
     Raises:
@@ -64,12 +60,4 @@ def _validation_samples(resolved: Resolved, count: int) -> ExportSamples:
         batch = reader.read(Request(GlobalBatch(step=0, epoch=0, first=int(number), count=1), index, index)).batch
         if batch is not None:
             samples.append({"image": batch["image"][0]})
-    return ExportSamples(samples, f"{len(samples)} samples of the validation data")
-
-
-def _random_samples(predictor: Predictor, count: int) -> list[Sample]:
-    generator = torch.Generator().manual_seed(0)
-    shape = (predictor.channels, SIDE, SIDE)
-    frames = (FRAMES,) if predictor.takes_video else ()
-    images = (torch.randint(0, 256, (*frames, *shape), generator=generator, dtype=torch.uint8) for _ in range(count))
-    return [predictor.sample(image) for image in images]
+    return samples

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from opabinia.data.loader import DataError
+from opabinia.evaluation.retrieval.rerank import k_reciprocal
 from opabinia.inference.input_files import InputBatch, read_batches
 from opabinia.inference.predictor import Predictor
+from opabinia.runtime.progress import progress_bar
 
 Verdict = Literal["right", "wrong", "junk"]
 """A match has the same identity, another one, or is ignored by evaluations: the same identity on the same camera, or an
@@ -44,6 +46,9 @@ def identity_from_path(path: Path, root: Path | None = None) -> Identity:
     return Identity(None if path.parent == root else path.absolute().parent.name)
 
 
+CANDIDATES = 100
+"""Nearest images of a query that are re-ranked."""
+
 Search = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 """Maps embeddings of queries (B x D) and k to distances and indices in the gallery (both B x k), nearest first."""
 
@@ -54,7 +59,7 @@ class Match(NamedTuple):
     Attributes:
         number: index in the gallery.
         path: of the image.
-        distance: 1 - cosine similarity, 0 to 2.
+        distance: 1 - cosine similarity, 0 to 2; or the re-ranked distance.
         verdict: None if names do not give both identities.
     """
 
@@ -75,10 +80,13 @@ class Gallery:
         paths: of the images.
         root: the folder they were found in.
         search: finds the nearest of them.
+        embeddings: maps indices of images to their embeddings (n to n x D).
     """
 
-    def __init__(self, paths: Sequence[Path], root: Path, search: Search) -> None:
-        self.paths, self._search = list(paths), search
+    def __init__(
+        self, paths: Sequence[Path], root: Path, search: Search, embeddings: Callable[[Tensor], Tensor]
+    ) -> None:
+        self.paths, self.root, self._search, self._embeddings = list(paths), root, search, embeddings
         self._identities = [identity_from_path(path, root) for path in paths]
         self._known = {item.identity for item in self._identities} - {None}
 
@@ -91,16 +99,30 @@ class Gallery:
             k: maximum number of matches.
         """
         distances, indices = self._search(embeddings, min(k + 1, len(self.paths)))
-        rows = zip(paths, indices.tolist(), distances.tolist(), strict=True)
-        return [self._matches(path, zip(*row, strict=True))[:k] for path, *row in rows]
+        nearest = []
+        for query, *row in zip(paths, indices.tolist(), distances.tolist(), strict=True):
+            resolved, identity = query.resolve(), identity_from_path(query)
+            matches = [
+                Match(index, self.paths[index], distance, self._verdict(identity, self._identities[index]))
+                for index, distance in zip(*row, strict=True)
+                if self.paths[index].resolve() != resolved
+            ]
+            nearest.append(matches[:k])
+        return nearest
 
-    def _matches(self, query: Path, nearest: Iterable[tuple[int, float]]) -> list[Match]:
-        resolved, identity = query.resolve(), identity_from_path(query)
-        return [
-            Match(index, self.paths[index], distance, self._verdict(identity, self._identities[index]))
-            for index, distance in nearest
-            if self.paths[index].resolve() != resolved
-        ]
+    def with_reranking(self) -> Gallery:
+        """Return the gallery with k-reciprocal re-ranking (:mod:`opabinia.evaluation.retrieval.rerank`) of the
+        :data:`CANDIDATES` nearest images of each query, alone; distances are the re-ranked ones."""
+
+        def nearest(embeddings: Tensor, k: int) -> tuple[Tensor, Tensor]:
+            _, candidates = self._search(embeddings, min(max(k, CANDIDATES), len(self.paths)))
+            distances, indices = torch.zeros(len(embeddings), k), candidates[:, :k].clone()
+            for row, (query, near) in enumerate(zip(embeddings, candidates, strict=True)):
+                distances[row : row + 1], order = k_reciprocal(query[None], self._embeddings(near)).nearest(k)
+                indices[row] = near[order[0]]
+            return distances, indices
+
+        return Gallery(self.paths, self.root, nearest, self._embeddings)
 
     def _verdict(self, query: Identity, match: Identity) -> Verdict | None:
         if query.identity not in self._known or match.identity is None:
@@ -128,9 +150,11 @@ def embed_gallery(
     """
     readable: list[Path] = []
     embeddings: list[Tensor] = []
-    for batch, rows in embed_files(predictor, paths, errors):
-        readable += batch.paths
-        embeddings.append(rows)
+    with progress_bar("embed gallery", len(paths), unit="images") as bar:
+        for batch, rows in embed_files(predictor, paths, errors):
+            readable += batch.paths
+            embeddings.append(rows)
+            bar.advance(len(batch))
     if not readable:
         raise DataError(f"none of the {len(paths)} files in {folder} can be read; the first: {errors[0]}")
     return readable, torch.cat(embeddings)

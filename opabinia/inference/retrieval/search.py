@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 from torch import Tensor
 
 from opabinia.config import ConfigError, Problem, dump
@@ -20,12 +20,17 @@ from opabinia.data.loader import DataError
 from opabinia.inference.input_files import find_files, raise_skipped
 from opabinia.inference.load import load
 from opabinia.inference.predictor import Predictor
-from opabinia.inference.retrieval.gallery import Gallery, Match, embed_files
+from opabinia.inference.retrieval.gallery import Gallery, embed_files
 from opabinia.runtime.files import DiskError, disk_errors, flush_to_disk, write_atomic
 from opabinia.runtime.log import log, logging_to
+from opabinia.runtime.progress import progress_bar
 from opabinia.training.run_folder import chosen_checkpoint, resolve, validation_sets
+from opabinia.training.trained_model import Weights
 
 FORMAT = 1
+
+Contents = dict[str, Any]
+"""The inputs of an index, see :func:`describe_index`."""
 
 
 def search(
@@ -35,8 +40,10 @@ def search(
     *,
     index: Path | None = None,
     nearest: int = 10,
+    rerank: bool = False,
     as_json: bool = False,
     checkpoint: str = "best",
+    weights: Weights | None = None,
     device: str | None = None,
 ) -> None:
     """Print the images of a gallery that are nearest to each query, by the cosine of their embeddings.
@@ -51,8 +58,10 @@ def search(
         queries: images, and folders of them.
         index: file of the index; None: one for each gallery, in the run folder's ``search``.
         nearest: maximum number of matches per query.
+        rerank: re-rank them, see :meth:`opabinia.inference.retrieval.gallery.Gallery.with_reranking`.
         as_json: print a line for each query, as ``opabinia predict`` writes them, instead of tables.
         checkpoint: see :func:`opabinia.load`.
+        weights: likewise.
         device: likewise.
 
     Raises:
@@ -61,14 +70,19 @@ def search(
     """
     import_faiss()
     path = chosen_checkpoint(run, checkpoint)
-    file = index or default_index(run, gallery)
-    check_replaceable(file)
+    root = gallery.resolve()
+    file = index or run / "search" / f"{root.name}-{_digest(str(root))[:8]}.faiss"
+    if file.exists() and not _description_file(file).is_file():
+        message = f"{file} exists already, without {_description_file(file).name} beside it: it is not our index"
+        raise ConfigError(Problem("command line", "--index", message))
     with logging_to(None):
-        predictor = load(run, checkpoint=str(path), device=device)
+        predictor = load(run, checkpoint=str(path), weights=weights, device=device)
         query_files = list(find_files(queries, videos=predictor.takes_video))
         gallery_files = list(find_files([gallery], videos=predictor.takes_video))
-        contents = describe_index(run, path, gallery, gallery_files)
-        searched = Index(file, contents).gallery(predictor, gallery, gallery_files)
+        contents = describe_index(run, path, predictor.weights, gallery, gallery_files)
+        searched = open_gallery(file, contents, predictor, gallery, gallery_files)
+        searched = searched.with_reranking() if rerank else searched
+    folder = gallery if gallery.is_dir() else gallery.parent
     console = Console(highlight=False)
     errors: list[str] = []
     for batch, embeddings in embed_files(predictor, query_files, errors):
@@ -78,15 +92,13 @@ def search(
                 line = {"path": str(query), "nearest": [match.to_json() for match in matches]}
                 print(json.dumps(line), flush=True)
             else:
-                console.print(_table(query, matches))
+                table = Table("", Column(Text(f"image in {folder}"), overflow="fold"), "distance", "")
+                for number, match in enumerate(matches, 1):
+                    name = Text(os.path.relpath(match.path, folder))
+                    table.add_row(str(number), name, f"{match.distance:.4f}", match.verdict or "")
+                console.print(Text(str(query)), soft_wrap=True)
+                console.print(table)
     raise_skipped(errors, len(query_files))
-
-
-def _table(query: Path, matches: Iterable[Match]) -> Table:
-    table = Table("", str(query), "distance", "")
-    for number, match in enumerate(matches, 1):
-        table.add_row(str(number), str(match.path), f"{match.distance:.4f}", match.verdict or "")
-    return table
 
 
 def import_faiss() -> Any:
@@ -105,147 +117,120 @@ def import_faiss() -> Any:
 # --- the index ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class IndexContents:
-    """The inputs of an index; if they change, it is rebuilt. The field names are keys of its ``.json`` file.
+def describe_index(run: Path, checkpoint: Path, weights: str, gallery: Path, paths: Sequence[Path]) -> Contents:
+    """Return the inputs of an index, as in its ``.json`` file; if they change, it is rebuilt.
 
-    Attributes:
-        checkpoint: checksum of the model's state.
-        prepared: digest of task, transforms, precision and choice of weights.
-        gallery: the folder.
-        files: name, size in bytes and modification time in nanoseconds of each image.
+    Returns:
+        ``checkpoint``: checksum of the model's state; ``prepared``: digest of task, transforms, precision and choice of
+        weights; ``gallery``: the folder; ``files``: name, size in bytes and modification time in nanoseconds of each
+        image.
     """
-
-    checkpoint: str
-    prepared: str
-    gallery: str
-    files: list[list[Any]]
-
-
-def describe_index(run: Path, checkpoint: Path, gallery: Path, paths: Sequence[Path]) -> IndexContents:
-    """Return the contents that an index of these images must have."""
     config = resolve(run).config
     sets = validation_sets(config)
     preprocessing = {
         "task": config["task"],
         "transforms": sets[0]["transforms"] if sets else [],
         "precision": config["train"]["precision"],
-        "weights": config["evaluate"]["weights"],
+        "weights": weights,
     }
     state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
     stats = [(path, path.stat()) for path in paths]
-    files = [[os.fspath(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
-    return IndexContents(state["checksum"], _digest(dump(preprocessing)), str(gallery), files)
+    return {
+        "checkpoint": state["checksum"],
+        "prepared": _digest(dump(preprocessing)),
+        "gallery": str(gallery),
+        "files": [[os.fspath(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats],
+    }
 
 
-def default_index(run: Path, gallery: Path) -> Path:
-    """Return the default index file of a gallery."""
-    resolved = gallery.resolve()
-    return run / "search" / f"{resolved.name}-{_digest(str(resolved))[:8]}.faiss"
-
-
-def check_replaceable(file: Path) -> None:
-    """Check that ``file`` does not exist or is an index of ours.
-
-    Raises:
-        ConfigError: it is another file.
-    """
-    if file.exists() and not _description_file(file).is_file():
-        message = f"{file} exists already, without {_description_file(file).name} beside it: it is not our index"
-        raise ConfigError(Problem("command line", "--index", message))
-
-
-class Index:
-    """A faiss index file with a description beside it.
+def open_gallery(file: Path, contents: Contents, predictor: Predictor, root: Path, paths: Sequence[Path]) -> Gallery:
+    """Return the gallery; its index is read from the disk if it is up to date, otherwise built and written.
 
     Args:
-        file: of faiss.
-        contents: that it must have.
+        file: of faiss; a description is beside it.
+        contents: see :func:`describe_index`.
+        predictor: embeds the images.
+        root: the folder of the gallery.
+        paths: of its images.
+
+    Raises:
+        DataError: none of the images can be read.
+        DiskError: the index cannot be written.
     """
+    images, index = _load_index(file, contents) or _build_index(file, contents, predictor, root, paths)
 
-    def __init__(self, file: Path, contents: IndexContents) -> None:
-        self._file, self._contents = file, contents
+    def nearest(embeddings: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        similarities, indices = (torch.from_numpy(rows) for rows in index.search(embeddings.numpy(), k))
+        return sort_matches(1 - similarities, indices)
 
-    def gallery(self, predictor: Predictor, root: Path, paths: Sequence[Path]) -> Gallery:
-        """Return the gallery; its index is read from the disk if it is up to date, otherwise built and written.
+    return Gallery(images, root, nearest, lambda numbers: torch.from_numpy(index.reconstruct_batch(numbers.numpy())))
 
-        Raises:
-            DataError: none of the images can be read.
-            DiskError: the index cannot be written.
-        """
-        images, index = self._load() or self._build(predictor, root, paths)
 
-        def nearest(embeddings: Tensor, k: int) -> tuple[Tensor, Tensor]:
-            similarities, indices = (torch.from_numpy(rows) for rows in index.search(embeddings.numpy(), k))
-            return sort_matches(1 - similarities, indices)
+def _load_index(file: Path, contents: Contents) -> tuple[list[Path], Any] | None:
+    """Return images and index from the disk; None if they are missing, outdated or damaged."""
+    try:
+        description = json.loads(_description_file(file).read_text(encoding="utf-8"))
+        checksum = _checksum(file)
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        description = None
+    is_ours = isinstance(description, dict) and description.get("format") == FORMAT
+    if not is_ours or description.get("checksum") != checksum:
+        log.warning("%s is damaged; rebuilding it", file)
+        return None
+    changed = [key for key, value in contents.items() if description["of"].get(key) != value]
+    if changed:
+        log.info("%s is outdated (%s changed); rebuilding it", file, ", ".join(changed))
+        return None
+    total = len(contents["files"])
+    if missing := total - len(description["pictures"]):
+        log.warning("%d of %d images could not be read when %s was built", missing, total, file)
+    return [Path(name) for name in description["pictures"]], import_faiss().read_index(str(file))
 
-        return Gallery(images, root, nearest)
 
-    def _load(self) -> tuple[list[Path], Any] | None:
-        """Return images and index from the disk; None if they are missing, outdated or damaged."""
-        try:
-            description = json.loads(_description_file(self._file).read_text(encoding="utf-8"))
-            with self._file.open("rb") as file:
-                checksum = hashlib.file_digest(file, "sha256").hexdigest()
-        except FileNotFoundError:
-            return None
-        except ValueError:
-            description = None
-        if (
-            not isinstance(description, dict)
-            or description.get("format") != FORMAT
-            or description.get("checksum") != checksum
-        ):
-            log.warning("%s is damaged; rebuilding it", self._file)
-            return None
-        changed = [key for key, value in asdict(self._contents).items() if description["of"].get(key) != value]
-        if changed:
-            log.info("%s is outdated (%s changed); rebuilding it", self._file, ", ".join(changed))
-            return None
-        if missing := len(self._contents.files) - len(description["pictures"]):
-            total = len(self._contents.files)
-            log.warning("%d of %d images could not be read when %s was built", missing, total, self._file)
-        return [Path(name) for name in description["pictures"]], import_faiss().read_index(str(self._file))
-
-    def _build(self, predictor: Predictor, root: Path, paths: Sequence[Path]) -> tuple[list[Path], Any]:
-        faiss = import_faiss()
-        log.info("building an index of %d images in %s", len(paths), root)
-        index: Any = None
-        images: list[Path] = []
-        errors: list[str] = []
+def _build_index(
+    file: Path, contents: Contents, predictor: Predictor, root: Path, paths: Sequence[Path]
+) -> tuple[list[Path], Any]:
+    log.info("building an index of %d images in %s", len(paths), root)
+    index: Any = None
+    images: list[Path] = []
+    errors: list[str] = []
+    with progress_bar("embed gallery", len(paths), unit="images") as bar:
         for batch, embeddings in embed_files(predictor, paths, errors):
-            index = index or faiss.IndexFlatIP(embeddings.shape[1])  # embeddings have length 1: products are cosines
+            # Embeddings have length 1: products are cosines.
+            index = index or import_faiss().IndexFlatIP(embeddings.shape[1])
             index.add(embeddings.numpy())
             images += batch.paths
-        if index is None:
-            raise DataError(f"none of the {len(paths)} images in {root} can be read; the first: {errors[0]}")
-        for message in errors:
-            log.warning("skipped: %s", message)
-        self._write(faiss, index, images)
-        return images, index
+            bar.advance(len(batch))
+    if index is None:
+        raise DataError(f"none of the {len(paths)} images in {root} can be read; the first: {errors[0]}")
+    for message in errors:
+        log.warning("skipped: %s", message)
+    _write_index(file, contents, index, images)
+    return images, index
 
-    def _write(self, faiss: Any, index: Any, images: Sequence[Path]) -> None:
-        temporary = self._file.with_name(f".{self._file.name}.{os.getpid()}.tmp")
-        with disk_errors(self._file):
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                faiss.write_index(index, str(temporary))
-                with temporary.open("rb") as file:
-                    checksum = hashlib.file_digest(file, "sha256").hexdigest()
-                flush_to_disk(temporary)
-                description = {
-                    "format": FORMAT,
-                    "checksum": checksum,
-                    "of": asdict(self._contents),
-                    "pictures": [os.fspath(image) for image in images],
-                }
-                # The description comes first: an index without one would be taken for a foreign file.
-                write_atomic(_description_file(self._file), json.dumps(description) + "\n")
-                temporary.replace(self._file)
-            except RuntimeError as error:  # faiss raises nothing else for disk errors
-                raise DiskError(f"cannot write {self._file}: {error}") from error
-            finally:
-                temporary.unlink(missing_ok=True)
+
+def _write_index(file: Path, contents: Contents, index: Any, images: Sequence[Path]) -> None:
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    with disk_errors(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            import_faiss().write_index(index, str(temporary))
+            flush_to_disk(temporary)
+            description = {
+                "format": FORMAT,
+                "checksum": _checksum(temporary),
+                "of": contents,
+                "pictures": [os.fspath(image) for image in images],
+            }
+            # The description comes first: an index without one would be taken for a foreign file.
+            write_atomic(_description_file(file), json.dumps(description) + "\n")
+            temporary.replace(file)
+        except RuntimeError as error:  # faiss raises nothing else for disk errors
+            raise DiskError(f"cannot write {file}: {error}") from error
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def sort_matches(distances: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -257,6 +242,11 @@ def sort_matches(distances: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
 
 def _description_file(file: Path) -> Path:
     return file.with_name(f"{file.name}.json")
+
+
+def _checksum(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _digest(text: str) -> str:

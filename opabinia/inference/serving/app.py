@@ -51,7 +51,7 @@ class Service:
         self.inference, self.about = inference, about
         self.limits = inference.limits
         self.pending = 0
-        self._worker = ThreadPoolExecutor(1, "model")
+        self.worker = ThreadPoolExecutor(1, "model")
 
     async def predict(self, request: Request) -> Response:
         """``POST /predict``: images as ``multipart/form-data``, or one as the body itself.
@@ -65,7 +65,7 @@ class Service:
         self.pending += 1
         try:
             uploads = await self._uploads(request)
-            results = await asyncio.get_running_loop().run_in_executor(self._worker, self.inference, uploads)
+            results = await asyncio.get_running_loop().run_in_executor(self.worker, self.inference, uploads)
         finally:
             self.pending -= 1
         return JSONResponse({"predictions": results})
@@ -75,20 +75,16 @@ class Service:
         check_body_size(int(length) if length.isdecimal() else 0, self.limits)
         try:
             async with asyncio.timeout(BODY_TIMEOUT):
-                body = await self._body(request)
+                body = bytearray()
+                async for part in request.stream():
+                    check_body_size(len(body) + len(part), self.limits)
+                    body += part
         except TimeoutError as error:
             raise RequestError(408, f"the request did not arrive within {BODY_TIMEOUT} s") from error
-        uploads = await parse_uploads(request, body)
+        uploads = await parse_uploads(request, bytes(body))
         if not uploads or not all(upload.content for upload in uploads):
             raise RequestError(422, "a file of the request is empty" if uploads else "there is no file in the request")
         return uploads
-
-    async def _body(self, request: Request) -> bytes:
-        body = bytearray()
-        async for part in request.stream():
-            check_body_size(len(body) + len(part), self.limits)
-            body += part
-        return bytes(body)
 
     async def health(self, request: Request) -> Response:
         """``GET /health``: the status, and the number of pending requests."""
@@ -113,10 +109,6 @@ class Service:
         if name not in files:
             raise RequestError(404, "the gallery has no such image")
         return FileResponse(files[name])
-
-    def close(self) -> None:
-        """Stop the worker; pending requests are cancelled."""
-        self._worker.shutdown(wait=False, cancel_futures=True)
 
 
 async def parse_uploads(request: Request, body: bytes) -> list[Upload]:
@@ -173,7 +165,7 @@ def make_app(service: Service, hosts: frozenset[str] | None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        service.close()
+        service.worker.shutdown(wait=False, cancel_futures=True)  # pending requests are cancelled
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.add_api_route("/predict", service.predict, methods=["POST"], response_model=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,17 +84,11 @@ class Inference:
     def _sample(self, upload: Upload) -> Sample:
         try:
             if self.predictor.takes_video:
-                return self._video_sample(upload.content)
+                with tempfile.NamedTemporaryFile(prefix="opabinia-") as file:
+                    file.write(upload.content)
+                    file.flush()
+                    return self.predictor.sample(file.name)
             return self.predictor.sample(decode_bytes(upload.content, upload.name, self.predictor.channels))
         except (OSError, ValueError) as error:
             first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise RequestError(422, f"{upload.name} is broken: {first_line}") from error
-
-    def _video_sample(self, content: bytes) -> Sample:
-        descriptor, path = tempfile.mkstemp(prefix="opabinia-")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-            return self.predictor.sample(path)
-        finally:
-            os.unlink(path)

@@ -6,7 +6,6 @@ import logging
 import socket
 import warnings
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from PIL import Image
@@ -18,6 +17,7 @@ from opabinia.inference.serving.limits import MAX_FILES, Limits
 from opabinia.runtime.log import logging_to
 from opabinia.runtime.version import __version__
 from opabinia.training.run_folder import resolve
+from opabinia.training.trained_model import Weights
 
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -30,6 +30,7 @@ def serve(
     limits: Limits,
     gallery: Path | None = None,
     checkpoint: str = "best",
+    weights: Weights | None = None,
     device: str | None = None,
 ) -> None:
     """Answer requests with a run's model until the process is stopped.
@@ -41,21 +42,33 @@ def serve(
         limits: of uploads.
         gallery: return the images in this folder that are nearest to an upload, instead of predictions.
         checkpoint: see :func:`opabinia.load`.
+        weights: likewise.
         device: likewise.
 
     Raises:
         ConfigError: there is no such run, checkpoint or gallery.
     """
     with logging_to(None):
-        predictor = load(run, checkpoint=checkpoint, device=device)
+        predictor = load(run, checkpoint=checkpoint, weights=weights, device=device)
         served_gallery = ServedGallery(predictor, gallery) if gallery is not None else None
     # PIL refuses images of twice this size itself; where it would only warn, limits.py refuses them.
     Image.MAX_IMAGE_PIXELS = limits.pixels
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the client gets the error message
     name, task = "/".join(run.resolve().parts[-2:]), resolve(run).config["task"]["name"]
-    inference = Inference(predictor, limits, served_gallery)
-    app = make_app(Service(inference, describe_model(name, task, inference)), LOCAL if host in LOCAL else None)
+    about = {
+        "name": name,
+        "task": task,
+        "classes": list(predictor.classes),
+        "channels": predictor.channels,
+        "takes": "videos" if predictor.takes_video else "images",
+        "parameters": sum(param.numel() for param in predictor.task.parameters()),
+        "device": str(predictor.device),
+        "gallery": len(served_gallery.files) if served_gallery else 0,
+        "limits": {"bytes": limits.bytes, "pixels": limits.pixels, "files": MAX_FILES},
+        "version": __version__,
+    }
+    app = make_app(Service(Inference(predictor, limits, served_gallery), about), LOCAL if host in LOCAL else None)
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=10
     )
@@ -64,26 +77,3 @@ def serve(
     if host not in LOCAL:
         print("everyone who can reach this machine can use it; there is no password", flush=True)
     uvicorn.Server(config).run(sockets=[listening])
-
-
-def describe_model(name: str, task: str, inference: Inference) -> dict[str, Any]:
-    """Return the answer of ``GET /model``.
-
-    Args:
-        name: of the run.
-        task: its name in the config.
-        inference: of the model.
-    """
-    predictor, limits = inference.predictor, inference.limits
-    return {
-        "name": name,
-        "task": task,
-        "classes": list(predictor.classes),
-        "channels": predictor.channels,
-        "takes": "videos" if predictor.takes_video else "images",
-        "parameters": sum(param.numel() for param in predictor.task.parameters()),
-        "device": str(predictor.device),
-        "gallery": len(inference.gallery.files) if inference.gallery else 0,
-        "limits": {"bytes": limits.bytes, "pixels": limits.pixels, "files": MAX_FILES},
-        "version": __version__,
-    }

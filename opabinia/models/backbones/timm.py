@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain, takewhile
 from typing import Any
 
 import timm as timm_library
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from opabinia.config import register
 from opabinia.contracts import Backbone, DataMismatch, Fraction, Level, Preprocessing, Tokens
 from opabinia.models.backbones.multi_scale import MultiScaleFeatures, allow_any_size, freeze_stages
+from opabinia.models.weights.download import UnavailableWeights, pretrained_weights
 
 
 class TimmClassifier(nn.Module):
@@ -266,19 +268,11 @@ def remove_classifier(model: Any) -> TimmClassifier | None:
     """
     modules, names = dict(model.named_modules()), set(model.state_dict())
     model.reset_classifier(0)
-    path = _common_path(names - model.state_dict().keys())
+    # The innermost module of all removed parameters: head.fc of head.fc.weight and head.fc.bias.
+    components = zip(*(name.split(".")[:-1] for name in names - model.state_dict().keys()), strict=False)
+    path = ".".join(column[0] for column in takewhile(lambda column: len(set(column)) == 1, components))
     layer = modules[path]
     return TimmClassifier(path, layer) if path and not isinstance(layer, nn.ModuleList) else None
-
-
-def _common_path(names: Iterable[str]) -> str:
-    """Return the innermost module of all these parameters: ``head.fc`` of ``head.fc.weight, head.fc.bias``."""
-    common: list[str] = []
-    for components in zip(*(name.split(".")[:-1] for name in names), strict=False):
-        if len(set(components)) > 1:
-            break
-        common.append(components[0])
-    return ".".join(common)
 
 
 @register.backbone
@@ -302,7 +296,7 @@ def timm(
             ``{img_size: 192}``, ``{drop_rate: 0.1}``.
 
     Raises:
-        ValueError: timm has no such model, or the model refuses an option.
+        ValueError: timm has no such model, the model refuses an option, or its weights cannot be downloaded.
     """
     if not timm_library.is_model(model):
         near = difflib.get_close_matches(model, timm_library.list_models(), n=3)
@@ -318,8 +312,9 @@ def timm(
     if not pretrained:
         kwargs["num_classes"] = 0
     try:
-        net: Any = timm_library.create_model(model, pretrained=pretrained, in_chans=channels, **kwargs)
-    except OSError:  # weights that cannot be downloaded: the error explains itself
+        with _weights_of(model, kwargs) if pretrained else nullcontext():
+            net: Any = timm_library.create_model(model, pretrained=pretrained, in_chans=channels, **kwargs)
+    except UnavailableWeights:
         raise
     except Exception as error:  # timm validates arguments in many ways, also by assertions and failed lookups
         cause = "options" if options else "drop_path" if drop_path else "model"
@@ -330,6 +325,16 @@ def timm(
     # Models with a layer between pooling and classifier have a head_hidden_size.
     width = int(getattr(net, "head_hidden_size", None) or net.num_features)
     return TimmBackbone(net, width, _preprocessing(net.pretrained_cfg, channels) if pretrained else None)
+
+
+def _weights_of(model: str, options: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Return the context in which timm loads the pretrained weights of a model."""
+    config: Any = timm_library.get_pretrained_cfg(model)
+    given = {**(config.to_dict() if config else {}), **(options.get("pretrained_cfg_overlay") or {})}
+    url, hub_id = given.get("url", ""), given.get("hf_hub_id")
+    if not (url or hub_id) or "file" in given or "pretrained_cfg" in options:
+        return nullcontext()
+    return pretrained_weights(f"timm's {model!r}", url, hub_id=hub_id, hub_file=given.get("hf_hub_filename"))
 
 
 _FIXED_OPTIONS = {

@@ -1,8 +1,8 @@
 """Detectors: feature maps of a backbone to bounding boxes, instance masks and keypoints."""
 
-from opabinia.models.detectors.cascade import cascade_rcnn as cascade_rcnn
 from opabinia.models.detectors.detr import RTDetr as RTDetr
 from opabinia.models.detectors.fcos import Fcos as Fcos
+from opabinia.models.detectors.rcnn import cascade_rcnn as cascade_rcnn
 from opabinia.models.detectors.rcnn import faster_rcnn as faster_rcnn
 from opabinia.models.detectors.rcnn import keypoint_rcnn as keypoint_rcnn
 from opabinia.models.detectors.rcnn import mask_rcnn as mask_rcnn

@@ -1,4 +1,4 @@
-"""Cascade R-CNN: boxes refined by several stages (Cai and Vasconcelos 2018)."""
+"""The box heads of Cascade R-CNN: boxes refined by several stages (Cai and Vasconcelos 2018)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import clip_boxes_to_image
 
-from opabinia.config import register
-from opabinia.contracts import DatasetInfo, Detections, Detector, Fraction, Level, NeckPart, Sizes, Target
+from opabinia.contracts import Detections, Level, Sizes, Target
 from opabinia.models.detectors.anchors import BoxWeights
 from opabinia.models.detectors.boxes import BoxLayers, BoxOptions, BoxPredictions, postprocess
-from opabinia.models.detectors.masks import MaskOptions
-from opabinia.models.detectors.rcnn import Rcnn, build_mask_head
 from opabinia.models.detectors.regions import (
     PoolingOptions,
     RegionPool,
@@ -25,8 +22,6 @@ from opabinia.models.detectors.regions import (
     exceeds_size,
     label_regions,
 )
-from opabinia.models.detectors.rpn import ProposalOptions, RegionProposals
-from opabinia.models.necks import fpn
 
 
 class CascadeHead(nn.Module):
@@ -129,44 +124,3 @@ def add_stage(number: int, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {
         f"{name}_stage{number}" if "loss" in name else f"stage{number}/{name}": value for name, value in values.items()
     }
-
-
-@register.detector(renamed={"later_overlaps": "later_ious", "later_weights": "later_bbox_reg_weights"})
-def cascade_rcnn(
-    levels: Sequence[Level],
-    dataset_info: DatasetInfo,
-    /,
-    *,
-    neck: NeckPart = fpn,
-    proposals: ProposalOptions,
-    pooling: PoolingOptions,
-    box: BoxOptions,
-    later_ious: tuple[Fraction, ...] = (0.6, 0.7),
-    later_bbox_reg_weights: tuple[BoxWeights, ...] = ((20, 20, 10, 10), (30, 30, 15, 15)),
-    mask: MaskOptions | None = None,
-) -> Detector:
-    """Cascade R-CNN (Cai and Vasconcelos 2018) with a feature pyramid, as in detectron2, with instance masks or
-    without.
-
-    detectron2 trains it with ``post_nms_topk_train`` 2000.
-
-    Args:
-        levels: the backbone's levels.
-        dataset_info: of the training data.
-        neck: makes the feature pyramid.
-        proposals: options of the region proposals.
-        pooling: options of RoIAlign.
-        box: options of the box heads; ``foreground_iou`` and ``bbox_reg_weights`` are those of the first stage.
-        later_ious: foreground IoU of each later stage.
-        later_bbox_reg_weights: factors of encoded boxes in each later stage.
-        mask: options of the mask head; null: no instance masks.
-
-    Raises:
-        ValueError: ``mask`` is given and the training data has no masks, the numbers of later IoUs and weights differ,
-            boxes are to be per class, or see :func:`opabinia.models.detectors.rcnn.faster_rcnn`.
-    """
-    pyramid = neck(levels)
-    out_levels, classes = pyramid.out_levels, len(dataset_info.classes)
-    head = CascadeHead(out_levels, classes, box, later_ious, later_bbox_reg_weights, pooling)
-    others = {} if mask is None else {"mask": build_mask_head(out_levels, dataset_info, mask, pooling)}
-    return Rcnn(pyramid, RegionProposals(out_levels, proposals), head, others, classes)

@@ -72,6 +72,10 @@ class HeadOutput(NamedTuple):
     centerness: Tensor | None = None
 
 
+Predictions = tuple[Tensor, Tensor, list[Tensor], Tensor | None]
+"""Logits (B x N x K) and encoded boxes (B x N x 4) of all levels, the anchors of each level, and centerness (B x N)."""
+
+
 def split_levels(
     logits: Tensor, deltas: Tensor, anchors: Sequence[Tensor], centerness: Tensor | None = None
 ) -> list[HeadOutput]:
@@ -153,6 +157,8 @@ class DenseDetector(Detector):
         pre_nms_topk: so many candidates of each level go into suppression.
     """
 
+    _decode: Decode
+
     def __init__(
         self,
         neck: NeckPart,
@@ -177,6 +183,11 @@ class DenseDetector(Detector):
         candidates = self.candidates(maps, shape)
         return suppress(candidates, sizes, self.score_threshold, self.nms_threshold, self.max_detections)
 
-    @abstractmethod
     def candidates(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> list[Candidates]:
         """The best predictions of each level, before suppression."""
+        levels = split_levels(*self._predict(maps, shape))
+        return [top_candidates(level, self._decode, self.pre_nms_topk) for level in levels]
+
+    @abstractmethod
+    def _predict(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> Predictions:
+        """Run the head on all levels."""

@@ -24,14 +24,12 @@ from opabinia.contracts import Count, DatasetInfo, Fraction, Level, NeckPart, No
 from opabinia.models.detectors.anchors import AnchorGrid, Convention, iou_loss
 from opabinia.models.detectors.dense import (
     DENSE_RENAMED,
-    Candidates,
     DenseDetector,
     HeadNorm,
+    Predictions,
     Probability,
     focal_loss,
     is_top1,
-    split_levels,
-    top_candidates,
 )
 from opabinia.models.necks import fpn_p3_p7_from_p5, norm_factory
 from opabinia.runtime.collectives import mean_over_samples
@@ -70,6 +68,8 @@ class Fcos(DenseDetector):
         max_detections: per image.
     """
 
+    _decode = staticmethod(CODER.decode)
+
     def __init__(
         self,
         levels: Sequence[Level],
@@ -100,25 +100,26 @@ class Fcos(DenseDetector):
         self.grid = AnchorGrid([[stride] for stride in strides], [1.0], strides, offset=offset, convention=convention)
         self.center_sampling_radius, self.alpha, self.gamma = center_sampling_radius, alpha, gamma
 
-    def _predict(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-        """Return logits (B x N x K), distances in strides (B x N x 4), centerness (B x N), and the points of each level
-        as boxes of the stride's size (N x 4)."""
+    def _predict(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> Predictions:
+        """Run the head: boxes are encoded as distances in strides, anchors are points, as boxes of the stride's
+        size."""
         distances, centerness = self.head["regression_head"](maps)
-        return self.head["classification_head"](maps), distances, centerness.squeeze(2), self.grid(maps, shape)
+        logits = self.head["classification_head"](maps)
+        return logits, distances.float(), self.grid(maps, shape), centerness.squeeze(2)
 
     def losses(
         self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, targets: Sequence[Target]
     ) -> dict[str, Tensor]:
         """``loss_cls``, ``loss_box_reg``, ``loss_centerness``; ``num_pos_anchors``, the positive points per image, and
         ``fg_accuracy``, the share of them whose true class has the highest score."""
-        logits, distances, centerness, points = self._predict(maps, shape)
+        logits, distances, points, centerness = self._predict(maps, shape)
+        assert centerness is not None
         assigned = assign_points(points, targets, self.center_sampling_radius)
         positive, anchors = assigned.classes >= 0, torch.cat(points)
         positives_per_image = mean_over_samples(positive.sum(), len(targets))
         count = positives_per_image.clamp(min=1) * len(targets)
         # Positive points are not selected, which would wait for the device: the others are multiplied by 0.
-        boxes = CODER.decode(distances.float(), anchors)
-        box_losses = iou_loss(boxes, assigned.boxes, "giou")
+        box_losses = iou_loss(CODER.decode(distances, anchors), assigned.boxes, "giou")
         centerness_losses = F.binary_cross_entropy_with_logits(
             centerness.float(), centerness_targets(anchors, assigned.boxes), reduction="none"
         )
@@ -129,12 +130,6 @@ class Fcos(DenseDetector):
             "num_pos_anchors": positives_per_image,
             "fg_accuracy": is_top1(logits, assigned.classes).sum() / count,
         }
-
-    def candidates(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> list[Candidates]:
-        """The best predictions of each level, before suppression."""
-        logits, distances, centerness, points = self._predict(maps, shape)
-        levels = split_levels(logits, distances.float(), points, centerness)
-        return [top_candidates(level, CODER.decode, self.pre_nms_topk) for level in levels]
 
 
 class PointTargets(NamedTuple):

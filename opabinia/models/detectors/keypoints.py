@@ -68,7 +68,9 @@ class KeypointHead(nn.Module):
     ) -> dict[str, Tensor]:
         """``loss_keypoint``, the mean over all keypoints that are visible and inside their region, and the number of
         regions per image that have such keypoints."""
-        keypoints = [_keypoints_of(target) for target in targets]
+        keypoints = [target.keypoints for target in targets if target.keypoints is not None]
+        if len(keypoints) < len(targets):
+            raise ValueError("an image without keypoints came to a detector that learns them")
         samples = [
             image.at(_contains_visible(image.boxes, known[image.matched]))
             for image, known in zip(foreground_regions(regions, self.classes), keypoints, strict=True)
@@ -84,12 +86,6 @@ class KeypointHead(nn.Module):
         keypoints = heatmaps_to_keypoints(self._logits(maps, boxes), torch.cat(boxes))
         per_image = torch.split(keypoints, list(map(len, boxes)))
         return [image._replace(keypoints=points) for image, points in zip(detections, per_image, strict=True)]
-
-
-def _keypoints_of(target: Target) -> Tensor:
-    if target.keypoints is None:
-        raise ValueError("an image without keypoints came to a detector that learns them")
-    return target.keypoints
 
 
 def _contains_visible(boxes: Tensor, keypoints: Tensor) -> Tensor:

@@ -22,41 +22,21 @@ its training, set also ``smooth_l1_beta`` of proposals and boxes to 1/9, and ``s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol, cast
+from collections.abc import Sequence
+from typing import cast
 
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import DatasetInfo, Detections, Detector, Level, Neck, NeckPart, Sizes, Target
+from opabinia.contracts import DatasetInfo, Detections, Detector, Fraction, Level, Neck, NeckPart, Sizes, Target
+from opabinia.models.detectors.anchors import BoxWeights
 from opabinia.models.detectors.boxes import BoxHead, BoxOptions
+from opabinia.models.detectors.cascade import CascadeHead
 from opabinia.models.detectors.keypoints import KeypointHead, KeypointOptions
 from opabinia.models.detectors.masks import MaskHead, MaskOptions
-from opabinia.models.detectors.regions import PoolingOptions, Regions, count_regions, sample_regions
+from opabinia.models.detectors.regions import PoolingOptions, count_regions, sample_regions
 from opabinia.models.detectors.rpn import ProposalOptions, RegionProposals
 from opabinia.models.necks import fpn
-
-
-class RegionDetector(Protocol):
-    """A head that turns regions into detections: :class:`BoxHead`, or a cascade of them."""
-
-    options: BoxOptions
-
-    def losses(
-        self, maps: Sequence[Tensor], sizes: Sizes, regions: Sequence[Regions], targets: Sequence[Target]
-    ) -> dict[str, Tensor]: ...
-
-    def detect(self, maps: Sequence[Tensor], sizes: Sizes, proposals: Sequence[Tensor]) -> list[Detections]: ...
-
-
-class RegionDescriber(Protocol):
-    """A head that adds to detections: :class:`MaskHead`, :class:`KeypointHead`."""
-
-    def losses(
-        self, maps: Sequence[Tensor], regions: Sequence[Regions], targets: Sequence[Target]
-    ) -> dict[str, Tensor]: ...
-
-    def describe(self, maps: Sequence[Tensor], detections: Sequence[Detections]) -> list[Detections]: ...
 
 
 class Rcnn(Detector):
@@ -67,28 +47,24 @@ class Rcnn(Detector):
     Args:
         neck: makes the feature pyramid.
         rpn: proposes regions.
-        box: a :class:`RegionDetector`.
-        others: each a :class:`RegionDescriber`, by name.
+        box: turns regions into detections: a head, or a cascade of them.
+        others: heads that add to detections, by name: ``mask``, ``keypoint``.
         classes: K.
     """
 
     def __init__(
-        self, neck: Neck, rpn: RegionProposals, box: nn.Module, others: Mapping[str, nn.Module], classes: int
+        self, neck: Neck, rpn: RegionProposals, box: BoxHead | CascadeHead, others: dict[str, nn.Module], classes: int
     ) -> None:
         super().__init__()
         self.neck, self.rpn, self.box = neck, rpn, box
         self.others = nn.ModuleDict(others)
         self.classes = classes
-        self.max_detections = self._box.options.max_detections
+        self.max_detections = box.options.max_detections
         self.masks, self.keypoints = "mask" in others, "keypoint" in others
 
     @property
-    def _box(self) -> RegionDetector:
-        return cast("RegionDetector", self.box)
-
-    @property
-    def _others(self) -> list[RegionDescriber]:
-        return cast("list[RegionDescriber]", list(self.others.values()))
+    def _others(self) -> list[MaskHead | KeypointHead]:
+        return cast("list[MaskHead | KeypointHead]", list(self.others.values()))
 
     def pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """The neck's feature maps."""
@@ -101,11 +77,11 @@ class Rcnn(Detector):
         """Losses of all stages, and detectron2's training metrics. A loss without samples is 0."""
         output = self.rpn(maps, shape)
         losses: dict[str, Tensor] = self.rpn.losses(output, targets)
-        options, box = self.rpn.options, self._box.options
+        options, box = self.rpn.options, self.box.options
         proposals = self.rpn.propose(output, sizes, options.pre_nms_topk_train, options.post_nms_topk_train)
         sampling = box.foreground_iou, box.batch_size_per_image, box.positive_fraction, self.classes
         regions = [sample_regions(*image, *sampling) for image in zip(proposals, targets, strict=True)]
-        losses |= count_regions(regions, self.classes) | self._box.losses(maps, sizes, regions, targets)
+        losses |= count_regions(regions, self.classes) | self.box.losses(maps, sizes, regions, targets)
         for head in self._others:
             losses |= head.losses(maps, regions, targets)
         return losses
@@ -115,7 +91,7 @@ class Rcnn(Detector):
         options = self.rpn.options
         output = self.rpn(maps, shape)
         proposals = self.rpn.propose(output, sizes, options.pre_nms_topk_test, options.post_nms_topk_test)
-        return self._box.detect(maps, sizes, proposals)
+        return self.box.detect(maps, sizes, proposals)
 
     def describe(
         self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, detections: Sequence[Detections]
@@ -150,7 +126,7 @@ def faster_rcnn(
     Raises:
         ValueError: the neck does not have as many levels as there are anchor sizes, or fewer than are pooled from.
     """
-    return _build_rcnn(levels, dataset_info, neck, proposals, pooling, box)
+    return _build_rcnn(neck(levels), len(dataset_info.classes), proposals, pooling, box)
 
 
 @register.detector
@@ -179,7 +155,9 @@ def mask_rcnn(
     Raises:
         ValueError: the training data has no masks, or see :func:`faster_rcnn`.
     """
-    return _build_rcnn(levels, dataset_info, neck, proposals, pooling, box, mask=mask)
+    pyramid = neck(levels)
+    head = build_mask_head(pyramid.out_levels, dataset_info, mask, pooling)
+    return _build_rcnn(pyramid, len(dataset_info.classes), proposals, pooling, box, mask=head)
 
 
 @register.detector
@@ -215,28 +193,59 @@ def keypoint_rcnn(
             "keypoint_rcnn learns keypoints, and the training data has none: take a source that has them, such as "
             "coco with a file of keypoints, or the detector faster_rcnn"
         )
-    return _build_rcnn(levels, dataset_info, neck, proposals, pooling, box, keypoint=keypoint)
+    pyramid, classes = neck(levels), len(dataset_info.classes)
+    head = KeypointHead(pyramid.out_levels, classes, len(dataset_info.keypoints), keypoint, pooling)
+    return _build_rcnn(pyramid, classes, proposals, pooling, box, keypoint=head)
 
 
-def _build_rcnn(
+@register.detector(renamed={"later_overlaps": "later_ious", "later_weights": "later_bbox_reg_weights"})
+def cascade_rcnn(
     levels: Sequence[Level],
     dataset_info: DatasetInfo,
-    neck: NeckPart,
+    /,
+    *,
+    neck: NeckPart = fpn,
     proposals: ProposalOptions,
     pooling: PoolingOptions,
     box: BoxOptions,
+    later_ious: tuple[Fraction, ...] = (0.6, 0.7),
+    later_bbox_reg_weights: tuple[BoxWeights, ...] = ((20, 20, 10, 10), (30, 30, 15, 15)),
     mask: MaskOptions | None = None,
-    keypoint: KeypointOptions | None = None,
-) -> Rcnn:
+) -> Detector:
+    """Cascade R-CNN (Cai and Vasconcelos 2018) with a feature pyramid, as in detectron2, with instance masks or
+    without.
+
+    detectron2 trains it with ``post_nms_topk_train`` 2000.
+
+    Args:
+        levels: the backbone's levels.
+        dataset_info: of the training data.
+        neck: makes the feature pyramid.
+        proposals: options of the region proposals.
+        pooling: options of RoIAlign.
+        box: options of the box heads; ``foreground_iou`` and ``bbox_reg_weights`` are those of the first stage.
+        later_ious: foreground IoU of each later stage.
+        later_bbox_reg_weights: factors of encoded boxes in each later stage.
+        mask: options of the mask head; null: no instance masks.
+
+    Raises:
+        ValueError: ``mask`` is given and the training data has no masks, the numbers of later IoUs and weights differ,
+            boxes are to be per class, or see :func:`faster_rcnn`.
+    """
     pyramid = neck(levels)
     out_levels, classes = pyramid.out_levels, len(dataset_info.classes)
+    head = CascadeHead(out_levels, classes, box, later_ious, later_bbox_reg_weights, pooling)
     others: dict[str, nn.Module] = {}
     if mask is not None:
         others["mask"] = build_mask_head(out_levels, dataset_info, mask, pooling)
-    if keypoint is not None:
-        others["keypoint"] = KeypointHead(out_levels, classes, len(dataset_info.keypoints), keypoint, pooling)
-    rpn = RegionProposals(out_levels, proposals)
-    return Rcnn(pyramid, rpn, BoxHead(out_levels, classes, box, pooling), others, classes)
+    return Rcnn(pyramid, RegionProposals(out_levels, proposals), head, others, classes)
+
+
+def _build_rcnn(
+    neck: Neck, classes: int, proposals: ProposalOptions, pooling: PoolingOptions, box: BoxOptions, **others: nn.Module
+) -> Rcnn:
+    rpn = RegionProposals(neck.out_levels, proposals)
+    return Rcnn(neck, rpn, BoxHead(neck.out_levels, classes, box, pooling), others, classes)
 
 
 def build_mask_head(

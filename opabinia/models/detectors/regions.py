@@ -11,6 +11,7 @@ import torch
 from annotated_types import Ge
 from torch import Tensor, nn
 from torchvision.ops import box_iou, roi_align
+from torchvision.ops._utils import convert_boxes_to_roi_format
 
 from opabinia.config import register
 from opabinia.contracts import Count, Level, Positive, Target
@@ -62,7 +63,7 @@ class RegionPool(nn.Module):
     def forward(self, maps: Sequence[Tensor], boxes: Sequence[Tensor]) -> Tensor:
         """Pool the features (R x M x S x S) of the boxes of all images (N x 4 each, R in all) from feature maps
         (B x M x h x w). The features of boxes that are not finite are NaN."""
-        rois = boxes_to_rois(boxes)
+        rois = convert_boxes_to_roi_format(list(boxes))
         lowest = int(math.log2(self.strides[0]))
         highest, options = lowest + len(self.strides) - 1, self.options
         levels = assign_levels(rois[:, 1:], lowest, highest, options.canonical_size, options.canonical_level)
@@ -75,12 +76,6 @@ class RegionPool(nn.Module):
             squares = roi_align(level_map.float(), rois[rows], self.side, 1 / stride, *sampling)
             pooled[rows] = squares.to(pooled.dtype)
         return pooled
-
-
-def boxes_to_rois(boxes: Sequence[Tensor]) -> Tensor:
-    """Concatenate the boxes of several images (N x 4 each), with the image's index first (R x 5, float32)."""
-    indices = [torch.full_like(image_boxes[:, :1], index) for index, image_boxes in enumerate(boxes)]
-    return torch.cat([torch.cat(indices), torch.cat(list(boxes))], dim=1)
 
 
 def exceeds_size(boxes: Tensor, min_size: float) -> Tensor:

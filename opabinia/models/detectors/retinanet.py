@@ -32,14 +32,12 @@ from opabinia.models.detectors.anchors import (
 )
 from opabinia.models.detectors.dense import (
     DENSE_RENAMED,
-    Candidates,
     DenseDetector,
     HeadNorm,
+    Predictions,
     Probability,
     focal_loss,
     is_top1,
-    split_levels,
-    top_candidates,
 )
 from opabinia.models.necks import fpn_p3_p7, norm_factory
 
@@ -78,6 +76,8 @@ class RetinaNet(DenseDetector):
     Raises:
         ValueError: there are not as many anchor sizes as levels, or background_iou is above foreground_iou.
     """
+
+    _decode = staticmethod(decode_boxes)
 
     def __init__(
         self,
@@ -121,16 +121,16 @@ class RetinaNet(DenseDetector):
         self.background_iou, self.foreground_iou, self.alpha, self.gamma = background_iou, foreground_iou, alpha, gamma
         self.box_loss, self.smooth_l1_beta = box_loss, smooth_l1_beta
 
-    def _predict(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Return logits (B x N x K), encoded boxes (B x N x 4), and the anchors of each level (N x 4)."""
-        return self.head["classification_head"](maps), self.head["regression_head"](maps), self.grid(maps, shape)
+    def _predict(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> Predictions:
+        logits, deltas = self.head["classification_head"](maps), self.head["regression_head"](maps)
+        return logits, deltas, self.grid(maps, shape), None
 
     def losses(
         self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, targets: Sequence[Target]
     ) -> dict[str, Tensor]:
         """``loss_cls``, ``loss_box_reg``; ``num_pos_anchors`` and ``num_neg_anchors`` per image, and ``fg_accuracy``,
         the share of positive anchors whose true class has the highest score."""
-        logits, deltas, level_anchors = self._predict(maps, shape)
+        logits, deltas, level_anchors, _ = self._predict(maps, shape)
         anchors = torch.cat(level_anchors)
         assigned = assign_anchors(anchors, targets, self.background_iou, self.foreground_iou)
         positive, images = assigned.labels == POSITIVE, len(targets)
@@ -153,11 +153,6 @@ class RetinaNet(DenseDetector):
             "num_neg_anchors": (assigned.labels == NEGATIVE).sum() / images,
             "fg_accuracy": is_top1(logits, classes).sum() / counts.sum().clamp(min=1),
         }
-
-    def candidates(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> list[Candidates]:
-        """The best predictions of each level, before suppression."""
-        levels = split_levels(*self._predict(maps, shape))
-        return [top_candidates(level, decode_boxes, self.pre_nms_topk) for level in levels]
 
 
 class AnchorTargets(NamedTuple):

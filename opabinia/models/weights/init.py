@@ -7,6 +7,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -278,9 +279,8 @@ def _main_prefixes(given: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -
 def _split_common_suffix(name: str, target: str) -> tuple[str, str, int]:
     """Return the prefixes of two names before their longest common suffix, and the number of its components."""
     a, b = name.split("."), target.split(".")
-    shared = 0
-    while shared < min(len(a), len(b)) and a[-1 - shared] == b[-1 - shared]:
-        shared += 1
+    pairs = zip(reversed(a), reversed(b), strict=False)
+    shared = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
     old, new = ("".join(f"{part}." for part in parts[: len(parts) - shared]) for parts in (a, b))
     return old, new, shared
 

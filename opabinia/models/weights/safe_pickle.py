@@ -128,10 +128,6 @@ def _array(content: Any, dtype: Any, shape: Any, order: Any) -> Array:
     return array.astype(dtype.plain.newbyteorder("="), order="C")
 
 
-def _scalar(dtype: Any, content: Any) -> Any:
-    return _array(content, dtype, (), "C").item()
-
-
 def _encode(text: Any, encoding: Any) -> bytes:
     """Decode bytes as Python 3 pickles them for Python 2; empty bytes are pickled as ``bytes()``."""
     if not isinstance(text, str) or encoding != "latin1":
@@ -139,23 +135,19 @@ def _encode(text: Any, encoding: Any) -> bytes:
     return text.encode("latin1")
 
 
-def _dictionary(pairs: Any = ()) -> dict[Any, Any]:
-    return dict(pairs)
-
-
 def _refuse_call(*_: Any) -> Any:
     raise Refused("it makes an array by itself")
 
 
 def _allowed() -> Iterator[tuple[tuple[str, str], _Function]]:
-    yield ("collections", "OrderedDict"), _Function(_dictionary)
+    yield ("collections", "OrderedDict"), _Function(lambda pairs=(): dict(pairs))
     yield ("_codecs", "encode"), _Function(_encode)
     yield ("__builtin__", "bytes"), _Function(lambda: b"")
     yield ("numpy", "ndarray"), _Function(_refuse_call)
     yield ("numpy", "dtype"), _Function(_DType)
     for core in ("numpy.core", "numpy._core"):
         yield (f"{core}.multiarray", "_reconstruct"), _Function(_PendingArray)
-        yield (f"{core}.multiarray", "scalar"), _Function(_scalar)
+        yield (f"{core}.multiarray", "scalar"), _Function(lambda dtype, content: _array(content, dtype, (), "C").item())
         yield (f"{core}.numeric", "_frombuffer"), _Function(_array)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
@@ -34,8 +35,9 @@ from opabinia.contracts import (
     Task,
 )
 from opabinia.evaluation.detection.coco import Coco
-from opabinia.evaluation.detection.mean_losses import MeanLosses
+from opabinia.evaluation.mean_losses import MeanLosses
 from opabinia.models import norms
+from opabinia.models.backbones.module import build_backbone
 from opabinia.models.layers import build_normalization
 from opabinia.tasks.dataset_checks import check_channels, check_classes
 from opabinia.tasks.detection.test_time_augmentation import TestTimeAugmentation, detect_augmented
@@ -98,7 +100,7 @@ class Detection(Task):
             missing = "boxes: take a source with boxes, such as coco" if not dataset_info.boxes else "classes"
             raise ValueError(f"detection learns from bounding boxes; the training data has no {missing}")
         self.dataset_info = dataset_info
-        net = backbone(dataset_info.channels)
+        net = build_backbone(backbone, dataset_info.channels)
         self.normalize = build_normalization(net.preprocessing, dataset_info.channels, mean, std)
         levels = net.enable_multi_scale()
         if freeze_norms:
@@ -252,13 +254,13 @@ class Detection(Task):
     def next_commands(cls, run: Path) -> list[NextCommand]:
         """Return the commands worth trying; a detector can also draw its predictions beside the ground truth."""
         commands = super().next_commands(run)
-        compare = NextCommand(["opabinia", "predict", str(run), "--split", "val"], "draw predictions and ground truth")
+        words = ["opabinia", "predict", str(run), "--split", "auto"]
+        compare = NextCommand(words, "draw predictions and ground truth", "validation")
         return [*commands[:2], compare, *commands[2:]]
 
 
 def _count_classes(names: Sequence[str]) -> list[str]:
-    counts = {name: names.count(name) for name in dict.fromkeys(names)}
-    return [f"{count} x {name}" for name, count in sorted(counts.items(), key=lambda item: -item[1])[:3]]
+    return [f"{count} x {name}" for name, count in Counter(names).most_common(3)]
 
 
 def _shortened(names: Sequence[str]) -> str:

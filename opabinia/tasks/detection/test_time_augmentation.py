@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Annotated, NamedTuple
 
 import torch
@@ -71,25 +70,27 @@ def detect_augmented(
     Boxes of all views go through one suppression. Masks are the mean over views, keypoints those of the first view
     that is not mirrored.
     """
-    scales, flip = augmentation.scales, augmentation.flip
-    views = list(chain.from_iterable(_views(pyramid, images, sizes, scale, flip, multiple) for scale in scales))
+    views = list(_views(pyramid, images, sizes, augmentation, multiple))
     by_view = [_detect(detector, view) for view in views]
     merged = [_merge_boxes(rows, augmentation.iou, detector.max_detections) for rows in zip(*by_view, strict=True)]
     described = [_describe(detector, view, merged) for view in views]
     return [_merge_descriptions(rows) for rows in zip(*described, strict=True)]
 
 
-def _views(pyramid: Pyramid, images: Tensor, sizes: Sizes, scale: float, flip: bool, multiple: int) -> Iterator[View]:
+def _views(
+    pyramid: Pyramid, images: Tensor, sizes: Sizes, augmentation: TestTimeAugmentation, multiple: int
+) -> Iterator[View]:
     height, width = images.shape[-2:]
-    new = [max(1, round(height * scale)), max(1, round(width * scale))]
-    factors = new[1] / width, new[0] / height
-    inner = [(max(1, round(h * factors[1])), max(1, round(w * factors[0]))) for h, w in sizes]
-    view = resize(images, new, antialias=True) if scale != 1 else images
-    view = pad(view, [0, -new[1] % multiple, 0, -new[0] % multiple])
-    shape = (view.shape[-2], view.shape[-1])
-    yield View(pyramid(view, inner), shape, inner, factors, False)
-    if flip:
-        yield View(pyramid(mirror(view, inner), inner), shape, inner, factors, True)
+    for scale in augmentation.scales:
+        new = [max(1, round(height * scale)), max(1, round(width * scale))]
+        factors = new[1] / width, new[0] / height
+        inner = [(max(1, round(h * factors[1])), max(1, round(w * factors[0]))) for h, w in sizes]
+        view = resize(images, new, antialias=True) if scale != 1 else images
+        view = pad(view, [0, -new[1] % multiple, 0, -new[0] % multiple])
+        shape = (view.shape[-2], view.shape[-1])
+        yield View(pyramid(view, inner), shape, inner, factors, False)
+        if augmentation.flip:
+            yield View(pyramid(mirror(view, inner), inner), shape, inner, factors, True)
 
 
 def mirror(images: Tensor, sizes: Sizes) -> Tensor:

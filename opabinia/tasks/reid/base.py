@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,15 +29,6 @@ from opabinia.models.losses.metric import count_pairs
 from opabinia.tasks.dataset_checks import check_channels
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Options that all re-identification tasks share."""
-
-    metric_losses: Sequence[MetricLossPart]
-    evaluator: EvaluatorPart | None
-    flip_test: bool
-
-
 class Reidentification(Task):
     """Embed images and learn from pairs of them, over the batches of all processes.
 
@@ -48,7 +38,9 @@ class Reidentification(Task):
         dataset_info: of the training data.
         backbone: of the model.
         mean, std: of images in 0..1; see :func:`opabinia.models.layers.build_normalization`.
-        settings: see :class:`Settings`.
+        metric_losses: of features and identities.
+        evaluator: of the features; None takes the one that fits the dataset.
+        flip_test: evaluate the mean of the features of an image and of its mirror image.
 
     Attributes:
         loss: of logits and identities, set by subclasses; None without a classifier.
@@ -65,7 +57,9 @@ class Reidentification(Task):
         backbone: Backbone,
         mean: Sequence[float] | None,
         std: Sequence[float] | None,
-        settings: Settings,
+        metric_losses: Sequence[MetricLossPart],
+        evaluator: EvaluatorPart | None,
+        flip_test: bool,
     ) -> None:
         super().__init__()
         count = len(dataset_info.classes)
@@ -73,10 +67,10 @@ class Reidentification(Task):
             raise ValueError(f"re-identification learns from two identities or more; the training data has {count}")
         self.dataset_info = dataset_info
         # Pairs are taken from the whole batch: micro-batches would hold fewer and different ones.
-        self.requires_full_batch = self.compares_samples_of_class = bool(settings.metric_losses)
+        self.requires_full_batch = self.compares_samples_of_class = bool(metric_losses)
         self.normalize = build_normalization(backbone.preprocessing, dataset_info.channels, mean, std)
-        self.metric_losses = dict(named_losses(settings.metric_losses))
-        self._evaluator, self._flip_test = settings.evaluator, settings.flip_test
+        self.metric_losses = dict(named_losses(metric_losses))
+        self._evaluator, self._flip_test = evaluator, flip_test
 
     def extra_repr(self) -> str:
         """Return the losses, so that the log shows them with the model."""

@@ -25,20 +25,14 @@ from opabinia.contracts import (
     PoolingPart,
     Positive,
 )
+from opabinia.models.backbones.module import build_backbone
 from opabinia.models.heads import linear
 from opabinia.models.layers import BNNeck
 from opabinia.models.losses.cross_entropy import cross_entropy
 from opabinia.runtime.collectives import gather_batch
-from opabinia.tasks.reid.base import (
-    Reidentification,
-    Settings,
-    accuracy,
-    identity_labels,
-    part_name,
-    reduction_layer,
-)
+from opabinia.tasks.reid.base import Reidentification, accuracy, identity_labels, part_name, reduction_layer
 from opabinia.tasks.reid.cross_batch_memory import CrossBatchMemory, QueueMemory
-from opabinia.tasks.update_queue import UpdateQueue
+from opabinia.tasks.step_hooks import AfterStep
 
 
 @register.task(name="reid", renamed={"side_information": "camera_embedding_scale", "memory": "cross_batch_memory"})
@@ -94,12 +88,12 @@ class Baseline(Reidentification):
     ) -> None:
         if loss is None and not metric_losses and cross_batch_memory is None:
             raise ValueError("loss and cross_batch_memory are null and metric_losses is empty: nothing is learned")
-        net = backbone(dataset_info.channels)
+        net = build_backbone(backbone, dataset_info.channels)
         if pooling is not None and not net.map_channels:
             raise ValueError(f"pooling: {type(net).__name__} has no feature maps to pool; leave it null")
         pooled = net.map_channels if pooling is not None else net.out_channels
         width = embedding or pooled
-        super().__init__(dataset_info, net, mean, std, Settings(metric_losses, evaluator, flip_test))
+        super().__init__(dataset_info, net, mean, std, metric_losses, evaluator, flip_test)
         self.requires_full_batch |= cross_batch_memory is not None
         self.compares_samples_of_class |= cross_batch_memory is not None
         self.backbone = net
@@ -154,7 +148,7 @@ class Baseline(Reidentification):
 
     def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
         """Return the hook that enqueues the features of each step, if there is a cross-batch memory."""
-        return [] if self.memory is None else [UpdateQueue(self.memory.update)]
+        return [] if self.memory is None else [AfterStep(self.memory.update)]
 
     def _features_before_neck(self, batch: Batch) -> Tensor:
         inputs = [self.normalize(batch["image"])]

@@ -23,19 +23,13 @@ from opabinia.contracts import (
     PoolingPart,
 )
 from opabinia.models.backbones.mgn import MultiGranularity
+from opabinia.models.backbones.module import build_backbone
 from opabinia.models.heads import linear
 from opabinia.models.layers import BNNeck
 from opabinia.models.losses.cross_entropy import cross_entropy
 from opabinia.models.pooling import Max
 from opabinia.runtime.collectives import gather_batch
-from opabinia.tasks.reid.base import (
-    Reidentification,
-    Settings,
-    accuracy,
-    identity_labels,
-    part_name,
-    reduction_layer,
-)
+from opabinia.tasks.reid.base import Reidentification, accuracy, identity_labels, part_name, reduction_layer
 
 _COMPARED = ((0,), (1,), (2,), (3, 4), (5, 6, 7))
 """Features compared as one: the whole image of each branch, the two halves, the three thirds."""
@@ -83,8 +77,8 @@ class MGN(Reidentification):
         mean: list[float] | None = None,
         std: list[float] | None = None,
     ) -> None:
-        net = backbone(dataset_info.channels)
-        super().__init__(dataset_info, net, mean, std, Settings(metric_losses, evaluator, flip_test))
+        net = build_backbone(backbone, dataset_info.channels)
+        super().__init__(dataset_info, net, mean, std, metric_losses, evaluator, flip_test)
         self.backbone = MultiGranularity(net)
         width, classes = self.backbone.map_channels, len(dataset_info.classes)
         self.branches = nn.ModuleList(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, EvaluatorPart, NonNegative, Positive
+from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, NonNegative, Positive
 from opabinia.evaluation.representation.collapse import spread
+from opabinia.models.backbones.module import build_backbone
 from opabinia.models.losses.redundancy import Normalize, barlow_twins
 from opabinia.models.projectors import mlp
-from opabinia.tasks.selfsup.base import SelfSupervised, gather_views
+from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions, gather_views
 
 
 @register.task
@@ -46,11 +49,9 @@ class BarlowTwins(SelfSupervised):
         off_diagonal: NonNegative = 0.0051,
         scale: Positive = 0.024,
         normalize: Normalize = "per_view",
-        evaluators: list[EvaluatorPart] | None = None,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
+        **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
+        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
         # The normalization would remove a bias of the last layer.
         self.projector = mlp([self.backbone.out_channels, *[hidden] * (layers - 1), projection], last_bias=False)
         self._off_diagonal, self._scale, self._normalize = off_diagonal, scale, normalize

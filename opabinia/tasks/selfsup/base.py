@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import inspect
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, TypedDict, Unpack, cast, get_type_hints
 
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch import Tensor
 from opabinia.contracts import (
     Backbone,
     Batch,
+    Clock,
     DataMismatch,
     DatasetInfo,
     Evaluator,
@@ -23,9 +26,23 @@ from opabinia.contracts import (
 from opabinia.evaluation.representation.collapse import Collapse
 from opabinia.evaluation.representation.knn import Knn
 from opabinia.models.layers import build_normalization
-from opabinia.runtime.collectives import gather_rows
+from opabinia.runtime.collectives import gather_rows, local_batches
 from opabinia.tasks.dataset_checks import check_channels
 from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher
+
+
+class SharedOptions(TypedDict, total=False):
+    """Options of every self-supervised task; None unless given.
+
+    Attributes:
+        evaluators: of the embeddings; None takes :class:`opabinia.evaluation.representation.knn.Knn` if every image has
+            one label and the classes are those of training. Collapse is always measured.
+        mean, std: of images in 0..1; see :func:`opabinia.models.layers.build_normalization`.
+    """
+
+    evaluators: list[EvaluatorPart] | None
+    mean: list[float] | None
+    std: list[float] | None
 
 
 class SelfSupervised(Task):
@@ -36,32 +53,39 @@ class SelfSupervised(Task):
     Args:
         dataset_info: of the training data. Labels, if there are any, are used in evaluation only.
         backbone: the network that is trained.
-        mean, std: of images in 0..1; see :func:`opabinia.models.layers.build_normalization`.
-        evaluators: of the embeddings; None takes :class:`opabinia.evaluation.representation.knn.Knn` if every image has
-            one label and the classes are those of training. Collapse is always measured.
+        options: see :class:`SharedOptions`.
 
     Attributes:
         export_backbone: whether :attr:`trunk` is the backbone of the ``student`` or of its momentum ``teacher``.
+        pure_loss: whether ``forward`` depends on nothing but the batch and the weights, so that it can be computed on
+            validation data, too; False with a memory of earlier batches.
         min_samples_per_rank: 2, because losses that compare images and batch norms learn nothing from a single image.
     """
 
     export_backbone: Literal["teacher", "student"] = "student"
+    pure_loss = True
     min_samples_per_rank = 2
     predicts_embedding_only = True
 
-    def __init__(
-        self,
-        dataset_info: DatasetInfo,
-        backbone: Backbone,
-        mean: Sequence[float] | None,
-        std: Sequence[float] | None,
-        evaluators: Sequence[EvaluatorPart] | None = None,
-    ) -> None:
+    def __init__(self, dataset_info: DatasetInfo, backbone: Backbone, **options: Unpack[SharedOptions]) -> None:
         super().__init__()
         self.dataset_info = dataset_info
         self.backbone = backbone
+        mean, std = options.get("mean"), options.get("std")
         self.normalize = build_normalization(backbone.preprocessing, dataset_info.channels, mean, std)
-        self._evaluators = evaluators
+        self._evaluators = options.get("evaluators")
+
+    def __init_subclass__(cls) -> None:
+        """Replace ``**options`` in the signature by the shared options: it defines the keys of a config."""
+        super().__init_subclass__()
+        signature = inspect.signature(cls.__init__)
+        *own, last = signature.parameters.values()
+        if last.kind is last.VAR_KEYWORD:
+            hints = get_type_hints(SharedOptions, include_extras=True)
+            shared = [
+                inspect.Parameter(name, last.KEYWORD_ONLY, default=None, annotation=hints[name]) for name in hints
+            ]
+            cls.__init__.__dict__["__signature__"] = signature.replace(parameters=[*own, *shared])
 
     @property
     def trunk(self) -> Backbone:
@@ -104,8 +128,21 @@ class SelfSupervised(Task):
                 "epoch with data.drop_last"
             )
 
+    def image_indices(self, batch: Batch) -> Tensor:
+        """Return the index of each image of a training batch (int64, B).
+
+        Raises:
+            DataMismatch: there are none.
+        """
+        if "index" not in batch:
+            raise DataMismatch(
+                f"{type(self).__name__} needs the index of each image, and batches have none; set data.train.source: "
+                "{name: indexed, source: ...}"
+            )
+        return cast(Tensor, batch["index"])
+
     def predict(self, batch: Batch) -> Predictions:
-        """Return ``embedding`` (B x D), the trunk's vectors.
+        """Return ``embedding`` (B x D), the trunk's vectors, and ``losses/...`` if the batch also has views or masks.
 
         Raises:
             DataMismatch: the batch has views instead of images.
@@ -114,11 +151,18 @@ class SelfSupervised(Task):
             raise DataMismatch(
                 f"{type(self).__name__} is evaluated on whole images, not on views; use views in data.train only"
             )
-        return {"embedding": self.trunk(self.normalize(batch["image"])).float()}
+        embedding = self.trunk(self.normalize(batch["image"])).float()
+        count, has_views = len(embedding), "views" in batch or "patch_mask" in batch
+        if not self.pure_loss or not has_views or count < self.min_samples_per_rank:
+            return {"embedding": embedding}
+        with local_batches():
+            values = self(batch, Clock())
+        losses = {f"losses/{name}": value.expand(count) for name, value in values.items() if "loss" in name}
+        return {"embedding": embedding, **losses}
 
     def features(self, batch: Batch) -> dict[str, Tensor]:
         """Return ``embedding`` (B x D)."""
-        return {"embedding": self.predict(batch)["embedding"]}
+        return {"embedding": self.predict({"image": batch["image"]} if "image" in batch else batch)["embedding"]}
 
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         """Return the configured evaluators, or those that fit the dataset, and the measurement of collapse.
@@ -141,11 +185,12 @@ class SelfSupervised(Task):
     @classmethod
     def next_commands(cls, run: Path) -> list[NextCommand]:
         """Return the commands worth trying: embeddings are evaluated, mapped and extracted."""
+        evaluate = ["opabinia", "eval", str(run)]
         return [
-            NextCommand(["opabinia", "eval", str(run)], "evaluate the best checkpoint"),
-            NextCommand(["opabinia", "eval", str(run), "--measure", "linear_probe"], "train a linear probe"),
-            NextCommand(["opabinia", "map", str(run)], "draw the embeddings in two dimensions"),
-            NextCommand(["opabinia", "extract", str(run)], "write embeddings as NumPy files"),
+            NextCommand(evaluate, "evaluate the best checkpoint", "validation"),
+            NextCommand([*evaluate, "--evaluator", "linear_probe"], "train a linear probe", "labels"),
+            NextCommand(["opabinia", "map", str(run)], "draw the embeddings in two dimensions", "validation"),
+            NextCommand(["opabinia", "extract", str(run)], "write embeddings as NumPy files", "validation"),
             NextCommand(["opabinia", "report", str(run)], "write a page with curves and images"),
             NextCommand(["opabinia", "export", str(run), "--format", "huggingface"], "write the backbone for timm"),
         ]
@@ -167,6 +212,23 @@ def forward_by_size(network: Callable[[Tensor], Tensor], views: Sequence[Tensor]
             outputs += network(torch.cat(list(views[start:end]))).chunk(end - start)
             start = end
     return outputs
+
+
+@contextmanager
+def view_size_errors(views: Sequence[Tensor]) -> Iterator[None]:
+    """Turn a backbone's assertion about image sizes into an error that names the option to set.
+
+    Raises:
+        DataMismatch: the backbone does not take views of these sizes.
+    """
+    try:
+        yield
+    except AssertionError as error:  # raised by timm's layers
+        sizes = ", ".join(dict.fromkeys(f"{view.shape[2]} x {view.shape[3]}" for view in views))
+        raise DataMismatch(
+            f"the backbone does not take views of {sizes}: {error} Vision transformers of timm take several sizes with "
+            "the backbone's options: {img_size: SIZE, dynamic_img_size: true}, where SIZE is that of the global views"
+        ) from error
 
 
 def gather_views(views: Sequence[Tensor], ids: Sequence[str]) -> list[Tensor]:

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import (
-    BackbonePart,
-    Batch,
-    Clock,
-    Count,
-    DatasetInfo,
-    EvaluatorPart,
-    Fraction,
-    Hook,
-    SchedulePart,
-)
+from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, Fraction, Hook, SchedulePart
 from opabinia.evaluation.representation.collapse import spread
+from opabinia.models.backbones.module import build_backbone
 from opabinia.models.losses.regression import cosine_regression
 from opabinia.models.projectors import mlp
 from opabinia.optim.schedules import cosine
-from opabinia.tasks.selfsup.base import SelfSupervised
+from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions
 from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher, UpdateTeacher
 
 
@@ -52,11 +45,9 @@ class BYOL(SelfSupervised):
         projection: Count = 256,
         momentum: Fraction = 0.996,
         momentum_schedule: SchedulePart = cosine,
-        evaluators: list[EvaluatorPart] | None = None,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
+        **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
+        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
         self.projector = mlp([self.backbone.out_channels, hidden, projection])
         self.predictor = mlp([projection, hidden, projection])
         self.teacher = MomentumTeacher(backbone=self.backbone, projector=self.projector)

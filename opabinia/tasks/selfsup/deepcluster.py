@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Unpack, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,6 @@ from opabinia.contracts import (
     Count,
     DataMismatch,
     DatasetInfo,
-    EvaluatorPart,
     Hook,
     Memory,
     Phase,
@@ -24,6 +23,7 @@ from opabinia.contracts import (
     Run,
 )
 from opabinia.evaluation.representation.collapse import spread
+from opabinia.models.backbones.module import build_backbone
 from opabinia.models.feature_queue import MemoryBank
 from opabinia.models.losses.clustering import normalized_entropy, spherical_kmeans
 from opabinia.models.projectors import mlp
@@ -31,8 +31,8 @@ from opabinia.models.prototypes import cosines
 from opabinia.runtime.collectives import gather_batch
 from opabinia.runtime.processes import broadcast_from_rank_zero, rank
 from opabinia.runtime.seeds import CLUSTER, hash32, seed_model
-from opabinia.tasks.selfsup.base import SelfSupervised, forward_by_size
-from opabinia.tasks.update_queue import UpdateQueue
+from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions, forward_by_size
+from opabinia.tasks.step_hooks import AfterStep
 
 
 class Clusters(Memory):
@@ -118,6 +118,8 @@ class DeepCluster(SelfSupervised):
 
     seen: Tensor
 
+    pure_loss = False
+
     def __init__(
         self,
         dataset_info: DatasetInfo,
@@ -130,11 +132,9 @@ class DeepCluster(SelfSupervised):
         assign: Count = 1,
         temperature: Positive = 0.1,
         iterations: Count = 10,
-        evaluators: list[EvaluatorPart] | None = None,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
+        **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
+        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
         if not prototypes:
             raise ValueError("prototypes: at least one clustering is needed, such as [3000]")
         width = self.backbone.out_channels
@@ -154,31 +154,22 @@ class DeepCluster(SelfSupervised):
         Raises:
             DataMismatch: the batch has no indices of images.
         """
-        views = self.views(batch, min_count=self.assign)
-        if "index" not in batch:
-            raise DataMismatch(
-                "DeepCluster needs the index of each image, and batches have none; set data.train.source: {name: "
-                "indexed, source: ...}"
-            )
+        views, indices = self.views(batch, min_count=self.assign), self.image_indices(batch)
         embeddings = forward_by_size(lambda images: self.projector(self.backbone(images)), views)
         embeddings = [F.normalize(vectors.float(), dim=1) for vectors in embeddings]
         kept = torch.stack(embeddings[: self.assign], 1).detach()
-        gathered, gathered_indices = gather_batch(kept, batch["index"], batch["id"])
-        self._keep(gathered, gathered_indices, clock)
-        vectors, indices = torch.cat(embeddings), batch["index"].repeat(len(views))
-        losses = [head(vectors, indices, self.temperature) for head in self.heads]
+        gathered, gathered_indices = gather_batch(kept, indices, batch["id"])
+        # A step may have several micro-batches; embeddings of an earlier step, which was not finished, are dropped.
+        if clock.step != self._step:
+            self._newest, self._step = [], clock.step
+        self._newest.append((gathered, gathered_indices))
+        vectors = torch.cat(embeddings)
+        losses = [head(vectors, indices.repeat(len(views)), self.temperature) for head in self.heads]
         return {
             "loss": torch.stack(losses).mean(),
             "std": spread(gathered[:, 0]),
             "entropy": torch.stack([cast("Clusters", head).entropy for head in self.heads]).mean(),
         }
-
-    def _keep(self, embeddings: Tensor, indices: Tensor, clock: Clock) -> None:
-        """Keep embeddings for :meth:`update_memories`: a step may have several micro-batches; those of an earlier step,
-        which was not finished, are dropped."""
-        if clock.step != self._step:
-            self._newest, self._step = [], clock.step
-        self._newest.append((embeddings, indices))
 
     @torch.no_grad()
     def update_memories(self) -> None:
@@ -216,7 +207,7 @@ class DeepCluster(SelfSupervised):
 
     def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
         """Return hooks that cluster at the beginning of every epoch and update the memory banks after every step."""
-        return [Recluster(self), UpdateQueue(self.update_memories)]
+        return [Recluster(self), AfterStep(self.update_memories)]
 
 
 class Recluster(Hook):
@@ -225,20 +216,17 @@ class Recluster(Hook):
     def __init__(self, task: DeepCluster) -> None:
         self._task = task
 
+    @torch.no_grad()
     def before_phase(self, run: Run, phase: Phase) -> None:
         """Cluster; before the first epoch, first compute the embeddings of all images."""
         if phase.kind != "train" or run.clock.epoch_step:
             return
         if not run.clock.step:
             self._task.check_cluster_count(len(self._task.seen))
-            self._embed_all(run)
+            # One pass over the training data with the task in training mode, as in VISSL.
+            for number, batch in enumerate(run.batches("train", run.clock.steps_per_epoch)):
+                seed_model(0, -1, number, rank(), self._task.seen.device)
+                batch["views"] = batch.get("views", ())[: self._task.assign]
+                self._task(batch, run.clock)
+                self._task.update_memories()
         self._task.cluster(run.clock.epoch)
-
-    @torch.no_grad()
-    def _embed_all(self, run: Run) -> None:
-        """Pass over the training data once, with the task in training mode, as in VISSL."""
-        for number, batch in enumerate(run.batches("train", run.clock.steps_per_epoch)):
-            seed_model(0, -1, number, rank(), self._task.seen.device)
-            batch["views"] = batch.get("views", ())[: self._task.assign]
-            self._task(batch, run.clock)
-            self._task.update_memories()

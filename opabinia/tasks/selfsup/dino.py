@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import (
-    BackbonePart,
-    Batch,
-    Clock,
-    Count,
-    DataMismatch,
-    DatasetInfo,
-    EvaluatorPart,
-    Fraction,
-    Hook,
-    Positive,
-    SchedulePart,
-)
+from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, Fraction, Hook, Positive, SchedulePart
 from opabinia.evaluation.representation.collapse import spread
+from opabinia.models.backbones.module import build_backbone
 from opabinia.models.losses.clustering import normalized_entropy
 from opabinia.models.losses.self_distillation import dino_loss, warmup_temperature
 from opabinia.models.projectors import DinoHead
 from opabinia.optim.schedules import cosine
 from opabinia.runtime.durations import Duration
-from opabinia.tasks.selfsup.base import SelfSupervised, forward_by_size
+from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions, forward_by_size, view_size_errors
 from opabinia.tasks.selfsup.centering import MeanCentering, UpdateCenter
-from opabinia.tasks.selfsup.freeze_first import FreezeFirstSteps
 from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher, UpdateTeacher
+from opabinia.tasks.step_hooks import FreezeFirstSteps
 
 
 @register.task(
@@ -73,6 +61,8 @@ class DINO(SelfSupervised):
         std: channel standard deviations, likewise.
     """
 
+    pure_loss = False
+
     def __init__(
         self,
         dataset_info: DatasetInfo,
@@ -93,11 +83,9 @@ class DINO(SelfSupervised):
         momentum: Fraction = 0.996,
         momentum_schedule: SchedulePart = cosine,
         export_backbone: Literal["teacher", "student"] = "teacher",
-        evaluators: list[EvaluatorPart] | None = None,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
+        **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
+        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
         self.head = DinoHead(
             self.backbone.out_channels,
             outputs,
@@ -139,23 +127,6 @@ GLOBAL_VIEWS = 2
 def temperature_now(clock: Clock, first: float, last: float, length: Duration) -> float:
     """Return a teacher's temperature at this step of its warmup."""
     return warmup_temperature(clock.step, clock.steps(length), first, last)
-
-
-@contextmanager
-def view_size_errors(views: Sequence[Tensor]) -> Iterator[None]:
-    """Turn a backbone's assertion about image sizes into an error that names the option to set.
-
-    Raises:
-        DataMismatch: the backbone does not take views of these sizes.
-    """
-    try:
-        yield
-    except AssertionError as error:  # raised by timm's layers
-        sizes = ", ".join(dict.fromkeys(f"{view.shape[2]} x {view.shape[3]}" for view in views))
-        raise DataMismatch(
-            f"the backbone does not take views of {sizes}: {error} Vision transformers of timm take several sizes with "
-            "the backbone's options: {img_size: SIZE, dynamic_img_size: true}, where SIZE is that of the global views"
-        ) from error
 
 
 @torch.no_grad()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, cast
+from functools import partial
+from typing import Literal, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,22 +18,22 @@ from opabinia.contracts import (
     Count,
     DataMismatch,
     DatasetInfo,
-    EvaluatorPart,
     Fraction,
     Hook,
     NonNegative,
     Positive,
     SchedulePart,
 )
+from opabinia.models.backbones.module import build_backbone
 from opabinia.models.losses.self_distillation import dino_loss, koleo, masked_patch_loss
 from opabinia.models.projectors import DinoHead
 from opabinia.optim.schedules import cosine
 from opabinia.runtime.durations import Duration
-from opabinia.tasks.selfsup.base import SelfSupervised, forward_by_size, gather_views
+from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions, forward_by_size, gather_views, view_size_errors
 from opabinia.tasks.selfsup.centering import MeanCentering, SinkhornCentering, UpdateCenter
-from opabinia.tasks.selfsup.dino import GLOBAL_VIEWS, collapse_metrics, temperature_now, view_size_errors
-from opabinia.tasks.selfsup.freeze_first import FreezeFirstSteps
+from opabinia.tasks.selfsup.dino import GLOBAL_VIEWS, collapse_metrics, temperature_now
 from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher, UpdateTeacher
+from opabinia.tasks.step_hooks import FreezeFirstSteps
 
 
 @register.task(
@@ -93,6 +94,8 @@ class IBot(SelfSupervised):
         ValueError: the backbone has no patches.
     """
 
+    pure_loss = False
+
     def __init__(
         self,
         dataset_info: DatasetInfo,
@@ -123,21 +126,16 @@ class IBot(SelfSupervised):
         momentum: Fraction = 0.996,
         momentum_schedule: SchedulePart = cosine,
         export_backbone: Literal["teacher", "student"] = "teacher",
-        evaluators: list[EvaluatorPart] | None = None,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
+        **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
+        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
         channels = self.backbone.token_channels
         if not channels:
             raise ValueError("backbone: ibot masks patches, and this one has none; take a vision transformer of timm")
-        kinds = {"images": outputs} | ({"patches": patch_outputs} if separate_heads else {})
-        self.heads = nn.ModuleDict(
-            {
-                kind: DinoHead(channels, count, hidden=hidden, bottleneck=bottleneck, norm_last_layer=norm_last_layer)
-                for kind, count in kinds.items()
-            }
-        )
+        head = partial(DinoHead, channels, hidden=hidden, bottleneck=bottleneck, norm_last_layer=norm_last_layer)
+        self.heads = nn.ModuleDict({"images": head(outputs)})
+        if separate_heads:
+            self.heads["patches"] = head(patch_outputs)
         self.hidden_token = nn.Parameter(torch.zeros(channels))
         self.teacher = MomentumTeacher(backbone=self.backbone, heads=self.heads)
         # The names of modules are part of checkpoints.
@@ -145,7 +143,7 @@ class IBot(SelfSupervised):
         self.patch_centre: MeanCentering | SinkhornCentering = SinkhornCentering()
         if centering != "sinkhorn":
             self.centre = MeanCentering(outputs, center_momentum)
-            self.patch_centre = MeanCentering(kinds.get("patches", outputs), patch_center_momentum)
+            self.patch_centre = MeanCentering(patch_outputs if separate_heads else outputs, patch_center_momentum)
         # Both compare the images of a batch.
         self.requires_full_batch = centering == "sinkhorn" or koleo_weight > 0
         self.weights = {"image": image_weight, "patch": patch_weight, "koleo": koleo_weight}

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, Batch, Clock, Count, DataMismatch, DatasetInfo, EvaluatorPart
+from opabinia.contracts import BackbonePart, Batch, Clock, Count, DataMismatch, DatasetInfo
 from opabinia.evaluation.representation.collapse import spread
+from opabinia.models.backbones.module import build_backbone
 from opabinia.models.losses.reconstruction import masked_mse, normalize_patches, patchify
 from opabinia.models.masked_decoder import MaskedDecoder
-from opabinia.tasks.selfsup.base import SelfSupervised
+from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions
 
 
 @register.task(name="mae")
@@ -46,11 +49,9 @@ class MAE(SelfSupervised):
         decoder_depth: Count = 8,
         decoder_heads: Count = 16,
         norm_pixels: bool = True,
-        evaluators: list[EvaluatorPart] | None = None,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
+        **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
+        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
         if self.backbone.patch_size is None:
             raise ValueError("backbone: mae masks patches, and this one has none; take a vision transformer of timm")
         height, width = self.patch_size = self.backbone.patch_size
@@ -89,25 +90,18 @@ class MAE(SelfSupervised):
         self.check_batch_size(len(images))
         height, width = images.shape[2:]
         grid = height // self.patch_size[0], width // self.patch_size[1]
-        if (grid[0] * self.patch_size[0], grid[1] * self.patch_size[1]) != (height, width):
-            raise DataMismatch(
-                f"images of {height} x {width} cannot be divided into the backbone's patches of {self._patch}"
-            )
+        patch = f"{self.patch_size[0]} x {self.patch_size[1]}"
+        if height % self.patch_size[0] or width % self.patch_size[1]:
+            raise DataMismatch(f"images of {height} x {width} cannot be divided into the backbone's patches of {patch}")
         if grid != self.backbone.grid((height, width)):
-            raise DataMismatch(
-                f"MAE needs patches side by side, not overlapping ones ({self._patch}); remove their stride"
-            )
+            raise DataMismatch(f"MAE needs patches side by side, not overlapping ones ({patch}); remove their stride")
         if mask.shape[1] != grid[0] * grid[1]:
             raise DataMismatch(
                 f"a patch_mask has {mask.shape[1]} patches, but images of {height} x {width} have {grid[0]} x "
-                f"{grid[1]} in the backbone; its transform needs the patch_size of the backbone, {self._patch}, and "
+                f"{grid[1]} in the backbone; its transform needs the patch_size of the backbone, {patch}, and "
                 "must follow those that change the size"
             )
         return self.normalize(images), mask, grid
-
-    @property
-    def _patch(self) -> str:
-        return f"{self.patch_size[0]} x {self.patch_size[1]}"
 
     def _visible(self, mask: Tensor) -> Tensor:
         """Return indices of the visible patches (int64, B x M), in their order.

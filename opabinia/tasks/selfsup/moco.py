@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from opabinia.config import register
-from opabinia.contracts import (
-    BackbonePart,
-    Batch,
-    Clock,
-    Count,
-    DataMismatch,
-    DatasetInfo,
-    EvaluatorPart,
-    Fraction,
-    Hook,
-    Positive,
-)
+from opabinia.contracts import BackbonePart, Batch, Clock, Count, DataMismatch, DatasetInfo, Fraction, Hook, Positive
 from opabinia.evaluation.representation.collapse import spread
+from opabinia.models.backbones.module import build_backbone
 from opabinia.models.feature_queue import VectorQueue as VectorQueue
 from opabinia.models.losses.contrastive import info_nce
 from opabinia.models.norms import GhostBatchNorm, SyncBatchNorm
 from opabinia.runtime.collectives import gather_rows, shuffle_between_ranks
 from opabinia.runtime.processes import world_size
 from opabinia.runtime.seeds import DEALT, hash32
-from opabinia.tasks.selfsup.base import SelfSupervised
+from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions
 from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher, UpdateTeacher
-from opabinia.tasks.update_queue import UpdateQueue
+from opabinia.tasks.step_hooks import AfterStep
 
 
 @register.task(name="moco")
@@ -59,6 +50,7 @@ class MoCo(SelfSupervised):
     """
 
     requires_full_batch = True
+    pure_loss = False
 
     def __init__(
         self,
@@ -71,11 +63,9 @@ class MoCo(SelfSupervised):
         queue: Count = 65536,
         momentum: Fraction = 0.999,
         temperature: Positive = 0.2,
-        evaluators: list[EvaluatorPart] | None = None,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
+        **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
+        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
         width = self.backbone.out_channels
         hidden = hidden or width
         self.projector = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, projection))
@@ -91,30 +81,23 @@ class MoCo(SelfSupervised):
             DataMismatch: the batch of all processes is larger than the queue.
         """
         query_view, key_view = self.views(batch, 2)
-        keys = self._keys(key_view, clock)
+        if self._norms_differ:
+            shuffled, unshuffle = shuffle_between_ranks(key_view, hash32(DEALT, clock.step))
+            keys = unshuffle(self.teacher(shuffled))
+        else:
+            keys = self.teacher(key_view)
         self._newest = all_keys = gather_rows(keys, batch["id"])
         if len(all_keys) > len(self.queue.features):
             raise DataMismatch(
                 f"queue: it holds {len(self.queue.features)} keys, and a batch has {len(all_keys)}; a queue must be "
                 "many times as long as a batch: raise task.queue"
             )
-        queries = self.projector(self.backbone(query_view))
-        loss = info_nce(queries, keys, self.queue.features, self.temperature)
+        loss = info_nce(self.projector(self.backbone(query_view)), keys, self.queue.features, self.temperature)
         return {"loss": loss, "std": spread(all_keys)}
 
     def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
         """Return the updates of teacher and queue."""
-        return [UpdateTeacher(self.teacher, [self.backbone, self.projector], self.momentum), UpdateQueue(self._enqueue)]
-
-    def _keys(self, images: Tensor, clock: Clock) -> Tensor:
-        """Return the teacher's projections of the images (B x D)."""
-        keys: Tensor
-        if self._norms_differ:
-            shuffled, unshuffle = shuffle_between_ranks(images, hash32(DEALT, clock.step))
-            keys = unshuffle(self.teacher(shuffled))
-        else:
-            keys = self.teacher(images)
-        return keys
+        return [UpdateTeacher(self.teacher, [self.backbone, self.projector], self.momentum), AfterStep(self._enqueue)]
 
     @cached_property
     def _norms_differ(self) -> bool:

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import (
-    BackbonePart,
-    Batch,
-    Clock,
-    Count,
-    DatasetInfo,
-    EvaluatorPart,
-    Fraction,
-    Hook,
-    Positive,
-    SchedulePart,
-)
+from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, Fraction, Hook, Positive, SchedulePart
 from opabinia.evaluation.representation.collapse import spread
+from opabinia.models.backbones.module import build_backbone
 from opabinia.models.losses.contrastive import moco_v3_loss
 from opabinia.models.projectors import mlp
 from opabinia.optim.schedules import cosine
-from opabinia.tasks.selfsup.base import SelfSupervised, gather_views
+from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions, gather_views
 from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher, UpdateTeacher
 
 
@@ -65,11 +57,9 @@ class MoCoV3(SelfSupervised):
         momentum_schedule: SchedulePart = cosine,
         temperature: Positive = 0.2,
         freeze_patches: bool | None = None,
-        evaluators: list[EvaluatorPart] | None = None,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
+        **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
+        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
         patches = [param for name, param in self.backbone.named_parameters() if "patch_embed." in name]
         if freeze_patches and not patches:
             raise ValueError("freeze_patches: the backbone has no patch projection; remove the key, or set it to null")

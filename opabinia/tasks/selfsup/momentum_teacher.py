@@ -58,11 +58,7 @@ class UpdateTeacher(Hook):
     """
 
     def __init__(
-        self,
-        teacher: MomentumTeacher,
-        parts: Sequence[nn.Module],
-        momentum: Fraction,
-        schedule: Schedule | None = None,
+        self, teacher: MomentumTeacher, parts: Sequence[nn.Module], momentum: Fraction, schedule: Schedule | None = None
     ) -> None:
         self._teacher = list(teacher.parameters())
         self._student = [param for part in parts for param in part.parameters()]

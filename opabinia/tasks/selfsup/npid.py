@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import (
-    BackbonePart,
-    Batch,
-    Clock,
-    Count,
-    DataMismatch,
-    DatasetInfo,
-    EvaluatorPart,
-    Fraction,
-    Hook,
-    Positive,
-)
+from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, Fraction, Hook, Positive
 from opabinia.evaluation.representation.collapse import spread
+from opabinia.models.backbones.module import build_backbone
 from opabinia.models.feature_queue import MemoryBank
 from opabinia.models.losses.contrastive import estimate_log_normalizer, info_nce, memory_nce
 from opabinia.runtime.collectives import gather_batch
 from opabinia.runtime.processes import broadcast_from_rank_zero
-from opabinia.tasks.selfsup.base import SelfSupervised, forward_by_size
-from opabinia.tasks.update_queue import UpdateQueue
+from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions, forward_by_size
+from opabinia.tasks.step_hooks import AfterStep
 
 
 @register.task(name="npid")
@@ -54,6 +44,7 @@ class NPID(SelfSupervised):
     """
 
     requires_full_batch = True
+    pure_loss = False
 
     log_normalizer: Tensor
 
@@ -68,11 +59,9 @@ class NPID(SelfSupervised):
         negatives: Count = 4096,
         temperature: Positive = 0.07,
         momentum: Fraction = 0.5,
-        evaluators: list[EvaluatorPart] | None = None,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
+        **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
+        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
         self.projector = nn.Linear(self.backbone.out_channels, projection)
         self.memory = MemoryBank(dataset_info.samples, projection)
         # The first batch estimates it; afterwards it is constant (section 3.2).
@@ -87,15 +76,13 @@ class NPID(SelfSupervised):
         Raises:
             DataMismatch: the batch has no indices of images.
         """
-        views = self.views(batch, min_count=1)
-        if "index" not in batch:
-            raise DataMismatch(
-                "NPID needs the index of each image, and batches have none; set data.train.source: {name: indexed, "
-                "source: ...}"
-            )
-        negatives = self.memory.vectors[self._negative_indices(views[0].device)]
+        views, indices = self.views(batch, min_count=1), self.image_indices(batch)
+        # Entries to compare with, the same on every process.
+        sampled = torch.randint(self.dataset_info.samples, (self.negatives,), device=views[0].device)
+        broadcast_from_rank_zero([sampled])
+        negatives = self.memory.vectors[sampled]
         vectors = torch.cat(forward_by_size(lambda images: self.projector(self.backbone(images)), views))
-        queries, indices = gather_batch(vectors, batch["index"].repeat(len(views)), batch["id"] * len(views))
+        queries, indices = gather_batch(vectors, indices.repeat(len(views)), batch["id"] * len(views))
         keys = self.memory.vectors[indices]
         estimate = estimate_log_normalizer(queries, keys, negatives, self.dataset_info.samples, self.temperature)
         log_normalizer = torch.where(self.log_normalizer.isfinite(), self.log_normalizer, estimate)
@@ -108,13 +95,7 @@ class NPID(SelfSupervised):
 
     def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
         """Return the update of the memory bank."""
-        return [UpdateQueue(self._update_memory)]
-
-    def _negative_indices(self, device: torch.device) -> Tensor:
-        """Return indices of the entries to compare with (int64), the same on every process."""
-        indices = torch.randint(self.dataset_info.samples, (self.negatives,), device=device)
-        broadcast_from_rank_zero([indices])
-        return indices
+        return [AfterStep(self._update_memory)]
 
     def _update_memory(self) -> None:
         if self._newest is not None:

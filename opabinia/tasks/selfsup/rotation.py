@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, Batch, Clock, DataMismatch, DatasetInfo, EvaluatorPart
+from opabinia.contracts import BackbonePart, Batch, Clock, DataMismatch, DatasetInfo
 from opabinia.evaluation.representation.collapse import spread
+from opabinia.models.backbones.module import build_backbone
 from opabinia.models.losses.cross_entropy import cross_entropy
-from opabinia.tasks.selfsup.base import SelfSupervised, forward_by_size
+from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions, forward_by_size
 
 
 @register.task
@@ -31,16 +33,9 @@ class Rotation(SelfSupervised):
     min_samples_per_rank = 1
 
     def __init__(
-        self,
-        dataset_info: DatasetInfo,
-        /,
-        *,
-        backbone: BackbonePart,
-        evaluators: list[EvaluatorPart] | None = None,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
+        self, dataset_info: DatasetInfo, /, *, backbone: BackbonePart, **options: Unpack[SharedOptions]
     ) -> None:
-        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
+        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
         self.head = self.backbone.make_head(4)
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:

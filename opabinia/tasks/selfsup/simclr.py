@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, EvaluatorPart, Positive
+from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, Positive
 from opabinia.evaluation.representation.collapse import spread
+from opabinia.models.backbones.module import build_backbone
 from opabinia.models.losses.contrastive import nt_xent
 from opabinia.models.projectors import mlp
-from opabinia.tasks.selfsup.base import SelfSupervised, forward_by_size, gather_views
+from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions, forward_by_size, gather_views
 
 
 @register.task(name="simclr")
@@ -41,11 +44,9 @@ class SimCLR(SelfSupervised):
         projection: Count = 128,
         layers: Count = 2,
         temperature: Positive = 0.1,
-        evaluators: list[EvaluatorPart] | None = None,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
+        **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
+        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
         width = self.backbone.out_channels
         self.projector = mlp([width, *[hidden or width] * (layers - 1), projection])
         self.temperature = temperature

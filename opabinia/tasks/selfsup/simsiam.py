@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, EvaluatorPart
+from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo
 from opabinia.evaluation.representation.collapse import spread
+from opabinia.models.backbones.module import build_backbone
 from opabinia.models.losses.regression import cosine_regression
 from opabinia.models.projectors import mlp
-from opabinia.tasks.selfsup.base import SelfSupervised
+from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions
 
 
 @register.task(name="simsiam")
@@ -40,11 +43,9 @@ class SimSiam(SelfSupervised):
         projection: Count = 2048,
         layers: Count = 3,
         hidden: Count = 512,
-        evaluators: list[EvaluatorPart] | None = None,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
+        **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
+        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
         self.projector = mlp([self.backbone.out_channels, *[projection] * layers], last_norm=True, last_bias=False)
         self.predictor = mlp([projection, hidden, projection])
 

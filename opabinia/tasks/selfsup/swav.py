@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import (
-    BackbonePart,
-    Batch,
-    Clock,
-    Count,
-    DatasetInfo,
-    EvaluatorPart,
-    Hook,
-    NonNegative,
-    Positive,
-    Run,
-)
+from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, Hook, NonNegative, Positive
 from opabinia.evaluation.representation.collapse import spread
+from opabinia.models.backbones.module import build_backbone
 from opabinia.models.feature_queue import VectorQueue as VectorQueue
 from opabinia.models.losses.clustering import (
     assign_prototypes,
@@ -34,9 +25,8 @@ from opabinia.models.losses.clustering import (
 from opabinia.models.projectors import mlp
 from opabinia.models.prototypes import Prototypes
 from opabinia.runtime.durations import Duration
-from opabinia.tasks.selfsup.base import SelfSupervised, forward_by_size, gather_views
-from opabinia.tasks.selfsup.freeze_first import FreezeFirstSteps
-from opabinia.tasks.update_queue import UpdateQueue
+from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions, forward_by_size, gather_views
+from opabinia.tasks.step_hooks import AfterStep, FreezeFirstSteps
 
 Scores = tuple[Tensor, ...]
 """Cosines of vectors with the prototypes of one head: B x K for each view."""
@@ -90,6 +80,7 @@ class SwAV(SelfSupervised):
     """
 
     requires_full_batch = True
+    pure_loss = False
 
     def __init__(
         self,
@@ -108,11 +99,9 @@ class SwAV(SelfSupervised):
         hard: Duration = Duration(0, "it"),
         freeze: Duration = Duration(1, "ep"),
         queue: SwavQueue | None = None,
-        evaluators: list[EvaluatorPart] | None = None,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
+        **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
+        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
         width = self.backbone.out_channels
         self.projector = mlp([width, hidden or width, projection])
         self.prototypes = Prototypes(projection, prototypes)
@@ -149,15 +138,10 @@ class SwAV(SelfSupervised):
     def _loss(self, scores: Scores, scores_of_all: Scores, hard: bool) -> Tensor:
         """Return the loss of one head from scores of this process's views, and of all processes' assigning views and
         queue."""
-        assignments = [
-            assign_prototypes(
-                local,
-                prototype_potentials(balanced, self.epsilon, self.iterations, self.power),
-                self.epsilon,
-                hard=hard,
-            )
-            for local, balanced in zip(scores, scores_of_all, strict=False)
-        ]
+        assignments = []
+        for local, balanced in zip(scores, scores_of_all, strict=False):
+            potentials = prototype_potentials(balanced, self.epsilon, self.iterations, self.power)
+            assignments.append(assign_prototypes(local, potentials, self.epsilon, hard=hard))
         return swapped_prediction(scores, assignments, self.temperature)
 
     def _with_queue(self, embeddings: list[Tensor], clock: Clock) -> list[Tensor]:
@@ -181,17 +165,6 @@ class SwAV(SelfSupervised):
         """Return hooks that freeze prototypes at first, normalize them, and update the queues."""
         return [
             FreezeFirstSteps(self.prototypes, self._freeze),
-            NormalizePrototypes(self.prototypes),
-            UpdateQueue(self.update_queues),
+            AfterStep(self.prototypes.normalize),
+            AfterStep(self.update_queues),
         ]
-
-
-class NormalizePrototypes(Hook):
-    """Normalize prototypes after every optimizer step."""
-
-    def __init__(self, prototypes: Prototypes) -> None:
-        self._prototypes = prototypes
-
-    def after_step(self, run: Run) -> None:
-        """Normalize them."""
-        self._prototypes.normalize()

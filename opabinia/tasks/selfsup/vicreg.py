@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, EvaluatorPart, NonNegative
+from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, NonNegative
 from opabinia.evaluation.representation.collapse import spread
-from opabinia.models.losses.redundancy import covariance as covariance_of
-from opabinia.models.losses.redundancy import invariance as invariance_of
-from opabinia.models.losses.redundancy import variance as variance_of
+from opabinia.models.backbones.module import build_backbone
+from opabinia.models.losses import redundancy
 from opabinia.models.projectors import mlp
-from opabinia.tasks.selfsup.base import SelfSupervised, gather_views
+from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions, gather_views
 
 
 @register.task(name="vicreg")
@@ -48,11 +49,9 @@ class VICReg(SelfSupervised):
         invariance: NonNegative = 25.0,
         variance: NonNegative = 25.0,
         covariance: NonNegative = 1.0,
-        evaluators: list[EvaluatorPart] | None = None,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
+        **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, backbone(dataset_info.channels), mean, std, evaluators)
+        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
         # A bias of the last layer would change none of the three losses.
         self.expander = mlp([self.backbone.out_channels, *[hidden] * (layers - 1), projection], last_bias=False)
         self._invariance, self._variance, self._covariance = invariance, variance, covariance
@@ -64,8 +63,8 @@ class VICReg(SelfSupervised):
         vectors = [self.expander(self.backbone(view)) for view in self.views(batch)]
         gathered = gather_views(vectors, batch["id"])
         return {
-            "invariance_loss": self._invariance * invariance_of(gathered),
-            "variance_loss": self._variance * variance_of(gathered),
-            "covariance_loss": self._covariance * covariance_of(gathered),
+            "invariance_loss": self._invariance * redundancy.invariance(gathered),
+            "variance_loss": self._variance * redundancy.variance(gathered),
+            "covariance_loss": self._covariance * redundancy.covariance(gathered),
             "std": spread(gathered[0]),
         }

@@ -12,7 +12,7 @@ from typing import Any
 
 from opabinia.config import ConfigError, Problem
 from opabinia.config.errors import listing, nearest, show
-from opabinia.runtime.files import disk_errors, write_atomic
+from opabinia.runtime.files import write_atomic
 from opabinia.training.sweep.trials import Better, SearchMethod, TrialParams
 
 
@@ -62,8 +62,6 @@ class Record:
         Raises:
             DiskError: the file cannot be written; an old one is unchanged.
         """
-        with disk_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(asdict(self), indent=1) + "\n")
 
     def load_runs(self, path: Path) -> None:

@@ -82,8 +82,7 @@ def read_results(folder: Path) -> dict[str, float] | None:
     results = folder / "results.json"
     if not results.is_file():
         return None
-    scores = read_json(results)
-    return {str(name): float(value) for name, value in scores.items()}
+    return {name: float(value) for name, value in read_json(results).items()}
 
 
 def train_or_resume(recipe: str, overrides: Sequence[str], *, out: Path, name: str) -> dict[str, float]:

@@ -46,6 +46,14 @@ class Choices:
         """Return the value at an index."""
         return self.values[index]
 
+    def text(self, value: str) -> str:
+        """Format a value for an override."""
+        return value
+
+    def sample(self, generator: random.Random) -> str:
+        """Draw a value."""
+        return generator.choice(self.values)
+
 
 @dataclass(frozen=True)
 class Range:
@@ -250,10 +258,7 @@ def random_trials(space: SearchSpace, count: int, seed: int) -> list[TrialParams
         return [_trial_at(space, index) for index in _sample_indices(space.size, count, generator)]
     trials: dict[tuple[str, ...], TrialParams] = {}
     for _ in range(100 * count):
-        params = {
-            axis.key: axis.sample(generator) if isinstance(axis, Range) else generator.choice(axis.values)
-            for axis in space.axes
-        }
+        params = {axis.key: axis.sample(generator) for axis in space.axes}
         trials.setdefault(tuple(params.values()), params)
         if len(trials) == count:
             return list(trials.values())
@@ -329,10 +334,7 @@ def suggest(
     scored = {tuple(params.values()): value for params, value in known}
     for _ in range(20):
         trial = study.ask(distributions)
-        params = {
-            axis.key: axis.text(trial.params[axis.key]) if isinstance(axis, Range) else str(trial.params[axis.key])
-            for axis in space.axes
-        }
+        params = {axis.key: axis.text(trial.params[axis.key]) for axis in space.axes}
         if tuple(params.values()) not in scored:
             return params
         value = scored[tuple(params.values())]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -74,12 +74,14 @@ class Matrix:
         title: above it.
         down, across: names of rows (true classes) and columns (predicted classes).
         counts: of each row and column.
+        note: for the reader.
     """
 
     title: str
     down: Sequence[str]
     across: Sequence[str]
     counts: Sequence[Sequence[int]]
+    note: str = ""
     kind: str = "matrix"
 
     def share(self, row: int, column: int) -> float:
@@ -138,4 +140,4 @@ class Section:
     """Blocks under a heading."""
 
     title: str
-    blocks: Sequence[Block] = field(default_factory=tuple)
+    blocks: Sequence[Block] = ()

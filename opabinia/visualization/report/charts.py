@@ -68,21 +68,20 @@ _Lines = list[tuple[int, str, list[Point]]]
 def metric_sections(runs: Sequence[RunData]) -> list[Section]:
     """Return charts by group. Training scores that no evaluation computes are among the others."""
     evaluated = {chart_of(name).title for run in runs for name in run.metrics.lines if is_score(name)}
-    lines: dict[tuple[str, str], _Lines] = {}
+    groups: dict[str, dict[str, _Lines]] = {group: {} for group in GROUPS}
     for number, run in enumerate(runs):
         for name, points in run.metrics.lines.items():
             group, title, dataset = chart_of(name)
             if group == SCORES and title not in evaluated:
                 group = OTHERS
-            lines.setdefault((group, title), []).append((number, dataset, points))
+            groups[group].setdefault(title, []).append((number, dataset, points))
     order = {title: position for position, title in enumerate(_title_order(runs))}
     sections = []
-    for group in GROUPS:
-        titles = [title for other, title in lines if other == group and not _table_suffices(group, lines[other, title])]
-        titles.sort(key=lambda title: order.get(title, len(order)))
-        if titles:
-            charts = [_chart(title, lines[group, title]) for title in titles[:MAX_CHARTS]]
-            sections.append(Section(group, charts))
+    for group, charts in groups.items():
+        if group == SCORES:  # those that were measured once are in the table only
+            charts = {title: lines for title, lines in charts.items() if any(len(points) > 1 for _, _, points in lines)}
+        if titles := sorted(charts, key=lambda title: order.get(title, len(order))):
+            sections.append(Section(group, [_chart(title, charts[title]) for title in titles[:MAX_CHARTS]]))
     return sections
 
 
@@ -91,11 +90,6 @@ def _title_order(runs: Sequence[RunData]) -> list[str]:
     scores = ([chart_of(name).title for name in run.metrics.lines if is_score(name)] for run in runs)
     in_turn = [title for titles in zip_longest(*scores) for title in titles if title is not None]
     return list(dict.fromkeys(["loss", "gradient norm", _TITLES["lr"], *in_turn, *_TITLES.values()]))
-
-
-def _table_suffices(group: str, lines: _Lines) -> bool:
-    """Scores that were measured once are in the table only."""
-    return group == SCORES and all(len(points) == 1 for _, _, points in lines)
 
 
 def _chart(title: str, lines: _Lines) -> Chart:

@@ -64,9 +64,8 @@ def galleries_of(folder: Path, index: Mapping[str, Any], budget: ByteBudget, not
 
 def _image(folder: Path, entry: Mapping[str, Any], budget: ByteBudget, omitted: list[str]) -> ReportImage | None:
     name = str(entry.get("file") or "")
-    content = _read(folder, name)
-    size = _webp_size(content)
-    if size is None or not budget.take(len(content)):
+    content, size = _read_webp(folder, name)
+    if not content or not budget.take(len(content)):
         omitted.append(name)
         return None
     verdict = entry.get("verdict")
@@ -74,21 +73,14 @@ def _image(folder: Path, entry: Mapping[str, Any], budget: ByteBudget, omitted: 
     return ReportImage(uri, str(entry.get("text") or ""), size, verdict if verdict in VERDICTS else "")
 
 
-def _read(folder: Path, name: str) -> bytes:
-    """Return the content of a file in the folder itself; empty for any other."""
+def _read_webp(folder: Path, name: str) -> tuple[bytes, tuple[int, int]]:
+    """Return a WebP image in the folder itself, and its width and height; empty for any other file."""
     path = folder / name
     try:
-        if not name or path.name != name or path.is_symlink() or path.stat().st_size > MAX_BYTES_OF_IMAGE:
-            return b""
-        return path.read_bytes()
-    except (OSError, ValueError):
-        return b""
-
-
-def _webp_size(content: bytes) -> tuple[int, int] | None:
-    """Return width and height of a WebP image; None for anything else."""
-    try:
-        with Image.open(BytesIO(content), formats=["WEBP"]) as image:
-            return image.size
+        if name and path.name == name and not path.is_symlink() and path.stat().st_size <= MAX_BYTES_OF_IMAGE:
+            content = path.read_bytes()
+            with Image.open(BytesIO(content), formats=["WEBP"]) as image:
+                return content, image.size
     except (OSError, ValueError, Image.DecompressionBombError):
-        return None
+        pass
+    return b"", (0, 0)

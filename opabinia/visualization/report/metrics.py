@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,19 +85,16 @@ def read_metrics(path: Path) -> RunMetrics:
 
 
 def _rows(path: Path, metrics: RunMetrics) -> Iterator[dict[str, Any]]:
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for text in file:
-                try:
-                    row = json.loads(text)
-                except (ValueError, RecursionError):
-                    row = None
-                if isinstance(row, dict):
-                    yield row
-                elif text.strip():
-                    metrics.broken += 1
-    except FileNotFoundError:
-        return
+    with suppress(FileNotFoundError), path.open(encoding="utf-8", errors="replace") as file:
+        for text in file:
+            try:
+                row = json.loads(text)
+            except (ValueError, RecursionError):
+                row = None
+            if isinstance(row, dict):
+                yield row
+            elif text.strip():
+                metrics.broken += 1
 
 
 def _seconds(row: dict[str, Any], steps: float) -> float:

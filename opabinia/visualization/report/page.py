@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from opabinia.config.check import DEFAULT
-from opabinia.runtime.files import disk_errors, write_atomic
-from opabinia.runtime.version import __version__
+from opabinia.runtime.files import write_atomic
 from opabinia.visualization.report.blocks import Block, Chart, Gallery, Section, Table
 from opabinia.visualization.report.charts import AXES, batch_charts, metric_sections
 from opabinia.visualization.report.images import ByteBudget, galleries_of, read_index
 from opabinia.visualization.report.run_data import NoRun, RunData, check_run_folder, read_run
 from opabinia.visualization.report.tables import blocks_of
-from opabinia.visualization.report.templating import template, text_of
+from opabinia.visualization.report.templating import template
 from opabinia.visualization.report.untrusted_json import dict_of, dicts_of, number_of, texts_of
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MAX_RUNS = len(LETTERS)
+EVALUATION_KEYS = ("data", "samples", "checkpoint", "weights", "overrides")
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     """
     out = out or default_path(folders)
     content = page_of(folders)
-    with disk_errors(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(out, content)
+    write_atomic(out, content)
     return out
 
 
@@ -97,10 +95,9 @@ def page_of(folders: Sequence[Path]) -> str:
         letters = [{"letter": chapter.letter, "name": chapter.run.name} for chapter in chapters]
         return _as_json({"runs": letters, **_chart_data(charts)})
 
-    text: str = template("page.html").render(
+    return template("page.html").render(
         title=" · ".join(run.name for run in runs[:3]) + (" ..." if len(runs) > 3 else ""),
         heading=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
-        version=__version__,
         chapters=chapters,
         curves=metric_sections(runs),
         axes=AXES,
@@ -110,11 +107,7 @@ def page_of(folders: Sequence[Path]) -> str:
         opened=len(chapters) < 3 or _all_tasks_differ(chapters),
         number_of_chart=number_of_chart,
         data=data,
-        style=text_of("style.css"),
-        script=text_of("script.js"),
-        shell=text_of("page.js"),
     )
-    return text
 
 
 def check_run_folders(folders: Sequence[Path]) -> None:
@@ -159,10 +152,11 @@ def _data_blocks(run: RunData, index: dict[str, Any]) -> list[Block]:
     blocks: list[Block] = [Table("Training data", ("what", "value"), rows)] if rows else []
     for dataset in dicts_of(index.get("counts")):
         counts = {str(name): number_of(count) or 0 for name, count in dict_of(dataset.get("of_class")).items()}
-        total = sum(counts.values()) or 1
+        total = number_of(dataset.get("samples")) or sum(counts.values()) or 1
         shares = [(name, count, count / total) for name, count in counts.items()]
+        columns = ("class", "samples", f"share of {total:,.0f} samples")
         title = f"{dataset.get('set')}: samples by class"
-        blocks += [Table(title, ("class", "samples", "share"), shares, frozenset({2}))] if shares else []
+        blocks += [Table(title, columns, shares, frozenset({2}))] if shares else []
     return blocks
 
 
@@ -184,8 +178,8 @@ def _summary(run: RunData) -> str:
 
 
 def _score_tables(chapters: Sequence[Chapter]) -> list[Table]:
-    """Return a table for each task: a row for each score, a column for each run, and another for the checkpoint that
-    was evaluated separately."""
+    """Return tables for each task: a row for each score, a column for each run and each checkpoint that was evaluated
+    separately; and the data of each evaluation."""
     by_task: dict[str, list[Chapter]] = {}
     for chapter in chapters:
         by_task.setdefault(chapter.run.task, []).append(chapter)
@@ -195,12 +189,19 @@ def _score_tables(chapters: Sequence[Chapter]) -> list[Table]:
         for chapter in group:
             prefix, run = f"{chapter.letter}: " if len(chapters) > 1 else "", chapter.run
             columns.append((prefix + ("after the last step" if run.finished else "newest"), run.scores))
-            if run.evaluated_scores:
-                columns.append((f"{prefix}of {run.evaluated_scores['checkpoint']}", run.evaluated_scores))
-        names = list(dict.fromkeys(name for _, values in columns for name in values if name != "checkpoint"))
+            columns += [(f"{prefix}{name}", scores) for name, scores in run.evaluated_scores.items()]
+        names = list(dict.fromkeys(name for _, values in columns for name in values))
         rows = [(name, *(values.get(name) for _, values in columns)) for name in names]
         titles = ("score", *(title for title, _ in columns))
         tables += [Table(task if len(by_task) > 1 else "", titles, rows, max_rows=16)] if rows else []
+        evaluations = [
+            (f"{chapter.letter}: {row['scores']}" if len(chapters) > 1 else row["scores"], row)
+            for chapter in group
+            for row in chapter.run.evaluations
+        ]
+        keys = [key for key in EVALUATION_KEYS if any(row.get(key) for _, row in evaluations)]
+        places = [(name, *(row.get(key, "") for key in keys)) for name, row in evaluations]
+        tables += [Table("Data of these scores", ("scores", *keys), places, max_rows=16)] if rows and places else []
     return tables
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from opabinia.config import Problem, flatten
+from opabinia.config.text import describe_source
 from opabinia.config.tree import read_file
 from opabinia.visualization.report.metrics import RunMetrics, read_metrics
-from opabinia.visualization.report.untrusted_json import dict_of, number_of, read_json, read_text
+from opabinia.visualization.report.untrusted_json import dict_of, dicts_of, number_of, read_json, read_text, texts_of
 
 FORMAT = 1
 """Latest known format of checkpoints."""
@@ -37,7 +38,8 @@ class RunData:
         origins: origin of each value, likewise.
         metrics: of metrics.jsonl.
         scores: the final ones, or the newest if the run is not finished.
-        evaluated_scores: of the checkpoint that ``opabinia eval`` evaluated, with its name as ``checkpoint``.
+        evaluated_scores: of ``opabinia eval``, by checkpoint (and overrides).
+        evaluations: validation sets and evaluations, with their ``scores``, ``data``, ``samples`` and so on.
         finished: whether the run ended.
         total_steps: planned; None if no checkpoint says.
         dataset_info: of the training data.
@@ -54,7 +56,8 @@ class RunData:
     origins: dict[str, str] = field(default_factory=dict)
     metrics: RunMetrics = field(default_factory=RunMetrics)
     scores: dict[str, float] = field(default_factory=dict)
-    evaluated_scores: dict[str, Any] = field(default_factory=dict)
+    evaluated_scores: dict[str, dict[str, float]] = field(default_factory=dict)
+    evaluations: list[dict[str, str]] = field(default_factory=list)
     finished: bool = False
     total_steps: int | None = None
     dataset_info: dict[str, Any] = field(default_factory=dict)
@@ -78,7 +81,7 @@ def read_run(folder: Path) -> RunData:
     _read_state(run)
     _read_log(run)
     for path in sorted(folder.glob("eval/*/details.json")):
-        if tables := dict_of(read_json(path, run.notes)):
+        if not _is_outdated(run, path.parent.name) and (tables := dict_of(read_json(path, run.notes))):
             run.details[path.parent.name] = tables
     _note_missing(run)
     return run
@@ -105,6 +108,11 @@ def _read_config(run: RunData) -> None:
     run.notes += [str(problem) for problem in problems]
     config = dict_of(tree.plain()) if tree is not None and not problems else {}
     run.config = flatten(config)
+    val = dict_of(config.get("data")).get("val")
+    for section in dicts_of(val if isinstance(val, list) else [val]):
+        source = dict_of(section.get("source"))
+        data = describe_source(source) if "name" in source else ""
+        run.evaluations.append({"scores": str(section.get("prefix", "val")), "data": data, "checkpoint": "in training"})
     task = config.get("task")
     run.task = str(task.get("name", "")) if isinstance(task, dict) else str(task or "")
     origins = dict_of(read_json(run.folder / "origins.json", run.notes))
@@ -114,10 +122,27 @@ def _read_config(run: RunData) -> None:
 def _read_scores(run: RunData) -> None:
     results = dict_of(read_json(run.folder / "results.json", run.notes))
     run.finished = bool(results)
-    run.scores = _numbers(results) or run.metrics.newest()
+    scores = _numbers(results) or run.metrics.newest()
+    run.scores = {name: score for name, score in scores.items() if not _is_outdated(run, name.split("/")[0])}
+    pointer = run.folder / "checkpoints" / "best"
+    best = pointer.read_text("utf-8", errors="replace").strip() if pointer.is_file() else ""
     for path in sorted(run.folder.glob("eval/*/scores.json")):
-        scores = dict_of(read_json(path, run.notes))
-        run.evaluated_scores |= {"checkpoint": str(scores.get("checkpoint", "")), **_numbers(scores)}
+        newest = dict_of(read_json(path, run.notes))
+        for result in [newest, *dicts_of(newest.get("earlier"))]:
+            about = {key: str(result.get(key, "")) for key in ("data", "samples", "checkpoint", "weights")}
+            step = re.sub("^step-0*(?=[0-9])", "step ", about["checkpoint"])
+            about["checkpoint"] = f"best ({step})" if about["checkpoint"] == best else step
+            overrides = " ".join(texts_of(result.get("overrides")))
+            run.evaluations.append({"scores": path.parent.name, **about, "overrides": overrides})
+            scores = {name: value for name, value in _numbers(result).items() if "/" in name}
+            column = " ".join(filter(None, (about["checkpoint"], overrides)))
+            run.evaluated_scores[column] = {**scores, **run.evaluated_scores.get(column, {})}  # the newest counts
+
+
+def _is_outdated(run: RunData, dataset: str) -> bool:
+    """Return whether an evaluation was of EMA weights that the config no longer has: the run was resumed without."""
+    without_ema = run.config.get("ema", 0) is None or run.config.get("evaluate.weights") == "raw"
+    return without_ema and re.search("_ema(_|$)", dataset) is not None
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:

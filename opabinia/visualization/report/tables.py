@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,15 +31,32 @@ def blocks_of(details: Mapping[str, Any], classes: Classes, notes: list[str], da
     """
     names = [str(row["class"]) for row in dicts_of(details.get("per_class")) if "class" in row] or list(classes)
     blocks: list[Block] = []
+    counted = _counted_detections(details.get("counted"))
     for key, make in MAKERS.items():
         if not details.get(key):
             continue
         try:
-            blocks += make(details[key], names)
+            made = make(details[key], names)
+            blocks += [_with_note(block, counted) for block in made] if key in ("confusion", "worst") else made
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             message = f"eval/{dataset}/details.json: the format of {key} is unknown ({type(error).__name__}); omitted"
             notes.append(message)
     return blocks
+
+
+def _counted_detections(value: Any) -> str:
+    """Return which detections the tables of errors count; empty for classifiers and older runs."""
+    counted = dict_of(value)
+    min_score, min_iou, f1 = (number_of(counted.get(name)) for name in ("min_score", "min_iou", "F1"))
+    if min_score is None or min_iou is None or f1 is None:
+        return ""
+    reason = " (the highest on this data)" if counted.get("selected_by") == "highest F1" else ""
+    least = f"a score of at least {min_score:.3g} and an IoU of at least {min_iou:g}"
+    return f"Counts detections with {least}: F1 {f1:.3f}{reason}."
+
+
+def _with_note(block: Block, note: str) -> Block:
+    return replace(block, note=note) if isinstance(block, Table | Matrix) else block
 
 
 def _confusion(cells: Any, classes: Classes) -> list[Block]:
@@ -68,10 +86,7 @@ def _confusion(cells: Any, classes: Classes) -> list[Block]:
 
 
 def _rows(
-    rows: Any,
-    classes: Classes,
-    title: str,
-    is_share: Callable[[str, Sequence[Any]], bool] = lambda name, values: False,
+    rows: Any, classes: Classes, title: str, is_share: Callable[[str, Sequence[Any]], bool] = lambda name, values: False
 ) -> list[Block]:
     """Return a table of rows as they are; ``is_share`` selects the columns with bars by name and values."""
     shown = list(dicts_of(rows))[:MAX_ROWS]

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from opabinia.runtime.version import __version__
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 _PACKAGE = "opabinia.visualization.report"
 
 
 @cache
-def template(name: str, package: str = _PACKAGE) -> Any:
+def template(name: str, package: str = _PACKAGE) -> Template:
     """Return a Jinja template in the folder ``templates`` of a package, which may import those of the report. Values
     are escaped."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
@@ -18,6 +23,8 @@ def template(name: str, package: str = _PACKAGE) -> Any:
     options: dict[str, Any] = {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     environment = Environment(loader=FunctionLoader(text_of), autoescape=True, **options)
     environment.filters["number"] = _format
+    shared = {"style": "style.css", "script": "script.js", "shell": "page.js"}
+    environment.globals |= {"version": __version__, **{key: text_of(file) for key, file in shared.items()}}
     return environment.from_string(text_of(name, package))
 
 

@@ -5,17 +5,23 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from opabinia.data.check import DataReport, run_checks
+from opabinia.data.check.checks import EXAMPLES
 from opabinia.data.check.page import render_page, write_page
-from opabinia.data.check.terminal import print_report
+from opabinia.data.check.terminal import class_rows, print_report
 from opabinia.data.sources import ImageFolder, Videos, coco
+from opabinia.visualization.detections import annotated_objects
+from opabinia.visualization.drawing import draw_objects
+from opabinia.visualization.samples import draw_sample, label_names
 from scripts import small_data
 from tests.data.check.images import save
 from tests.data.videos import write
@@ -91,12 +97,15 @@ def test_boxes_are_drawn_also_where_they_reach_out_of_the_image(tmp_path: Path) 
     assert ("480", "288") in sizes, "a quarter of the width is added to the right"
 
 
-def test_videos_show_their_middle_frame(tmp_path: Path) -> None:
+def test_videos_show_their_middle_frame_and_samples_are_strips(tmp_path: Path) -> None:
     for name in ("train", "val"):
         write(tmp_path / name / "a" / "1.mp4", 9, size=(64, 96))
     found = run_checks({name: Videos(root=tmp_path / name) for name in ("train", "val")})
-    data = re.findall(r'src="(data:[^"]*)"', render_page(found, "films"))
-    assert len(data) == 2 and data[0] == data[1]
+    page = render_page(found, "films")
+    data = re.findall(r'src="(data:[^"]*)"', page)
+    assert len(data) == 4 and data[0] == data[1] and data[2] == data[3]
+    sizes = [(int(width), int(height)) for width, height in re.findall(r'width="(\d+)" height="(\d+)" loading', page)]
+    assert sizes[0] == (96, 64) and sizes[2][0] == 1120, "a single frame, and eight beside each other"
 
 
 def test_many_findings_are_bounded(tmp_path: Path) -> None:
@@ -104,7 +113,7 @@ def test_many_findings_are_bounded(tmp_path: Path) -> None:
         save(tmp_path / "a" / f"{number}.png", number // 2, size=(40, 30))
     found = run_checks({"train": ImageFolder(root=tmp_path)})
     page = render_page(found, "many")
-    assert page.count("<figure") == 48 and "the first 24 of 30" in page and "58.png: a = a/59.png: a" in page
+    assert page.count("<figure") == 48 + EXAMPLES and "the first 24 of 30" in page and "58.png: a = a/59.png: a" in page
 
 
 def test_images_that_have_gone_meanwhile_are_listed(odd: DataReport, tmp_path: Path) -> None:
@@ -124,6 +133,48 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
     write_page(found, tmp_path / "page.html", "names")
     assert r"\xff1.png" in (tmp_path / "page.html").read_text() and json.dumps(found.to_json())
     print_report(found, Console(file=io.TextIOWrapper(io.BytesIO(), encoding="utf-8")))
+
+
+def test_shares_name_what_they_are_divided_by(tmp_path: Path) -> None:
+    """Two of four images hold a bar: half of the images, whatever number of objects they hold."""
+    small_data.coco(tmp_path)
+    found = run_checks({"train": coco(root=tmp_path, file=tmp_path / "annotations.json")})
+    columns, rows = class_rows(found.datasets["train"])
+    assert columns == ["class", "images", "share of 4 images", "objects", "share of 5 objects"]
+    assert rows == [("block", 3, 0.75, 3, 0.6), ("bar", 2, 0.5, 2, 0.4)]
+    page = render_page(found, "things")
+    assert all(f">{column}</th>" in page for column in columns)
+    console = Console(file=io.StringIO(), width=120)
+    print_report(found, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "share of 4 images" in text and re.search(r"bar +│ 2 +│ 0.500 +│ 2 +│ 0.400", text)
+
+
+def test_samples_are_drawn_with_their_boxes_and_masks(tmp_path: Path) -> None:
+    small_data.coco(tmp_path)
+    source = coco(root=tmp_path, file=tmp_path / "annotations.json")
+    found = run_checks({"train": source})
+    page = render_page(found, "things")
+    assert "Samples with their ground truth</h4>" in page and page == render_page(found, "things")
+    assert [sample.id for sample in found.examples["train"]] == [source.id(index) for index in range(4)]
+    sample = next(sample for sample in map(source.__getitem__, range(4)) if len(sample["ground_truth"].labels))
+    annotated = annotated_objects(sample["ground_truth"], source.classes)
+    drawn = draw_sample(sample, source.classes)
+    assert annotated and drawn.tobytes() == draw_objects(sample["image"], annotated).tobytes()
+
+
+def test_samples_are_of_all_classes(tmp_path: Path) -> None:
+    for number in range(40):
+        save(tmp_path / ("rare" if number in (3, 17) else "a" if number % 2 else "b") / f"{number}.png", number, (9, 9))
+    chosen = run_checks({"train": ImageFolder(root=tmp_path)}).examples["train"]
+    assert Counter(sample.value for sample in chosen) == {"a": 5, "b": 5, "rare": 2}
+
+
+def test_labels_of_samples() -> None:
+    classes = ["cat", "dog", "cow"]
+    assert label_names({"label": 1}, classes) == ["dog"] and label_names({}, classes) == []
+    assert label_names({"label": torch.tensor([1.0, 0, 1])}, classes) == ["cat", "cow"]
+    assert label_names({"label": torch.zeros(3)}, classes) == ["no class"]
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def test_sizes_out_of_reach(n: int) -> None:
         Permutation(n, 0)
 
 
-@pytest.mark.parametrize("n", [3, 4, 5])
+@pytest.mark.parametrize("n", [3, 4, pytest.param(5, marks=pytest.mark.slow)])
 def test_all_orders_of_few_are_equally_likely(n: int) -> None:
     number = {order: i for i, order in enumerate(permutations(range(n)))}
     drawn = [number[tuple(whole(n, key).tolist())] for key in range(50 * len(number))]

@@ -67,9 +67,9 @@ def test_grey_and_numbers(tmp_path: Path) -> None:
     ("labels", "kind", "message"),
     [
         ([0, None, None], lambda d: d.Value("int64"), "column 'label' is empty in 2 of 3 rows"),
-        (["a", "b", "a"], lambda d: d.Value("string"), "holds 'a' where a whole number .*class_encode_column"),
-        ([0.5, 1.0, 2.0], lambda d: d.Value("float32"), "holds 0.5 where a whole number"),
-        ([[0], [1], [0, 1]], lambda d: d.List(d.Value("int64")), r"holds \[0\] where a whole number"),
+        (["a", "b", "a"], lambda d: d.Value("string"), "holds 'a', expected an integer.*class_encode_column"),
+        ([0.5, 1.0, 2.0], lambda d: d.Value("float32"), "holds 0.5, expected an integer"),
+        ([[0], [1], [0, 1]], lambda d: d.List(d.Value("int64")), r"holds \[0\], expected an integer"),
         ([0, -1, 1], lambda d: d.ClassLabel(names=["a", "b"]), "labels -1 to 1 for 2 classes"),
     ],
 )
@@ -89,7 +89,7 @@ def test_images_that_are_none_are_reported(tmp_path: Path) -> None:
 def test_another_split_is_not_taken_in_its_place(tmp_path: Path) -> None:
     path = stored(tmp_path, [0, 1, 1], lambda d: d.Value("int64"), split="test")
     assert len(HuggingFace(dataset=path, split="test")) == 3
-    with pytest.raises(ValueError, match="no split 'train'; it holds test alone"):
+    with pytest.raises(ValueError, match="no split 'train'; the folder has test only"):
         HuggingFace(dataset=path)
 
 

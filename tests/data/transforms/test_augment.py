@@ -16,7 +16,6 @@ from opabinia.contracts import Batch, DatasetInfo, Sample
 from opabinia.data.batch_mixing import random_patch
 from opabinia.data.settings import Data
 from opabinia.data.transforms.augment import RandomErase, RandomGaussianBlur
-from opabinia.data.transforms.augment import gaussian_blur as blurred
 from opabinia.models.layers import Normalize
 from opabinia.runtime.seeds import seed_sample
 
@@ -237,6 +236,12 @@ def test_every_link_of_the_chain_does_something(chain: Data, place: int) -> None
 
 
 # --- blur -------------------------------------------------------------------------------------------------------------
+
+
+def blurred(image: Tensor, sigma: float) -> Tensor:
+    blur = RandomGaussianBlur(probability=1.0, sigma=(sigma, sigma))
+    result: Tensor = blur({"image": tv_tensors.Image(image)})["image"]
+    return result
 
 
 @pytest.mark.parametrize("sigma", [0.1, 0.7, 1.0, 2.0])

@@ -20,7 +20,9 @@ from opabinia.training.run_folder import resolve
 from opabinia.visualization.report import NoRun, default_path, write_report
 from opabinia.visualization.report.charts import chart_of
 from opabinia.visualization.report.page import page_of
+from opabinia.visualization.report.run_data import read_run
 from opabinia.visualization.report.tables import MAKERS
+from tests.visualization.report.conftest import CONFIG, rows_of
 
 Make = Callable[..., Path]
 
@@ -84,6 +86,19 @@ def test_batches_over_time(make: Make) -> None:
     assert "2 times fewer steps" in page
 
 
+@pytest.mark.parametrize("now", [{"ema": None}, {"ema": {"decay": 0.9}, "evaluate": {"weights": "raw"}}])
+def test_scores_of_ema_weights_end_when_a_run_is_resumed_without_ema(make: Make, now: dict[str, Any]) -> None:
+    early = {"step": 10, "epoch": 1, "samples": 80, "val_ema/top1": 0.0023}
+    folder = make(rows=[early, *rows_of(20)], config=CONFIG | now, results=None)
+    (folder / "eval/val_ema").mkdir()
+    (folder / "eval/val_ema/details.json").write_text(json.dumps({"per_class": [{"class": "cat", "recall": 0.1}]}))
+    run = read_run(folder)
+    assert (run.scores, list(run.details)) == ({"val/top1": 0.75}, ["val"])
+    (folder / "config.yaml").write_text(json.dumps(CONFIG | {"ema": {"decay": 0.9}}))
+    run = read_run(folder)
+    assert (list(run.scores), list(run.details)) == (["val_ema/top1", "val/top1"], ["val", "val_ema"])
+
+
 def test_runs_of_several_tasks_have_a_table_of_scores_each(make: Make) -> None:
     runs = [make(name, config={"task": {"name": name}}, results={f"val/{name}": 0.5}) for name in ("reid", "video")]
     (scores,) = re.findall(r'<section id="scores">(.*?)</section>\s*<section id="curves">', page_of(runs), re.S)
@@ -106,7 +121,7 @@ def test_what_was_written_stands_out_among_defaults(make: Make) -> None:
     origins = resolve("classification/digits", ["optimizer.lr=0.1"]).origins
     (folder / "origins.json").write_text(json.dumps(origins))
     page = page_of([folder])
-    (rows,) = re.findall(r'<details class="part config">.*?<tbody>(.*?)</tbody>', page, re.S)
+    (rows,) = re.findall(r'<details class="part config".*?<tbody>(.*?)</tbody>', page, re.S)
     given = re.findall(r"<tr class=given><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td>", rows)
     assert ("optimizer.lr", "0.01", "command line: optimizer.lr=0.1") in given
     assert "task.dropout" in rows and "task.dropout" not in {key for key, *_ in given}

@@ -66,7 +66,7 @@ def test_images_of_a_classifier(run: Path) -> None:
     titles = [group["title"] for group in index["groups"]]
     assert titles[:2] == ["Some of the training data", "Most wrong"]
     assert [one["set"] for one in index["counts"]] == ["train", "val"]
-    assert sum(index["counts"][1]["of_class"].values()) == 360
+    assert sum(index["counts"][1]["of_class"].values()) == index["counts"][1]["samples"] == 360
     (wrong,) = (group for group in index["groups"] if group["title"] == "Most wrong")
     shown = [one for row in wrong["rows"] for one in row["pictures"]]
     assert {one["verdict"] for one in shown} == {"wrong"}

@@ -25,6 +25,18 @@ def test_confusion_names_the_background() -> None:
     assert not notes
 
 
+def test_tables_of_errors_state_which_detections_they_count() -> None:
+    counted = {"min_score": 0.371, "min_iou": 0.5, "selected_by": "highest F1", "F1": 0.81}
+    worst = [{"id": "a.jpg", "right": 2, "missed": 1, "false": 0}]
+    blocks, _ = made({"counted": counted, "confusion": [[0, 1, 1], [0, 0, 2]], "worst": worst})
+    least = "a score of at least 0.371 and an IoU of at least 0.5"
+    text = f"Counts detections with {least}: F1 0.810 (the highest on this data)."
+    assert [block.note for block in blocks] == [text] * 3
+    blocks, _ = made({"counted": counted | {"selected_by": "confidence"}, "worst": worst})
+    assert blocks[0].note == text.replace(" (the highest on this data)", "")
+    assert [block.note for block in made({"worst": worst})[0]] == [""]
+
+
 def test_many_classes_have_no_matrix_and_absurd_numbers_cost_nothing() -> None:
     (pairs,), _ = made({"confusion": [[10**12, 3, 1]]})
     assert pairs.rows == [(str(10**12), "3", 1, 1.0)]

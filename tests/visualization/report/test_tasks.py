@@ -52,4 +52,4 @@ def test_several_views_and_batches_over_time(tmp_path: Path) -> None:
     assert [text for text in texts if "clip 1 of 2" in text and "clip 2 of 2" in text]
     assert [one["title"] for one in index["batches"]["charts"]][:2] == ["frames", "size in pixels"]
     assert "times fewer steps" in index["batches"]["note"]
-    assert "samples in a batch" in write_report([run]).read_text()
+    assert "batch size" in write_report([run]).read_text()

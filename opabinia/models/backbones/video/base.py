@@ -69,7 +69,7 @@ class ClipBackbone(Backbone):
         their norms are then updated twice per step."""
         self.recompute = True
 
-    def run_blocks(self, blocks: nn.Sequential, maps: Tensor) -> Tensor:
+    def run_blocks(self, blocks: nn.Module, maps: Tensor) -> Tensor:
         """Apply ``blocks`` to ``maps``, with activation checkpointing if :attr:`recompute` is set."""
         output: Tensor = checkpoint_seq(blocks, maps) if self.recompute and self.training else blocks(maps)
         return output
@@ -97,6 +97,13 @@ class FramePool(nn.Module):
         frames = F.max_pool2d(maps.transpose(1, 2).flatten(0, 1), 3, 2, 1)
         pooled: Tensor = frames.unflatten(0, (len(maps), maps.shape[2])).transpose(1, 2)  # type: ignore[no-untyped-call]
         return pooled
+
+
+def shortcut_projection(inputs: int, outputs: int, stride: Kernel) -> nn.Sequential | None:
+    """Build the projection of a block's shortcut to the size of its output; None where the sizes are equal."""
+    if inputs == outputs and stride == (1, 1, 1):
+        return None
+    return nn.Sequential(nn.Conv3d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm3d(outputs))
 
 
 ConvType = Literal["3d", "2+1d"]
@@ -131,9 +138,17 @@ def convolution(
     )
 
 
-def init_weights(model: nn.Module) -> None:
-    """Initialize the weights of all convolutions for ReLU (He et al. 2015, fan-out)."""
+def init_weights(model: nn.Module, *, zero_init_last: bool) -> None:
+    """Initialize the weights of all convolutions for ReLU (He et al. 2015, fan-out).
+
+    Args:
+        zero_init_last: set the last norm of every residual block to weight 0, so that the block is an identity at first
+            (Goyal et al. 2017, section 5.1).
+    """
     for module in model.modules():
+        last_norm = getattr(module, "bn3", None) or getattr(module, "bn2", None)
+        if zero_init_last and last_norm is not None:
+            nn.init.zeros_(last_norm.weight)
         if isinstance(module, nn.Conv3d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             if module.bias is not None:

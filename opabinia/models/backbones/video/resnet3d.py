@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from opabinia.models.backbones.video.base import (
     convolution,
     global_pool,
     init_weights,
+    shortcut_projection,
 )
 from opabinia.models.backbones.video.inflate import Inflation, load_image_weights
 
@@ -43,7 +45,7 @@ class BasicBlock3d(nn.Module):
         self.bn1 = nn.BatchNorm3d(width)
         self.conv2 = convolution(width, width, (frames, 3, 3), conv_type=conv_type)
         self.bn2 = nn.BatchNorm3d(width)
-        self.downsample = _shortcut(inputs, width, stride)
+        self.downsample = shortcut_projection(inputs, width, stride)
 
     def forward(self, maps: Tensor) -> Tensor:
         """B x M x t x h x w to B x M' x t' x h' x w'."""
@@ -74,7 +76,7 @@ class Bottleneck3d(nn.Module):
         self.bn2 = nn.BatchNorm3d(width)
         self.conv3 = convolution(width, outputs, (1, 1, 1))
         self.bn3 = nn.BatchNorm3d(outputs)
-        self.downsample = _shortcut(inputs, outputs, stride)
+        self.downsample = shortcut_projection(inputs, outputs, stride)
 
     def forward(self, maps: Tensor) -> Tensor:
         """B x M x t x h x w to B x M' x t' x h' x w'."""
@@ -82,13 +84,6 @@ class Bottleneck3d(nn.Module):
         maps = F.relu(self.bn1(self.conv1(maps)), inplace=True)
         maps = F.relu(self.bn2(self.conv2(maps)), inplace=True)
         return F.relu(self.bn3(self.conv3(maps)) + shortcut, inplace=True)
-
-
-def _shortcut(inputs: int, outputs: int, stride: Kernel) -> nn.Sequential | None:
-    """Build the projection to the size of a block's output; None where the sizes are equal."""
-    if inputs == outputs and stride == (1, 1, 1):
-        return None
-    return nn.Sequential(nn.Conv3d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm3d(outputs))
 
 
 # --- stages ---------------------------------------------------------------------------------------------------------
@@ -120,24 +115,12 @@ def build_stage(inputs: int, spec: StageSpec, *, bottlenecks: bool, conv_type: C
         bottlenecks: bottlenecks instead of basic blocks.
         conv_type: of basic blocks.
     """
+    block = Bottleneck3d if bottlenecks else partial(BasicBlock3d, conv_type=conv_type)
     blocks: list[nn.Module] = []
     for index in range(spec.blocks):
-        stride = (1, 1, 1) if index else spec.stride
-        if bottlenecks:
-            blocks.append(Bottleneck3d(inputs, spec.width, spec.frames, stride))
-        else:
-            blocks.append(BasicBlock3d(inputs, spec.width, spec.frames, stride, conv_type))
+        blocks.append(block(inputs, spec.width, spec.frames, (1, 1, 1) if index else spec.stride))
         inputs = spec.width * (Bottleneck3d if bottlenecks else BasicBlock3d).expansion
     return nn.Sequential(*blocks)
-
-
-def zero_init_last_norms(model: nn.Module) -> None:
-    """Set the last norm of every residual block to weight 0, so that the block is an identity at first (Goyal et al.
-    2017, section 5.1)."""
-    for module in model.modules():
-        if isinstance(module, BasicBlock3d | Bottleneck3d):
-            last_norm = module.bn3 if isinstance(module, Bottleneck3d) else module.bn2
-            nn.init.zeros_(last_norm.weight)
 
 
 class ResNet3d(ClipBackbone):
@@ -151,7 +134,7 @@ class ResNet3d(ClipBackbone):
         bottlenecks: bottlenecks instead of basic blocks.
         pool: max pooling after the stem, which halves height and width.
         conv_type: of all spatiotemporal convolutions.
-        zero_init_last: see :func:`zero_init_last_norms`.
+        zero_init_last: see :func:`opabinia.models.backbones.video.base.init_weights`.
     """
 
     def __init__(
@@ -177,18 +160,14 @@ class ResNet3d(ClipBackbone):
             width = spec.width * expansion
             self.layers += [(f"layer{number}.{block}",) for block in range(spec.blocks)]
         self._num_stages = len(stages)
-        init_weights(self)
-        if zero_init_last:
-            zero_init_last_norms(self)
+        init_weights(self, zero_init_last=zero_init_last)
 
     def clip_maps(self, clips: Tensor) -> Tensor:
         """B x C x T x H x W to feature maps (B x D x t x h x w), whose global average is the output of
         :meth:`forward`."""
         maps: Tensor = self.maxpool(F.relu(self.bn1(self.conv1(clips)), inplace=True))
         for number in range(1, self._num_stages + 1):
-            blocks = self.get_submodule(f"layer{number}")
-            assert isinstance(blocks, nn.Sequential)
-            maps = self.run_blocks(blocks, maps)
+            maps = self.run_blocks(self.get_submodule(f"layer{number}"), maps)
         return maps
 
     def vectors(self, clips: Tensor) -> Tensor:

@@ -11,13 +11,7 @@ from torch import Tensor, nn
 from opabinia.config import register
 from opabinia.contracts import Count
 from opabinia.models.backbones.video.base import ClipBackbone, FramePool, Kernel, convolution, global_pool, init_weights
-from opabinia.models.backbones.video.resnet3d import (
-    STAGE_DEPTHS,
-    Bottleneck3d,
-    StageSpec,
-    build_stage,
-    zero_init_last_norms,
-)
+from opabinia.models.backbones.video.resnet3d import STAGE_DEPTHS, Bottleneck3d, StageSpec, build_stage
 
 
 class Pathway(nn.Module):
@@ -58,12 +52,6 @@ class Pathway(nn.Module):
         """B x C x T x H x W to B x width x T x H / 4 x W / 4."""
         maps: Tensor = self.maxpool(F.relu(self.bn1(self.conv1(clips)), inplace=True))
         return maps
-
-    def stage(self, number: int) -> nn.Sequential:
-        """The blocks of stage 1, 2, 3 or 4."""
-        blocks = self.get_submodule(f"layer{number}")
-        assert isinstance(blocks, nn.Sequential)
-        return blocks
 
 
 class Fusion(nn.Module):
@@ -146,17 +134,15 @@ class SlowFast(ClipBackbone):
             self.layers += [(f"slow.layer{number}.{i}", f"fast.layer{number}.{i}") for i in range(count)]
             if number < 4:
                 self.layers[-1] += (f"fusions.{number}",)
-        init_weights(self)
-        if zero_init_last:
-            zero_init_last_norms(self)
+        init_weights(self, zero_init_last=zero_init_last)
 
     def vectors(self, clips: Tensor) -> Tensor:
         """B x C x T x H x W to B x D."""
         slow, fast = self.slow.stem(clips[:, :, slow_frames(clips.shape[2], self.alpha)]), self.fast.stem(clips)
         for number, fusion in enumerate(self.fusions, start=1):
             slow = torch.cat([slow, fusion(fast)], dim=1)
-            slow = self.run_blocks(self.slow.stage(number), slow)
-            fast = self.run_blocks(self.fast.stage(number), fast)
+            slow = self.run_blocks(self.slow.get_submodule(f"layer{number}"), slow)
+            fast = self.run_blocks(self.fast.get_submodule(f"layer{number}"), fast)
         return torch.cat([global_pool(slow), global_pool(fast)], dim=1)
 
 

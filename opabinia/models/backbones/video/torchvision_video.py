@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -13,6 +14,7 @@ from opabinia.config import register
 from opabinia.contracts import DataMismatch, Preprocessing
 from opabinia.models.backbones.timm import fit_channels
 from opabinia.models.backbones.video.base import ClipBackbone, format_shape, global_pool
+from opabinia.models.weights.download import pretrained_weights
 
 Name = Literal["r3d_18", "mc3_18", "r2plus1d_18", "s3d", "mvit_v1_b", "mvit_v2_s", "swin3d_t", "swin3d_s", "swin3d_b"]
 
@@ -37,7 +39,8 @@ class TorchvisionVideo(ClipBackbone):
 
     def __init__(self, channels: int, /, *, model: Name, pretrained: bool = False) -> None:
         weights = models.get_model_weights(model).DEFAULT if pretrained else None
-        net = models.get_model(model, weights=weights)
+        with pretrained_weights(f"torchvision's {model!r}", weights.url) if weights else nullcontext():
+            net = models.get_model(model, weights=weights)
         if channels != 3:
             _adapt_channels(net, channels)
         classifier = remove_classifier(net)
@@ -125,14 +128,8 @@ def _layers(model: Any) -> list[tuple[str, ...]]:
 def _adapt_channels(net: nn.Module, channels: int) -> None:
     """Adapt the first convolution and its weights to the channels of the frames, as timm does."""
     path, first = next((name, module) for name, module in net.named_modules() if isinstance(module, nn.Conv3d))
-    adapted = nn.Conv3d(
-        channels,
-        first.out_channels,
-        first.kernel_size,  # type: ignore[arg-type]
-        first.stride,  # type: ignore[arg-type]
-        first.padding,  # type: ignore[arg-type]
-        bias=first.bias is not None,
-    )
+    options = {name: getattr(first, name) for name in ("kernel_size", "stride", "padding")}
+    adapted = nn.Conv3d(channels, first.out_channels, **options, bias=first.bias is not None)
     with torch.no_grad():
         flat = adapt_input_conv(channels, first.weight.flatten(2, 3))  # for 2-d kernels only
         adapted.weight.copy_(flat.view(adapted.weight.shape))

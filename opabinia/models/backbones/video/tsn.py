@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from opabinia.config import register
 from opabinia.contracts import BackbonePart
+from opabinia.models.backbones.module import build_backbone
 from opabinia.models.backbones.video.base import ClipBackbone
 
 SHIFT_DIVISOR = 8
@@ -78,16 +79,8 @@ def add_temporal_shifts(model: nn.Module) -> list[ShiftedConv2d]:
 
 def _with_shift(plain: nn.Conv2d) -> ShiftedConv2d:
     """Convert a convolution, with the same weights."""
-    shifted = ShiftedConv2d(
-        plain.in_channels,
-        plain.out_channels,
-        plain.kernel_size,  # type: ignore[arg-type]
-        plain.stride,  # type: ignore[arg-type]
-        plain.padding,  # type: ignore[arg-type]
-        plain.dilation,  # type: ignore[arg-type]
-        plain.groups,
-        bias=plain.bias is not None,
-    )
+    options = {name: getattr(plain, name) for name in ("kernel_size", "stride", "padding", "dilation", "groups")}
+    shifted = ShiftedConv2d(plain.in_channels, plain.out_channels, **options, bias=plain.bias is not None)
     shifted.weight, shifted.bias = plain.weight, plain.bias
     return shifted.train(plain.training)
 
@@ -112,7 +105,7 @@ class Tsn(ClipBackbone):
     """
 
     def __init__(self, channels: int, /, *, backbone: BackbonePart, shift: Literal["none", "tsm"] = "none") -> None:
-        net = backbone(channels)
+        net = build_backbone(backbone, channels)
         if net.clips:
             raise ValueError("backbone: it takes clips itself; TSN is for image backbones, such as timm's resnet50")
         super().__init__(net.out_channels)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.models.backbones.video.base import ClipBackbone, Kernel, global_pool, init_weights
+from opabinia.models.backbones.video.base import ClipBackbone, Kernel, global_pool, init_weights, shortcut_projection
 
 DEPTH_FACTORS: dict[str, float] = {"XS": 2.2, "S": 2.2, "M": 2.2, "L": 5.0}
 """Expansion of the number of blocks (SlowFast's configs). XS, S and M are one network for clips of three sizes."""
@@ -65,11 +65,7 @@ class X3dBlock(nn.Module):
         self.se = SqueezeExcite3d(between) if excite else nn.Identity()
         self.conv3 = nn.Conv3d(between, outputs, 1, bias=False)
         self.bn3 = nn.BatchNorm3d(outputs)
-        self.downsample = (
-            nn.Sequential(nn.Conv3d(inputs, outputs, 1, strides, bias=False), nn.BatchNorm3d(outputs))
-            if stride > 1 or inputs != outputs
-            else None
-        )
+        self.downsample = shortcut_projection(inputs, outputs, strides)
 
     def forward(self, maps: Tensor) -> Tensor:
         """B x M x t x h x w to B x M' x t x h' x w'."""
@@ -119,17 +115,12 @@ class X3d(ClipBackbone):
         self.conv5 = nn.Sequential(nn.Conv3d(width, wide, 1, bias=False), nn.BatchNorm3d(wide), nn.ReLU(inplace=True))
         self.fc1 = nn.Linear(wide, self.out_channels, bias=False)
         self.layers[-1] += ("conv5", "fc1")
-        init_weights(self)
+        init_weights(self, zero_init_last=zero_init_last)
         nn.init.normal_(self.fc1.weight, std=0.01)
-        if zero_init_last:
-            for module in self.modules():
-                if isinstance(module, X3dBlock):
-                    nn.init.zeros_(module.bn3.weight)
 
     def vectors(self, clips: Tensor) -> Tensor:
         """B x C x T x H x W to B x 2048."""
         maps = self.stem(clips)
         for blocks in self.stages:
-            assert isinstance(blocks, nn.Sequential)
             maps = self.run_blocks(blocks, maps)
         return F.relu(self.fc1(global_pool(self.conv5(maps))))

@@ -26,7 +26,8 @@
   }
   const unfold = () => {
     const target = document.getElementById(location.hash.slice(1));
-    if (target instanceof HTMLDetailsElement) { target.open = true; target.scrollIntoView(); }
+    for (let fold = target?.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
+    target?.scrollIntoView();
   };
   addEventListener("hashchange", unfold);
   unfold();

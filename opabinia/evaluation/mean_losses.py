@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Batch, Predictions
+from opabinia.config import register
+from opabinia.contracts import Batch, DatasetInfo, Predictions
 
 _PREFIX = "losses/"
 
@@ -28,7 +29,7 @@ class MeanLosses:
 
     def update(self, predictions: Predictions, batch: Batch) -> None:
         """Add the losses of a batch; they stay on the device."""
-        self._samples += len(batch["id"])
+        self._samples += len(batch["id"]) * any(name.startswith(_PREFIX) for name in predictions)
         for name, rows in predictions.items():
             if name.startswith(_PREFIX):
                 self._sums.setdefault(name.removeprefix(_PREFIX), []).append(rows.float().sum())
@@ -45,3 +46,16 @@ class MeanLosses:
         return {
             name: math.fsum(value for _, sums in states for value in sums.get(name, ())) / samples for name in names
         }
+
+
+@register.evaluator
+def validation_loss(dataset_info: DatasetInfo, /) -> MeanLosses:
+    """The loss of a self-supervised task on validation data, whose transforms end with ``views_and_image``.
+
+    The random numbers of its views depend only on the seed and the position of a sample, so evaluations are comparable.
+    Methods with a memory of earlier batches (MoCo, SwAV, DINO, iBOT, DeepCluster, NPID) have no such loss.
+
+    Args:
+        dataset_info: of the validation data.
+    """
+    return MeanLosses()

@@ -1,11 +1,31 @@
-"""A hook that freezes a layer at the beginning of a run."""
+"""Hooks that tasks use: calls after every step, a layer that is frozen at first."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from torch import nn
 
 from opabinia.contracts import Hook, Run
 from opabinia.runtime.durations import Duration
+
+
+class AfterStep(Hook):
+    """Call a function once per optimizer step.
+
+    A task updates its queue or memory bank by it, so that forward passes that are recomputed or belong to no step
+    change nothing.
+
+    Args:
+        function: such as one that stores what the newest forward pass of the task has left for it.
+    """
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+
+    def after_step(self, run: Run) -> None:
+        """Call the function."""
+        self._function()
 
 
 class FreezeFirstSteps(Hook):

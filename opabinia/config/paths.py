@@ -1,0 +1,100 @@
+"""Checks of paths before anything heavy is imported: of the command line, and of a config's parameters annotated with
+:class:`opabinia.config.types.MustExist`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from opabinia.config.catalog import Catalog
+from opabinia.config.catalog import catalog as catalog_of
+from opabinia.config.check import Resolved, check
+from opabinia.config.compose import compose
+from opabinia.config.errors import ConfigError, Problem, listing
+from opabinia.config.references import dotted
+from opabinia.config.registry import Entry
+from opabinia.config.types import Spec
+from opabinia.config.validate import place_parts
+from opabinia.runtime.files import describe_missing, split_folder
+
+
+def check_run_folder(folder: Path) -> None:
+    """Check that a run has begun in ``folder``.
+
+    Raises:
+        ConfigError: it has not; runs in its subfolders are named.
+    """
+    if (folder / "config.yaml").exists():
+        return
+    runs = sorted(str(path.parent) for path in folder.glob("*/config.yaml")) if folder.is_dir() else []
+    known = f"runs in it: {listing(runs)}" if runs else ""
+    message = f"{folder} holds no run (no config.yaml in it)" if folder.exists() else f"there is no folder {folder}"
+    raise ConfigError(Problem("command line", "", message, allowed=known))
+
+
+def check_input_paths(paths: Iterable[Path]) -> None:
+    """Check that files and folders of the command line exist.
+
+    Raises:
+        ConfigError: some do not; all of them are named.
+    """
+    missing = [path for path in paths if not path.expanduser().exists()]
+    if missing:
+        raise ConfigError(Problem("command line", "", f"there is no file or folder {path}") for path in missing)
+
+
+def check_run_data(folder: Path, overrides: Sequence[str], keys: Sequence[str]) -> None:
+    """Check that a run has begun in ``folder``, and that the paths in some sections of its config exist.
+
+    Args:
+        folder: the run folder.
+        overrides: ``key=value``.
+        keys: the sections, such as ``data.val``.
+
+    Raises:
+        ConfigError: there is no run, its config is wrong, or paths are missing.
+    """
+    check_run_folder(folder)
+    tree = compose(folder, overrides)
+    parts = catalog_of(tree.plugins)
+    check_paths(check(tree, parts), parts, keys)
+
+
+def check_paths(resolved: Resolved, catalog: Catalog, keys: Sequence[str] = ("",)) -> None:
+    """Check that the paths in some sections of a complete config exist, by default in all.
+
+    Raises:
+        ConfigError: some do not; all of them are named.
+    """
+    if missing := [problem for problem in missing_paths(resolved, catalog) if problem.path.startswith(tuple(keys))]:
+        raise ConfigError(missing)
+
+
+def missing_paths(resolved: Resolved, catalog: Catalog, command: str = "train") -> list[Problem]:
+    """Return a problem for each path of a complete config that must exist and does not. No part is imported."""
+    problems: list[Problem] = []
+
+    def walk(entry: Entry | None, values: Mapping[str, Any], path: tuple[Any, ...]) -> None:
+        for parameter in entry.parameters if entry else ():
+            value, place = values.get(parameter.name), (*path, parameter.name)
+            must_exist = any(arm.get("exists") for arm in parameter.spec.get("of", ()) if isinstance(arm, dict))
+            if (must_exist or parameter.spec.get("exists")) and isinstance(value, str):
+                problems.extend(_missing(Path(value), dotted(place), resolved.origins.get(dotted(place), "")))
+            place_parts(parameter.spec, value, place, visit)
+
+    def visit(spec: Spec, value: Any, path: tuple[Any, ...], key: str | None) -> None:
+        values = {"name": value} if isinstance(value, str) else value
+        family, name = ("section", spec["name"]) if spec.get("name") else (spec["family"], str(values.get("name", key)))
+        walk(catalog.get(family, name), values, path)
+
+    walk(catalog.get("command", command), resolved.config, ())
+    return problems
+
+
+def _missing(path: Path, key: str, origin: str) -> Iterator[Problem]:
+    if not split_folder(path).exists():
+        names = " or ".join(dict.fromkeys(re.findall(r"\$\{(vars\.[\w.]+)\}", origin)))
+        message = f"there is no {path}; {describe_missing(path)}"
+        yield Problem(origin, key, message, allowed=f"set {names}" if names else "")

@@ -1,0 +1,80 @@
+"""Downloads of pretrained weights. Without an internet connection they fail within seconds, and say what to do."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from threading import Event, Thread
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import torch
+from huggingface_hub import constants, try_to_load_from_cache
+
+HUB_FILES = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+"""Names of weights in a repository of the Hugging Face Hub, as timm looks for them."""
+
+
+class UnavailableWeights(ValueError):
+    """Pretrained weights that are neither in the cache nor can be downloaded."""
+
+
+@contextmanager
+def pretrained_weights(
+    name: str, url: str | None, *, hub_id: str | None = None, hub_file: str | None = None
+) -> Iterator[None]:
+    """Create a model with pretrained weights inside: from the cache without any connection, else after one attempt.
+
+    Args:
+        name: the model, for messages.
+        url: of the weights, if they are not on the Hugging Face Hub.
+        hub_id: their repository on the Hugging Face Hub.
+        hub_file: their file there; None: any of ``HUB_FILES``.
+
+    Raises:
+        UnavailableWeights: the weights are not in the cache and cannot be downloaded.
+    """
+    offline = constants.HF_HUB_OFFLINE
+    if hub_id:
+        repository, _, revision = hub_id.partition("@")
+        files = (hub_file,) if hub_file else HUB_FILES
+        found = (try_to_load_from_cache(repository, file, revision=revision or None) for file in files)
+        is_cached, server = any(isinstance(path, str) for path in found), constants.ENDPOINT
+    else:
+        file = os.path.basename(urlsplit(url or "").path)
+        is_cached, server = os.path.isfile(os.path.join(torch.hub.get_dir(), "checkpoints", file)), url or ""
+    remedy = (
+        "set pretrained: false to train from scratch; for weights in a local file also init.weights=FILE and "
+        "init.target_prefix=backbone"
+    )
+    if not is_cached and (offline or not can_connect(server)):
+        reason = "HF_HUB_OFFLINE is set" if offline else f"there is no connection to {urlsplit(server).hostname}"
+        raise UnavailableWeights(f"pretrained: the weights of {name} are not in the cache, and {reason}; {remedy}")
+    constants.HF_HUB_OFFLINE = offline or is_cached
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableWeights(f"pretrained: the weights of {name} cannot be loaded: {error}; {remedy}") from error
+    finally:
+        constants.HF_HUB_OFFLINE = offline
+
+
+def can_connect(url: str, seconds: float = 4.0) -> bool:
+    """Return whether a server, or the proxy that leads to it, accepts a connection within a time that includes the
+    name look-up."""
+    parts = urlsplit(url)
+    proxy = getproxies().get(parts.scheme, "") if not proxy_bypass(parts.hostname or "") else ""
+    target = urlsplit(proxy if "://" in proxy else f"//{proxy}") if proxy else parts
+    address = (target.hostname or "", target.port or (443 if target.scheme == "https" else 80))
+    connected = Event()
+
+    def connect() -> None:
+        with suppress(OSError), socket.create_connection(address, timeout=seconds / 2):
+            connected.set()
+
+    thread = Thread(target=connect, daemon=True)  # a name look-up cannot be interrupted
+    thread.start()
+    thread.join(seconds)
+    return connected.is_set()

@@ -1,0 +1,36 @@
+"""Samples of a dataset drawn with their ground truth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from PIL import Image
+
+from opabinia.contracts import DrawOptions, Sample
+from opabinia.visualization.detections import annotated_objects
+from opabinia.visualization.drawing import draw_objects, to_pil
+from opabinia.visualization.video_strips import SampledClip, draw_strip
+
+
+def draw_sample(sample: Sample, classes: Sequence[str], options: DrawOptions = DrawOptions()) -> Image.Image:
+    """Draw a sample as its source gives it, before transforms: an image with the boxes, masks and keypoints of its
+    annotated objects, or frames of a video side by side, from the first to the last.
+
+    Raises:
+        OSError, ValueError: the video cannot be read.
+    """
+    if "video" in sample:
+        return draw_strip(sample["video"], [SampledClip(list(range(sample["video"].frames)), "", 0, "")])
+    objects = annotated_objects(sample["ground_truth"], classes) if "ground_truth" in sample else []
+    if not objects:
+        return to_pil(sample["image"])
+    return draw_objects(sample["image"], objects, side=options.side, text=options.text)
+
+
+def label_names(sample: Sample, classes: Sequence[str]) -> list[str]:
+    """Return the names of the classes of a sample, one or, in multi-label data, several; empty if it has no label."""
+    label = torch.as_tensor(sample.get("label", -1))
+    if label.ndim:
+        return [classes[number] for number in label.nonzero().flatten().tolist()] or ["no class"]
+    return [classes[int(label)]] if 0 <= int(label) < len(classes) else []

@@ -1,0 +1,81 @@
+"""The progress bar of a training run, on a pseudo-terminal."""
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from opabinia.contracts import Clock, Phase
+from opabinia.engine.hooks.eta import Eta
+from opabinia.engine.hooks.training_bar import TrainingBar
+from opabinia.engine.loggers.terminal import bar_metrics
+from opabinia.runtime import progress
+from opabinia.runtime.durations import Duration
+from tests.runtime.pseudo_terminal import SIZES, on_terminal
+
+LINE = {
+    **{"step": 20, "epoch": 2.0, "samples": 1280, "train/loss_box_regression": 0.51, "train/loss": 1.25, "lr": 0.01},
+    **{"train/grad_norm": 3.5, "time/step": 0.1, "time/data": 0.06, "samples_per_s": 640.0, "memory/host_mb": 2048.0},
+}
+
+
+def train(first: int = 0) -> None:
+    """The events of a run of 40 steps of a second each, whose 20th writes a line, and an evaluation."""
+    progress._INTERVAL = 0.0
+    now = [0.0]
+    eta = Eta(torch.device("cpu"), {"val": Duration(20, "it")}, lambda: now[0])
+    bar = TrainingBar(eta)
+    log: Any = SimpleNamespace(newest=None)
+    run: Any = SimpleNamespace(clock=Clock(step=first, total_steps=40, steps_per_epoch=10), metrics_log=log)
+    bar.start(run)
+    for step in range(first + 1, 41):
+        now[0] += 1.0
+        run.clock = Clock(step=step, total_steps=40, steps_per_epoch=10)
+        log.newest = LINE if step == 20 else log.newest
+        bar.after_step(run)
+        eta.after_step(run)
+        if step == 20:
+            log.newest = {"step": 20, "epoch": 2.0, "val/top1": 0.5}
+            eta.before_phase(run, Phase("evaluate", "val"))
+            now[0] += 100.0
+            eta.after_phase(run, Phase("evaluate", "val"))
+    bar.finish(run, "done")
+
+
+def frame(frames: list[str], step: int) -> str:
+    return next(line for line in frames if f" {step}/40 " in line)
+
+
+@pytest.mark.parametrize(("columns", "rows"), SIZES)
+def test_the_bar_of_a_run(columns: int, rows: int) -> None:
+    shown = on_terminal(train, columns, rows)
+    assert shown.status == 0 and all(len(line) <= columns for line in shown.lines)
+    frames = [re.sub("━+", "━", line) for line in shown.bars]
+    assert frame(frames, 0) == "train ━ 0/40  0%  ETA ?", "before the first step"
+    assert re.fullmatch(r"train ━ 10/40  25%  ETA 0:30  \S+ it/s", frame(frames, 10)), "no value before the first line"
+    assert frame(frames, 20).startswith("train ━ 20/40  50%  ETA 0:20  640 samples/s  loss 1.25  lr 0.01")
+    assert ("loss_box_regression 0.51" in frame(frames, 20)) == (columns == 120)
+    assert "..." not in shown.text and "…" not in shown.text
+    # The evaluation took 100 s; another one is to come.
+    assert "ETA 1:59" in frame(frames, 21) and "loss 1.25" in frame(frames, 21)
+
+
+def test_a_resumed_run_begins_where_it_was() -> None:
+    frames = on_terminal(lambda: train(30)).bars
+    assert "30/40  75%  ETA ?" in frames[0] and "35/40" in frame(frames, 35)
+
+
+def test_loss_learning_rate_and_epoch_come_first() -> None:
+    assert bar_metrics(LINE) == [
+        *("loss 1.25", "lr 0.01", "epoch 2.00", "loss_box_regression 0.51", "grad_norm 3.5"),
+        *("waits for data 60%", "2.0 GB"),
+    ]
+
+
+def test_the_hook_does_not_read_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only values of lines that were written are shown: tensors of a step stay where they are."""
+    monkeypatch.setattr(torch.Tensor, "item", lambda tensor: pytest.fail("a wait for the device"))
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: pytest.fail("a wait for the device"))
+    train()

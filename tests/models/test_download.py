@@ -1,0 +1,117 @@
+"""Pretrained weights without an internet connection: from the cache, or an error in seconds that says what to do."""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+from typing import Any, NoReturn
+
+import pytest
+import timm as timm_library
+import torch
+from huggingface_hub import constants
+from safetensors.torch import save_file
+
+from opabinia.config import ConfigError, build, catalog, check, compose
+from opabinia.models.backbones.timm import timm
+from opabinia.models.backbones.video.torchvision_video import TorchvisionVideo
+from opabinia.models.weights import download
+
+MODEL = "test_resnet.r160_in1k"
+
+
+@pytest.fixture
+def no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Empty caches, and a network in which every connection is refused; the attempted connections."""
+    attempts: list[Any] = []
+
+    def refuse(address: Any, *_: Any, **__: Any) -> NoReturn:
+        attempts.append(address)
+        raise OSError("the network is unreachable")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "torch"))
+    monkeypatch.setattr(download, "getproxies", dict)
+    return attempts
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: timm(3, model=MODEL, pretrained=True), lambda: TorchvisionVideo(3, model="r3d_18", pretrained=True)],
+)
+def test_without_a_connection_there_is_one_attempt(no_network: list[Any], make: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=r"not in the cache, and there is no connection to .*; set pretrained: false"):
+        make()
+    assert len(no_network) == 1 and no_network[0][1] == 443
+
+
+def test_offline_mode_makes_no_attempt(no_network: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=r"HF_HUB_OFFLINE is set; .* init\.weights=FILE"):
+        timm(3, model=MODEL, pretrained=True)
+    assert no_network == []
+
+
+def test_cached_weights_need_no_connection(no_network: list[Any], tmp_path: Path) -> None:
+    snapshot = tmp_path / "hub" / f"models--timm--{MODEL}" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("abc")
+    weights = timm_library.create_model(MODEL).state_dict()
+    save_file(weights, snapshot / "model.safetensors")
+    backbone = timm(3, model=MODEL, pretrained=True)
+    assert torch.equal(backbone.state_dict()["model.conv1.0.weight"], weights["conv1.0.weight"])
+    assert no_network == [] and not constants.HF_HUB_OFFLINE
+
+
+def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name look-up or a connection that hangs: the caller does not wait for it."""
+    given_up, timeouts = Event(), []
+
+    def hang(address: Any, timeout: float) -> NoReturn:
+        timeouts.append(timeout)
+        given_up.wait()
+        raise OSError
+
+    monkeypatch.setattr(socket, "create_connection", hang)
+    assert not download.can_connect("https://example.org", seconds=0.1)
+    assert timeouts == [0.05], "no single address takes all the time"
+    given_up.set()
+
+
+def test_a_proxy_is_asked_instead_of_the_server(no_network: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "getproxies", lambda: {"https": "http://proxy.local:3128"})
+    assert not download.can_connect("https://example.org")
+    assert no_network == [("proxy.local", 3128)]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "where"),
+    [
+        ("classification/digits", ["task.backbone.pretrained=true"], "command line: task.backbone.pretrained=true"),
+        ("mine.yaml", [], "mine.yaml:4"),
+        ("mine.yaml", ["vars.weights=true"], "mine.yaml:4 (${vars.weights}: command line: vars.weights=true)"),
+    ],
+)
+def test_the_error_names_the_line_of_the_user(
+    no_network: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    recipe: str,
+    overrides: list[str],
+    where: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    value = '"${vars.weights}"' if overrides and recipe == "mine.yaml" else "true"
+    Path("mine.yaml").write_text(
+        f"base: classification/digits\ntask:\n  backbone:\n    pretrained: {value}\n"
+        + "vars: {weights: false}\n" * ("$" in value)
+    )
+    tree = compose(recipe, overrides)
+    resolved = check(tree, catalog())
+    task = build(resolved.config, origins=resolved.origins).keywords["task"]
+    with pytest.raises(ConfigError) as error:
+        task.keywords["backbone"](3)
+    assert str(error.value).startswith(f"{where}: task.backbone.pretrained: the weights of timm's ")
