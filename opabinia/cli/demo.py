@@ -138,9 +138,9 @@ def _train_all(out: Path, name: str) -> tuple[dict[DemoTask, Path], int]:
     """
     from opabinia.cli.side_by_side import TrainingProcess, train_side_by_side
     from opabinia.config import compose
+    from opabinia.config.paths import check_run_name
     from opabinia.runtime.durations import Duration
     from opabinia.runtime.resources import cores
-    from opabinia.training.run_names import check_run_name
     from opabinia.training.sweep.runs import check_same_config
 
     check_run_name(name)

@@ -20,6 +20,17 @@ from opabinia.config.validate import place_parts
 from opabinia.runtime.files import describe_missing, split_folder
 
 
+def check_run_name(name: str) -> None:
+    """Check the name of a run, which is the name of its folder.
+
+    Raises:
+        ConfigError: it is not valid for a folder.
+    """
+    if not re.fullmatch(r"[\w.-]*\w[\w.-]*", name):
+        message = f"{name!r} is not valid for a run: use letters, digits, '_', '-' and '.'"
+        raise ConfigError(Problem("command line", "--name", message))
+
+
 def check_run_folder(folder: Path) -> None:
     """Check that a run has begun in ``folder``.
 

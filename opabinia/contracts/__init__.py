@@ -21,6 +21,7 @@ from opabinia.contracts.data import Sample as Sample
 from opabinia.contracts.data import Sampler as Sampler
 from opabinia.contracts.data import Transform as Transform
 from opabinia.contracts.data import Video as Video
+from opabinia.contracts.data import label_names as label_names
 from opabinia.contracts.detectors import Detections as Detections
 from opabinia.contracts.detectors import Detector as Detector
 from opabinia.contracts.detectors import Neck as Neck

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -204,3 +205,21 @@ class Sampler(Protocol):
 
 Mix = Callable[[Batch, DatasetInfo], Batch]
 """A change to the collated batch of one process, seeded from (seed, step, rank) in the same way."""
+
+
+def label_names(sample: Sample, classes: Sequence[str]) -> list[str]:
+    """Return the names of the classes of a sample, one or, in multi-label data, several; ``label: VALUE`` if it is no
+    class; empty without a label.
+
+    Args:
+        sample: as the source gives it, before transforms.
+        classes: class names of the source.
+    """
+    if "label" not in sample:
+        return []
+    label = torch.as_tensor(sample["label"])
+    if label.ndim == 1 and len(label) == len(classes):
+        return [classes[number] for number in label.nonzero().flatten().tolist()] or ["no class"]
+    if not label.ndim and not label.is_floating_point() and 0 <= int(label) < len(classes):
+        return [classes[int(label)]]
+    return [f"label: {label.tolist()}"]

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from opabinia.contracts.clock import Clock
-from opabinia.contracts.data import Batch, DatasetInfo, Sample
+from opabinia.contracts.data import Batch, DatasetInfo, Sample, label_names
 from opabinia.contracts.drawing import Comparison, DrawOptions, Panel
 from opabinia.contracts.evaluation import EMBEDDING, Evaluator, Predictions
 from opabinia.contracts.export import ExportModule
@@ -370,14 +370,7 @@ class Task(nn.Module):
             sample: as the source gives it, before transforms.
             classes: class names of the source.
         """
-        if "label" not in sample:
-            return []
-        label = torch.as_tensor(sample["label"])
-        if label.ndim == 1 and len(label) == len(classes):
-            return [classes[number] for number in label.nonzero().flatten().tolist()] or ["no class"]
-        if not label.ndim and not label.is_floating_point() and 0 <= int(label) < len(classes):
-            return [classes[int(label)]]
-        return [f"label: {label.tolist()}"]
+        return label_names(sample, classes)
 
     def draw(
         self, sample: Sample, prediction: Mapping[str, Tensor], options: DrawOptions = DrawOptions()

@@ -53,6 +53,11 @@ class PhaseBar:
         self._display.update(self._row, completed=completed, speed=speed, seconds_left=seconds_left, metrics=metrics)
         self._display.draw_if_due()
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the next update draws: a few times per second, without a terminal never."""
+        return self._display.is_due
+
     def advance(self, count: float = 1) -> None:
         """Add to the position."""
         self._display.update(self._row, advance=count)
@@ -131,9 +136,14 @@ class _Display(Progress):
         )
         self._drawn = time.monotonic()
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the previous frame is old enough."""
+        return not self.disable and time.monotonic() - self._drawn >= _INTERVAL
+
     def draw_if_due(self) -> None:
         """Draw a frame unless the previous one is recent."""
-        if not self.disable and time.monotonic() - self._drawn >= _INTERVAL:
+        if self.is_due:
             self.refresh()
             self._drawn = time.monotonic()
 

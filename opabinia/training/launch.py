@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from opabinia.config import ConfigError, Problem, Resolved, config_of, dump, flatten
 from opabinia.config.compose import PACKAGED
 from opabinia.config.errors import listing, nearest
+from opabinia.config.paths import check_run_name
 from opabinia.config.text import describe_source
 from opabinia.engine.checkpointing.checkpoint import BadCheckpoint, Snapshot, WeightsMismatch, read_checkpoint
 from opabinia.engine.checkpointing.manager import list_checkpoints, load_latest_checkpoint, read_pointer
@@ -41,7 +42,6 @@ from opabinia.training.run_folder import (
     validation_sets,
     with_values,
 )
-from opabinia.training.run_names import check_run_name
 from opabinia.training.session import Session, TrainingRun
 from opabinia.training.summary import run_title
 from opabinia.training.trained_model import Weights, choose_weights

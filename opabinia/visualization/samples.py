@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from PIL import Image
 
 from opabinia.contracts import DrawOptions, Sample
@@ -26,11 +25,3 @@ def draw_sample(sample: Sample, classes: Sequence[str], options: DrawOptions = D
     if not objects:
         return to_pil(sample["image"])
     return draw_objects(sample["image"], objects, side=options.side, text=options.text)
-
-
-def label_names(sample: Sample, classes: Sequence[str]) -> list[str]:
-    """Return the names of the classes of a sample, one or, in multi-label data, several; empty if it has no label."""
-    label = torch.as_tensor(sample.get("label", -1))
-    if label.ndim:
-        return [classes[number] for number in label.nonzero().flatten().tolist()] or ["no class"]
-    return [classes[int(label)]] if 0 <= int(label) < len(classes) else []

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from opabinia.contracts import DrawOptions, Video
+from opabinia.contracts import DrawOptions, Video, label_names
 from opabinia.data.check.checks import DataReport
 from opabinia.data.check.findings import Finding, SampleRef
 from opabinia.data.check.scan import image_file, lazy_image
@@ -23,7 +23,7 @@ from opabinia.visualization.drawing import to_pil
 from opabinia.visualization.report.blocks import Block, Gallery, ImageRow, ReportImage, Section, Table
 from opabinia.visualization.report.images import ByteBudget
 from opabinia.visualization.report.templating import template
-from opabinia.visualization.samples import draw_sample, label_names
+from opabinia.visualization.samples import draw_sample
 
 MAX_CASES, MAX_SAMPLES = 24, 6
 """Cases of a finding that are shown with images, and samples of a case."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from opabinia.contracts import Hook, Run
+from opabinia.contracts import Clock, Hook, Run
 from opabinia.engine.hooks.eta import Eta
 from opabinia.engine.loggers.terminal import bar_metrics
 from opabinia.runtime.progress import format_speed, progress_bar
@@ -34,9 +34,14 @@ class TrainingBar(Hook):
         if line is not None and line["step"] == run.clock.step and "time/step" in line:
             self._speed = format_speed(line.get("samples_per_s", 0.0), "samples")
             self._metrics = bar_metrics(line)
-        left = self._eta.seconds_left(run.clock)
-        self._bar.update(run.clock.step, speed=self._speed, seconds_left=left, metrics=self._metrics)
+        if self._bar.is_due:  # most steps cost nothing
+            self._move(run.clock)
 
     def finish(self, run: Run, how: str | BaseException) -> None:
-        """Leave the bar as it is, and restore the terminal."""
+        """Leave the bar at the last step, and restore the terminal."""
+        self._move(run.clock)
         self._shown.close()
+
+    def _move(self, clock: Clock) -> None:
+        left = self._eta.seconds_left(clock)
+        self._bar.update(clock.step, speed=self._speed, seconds_left=left, metrics=self._metrics)

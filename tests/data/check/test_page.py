@@ -14,6 +14,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from opabinia.contracts import label_names
 from opabinia.data.check import DataReport, run_checks
 from opabinia.data.check.checks import EXAMPLES
 from opabinia.data.check.page import render_page, write_page
@@ -21,7 +22,7 @@ from opabinia.data.check.terminal import class_rows, print_report
 from opabinia.data.sources import ImageFolder, Videos, coco
 from opabinia.visualization.detections import annotated_objects
 from opabinia.visualization.drawing import draw_objects
-from opabinia.visualization.samples import draw_sample, label_names
+from opabinia.visualization.samples import draw_sample
 from scripts import small_data
 from tests.data.check.images import save
 from tests.data.videos import write
