@@ -177,16 +177,16 @@ def smaller(recipe: str, folder: Path) -> list[str]:
     return overrides
 
 
-def losses(recipe: str) -> str:
-    """The losses of the first ten steps, one a line."""
+def losses(recipe: str, steps: int = STEPS) -> str:
+    """Return the losses of the first steps, one per line."""
     from opabinia.contracts import Hook, Run, Stop
     from opabinia.runtime.signals import Stopped
     from opabinia.training.run_folder import build_parts, resolve
     from opabinia.training.session import Session, TrainingRun
 
-    class TenSteps(Hook):
+    class FirstSteps(Hook):
         def after_step(self, run: Run) -> None:
-            if run.clock.step == STEPS:
+            if run.clock.step == steps:
                 run.stop = Stop("that was all")
 
     with tempfile.TemporaryDirectory() as name:
@@ -195,7 +195,7 @@ def losses(recipe: str) -> str:
         parts = build_parts(resolve(recipe, [*ON_CPU, *changes])).keywords
         (folder / "checkpoints").mkdir()
         with suppress(Stopped):
-            TrainingRun(**{**parts, "hooks": {**(parts["hooks"] or {}), "ten steps": TenSteps()}})(Session(folder))
+            TrainingRun(**{**parts, "hooks": {**(parts["hooks"] or {}), "first steps": FirstSteps()}})(Session(folder))
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return "".join(f"{json.loads(line)['train/loss']:.6g}\n" for line in lines)
 

@@ -31,6 +31,7 @@ from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.data.sampling.permutation import epoch_order
 from opabinia.data.sources import Digits
 from opabinia.runtime.durations import Duration
+from tests.faults.programs import Server, all_gone, is_alive
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # 3 workers on 2 cores, on purpose
 
@@ -112,13 +113,6 @@ def assert_same(left: Batches, right: Batches) -> None:
 def children() -> set[int]:
     path = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
     return {int(pid) for pid in path.read_text().split() if is_alive(int(pid))}
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 # --- the same batches, always ---------------------------------------------------------------------------------------
@@ -393,11 +387,14 @@ PROGRAM = """
 """
 
 
+def code(body: str, *, seconds: float = 0.0, after: int = 0) -> str:
+    return textwrap.dedent(PROGRAM).format(seconds=seconds, after=after) + textwrap.dedent(body)
+
+
 @contextmanager
-def program(body: str, *, seconds: float = 0.0, after: int = 0) -> Iterator[subprocess.Popen[str]]:
+def program(body: str, **sample: float) -> Iterator[subprocess.Popen[str]]:
     """A Python process with a loader, in a process group of its own."""
-    text = textwrap.dedent(PROGRAM).format(seconds=seconds, after=after) + textwrap.dedent(body)
-    command = [sys.executable, "-c", text]
+    command = [sys.executable, "-c", code(body, **sample)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True) as process:
         try:
             yield process
@@ -414,19 +411,13 @@ def pids_from(process: subprocess.Popen[str]) -> list[int]:
     return [int(pid) for pid in process.stdout.readline().split()]
 
 
-def wait_until_gone(pids: list[int], seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while any(map(is_alive, pids)) and time.monotonic() < end:
-        time.sleep(0.1)
-    return not any(map(is_alive, pids))
-
-
-def test_workers_end_after_their_main_process_is_killed() -> None:
-    with program(f"next(batches)\n{SHOW_WORKERS}\ntime.sleep(60)") as process:
-        pids = pids_from(process)
-        assert len(pids) == 2 and all(map(is_alive, pids))
-        process.kill()
-        assert wait_until_gone(pids, 15)
+def test_workers_end_after_their_main_process_is_killed(warm_server: Server) -> None:
+    program = warm_server.start(code=code(f"next(batches)\n{SHOW_WORKERS}\ntime.sleep(60)"))
+    program.until(lambda: program.out.endswith("\n"))
+    pids = [int(pid) for pid in program.out.split()]
+    assert len(pids) == 2 and all(map(is_alive, pids))
+    program.kill()
+    assert all_gone(pids, 15)
 
 
 @pytest.mark.parametrize("end", ["", pytest.param("loader.close()", marks=pytest.mark.slow)])
@@ -434,7 +425,7 @@ def test_a_pass_dropped_in_the_middle_does_not_hang_at_exit(end: str) -> None:
     with program(f"next(batches)\n{SHOW_WORKERS}\n{end}") as process:
         pids = pids_from(process)
         assert process.wait(timeout=20) == 0
-        assert wait_until_gone(pids, 1)
+        assert all_gone(pids, 1)
 
 
 @pytest.mark.slow
@@ -442,10 +433,10 @@ def test_workers_in_the_middle_of_something_long_do_not_hold_up_the_exit() -> No
     with program(f"next(batches)\n{SHOW_WORKERS}", seconds=600, after=30) as process:
         pids = pids_from(process)
         assert process.wait(timeout=40) == 0
-        assert wait_until_gone(pids, 1)
+        assert all_gone(pids, 1)
 
 
-def test_stop_signals_while_workers_start() -> None:
+def test_stop_signals_while_workers_start(warm_server: Server) -> None:
     """They go to the whole group, as a terminal and many schedulers send them."""
     body = """
         signals = []
@@ -458,14 +449,14 @@ def test_stop_signals_while_workers_start() -> None:
             loader.close()
         print(len(signals), flush=True)
     """
-    with program(body) as process:
-        assert process.stdout and process.stdout.readline() == "ready\n"
-        while process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)
-            time.sleep(0.001)
-        # Between the last signal and the end Python gives SIGTERM its default back.
-        assert int(process.stdout.readline()) > 20
-        assert process.returncode in (0, -signal.SIGTERM)
+    program = warm_server.start(code=code(body))
+    program.until(lambda: program.out == "ready\n")
+    while (status := program.wait(0)) is None:
+        program.signal_group(signal.SIGTERM)
+        time.sleep(0.001)
+    assert int(program.out.split()[1]) > 20
+    # Between the last signal and the end Python gives SIGTERM its default back.
+    assert status in (0, -signal.SIGTERM)
 
 
 class _Unhurried(Numbers):

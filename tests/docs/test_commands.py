@@ -45,8 +45,8 @@ SLOW = (
 )
 """Commands that take longer than some seconds."""
 
-SLOW_PAGES = r"docs/(getting_started|tutorials/)"
-"""Pages whose commands train runs of their own first."""
+SLOW_PAGES = r"docs/"
+"""Pages that show more of the commands that the README has; `make test` parses their commands."""
 
 OWN_PROCESS = r"--nproc|plugins=|my\.yaml"
 """Commands that get a process of their own: they start others, or register parts that other tests must not see."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from opabinia.data.sources import Digits, DigitScenes
+from tests.faults.programs import Server
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
@@ -19,7 +17,8 @@ COMMANDS = """
 import sys
 from opabinia.cli import main
 
-config, run, images, out = sys.argv[1:]
+sys.path.insert(0, sys.argv[1])
+config, run, images, out = sys.argv[2:]
 small = ["data.num_workers=0", "train.length=4it", "data.batch_size=8", "loggers=[]", "evaluate.every=4it"]
 for words in (
     ["train", config, *small, "--out", out],
@@ -39,7 +38,7 @@ for words in (
 
 
 @pytest.mark.parametrize("name", ["image_regression", pytest.param("semantic_segmentation", marks=pytest.mark.slow)])
-def test_all_commands_work(name: str, tmp_path: Path) -> None:
+def test_all_commands_work(name: str, tmp_path: Path, warm_server: Server) -> None:
     """In a process of its own: plug-ins register their parts for the whole process."""
     images = tmp_path / "images"
     images.mkdir()
@@ -48,14 +47,8 @@ def test_all_commands_work(name: str, tmp_path: Path) -> None:
         pixels = Image.fromarray(source[number]["image"][0].numpy())
         pixels.resize((32, 32) if name == "image_regression" else (128, 128)).save(images / f"{number}.png")
     run = tmp_path / "runs" / name / "default"
-    arguments = [EXAMPLES / f"{name}.yaml", run, images, tmp_path / "runs"]
-    ended = subprocess.run(
-        [sys.executable, "-c", COMMANDS, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(EXAMPLES)},
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    arguments = map(str, [EXAMPLES, EXAMPLES / f"{name}.yaml", run, images, tmp_path / "runs"])
+    ended = warm_server.run(*arguments, code=COMMANDS)
     scores = json.loads((run / "results.json").read_text())
     assert set(scores) == ({"val/mae"} if name == "image_regression" else {"val/miou", "val/accuracy"})
     lines = [json.loads(line) for line in (run / "predictions" / "predictions.jsonl").read_text().splitlines()]
@@ -64,7 +57,7 @@ def test_all_commands_work(name: str, tmp_path: Path) -> None:
     index = json.loads((run / "pictures" / "index.json").read_text())
     titles = [group["title"] for group in index["groups"]]
     assert not index["missing"] and titles[0] == "Some of the training data"
-    assert "opabinia export" in ended.stdout and "linear_probe" not in ended.stdout, "the next commands"
+    assert "opabinia export" in ended.out and "linear_probe" not in ended.out, "the next commands"
     if name == "image_regression":
         assert all(isinstance(line["value"], float) for line in lines)
         assert titles[1:] == ["Predictions"]

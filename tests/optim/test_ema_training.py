@@ -1,13 +1,16 @@
 """Runs that keep an average of the weights: evaluated, saved, resumed, loaded."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import opabinia
-from opabinia.engine.checkpointing.checkpoint import load_tensors, read_checkpoint
+from opabinia.engine.checkpointing.checkpoint import read_checkpoint
+from opabinia.runtime.shards import load_safetensors
 from opabinia.training import launch
 
 SMALL = [
@@ -25,34 +28,41 @@ def trained(folder: Path, *overrides: str, **how: Any) -> tuple[Path, dict[str, 
     return launch.train("classification/digits", [*SMALL, *EMA, *overrides], out=folder, **how)
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
+    """Folder and scores of a run; only to be read, or copied."""
+    return trained(tmp_path_factory.mktemp("ema"))
+
+
 def tensors(folder: Path, step: int, name: str) -> dict[str, torch.Tensor]:
-    return load_tensors(folder / "checkpoints" / f"step-{step:08d}" / f"{name}.safetensors")
+    return load_safetensors(folder / "checkpoints" / f"step-{step:08d}" / f"{name}.safetensors")
 
 
-def test_both_weights_are_measured_and_the_average_chooses_the_best(tmp_path: Path) -> None:
-    folder, scores = trained(tmp_path)
+def test_both_weights_are_measured_and_the_average_chooses_the_best(finished: tuple[Path, dict[str, float]]) -> None:
+    folder, scores = finished
     assert {"val/top1", "val/top5", "val_ema/top1", "val_ema/top5"} <= set(scores)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert sum("val_ema/top1" in line for line in lines) == sum("val/top1" in line for line in lines) == 2
-    assert launch.evaluate(folder, checkpoint="last") == scores
+    assert launch.evaluate(folder, checkpoint="last", weights="both") == scores
     state = read_checkpoint(folder / "checkpoints" / "step-00000012").state
     best = max(line["val_ema/top1"] for line in lines if "val_ema/top1" in line)
     assert state["scores"] and json.loads(json.dumps(state["hooks"])).get("best", {"best": best})["best"] <= best
 
 
-def test_the_average_follows_the_weights(tmp_path: Path) -> None:
-    folder, _ = trained(tmp_path)
+def test_the_average_follows_the_weights(finished: tuple[Path, dict[str, float]]) -> None:
+    folder, _ = finished
     model, average = tensors(folder, 12, "model"), tensors(folder, 12, "ema")
     assert model.keys() == average.keys()
     floats = [name for name, value in model.items() if value.is_floating_point()]
     assert not all(torch.allclose(model[name], average[name]) for name in floats)
 
 
-def test_a_resumed_run_has_the_same_average(tmp_path: Path) -> None:
-    folder, scores = trained(tmp_path)
-    before = tensors(folder, 12, "ema")
+def test_a_resumed_run_has_the_same_average(tmp_path: Path, finished: tuple[Path, dict[str, float]]) -> None:
+    before = tensors(finished[0], 12, "ema")
+    folder = tmp_path / finished[0].relative_to(finished[0].parents[2])
+    shutil.copytree(finished[0], folder)
     _, again = trained(tmp_path, resume=str(folder / "checkpoints" / "step-00000006"))
-    assert again == scores
+    assert again == finished[1]
     for name, value in tensors(folder, 12, "ema").items():
         assert torch.equal(value, before[name]), name
 
@@ -83,13 +93,18 @@ def test_a_validation_set_with_its_own_period_keeps_it_for_the_average(tmp_path:
     assert when == {"val": [6, 12], "val_ema": [6, 12], "late": [12], "late_ema": [12]}
 
 
-def test_predictions_use_the_weights_with_the_better_score(tmp_path: Path) -> None:
-    folder, _ = trained(tmp_path)
+def test_predictions_use_the_weights_with_the_better_score(
+    tmp_path: Path, finished: tuple[Path, dict[str, float]]
+) -> None:
+    folder = Path(shutil.copytree(finished[0], tmp_path / "run"))
     model, average = (tensors(folder, 12, name)["head.1.fc.weight"] for name in ("model", "ema"))
 
     def loaded(*overrides: str, **how: Any) -> torch.Tensor:
         task = opabinia.load(folder, overrides, checkpoint="last", **how).task
         return task.state_dict()["head.1.fc.weight"]
+
+    def evaluated() -> set[str]:
+        return {name.partition("/")[0] for name in launch.evaluate(folder, checkpoint="last")}
 
     def score(raw: float, ema: float) -> None:
         """Change the scores in the metrics log."""
@@ -100,10 +115,10 @@ def test_predictions_use_the_weights_with_the_better_score(tmp_path: Path) -> No
         file.write_text("".join(json.dumps(line) + "\n" for line in changed))
 
     score(raw=0.5, ema=0.25)
-    assert torch.equal(loaded(), model)
+    assert torch.equal(loaded(), model) and evaluated() == {"val"}
     assert torch.equal(loaded(weights="ema"), average) and torch.equal(loaded("evaluate.weights=ema"), average)
     score(raw=0.25, ema=0.5)
-    assert torch.equal(loaded(), average)
+    assert torch.equal(loaded(), average) and evaluated() == {"val_ema"}
     assert torch.equal(loaded(weights="raw"), model) and torch.equal(loaded("evaluate.weights=raw"), model)
     (folder / "metrics.jsonl").unlink()
     assert torch.equal(loaded(), average)  # nothing is known
